@@ -171,19 +171,6 @@ repository_attach_filter(PyObject *object, PyObject *args)
     return result;
 }
 
-/* The backends that may serve in place of the filter. */
-static bool
-parse_backend(const char *name, gd_kv_backend *backend)
-{
-    for (*backend = 0; *backend < GD_KV_BACKENDS; ++*backend) {
-        if (strcmp(name, gd_kv_backend_name(*backend)) == 0) {
-            return true;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "there is no metadata backend '%s'", name);
-    return false;
-}
-
 /* attach_store(backend, path, capacity in keys, cache in bytes): REQUIRES the
  * same as gd_repo_attach_store. */
 static PyObject *
@@ -201,7 +188,10 @@ repository_attach_store(PyObject *object, PyObject *args)
     }
     const char *c_path = PyBytes_AsString(path);
     gd_kv_options options = {GD_KV_SPARSE, capacity, cache};
-    if (parse_backend(name, &backend) && gd_py_call_repository(object, &call)) {
+    if (!gd_kv_backend_parse(name, &backend)) {
+        PyErr_Format(PyExc_ValueError, "there is no metadata backend '%s'",
+                     name);
+    } else if (gd_py_call_repository(object, &call)) {
         gd_status s = gd_repo_attach_store(self->repo, backend, c_path,
                                            &options, &call.err);
         result = gd_py_end_none(&call, s);

@@ -112,11 +112,13 @@ class App(common.Program):
             'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
             'directory of the user in /dev/shm.')
         parser.add_argument(
-            '--index', choices=('filter', 'lmdb', 'dtb'),
+            '--index',
+            choices=('filter', 'lmdb', 'dtb', 'inram', 'leveldb'),
             default=os.environ.get('GLANCE_DEDUP_INDEX', 'filter'),
             help="What finds duplicates: the value of Glance's "
-            'dedup_store_index. The default is the environment variable '
-            'GLANCE_DEDUP_INDEX, or filter.')
+            "dedup_store_index. 'volume serve' may have another, also inram "
+            'or leveldb, which are of no use to other commands. The default '
+            'is the environment variable GLANCE_DEDUP_INDEX, or filter.')
         parser.add_argument(
             '--index-dir', metavar='DIR',
             default=os.environ.get('GLANCE_DEDUP_INDEX_DIR'),

@@ -69,13 +69,20 @@ class Serve(common.RepositoryCommand):
         parser.add_argument(
             '--cache-mib', type=int, default=64, metavar='MIB',
             help='Memory for decompressed segments. Default: %(default)s.')
+        parser.add_argument(
+            '--index-mib', type=int, default=64, metavar='MIB',
+            help='Memory for what finds duplicates (--index): of a new '
+            'filter, of the table of inram, which takes 20 bytes for each '
+            'block, or of the cache of dtb and leveldb. '
+            'Default: %(default)s.')
         common.add_codec(parser)
         return parser
 
     def take_action(self, parsed_args):
         _check_options(parsed_args)
         nbdkit = _find_programs()
-        with self.open(codec=parsed_args.codec) as repo:
+        with self.open(codec=parsed_args.codec,
+                       filter_mib=parsed_args.index_mib) as repo:
             repo.need_volumes()
             _check_volume(repo, parsed_args.name)
             keys = _keys(repo, parsed_args, self.app.options.reserve_mib)
@@ -226,8 +233,9 @@ def _keys(repo, args, reserve_mib: int) -> list[str]:
         'reserve': reserve_mib << 20,
         'segment-cache': args.cache_mib << 20,
     }
-    # Makes the host's filter, or warns that there is none.
-    repo.filter.attach(repo.handle())
-    if repo.filter.file is not None and repo.filter.error is None:
-        keys['filter'] = repo.filter.file
+    place = repo.filter.place_for(repo.handle(), args.name)
+    if place is not None:
+        keys['index'] = repo.filter.index
+        keys['index-path'], keys['index-keys'] = place
+        keys['index-bytes'] = args.index_mib << 20
     return [f'{key}={value}' for key, value in keys.items()]

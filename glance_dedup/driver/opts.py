@@ -303,7 +303,8 @@ Directory for the indexes ``lmdb`` and ``dtb``.
 It must be on a local disk of this host, not in the repository, and
 the same for all of the host's programs that use the repository. Its
 content may be deleted while none of them runs; it is then made again
-from the repository.
+from the repository. Leave it set when you choose ``filter`` again:
+indexes in it that nobody has used for 30 days are then removed.
 
 Possible values:
     * A directory, created if missing

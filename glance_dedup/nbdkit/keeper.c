@@ -17,7 +17,7 @@ enum {
     RENEW_MS = 30 * 1000,
     FIRST_PAUSE_MS = 2000, /* after a failure; each next is twice as long */
     LONGEST_PAUSE_MS = 60 * 1000,
-    FILTER_SLOTS = 1 << 19, /* read into the filter at a time */
+    INDEX_SLOTS = 1 << 19, /* read into the index at a time */
 };
 
 /* Work that may fail, and is tried again. */
@@ -38,9 +38,9 @@ struct gd_nbdkit_keeper {
     atomic_ullong written_ms;
     atomic_bool due;
     /* The thread's own: */
-    attempt checkpoint, filter;
+    attempt checkpoint, index;
     uint64_t renew_ms;
-    bool filtered;
+    bool indexed;
 };
 
 static void
@@ -62,27 +62,52 @@ note_result(attempt *a, gd_status s, const gd_error *err)
     a->not_before_ms = gd_nbdkit_now_ms() + a->pause_ms;
 }
 
-/* Opens the filter, or reads some groups into it. */
+static gd_status
+open_index(gd_repo *repo, const gd_nbdkit_settings *settings, gd_error *err)
+{
+    if (settings->index == GD_KV_BACKENDS) {
+        return gd_repo_attach_filter(repo, settings->index_path,
+                                     settings->index_bytes, err);
+    }
+    gd_kv_options options = {GD_KV_SPARSE, settings->index_keys,
+                             settings->index_bytes};
+    return gd_repo_attach_store(repo, settings->index, settings->index_path,
+                                &options, err);
+}
+
+/* Opens the index, and reads some groups into it. */
 static void
-fill_filter(gd_nbdkit_keeper *keeper)
+fill_index(gd_nbdkit_keeper *keeper)
 {
     gd_repo *repo = keeper->repo;
     const gd_nbdkit_settings *settings = keeper->settings;
     gd_status s = GD_OK;
     gd_error err;
     bool more = true;
-    if (atomic_load(&repo->filter) == NULL) {
-        s = gd_repo_attach_filter(repo, settings->filter,
-                                  settings->filter_size, &err);
+    if (repo->index == NULL) {
+        s = open_index(repo, settings, &err);
     }
     if (s == GD_OK) {
         uint32_t done, total;
-        unsigned groups = FILTER_SLOTS / settings->params.group_slots;
+        unsigned groups = INDEX_SLOTS / settings->params.group_slots;
         s = gd_repo_rebuild_filter(repo, groups > 64 ? 64 : groups, &more,
                                    &done, &total, &err);
     }
-    note_result(&keeper->filter, s, &err);
-    keeper->filtered = !more;
+    note_result(&keeper->index, s, &err);
+    keeper->indexed = !more;
+}
+
+/* Goes on with an index that failed since, or that another process was filling
+ * and did not end. */
+static void
+look_at_index(gd_nbdkit_keeper *keeper)
+{
+    gd_filter_stats stats;
+    gd_hintindex *index = keeper->repo->index;
+    if (index != NULL) {
+        index->get_stats(index, &stats);
+        keeper->indexed = stats.complete;
+    }
 }
 
 /* Whether a checkpoint is to be made now. */
@@ -121,10 +146,11 @@ look(gd_nbdkit_keeper *keeper)
     if (now >= keeper->renew_ms) {
         gd_volume_renew(keeper->volume);
         keeper->renew_ms = now + RENEW_MS;
+        look_at_index(keeper);
     }
-    if (!keeper->filtered && now >= keeper->filter.not_before_ms) {
-        fill_filter(keeper);
-        return keeper->filter.pause_ms == 0 && !keeper->filtered ? 1 : LOOK_MS;
+    if (!keeper->indexed && now >= keeper->index.not_before_ms) {
+        fill_index(keeper);
+        return keeper->index.pause_ms == 0 && !keeper->indexed ? 1 : LOOK_MS;
     }
     return LOOK_MS;
 }
@@ -173,9 +199,10 @@ gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
     keeper->repo = repo;
     keeper->volume = volume;
     keeper->settings = settings;
-    keeper->filtered = settings->filter == NULL;
+    keeper->indexed = settings->index_path == NULL;
     keeper->checkpoint.what = "the checkpoint";
-    keeper->filter.what = "opening the fingerprint filter";
+    keeper->index.what = "opening the index, without which duplicates are "
+                         "missed,";
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);

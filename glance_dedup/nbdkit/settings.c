@@ -39,14 +39,17 @@ static const number_key numbers[] = {
     NUMBER("lock-timeout-ms", params.lock_timeout_ms, 0, 3600000),
     NUMBER("reserve", params.reserve, 0, UINT64_C(1) << 50),
     NUMBER("segment-cache", segment_cache, 0, UINT64_C(1) << 50),
-    NUMBER("filter-size", filter_size, 0, UINT64_C(1) << 50),
+    NUMBER("index-bytes", index_bytes, 0, UINT64_C(1) << 50),
+    NUMBER("index-keys", index_keys, 1, GD_KV_MAX_CAPACITY),
 };
 
 void
 gd_nbdkit_settings_init(gd_nbdkit_settings *settings)
 {
     memset(settings, 0, sizeof *settings);
-    settings->filter_size = UINT64_C(64) << 20;
+    settings->index = GD_KV_BACKENDS;
+    settings->index_bytes = UINT64_C(64) << 20;
+    settings->index_keys = UINT64_C(1) << 20;
     settings->segment_cache = UINT64_C(64) << 20;
     settings->params.codec = GD_CODEC_LZ4;
     settings->params.threads = 2;
@@ -59,7 +62,7 @@ gd_nbdkit_settings_release(gd_nbdkit_settings *settings)
 {
     free(settings->repository);
     free(settings->volume);
-    free(settings->filter);
+    free(settings->index_path);
     memset(settings, 0, sizeof *settings);
 }
 
@@ -146,6 +149,16 @@ set_checksum(gd_nbdkit_settings *settings, const char *key, const char *value,
 }
 
 static gd_status
+set_index(gd_nbdkit_settings *settings, const char *value, gd_error *err)
+{
+    if (!gd_kv_backend_parse(value, &settings->index) &&
+        strcmp(value, "filter") != 0) {
+        return gd_fail(err, GD_INVALID, "there is no index '%.40s'", value);
+    }
+    return GD_OK;
+}
+
+static gd_status
 set_digest(gd_params *params, const char *value, gd_error *err)
 {
     if (strlen(value) >= sizeof params->digest) {
@@ -171,8 +184,10 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
         return set_text(&settings->repository, value, err);
     } else if (strcmp(key, "volume") == 0) {
         return set_text(&settings->volume, value, err);
-    } else if (strcmp(key, "filter") == 0) {
-        return set_text(&settings->filter, value, err);
+    } else if (strcmp(key, "index") == 0) {
+        return set_index(settings, value, err);
+    } else if (strcmp(key, "index-path") == 0) {
+        return set_text(&settings->index_path, value, err);
     } else if (strcmp(key, "repository-id") == 0) {
         settings->has_id = true;
         return set_bytes(params->repository_id, GD_ID_SIZE, key, value, err);

@@ -20,13 +20,18 @@
     "repository-id=DIGITS, major, block-size, group-slots, segment-size,\n" \
     "fingerprint, compare (all required), cut-minimum and cut-average.\n" \
     "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
-    "reserve, segment-cache, filter, filter-size: how to store and read."
+    "reserve, segment-cache, index, index-path, index-bytes, index-keys: how\n" \
+    "to store and read."
 
 typedef struct gd_nbdkit_settings {
     char *repository; /* an absolute path */
     char *volume;
-    char *filter; /* the filter's file; NULL: use none */
-    uint64_t filter_size;   /* bytes of a new filter */
+    /* What gives hints: the filter if there is no backend
+     * (GD_KV_BACKENDS). */
+    gd_kv_backend index;
+    char *index_path; /* NULL: use no index */
+    uint64_t index_bytes; /* of a new filter, or of a store's cache */
+    uint64_t index_keys;  /* for which a store has room */
     uint64_t segment_cache; /* bytes */
     bool has_id;
     bool has_checksum;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Removing the fingerprint filters of repositories that nobody uses.
+"""Removing the filters, and the stores in their place, that nobody uses.
 
 A filter is a file on the host's tmpfs, so it occupies memory until it is
 removed. Every user of a filter holds a shared lock on it
@@ -16,14 +16,18 @@ last opened the filter.
 
 import contextlib
 import errno
+import fcntl
+import glob
 import json
 import os
 import re
+import shutil
 import stat as stat_module
 import time
 
 from glance_dedup import _engine
 from glance_dedup.base import closing
+from glance_dedup.base import filesystem
 from glance_dedup.base import hexids
 from glance_dedup.repository import layout
 
@@ -33,6 +37,12 @@ UNUSED = 30 * 86400
 NOTED = 86400
 
 _NAME = re.compile(rf'({hexids.PATTERN})\.filter(\.new)?')
+_STORES = re.compile(rf'{hexids.PATTERN}\.(lmdb|dtb|leveldb)')
+# Each user of a store holds a shared lock on this byte of this file
+# (engine/handle/storeindex.c). The file's time of writing says when somebody
+# last opened the store, or closed it.
+_USERS = '.users'
+_USED = 1
 _PAGE = 4096
 _PATH_AT = 1024
 _MAX_JSON = 1 << 16
@@ -110,6 +120,34 @@ def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
         if (unfinished or abs(time.time() - status.st_mtime) > UNUSED
                 or _is_gone(_repository_of(fd), repository_id)):
             os.unlink(path)
+
+
+def _remove_store(path: str) -> None:
+    """Remove a store, unless somebody has it open, or opened it lately."""
+    with closing.descriptor(_open(path + _USERS)) as fd:
+        status = os.fstat(fd)
+        if (not _is_ours(status) or time.time() - status.st_mtime < UNUSED
+                or not filesystem.lock(fd, fcntl.F_WRLCK, _USED)
+                or not os.path.samestat(status, os.lstat(path + _USERS))):
+            return
+        for name in (path, f'{path}-lock', f'{path}-process'):
+            if os.path.isdir(name):
+                shutil.rmtree(name)
+            elif os.path.lexists(name):
+                os.unlink(name)
+        os.unlink(path + _USERS)
+
+
+def remove_unused_stores(directory: str) -> None:
+    """Remove the stores in a directory that nobody opens any more.
+
+    They are left behind where another index is chosen, and by volumes that
+    were deleted.
+    """
+    for path in glob.glob(f'{glob.escape(directory)}/*/*{_USERS}'):
+        if _STORES.fullmatch(path.split(os.sep)[-2]) is not None:
+            with contextlib.suppress(OSError):
+                _remove_store(path.removesuffix(_USERS))
 
 
 def remove_dead(directory: str) -> None:

@@ -39,8 +39,10 @@ _AGAIN = 30.0
 _MADE_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 16
 _READ_IN_TURN = 1 << 19
-# The most that the engine's stores can hold (GD_KV_MAX_CAPACITY).
+# The most that the engine's stores can hold (GD_KV_MAX_CAPACITY), and the
+# bytes that a key takes in memory (engine/kv/inram.c).
 _MOST_KEYS = 1 << 36
+_INRAM_KEY = 20
 
 
 def _directory_for(path: str | None) -> str:
@@ -76,8 +78,10 @@ def _is_ours_alone(found: os.stat_result) -> bool:
             and found.st_uid == os.geteuid() and not found.st_mode & 0o022)
 
 
-#: What may give hints: the filter, or a metadata backend of the engine.
-INDEXES = ('filter', 'lmdb', 'dtb')
+#: Metadata backends of the engine that keep hints on a disk.
+STORES = ('lmdb', 'dtb', 'leveldb')
+#: What may give hints: the filter, a store, or a table in memory.
+INDEXES = ('filter', *STORES, 'inram')
 
 
 class HostFilter:
@@ -90,11 +94,14 @@ class HostFilter:
     :param group_slots: slots of each of its groups
     :param directory: for filters, on a tmpfs of this host; None: a directory
         of this user's in ``/dev/shm``
-    :param budget: bytes of a new filter, or of the cache of ``dtb``
+    :param budget: bytes of a new filter, of the table of ``inram``, or of the
+        cache of ``dtb`` and ``leveldb``
     :param index: one of :data:`INDEXES`
+    :param index_dir: where stores lie
     :param block_size: of an average block: a new store has places for as many
         as the repository's file system can hold
 
+    :ivar index: the parameter
     :ivar file: the path of the filter, or of the store's directory, that was
         opened last, or was tried
     :ivar error: why the last try to open the filter failed, or would fail;
@@ -103,7 +110,9 @@ class HostFilter:
 
     def __init__(self, repository: str, repository_id: str, group_slots: int,
                  directory: str | None, budget: int, index: str = 'filter',
+                 index_dir: str | None = None,
                  block_size: int = 4096) -> None:
+        self.index = index
         self.file: str | None = None
         self.error: str | None = None
         self._repository = repository
@@ -111,7 +120,7 @@ class HostFilter:
         self._group_slots = group_slots
         self._directory = directory
         self._budget = budget
-        self._index = index
+        self._index_dir = index_dir
         self._block_size = block_size
         self._again = 0.0       # by time.monotonic()
         self._closed = False
@@ -163,17 +172,45 @@ class HostFilter:
                 # Last: no other thread may store before the filter is there.
                 self._attached = True
             self.error = None
-            if self._index == 'filter':
-                self._tidy(path)
+            self._tidy(path)
         except (OSError, exceptions.RepositoryError) as e:
-            self._again = time.monotonic() + _AGAIN
-            error = str(e)
-            if isinstance(e, OSError) and e.filename is None:
-                error = e.strerror or error     # our own sentence
-            if error != self.error:
-                self.error = error
-                warnings.warn(f'{self._lack()}: {error}', RuntimeWarning,
-                              stacklevel=4)
+            self._warn(e)
+
+    def place_for(self, handle: _engine.Repository,
+                  volume: str) -> tuple[str, int] | None:
+        """The index that the server of a volume opens in its own process.
+
+        A filter is made, and opened here, too. The host's processes share the
+        filter and the store of LMDB. The other stores serve one process, so
+        each volume has its own.
+
+        :returns: its path, and the keys for which a new store has room; None:
+            there is none, and a RuntimeWarning says why
+        """
+        if self.index == 'filter':
+            self.attach(handle)
+            return None if self.file is None or self.error is not None else (
+                self.file, 1)
+        try:
+            path = self._path()
+            self._make_directory(path)
+            self._tidy(path)
+        except OSError as e:
+            self._warn(e)
+            return None
+        return os.path.join(path, 'store' if self.index == 'lmdb'
+                            else f'{volume}.volume'), self._capacity()
+
+    def _warn(self, e: Exception) -> None:
+        """Note, and tell once, why there is no index."""
+        self._again = time.monotonic() + _AGAIN
+        error = str(e)
+        if isinstance(e, OSError) and e.filename is None:
+            error = e.strerror or error     # our own sentence
+        if error != self.error:
+            self.error = error
+            warnings.warn(f'{self._lack()}: {error}', RuntimeWarning,
+                          stacklevel=5)
 
     def complete(self, handle: _engine.Repository) -> None:
         """Make sure of a filter that knows the stored blocks.
@@ -235,35 +272,46 @@ class HostFilter:
         return max(1, min(64, slots // self._group_slots))
 
     def _path(self) -> str:
-        return os.path.join(_directory_for(self._directory),
-                            f'{self._repository_id}.{self._index}')
+        if self.index == 'inram':
+            return ''
+        return os.path.join(
+            _directory_for(self._directory if self.index == 'filter'
+                           else self._index_dir),
+            f'{self._repository_id}.{self.index}')
 
     def _lack(self) -> str:
-        if self._index == 'filter':
+        if self.index == 'filter':
             return 'no fingerprint filter, so duplicates will be missed'
         return 'no fingerprint index, so duplicates will be missed'
 
     def _open(self, handle: _engine.Repository, path: str) -> None:
-        if self._index == 'filter':
+        if self.index == 'filter':
             handle.attach_filter(os.fsencode(path), self._budget)
+            return
+        self._make_directory(path)
+        handle.attach_store(self.index, os.path.join(
+            os.fsencode(path), b'store'), self._capacity(), self._budget)
+
+    def _make_directory(self, path: str) -> None:
+        if self.index == 'inram':
             return
         os.makedirs(path, mode=0o700, exist_ok=True)
         if not _is_ours_alone(os.lstat(path)):
             raise PermissionError(
                 1, f'{path} is not a directory that only '
                 f'{access.user_name(os.geteuid())} may change')
-        handle.attach_store(self._index, os.path.join(
-            os.fsencode(path), b'store'), self._capacity(), self._budget)
 
     def _capacity(self) -> int:
         """A power of two, so that it changes only where a disk grows much."""
+        if self.index == 'inram':
+            return max(1, self._budget // _INRAM_KEY)
         blocks = (shutil.disk_usage(self._repository).total
                   // self._block_size)
         return min(1 << max(16, blocks.bit_length()), _MOST_KEYS)
 
     def _lack_of_room(self, path: str) -> str | None:
         """The error that making the missing filter would meet, if any."""
-        if self._index != 'filter':
+        if self.index != 'filter':
             return None
         place = os.path.dirname(path)
         if shutil.disk_usage(place).free >= self._budget:
@@ -272,9 +320,12 @@ class HostFilter:
                 'the filter')
 
     def _tidy(self, path: str) -> None:
-        """Note that the filter is used; remove filters that nobody uses."""
+        """Note that a filter is used; remove what nobody uses."""
         with contextlib.suppress(OSError):
-            if filters.note_use(path, self._repository):
+            if self._index_dir is not None:
+                filters.remove_unused_stores(self._index_dir)
+            if self.index == 'filter' and filters.note_use(
+                    path, self._repository):
                 # Other repositories may be on a disk that does not answer.
                 threading.Thread(
                     target=filters.remove_dead,
@@ -282,7 +333,7 @@ class HostFilter:
                     name='glance-dedup-filters').start()
 
     def _must_make_large(self) -> bool:
-        if (self._attached or self._index != 'filter'
+        if (self._attached or self.index != 'filter'
                 or self._budget <= _MADE_AT_ONCE
                 or time.monotonic() < self._again):
             return False

@@ -60,8 +60,10 @@ class Repository(closing.Closing):
     :param filter_mib: budget of the fingerprint filter, MiB, at least 1; it
         counts only if the filter does not exist yet
     :param index: what gives look-ups their hints: ``'filter'``; or a store in
-        `index_dir`: ``'lmdb'``, or ``'dtb'``, which serves one process
-    :param index_dir: a directory of this host, where the stores lie
+        `index_dir`: ``'lmdb'``, or ``'dtb'`` or ``'leveldb'``, which serve one
+        process; or ``'inram'``, a table of this process
+    :param index_dir: a directory of this host, where the stores lie; unused
+        ones are removed from it, whatever the index is
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
@@ -108,7 +110,7 @@ class Repository(closing.Closing):
             raise exceptions.InvalidParameter(
                 f"there is no index '{index}': choose "
                 f'{", ".join(hostfilter.INDEXES)}')
-        if index != 'filter' and index_dir is None:
+        if index in hostfilter.STORES and index_dir is None:
             raise exceptions.InvalidParameter(
                 f"the index '{index}' needs a directory: set index_dir")
         if codec not in _CODECS:
@@ -145,9 +147,8 @@ class Repository(closing.Closing):
         self._segment_cache_bytes = segment_cache_mib << 20
         self.filter = hostfilter.HostFilter(
             self.path, self.parameters.repository_id,
-            self.parameters.group_slots,
-            filter_dir if index == 'filter' else os.fspath(index_dir or ''),
-            filter_mib << 20, index,
+            self.parameters.group_slots, filter_dir, filter_mib << 20, index,
+            None if index_dir is None else os.fspath(index_dir),
             self.parameters.cuts[1] or self.parameters.block_size)
         _live.add(self)
         filesystem.check_locks(self.path)

@@ -36,6 +36,8 @@ SMALL = {
     'duplicates': (['--mib', '8', '--rounds', '1'], 'by processor time'),
     'engine': (['--mib', '8', '--rounds', '1', 'IMAGE'],
                'exact deduplication keeps'),
+    'indexes': (['--blocks', '17000', '--rounds', '1', '--writes', '20',
+                 '--indexes', 'filter,inram'], 'inram'),
     'kv': (['--keys', '2000', '--rounds', '1', '--backends', 'inram,dtb'],
            '2,000  dtb'),
     'livedfs': (['--mib', '8', '--rounds', '1', '--only', 'A1,A2,A3,B1,B2',

@@ -109,7 +109,7 @@ gd_hintindex_of_filter(const gd_env *env, gd_filter *filter,
     }
     *x = (filter_index){
         .index = {close_index, find, reject, add, rebuild_lock,
-                  rebuild_unlock, rebuild_set, clear, get_stats},
+                  rebuild_unlock, rebuild_set, clear, get_stats, false},
         .env = env,
         .filter = filter,
     };

@@ -45,13 +45,15 @@ struct gd_hintindex {
     /* A store has no level, and does not know how many hints it has: both are
      * 0, and its bytes are those of its memory. */
     void (*get_stats)(gd_hintindex *index, gd_filter_stats *stats);
+    bool exact; /* a hint is mostly true */
 };
 
 /* The filter stays the caller's, and must outlive the index. */
 gd_status gd_hintindex_of_filter(const gd_env *env, gd_filter *filter,
                                  gd_hintindex **index, gd_error *err);
-/* Opens a store (gd_kv_open) at path, and a file path.rebuild.  GD_BUSY
- * where another process has it: all but LMDB serve one process. */
+/* Opens a store (gd_kv_open) at path, and a file path.users.  GD_BUSY
+ * where another process has it: all but LMDB serve one process; or where one
+ * removes it. */
 gd_status gd_hintindex_of_store(const gd_env *env, gd_kv_backend backend,
                                 const char *path, const gd_kv_options *options,
                                 gd_hintindex **index, gd_error *err);

@@ -9,10 +9,18 @@
  *
  * With LMDB every addition is committed, since other processes wait for that,
  * and want to find it.  The others commit after so many additions, and when
- * they are closed: a crash loses the hints since then.
+ * they are closed: a crash loses the hints since then.  Only one process has
+ * such a store.  So when it is opened, the rebuild goes on with the last group
+ * that was read: the groups behind it hold what was lost, and what others
+ * stored meanwhile.
+ *
+ * Each user of a store holds a shared lock on a byte of the file path.users,
+ * and writes to that file: who gets the lock exclusively may remove the store,
+ * and the file last (repository/filters.py).
  */
 #include "engine/handle/hintindex.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,7 +30,8 @@
 enum {
     AT_ONCE = 512,           /* keys in a batch */
     COMMIT_AFTER = 1 << 18,  /* additions: hints to 1 GiB of blocks */
-    REBUILD_LOCK = 0,        /* the byte of the file path.rebuild */
+    REBUILD_LOCK = 0,        /* bytes of the file path.users */
+    USE_LOCK = 1,
     SLOT_BITS = 15,
     PATH_ROOM = 4096,
 };
@@ -37,7 +46,7 @@ typedef struct store_index {
     gd_kv_backend backend;
     gd_kv_options options;
     char path[PATH_ROOM];
-    int lock; /* the file that a process which rebuilds locks */
+    int lock; /* path.users; -1: INRAM, which no other process has */
     pthread_mutex_t mutex;      /* guards all below */
     gd_kv *kv;         /* NULL: it failed */
     uint64_t pending;  /* additions not committed */
@@ -91,6 +100,10 @@ read_cursor(store_index *x)
         x->rebuilt = (uint32_t)value;
         x->complete = (value & COMPLETE) != 0;
     }
+    if (x->backend != GD_KV_LMDB && x->complete) {
+        x->rebuilt -= x->rebuilt > 0;
+        x->complete = false;
+    }
 }
 
 /* ---- failures ---- */
@@ -102,7 +115,7 @@ open_store(store_index *x, gd_error *err)
 }
 
 /* A damaged store is replaced by an empty one.  If that fails, the index goes on
- * without a store.  The next process fills it again. */
+ * without a store, until the next rebuild opens it again. */
 static void
 note_failure(store_index *x, gd_status s)
 {
@@ -214,10 +227,12 @@ rebuild_lock(gd_hintindex *index)
     store_index *x = of(index);
     pthread_mutex_lock(&x->mutex);
     bool got = !x->rebuilding &&
-               x->env->lock(x->env, x->lock, REBUILD_LOCK, F_WRLCK) == 0;
+               (x->lock < 0 || x->env->lock(x->env, x->lock, REBUILD_LOCK,
+                                            F_WRLCK) == 0);
     if (got) {
+        bool failed = x->kv == NULL && open_store(x, NULL) == GD_OK;
         x->rebuilding = true;
-        if (x->backend == GD_KV_LMDB) { /* others may have gone on */
+        if (failed || x->backend == GD_KV_LMDB) { /* others may have gone on */
             read_cursor(x);
         }
     }
@@ -230,7 +245,9 @@ rebuild_unlock(gd_hintindex *index)
 {
     store_index *x = of(index);
     pthread_mutex_lock(&x->mutex);
-    x->env->lock(x->env, x->lock, REBUILD_LOCK, F_UNLCK);
+    if (x->lock >= 0) {
+        x->env->lock(x->env, x->lock, REBUILD_LOCK, F_UNLCK);
+    }
     x->rebuilding = false;
     pthread_mutex_unlock(&x->mutex);
 }
@@ -289,6 +306,14 @@ get_stats(gd_hintindex *index, gd_filter_stats *stats)
 
 /* ---- opening and closing ---- */
 
+/* A full disk does not matter here. */
+static void
+note_use(const store_index *x)
+{
+    (void)gd_write_full(x->env, x->lock, (const uint8_t[1]){0}, 1, 0, x->path,
+                        NULL);
+}
+
 static void
 close_index(gd_hintindex *index)
 {
@@ -296,6 +321,7 @@ close_index(gd_hintindex *index)
     commit(x);
     gd_kv_close(x->kv);
     if (x->lock >= 0) {
+        note_use(x);
         x->env->close(x->env, x->lock);
     }
     pthread_mutex_destroy(&x->mutex);
@@ -303,14 +329,43 @@ close_index(gd_hintindex *index)
 }
 
 static gd_status
+begin_use(store_index *x, gd_error *err)
+{
+    const gd_env *env = x->env;
+    char path[PATH_ROOM + 8];
+    struct stat here, there;
+    snprintf(path, sizeof path, "%s.users", x->path);
+    gd_status s = gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600,
+                          &x->lock, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->lock(env, x->lock, USE_LOCK, F_RDLCK);
+    if (rc == 0) {
+        rc = env->fstat(env, x->lock, &here);
+    }
+    if (rc == 0) {
+        rc = env->fstatat(env, AT_FDCWD, path, &there);
+    }
+    if (rc == -EAGAIN || rc == -EACCES || rc == -ENOENT ||
+        (rc == 0 && here.st_ino != there.st_ino)) {
+        return gd_fail(err, GD_BUSY,
+                       "%s is being removed, as nobody used it: try again",
+                       x->path);
+    }
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot lock %s", path);
+    }
+    note_use(x);
+    return GD_OK;
+}
+
+static gd_status
 open_files(store_index *x, gd_error *err)
 {
-    char path[PATH_ROOM + 8];
-    snprintf(path, sizeof path, "%s.rebuild", x->path);
-    gd_status s = open_store(x, err);
+    gd_status s = x->backend == GD_KV_INRAM ? GD_OK : begin_use(x, err);
     if (s == GD_OK) {
-        s = gd_open(x->env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600, &x->lock,
-                    err);
+        s = open_store(x, err);
     }
     if (s == GD_OK) {
         read_cursor(x);
@@ -327,8 +382,9 @@ gd_hintindex_of_store(const gd_env *env, gd_kv_backend backend,
     if (x == NULL) {
         return GD_NOMEM;
     }
-    x->index = (gd_hintindex){close_index, find, reject, add, rebuild_lock,
-                              rebuild_unlock, rebuild_set, clear, get_stats};
+    x->index = (gd_hintindex){close_index,    find,        reject, add,
+                              rebuild_lock,   rebuild_unlock, rebuild_set,
+                              clear,          get_stats,   true};
     x->env = env;
     x->backend = backend;
     x->options = *options;

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 
 #include "engine/kv/backend.h"
 
@@ -33,6 +34,17 @@ const char *
 gd_kv_backend_name(gd_kv_backend backend)
 {
     return BACKENDS[backend].name;
+}
+
+bool
+gd_kv_backend_parse(const char *name, gd_kv_backend *backend)
+{
+    for (*backend = 0; *backend < GD_KV_BACKENDS; ++*backend) {
+        if (strcmp(name, BACKENDS[*backend].name) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 gd_status

@@ -77,6 +77,8 @@ typedef struct gd_kv gd_kv;
 
 /* "inram", "dtb", "lmdb" and "leveldb". */
 const char *gd_kv_backend_name(gd_kv_backend backend);
+/* False: no backend has this name. */
+bool gd_kv_backend_parse(const char *name, gd_kv_backend *backend);
 
 /* Opens the store at path, or makes an empty one.  The directory must exist.
  * INRAM uses no path.  A store that is damaged, or was made with other options,

@@ -32,6 +32,7 @@ enum {
     KEY_BYTES = 128, /* of address space for each key: half-full pages, and
                       * copies of them until a transaction ends */
     LEAST_MAP = 64 << 20,
+    LOCK_FILE = 8192, /* bytes, for as many readers as LMDB has by itself */
     PATH_ROOM = 4096,
 };
 
@@ -396,10 +397,36 @@ check_size(lmdb *t)
                : MDB_CORRUPTED;
 }
 
-static int
-open_tree(lmdb *t)
+/* LMDB maps the file by which processes meet, and writes to the mapping: on a
+ * full disk that would kill the process, unless the file has its blocks.
+ * REQUIRES: this process has not opened the tree, or it would lose its locks. */
+static gd_status
+reserve_lock_file(lmdb *t, gd_error *err)
+{
+    const gd_env *env = t->kv.env;
+    char path[PATH_ROOM + 8];
+    int fd;
+    snprintf(path, sizeof path, "%s-lock", t->name);
+    gd_status s =
+        gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600, &fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fallocate(env, fd, 0, LOCK_FILE);
+    env->close(env, fd);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot reserve space for %s",
+                                  path)
+                  : GD_OK;
+}
+
+static gd_status
+open_tree(lmdb *t, gd_error *err)
 {
     uint64_t map = t->kv.options.capacity * KEY_BYTES;
+    gd_status s = reserve_lock_file(t, err);
+    if (s != GD_OK) {
+        return s;
+    }
     int dead, rc = t->mdb.mdb_env_create(&t->tree);
     if (rc == 0) {
         rc = t->mdb.mdb_env_set_mapsize(t->tree,
@@ -426,27 +453,19 @@ open_tree(lmdb *t)
         rc = t->mdb.mdb_txn_commit(t->writes);
         t->writes = NULL;
     }
-    return rc;
+    return rc == 0 ? GD_OK : fail(t, rc, err);
 }
 
 static gd_status
 open_anew_if_damaged(lmdb *t, gd_error *err)
 {
-    int rc = open_tree(t);
-    if (rc == 0) {
-        return GD_OK;
-    }
-    close_tree(t);
-    gd_status s = fail(t, rc, err);
+    gd_status s = open_tree(t, err);
     if (s != GD_CORRUPT) {
         return s;
     }
+    close_tree(t);
     s = gd_lmdb_remove(t->kv.env, t->name, err);
-    if (s == GD_OK) {
-        rc = open_tree(t);
-        s = rc == 0 ? GD_OK : fail(t, rc, err);
-    }
-    return s;
+    return s == GD_OK ? open_tree(t, err) : s;
 }
 
 gd_status

@@ -80,8 +80,16 @@ gd_hints_add(gd_hints *hints, const gd_address *block, uint32_t group)
         hints->tallies[hints->groups++] = (tally){.group = group};
         *place = (uint16_t)hints->groups;
     }
+    hints->tallies[*place - 1].hints++;
     hints->hints[hints->count++] =
         (hint){.block = block, .tally = (uint16_t)(*place - 1)};
+}
+
+uint32_t
+gd_hints_to(gd_hints *hints, uint32_t group)
+{
+    uint16_t place = *find_place(hints, group);
+    return place == 0 ? 0 : hints->tallies[place - 1].hints;
 }
 
 /* ---- choosing ---- */

@@ -14,7 +14,15 @@ enum {
     CHOSEN_AT_ONCE = 16,     /* stores read in one pass over the disk */
     SEARCHED_AT_ONCE = 512,  /* blocks for which the index is asked together */
     CONFIRMED_AT_ONCE = 256, /* entries read together */
+    SCATTERED = 16, /* from so many blocks on, their group's store is loaded */
+    MOST_SCATTERED = 1024,
 };
+
+/* A block, and the hint of an exact index to it. */
+typedef struct exact_hint {
+    gd_block *block;
+    gd_address to;
+} exact_hint;
 
 struct gd_lookup {
     gd_repo *repo;
@@ -27,6 +35,8 @@ struct gd_lookup {
     uint32_t next_slot; /* behind that hit: tried before anything else */
     uint64_t batch;
     gd_hints *hints;
+    exact_hint exact[MOST_SCATTERED]; /* of this batch */
+    size_t exact_count;
     /* One for each thread, the caller's last.  NULL unless hits are compared by
      * value. */
     gd_compare **compares;
@@ -258,7 +268,7 @@ drop_store(gd_lookup *lookup, int at)
 /* The blocks of one search in the index. */
 typedef struct search {
     gd_lookup *lookup;
-    const gd_block *blocks[SEARCHED_AT_ONCE];
+    gd_block *blocks[SEARCHED_AT_ONCE];
     const gd_fingerprint *fps[SEARCHED_AT_ONCE];
     size_t count;
     size_t candidates;
@@ -284,6 +294,10 @@ take_hint(void *arg, size_t i, gd_address to)
         drop_store(lookup, at);
     }
     gd_hints_add(lookup->hints, &s->blocks[i]->address, to.group);
+    if (index->exact && lookup->exact_count < MOST_SCATTERED) {
+        lookup->exact[lookup->exact_count++] =
+            (exact_hint){s->blocks[i], to};
+    }
 }
 
 static void
@@ -296,7 +310,7 @@ run_search(search *s)
 
 /* Asks the index for the blocks that no loaded store has. */
 static void
-take_hints(gd_lookup *lookup, const gd_block *blocks, size_t count)
+take_hints(gd_lookup *lookup, gd_block *blocks, size_t count)
 {
     search s = {.lookup = lookup};
     for (size_t i = 0; i < count; i++) {
@@ -432,6 +446,26 @@ load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count,
                      gd_hints_left(lookup->hints));
 }
 
+/* Reads the entry that an exact index names, where the batch has few blocks of
+ * a group: its store would cost more, and have no neighbours to find.  Where
+ * blocks are compared by value, the stores are loaded. */
+static void
+confirm_scattered(gd_lookup *lookup)
+{
+    gd_error err;
+    for (size_t i = 0; i < lookup->exact_count && lookup->compares == NULL;
+         i++) {
+        const exact_hint *h = &lookup->exact[i];
+        if (gd_hints_to(lookup->hints, h->to.group) < SCATTERED &&
+            is_in_scope(lookup, h->to.group) &&
+            lock_group(lookup, h->to.group) == GD_OK) {
+            h->block->address = h->to;
+            (void)gd_lookup_confirm(lookup, h->block, 1, &err);
+        }
+    }
+    lookup->exact_count = 0;
+}
+
 void
 gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
                 unsigned loads)
@@ -441,6 +475,7 @@ gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
     if (lookup->repo->index != NULL) {
         gd_hints_clear(lookup->hints);
         take_hints(lookup, blocks, count);
+        confirm_scattered(lookup);
         load_hinted_stores(lookup, blocks, count, loads);
     }
 }

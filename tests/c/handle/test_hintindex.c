@@ -158,6 +158,7 @@ test_kept(void)
     for (int kind = 0; kind <= FILTER; kind++) {
         fixture *x = setup(kind);
         bool kept = kind != GD_KV_INRAM;
+        bool shared = kind == GD_KV_LMDB || kind == FILTER;
         CHECK(x->index->rebuild_lock(x->index));
         CHECK(!x->index->rebuild_lock(x->index));
         x->index->add(x->index, 1, 0, x->entries, ENTRIES);
@@ -172,8 +173,9 @@ test_kept(void)
         x->index->rebuild_unlock(x->index);
         close_index(x);
         CHECK_INT(open_index(x), GD_OK);
-        CHECK_INT(stats_of(x).rebuilt, kept ? 2 : 0);
-        CHECK_INT(stats_of(x).complete, kept);
+        /* What serves one process reads the last group again. */
+        CHECK_INT(stats_of(x).rebuilt, shared ? 2 : kept ? 1 : 0);
+        CHECK_INT(stats_of(x).complete, shared);
         CHECK(x->index->rebuild_lock(x->index));
         x->index->clear(x->index);
         x->index->rebuild_unlock(x->index);
@@ -283,6 +285,11 @@ test_damage_while_open(void)
     CHECK_INT(count_found(x, 1, 0), 0);
     CHECK(stats_of(x).dropped > 0);
     CHECK(!stats_of(x).complete);
+    /* Who goes on with the rebuild opens the store again. */
+    CHECK(x->index->rebuild_lock(x->index));
+    x->index->rebuild_unlock(x->index);
+    x->index->add(x->index, 1, 0, x->entries, ENTRIES);
+    CHECK_INT(count_found(x, 1, 0), LIVE);
     close_index(x);
     CHECK_INT(open_index(x), GD_OK);
     CHECK(!stats_of(x).complete);

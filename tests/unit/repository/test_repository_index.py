@@ -69,9 +69,45 @@ def test_what_was_stored_before(path, index):
         wait_for_filling(repo)
         assert put(repo, 'second', DATA).new_bytes == 0
         assert repo.statistics()['filter_complete']
-    with open_with(path, index) as repo:   # and knows that it did
+    with open_with(path, index) as repo:
         repo.filter.attach(repo.handle())
+        assert repo.statistics()['filter_complete'] == (index == 'lmdb')
+
+
+@pytest.mark.parametrize('index', ['dtb', 'leveldb'], indirect=True)
+def test_what_others_stored_meanwhile(path, index):
+    """An index of one process learns it when it is opened again."""
+    with open_repository(path) as repo:
+        put(repo, 'first', DATA)
+    with open_with(path, index) as repo:
+        wait_for_filling(repo)
+    with open_repository(path) as repo:
+        put(repo, 'other', noise(512 * 200, 2))
+    with open_with(path, index) as repo:
+        repo.filter.attach(repo.handle())
+        # Groups before the last one are not read again.
+        assert repo.statistics()['filter_rebuilt'] > 0
+        wait_for_filling(repo)
+        assert put(repo, 'second', noise(512 * 200, 2)).new_bytes == 0
         assert repo.statistics()['filter_complete']
+
+
+@pytest.mark.parametrize('index', ['filter', *STORES], indirect=True)
+def test_scattered_blocks(path, index):
+    """An exact index needs one entry for each, and not its group's store."""
+    data = noise(64 * 40 * 512)
+    with open_with(path, index) as repo:
+        put(repo, 'first', data)
+    with open_with(path, index) as repo:
+        scattered = b''.join(data[i:i + 512]
+                             for i in range(0, len(data), 64 * 512))
+        new = put(repo, 'second', scattered).new_bytes
+        assert read_all(repo, 'second') == scattered
+        if index == 'filter':
+            assert new > 0      # a batch loads four stores
+        else:
+            assert new == 0
+            assert repo.statistics()['cold_loads'] == 0
 
 
 def test_rebuilding(path, index):
@@ -166,7 +202,8 @@ def test_a_directory_of_others(path, index):
 
 
 def test_settings(path):
-    with pytest.raises(exceptions.InvalidParameter, match='filter, lmdb, dtb'):
-        repository.Repository(path, index='leveldb', index_dir=path.parent)
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='filter, lmdb, dtb, leveldb, inram'):
+        repository.Repository(path, index='btree', index_dir=path.parent)
     with pytest.raises(exceptions.InvalidParameter, match='set index_dir'):
         repository.Repository(path, index='lmdb')
