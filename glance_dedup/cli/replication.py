@@ -44,7 +44,9 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--rate', type=float, metavar='MIB',
             help='The most MiB to send in a second. Default: no limit.')
-        common.add_dry_run(parser)
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='Only tell what would be done.')
         return parser
 
     def take_action(self, parsed_args):
@@ -84,12 +86,21 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         return replication
 
     def _client(self, parsed_args):
-        if parsed_args.cert is None and parsed_args.key is None and (
-                parsed_args.address.startswith('https:')):
+        from glance_dedup.client import daemon as client
+
+        if parsed_args.key is not None and parsed_args.cert is None:
+            raise common.UsageError('--key needs --cert')
+        if parsed_args.cert is None and parsed_args.address.startswith(
+                'https:'):
             raise common.UsageError(
                 '--to: another site takes images only from operators: use '
                 '--cert')
-        return common.client_of(parsed_args)
+        try:
+            return client.Client(
+                parsed_args.address, cert=parsed_args.cert,
+                key=parsed_args.key, ca_file=parsed_args.ca_file)
+        except ValueError as e:
+            raise common.UsageError(str(e)) from e
 
     def _glances(self, parsed_args):
         """The Glances of this site and of the other; None: none are asked."""

@@ -16,8 +16,7 @@ from glance_dedup.cli import daemon as daemon_module
 class Create(common.RepositoryCommand, show.ShowOne):
     """Make a repository in a directory that is missing or empty."""
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             '--block-size', type=int, metavar='BYTES',
             help='The unit of deduplication: a power of two from 512 to '
@@ -55,7 +54,6 @@ class Create(common.RepositoryCommand, show.ShowOne):
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import parameters
@@ -229,8 +227,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
     this program knows is refused.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         common.add_dry_run(parser)
         parser.add_argument(
             '--volumes', action='store_true',
@@ -238,7 +235,6 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
             'Programs that know only format 1 refuse it from then on. First '
             'upgrade the program on all hosts, and stop everything that has '
             'the repository open: glance-api, dedupd, mounts and commands.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import parameters
