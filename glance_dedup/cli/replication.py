@@ -44,9 +44,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--rate', type=float, metavar='MIB',
             help='The most MiB to send in a second. Default: no limit.')
-        parser.add_argument(
-            '--dry-run', action='store_true',
-            help='Only tell what would be done.')
+        common.add_dry_run(parser)
         return parser
 
     def take_action(self, parsed_args):
@@ -86,21 +84,12 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         return replication
 
     def _client(self, parsed_args):
-        from glance_dedup.client import daemon as client
-
-        if parsed_args.key is not None and parsed_args.cert is None:
-            raise common.UsageError('--key needs --cert')
-        if parsed_args.cert is None and parsed_args.address.startswith(
-                'https:'):
+        if parsed_args.cert is None and parsed_args.key is None and (
+                parsed_args.address.startswith('https:')):
             raise common.UsageError(
                 '--to: another site takes images only from operators: use '
                 '--cert')
-        try:
-            return client.Client(
-                parsed_args.address, cert=parsed_args.cert,
-                key=parsed_args.key, ca_file=parsed_args.ca_file)
-        except ValueError as e:
-            raise common.UsageError(str(e)) from e
+        return common.client_of(parsed_args)
 
     def _glances(self, parsed_args):
         """The Glances of this site and of the other; None: none are asked."""
@@ -157,7 +146,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             sent = progress_module.format_size(pace.sent)
             progress.what = (f'replicating {pace.image_id} (of {number}), '
                              f'{sent} sent')
-            progress.update(pace.before + done)
+            progress.update(done)
 
         pace = site_replication.Pace(
             show, parsed_args.rate and parsed_args.rate * _MIB)
@@ -167,7 +156,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         for image_id, size in todo.items():
             pace.image_id = image_id
             outcome = replication.take(image_id, pace)
-            pace.before += size
+            pace.over(size)
             outcomes.append(outcome)
             self._judge(outcome)
             left = len(todo) - len(outcomes)
