@@ -61,7 +61,7 @@ class HTTPConnection:
         self._socket_stream = streams.SocketStream(sock)
         self._stream: streams.SocketStream | streams.TLSStream = (
             self._socket_stream)
-        self._peer = messages.Peer(listener.name, uid)
+        self._peer = messages.Peer(uid)
         self._trust = b''
         self._h11 = streams.Parser(
             h11.SERVER, max_incomplete_event_size=messages.HEADER_LIMIT)

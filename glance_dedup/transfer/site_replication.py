@@ -101,9 +101,6 @@ class Outcome:
     result: str = REPLICATED
     sent_bytes: int = 0
     """Bytes sent over the network."""
-    sent_blocks: int = 0
-    found_blocks: int = 0
-    """Blocks that the other site had already."""
     verified: str = ''
     """The hash by which Glance there verified the image; '': none."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -167,8 +164,6 @@ class DataReplication:
             self._repository, image_id, self._client, pace=pace,
             confirm=lambda: self._confirm(image_id))
         outcome.sent_bytes = sent.sent_bytes
-        outcome.sent_blocks = sent.sent_blocks
-        outcome.found_blocks = sent.found_blocks
         if sent.whole is not None:
             outcome.notes.append(f'all of it was sent, since {sent.whole}')
         # Glance there may be able to read more than a user of it.
