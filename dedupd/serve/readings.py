@@ -64,23 +64,15 @@ class Reading(Protocol):
         """Release the image. Idempotent."""
 
 
-class Present(Reading):
+class Present:
     """A Reading of an image that is completely here."""
+
+    here = True
 
     def __init__(self, image: openimages.Image) -> None:
         self._image = image
-
-    @property
-    def size(self) -> int:
-        return self._image.size
-
-    @property
-    def upload_id(self) -> str:
-        return self._image.stat.upload_id
-
-    @property
-    def here(self) -> bool:
-        return True
+        self.size = image.size
+        self.upload_id = image.stat.upload_id
 
     def available(self, offset: int) -> int:
         return max(0, self.size - offset)
