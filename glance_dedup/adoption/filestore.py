@@ -15,6 +15,7 @@ import stat
 from typing import BinaryIO
 
 from glance_dedup.base import access
+from glance_dedup.base import closing
 
 #: The id of an image in Glance.
 IMAGE_ID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
@@ -54,7 +55,7 @@ class Changed(OSError):
     """The file has changed since it was opened."""
 
 
-class Source:
+class Source(closing.Closing):
     """An image's file in the file store, open for reading."""
 
     def __init__(self, path: str):
@@ -91,8 +92,5 @@ class Source:
                 errno.EAGAIN, 'it changed while it was read: it may be an '
                 'upload under way; try again later', self.path)
 
-    def __enter__(self) -> 'Source':
-        return self
-
-    def __exit__(self, *exc_info) -> None:
+    def close(self) -> None:
         self.file.close()
