@@ -314,11 +314,10 @@ class List(Known, lister.Lister):
     """
 
     def take_action(self, parsed_args):
-        rows = []
         with self.open() as repo:
             damaged = self._damaged_images(repo)
-            for found in common.stats(repo, self.app):
-                rows.append(self._described(found, damaged))
+            rows = [self._described(found, damaged)
+                    for found in common.stats(repo, self.app)]
         names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
                  'stored_bytes', 'saved_percent', 'created', 'project',
                  'damaged')

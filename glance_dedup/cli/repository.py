@@ -2,6 +2,7 @@
 
 """The commands on the repository as a whole."""
 
+import contextlib
 import os
 
 from cliff import lister
@@ -131,11 +132,9 @@ class Show(common.RepositoryCommand, show.ShowOne):
         count = size = 0
         with os.scandir(os.path.join(self.path, 'groups')) as entries:
             for entry in entries:
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     size += entry.stat(follow_symlinks=False).st_blocks * 512
                     count += 1
-                except FileNotFoundError:
-                    continue
         return count, size
 
 
