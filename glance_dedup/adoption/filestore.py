@@ -56,21 +56,20 @@ class Changed(OSError):
 
 
 class Source(closing.Closing):
-    """An image's file in the file store, open for reading."""
+    """An image's file in the file store, open for reading.
+
+    :ivar size: the file's bytes when it was opened
+    """
 
     def __init__(self, path: str):
         fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
         self.file: BinaryIO = open(fd, 'rb', buffering=0)
         self.path = path
         self._found = os.fstat(fd)
+        self.size = self._found.st_size
         if not stat.S_ISREG(self._found.st_mode):
             self.file.close()
             raise OSError(errno.EINVAL, 'it is not an ordinary file', path)
-
-    @property
-    def size(self) -> int:
-        """The file's size in bytes when it was opened."""
-        return self._found.st_size
 
     def read(self, length: int) -> bytes:
         """Read `length` bytes; fewer only at the file's end."""

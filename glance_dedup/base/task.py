@@ -66,11 +66,6 @@ class Pace:
         """Have the task stop at its next step or during its wait."""
         self._stop.set()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the task was told to stop."""
-        return self._stop.is_set()
-
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
         """Note progress, and wait as long as the rate demands.
 
