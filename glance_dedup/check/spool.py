@@ -59,7 +59,7 @@ def _check_recipe(directories: directories_module.Directories,
                   recipes: recipes_module.Recipes, name: str) -> str | None:
     """Read a recipe; what there is to be said of the file."""
     catalog = recipes.catalog
-    owner = recipes.spooled(name)
+    owner = recipes_module.Owner('spool', name)
     try:
         header = recipes.read(owner)
     except files.Gone:
