@@ -75,9 +75,11 @@ class Present:
         self.upload_id = image.stat.upload_id
 
     def available(self, offset: int) -> int:
+        """As `Reading.available`."""
         return max(0, self.size - offset)
 
     def readinto(self, view: memoryview, offset: int) -> int:
+        """As `Reading.readinto`."""
         wanted = min(len(view), max(0, self.size - offset))
         if self._image.readinto(view[:wanted], offset) != wanted:
             raise exceptions.DamagedError(
@@ -85,6 +87,7 @@ class Present:
         return wanted
 
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
+        """As `Reading.extents`."""
         end = min(self.size, offset + length)
         found: list[tuple[int, bool]] = []
         for number, extent in enumerate(self._image.extents(offset)):
@@ -99,7 +102,8 @@ class Present:
         return found
 
     def on_more(self, callback: Callable[[], None] | None) -> None:
-        pass
+        """As `Reading.on_more`; nothing more comes."""
 
     def close(self) -> None:
+        """As `Reading.close`."""
         self._image.close()
