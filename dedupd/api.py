@@ -10,6 +10,7 @@ state and change nothing.
 
 import asyncio
 from collections.abc import Callable
+import contextlib
 import functools
 import os
 from typing import Any
@@ -179,10 +180,8 @@ class API:
             if status['finished'] >= after or left <= 0 or (
                     self._stopping.is_set()):
                 return messages.json_response(status)
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                pass
 
     async def _mark_lost(self, request: messages.Request, image_id: str
                          ) -> messages.Response:
@@ -196,10 +195,8 @@ class API:
 
     def _watcher(self) -> None:
         """Called in the scheduler's threads."""
-        try:
+        with contextlib.suppress(RuntimeError):     # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
-        except RuntimeError:
-            pass    # the event loop has ended
 
 
 def _translated(handler: router_module.Handler) -> router_module.Handler:
@@ -229,10 +226,8 @@ def _number(request: messages.Request, name: str, default: float) -> float:
     value = request.query.get(name)
     if value is None:
         return default
-    try:
+    with contextlib.suppress(ValueError):
         number = float(value)
         if 0 <= number < 1 << 53:
             return number
-    except ValueError:
-        pass
     raise messages.HTTPError(400, f'{name}: {value[:40]!r} is not a number.')

@@ -189,7 +189,8 @@ class Daemon:
             self._cache = service_module.Cache(
                 conf, self._repository,
                 evict=lambda: self._scheduler.request('evict'))
-            cached = {'held': self._cache.held, 'coming': self._cache.coming}
+            cached = {'held': self._cache.held,
+                      'coming': self._cache.arrivals.coming}
         self._scheduler = scheduler_module.Scheduler(self._repository, conf,
                                                      **cached)
         self._receiving = incoming_replicas_module.Receiving(
@@ -387,7 +388,7 @@ class Daemon:
         try:
             async with asyncio.timeout(left + ARRIVALS_SECONDS):
                 await asyncio.wrap_future(
-                    self._readers.submit(cache.stop, left))
+                    self._readers.submit(cache.arrivals.stop, left))
         except TimeoutError:
             LOG.warning('Pulls of arriving images are cut off.')
 

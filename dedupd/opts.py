@@ -51,6 +51,20 @@ Possible values:
 """)
 
 
+def _number(name: str, default: int, least: int, most: int, help: str,
+            mutable: bool = True) -> cfg.Opt:
+    """An option with a whole number."""
+    return cfg.IntOpt(name, default=default, min=least, max=most,
+                      mutable=mutable, help=help)
+
+
+def _list(name: str, help: str, item_type: types.String | None = None
+          ) -> cfg.Opt:
+    """An option with a list, which is empty unless it is set."""
+    return cfg.ListOpt(name, item_type=item_type, default=[], mutable=True,
+                       help=help)
+
+
 def _related(name: str) -> str:
     return f'\nRelated options:\n    * ``{name}``\n' if name else ''
 
@@ -85,10 +99,7 @@ Related options:
     * ``socket_users``
 
 """),
-    cfg.ListOpt('socket_users',
-                default=[],
-                mutable=True,
-                help="""
+    _list('socket_users', """
 Users that may use the Unix socket, besides root and the user that
 runs the daemon.
 
@@ -123,10 +134,7 @@ Related options:
     * ``nbd_users``
 
 """),
-    cfg.ListOpt('nbd_users',
-                default=[],
-                mutable=True,
-                help="""
+    _list('nbd_users', """
 Users that may use ``nbd_socket``, besides root and the user that runs
 the daemon: for example the user as which libvirt runs QEMU.
 
@@ -281,12 +289,7 @@ Possible values:
     * Unset: they are served on the Unix socket only
 
 """),
-    cfg.IntOpt('cache_mib',
-               default=64,
-               min=0,
-               max=1048576,
-               mutable=True,
-               help="""
+    _number('cache_mib', 64, 0, 1048576, """
 Memory for decompressed segments, in MiB, which all readers share.
 
 It fills as images are read, and shrinks when the option is lowered.
@@ -296,23 +299,14 @@ Possible values:
     * An integer of at least 1
 
 """),
-    cfg.IntOpt('read_threads',
-               default=4,
-               min=1,
-               max=256,
-               help="""
+    _number('read_threads', 4, 1, 256, mutable=False, help="""
 Number of threads that read from the repository. NBD has at most 16
 threads of its own.
 
 A client that takes its data slowly does not occupy a thread.
 
 """),
-    cfg.IntOpt('max_connections',
-               default=4096,
-               min=1,
-               max=1000000,
-               mutable=True,
-               help="""
+    _number('max_connections', 4096, 1, 1000000, """
 The most connections that each listener has at once.
 
 At the limit, a new connection takes the place of the one that has
@@ -323,12 +317,7 @@ Related options:
     * ``max_peer_connections``
 
 """),
-    cfg.IntOpt('max_peer_connections',
-               default=1024,
-               min=1,
-               max=1000000,
-               mutable=True,
-               help="""
+    _number('max_peer_connections', 1024, 1, 1000000, """
 The most connections that each listener has at once with one peer. A
 peer is a user of a Unix socket, otherwise an address, or, with IPv6,
 a network of 64 bits. At the limit, a new connection takes the place
@@ -340,12 +329,7 @@ Related options:
     * ``max_connections``
 
 """),
-    cfg.IntOpt('bodies_mib',
-               default=128,
-               min=8,
-               max=1048576,
-               mutable=True,
-               help="""
+    _number('bodies_mib', 128, 8, 1048576, """
 Memory for the bodies of all requests together, in MiB.
 
 If there is no space for a request's body, the request waits for
@@ -358,30 +342,15 @@ Related options:
     * ``receive``
 
 """),
-    cfg.IntOpt('header_timeout',
-               default=10,
-               min=1,
-               max=3600,
-               mutable=True,
-               help="""
+    _number('header_timeout', 10, 1, 3600, """
 Seconds within which a request's header must arrive, and a TLS
 handshake must end. Each 256 KiB of a request's body may take as long
 again.
 """),
-    cfg.IntOpt('idle_timeout',
-               default=60,
-               min=1,
-               max=86400,
-               mutable=True,
-               help="""
+    _number('idle_timeout', 60, 1, 86400, """
 Seconds for which a connection without a request stays open.
 """),
-    cfg.IntOpt('write_timeout',
-               default=60,
-               min=1,
-               max=86400,
-               mutable=True,
-               help="""
+    _number('write_timeout', 60, 1, 86400, """
 Seconds after which a client that does not take its response is
 disconnected.
 """),
@@ -420,12 +389,7 @@ Related options:
     * ``recompress_rate_mib``
 
 """),
-    cfg.IntOpt('recompress_level',
-               default=0,
-               min=0,
-               max=19,
-               mutable=True,
-               help="""
+    _number('recompress_level', 0, 0, 19, """
 How hard ``recompress_codec`` tries. 19 makes blocks a tenth smaller
 than 3 does, and takes 35 times the processor time.
 
@@ -443,12 +407,7 @@ Seconds between two searches for groups to compress again.
 A group is started only while half of the host's processors are idle.
 All other tasks, and requests for one, go first.
 """, 'recompress_codec'),
-    cfg.IntOpt('collect_volumes_mib',
-               default=256,
-               min=0,
-               max=1 << 20,
-               mutable=True,
-               help="""
+    _number('collect_volumes_mib', 256, 0, 1 << 20, """
 MiB that volumes may leave behind before a collection runs ahead of
 its interval.
 
@@ -463,12 +422,7 @@ Related options:
     * ``collect_interval``; if it is 0, no collection runs by itself
 
 """),
-    cfg.IntOpt('collect_live_share',
-               default=50,
-               min=0,
-               max=100,
-               mutable=True,
-               help="""
+    _number('collect_live_share', 50, 0, 100, """
 Percentage of a block group's bytes in use below which collection
 rewrites the group, to free the unused bytes between them.
 
@@ -477,12 +431,7 @@ Possible values:
     * A number up to 100; larger ones write more to free less
 
 """),
-    cfg.IntOpt('collect_evacuate_share',
-               default=10,
-               min=0,
-               max=100,
-               mutable=True,
-               help="""
+    _number('collect_evacuate_share', 10, 0, 100, """
 Percentage of a full block group's blocks in use below which
 collection stores these again in other groups, and removes the group.
 
@@ -508,11 +457,7 @@ At 32 MiB a second a terabyte takes nine hours.
 The most MiB that recompression reads from and writes to the disk in a
 second.
 """, 'recompress_interval'),
-    cfg.ListOpt('merge_exclude',
-                item_type=_EXCLUDE,
-                default=[],
-                mutable=True,
-                help="""
+    _list('merge_exclude', item_type=_EXCLUDE, help="""
 Images that are never rewritten to share duplicates with others.
 
 Possible values:
@@ -555,11 +500,7 @@ Related options:
     * ``[DEFAULT] transport_url``
 
 """),
-    cfg.IntOpt('reserve_mib',
-               default=64,
-               min=0,
-               max=1048576,
-               help="""
+    _number('reserve_mib', 64, 0, 1048576, mutable=False, help="""
 Space that rewriting, evacuating and merging leave free on the
 repository's file system, in MiB, as uploads do. See
 ``dedup_store_reserve_mib``. Set both to the same value.
@@ -577,11 +518,7 @@ Possible values:
       user's, else the one with the user's number
 
 """),
-    cfg.IntOpt('filter_mib',
-               default=64,
-               min=1,
-               max=1048576,
-               help="""
+    _number('filter_mib', 64, 1, 1048576, mutable=False, help="""
 Memory for the fingerprint filter, in MiB, if the daemon creates it;
 see ``dedup_store_filter_mib``.
 """),
@@ -692,12 +629,7 @@ Possible values:
     * A path; unset: it is in the file ``peer_cert``
 
 """),
-    cfg.IntOpt('limit_mib',
-               default=0,
-               min=0,
-               max=1 << 30,
-               mutable=True,
-               help="""
+    _number('limit_mib', 0, 0, 1 << 30, """
 Disk space that the cache may take, in MiB.
 
 When the cache takes more, or a new image needs space, it evicts the
@@ -792,10 +724,7 @@ Possible values:
     * A name, as ``from_cloud``; needed if ``to`` is set
 
 """),
-    cfg.ListOpt('projects',
-                default=[],
-                mutable=True,
-                help="""
+    _list('projects', """
 Projects whose images are sent.
 
 Possible values:
@@ -806,11 +735,7 @@ Related options:
     * ``properties``
 
 """),
-    cfg.ListOpt('properties',
-                item_type=_PROPERTY,
-                default=[],
-                mutable=True,
-                help="""
+    _list('properties', item_type=_PROPERTY, help="""
 Properties that an image needs to be sent, for example
 ``replicate=yes`` or ``visibility=public``. It needs all of them.
 

@@ -176,12 +176,12 @@ def run_once(repository: repository_module.Repository,
     del records
     chosen = memory.choose([*sizes])
     result = Result()
-    pace.whole = sum(sizes[image_id] for image_id in chosen)
+    pace.total = sum(sizes[image_id] for image_id in chosen)
     for image_id in [*replication.left(sizes), *chosen]:
         pace.check()
         pace.image_id = image_id
         outcome = replication.take(image_id, pace)
-        pace.before += sizes.get(image_id, 0)
+        pace.over(sizes.get(image_id, 0))
         result.sent_bytes += outcome.sent_bytes
         if outcome.absence is not None:
             raise outcome.absence
@@ -299,17 +299,16 @@ class Replicator:
         with self._changed:
             pace = self._pace
             due = self._due
-            done = whole = 0
-            if pace is not None:
-                done, whole = pace.before + pace.done, pace.whole
+            left = None if pace is None else pace.seconds_left()
             return {
                 'state': ('running' if pace is not None else
                           'waiting' if due == 0.0 else 'idle'),
-                'done': done, 'total': whole,
+                'done': 0 if pace is None else pace.done,
+                'total': 0 if pace is None else pace.total,
                 'what': (f'replicating {pace.image_id}'
                          if pace is not None and pace.image_id else ''),
                 'started': self._began,
-                'seconds_left': _seconds_left(pace, done, whole),
+                'seconds_left': None if left is None else round(left, 1),
                 'interval': self._conf.replication.interval,
                 'next': None if pace is not None or due == float('inf')
                 else round(time.time() + max(0.0, due - time.monotonic())),
@@ -411,12 +410,3 @@ class Replicator:
     def _tell(self) -> None:
         for watcher in self._watchers:
             watcher()
-
-
-def _seconds_left(pace: site_replication.Pace | None, done: int,
-                  whole: int) -> float | None:
-    """An estimate by the speed so far; None before any work is done."""
-    if pace is None or not 0 < done <= whole:
-        return None
-    elapsed = time.monotonic() - pace.started
-    return round(elapsed * (whole - done) / done, 1)

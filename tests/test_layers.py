@@ -54,7 +54,8 @@ PACKAGES = {
     'glance_dedup.base': ('what all others stand on', ''),
     'glance_dedup.check': (
         'the second implementation of the format, which judges the first',
-        'base.access base.exceptions base.hashes base.leveldb base.scratch'),
+        'base.access base.closing base.exceptions base.hashes base.leveldb '
+        'base.scratch'),
     'glance_dedup.repository': ('images in, images out', '_engine base'),
     'glance_dedup.maintenance': (
         "what a repository's one maintainer keeps",

@@ -71,6 +71,7 @@ class Cache:
 
     :param evict: requests the task of that name, or raises BusyError
     :ivar held: what the cache holds
+    :ivar arrivals: the images that arrive from the storing host
     :raises InvalidParameter: if the repository is not a cache's
     """
 
@@ -81,7 +82,7 @@ class Cache:
         self._repository = repository
         self.held = index_module.Held(
             repository, lambda: conf.cache.limit_mib << 20)
-        self._arrivals = arrivals_module.Arrivals(
+        self.arrivals = arrivals_module.Arrivals(
             repository, lambda token: _connect(conf, token),
             on_begin=self._begun, on_arrived=self._arrived,
             on_wrong=self._is_wrong)
@@ -89,14 +90,10 @@ class Cache:
         self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
                                                   conf.dedupd.glance_ca)
 
-    def coming(self) -> int:
-        """The bytes that pulls will still store."""
-        return self._arrivals.coming()
-
     def proxy(self, reads: reads_module.Reads) -> proxy_module.Proxy:
         """Make the proxy that answers for Glance."""
         return proxy_module.Proxy(
-            self._repository, self._upstream, self._arrivals, self.held,
+            self._repository, self._upstream, self.arrivals, self.held,
             reads, self._conf.cache.peer)
 
     def arrive(self, image_id: str, held_back: bool = True
@@ -111,8 +108,8 @@ class Cache:
         :raises ArrivalFailed, ClientError: if the image does not come
         """
         try:
-            reading = self._arrivals.open(image_id, None, None,
-                                          held_back=held_back)
+            reading = self.arrivals.open(image_id, None, None,
+                                         held_back=held_back)
         except daemon_module.Refused as e:
             if e.code in (401, 403, 404):
                 raise exceptions.ImageNotFound(str(e)) from e
@@ -134,10 +131,6 @@ class Cache:
     def _is_wrong(self, image_id: str, expected: arrival_module.Expected,
                   why: str) -> None:
         self.held.note_wrong(image_id, expected.size, expected.mark, why)
-
-    def stop(self, seconds: float) -> None:
-        """End all pulls, and keep the blocks that came. Blocks the thread."""
-        self._arrivals.stop(seconds)
 
     def close(self) -> None:
         """Close all parts. REQUIRES: the event loop runs, and no task does."""

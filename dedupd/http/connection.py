@@ -61,7 +61,7 @@ class HTTPConnection:
         self._socket_stream = streams.SocketStream(sock)
         self._stream: streams.SocketStream | streams.TLSStream = (
             self._socket_stream)
-        self._peer = messages.Peer(listener.name, uid)
+        self._peer = messages.Peer(uid)
         self._trust = b''
         self._h11 = streams.Parser(
             h11.SERVER, max_incomplete_event_size=messages.HEADER_LIMIT)
@@ -70,10 +70,6 @@ class HTTPConnection:
     def idle(self) -> bool:
         """Whether the connection only waits for its client's next request."""
         return self._place.spare
-
-    @idle.setter
-    def idle(self, value: bool) -> None:
-        self._place.spare = value
 
     async def run(self) -> None:
         """Serve requests until the connection ends, and close its socket."""
@@ -146,7 +142,7 @@ class HTTPConnection:
             await self._stream.finish(_LINGER_SECONDS)
             return False
         self._h11.start_next_cycle()
-        self.idle = True
+        self._place.spare = True
         return not self._shared.stopping.is_set()
 
     async def _receive_header(self) -> h11.Request | None:
@@ -155,15 +151,15 @@ class HTTPConnection:
         while True:
             event = await self._h11.event()
             if isinstance(event, h11.Request):
-                self.idle = False
+                self._place.spare = False
                 return event
             if isinstance(event, h11.ConnectionClosed):
                 return None
             if event is not h11.NEED_DATA:
                 raise streams.Disconnected(f'unexpected {event!r}')
             loop = asyncio.get_running_loop()
-            if self._h11.trailing_data[0] and self.idle:
-                self.idle = False
+            if self._h11.trailing_data[0]:
+                self._place.spare = False
             if deadline is None and not self.idle:
                 deadline = loop.time() + self._limits.header_timeout
             try:
@@ -194,11 +190,11 @@ class HTTPConnection:
             return await router(self._message(event, target))
         request, path = self._parse(event, target)
         route, arguments = router.find(request.method, path)
-        async with route.admit(request, **arguments):
-            async with self._shared.bodies.hold(
-                    _body_size(event, route.body_limit)):
-                request.body = await self._receive_body(route.body_limit)
-                return await route.handler(request, **arguments)
+        async with (route.admit(request, **arguments),
+                    self._shared.bodies.hold(
+                        _body_size(event, route.body_limit))):
+            request.body = await self._receive_body(route.body_limit)
+            return await route.handler(request, **arguments)
 
     def _target(self, event: h11.Request) -> str:
         if event.http_version not in (b'1.0', b'1.1'):
@@ -330,16 +326,12 @@ class HTTPConnection:
                 try:
                     piece = await body.asend(send)
                 finally:
-                    if pour is not None:
-                        self._poured(pour.take())
+                    if pour is not None and len(sent := pour.take()):
+                        self._frame(sent)
+                        self._shared.sent += len(sent)
                 await self._send_piece(piece)
                 self._shared.sent += len(piece)
                 send = pour
-
-    def _poured(self, sent: streams.Sent) -> None:
-        if len(sent):
-            self._frame(sent)
-            self._shared.sent += len(sent)
 
     def _frame(self, piece: Any) -> list[Any]:
         """Frame a piece of a body for sending.

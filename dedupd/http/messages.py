@@ -43,7 +43,6 @@ class HTTPError(Exception):
 class Peer:
     """The other end of a connection."""
 
-    listener: str
     uid: int | None = None
     """The user id of a peer on a Unix socket."""
     operator: bool = False

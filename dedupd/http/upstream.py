@@ -250,6 +250,7 @@ class _Connection:
     def __init__(self, upstream: Upstream, sock: socket.socket,
                  stream: streams.SocketStream | streams.TLSStream) -> None:
         self._upstream = upstream
+        self.url = upstream.url
         self._socket = sock
         self._stream = stream
         self._h11 = streams.Parser(
@@ -257,10 +258,6 @@ class _Connection:
         self._used = self._answered = False
         self._idle_since = 0.0
         self._wanted = asyncio.Event()
-
-    @property
-    def url(self) -> str:
-        return self._upstream.url
 
     def usable(self) -> bool:
         now = asyncio.get_running_loop().time()

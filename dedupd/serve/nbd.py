@@ -342,11 +342,9 @@ class _Connection:
         name, wanted = protocol.parse_go(data)
         try:
             reading = await self._reading(name)
-        except exceptions.ImageNotFound as e:
-            await self._refuse(option, protocol.Reply.ERR_UNKNOWN, str(e))
-            return None
         except Exception as e:
-            LOG.warning('Image %s cannot be exported: %s', self._name, e)
+            if not isinstance(e, exceptions.ImageNotFound):
+                LOG.warning('Image %s cannot be exported: %s', self._name, e)
             await self._refuse(option, protocol.Reply.ERR_UNKNOWN, str(e))
             return None
         go = option == protocol.Option.GO

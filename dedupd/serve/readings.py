@@ -64,28 +64,22 @@ class Reading(Protocol):
         """Release the image. Idempotent."""
 
 
-class Present(Reading):
+class Present:
     """A Reading of an image that is completely here."""
+
+    here = True
 
     def __init__(self, image: openimages.Image) -> None:
         self._image = image
-
-    @property
-    def size(self) -> int:
-        return self._image.size
-
-    @property
-    def upload_id(self) -> str:
-        return self._image.stat.upload_id
-
-    @property
-    def here(self) -> bool:
-        return True
+        self.size = image.size
+        self.upload_id = image.stat.upload_id
 
     def available(self, offset: int) -> int:
+        """As `Reading.available`."""
         return max(0, self.size - offset)
 
     def readinto(self, view: memoryview, offset: int) -> int:
+        """As `Reading.readinto`."""
         wanted = min(len(view), max(0, self.size - offset))
         if self._image.readinto(view[:wanted], offset) != wanted:
             raise exceptions.DamagedError(
@@ -93,6 +87,7 @@ class Present(Reading):
         return wanted
 
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
+        """As `Reading.extents`."""
         end = min(self.size, offset + length)
         found: list[tuple[int, bool]] = []
         for number, extent in enumerate(self._image.extents(offset)):
@@ -107,7 +102,8 @@ class Present(Reading):
         return found
 
     def on_more(self, callback: Callable[[], None] | None) -> None:
-        pass
+        """As `Reading.on_more`; nothing more comes."""
 
     def close(self) -> None:
+        """As `Reading.close`."""
         self._image.close()

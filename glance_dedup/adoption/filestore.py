@@ -15,6 +15,7 @@ import stat
 from typing import BinaryIO
 
 from glance_dedup.base import access
+from glance_dedup.base import closing
 
 #: The id of an image in Glance.
 IMAGE_ID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
@@ -54,22 +55,21 @@ class Changed(OSError):
     """The file has changed since it was opened."""
 
 
-class Source:
-    """An image's file in the file store, open for reading."""
+class Source(closing.Closing):
+    """An image's file in the file store, open for reading.
+
+    :ivar size: the file's bytes when it was opened
+    """
 
     def __init__(self, path: str):
         fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
         self.file: BinaryIO = open(fd, 'rb', buffering=0)
         self.path = path
         self._found = os.fstat(fd)
+        self.size = self._found.st_size
         if not stat.S_ISREG(self._found.st_mode):
             self.file.close()
             raise OSError(errno.EINVAL, 'it is not an ordinary file', path)
-
-    @property
-    def size(self) -> int:
-        """The file's size in bytes when it was opened."""
-        return self._found.st_size
 
     def read(self, length: int) -> bytes:
         """Read `length` bytes; fewer only at the file's end."""
@@ -91,8 +91,5 @@ class Source:
                 errno.EAGAIN, 'it changed while it was read: it may be an '
                 'upload under way; try again later', self.path)
 
-    def __enter__(self) -> 'Source':
-        return self
-
-    def __exit__(self, *exc_info) -> None:
+    def close(self) -> None:
         self.file.close()

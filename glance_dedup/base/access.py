@@ -14,6 +14,7 @@ belongs: LevelDB makes files that only their owner may change.
 The functions here follow no symbolic link except in the repository's own path.
 """
 
+import contextlib
 import grp
 import os
 import pwd
@@ -133,11 +134,9 @@ def settle(path: str, shared: bool) -> None:
 
 def make_directory(path: str, mode: int) -> None:
     """Make a directory, or set the mode of one that exists."""
-    try:
+    with contextlib.suppress(FileExistsError):
         # The parent passes on its setgid bit. systemd may forbid to set it.
         os.mkdir(path, mode & 0o777)
-    except FileExistsError:
-        pass
     with closing.descriptor(
             os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
                     | os.O_CLOEXEC)) as fd:

@@ -123,6 +123,38 @@ def read_file(path: str, limit: int) -> bytes:
         return os.read(fd, limit)
 
 
+#: The version that small JSON files have beside their kind.
+_JSON_VERSION = 1
+
+
+def pack_json(kind: str, **fields: Any) -> bytes:
+    """The content of a small JSON file, with its kind and a checksum."""
+    fields = {'kind': kind, 'version': _JSON_VERSION, **fields}
+    fields['checksum'] = json_checksum(fields)
+    return json.dumps(fields).encode() + b'\n'
+
+
+def unpack_json(content: bytes, kind: str, largest: int) -> dict[str, Any]:
+    """The fields of a file that :func:`pack_json` made; trusts nothing.
+
+    :raises ValueError: it has more than `largest` bytes, or is of another
+        kind or version, or its checksum is wrong
+    :raises KeyError, TypeError, AttributeError, RecursionError: it is no JSON
+        object, or lacks one of these fields
+    """
+    if len(content) > largest:
+        raise ValueError(f'it is larger than {largest} bytes')
+    fields = json.loads(content)
+    if fields['kind'] != kind:
+        raise ValueError('it is of another kind')
+    if fields['version'] != _JSON_VERSION:
+        raise ValueError(f'it has version {fields["version"]!r}, and this '
+                         f'program knows {_JSON_VERSION}')
+    if fields.pop('checksum') != json_checksum(fields):
+        raise ValueError('its checksum is wrong')
+    return fields
+
+
 def json_checksum(fields: dict[str, Any]) -> str:
     """The field ``checksum`` of a JSON file, from its other fields."""
     plain = json.dumps(fields, sort_keys=True, separators=(',', ':'))

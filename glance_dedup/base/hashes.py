@@ -21,7 +21,6 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import time
@@ -40,7 +39,6 @@ MOST = 8
 PIECE = 4 << 20
 
 _KIND = 'glance-dedup hashes'
-_VERSION = 1
 _NAME = re.compile('[a-z0-9_-]{1,32}')
 _VALUE = re.compile('(?:[0-9a-f]{2}){1,64}')
 # A temporary file of this age, in seconds, is a dead process's.
@@ -170,10 +168,7 @@ def _path(root: str, image_id: str) -> str:
 
 def encode(upload_id: str, hashes: dict[str, str]) -> bytes:
     """The content of an image's file of hashes."""
-    fields = {'kind': _KIND, 'version': _VERSION, 'upload_id': upload_id,
-              'hashes': hashes}
-    fields['checksum'] = files.json_checksum(fields)
-    return json.dumps(fields).encode() + b'\n'
+    return files.pack_json(_KIND, upload_id=upload_id, hashes=hashes)
 
 
 def decode(content: bytes) -> tuple[str, dict[str, str]]:
@@ -181,14 +176,8 @@ def decode(content: bytes) -> tuple[str, dict[str, str]]:
 
     :raises ValueError: says what is wrong with the file
     """
-    if len(content) > LARGEST:
-        raise ValueError(f'it is larger than {LARGEST} bytes')
     try:
-        fields = json.loads(content)
-        if (fields['kind'], fields['version']) != (_KIND, _VERSION):
-            raise ValueError('it is of another kind or version')
-        if fields.pop('checksum') != files.json_checksum(fields):
-            raise ValueError('its checksum is wrong')
+        fields = files.unpack_json(content, _KIND, LARGEST)
         found = [Hash(*item) for item in fields['hashes'].items()]
         if not isinstance(fields['upload_id'], str) or len(found) > MOST:
             raise TypeError('it has no upload or no hashes')

@@ -7,12 +7,9 @@ trusts nothing in them; each entry's class checks its own fields.
 """
 
 from collections.abc import Iterable
-import json
 from typing import Any
 
 from glance_dedup.base import files
-
-_VERSION = 1
 
 
 def encode(kind: str, entries: Iterable[dict[str, Any]],
@@ -22,9 +19,7 @@ def encode(kind: str, entries: Iterable[dict[str, Any]],
     :param kind: which list it is
     :param of: the name of the entries, in the plural
     """
-    fields = {'kind': kind, 'version': _VERSION, of: [*entries]}
-    fields['checksum'] = files.json_checksum(fields)
-    return json.dumps(fields).encode() + b'\n'
+    return files.pack_json(kind, **{of: [*entries]})
 
 
 def decode(content: bytes, kind: str, largest: int,
@@ -36,19 +31,10 @@ def decode(content: bytes, kind: str, largest: int,
         entry
     :raises ValueError: says what is wrong with the file
     """
-    if len(content) > largest:
-        raise ValueError(f'it is larger than {largest} bytes')
     try:
-        fields = json.loads(content)
-        if fields['kind'] != kind:
-            raise ValueError('it is of another kind')
-        if fields['version'] != _VERSION:
-            raise ValueError(f'it has version {fields["version"]!r}, and this '
-                             f'program knows {_VERSION}')
-        if fields.pop('checksum') != files.json_checksum(fields):
-            raise ValueError('its checksum is wrong')
-        if not isinstance(fields[of], list):
+        entries = files.unpack_json(content, kind, largest)[of]
+        if not isinstance(entries, list):
             raise TypeError(f'the {of} are not a list')
-        return [entry(**found) for found in fields[of]]
+        return [entry(**found) for found in entries]
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f'it is not a list of {of}: {e!r}') from e

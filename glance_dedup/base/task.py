@@ -66,11 +66,6 @@ class Pace:
         """Have the task stop at its next step or during its wait."""
         self._stop.set()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the task was told to stop."""
-        return self._stop.is_set()
-
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
         """Note progress, and wait as long as the rate demands.
 
@@ -103,25 +98,21 @@ class Pace:
         self._stop.wait(seconds)
         self.check()
 
-    def wait_until_idle(self,
-                        idle: Callable[[], float] | None = None) -> None:
+    def wait_until_idle(self) -> None:
         """If the task is patient, wait while others want the processors.
 
         The wait ends when half of the processors are idle for a while, in
         which the task does nothing itself.
 
-        :param idle: returns for how many seconds processors were idle, all
-            together
         :raises Stopped: if the task is to stop
         """
-        idle = idle or idle_seconds
         while self.patient:
             self.step(self.done, self.total, 'waiting for idle processors')
-            before, began = idle(), self._clock()
+            before, began = idle_seconds(), self._clock()
             self._stop.wait(WATCH)
             self.check()
             passed = self._clock() - began
-            if 2 * (idle() - before) >= passed * (os.cpu_count() or 1):
+            if 2 * (idle_seconds() - before) >= passed * (os.cpu_count() or 1):
                 break
 
     def check(self) -> None:

@@ -90,10 +90,7 @@ def _words(data: bytes) -> array.array:
 def _object(value: bytes, keys: dict, defaults: dict | None = None
             ) -> dict | None:
     """The JSON object with exactly these keys, or None."""
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
+    found = _json(value)
     if not isinstance(found, dict):
         return None
     found = {**(defaults or {}), **found}

@@ -202,9 +202,7 @@ def _snapshot(directory: int) -> dict[str, tuple]:
     """The identity of each file; it differs once somebody opened them."""
     found = {}
     for name in os.listdir(directory):
-        try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        found[name] = files.identity(status)
+        with contextlib.suppress(FileNotFoundError):
+            found[name] = files.identity(os.stat(
+                name, dir_fd=directory, follow_symlinks=False))
     return found

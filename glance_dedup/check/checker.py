@@ -90,7 +90,7 @@ class _Checker:
             stack.callback(recipes.close)
             recipes.read_images(self.directories.known_names(
                 'images', images, form.IMAGE_NAME))
-            spool.Spool(self.directories, recipes).check()
+            spool.check(self.directories, recipes)
             volumes = volumes_module.Volumes(
                 self.directories, self.repository_id, images)
             stack.callback(volumes.close)

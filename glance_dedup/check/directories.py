@@ -9,6 +9,7 @@ import os
 import re
 import stat
 
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.check import files
@@ -112,12 +113,9 @@ class Directories:
 
     def _is_empty(self, name: str) -> bool:
         """Whether a directory that is not open yet can be read, and is so."""
-        with contextlib.suppress(OSError):
-            fd = self._open(name)
-            try:
-                return not os.listdir(fd)
-            finally:
-                os.close(fd)
+        with (contextlib.suppress(OSError),
+              closing.descriptor(self._open(name)) as fd):
+            return not os.listdir(fd)
         return False
 
     def check_own_names(self, names: Iterable[str]) -> None:

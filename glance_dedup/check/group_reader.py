@@ -44,7 +44,6 @@ class Group:
     scopes: dict[int, bytes] = dataclasses.field(
         default_factory=dict)   # of spare copies, by slot
     exact: bool = True          # its minor version is the one known here
-    sequence: int = 0
     published: int = 0
     end: int = 0
     size: int = 0
@@ -55,7 +54,6 @@ class Group:
     damaged: int = 0            # slots
     doubtful: set[int] = dataclasses.field(
         default_factory=set)    # live slots of segments with problems
-    told: int = 0               # bytes that progress was told of
     states: bytearray = dataclasses.field(default_factory=bytearray)
     lengths: array.array = dataclasses.field(
         default_factory=lambda: array.array('I'))
@@ -360,7 +358,7 @@ class GroupReader:
 
     def _read_segments(self, group, f, segments, only):
         """Verify all segments with live blocks, or those with `only`."""
-        end, untold = group.data, group.data
+        end, untold, told = group.data, group.data, 0
         for (offset, stored, codec), blocks in sorted(segments.items()):
             size = form.SEGMENT_HEADER + stored
             group.stored += size
@@ -384,10 +382,10 @@ class GroupReader:
             untold += size
             if untold >= form.MAX_SEGMENT and only is None:
                 self.advance(untold, f.file)
-                group.told += untold
+                told += untold
                 untold = 0
         if only is None:
-            self.advance(max(0, group.size - group.told), f.file)
+            self.advance(max(0, group.size - told), f.file)
 
     def _read_segment(self, group, f, offset, stored, codec, blocks):
         data = f.read_ahead(offset, form.SEGMENT_HEADER + stored)

@@ -42,7 +42,7 @@ class Owner:
 
     directory: str
     name: str
-    number: int
+    number: int = 0             # set when it is read
     identity: Identity = ()     # of the file that was read
     scope: bytes = form.GLOBAL_SCOPE
     extents: int = 0
@@ -126,7 +126,7 @@ class Recipes:
         """
         figures = self._findings.figures
         for name in names:
-            owner = Owner('images', name, self._owners)
+            owner = Owner('images', name)
             header = None
             try:
                 header = self.read(owner)
@@ -143,10 +143,6 @@ class Recipes:
                 figures['logical_bytes'] += header.size
                 figures['zero_bytes'] += header.zero_bytes
                 figures['metadata_bytes'] += header.file_size
-
-    def spooled(self, name: str) -> Owner:
-        """An owner in the spool, which is still to be read."""
-        return Owner('spool', name, self._owners)
 
     def read(self, owner: Owner) -> recipe_reader.RecipeHeader:
         """Read a recipe and keep its extents.

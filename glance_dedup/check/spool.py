@@ -9,77 +9,77 @@ from glance_dedup.check import locks
 from glance_dedup.check import recipes as recipes_module
 
 
-class Spool:
-    """Judges the spool once the recipes of all images were read."""
+def check(directories: directories_module.Directories,
+          recipes: recipes_module.Recipes) -> None:
+    """Report what is left in the spool, and read the recipes there.
 
-    def __init__(self, directories: directories_module.Directories,
-                 recipes: recipes_module.Recipes) -> None:
-        self._directories = directories
-        self._findings = directories.findings
-        self._recipes = recipes
+    The recipes of all images were read before.
+    """
+    # In this order the recipe of a deleted image is met by its name
+    # ``D-`` before it is met by that of the operation that stored it.
+    for name in directories.known_names(
+            'spool', directories.names('spool'), form.SPOOL_NAME):
+        for _ in files.looks():
+            complete, sentence = _look(directories, recipes, name)
+            if sentence is None:
+                break
+        if complete:
+            sentence = _check_recipe(directories, recipes, name)
+        if sentence is not None:
+            directories.findings.find(
+                form.NOTE, f'spool/{name}', None, sentence)
 
-    def check(self) -> None:
-        """Report what is left there, and read the recipes."""
-        # In this order the recipe of a deleted image is met by its name
-        # ``D-`` before it is met by that of the operation that stored it.
-        for name in self._directories.known_names(
-                'spool', self._directories.names('spool'), form.SPOOL_NAME):
-            for _ in files.looks():
-                complete, sentence = self._look(name)
-                if sentence is None:
-                    break
-            if complete:
-                sentence = self._check_recipe(name)
-            if sentence is not None:
-                self._findings.find(form.NOTE, f'spool/{name}', None, sentence)
 
-    def _look(self, name: str) -> tuple[bool, str | None]:
-        """Whether it is a recipe to be read; what there is to be said."""
-        try:
-            with files.File(self._directories['spool'], name,
-                            f'spool/{name}') as f:
-                self._recipes.announce(f.identity)
-                if name[0] not in 'DO' and locks.is_locked(f.fd, 0):
-                    return False, None
-                if name[0] == 'X':
-                    return False, 'is what an exchange left'
-                if self._recipes.is_known(f.identity):
-                    return False, None
-                if name[0] == 'G':
-                    return False, 'is a group that was never finished'
-                if f.size() < form.PAGE or (
-                        f.read(0, form.PAGE) == form.PAGE_ZEROS):
-                    return False, 'is of a store operation that died'
-                return True, None
-        except files.Gone:
-            return False, None
-        except form.Damage as e:
-            return False, e.sentence
+def _look(directories: directories_module.Directories,
+          recipes: recipes_module.Recipes, name: str
+          ) -> tuple[bool, str | None]:
+    """Whether it is a recipe to be read; what there is to be said."""
+    try:
+        with files.File(directories['spool'], name, f'spool/{name}') as f:
+            recipes.announce(f.identity)
+            if name[0] not in 'DO' and locks.is_locked(f.fd, 0):
+                return False, None
+            if name[0] == 'X':
+                return False, 'is what an exchange left'
+            if recipes.is_known(f.identity):
+                return False, None
+            if name[0] == 'G':
+                return False, 'is a group that was never finished'
+            if f.size() < form.PAGE or (
+                    f.read(0, form.PAGE) == form.PAGE_ZEROS):
+                return False, 'is of a store operation that died'
+            return True, None
+    except files.Gone:
+        return False, None
+    except form.Damage as e:
+        return False, e.sentence
 
-    def _check_recipe(self, name: str) -> str | None:
-        """Read a recipe; what there is to be said of the file."""
-        catalog = self._recipes.catalog
-        owner = self._recipes.spooled(name)
-        try:
-            header = self._recipes.read(owner)
-        except files.Gone:
-            return None
-        except form.Damage as e:
-            # Accounting needs what was an image's, and what it counted;
-            # nobody needs the rest.
-            needed = name[0] in 'DO' or owner.counted or (
-                catalog is not None
-                and catalog.lacks(bytes.fromhex(name[2:])))
-            self._findings.find(form.DAMAGE if needed else form.NOTE,
-                                owner.file, e.offset, e.sentence)
-            if needed:
-                self._recipes.counts_unknown()
-            return None
-        if 'images' in self._directories:
-            image = self._directories.status_of('images', header.image_id)
-            if image is not None and files.identity(image) == owner.identity:
-                return None     # committed after the listing was taken
-        self._findings.figures['metadata_bytes'] += header.file_size
-        if name[0] in 'TM':
-            return 'is a recipe that no image uses'
+
+def _check_recipe(directories: directories_module.Directories,
+                  recipes: recipes_module.Recipes, name: str) -> str | None:
+    """Read a recipe; what there is to be said of the file."""
+    catalog = recipes.catalog
+    owner = recipes_module.Owner('spool', name)
+    try:
+        header = recipes.read(owner)
+    except files.Gone:
         return None
+    except form.Damage as e:
+        # Accounting needs what was an image's, and what it counted;
+        # nobody needs the rest.
+        needed = name[0] in 'DO' or owner.counted or (
+            catalog is not None
+            and catalog.lacks(bytes.fromhex(name[2:])))
+        directories.findings.find(form.DAMAGE if needed else form.NOTE,
+                                  owner.file, e.offset, e.sentence)
+        if needed:
+            recipes.counts_unknown()
+        return None
+    if 'images' in directories:
+        image = directories.status_of('images', header.image_id)
+        if image is not None and files.identity(image) == owner.identity:
+            return None     # committed after the listing was taken
+    directories.findings.figures['metadata_bytes'] += header.file_size
+    if name[0] in 'TM':
+        return 'is a recipe that no image uses'
+    return None

@@ -19,6 +19,7 @@ import os
 import stat
 import struct
 
+from glance_dedup.base import closing
 from glance_dedup.check import directories as directories_module
 from glance_dedup.check import files
 from glance_dedup.check import format as form
@@ -316,14 +317,12 @@ class Volumes:
                     form.NOTE, file, None,
                     f'is no directory of a volume: {e.strerror}')
                 continue
-            try:
+            with closing.descriptor(fd):
                 if reader.NAME.match(name):
                     self._check_volume(name, fd)
                 else:
                     self._findings.find(form.NOTE, file, None,
                                         'has an unknown name')
-            finally:
-                os.close(fd)
         self._check_others()
 
     def _check_volume(self, name: str, fd: int) -> None:

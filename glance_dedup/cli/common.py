@@ -255,6 +255,14 @@ class RepositoryCommand(command.Command):
 
     app: Program
 
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        self.add_arguments(parser)
+        return parser
+
+    def add_arguments(self, parser):
+        """Add the command's own arguments to its parser."""
+
     @property
     def path(self) -> str:
         """The repository's path.

@@ -79,16 +79,14 @@ def catalog_of(repo):
     path = os.path.join(repo.path, 'catalog')
     with contextlib.ExitStack() as stack:
         catalog = None
-        try:
+        # The maintainer reports what is wrong.
+        with contextlib.suppress(exceptions.RepositoryError):
             # Nobody may open it without the lock.
             maintenance = stack.enter_context(contextlib.closing(
                 _engine.Maintenance(repo.handle())))
             if os.path.isdir(path) and maintenance.lock():
                 catalog = stack.enter_context(contextlib.closing(
                     catalog_module.Catalog(path, repo.repository_id)))
-        except exceptions.RepositoryError:
-            # The maintainer reports what is wrong.
-            pass
         yield catalog if catalog is not None and catalog.valid else None
 
 

@@ -26,8 +26,7 @@ HOLE = 1 << 16
 class Put(common.RepositoryCommand, show.ShowOne):
     """Store an image."""
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             'id', metavar='ID',
             help='1 to 128 characters of A-Z a-z 0-9 _ -')
@@ -38,7 +37,6 @@ class Put(common.RepositoryCommand, show.ShowOne):
             '--project', default='', metavar='NAME',
             help='The project that the image belongs to.')
         common.add_scope(parser)
-        return parser
 
     def take_action(self, parsed_args):
         with contextlib.ExitStack() as stack:
@@ -84,8 +82,7 @@ class Copy(common.RepositoryCommand, show.ShowOne):
     the blocks cannot be shared: the image is then read and stored.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('source', metavar='SOURCE',
                             help='The id of the stored image.')
         parser.add_argument(
@@ -100,7 +97,6 @@ class Copy(common.RepositoryCommand, show.ShowOne):
             help='Share equal blocks with all images of the scope global, or '
             'only with those of the project. Default: as the stored image.')
         common.add_codec(parser)
-        return parser
 
     def take_action(self, parsed_args):
         with (self.open(codec=parsed_args.codec) as repo,
@@ -122,15 +118,13 @@ class Get(common.RepositoryCommand, show.ShowOne):
     The file appears whole or not at all. Long runs of zeros become holes.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('id', metavar='ID')
         parser.add_argument(
             'file', metavar='FILE', help='- for standard output')
         parser.add_argument(
             '--force', action='store_true',
             help='Replace the file if it exists.')
-        return parser
 
     def take_action(self, parsed_args):
         with contextlib.ExitStack() as stack:
@@ -276,10 +270,8 @@ class Delete(common.RepositoryCommand, lister.Lister):
     the space.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('ids', metavar='ID', nargs='+')
-        return parser
 
     def take_action(self, parsed_args):
         rows = []
@@ -322,11 +314,10 @@ class List(Known, lister.Lister):
     """
 
     def take_action(self, parsed_args):
-        rows = []
         with self.open() as repo:
             damaged = self._damaged_images(repo)
-            for found in common.stats(repo, self.app):
-                rows.append(self._described(found, damaged))
+            rows = [self._described(found, damaged)
+                    for found in common.stats(repo, self.app)]
         names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
                  'stored_bytes', 'saved_percent', 'created', 'project',
                  'damaged')
@@ -336,10 +327,8 @@ class List(Known, lister.Lister):
 class Show(Known, show.ShowOne):
     """Show the figures of an image's recipe."""
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('id', metavar='ID')
-        return parser
 
     def take_action(self, parsed_args):
         with self.open() as repo:
@@ -356,8 +345,7 @@ class Pull(common.RepositoryCommand, show.ShowOne):
     goes on where it was when you start it again.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('id', metavar='ID')
         parser.add_argument(
             '--from', dest='address', metavar='URL', required=True,
@@ -372,7 +360,6 @@ class Pull(common.RepositoryCommand, show.ShowOne):
             '--project', default='', metavar='NAME',
             help='The project that will own the image.')
         common.add_scope(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.transfer import pull

@@ -193,8 +193,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
     unit = ''
     config_file: str | None = None
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             '--config-file', metavar='FILE',
             help="The daemon's options, if no daemon runs. Default: "
@@ -202,7 +201,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             'ignored.')
         if 'dry_run' in registry.TASKS[self.task].arguments:
             common.add_dry_run(parser)
-        return parser
 
     def take_action(self, parsed_args):
         return self._run_task(**{
@@ -327,12 +325,11 @@ class Scrub(TaskCommand):
     task = 'scrub'
     what = 'scrubbing'
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
         parser.add_argument(
             '--full', action='store_true',
             help='Start from the beginning, even if a scrub was interrupted.')
-        return parser
 
     def _judged(self, result):
         if result.get('damaged', 0) > result.get('healed', 0) or any(
@@ -354,8 +351,8 @@ class Recompress(TaskCommand):
     what = 'compressing groups again'
     unit = 'group'
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
         parser.add_argument(
             '--codec', choices=('lz4', 'zstd'),
             help="Use this codec instead of the daemon's options "
@@ -363,7 +360,6 @@ class Recompress(TaskCommand):
         parser.add_argument(
             '--level', type=int, default=0,
             help='1 to 19, for --codec zstd. Default: 0, the codec\'s own.')
-        return parser
 
     def take_action(self, parsed_args):
         arguments = {'dry_run': parsed_args.dry_run}
@@ -387,13 +383,12 @@ class Evict(TaskCommand):
     what = 'evicting'
     unit = 'image'
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
         parser.add_argument(
             '--limit-mib', type=int, metavar='MIB',
             help="Disk space that the cache may take. Default: the daemon's "
             'option limit_mib. It is required if no daemon runs.')
-        return parser
 
     def take_action(self, parsed_args):
         limit = parsed_args.limit_mib
@@ -426,13 +421,11 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
     then gone.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('id', metavar='ID')
         parser.add_argument(
             '--yes', action='store_true',
             help='Confirm it. Without this, the command does nothing.')
-        return parser
 
     def take_action(self, parsed_args):
         if not parsed_args.yes:

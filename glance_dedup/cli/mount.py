@@ -24,15 +24,13 @@ class Mount(daemon.DaemonCommand, command.Command):
     that serves NBD, otherwise from the repository itself.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             'directory', metavar='DIR', help='An empty directory.')
         parser.add_argument(
             '--allow-other', action='store_true',
             help='Let other users read the images, too. Unless you are root, '
             '/etc/fuse.conf must have the line user_allow_other.')
-        return parser
 
     def take_action(self, parsed_args):
         try:

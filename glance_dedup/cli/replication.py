@@ -146,7 +146,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             sent = progress_module.format_size(pace.sent)
             progress.what = (f'replicating {pace.image_id} (of {number}), '
                              f'{sent} sent')
-            progress.update(pace.before + done)
+            progress.update(done)
 
         pace = site_replication.Pace(
             show, parsed_args.rate and parsed_args.rate * _MIB)
@@ -156,7 +156,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         for image_id, size in todo.items():
             pace.image_id = image_id
             outcome = replication.take(image_id, pace)
-            pace.before += size
+            pace.over(size)
             outcomes.append(outcome)
             self._judge(outcome)
             left = len(todo) - len(outcomes)

@@ -2,6 +2,7 @@
 
 """The commands on the repository as a whole."""
 
+import contextlib
 import os
 
 from cliff import lister
@@ -16,8 +17,7 @@ from glance_dedup.cli import daemon as daemon_module
 class Create(common.RepositoryCommand, show.ShowOne):
     """Make a repository in a directory that is missing or empty."""
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             '--block-size', type=int, metavar='BYTES',
             help='The unit of deduplication: a power of two from 512 to '
@@ -55,7 +55,6 @@ class Create(common.RepositoryCommand, show.ShowOne):
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import parameters
@@ -133,11 +132,9 @@ class Show(common.RepositoryCommand, show.ShowOne):
         count = size = 0
         with os.scandir(os.path.join(self.path, 'groups')) as entries:
             for entry in entries:
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     size += entry.stat(follow_symlinks=False).st_blocks * 512
                     count += 1
-                except FileNotFoundError:
-                    continue
         return count, size
 
 
@@ -229,8 +226,7 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
     this program knows is refused.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         common.add_dry_run(parser)
         parser.add_argument(
             '--volumes', action='store_true',
@@ -238,7 +234,6 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
             'Programs that know only format 1 refuse it from then on. First '
             'upgrade the program on all hosts, and stop everything that has '
             'the repository open: glance-api, dedupd, mounts and commands.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import parameters

@@ -28,15 +28,13 @@ class TrySharing(common.RepositoryCommand, lister.Lister):
     with the consequence that is shown.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             '--hosts', type=int, default=2, metavar='N',
             help='The number of hosts that take part. Default: %(default)s.')
         parser.add_argument(
             '--wait', type=float, default=300, metavar='SECONDS',
             help='How long to wait for the other hosts. Default: %(default)s.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.trial import findings as findings_module

@@ -325,8 +325,7 @@ class Store(driver.Store):
                 self._repository = None
                 self._limit = workers.TimeLimit(self._option('timeout'),
                                                 self._storage)
-                self._adopt(self._limit.call(self._open, True,
-                                             late=lambda late: late.close()))
+                self._adopt(may_create=True)
                 self._check_parameters(self._repository)
         except exceptions.BadStoreConfiguration as exc:
             LOG.error('%s', exc)
@@ -384,8 +383,9 @@ class Store(driver.Store):
             raise self._bad('dedup_store_dedupd_socket must be an absolute '
                             f'path, or empty, not {path!r}.')
 
-    def _adopt(self, opened: Any) -> None:
-        self._repository = opened
+    def _adopt(self, may_create: bool) -> None:
+        opened = self._repository = self._limit.call(
+            self._open, may_create, late=lambda late: late.close())
         path = self._option('dedupd_socket')
         self._daemon = None
         if path and os.path.isabs(path):
@@ -411,8 +411,7 @@ class Store(driver.Store):
         try:
             with self._lock:
                 if self._repository is None:
-                    self._adopt(self._limit.call(
-                        self._open, False, late=lambda late: late.close()))
+                    self._adopt(may_create=False)
                 return self._repository
         except (dedup_exceptions.RepositoryError, workers.Expired, OSError,
                 ValueError, cfg.Error,

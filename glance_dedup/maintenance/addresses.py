@@ -215,12 +215,12 @@ def look_for(engine: _engine.Maintenance, image_ids: Iterable[str],
                 if _engine.names_any(runs, addresses):
                     yield runs
         found = None
-        with contextlib.suppress(exceptions.ImageNotFound,
-                                 exceptions.InvalidParameter,
-                                 *exceptions.UNREADABLE):
-            with contextlib.closing(engine.open_recipe(image_id)) as recipe:
-                if recipe.complete:
-                    found = look(recipe, naming(recipe))
+        with (contextlib.suppress(exceptions.ImageNotFound,
+                                  exceptions.InvalidParameter,
+                                  *exceptions.UNREADABLE),
+              contextlib.closing(engine.open_recipe(image_id)) as recipe):
+            if recipe.complete:
+                found = look(recipe, naming(recipe))
         yield Naming(image_id, found, cost)
 
 

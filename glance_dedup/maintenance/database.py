@@ -23,6 +23,7 @@ import plyvel
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import leveldb
 from glance_dedup.maintenance import records
 
@@ -147,15 +148,11 @@ class Database:
 
         LevelDB follows links, and writes to whatever it finds.
         """
-        try:
-            with os.scandir(self.path) as entries:
-                found = [(entry.path, entry.stat(follow_symlinks=False))
-                         for entry in entries]
-        except OSError as e:
-            kind = (exceptions.AccessDenied if isinstance(e, PermissionError)
-                    else exceptions.StorageError)
-            raise kind(f'the catalog {self.path}: cannot list it: '
-                       f'{e.strerror}')
+        with (files.os_errors(f'the catalog {self.path}: cannot list it',
+                              exceptions.StorageError),
+              os.scandir(self.path) as entries):
+            found = [(entry.path, entry.stat(follow_symlinks=False))
+                     for entry in entries]
         for path, status in found:
             if (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1
                     or status.st_uid != os.geteuid()):
@@ -173,13 +170,10 @@ class Database:
                 bloom_filter_bits=10)
 
     def _create(self) -> None:
-        try:
+        with files.os_errors(f'cannot make the catalog {self.path}',
+                             exceptions.StorageError):
             access.make_directory(self.path, access.directory_mode(
                 os.path.dirname(os.path.abspath(self.path))))
-        except OSError as e:
-            kind = (exceptions.NoSpaceError if e.errno in (28, 122)
-                    else exceptions.StorageError)
-            raise kind(f'cannot make the catalog {self.path}: {e.strerror}')
         self._load(create=True)
         self._meta = {
             'format': _PLAIN, 'repository_id': self._repository_id,
@@ -216,8 +210,7 @@ class Database:
                                f'{FORMAT}')
         for name, good in records.META_FORM.checks.items():
             if not good(meta.get(name)):
-                raise CatalogError(f'the catalog {self.path} is damaged: '
-                                   f'{name} is {meta.get(name)!r}')
+                raise self._damaged(f'{name} is {meta.get(name)!r}')
         if (meta['format'] == _PLAIN) != (not meta.get('parts')):
             raise self._damaged(f'its format is {meta["format"]}, and it has '
                                 f'{meta.get("parts", 0)} parts of recipes')

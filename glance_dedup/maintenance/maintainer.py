@@ -195,7 +195,7 @@ class Maintainer(closing.Closing):
                 lost[txid] = image_id
             elif txid in counted:
                 self.unreadable.note_counted(image_id)
-        self.unreadable.set_lost(lost)
+        self.unreadable.lost = lost
         if unannounced:
             self.warnings.append(
                 f'{len(unannounced)} images were neither counted nor in the '

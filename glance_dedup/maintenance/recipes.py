@@ -122,12 +122,11 @@ class Recipes:
 
     def entry_facts(self, name: str) -> tuple[bytes | None, bool]:
         """The transaction id of an entry, and whether it is live."""
-        try:
-            with contextlib.closing(self._engine.open_entry(name)) as entry:
-                if entry.complete:
-                    return entry.header()['transaction_id'], entry.live()
-        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
-            pass
+        with (contextlib.suppress(exceptions.ImageNotFound,
+                                  *exceptions.UNREADABLE),
+              contextlib.closing(self._engine.open_entry(name)) as entry):
+            if entry.complete:
+                return entry.header()['transaction_id'], entry.live()
         return txid_of_name(name), False
 
     def images(self) -> list[str]:

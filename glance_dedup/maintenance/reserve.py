@@ -15,6 +15,7 @@ import time
 from typing import TypeVar
 
 from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.repository import layout
 
@@ -62,15 +63,14 @@ class Reserve:
                 return
             # Removes a link, but not the file to which it leads.
             os.unlink(path)
-        fd = access.make_file(path, access.file_mode(self._path))
-        try:
-            if size:
-                os.posix_fallocate(fd, 0, size)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(fd)
+        with closing.descriptor(access.make_file(
+                path, access.file_mode(self._path))) as fd:
+            try:
+                if size:
+                    os.posix_fallocate(fd, 0, size)
+            except OSError:
+                os.unlink(path)
+                raise
 
     def with_room(self, work: Callable[[], _Result]) -> _Result:
         """Do `work`. If it lacks room, free the reserve and do it again.

@@ -19,6 +19,8 @@ class Unreadable:
     The maintainer's thread changes it. Any thread may call :meth:`reasons`.
 
     :param path: the repository's
+    :ivar lost: counted images whose recipes are neither in images/ nor in the
+        spool: image ids by transaction ids
     """
 
     def __init__(self, path: str, engine: _engine.Maintenance) -> None:
@@ -26,13 +28,12 @@ class Unreadable:
         self._engine = engine
         # By image id, or name in the spool: path, inode, and what is wrong.
         self._noted: dict[str, tuple[str, int, str]] = {}
-        # Counted images whose recipes are lost: image ids by transaction ids.
-        self._lost: dict[bytes, str] = {}
+        self.lost: dict[bytes, str] = {}
 
     def clear(self) -> None:
         """Forget everything, since all recipes will be read again."""
         self._noted.clear()
-        self._lost.clear()
+        self.lost.clear()
 
     def note(self, name: str, error: str | None) -> None:
         """Remember a file whose blocks are unknown and not counted.
@@ -48,13 +49,6 @@ class Unreadable:
     def note_counted(self, image_id: str) -> None:
         """Note that an image is counted, whether it can be read or not."""
         self._noted.pop(image_id, None)
-
-    def set_lost(self, lost: dict[bytes, str]) -> None:
-        """Set which counted recipes are neither in images/ nor in the spool.
-
-        :param lost: image ids by transaction ids
-        """
-        self._lost = lost
 
     def images(self) -> list[str]:
         """The unreadable images, without lost ones."""
@@ -78,7 +72,7 @@ class Unreadable:
                 result[key] = error
             else:
                 self._noted.pop(key, None)
-        for txid, image_id in self._lost.items():
+        for txid, image_id in self.lost.items():
             if self._is_lost(txid, image_id):
                 result.setdefault(image_id, (
                     f'the recipe {txid.hex()} of image {image_id} is counted, '

@@ -99,12 +99,11 @@ def _is_gone(repository: bytes, repository_id: str) -> bool:
             os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         return e.errno in (errno.ENOENT, errno.ENOTDIR)
-    try:
-        found = json.loads(os.read(fd, _MAX_JSON))['repository_id']
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return False
-    finally:
-        os.close(fd)
+    with closing.descriptor(fd):
+        try:
+            found = json.loads(os.read(fd, _MAX_JSON))['repository_id']
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return False
     return found != repository_id
 
 

@@ -280,9 +280,8 @@ class HostFilter:
             f'{self._repository_id}.{self.index}')
 
     def _lack(self) -> str:
-        if self.index == 'filter':
-            return 'no fingerprint filter, so duplicates will be missed'
-        return 'no fingerprint index, so duplicates will be missed'
+        what = 'filter' if self.index == 'filter' else 'index'
+        return f'no fingerprint {what}, so duplicates will be missed'
 
     def _open(self, handle: _engine.Repository, path: str) -> None:
         if self.index == 'filter':

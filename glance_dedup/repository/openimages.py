@@ -219,18 +219,17 @@ class Transaction:
 
 
 class Image(closing.Closing):
-    """An image open for reading. It keeps its blocks until it is closed."""
+    """An image open for reading. It keeps its blocks until it is closed.
+
+    :ivar size: bytes of the whole image, zeros included
+    """
 
     def __init__(self, engine: _engine.Image,
                  repository: object) -> None:
         self._engine = engine
         self._repository = repository  # as in Transaction
         self.stat = image_stat(engine.header())
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole image, zeros included."""
-        return self.stat.size
+        self.size = self.stat.size
 
     def readinto(self, buffer: Any, offset: int = 0) -> int:
         """Fill a writable buffer from `offset`; returns the bytes read.

@@ -50,19 +50,28 @@ class Pace(task_module.Pace):
 
     :ivar sent: bytes sent over the network
     :ivar image_id: the present image
-    :ivar before: bytes of the images before it
-    :ivar whole: bytes of all images
+    :ivar total: bytes of all images; the caller sets it
     """
 
     sent = 0
     image_id = ''
-    before = 0
-    whole = 0
+    _before = 0     # bytes of the images before the present one
 
     def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
-        """As for task.Pace; `cost` is what goes over the network."""
+        """As for task.Pace, for the present image.
+
+        :param cost: bytes that went over the network since the last step
+        """
         self.sent += cost
-        super().step(done, total, what, cost)
+        super().step(self._before + done, self.total, what, cost)
+
+    def over(self, size: int) -> None:
+        """Note that the present image is dealt with, which has `size` bytes.
+
+        It counts as a whole, even if it failed, or nothing of it was sent.
+        """
+        self._before += size
+        self.done = self._before
 
 
 class NotReplicated(Exception):
@@ -86,9 +95,6 @@ class Outcome:
     result: str = REPLICATED
     sent_bytes: int = 0
     """Bytes sent over the network."""
-    sent_blocks: int = 0
-    found_blocks: int = 0
-    """Blocks that the other site had already."""
     verified: str = ''
     """The hash by which Glance there verified the image; '': none."""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -152,8 +158,6 @@ class DataReplication:
             self._repository, image_id, self._client, pace=pace,
             confirm=lambda: self._confirm(image_id))
         outcome.sent_bytes = sent.sent_bytes
-        outcome.sent_blocks = sent.sent_blocks
-        outcome.found_blocks = sent.found_blocks
         if sent.whole is not None:
             outcome.notes.append(f'all of it was sent, since {sent.whole}')
         # Glance there may be able to read more than a user of it.

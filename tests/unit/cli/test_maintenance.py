@@ -453,7 +453,8 @@ def test_a_second_interrupt_ends_it(filled):
     before = signal.getsignal(signal.SIGINT)
     with maintenance.Interrupt(pace):
         os.kill(os.getpid(), signal.SIGINT)
-        assert pace.stopping
+        with pytest.raises(task.Stopped):
+            pace.check()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before

@@ -17,7 +17,7 @@ LIMIT = 20
 def perform(router, method, path):
     """A task that has a handler work."""
     route, arguments = router.find(method, path)
-    request = messages.Request(method, {}, {}, messages.Peer('unix', 0))
+    request = messages.Request(method, {}, {}, messages.Peer(0))
     return asyncio.create_task(route.handler(request, **arguments))
 
 

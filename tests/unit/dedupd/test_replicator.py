@@ -2,6 +2,7 @@
 """Which images are taken to another site, when, and how fast."""
 
 import threading
+import types
 
 from oslo_config import cfg
 import pytest
@@ -217,6 +218,39 @@ def test_a_repeated_error_is_in_the_status_once(thread, monkeypatch):
         wait(thread, thread.request())
     found, = thread._errors
     assert found['task'] == 'replicate' and 'no route' in found['text']
+
+
+def test_progress_counts_each_image_once(thread, monkeypatch):
+    """What was sent of an image counted again until the next one's step."""
+    sizes = {'a': 100, 'b': 50, 'c': 20}
+    records = [record(id=name, size=size) for name, size in sizes.items()]
+    seen = []
+
+    class Replication:
+        def need(self):
+            pass
+
+        def listed(self, home, away):
+            pass
+
+        def left(self, chosen):
+            return []
+
+        def take(self, image_id, pace):
+            task = thread.task()
+            seen.append((task['done'], task['total']))
+            if image_id == 'a':
+                pace.step(sizes[image_id], sizes[image_id], '')
+            return site_replication.Outcome(
+                image_id, result=site_replication.PRESENT)
+
+    site = types.SimpleNamespace(records=lambda: records, images=list)
+    monkeypatch.setattr(thread, '_replicate', lambda pace: replicator.run_once(
+        types.SimpleNamespace(images=lambda: sizes), Replication(), site, site,
+        replicator.Policy(frozenset(), ()), replicator.Memory(), pace))
+    thread.start()
+    assert wait(thread, thread.request())['last']['error'] is None
+    assert seen[:3] == [(0, 170), (100, 170), (150, 170)]
 
 
 def test_only_the_maintainer(thread, monkeypatch):

@@ -270,7 +270,7 @@ def test_a_good_part_is_not_lost(maintainer, part):
 # -- other ways in and out ----------------------------------------------------
 
 def request(**query):
-    return messages.Request('POST', query, {}, messages.Peer('unix', 0), b'')
+    return messages.Request('POST', query, {}, messages.Peer(0), b'')
 
 
 def status_of(handler, *arguments):

@@ -30,7 +30,7 @@ def sites(tmp_path):
 
 
 def request(body=b'', **query):
-    return messages.Request('POST', query, {}, messages.Peer('unix', 0), body)
+    return messages.Request('POST', query, {}, messages.Peer(0), body)
 
 
 async def offer(receiving, token, lot):
