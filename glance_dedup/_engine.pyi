@@ -89,6 +89,8 @@ class Repository:
 class Transaction:
     upload_id: bytes
     def write(self, data: Any) -> int: ...
+    def set_dedup(self, how: str) -> None:
+        """Called before the first block is written: 'probe' or 'off'."""
     def set_hash(self, name: str, value: bytes) -> None:
         """The hash of all bytes that were written, for the recipe."""
     def commit(self) -> dict[str, Any]: ...

@@ -449,7 +449,8 @@ class Repository(closing.Closing):
     def statistics(self) -> dict[str, int]:
         """Counts of this process since it opened the repository.
 
-        * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``.
+        * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
+          ``skipped``: blocks that were not looked for, since a hint said so.
         * Look-ups: ``candidates`` from the filter, and the
           ``false_candidates`` among them; ``cold_loads`` of fingerprint
           stores, and ``capped_loads`` that were left out; ``compares`` by
