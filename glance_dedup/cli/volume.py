@@ -20,10 +20,12 @@ from glance_dedup.cli import common
 
 _UNITS = {'': 0, 'K': 10, 'M': 20, 'G': 30, 'T': 40}
 _COUNTERS = ('read', 'written', 'zeroed', 'flushes', 'checkpoints', 'unique',
-             'duplicate', 'zero', 'overwritten')
+             'duplicate', 'zero', 'overwritten', 'skipped', 'prefetches',
+             'prefetched')
 # How long a server may take to tell its status.
 _STATUS_SECONDS = 5.0
-_NUMBERS = ('flushes', 'checkpoints')      # counters that are no bytes
+# Counters that are no bytes.
+_NUMBERS = ('flushes', 'checkpoints', 'prefetches')
 
 
 def size_of(text: str) -> int:

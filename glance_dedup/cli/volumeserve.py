@@ -69,6 +69,11 @@ class Serve(common.RepositoryCommand):
         parser.add_argument(
             '--cache-mib', type=int, default=64, metavar='MIB',
             help='Memory for decompressed segments. Default: %(default)s.')
+        parser.add_argument(
+            '--no-dedup', action='store_true',
+            help='Store written blocks without looking for duplicates, for a '
+            'disk of encrypted data or of swap, for example. Merging may find '
+            'them later.')
         common.add_codec(parser)
         return parser
 
@@ -220,6 +225,7 @@ def _keys(repo, args, reserve_mib: int) -> list[str]:
         'threads': min(4, len(os.sched_getaffinity(0))),
         'reserve': reserve_mib << 20,
         'segment-cache': args.cache_mib << 20,
+        'dedup': 'no' if args.no_dedup else 'yes',
     }
     # Makes the host's filter, or warns that there is none.
     repo.filter.attach(repo.handle())

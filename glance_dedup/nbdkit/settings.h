@@ -20,7 +20,8 @@
     "repository-id=DIGITS, major, block-size, group-slots, segment-size,\n" \
     "fingerprint, compare (all required), cut-minimum and cut-average.\n" \
     "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
-    "reserve, segment-cache, filter, filter-size: how to store and read."
+    "reserve, segment-cache, filter, filter-size: how to store and read.\n" \
+    "dedup=yes|no           Whether to look for blocks that are there already."
 
 typedef struct gd_nbdkit_settings {
     char *repository; /* an absolute path */
@@ -28,6 +29,7 @@ typedef struct gd_nbdkit_settings {
     char *filter; /* the filter's file; NULL: use none */
     uint64_t filter_size;   /* bytes of a new filter */
     uint64_t segment_cache; /* bytes */
+    bool no_dedup;
     bool has_id;
     bool has_checksum;
     uint64_t checksum; /* of repository.json */

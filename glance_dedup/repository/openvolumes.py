@@ -54,8 +54,10 @@ class VolumeStat:
     counters: dict[str, int]
     """Of the volume's whole life, in bytes: ``read``, ``written``, ``zeroed``;
     ``overwritten`` before a checkpoint; and what checkpoints stored:
-    ``unique``, ``duplicate`` and ``zero``. Besides, the numbers of ``flushes``
-    and ``checkpoints``."""
+    ``unique``, ``duplicate`` and ``zero``; ``skipped``: stored without a
+    look-up, since a hint said so; ``prefetched``: found to be duplicates where
+    :meth:`Volume.prefetch` had said. Besides, the numbers of ``flushes`` and
+    ``checkpoints``, and of fingerprint stores that ``prefetches`` loaded."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,6 +183,29 @@ class Volume:
     def needs_checkpoint(self) -> bool:
         """Whether a checkpoint is due, since the journal is large."""
         return self._engine.needs_checkpoint()
+
+    def set_dedup(self, dedup: bool) -> None:
+        """Whether checkpoints look for blocks that are stored already.
+
+        They do, until this says otherwise. A checkpoint that has begun is not
+        affected.
+        """
+        self._engine.set_dedup(dedup)
+
+    def prefetch(self, length: int, offset: int) -> None:
+        """Have the next checkpoint find copies of a range without a look-up.
+
+        This loads the fingerprint stores of the groups that the range's blocks
+        are in. The last eight groups are kept. It is a hint: what cannot be
+        loaded now is left out.
+
+        :raises InvalidParameter: the range is not within the volume
+        """
+        _need_range(length, offset)
+        if offset + length > self.size:
+            raise exceptions.InvalidParameter(
+                f'volume {self.name}: the range ends behind its end')
+        self._engine.prefetch(length, offset)
 
     def renew(self) -> None:
         """Close recipes that a merge has replaced.

@@ -91,6 +91,8 @@ def test_oslo_config_generator(namespace):
             opt.sample_default)
         if isinstance(opt, cfg.BoolOpt):
             default = str(default).lower()
+        elif isinstance(opt, cfg.ListOpt):
+            default = ','.join(default)
         assert f'\n#{name} = {default}\n' in sample
     assert 'Failed to format' not in sample
 
