@@ -97,10 +97,11 @@ decode_ext(const uint8_t *sb, uint64_t size, ext *e)
            (e->descriptor == 32 || e->descriptor == 64);
 }
 
+/* Nothing of this begins at the superblock, or before it. */
 static void
 add_blocks(const place *p, const ext *e, uint64_t from, uint64_t count)
 {
-    if (from < e->blocks && count <= e->blocks - from) {
+    if (from > e->first && from < e->blocks && count <= e->blocks - from) {
         add(p, from * e->block, count * e->block);
     }
 }
