@@ -147,12 +147,31 @@ test_metadata(void)
     CHECK_INT(c.skipped, (1 + 16 + 8) * BLOCK);
     CHECK_INT(c.duplicate, PART - 40 * BLOCK);
     CHECK_INT(c.read, SIZE);
-    /* Half a block of a range is looked for. */
-    model[16 * BLOCK + 5] ^= 1;
-    model[40 * BLOCK] ^= 1;
-    store(16 * BLOCK + 5, 1);
-    store(40 * BLOCK, 1);
-    CHECK_INT(checkpoint().skipped, (1 + 16 + 8 + 1) * BLOCK);
+    teardown();
+}
+
+/* Blocks that are partly in a range are looked for: of a file system with blocks
+ * of 1024, whose inode table ends in the middle of one of ours, and whose
+ * journal begins with the next. */
+static void
+test_parts_of_blocks(void)
+{
+    setup();
+    uint8_t *sb = model + 1024, *group = model + 2048;
+    fill_random(model, PART, 1);
+    memset(model, 0, BLOCK);
+    make_ext(model);
+    memset(model + BLOCK, 1, BLOCK);
+    gd_put32(sb + 4, PART / 1024);
+    gd_put32(sb + 0x14, 1);
+    gd_put32(sb + 0x18, 0);
+    gd_put32(sb + 0x20, 8192);
+    gd_put32(group + 8, 130); /* to 161 */
+    gd_put16(sb + 0x10c + 2, 1);
+    gd_put16(sb + 0x10c + 12 + 4, 8);
+    gd_put32(sb + 0x10c + 12 + 8, 164);
+    store(0, PART);
+    CHECK_INT(checkpoint().skipped, (7 + 2) * BLOCK);
     teardown();
 }
 
@@ -212,6 +231,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_no_dedup);
     RUN(test_metadata);
+    RUN(test_parts_of_blocks);
     RUN(test_prefetch);
     RUN(test_many_groups);
     return REPORT();
