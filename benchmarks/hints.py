@@ -10,18 +10,19 @@ Run it from a checkout in which the extension is built::
 In each round, with a repository of its own for each index:
 
 * new data, as an upload and as writes to a volume in order with a checkpoint:
-  looked for, or not (NODEDUP); an upload also as a compressed one, of which only
-  samples are looked for;
+  looked for, or not (NODEDUP); an upload also as a compressed one, of which
+  only samples are looked for;
 * the same compressed file again, which must be found;
-* a copy within a volume, read and written 8 MiB at a time after the caches are
-  empty: with and without PREFETCH of what is read, with the filter and without
-  one;
+* a copy within a volume, read and written 8 MiB at a time after the caches
+  are empty: with and without PREFETCH of what is read, with the filter and
+  without one;
 * the journal of an ext4, written over and over with a checkpoint each time:
   with its superblock, which says where the journal is, and without.
 
-A gain is the rate with the hint to that without, of the same round; and the same
-of what was done in each second of processor time. Beside them stand those of Mandal et al., "Using Hints to Improve Inline Block-layer
-Deduplication" (FAST 2016), for Dmdedup on a disk. No figure passes or fails.
+A gain is the rate with the hint to that without, of the same round; and the
+same of what was done in each second of processor time. Beside them stand those
+of Mandal et al., "Using Hints to Improve Inline Block-layer Deduplication"
+(FAST 2016), for Dmdedup on a disk. No figure passes or fails.
 """
 
 from collections.abc import Callable, Iterator
