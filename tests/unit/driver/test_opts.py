@@ -93,7 +93,8 @@ def test_oslo_config_generator(namespace):
             default = str(default).lower()
         elif isinstance(opt, cfg.ListOpt):
             default = ','.join(default)
-        assert f'\n#{name} = {default}\n' in sample
+        line = f'#{name} = {default}'.rstrip()
+        assert f'\n{line}\n' in sample
     assert 'Failed to format' not in sample
 
 
