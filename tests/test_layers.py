@@ -178,7 +178,6 @@ TESTED_BY = {
     'glance_dedup.transfer.source_client': (
         'unit/dedupd/cache/test_arrivals.py'),
     'glance_dedup.adoption.filestore': 'unit/adoption/test_estimate.py',
-    'glance_dedup.adoption.formats': 'unit/adoption/test_estimate.py',
     'glance_dedup.adoption.importing': 'functional/test_adoption.py',
     'glance_dedup.adoption.registering': 'functional/test_register.py',
     'glance_dedup.cli.common': 'unit/cli/test_main.py',

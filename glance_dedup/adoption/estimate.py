@@ -18,13 +18,14 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import stat
 
 from glance_dedup import _engine
-from glance_dedup.adoption import formats
 from glance_dedup.base import access
+from glance_dedup.base import formats
 from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 << 20
@@ -246,7 +247,7 @@ class _File:
         self._coming: tuple[int, futures.Future] | None = None
         found = os.fstat(self.fd)
         self.size = found.st_size
-        self.advice = formats.advice(self.fd)
+        self.advice = formats.advice(functools.partial(os.pread, self.fd))
         # From now on memory and offsets must be multiples of a page.
         self._direct = self._make_direct(True)
         self._buffers = [mmap.mmap(-1, PIECE + _PAGE) for _ in range(2)]

@@ -7,6 +7,8 @@
  */
 #include "binding/binding.h"
 
+#include <string.h>
+
 #include "engine/base/coding.h"
 #include "engine/write/transaction.h"
 
@@ -61,6 +63,28 @@ transaction_write(PyObject *object, PyObject *data)
     }
     PyBuffer_Release(&view);
     return result;
+}
+
+static PyObject *
+transaction_set_dedup(PyObject *object, PyObject *args)
+{
+    opened_object *self = (opened_object *)object;
+    const char *name;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "s", &name)) {
+        return NULL;
+    }
+    bool probe = strcmp(name, "probe") == 0;
+    if (!probe && strcmp(name, "off") != 0) {
+        PyErr_SetString(PyExc_ValueError, "'probe' or 'off' is needed");
+        return NULL;
+    }
+    if (!gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    gd_transaction_set_dedup(self->handle,
+                             probe ? GD_DEDUP_PROBE : GD_DEDUP_OFF);
+    return gd_py_end_none(&call, GD_OK);
 }
 
 static PyObject *
@@ -304,6 +328,7 @@ static PyMethodDef transaction_methods[] = {
     {"add_runs", transaction_add_runs, METH_VARARGS, NULL},
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
+    {"set_dedup", transaction_set_dedup, METH_VARARGS, NULL},
     {"set_hash", transaction_set_hash, METH_VARARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},
     {"commit_open", transaction_commit_open, METH_NOARGS, NULL},

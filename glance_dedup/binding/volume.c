@@ -37,14 +37,17 @@ static PyObject *
 counters_dict(const gd_volume_counters *c)
 {
     return Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsK}", "read", (unsigned long long)c->read, "written",
+        "{sKsKsKsKsKsKsKsKsKsKsKsK}", "read", (unsigned long long)c->read, "written",
         (unsigned long long)c->written, "zeroed",
         (unsigned long long)c->zeroed, "flushes",
         (unsigned long long)c->flushes, "checkpoints",
         (unsigned long long)c->checkpoints, "unique",
         (unsigned long long)c->unique, "duplicate",
         (unsigned long long)c->duplicate, "zero", (unsigned long long)c->zero,
-        "overwritten", (unsigned long long)c->overwritten);
+        "overwritten", (unsigned long long)c->overwritten, "skipped",
+        (unsigned long long)c->skipped, "prefetches",
+        (unsigned long long)c->prefetches, "prefetched",
+        (unsigned long long)c->prefetched);
 }
 
 static PyObject *
@@ -397,6 +400,33 @@ volume_needs_checkpoint(PyObject *object, PyObject *unused)
 }
 
 static PyObject *
+volume_set_dedup(PyObject *object, PyObject *args)
+{
+    int dedup;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "p", &dedup) ||
+        !gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    gd_volume_set_dedup(volume_of(object), dedup != 0);
+    return gd_py_end_none(&call, GD_OK);
+}
+
+/* prefetch(length, offset).  REQUIRES: the range lies within the volume. */
+static PyObject *
+volume_prefetch(PyObject *object, PyObject *args)
+{
+    unsigned long long length, offset;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
+        !gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    gd_volume_prefetch(volume_of(object), length, offset);
+    return gd_py_end_none(&call, GD_OK);
+}
+
+static PyObject *
 volume_renew(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -467,6 +497,8 @@ static PyMethodDef volume_methods[] = {
     {"extents", volume_extents, METH_VARARGS, NULL},
     {"checkpoint", volume_checkpoint, METH_NOARGS, NULL},
     {"needs_checkpoint", volume_needs_checkpoint, METH_NOARGS, NULL},
+    {"set_dedup", volume_set_dedup, METH_VARARGS, NULL},
+    {"prefetch", volume_prefetch, METH_VARARGS, NULL},
     {"renew", volume_renew, METH_NOARGS, NULL},
     {"snapshot", volume_snapshot, METH_VARARGS, NULL},
     {"resize", volume_resize, METH_VARARGS, NULL},

@@ -37,6 +37,10 @@ class Put(common.RepositoryCommand, show.ShowOne):
             '--project', default='', metavar='NAME',
             help='The project that the image belongs to.')
         common.add_scope(parser)
+        parser.add_argument(
+            '--no-dedup', action='store_true',
+            help='Store every block without looking for it, for data that is '
+            'known to share none. Merging may find its duplicates later.')
 
     def take_action(self, parsed_args):
         with contextlib.ExitStack() as stack:
@@ -47,7 +51,8 @@ class Put(common.RepositoryCommand, show.ShowOne):
             found = repo.put(parsed_args.id, source,
                              project=parsed_args.project,
                              progress=progress.update,
-                             scope=parsed_args.scope)
+                             scope=parsed_args.scope,
+                             dedup=not parsed_args.no_dedup)
         return common.shown(common.add_stat({}, found))
 
 

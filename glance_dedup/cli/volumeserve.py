@@ -75,6 +75,11 @@ class Serve(common.RepositoryCommand):
             'filter, of the table of inram, which takes 20 bytes for each '
             'block, or of the cache of dtb and leveldb. '
             'Default: %(default)s.')
+        parser.add_argument(
+            '--no-dedup', action='store_true',
+            help='Store written blocks without looking for duplicates, for a '
+            'disk of encrypted data or of swap, for example. Merging may find '
+            'them later.')
         common.add_codec(parser)
         return parser
 
@@ -232,6 +237,7 @@ def _keys(repo, args, reserve_mib: int) -> list[str]:
         'threads': min(4, len(os.sched_getaffinity(0))),
         'reserve': reserve_mib << 20,
         'segment-cache': args.cache_mib << 20,
+        'dedup': 'no' if args.no_dedup else 'yes',
     }
     place = repo.filter.place_for(repo.handle(), args.name)
     if place is not None:

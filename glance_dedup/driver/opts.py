@@ -229,6 +229,25 @@ stored from then on. Earlier images stay where they are, and share
 blocks with images that are stored under the same setting.
 
 """),
+    cfg.ListOpt('dedup_store_no_dedup_projects',
+                default=[],
+                help="""
+Projects whose uploads are stored without looking for duplicates.
+
+This saves a little time for data that shares no blocks with other
+images. The blocks are stored as usual otherwise. Merging may find
+duplicates among them later.
+
+Images that are compressed or encrypted as a whole need no such
+option: the store recognises them, and looks for samples only.
+
+Possible values:
+    * Ids of projects, separated by commas
+
+Related options:
+    * ``dedup_store_scope``
+
+"""),
     cfg.IntOpt('dedup_store_filter_mib',
                default=64,
                min=1,

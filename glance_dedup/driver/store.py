@@ -488,9 +488,10 @@ class Store(driver.Store):
             if percent and image_size:
                 self._limit.call(opened.need_room,
                                  -(-image_size * percent // 100))
+            project = _project(context)
             transaction = self._limit.call(
-                opened.begin, image_id, _project(context),
-                self._option('scope'),
+                opened.begin, image_id, project, self._option('scope'),
+                project not in self._option('no_dedup_projects'),
                 late=lambda late: late.abort())
             size = upload.store(opened, image_id, transaction, image_file,
                                 image_size or 0, watchers, self._storage,

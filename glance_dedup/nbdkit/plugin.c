@@ -128,6 +128,7 @@ open_volume(gd_error *err)
         s = gd_volume_open(repo, settings.volume, &volume, err);
     }
     if (s == GD_OK) {
+        gd_volume_set_dedup(volume, !settings.no_dedup);
         s = gd_nbdkit_keeper_start(repo, volume, &settings, &keeper, err);
     }
     if (s == GD_OK) {
@@ -365,7 +366,8 @@ plugin_flush(void *handle, uint32_t flags)
     return end_request(s, &err);
 }
 
-/* Reads and forgets: what is read is then in the caches. */
+/* Reads and forgets: what is read is then in the caches.  A copy of it is likely
+ * to be written. */
 static int
 plugin_cache(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
@@ -382,6 +384,9 @@ plugin_cache(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
     while (s == GD_OK && count > 0) {
         piece = count < CACHE_PIECE ? count : CACHE_PIECE;
         s = gd_volume_read(volume, buffer, piece, offset, &err);
+        if (s == GD_OK) {
+            gd_volume_prefetch(volume, piece, offset);
+        }
         count -= piece;
         offset += piece;
     }

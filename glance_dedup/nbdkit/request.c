@@ -90,6 +90,9 @@ run_status(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
     add_number(answer, "duplicate", counters->duplicate);
     add_number(answer, "zero", counters->zero);
     add_number(answer, "overwritten", counters->overwritten);
+    add_number(answer, "skipped", counters->skipped);
+    add_number(answer, "prefetches", counters->prefetches);
+    add_number(answer, "prefetched", counters->prefetched);
     add_line(answer, "broken %s", info.broken);
     return GD_OK;
 }

@@ -174,6 +174,7 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
 {
     static const char *compare[2] = {"hash", "value"};
     static const char *yes[2] = {"no", "yes"};
+    static const char *no[2] = {"yes", "no"};
     gd_params *params = &settings->params;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (strcmp(key, numbers[i].key) == 0) {
@@ -201,6 +202,8 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
         return set_choice(&params->by_value, key, value, compare, err);
     } else if (strcmp(key, "codec-yields") == 0) {
         return set_choice(&params->codec_yields, key, value, yes, err);
+    } else if (strcmp(key, "dedup") == 0) {
+        return set_choice(&settings->no_dedup, key, value, no, err);
     } else if (strcmp(key, "direct-io") == 0) {
         return set_choice(&params->direct_io, key, value, yes, err);
     }

@@ -21,7 +21,8 @@
     "fingerprint, compare (all required), cut-minimum and cut-average.\n" \
     "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
     "reserve, segment-cache, index, index-path, index-bytes, index-keys: how\n" \
-    "to store and read."
+    "to store and read.\n" \
+    "dedup=yes|no           Whether to look for blocks that are there already."
 
 typedef struct gd_nbdkit_settings {
     char *repository; /* an absolute path */
@@ -33,6 +34,7 @@ typedef struct gd_nbdkit_settings {
     uint64_t index_bytes; /* of a new filter, or of a store's cache */
     uint64_t index_keys;  /* for which a store has room */
     uint64_t segment_cache; /* bytes */
+    bool no_dedup;
     bool has_id;
     bool has_checksum;
     uint64_t checksum; /* of repository.json */

@@ -15,6 +15,7 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
+from glance_dedup.base import formats
 from glance_dedup.repository import parameters
 
 #: Bytes that are read or written at once, where nothing else is said.
@@ -75,12 +76,15 @@ class Transaction:
     """
 
     def __init__(self, image_id: str, engine: _engine.Transaction,
-                 repository: object) -> None:
+                 repository: object, dedup: bool = True) -> None:
         self.image_id = image_id
         # Keeps the repository alive: a fork closes only the descriptors of
         # repositories that still exist.
         self._repository = repository
         self._engine = engine
+        if not dedup:
+            engine.set_dedup('off')
+        self._infer = dedup  # until the first bytes are there
         self.upload_id: str = engine.upload_id.hex()
         """32 hexadecimal digits; no other upload ever has them."""
 
@@ -90,8 +94,15 @@ class Transaction:
         The caller may reuse the buffer when this returns, though the bytes may
         not be on the disk yet. After an error only :meth:`abort` is possible.
 
+        If the first bytes say that the image will share few blocks, only
+        samples of it are looked for (:mod:`glance_dedup.base.formats`).
+
         :raises NoSpaceError, StorageError: as their names say
         """
+        if self._infer and (view := memoryview(data)).nbytes:
+            self._infer = False
+            if formats.shares_nothing(view.cast('B')):
+                self._engine.set_dedup('probe')
         return self._engine.write(data)
 
     def find(self, fingerprints: bytes, lengths: bytes) -> bytes:

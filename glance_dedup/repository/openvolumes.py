@@ -177,6 +177,29 @@ class Volume:
         """Whether a checkpoint is due, since the journal is large."""
         return self._engine.needs_checkpoint()
 
+    def set_dedup(self, dedup: bool) -> None:
+        """Whether checkpoints look for blocks that are stored already.
+
+        They do, until this says otherwise. A checkpoint that has begun is not
+        affected.
+        """
+        self._engine.set_dedup(dedup)
+
+    def prefetch(self, length: int, offset: int) -> None:
+        """Have the next checkpoint find copies of a range without a look-up.
+
+        This loads the fingerprint stores of the groups that the range's blocks
+        are in. The last eight groups are kept. It is a hint: what cannot be
+        loaded now is left out.
+
+        :raises InvalidParameter: the range is not within the volume
+        """
+        _need_range(length, offset)
+        if offset + length > self.size:
+            raise exceptions.InvalidParameter(
+                f'volume {self.name}: the range ends behind its end')
+        self._engine.prefetch(length, offset)
+
     def renew(self) -> None:
         """Close recipes that a merge has replaced.
 

@@ -282,13 +282,16 @@ class Repository(closing.Closing):
     # -- storing ----------------------------------------------------------
 
     def begin(self, image_id: str, project: str = '',
-              scope: str | bytes = 'global') -> openimages.Transaction:
+              scope: str | bytes = 'global',
+              dedup: bool = True) -> openimages.Transaction:
         """Start to store an image.
 
         :param scope: the images with which it shares blocks: ``'global'``: all
             global ones; ``'project'``: those that this project stored with
             ``'project'``; or a scope's id of 16 bytes, taken from an image
             elsewhere
+        :param dedup: False: look for no block that is stored already
+            (volumes.rst, "Hints")
         :raises ImageExists: at once, if the image is committed already
         :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of
@@ -300,17 +303,19 @@ class Repository(closing.Closing):
         handle = self.handle()
         self.filter.complete(handle)
         return openimages.Transaction(
-            image_id, handle.begin(image_id, project, scope_id), self)
+            image_id, handle.begin(image_id, project, scope_id), self, dedup)
 
     def put(self, image_id: str, source: str | os.PathLike | BinaryIO,
             size: int | None = None, project: str = '',
             progress: Callable[[int], None] | None = None,
-            scope: str = 'global') -> openimages.ImageStat:
+            scope: str = 'global',
+            dedup: bool = True) -> openimages.ImageStat:
         """Store an image from a file's path or an object with ``read()``.
 
         :param size: how many bytes the source must have; None: any number
         :param progress: called with the bytes read so far
         :param scope: as for :meth:`begin`
+        :param dedup: as for :meth:`begin`
         :raises InvalidParameter: if the source has fewer or more bytes than
             `size`
 
@@ -323,7 +328,7 @@ class Repository(closing.Closing):
                     source = stack.enter_context(
                         open(source, 'rb', buffering=0))
             transaction = stack.enter_context(
-                self.begin(image_id, project, scope))
+                self.begin(image_id, project, scope, dedup))
             done = 0
             while piece := source.read(openimages.PIECE):
                 done += len(piece)
@@ -463,7 +468,8 @@ class Repository(closing.Closing):
     def statistics(self) -> dict[str, int]:
         """Counts of this process since it opened the repository.
 
-        * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``.
+        * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
+          ``skipped``: blocks that were not looked for, since a hint said so.
         * Look-ups: ``candidates`` from the filter, and the
           ``false_candidates`` among them; ``cold_loads`` of fingerprint
           stores, and ``capped_loads`` that were left out; ``compares`` by

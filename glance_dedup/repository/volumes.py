@@ -32,6 +32,12 @@ COUNTERS = {
     'zero': ('zero_bytes', 'Bytes that checkpoints found to be zeros'),
     'overwritten': ('overwritten_bytes',
                     'Bytes that were written again before a checkpoint'),
+    'skipped': ('skipped_bytes',
+                'Bytes that a hint had stored without a look-up'),
+    'prefetches': ('prefetches',
+                   'Fingerprint stores that were prefetched on request'),
+    'prefetched': ('prefetched_bytes',
+                   'Bytes that were found to be duplicates in such stores'),
 }
 
 

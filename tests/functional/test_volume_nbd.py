@@ -492,6 +492,7 @@ def test_parameters_that_changed(server):
     (['parameters=0'], 'has not 16 hexadecimal digits'),
     (['major=3'], 'is not a number from 1 to 2'),
     (['compare=other'], 'is neither hash nor value'),
+    (['dedup=maybe'], 'is neither yes nor no'),
     (['color=red'], "there is no key 'color'"),
     (['codec=none'], 'the key repository is missing')])
 def test_keys(keys, words):

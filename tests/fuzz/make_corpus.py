@@ -186,6 +186,39 @@ def volume_seeds():
     yield from programs(7, 10, 120)
 
 
+def fslayout_seeds():
+    def disk(sectors, *pieces):
+        return sectors.to_bytes(6, 'little') + b''.join(
+            struct.pack('<HBB', at // 512, at % 512 // 4, len(content))
+            + content for at, content in pieces)
+
+    def ext(at, features):
+        node = struct.pack('<HHHHI', 0xf30a, 1, 1, 0, 0)
+        return [
+            (at + 1024, struct.pack('<9I', 0, 4096, 0, 0, 0, 0, 2, 0, 512)
+             + struct.pack('<IIIIIHHIIIHHIII', 0, 64, 0, 0, 0, 0, 0xef53, 0, 0,
+                           0, 0, 0, 0, 1, 0)),
+            (at + 1024 + 0x58, struct.pack('<HHIII', 256, 0, 4, features, 0)),
+            (at + 1024 + 0xfc, struct.pack('<BBH', 0, 1, 64)),
+            (at + 1024 + 0x10c, node + struct.pack('<IIHH', 0, 20, 0, 0)),
+            (at + 4096, bytes(8) + struct.pack('<I', 10)),
+            (at + 4096 * 20, struct.pack('<HHHHI', 0xf30a, 1, 4, 0, 0)
+             + struct.pack('<IHHI', 0, 9, 0, 30))]
+
+    xfs = struct.pack('>4sIQ', b'XFSB', 4096, 500) + bytes(32) + struct.pack(
+        '>Q', 263) + bytes(28) + struct.pack('>IIII', 200, 3, 0, 20)
+    xfs += struct.pack('>HH', 0, 512) + bytes(20) + b'\x08'
+    signature = (508, b'\0\0\x55\xaa')
+    yield disk(8192, *ext(0, 0))
+    yield disk(8192 << 20, *ext(0, 0x80))
+    yield disk(8192, (0, xfs))
+    yield disk(8192, signature, (448, b'\0\0\x83\0\0\0' + struct.pack(
+        '<II', 2048, 4096)), *ext(1 << 20, 0x80))
+    yield disk(8192, signature, (448, b'\0\0\xee\0'), (512, b'EFI PART'),
+               (584, struct.pack('<QII', 2, 128, 128)),
+               (1056, struct.pack('<QQ', 2048, 6000)), (1 << 20, xfs))
+
+
 def make(directory):
     with tempfile.TemporaryDirectory() as path:
         make_repository(path)
@@ -199,6 +232,7 @@ def make(directory):
         'segment': segment_seeds(groups),
         'recipe': recipe_seeds(recipes),
         'filter': filter_seeds(),
+        'fslayout': fslayout_seeds(),
         'chunker': chunker_seeds(),
         'catalog': fence_and_index_seeds(),
         'spool': spool_seeds(recipes),

@@ -17,7 +17,7 @@ enum {
     AT_PROJECT = 136,
     AT_SOURCE = 264,
     AT_COUNTERS = 392,
-    COUNTERS = 9, /* the rest of the 16 are zeros */
+    COUNTERS = 12, /* the rest of the 16 are zeros */
     LOG_LEAST_PART = 16,
     LOG_MOST_PART = 40,
 };
@@ -28,8 +28,9 @@ static void
 encode_counters(const gd_volume_counters *c, uint8_t *out)
 {
     const uint64_t values[COUNTERS] = {
-        c->read,   c->written,   c->zeroed, c->flushes,    c->checkpoints,
-        c->unique, c->duplicate, c->zero,   c->overwritten};
+        c->read,    c->written,    c->zeroed,    c->flushes,
+        c->checkpoints, c->unique, c->duplicate, c->zero,
+        c->overwritten, c->skipped, c->prefetches, c->prefetched};
     for (int i = 0; i < COUNTERS; i++) {
         gd_put64(out + 8 * i, values[i]);
     }
@@ -39,8 +40,9 @@ static void
 decode_counters(const uint8_t *in, gd_volume_counters *c)
 {
     uint64_t *const values[COUNTERS] = {
-        &c->read,   &c->written,   &c->zeroed, &c->flushes,    &c->checkpoints,
-        &c->unique, &c->duplicate, &c->zero,   &c->overwritten};
+        &c->read,    &c->written,    &c->zeroed,    &c->flushes,
+        &c->checkpoints, &c->unique, &c->duplicate, &c->zero,
+        &c->overwritten, &c->skipped, &c->prefetches, &c->prefetched};
     for (int i = 0; i < COUNTERS; i++) {
         *values[i] = gd_get64(in + 8 * i);
     }

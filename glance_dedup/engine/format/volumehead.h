@@ -26,8 +26,8 @@ typedef enum gd_volume_state {
     GD_VOLUME_DELETING = 3,
 } gd_volume_state;
 
-/* Counts of the volume's whole life; all but the numbers of flushes and
- * checkpoints in bytes. */
+/* Counts of the volume's whole life; all but flushes, checkpoints and
+ * prefetches in bytes. */
 typedef struct gd_volume_counters {
     uint64_t read;
     uint64_t written;
@@ -38,6 +38,9 @@ typedef struct gd_volume_counters {
     uint64_t duplicate;   /* found to be stored already, */
     uint64_t zero;        /* found to be zeros */
     uint64_t overwritten; /* written again before a checkpoint */
+    uint64_t skipped;     /* stored without a look-up, as a hint said */
+    uint64_t prefetches;  /* fingerprint stores that were prefetched */
+    uint64_t prefetched;  /* found to be duplicates in such stores */
 } gd_volume_counters;
 
 typedef struct gd_volume_mark {

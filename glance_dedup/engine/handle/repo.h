@@ -36,6 +36,7 @@ typedef struct gd_counters {
     atomic_ullong zero_blocks;   /* all-zero blocks */
     atomic_ullong hits;          /* blocks found to be stored already */
     atomic_ullong misses;        /* blocks stored as new */
+    atomic_ullong skipped;       /* not looked for, since a hint said so */
     atomic_ullong candidates;    /* hints that the filter gave */
     atomic_ullong false_candidates; /* hints among them that mismatched */
     atomic_ullong cold_loads;    /* fingerprint stores read from their file */

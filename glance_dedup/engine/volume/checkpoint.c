@@ -9,6 +9,7 @@
 #include "engine/base/array.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
+#include "engine/volume/volumehints.h"
 #include "engine/volume/state.h"
 
 /* ---- the parts ---- */
@@ -42,7 +43,8 @@ has_data(const gd_volume *volume, uint64_t part)
 
 static gd_status
 commit_part(gd_volume *volume, const gd_volume_head *head, uint64_t part,
-            gd_volume_counters *counters, gd_error *err)
+            const gd_edition_hints *hints, gd_volume_counters *counters,
+            gd_error *err)
 {
     if (!has_data(volume, part) &&
         !gd_parts_has_bytes(&volume->parts, part)) {
@@ -50,14 +52,15 @@ commit_part(gd_volume *volume, const gd_volume_head *head, uint64_t part,
     }
     uint64_t edition = gd_parts_edition(&volume->parts, part) + 1;
     gd_status s = gd_edition_commit(&volume->parts, head, &volume->stale, part,
-                                    edition, counters, err);
+                                    edition, hints, counters, err);
     return s == GD_OK ? note_made(volume, part, edition, err) : s;
 }
 
 /* Commits the parts that have frozen records, in order, except those that a
  * checkpoint that failed has done. */
 static gd_status
-commit_parts(gd_volume *volume, gd_volume_counters *counters, gd_error *err)
+commit_parts(gd_volume *volume, const gd_edition_hints *hints,
+             gd_volume_counters *counters, gd_error *err)
 {
     gd_volume_head head;
     gd_status s = GD_OK;
@@ -72,7 +75,7 @@ commit_parts(gd_volume *volume, gd_volume_counters *counters, gd_error *err)
            piece->offset < head.size) {
         uint64_t part = piece->offset / head.part_size;
         part = part > next ? part : next;
-        s = commit_part(volume, &head, part, counters, err);
+        s = commit_part(volume, &head, part, hints, counters, err);
         next = part + 1;
     }
     return s;
@@ -167,6 +170,8 @@ add_counters(gd_volume *volume, const gd_volume_counters *stored)
     counters->unique += stored->unique;
     counters->duplicate += stored->duplicate;
     counters->zero += stored->zero;
+    counters->skipped += stored->skipped;
+    counters->prefetched += stored->prefetched;
     pthread_mutex_unlock(&volume->mutex);
 }
 
@@ -177,7 +182,12 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
     if (volume->frozen_count == 0) {
         return GD_OK;
     }
-    gd_status s = commit_parts(volume, &stored, err);
+    gd_edition_hints *hints = gd_volume_take_hints(volume, err);
+    if (hints == NULL) {
+        return GD_NOMEM;
+    }
+    gd_status s = commit_parts(volume, hints, &stored, err);
+    volume->repo->env->release(volume->repo->env, hints);
     add_counters(volume, &stored);
     if (s == GD_OK) {
         s = append_marks(volume, err);

@@ -62,6 +62,7 @@ typedef struct writer {
     gd_transaction *transaction;
     gd_part_source source;
     const gd_overlay *overlay;
+    const gd_edition_hints *hints;
     uint64_t start;  /* of the part, in the volume */
     uint64_t length; /* of the part */
     uint32_t block;
@@ -70,6 +71,7 @@ typedef struct writer {
     uint64_t at;   /* bytes of the part that are done: whole blocks */
     uint64_t written;
     uint64_t zero;
+    uint64_t skipped;
 } writer;
 
 static uint64_t
@@ -114,6 +116,25 @@ changed_end(const writer *w, const gd_piece *piece)
         end = round_up(w, piece_to(w, piece));
     }
     return end < most ? end : most;
+}
+
+/* Where the blocks from w->at on end that are to be treated alike, at `end` at
+ * the latest; *skip: they are not looked for. */
+static uint64_t
+hinted_end(const writer *w, uint64_t end, bool *skip)
+{
+    uint64_t at = w->start + w->at, limit = end;
+    *skip = w->hints->no_dedup;
+    const gd_range *next =
+        *skip ? NULL : gd_fslayout_next(&w->hints->layout, at);
+    if (next != NULL && next->offset > at) {
+        limit = round_up(w, next->offset - w->start);
+    } else if (next != NULL) {
+        limit = (next->offset + next->length - w->start) / w->block * w->block;
+        *skip = limit > w->at;
+        limit = *skip ? limit : w->at + w->block;
+    }
+    return limit < end ? limit : end;
 }
 
 static gd_status
@@ -165,6 +186,12 @@ fill_window(writer *w, uint64_t end, gd_error *err)
 static gd_status
 store_window(writer *w, uint64_t end, gd_error *err)
 {
+    bool skip;
+    end = hinted_end(w, end, &skip);
+    if (!w->hints->no_dedup) {
+        gd_transaction_set_dedup(w->transaction,
+                                 skip ? GD_DEDUP_SKIP : GD_DEDUP_ALL);
+    }
     uint32_t lengths[WINDOW_BLOCKS];
     gd_address addresses[WINDOW_BLOCKS];
     size_t count = 0;
@@ -178,7 +205,11 @@ store_window(writer *w, uint64_t end, gd_error *err)
                                         count, addresses, err);
     }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        w->zero += addresses[i].group == 0 ? lengths[i] : 0;
+        if (addresses[i].group == 0) {
+            w->zero += lengths[i];
+        } else if (skip) {
+            w->skipped += lengths[i];
+        }
     }
     w->written += end - w->at;
     w->at = end;
@@ -234,6 +265,7 @@ count_stored(const writer *w, const gd_recipe_header *header,
     counters->unique += unique;
     counters->duplicate += rest - unique;
     counters->zero += w->zero;
+    counters->skipped += w->skipped;
 }
 
 /* Begins the transaction of an edition, in place of an attempt that failed. */
@@ -275,12 +307,14 @@ run_writer(gd_parts *parts, writer *w, uint64_t part, gd_error *err)
 gd_status
 gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
                   const gd_overlay *overlay, uint64_t part, uint64_t edition,
-                  gd_volume_counters *counters, gd_error *err)
+                  const gd_edition_hints *hints, gd_volume_counters *counters,
+                  gd_error *err)
 {
     gd_repo *repo = parts->repo;
     char id[GD_IMAGE_ID_MAX + 1];
     gd_recipe_header header;
     writer w = {.overlay = overlay,
+                .hints = hints,
                 .start = part * head->part_size,
                 .block = repo->params.block_size};
     w.length = head->size - w.start < head->part_size ? head->size - w.start
@@ -290,10 +324,18 @@ gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
     if (s != GD_OK) {
         return s;
     }
+    if (hints->no_dedup) {
+        gd_transaction_set_dedup(w.transaction, GD_DEDUP_OFF);
+    } else {
+        gd_transaction_expect(w.transaction, hints->groups,
+                              hints->group_count);
+    }
     s = run_writer(parts, &w, part, err);
+    uint64_t prefetched = gd_transaction_expected(w.transaction);
     s = end_transaction(w.transaction, s, &header, err);
     if (s == GD_OK) {
         count_stored(&w, &header, counters);
+        counters->prefetched += prefetched;
     }
     return s;
 }

@@ -7,8 +7,17 @@
 #define GD_EDITION_H
 
 #include "engine/format/volumehead.h"
+#include "engine/volume/fslayout.h"
 #include "engine/volume/overlay.h"
 #include "engine/volume/parts.h"
+
+/* What is hinted at of the bytes to be stored (volumes.rst, "Hints"). */
+typedef struct gd_edition_hints {
+    bool no_dedup;      /* look for no block, */
+    gd_fslayout layout; /* or for none in these ranges of the volume */
+    uint32_t groups[GD_CACHED_STORES]; /* to be looked into first */
+    size_t group_count;
+} gd_edition_hints;
 
 /* Commits an edition of a part: its bytes up to now, with the overlay's over
  * them.  An image of this edition that is there already is of an attempt that
@@ -16,8 +25,8 @@
  * REQUIRES: nobody changes the overlay. */
 gd_status gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
                             const gd_overlay *overlay, uint64_t part,
-                            uint64_t edition, gd_volume_counters *counters,
-                            gd_error *err);
+                            uint64_t edition, const gd_edition_hints *hints,
+                            gd_volume_counters *counters, gd_error *err);
 /* Commits an image of all parts, without regard to the journal. */
 gd_status gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
                               const char *image_id, const char *project,

@@ -41,6 +41,9 @@ struct gd_volume {
     bool recovered;      /* the frozen ones are of an owner before (V4) */
     bool held;           /* writes wait (resizing) */
     bool syncing;
+    bool no_dedup; /* hints (volumes.rst): look for no duplicates; */
+    uint32_t wanted[GD_CACHED_STORES]; /* groups to be looked into first, */
+    size_t wanted_count;               /* the last one wanted last */
     gd_error broken;     /* GD_OK: it takes writes */
 };
 
@@ -72,6 +75,12 @@ gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
 /* The overlay learns of an appended record, which then counts. */
 gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
                           gd_error *err);
+
+/* ---- volume.c ---- */
+
+/* A read that is not counted. */
+gd_status gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
+                         uint64_t offset, gd_error *err);
 
 /* ---- resize.c ---- */
 

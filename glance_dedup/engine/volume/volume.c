@@ -286,13 +286,13 @@ read_segment(gd_volume *volume, const segment *part, uint8_t *out,
                                            err);
 }
 
-gd_status
-gd_volume_read(gd_volume *volume, uint8_t *out, size_t length,
-               uint64_t offset, gd_error *err)
+/* *counter: the bytes read are added to it. */
+static gd_status
+read_counted(gd_volume *volume, uint8_t *out, size_t length, uint64_t offset,
+             uint64_t *counter, gd_error *err)
 {
     uint8_t *room = NULL;
-    gd_status s = begin_request(volume, offset, length,
-                                &volume->head.counters.read, err);
+    gd_status s = begin_request(volume, offset, length, counter, err);
     while (s == GD_OK && length > 0) {
         segment segments[SEGMENTS];
         size_t count = plan(volume, offset, offset + length, segments);
@@ -306,6 +306,22 @@ gd_volume_read(gd_volume *volume, uint8_t *out, size_t length,
     }
     volume->repo->env->release(volume->repo->env, room);
     return s;
+}
+
+gd_status
+gd_volume_read(gd_volume *volume, uint8_t *out, size_t length,
+               uint64_t offset, gd_error *err)
+{
+    return read_counted(volume, out, length, offset,
+                        &volume->head.counters.read, err);
+}
+
+gd_status
+gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
+               uint64_t offset, gd_error *err)
+{
+    uint64_t nothing = 0;
+    return read_counted(volume, out, length, offset, &nothing, err);
 }
 
 gd_status

@@ -79,6 +79,16 @@ gd_status gd_volume_extents(gd_volume *volume, uint64_t length,
                                           uint64_t length, bool zeros),
                             void *arg, gd_error *err);
 
+/* ---- hints (volumes.rst) ---- */
+
+/* Whether checkpoints look for blocks that are stored already; they do at
+ * first. */
+void gd_volume_set_dedup(gd_volume *volume, bool dedup);
+/* The range's bytes are likely to be written elsewhere soon: the next checkpoint
+ * looks for duplicates first where they are stored.  REQUIRES: the range lies
+ * within the volume. */
+void gd_volume_prefetch(gd_volume *volume, uint64_t length, uint64_t offset);
+
 /* Brings all that was written before into recipes (V6). */
 gd_status gd_volume_checkpoint(gd_volume *volume, gd_error *err);
 /* A checkpoint before the close.  A new head gets the counters, if they have

@@ -495,7 +495,7 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
 }
 
 gd_status
-gd_appender_sync(gd_appender *appender, gd_error *err)
+gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
 {
     uint32_t base = appender->published.count;
     uint32_t count = appender->next_slot - base;
@@ -512,7 +512,9 @@ gd_appender_sync(gd_appender *appender, gd_error *err)
     }
     if (s == GD_OK) {
         appender->cannot_cut = false;
-        insert_hints(appender, base, count, appender->entries);
+        if (!hidden) {
+            insert_hints(appender, base, count, appender->entries);
+        }
     }
     return s;
 }

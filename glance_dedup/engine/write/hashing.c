@@ -86,7 +86,7 @@ hash_blocks(void *arg, size_t task, unsigned worker)
                                          &hashing->scope, inputs, count, NULL);
     if (s != GD_OK) {
         atomic_store(&hashing->failed, (int)s);
-    } else if (hashing->repo->params.by_value) {
+    } else if (hashing->repo->params.by_value && hashing->lookup != NULL) {
         gd_lookup_compare(hashing->lookup, blocks, count, worker);
     }
 }

@@ -29,7 +29,7 @@ void gd_hashing_close(gd_hashing *hashing);
 /* Fills in the blocks' fingerprints and, if asked, their checksums.  Where
  * blocks are compared by value, each thread also compares the blocks that it
  * has just fingerprinted, while its caches still hold them, with the stores
- * that the look-up has at hand. */
+ * that the look-up has at hand; NULL: with none. */
 gd_status gd_hashing_run(gd_hashing *hashing, gd_lookup *lookup,
                          gd_block *blocks, size_t count, bool checksums,
                          gd_error *err);

@@ -113,13 +113,19 @@ look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     bool checksums = !intake->mostly_known;
-    gd_status s = gd_hashing_run(intake->hashing, intake->lookup, b->blocks,
-                                 b->count, checksums, err);
+    bool all = intake->dedup == GD_DEDUP_ALL;
+    gd_status s = gd_hashing_run(intake->hashing, all ? intake->lookup : NULL,
+                                 b->blocks, b->count, checksums, err);
     *found = 0;
     if (s != GD_OK) {
         return s;
     }
-    gd_lookup_batch(intake->lookup, b->blocks, b->count, GD_COLD_LOADS);
+    if (all || (intake->dedup == GD_DEDUP_PROBE &&
+                gd_lookup_probe(intake->lookup, b->blocks, b->count))) {
+        gd_lookup_batch(intake->lookup, b->blocks, b->count, GD_COLD_LOADS);
+    } else {
+        atomic_fetch_add(&intake->repo->counters.skipped, b->count);
+    }
     for (size_t i = 0; i < b->count; i++) {
         *found += b->blocks[i].address.group != 0;
     }
@@ -416,7 +422,8 @@ static uint32_t
 choose_shift(gd_intake *intake, size_t found)
 {
     const gd_batch *b = &intake->batch;
-    if (intake->phase == NULL || intake->told) {
+    if (intake->phase == NULL || intake->told ||
+        intake->dedup != GD_DEDUP_ALL) {
         return 0;
     }
     uint32_t shift =

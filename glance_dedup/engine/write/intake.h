@@ -49,6 +49,7 @@ typedef struct gd_intake {
     gd_batch other; /* empty; batches are cut again into it; opened when
                      * needed */
     size_t short_cut; /* if not 0, the length of the next block */
+    gd_dedup dedup; /* which blocks are looked for */
     bool told; /* the caller gave blocks: their cuts must not move */
     bool mostly_known; /* hardly any block of the last batch was new */
     gd_address *addresses; /* where the next block's address goes; NULL: not

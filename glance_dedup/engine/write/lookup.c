@@ -16,6 +16,8 @@ enum {
     CONFIRMED_AT_ONCE = 256, /* entries read together */
     SCATTERED = 16, /* from so many blocks on, their group's store is loaded */
     MOST_SCATTERED = 1024,
+    PROBES = 4, /* runs of blocks in a sample */
+    PROBED = 8, /* blocks in each, if the index has hints to all blocks */
 };
 
 /* A block, and the hint of an exact index to it. */
@@ -37,6 +39,9 @@ struct gd_lookup {
     gd_hints *hints;
     exact_hint exact[MOST_SCATTERED]; /* of this batch */
     size_t exact_count;
+    uint32_t expected[GD_CACHED_STORES]; /* groups */
+    size_t expected_count;
+    uint64_t expected_bytes; /* found there */
     /* One for each thread, the caller's last.  NULL unless hits are compared by
      * value. */
     gd_compare **compares;
@@ -119,6 +124,17 @@ is_equal(gd_lookup *lookup, gd_address address, const gd_block *block)
                &block->fingerprint, block->data, block->length);
 }
 
+static void
+count_expected(gd_lookup *lookup, uint32_t group, uint32_t length)
+{
+    for (size_t i = 0; i < lookup->expected_count; i++) {
+        if (lookup->expected[i] == group) {
+            lookup->expected_bytes += length;
+            return;
+        }
+    }
+}
+
 /* Whether the slot has the block's fingerprint. */
 static bool
 take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
@@ -131,6 +147,7 @@ take_hit(gd_lookup *lookup, int index, uint32_t slot, gd_block *block)
     lookup->hit_at[index] = lookup->batch;
     lookup->last = index;
     lookup->next_slot = slot + 1;
+    count_expected(lookup, address.group, block->length);
     return true;
 }
 
@@ -478,6 +495,55 @@ gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
         confirm_scattered(lookup);
         load_hinted_stores(lookup, blocks, count, loads);
     }
+}
+
+void
+gd_lookup_expect(gd_lookup *lookup, const uint32_t *groups, size_t count)
+{
+    for (size_t i = 0; i < count && i < GD_CACHED_STORES; i++) {
+        if (store_of(lookup, groups[i]) < 0 &&
+            prepare_store(lookup, groups[i]) &&
+            load_store(lookup, groups[i]) >= 0) {
+            lookup->expected[lookup->expected_count++] = groups[i];
+        }
+    }
+}
+
+uint64_t
+gd_lookup_expected(const gd_lookup *lookup)
+{
+    return lookup->expected_bytes;
+}
+
+/* How many blocks in a row are likely to have PROBED hints among them. */
+static size_t
+probe_length(const gd_lookup *lookup)
+{
+    gd_filter_stats stats;
+    gd_hintindex *index = lookup->repo->index;
+    if (index == NULL) {
+        return PROBED;
+    }
+    index->get_stats(index, &stats);
+    return (size_t)PROBED << stats.level;
+}
+
+bool
+gd_lookup_probe(gd_lookup *lookup, gd_block *blocks, size_t count)
+{
+    size_t most = probe_length(lookup);
+    for (size_t probe = 0; probe < PROBES; probe++) {
+        size_t at = probe * count / PROBES;
+        size_t n = (probe + 1) * count / PROBES - at;
+        n = n < most ? n : most;
+        gd_lookup_batch(lookup, blocks + at, n, GD_COLD_LOADS);
+        for (size_t i = at; i < at + n; i++) {
+            if (blocks[i].address.group != 0) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 /* ---- confirming ---- */

@@ -24,6 +24,14 @@ enum { GD_COLD_LOADS = 4 };
 
 typedef struct gd_lookup gd_lookup;
 
+/* Which blocks are looked for (volumes.rst, "Hints"). */
+typedef enum gd_dedup {
+    GD_DEDUP_ALL,
+    GD_DEDUP_PROBE, /* a sample of each batch; all of it if one is found */
+    GD_DEDUP_SKIP,  /* none */
+    GD_DEDUP_OFF,   /* none, and the index gets no hints to them */
+} gd_dedup;
+
 /* A block of a batch. */
 typedef struct gd_block {
     uint64_t zeros_before; /* bytes of zeros between the last block and this
@@ -49,6 +57,14 @@ void gd_lookup_close(gd_lookup *lookup);
  * the look-up.  worker is the number that the pool gives to a job's task. */
 void gd_lookup_compare(gd_lookup *lookup, gd_block *blocks, size_t count,
                        unsigned worker);
+/* Loads the stores of these groups, at most GD_CACHED_STORES, for the batches to
+ * come.  A store that is not available now is left out. */
+void gd_lookup_expect(gd_lookup *lookup, const uint32_t *groups, size_t count);
+/* Plain bytes of blocks found in these groups. */
+uint64_t gd_lookup_expected(const gd_lookup *lookup);
+/* Whether one of a sample of the blocks is found; all stay without address
+ * unless this fills it in. */
+bool gd_lookup_probe(gd_lookup *lookup, gd_block *blocks, size_t count);
 /* Fills in the address of each block that is found, and group 0 for the
  * others.  Loads at most `loads` stores for this.  data may be NULL only where
  * fingerprints decide.

@@ -48,6 +48,7 @@ struct gd_packer {
     size_t room; /* segments in a bundle */
     int filling; /* index of the bundle being filled */
     bool last_is_open;
+    bool hidden; /* the index gets no hints to new blocks */
     gd_compare *compare; /* NULL unless hits are compared by value */
 
     /* Of the bundle being written: */
@@ -398,7 +399,14 @@ gd_packer_sync(gd_packer *packer, gd_error *err)
     if (s == GD_OK) {
         s = finish_writing(packer, err);
     }
-    return s == GD_OK ? gd_appender_sync(packer->appender, err) : s;
+    return s == GD_OK ? gd_appender_sync(packer->appender, packer->hidden, err)
+                      : s;
+}
+
+void
+gd_packer_hide(gd_packer *packer, bool hide)
+{
+    packer->hidden = hide;
 }
 
 /* ---- adding ---- */

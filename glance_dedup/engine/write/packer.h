@@ -38,6 +38,9 @@ gd_status gd_packer_set_scope(gd_packer *packer, const gd_scope *scope,
  * blocks added to it. */
 gd_status gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err);
 
+/* Whether sync points from now on give the index no hints to the blocks. */
+void gd_packer_hide(gd_packer *packer, bool hide);
+
 /* Adds a copy of a new block and returns its address.  checksum was computed
  * before the fingerprint.  If the copy has another checksum, a flush or the
  * sync fails with GD_IO. */

@@ -130,6 +130,27 @@ gd_transaction_upload_id(const gd_transaction *transaction)
 }
 
 void
+gd_transaction_set_dedup(gd_transaction *transaction, gd_dedup dedup)
+{
+    gd_intake *intake = &transaction->intake;
+    intake->dedup = dedup;
+    gd_packer_hide(intake->packer, dedup == GD_DEDUP_OFF);
+}
+
+void
+gd_transaction_expect(gd_transaction *transaction, const uint32_t *groups,
+                      size_t count)
+{
+    gd_lookup_expect(transaction->intake.lookup, groups, count);
+}
+
+uint64_t
+gd_transaction_expected(const gd_transaction *transaction)
+{
+    return gd_lookup_expected(transaction->intake.lookup);
+}
+
+void
 gd_transaction_end(gd_transaction *transaction)
 {
     gd_repo *repo = transaction->repo;

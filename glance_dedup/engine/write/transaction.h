@@ -15,6 +15,7 @@
 
 #include "engine/format/recipe.h"
 #include "engine/handle/repo.h"
+#include "engine/write/lookup.h"
 
 typedef struct gd_transaction gd_transaction;
 struct gd_image;
@@ -26,6 +27,18 @@ gd_status gd_transaction_begin(gd_repo *repo, const char *image_id,
                                const char *project, const gd_scope *scope,
                                gd_transaction **out, gd_error *err);
 const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
+
+/* ---- hints (volumes.rst) ---- */
+
+/* Which blocks are looked for from the next batch on.  OFF is for a whole
+ * transaction: when a sync point publishes blocks, the index gets hints to all
+ * of them or to none. */
+void gd_transaction_set_dedup(gd_transaction *transaction, gd_dedup dedup);
+/* Looks into these groups first.  Called before the first block. */
+void gd_transaction_expect(gd_transaction *transaction, const uint32_t *groups,
+                           size_t count);
+/* Plain bytes of blocks found in them. */
+uint64_t gd_transaction_expected(const gd_transaction *transaction);
 
 /* Appends to the image.  On return the caller may reuse data.  After an error
  * only abort is possible.  The transaction chooses where to cut blocks, and may

@@ -39,7 +39,10 @@ example(void)
                                         .unique = 6,
                                         .duplicate = 7,
                                         .zero = 8,
-                                        .overwritten = 9}};
+                                        .overwritten = 9,
+                                        .skipped = 10,
+                                        .prefetches = 11,
+                                        .prefetched = 12}};
     for (int i = 0; i < GD_ID_SIZE; i++) {
         head.repository_id[i] = (uint8_t)(0x10 + i);
         head.volume_id[i] = (uint8_t)(0x20 + i);
@@ -88,8 +91,9 @@ test_known_bytes(void)
         {264, "696d6167655f2d31"},
         {392, "0100000000000000" "0200000000000000" "0300000000000000"
               "0400000000000000" "0500000000000000" "0600000000000000"
-              "0700000000000000" "0800000000000000" "0900000000000000"},
-        {4088, "69f2cb351922f752"}};
+              "0700000000000000" "0800000000000000" "0900000000000000"
+              "0a00000000000000" "0b00000000000000" "0c00000000000000"},
+        {4088, "9d3502e44f7fb98d"}};
     const gd_volume_head head = example();
     gd_volume_head again;
     uint8_t raw[GD_VOLUME_HEAD];
@@ -103,6 +107,7 @@ test_known_bytes(void)
     CHECK(strcmp(again.project, "proj") == 0);
     CHECK(strcmp(again.source, "image_-1") == 0);
     CHECK_INT(again.counters.overwritten, 9);
+    CHECK_INT(again.counters.prefetched, 12);
 }
 
 static void

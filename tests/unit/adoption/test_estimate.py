@@ -2,24 +2,16 @@
 
 """Estimates: against storing the same, and on files of every kind."""
 
-import bz2
-import gzip
-import lzma
 import os
-import random
-import struct
 import subprocess
 
-import lz4.frame
 import pytest
-import zstandard
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from glance_dedup import _engine
 from glance_dedup.adoption import estimate
-from glance_dedup.adoption import formats
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.repository import space
@@ -270,87 +262,3 @@ def test_memory_is_told_before(place):
     assert 2048 * 16 < small < 2048 * 100
     assert estimate.exact_memory(
         files, estimate.Options(block_size=512)) == pytest.approx(8 * small)
-
-
-# -- formats ------------------------------------------------------------------
-
-def advice(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return formats.advice(fd)
-    finally:
-        os.close(fd)
-
-
-def convert(source, target, *options):
-    subprocess.run(['qemu-img', 'convert', '-f', 'raw', *options, source,
-                    target], check=True, timeout=60)
-
-
-def test_compressed_qcow2(place):
-    (place / 'raw').write_bytes(text(2 * MIB, 1) + noise(2 * MIB, 2))
-    convert(place / 'raw', place / 'plain', '-O', 'qcow2')
-    convert(place / 'raw', place / 'packed', '-O', 'qcow2', '-c')
-    convert(place / 'raw', place / 'extended', '-O', 'qcow2', '-c', '-o',
-            'extended_l2=on,cluster_size=16384')
-    assert advice(place / 'raw') is None
-    assert advice(place / 'plain') is None
-    # What does not become smaller is not compressed.
-    for name in ('packed', 'extended'):
-        assert '50 % of this qcow2 is compressed' in advice(place / name)
-        assert 'qemu-img convert' in advice(place / name)
-
-
-def test_encrypted(place):
-    (place / 'raw').write_bytes(text(MIB, 1))
-    convert(place / 'raw', place / 'qcow2', '-O', 'qcow2')
-    # qemu-img takes the time for a key that is hard to guess; what tells is
-    # the header's method of encryption.
-    data = bytearray((place / 'qcow2').read_bytes())
-    assert advice(place / 'qcow2') is None
-    data[35] = 2
-    (place / 'qcow2').write_bytes(data)
-    (place / 'luks').write_bytes(b'LUKS\xba\xbe\0\1' + noise(5000, 1))
-    for kind in ('qcow2', 'luks'):
-        assert 'encrypted' in advice(place / kind)
-
-
-def test_compressed_files(place):
-    for name, compress in (
-            ('gzip', gzip.compress), ('xz', lzma.compress),
-            ('bzip2', bz2.compress), ('lz4', lz4.frame.compress),
-            ('Zstandard', zstandard.compress)):
-        (place / name).write_bytes(compress(noise(5000, 1)))
-        assert f'by {name}' in advice(place / name)
-    convertible = place / 'raw'
-    convertible.write_bytes(text(MIB, 1))
-    convert(convertible, place / 'vmdk', '-O', 'vmdk', '-o',
-            'subformat=streamOptimized')
-    assert 'VMDK' in advice(place / 'vmdk')
-
-
-@pytest.mark.parametrize('content', [
-    b'', b'Q', b'QFI\xfb', b'QFI\xfb' + b'\xff' * 508, b'KDMV' * 19,
-    struct.pack('>4sIQIIQIIQ', b'QFI\xfb', 3, 0, 0, 9, 1 << 40, 0,
-                0xffffffff, 0xfffffffffffffe00) + bytes(100),
-    struct.pack('>4sIQIIQIIQ', b'QFI\xfb', 2, 0, 0, 9, 1 << 40, 0,
-                8, 0) + b'\xff' * 1000])
-def test_hostile_headers(place, content):
-    (place / 'a').write_bytes(content)
-    advice(place / 'a')
-
-
-def test_any_qcow2(place):
-    """Damage to the tables is no error, and takes no time."""
-    rng = random.Random(1)
-    (place / 'raw').write_bytes(text(MIB, 1))
-    convert(place / 'raw', place / 'packed', '-O', 'qcow2', '-c')
-    content = (place / 'packed').read_bytes()
-    for _ in range(300):
-        data = bytearray(content)
-        for _ in range(rng.randrange(1, 5)):
-            at = rng.randrange(len(data) if rng.random() < 0.3 else 104)
-            data[at] = rng.randrange(256)
-        (place / 'a').write_bytes(data)
-        found = advice(place / 'a')
-        assert found is None or 'qcow2' in found

@@ -85,6 +85,15 @@ def test_copies_that_cannot_be(created, content):
     assert len(created('image', 'list', '-f', 'json').json()) == 1
 
 
+def test_no_dedup(created, content):
+    def put(name, *options):
+        return created('image', 'put', name, content, '-f', 'json',
+                       *options).json()['new_bytes']
+    first = put('one')
+    assert put('two', '--no-dedup') == first
+    assert put('three') == 0
+
+
 def test_scopes(created, content):
     def put(image_id, *options):
         found = created('image', 'put', image_id, content, '-f', 'json',

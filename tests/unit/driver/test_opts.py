@@ -91,7 +91,10 @@ def test_oslo_config_generator(namespace):
             opt.sample_default)
         if isinstance(opt, cfg.BoolOpt):
             default = str(default).lower()
-        assert f'\n#{name} = {default}\n' in sample
+        elif isinstance(opt, cfg.ListOpt):
+            default = ','.join(default)
+        line = f'#{name} = {default}'.rstrip()
+        assert f'\n{line}\n' in sample
     assert 'Failed to format' not in sample
 
 

@@ -130,6 +130,15 @@ def test_projects_do_not_share(configure):
     assert new_bytes(store, 'k', data, ALICE) == 0
 
 
+def test_projects_that_are_opted_out(configure):
+    """Their blocks are not looked for; those of others are."""
+    store = configure(
+        one={'dedup_store_no_dedup_projects': f'{BOB.project_id},other'})
+    data = noise(MIB)
+    assert [new_bytes(store, f'i{n}', data, who) for n, who in enumerate(
+        (ALICE, BOB, ALICE, None))] == [MIB, MIB, 0, 0]
+
+
 def test_another_scope_is_refused(configure):
     with pytest.raises(ValueError, match='tenant'):
         configure(one={'dedup_store_scope': 'tenant'})

@@ -9,7 +9,7 @@ that nothing is known.
 """
 
 import array
-import os
+from collections.abc import Callable
 import struct
 import sys
 
@@ -33,12 +33,26 @@ _COMPRESSED_CLUSTER = 1 << 62
 _EXTENDED = 1 << 4
 
 
-def advice(fd: int) -> str | None:
+#: Reads so many bytes from an offset; fewer if there are no more.
+Reader = Callable[[int, int], bytes]
+
+
+def shares_nothing(head: bytes | memoryview) -> bool:
+    """Whether an image that begins with these bytes will share few blocks.
+
+    :param head: so much of the beginning as is at hand. The table of a qcow2
+        that tells compressed clusters is mostly in its first MiB.
+    """
+    return advice(
+        lambda length, offset: bytes(head[offset:offset + length])) is not None
+
+
+def advice(read: Reader) -> str | None:
     """Why this image will share few blocks, and what to do; None: not known.
 
-    :param fd: the file, open for reading
+    :param read: reads from the image
     """
-    head = os.pread(fd, HEAD, 0)
+    head = read(HEAD, 0)
     for magic, name in _COMPRESSED:
         if head.startswith(magic):
             return f'it is compressed by {name}: {_UNPACK}'
@@ -48,11 +62,11 @@ def advice(fd: int) -> str | None:
             struct.unpack_from('<H', head, 77)[0] == 1):
         return f'it is a compressed VMDK: {_CONVERT}'
     if head.startswith(b'QFI\xfb'):
-        return _qcow2(fd, head)
+        return _qcow2(read, head)
     return None
 
 
-def _qcow2(fd: int, head: bytes) -> str | None:
+def _qcow2(read: Reader, head: bytes) -> str | None:
     if len(head) < 80:
         return None
     (_magic, version, _backing, _length, cluster_bits, _size, crypt, l1_size,
@@ -64,31 +78,31 @@ def _qcow2(fd: int, head: bytes) -> str | None:
     features = struct.unpack_from('>Q', head, 72)[0] if version == 3 else 0
     step = 2 if features & _EXTENDED else 1
     compressed, clusters = _count_clusters(
-        fd, 1 << cluster_bits, min(8 * l1_size, _L1_MOST), l1_offset, step)
+        read, 1 << cluster_bits, min(8 * l1_size, _L1_MOST), l1_offset, step)
     if not compressed:
         return None
     return (f'{100 * compressed / clusters:.0f} % of this qcow2 is '
             f'compressed: {_CONVERT}')
 
 
-def _count_clusters(fd: int, cluster: int, l1_bytes: int, l1_offset: int,
+def _count_clusters(read: Reader, cluster: int, l1_bytes: int, l1_offset: int,
                     step: int) -> tuple[int, int]:
     """The number of compressed clusters, and of all, in a sample."""
-    places = [entry & _OFFSET for entry in _table(fd, l1_bytes, l1_offset)
+    places = [entry & _OFFSET for entry in _table(read, l1_bytes, l1_offset)
               if entry & _OFFSET]
     compressed = clusters = 0
     for place in places[::-(-len(places) // _TABLES_MOST) or 1]:
-        for entry in _table(fd, cluster, place)[::step]:
+        for entry in _table(read, cluster, place)[::step]:
             if entry:
                 clusters += 1
                 compressed += bool(entry & _COMPRESSED_CLUSTER)
     return compressed, clusters
 
 
-def _table(fd: int, length: int, offset: int) -> array.array:
+def _table(read: Reader, length: int, offset: int) -> array.array:
     if offset >= 1 << 62:
         return array.array('Q')
-    data = os.pread(fd, length, offset)
+    data = read(length, offset)
     table = array.array('Q', data[:len(data) // 8 * 8])
     if sys.byteorder == 'little':
         table.byteswap()

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_fslayout.c - what superblocks and partition tables say, and that none of
+ * them, whatever it has, leads outside the disk or to endless work.
+ */
+#include "engine/volume/fslayout.h"
+
+#include "engine/base/coding.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+enum { SIZE = 4 << 20, MOST_READ = 17 << 20 };
+
+static uint8_t disk[SIZE];
+static uint64_t disk_size, bytes_read;
+static bool unreadable;
+static gd_fslayout found;
+
+static bool
+read_disk(void *arg, uint8_t *out, size_t length, uint64_t offset)
+{
+    (void)arg;
+    bool inside = offset <= disk_size && length <= disk_size - offset;
+    bytes_read += length;
+    if (!CHECK(inside) || unreadable) {
+        return false;
+    }
+    memset(out, 0, length);
+    if (offset < SIZE) {
+        uint64_t rest = SIZE - offset;
+        memcpy(out, disk + offset, rest < length ? (size_t)rest : length);
+    }
+    return true;
+}
+
+/* Finds, and checks what holds of any result. */
+static void
+find(uint64_t size)
+{
+    disk_size = size;
+    bytes_read = 0;
+    gd_fslayout_find(read_disk, NULL, size, &found);
+    CHECK(bytes_read <= MOST_READ);
+    CHECK(found.count <= GD_FS_RANGES);
+    uint64_t end = 0;
+    for (size_t i = 0; i < found.count; i++) {
+        const gd_range *r = &found.ranges[i];
+        CHECK(i == 0 ? r->offset >= end : r->offset > end);
+        CHECK(r->length > 0 && r->offset < size &&
+              r->length <= size - r->offset);
+        end = r->offset + r->length;
+    }
+}
+
+static void
+check_ranges(const gd_range *wanted, size_t count)
+{
+    CHECK_INT(found.count, count);
+    for (size_t i = 0; i < count && i < found.count; i++) {
+        CHECK_INT(found.ranges[i].offset, wanted[i].offset);
+        CHECK_INT(found.ranges[i].length, wanted[i].length);
+    }
+}
+
+#define CHECK_RANGES(...)                                                     \
+    do {                                                                      \
+        const gd_range wanted[] = {__VA_ARGS__};                              \
+        check_ranges(wanted, sizeof wanted / sizeof wanted[0]);               \
+    } while (0)
+
+static void
+big(uint8_t *out, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++) {
+        out[i] = (uint8_t)(value >> (8 * (bytes - 1 - i)));
+    }
+}
+
+/* ---- file systems ---- */
+
+/* Blocks of 1024, so the first group begins with block 1; two groups of 512
+ * blocks, with descriptors of 64 bytes in block 2. */
+static uint8_t *
+make_ext(uint8_t *at)
+{
+    uint8_t *sb = at + 1024;
+    memset(at, 0, 1 << 20);
+    gd_put32(sb + 4, 1024);
+    gd_put32(sb + 0x14, 1);
+    gd_put32(sb + 0x20, 512);
+    gd_put32(sb + 0x28, 64);
+    gd_put16(sb + 0x38, 0xef53);
+    gd_put32(sb + 0x4c, 1);
+    gd_put16(sb + 0x58, 128);
+    gd_put32(sb + 0x60, 0x80);
+    gd_put16(sb + 0xfe, 64);
+    gd_put32(at + 2048 + 8, 10);
+    gd_put32(at + 2048 + 64 + 8, 600);
+    return sb;
+}
+
+static void
+test_ext(void)
+{
+    memset(disk, 0, SIZE);
+    uint8_t *sb = make_ext(disk);
+    find(SIZE);
+    CHECK_RANGES({2048, 1024}, {10 * 1024, 8192}, {600 * 1024, 8192});
+    /* It must fit. */
+    find(1 << 20);
+    CHECK_INT(found.count, 3);
+    find((1 << 20) - 1);
+    CHECK_INT(found.count, 0);
+    /* Tables in other places, and none of 64 bits in descriptors of 32. */
+    gd_put32(sb + 0x60, 0x80 | 0x10);
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+    gd_put32(sb + 0x60, 0);
+    gd_put32(disk + 2048 + 32 + 8, 20);
+    find(SIZE);
+    CHECK_RANGES({2048, 1024}, {10 * 1024, 8192}, {20 * 1024, 8192});
+    /* A table beyond the end is left out. */
+    gd_put32(disk + 2048 + 8, 1017);
+    find(SIZE);
+    CHECK_RANGES({2048, 1024}, {20 * 1024, 8192});
+}
+
+static void
+test_journal(void)
+{
+    memset(disk, 0, SIZE);
+    uint8_t *sb = make_ext(disk), *node = sb + 0x10c;
+    gd_put32(sb + 0x60, 0x80 | 0x10);
+    gd_put32(sb + 0x5c, 4);
+    gd_put16(node, 0xf30a);
+    gd_put16(node + 2, 1);
+    gd_put16(node + 12 + 4, 30);
+    gd_put32(node + 12 + 8, 100);
+    find(SIZE);
+    CHECK_INT(found.count, 0); /* there is no copy of the inode */
+    sb[0xfd] = 1;
+    find(SIZE);
+    CHECK_RANGES({100 * 1024, 30 * 1024});
+    /* One level more, and not two. */
+    uint8_t *leaf = disk + 300 * 1024;
+    memcpy(leaf, node, 24);
+    gd_put16(node + 6, 1);
+    memset(node + 12, 0, 12);
+    gd_put32(node + 12 + 4, 300);
+    find(SIZE);
+    CHECK_RANGES({100 * 1024, 30 * 1024});
+    gd_put16(leaf + 6, 1);
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+    gd_put16(leaf + 6, 0);
+    gd_put16(leaf + 2, 400); /* more entries than fit */
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+    gd_put16(node + 2, 5);
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+}
+
+/* Three groups of 200 blocks, the last one shorter; the log of 20 blocks is in
+ * the second one. */
+static void
+make_xfs(uint8_t *sb)
+{
+    memset(sb, 0, 512);
+    memcpy(sb, "XFSB", 4);
+    big(sb + 4, 4096, 4);
+    big(sb + 8, 500, 8);
+    big(sb + 48, (1 << 8) + 7, 8);
+    big(sb + 84, 200, 4);
+    big(sb + 88, 3, 4);
+    big(sb + 96, 20, 4);
+    big(sb + 102, 512, 2);
+    sb[124] = 8;
+}
+
+static void
+test_xfs(void)
+{
+    memset(disk, 0, SIZE);
+    make_xfs(disk);
+    find(SIZE);
+    CHECK_RANGES({0, 4096}, {200 * 4096, 4096}, {207 * 4096, 20 * 4096},
+                 {400 * 4096, 4096});
+    big(disk + 48, 0, 8); /* on another disk */
+    find(SIZE);
+    CHECK_RANGES({0, 4096}, {200 * 4096, 4096}, {400 * 4096, 4096});
+    big(disk + 48, 7 << 8, 8); /* in a group that there is not */
+    find(SIZE);
+    CHECK_INT(found.count, 3);
+    find(500 * 4096 - 1);
+    CHECK_INT(found.count, 0);
+}
+
+/* ---- partitions ---- */
+
+static void
+test_mbr(void)
+{
+    memset(disk, 0, SIZE);
+    gd_put16(disk + 510, 0xaa55);
+    disk[446 + 16 + 4] = 0x83;
+    gd_put32(disk + 446 + 16 + 8, 2048);
+    gd_put32(disk + 446 + 16 + 12, 2048);
+    make_ext(disk + (1 << 20));
+    disk[446 + 32 + 4] = 0x83;
+    gd_put32(disk + 446 + 32 + 8, 4096);
+    gd_put32(disk + 446 + 32 + 12, 4096);
+    make_xfs(disk + (2 << 20));
+    find(SIZE);
+    CHECK_INT(found.count, 7);
+    CHECK_INT(found.ranges[0].offset, (1 << 20) + 2048);
+    CHECK_INT(found.ranges[3].offset, 2 << 20);
+    gd_put32(disk + 446 + 16 + 12, 2047); /* too short for it */
+    gd_put32(disk + 446 + 32 + 12, 4097); /* behind the end */
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+    unreadable = true;
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+    unreadable = false;
+}
+
+static void
+test_gpt(void)
+{
+    memset(disk, 0, SIZE);
+    gd_put16(disk + 510, 0xaa55);
+    disk[446 + 4] = 0xee;
+    memcpy(disk + 512, "EFI PART", 8);
+    gd_put64(disk + 512 + 72, 2);
+    gd_put32(disk + 512 + 80, 128);
+    gd_put32(disk + 512 + 84, 128);
+    uint8_t *entry = disk + 1024 + 5 * 128;
+    gd_put64(entry + 32, 2048);
+    gd_put64(entry + 40, 4095);
+    make_ext(disk + (1 << 20));
+    find(SIZE);
+    CHECK_INT(found.count, 3);
+    CHECK_INT(found.ranges[0].offset, (1 << 20) + 2048);
+    gd_put64(entry + 40, UINT64_MAX);
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+    gd_put64(disk + 512 + 72, UINT64_MAX / 512 + 3);
+    find(SIZE);
+    CHECK_INT(found.count, 0);
+}
+
+/* ---- looking up ---- */
+
+static void
+test_next(void)
+{
+    found = (gd_fslayout){.count = 3,
+                          .ranges = {{10, 5}, {20, 1}, {30, 10}}};
+    static const struct {
+        uint64_t at;
+        int64_t offset;
+    } cases[] = {{0, 10},  {10, 10}, {14, 10}, {15, 20}, {20, 20},
+                 {21, 30}, {39, 30}, {40, -1}, {UINT64_MAX, -1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const gd_range *r = gd_fslayout_next(&found, cases[i].at);
+        CHECK_INT(r == NULL ? -1 : (int64_t)r->offset, cases[i].offset);
+    }
+    found.count = 0;
+    CHECK(gd_fslayout_next(&found, 0) == NULL);
+}
+
+/* ---- hostile disks ---- */
+
+/* All fields that matter, of any value, on disks of any size. */
+static void
+test_any_numbers(void)
+{
+    uint64_t dice = 1;
+    for (int round = 0; round < 20000 / SWEEP_STRIDE; round++) {
+        static const size_t places[] = {0, 1024, 1024 + 0x10c, 2048, 446, 512,
+                                        1 << 20, (1 << 20) + 1024};
+        if (round % 50 == 0) {
+            memset(disk, 0, SIZE);
+            make_ext(disk);
+            make_ext(disk + (1 << 20));
+            make_xfs(disk + ((round / 50 % 2) << 20));
+            gd_put16(disk + 510, 0xaa55);
+            disk[446 + 4] = round / 100 % 2 == 0 ? 0x83 : 0xee;
+            gd_put32(disk + 446 + 8, 2048);
+            gd_put32(disk + 446 + 12, 4096);
+            memcpy(disk + 512, "EFI PART", 8);
+        }
+        size_t at = places[next_random(&dice) % 8] + next_random(&dice) % 300;
+        uint64_t value = next_random(&dice) >> next_random(&dice) % 64;
+        memcpy(disk + at, &value, 1 + next_random(&dice) % 8);
+        uint64_t size = round % 3 == 0 ? next_random(&dice) % SIZE
+                        : round % 3 == 1 ? SIZE
+                                         : UINT64_C(1) << 46;
+        find(size);
+    }
+}
+
+/* Most groups and partitions that can be said to be there: the work is
+ * bounded. */
+static void
+test_large_numbers(void)
+{
+    memset(disk, 0, SIZE);
+    uint8_t *sb = make_ext(disk);
+    gd_put32(sb + 4, UINT32_MAX);
+    gd_put32(sb + 0x150, 7);
+    gd_put32(sb + 0x20, 1);
+    find(UINT64_C(1) << 46);
+    CHECK(bytes_read > MOST_READ / 2); /* nothing is found in zeros */
+    for (uint32_t i = 0; i < 40000; i++) {
+        gd_put32(disk + 2048 + 64 * i + 8, 100000 + 20 * i);
+    }
+    find(UINT64_C(1) << 46);
+    CHECK_INT(found.count, 1); /* all are among the descriptors */
+    CHECK(bytes_read < MOST_READ / 2);
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_ext);
+    RUN(test_journal);
+    RUN(test_xfs);
+    RUN(test_mbr);
+    RUN(test_gpt);
+    RUN(test_next);
+    RUN(test_any_numbers);
+    RUN(test_large_numbers);
+    return REPORT();
+}

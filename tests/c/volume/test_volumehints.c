@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_volumehints.c - hints of a volume: whatever they say, its bytes are
+ * right, and the counters tell what they did.
+ */
+#include "engine/volume/volumehints.h"
+
+#include "engine/base/coding.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/transaction_fixture.h"
+
+enum {
+    PART = 1 << 20,
+    SIZE = 4 * PART,
+    BLOCK = 4096,
+};
+
+static uint8_t model[SIZE];
+static gd_volume *volume;
+
+static void
+open_it(bool filter)
+{
+    if (volume != NULL) {
+        gd_volume_close(volume);
+    }
+    gd_repo_close(the_repo);
+    the_repo = filter ? scratch_repo_filter(&the_scratch)
+                      : scratch_repo(&the_scratch);
+    REQUIRE(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err) ==
+            GD_OK);
+}
+
+static void
+setup(void)
+{
+    const gd_volume_plan plan = {
+        .size = SIZE, .part_size = PART, .project = ""};
+    uint64_t stored;
+    transaction_setup();
+    gd_repo_close(the_repo);
+    the_scratch.params.group_slots = 512;
+    the_repo = scratch_repo_filter(&the_scratch);
+    REQUIRE(mkdirat(the_scratch.root, "volumes", 0700) == 0);
+    REQUIRE(gd_volume_create(the_repo, "disk", &plan, &stored,
+                             &the_scratch.err) == GD_OK);
+    memset(model, 0, SIZE);
+    volume = NULL;
+    open_it(true);
+}
+
+static void
+teardown(void)
+{
+    gd_volume_close(volume);
+    transaction_teardown();
+}
+
+static void
+store(uint64_t offset, uint64_t length)
+{
+    CHECK_INT(gd_volume_write(volume, model + offset, length, offset,
+                              &the_scratch.err), GD_OK);
+}
+
+/* Makes a checkpoint, compares all bytes, and returns the counters. */
+static gd_volume_counters
+checkpoint(void)
+{
+    static uint8_t got[SIZE];
+    gd_volume_info info;
+    CHECK_INT(gd_volume_checkpoint(volume, &the_scratch.err), GD_OK);
+    gd_volume_get_info(volume, &info);
+    CHECK_INT(gd_volume_read(volume, got, SIZE, 0, &the_scratch.err), GD_OK);
+    CHECK(memcmp(got, model, SIZE) == 0);
+    return info.head.counters;
+}
+
+/* ---- said ---- */
+
+static void
+test_no_dedup(void)
+{
+    setup();
+    gd_volume_set_dedup(volume, false);
+    fill_random(model, PART, 1);
+    memset(model + BLOCK, 0, BLOCK);
+    store(0, PART);
+    checkpoint();
+    memcpy(model + 2 * PART, model, PART);
+    store(2 * PART, PART);
+    gd_volume_counters c = checkpoint();
+    CHECK_INT(c.skipped, 2 * (PART - BLOCK));
+    CHECK_INT(c.zero, 2 * BLOCK);
+    CHECK_INT(c.unique, c.skipped);
+    CHECK_INT(c.duplicate, 0);
+    CHECK_INT(c.read, SIZE); /* by the first checkpoint's comparison alone */
+    gd_volume_set_dedup(volume, true);
+    memcpy(model + 3 * PART, model, PART);
+    store(3 * PART, PART);
+    CHECK_INT(checkpoint().skipped, c.skipped); /* it was looked for */
+    teardown();
+}
+
+/* ---- inferred ---- */
+
+/* A file system whose journal has the blocks 16 to 31 of 4096 bytes, and whose
+ * only inode table those from 32 to 39; and a journal of 2 extents. */
+static void
+make_ext(uint8_t *out)
+{
+    uint8_t *sb = out + 1024, *extents = sb + 0x10c, *group = out + 4096;
+    gd_put32(sb + 4, PART / BLOCK);
+    gd_put32(sb + 0x18, 2);
+    gd_put32(sb + 0x20, 32768);
+    gd_put32(sb + 0x28, 128);
+    gd_put16(sb + 0x38, 0xef53);
+    gd_put32(sb + 0x4c, 1);
+    gd_put16(sb + 0x58, 256);
+    gd_put32(sb + 0x5c, 4);
+    gd_put32(sb + 0x60, 0x40);
+    sb[0xfd] = 1;
+    gd_put32(group + 8, 32);
+    gd_put16(extents, 0xf30a);
+    gd_put16(extents + 2, 2);
+    gd_put16(extents + 12 + 4, 10);
+    gd_put32(extents + 12 + 8, 16);
+    gd_put16(extents + 24 + 4, 32768 + 6);
+    gd_put32(extents + 24 + 8, 26);
+}
+
+/* The superblock is in the journal when it is looked at first. */
+static void
+test_metadata(void)
+{
+    setup();
+    memcpy(model + PART, "some bytes", 10);
+    fill_random(model + PART + 16 * BLOCK, PART - 16 * BLOCK, 1);
+    store(PART, PART);
+    checkpoint();
+    memcpy(model, model + PART, PART);
+    memset(model, 0, 16 * BLOCK);
+    make_ext(model);
+    store(0, PART);
+    gd_volume_counters c = checkpoint();
+    /* The descriptors, the journal, the inode table. */
+    CHECK_INT(c.skipped, (1 + 16 + 8) * BLOCK);
+    CHECK_INT(c.duplicate, PART - 40 * BLOCK);
+    CHECK_INT(c.read, SIZE);
+    teardown();
+}
+
+/* Blocks that are partly in a range are looked for: of a file system with blocks
+ * of 1024, whose inode table ends in the middle of one of ours, and whose
+ * journal begins with the next. */
+static void
+test_parts_of_blocks(void)
+{
+    setup();
+    uint8_t *sb = model + 1024, *group = model + 2048;
+    fill_random(model, PART, 1);
+    memset(model, 0, BLOCK);
+    make_ext(model);
+    memset(model + BLOCK, 1, BLOCK);
+    gd_put32(sb + 4, PART / 1024);
+    gd_put32(sb + 0x14, 1);
+    gd_put32(sb + 0x18, 0);
+    gd_put32(sb + 0x20, 8192);
+    gd_put32(group + 8, 130); /* to 161 */
+    gd_put16(sb + 0x10c + 2, 1);
+    gd_put16(sb + 0x10c + 12 + 4, 8);
+    gd_put32(sb + 0x10c + 12 + 8, 164);
+    store(0, PART);
+    CHECK_INT(checkpoint().skipped, (7 + 2) * BLOCK);
+    teardown();
+}
+
+/* ---- prefetching ---- */
+
+/* A copy is found without any filter, since its groups were named; not the next
+ * copy, which nobody announced. */
+static void
+test_prefetch(void)
+{
+    setup();
+    fill_random(model, PART, 1);
+    store(0, PART);
+    checkpoint();
+    open_it(false);
+    gd_volume_prefetch(volume, 0, 0);
+    gd_volume_prefetch(volume, SIZE, 0);
+    gd_volume_prefetch(volume, PART, 0); /* again: nothing new */
+    memcpy(model + PART, model, PART);
+    store(PART, PART);
+    gd_volume_counters c = checkpoint();
+    CHECK_INT(c.prefetches, 1);
+    CHECK_INT(c.prefetched, PART);
+    CHECK_INT(c.duplicate, PART);
+    memcpy(model + 2 * PART, model, PART);
+    store(2 * PART, PART);
+    c = checkpoint();
+    CHECK_INT(c.prefetched, PART);
+    CHECK_INT(c.duplicate, PART);
+    teardown();
+}
+
+/* Of more groups than are kept, the last ones are. */
+static void
+test_many_groups(void)
+{
+    setup();
+    the_scratch.params.group_slots = 64;
+    open_it(true);
+    fill_random(model, 2 * PART, 1);
+    store(0, 2 * PART); /* at least 8 groups */
+    checkpoint();
+    open_it(false);
+    gd_volume_prefetch(volume, 2 * PART, 0);
+    gd_volume_prefetch(volume, PART / 2, PART);
+    memcpy(model + 2 * PART, model, 2 * PART);
+    store(2 * PART, 2 * PART);
+    gd_volume_counters c = checkpoint();
+    CHECK(c.prefetched >= PART);
+    CHECK_INT(c.duplicate, c.prefetched);
+    teardown();
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_no_dedup);
+    RUN(test_metadata);
+    RUN(test_parts_of_blocks);
+    RUN(test_prefetch);
+    RUN(test_many_groups);
+    return REPORT();
+}

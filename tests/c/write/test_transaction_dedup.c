@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_transaction_dedup.c - which blocks a transaction looks for (volumes.rst, "Hints"):
+ * whatever a hint says, the image is the same.
+ */
+#include "engine/write/transaction.h"
+
+#include "tests/c/support/check.h"
+#include "tests/c/support/transaction_fixture.h"
+
+enum { BLOCK = 4096, BLOCKS = 3000, SIZE = BLOCKS * BLOCK }; /* 3 batches */
+
+static uint8_t one[SIZE], two[SIZE];
+
+static void
+setup(bool by_value)
+{
+    transaction_setup();
+    gd_repo_close(the_repo);
+    the_scratch.params.group_slots = 32768;
+    the_scratch.params.by_value = by_value;
+    the_repo = scratch_repo_filter(&the_scratch);
+    fill_random(one, SIZE, 1);
+    fill_random(two, SIZE, 2);
+}
+
+static uint64_t
+put(const char *id, const uint8_t *data, gd_dedup dedup)
+{
+    gd_recipe_header header;
+    bool linked;
+    gd_transaction *t = begin_image(id);
+    gd_transaction_set_dedup(t, dedup);
+    write_all(t, data, SIZE);
+    CHECK_INT(gd_transaction_commit(t, &header, &linked, &the_scratch.err),
+              GD_OK);
+    gd_transaction_end(t);
+    check_stored_image(id, data, SIZE);
+    return header.new_bytes / BLOCK;
+}
+
+static uint64_t
+skipped(void)
+{
+    return atomic_load(&the_repo->counters.skipped);
+}
+
+static uint64_t
+hints(void)
+{
+    gd_filter_stats stats;
+    the_repo->index->get_stats(the_repo->index, &stats);
+    return stats.hints;
+}
+
+/* Nothing is asked, nothing is noted, and later uploads find the blocks only by
+ * their neighbours: here by none. */
+static void
+test_off(void)
+{
+    setup(false);
+    CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK_INT(hints(), 0);
+    CHECK_INT(put("again", one, GD_DEDUP_OFF), BLOCKS);
+    CHECK_INT(skipped(), 2 * BLOCKS);
+    CHECK_INT(atomic_load(&the_repo->counters.candidates), 0);
+    CHECK_INT(put("looked-for", one, GD_DEDUP_ALL), BLOCKS);
+    CHECK(hints() > 0);
+    CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
+    CHECK_INT(skipped(), 2 * BLOCKS);
+    transaction_teardown();
+}
+
+/* Others find what was only not looked for. */
+static void
+test_skip(void)
+{
+    setup(false);
+    CHECK_INT(put("first", one, GD_DEDUP_SKIP), BLOCKS);
+    CHECK_INT(put("again", one, GD_DEDUP_SKIP), BLOCKS);
+    CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
+    transaction_teardown();
+}
+
+/* A second copy of a whole file is found, and of one that ends otherwise all
+ * batches that have a sampled block in common. */
+static void
+check_probe(bool by_value)
+{
+    setup(by_value);
+    CHECK_INT(put("first", one, GD_DEDUP_PROBE), BLOCKS);
+    CHECK_INT(skipped(), BLOCKS);
+    CHECK_INT(put("again", one, GD_DEDUP_PROBE), 0);
+    CHECK_INT(put("other", two, GD_DEDUP_PROBE), BLOCKS);
+    CHECK_INT(skipped(), 2 * BLOCKS);
+    fill_random(two, SIZE, 3);
+    memcpy(two, one, SIZE / 2);
+    CHECK_INT(put("half", two, GD_DEDUP_PROBE), BLOCKS / 2);
+    transaction_teardown();
+}
+
+static void
+test_probe(void)
+{
+    check_probe(false);
+    check_probe(true);
+}
+
+/* With few hints a sample is larger, without an index it finds nothing. */
+static void
+test_probe_without_index(void)
+{
+    setup(false);
+    gd_repo_close(the_repo);
+    the_repo = scratch_repo(&the_scratch);
+    CHECK_INT(put("first", one, GD_DEDUP_PROBE), BLOCKS);
+    CHECK_INT(put("again", one, GD_DEDUP_PROBE), BLOCKS);
+    transaction_teardown();
+}
+
+/* Blocks that lie at another phase are found, unless a hint says to skip. */
+static void
+test_no_phases(void)
+{
+    setup(false);
+    put("first", one, GD_DEDUP_ALL);
+    uint64_t samples = atomic_load(&the_repo->counters.phase_samples);
+    memset(two, 0xee, 512);
+    memcpy(two + 512, one, SIZE - 512);
+    CHECK_INT(put("skipped", two, GD_DEDUP_OFF), BLOCKS);
+    CHECK_INT(put("probed", two, GD_DEDUP_PROBE), BLOCKS);
+    CHECK_INT(atomic_load(&the_repo->counters.phase_samples), samples);
+    memset(two, 0xdd, 512);
+    fill_random(two + SIZE / 2, SIZE / 2, 4);
+    CHECK(put("looked-for", two, GD_DEDUP_ALL) < BLOCKS);
+    transaction_teardown();
+}
+
+/* Stores that are expected answer without any index; a group of another scope,
+ * and one that does not exist, are left out. */
+static void
+test_expect(void)
+{
+    gd_recipe_header header;
+    bool linked;
+    setup(false);
+    put("first", one, GD_DEDUP_ALL);
+    gd_repo_close(the_repo);
+    the_repo = scratch_repo(&the_scratch);
+    for (int project = 0; project < 2; project++) {
+        gd_scope scope = {{(uint8_t)project}};
+        gd_transaction *t;
+        const uint32_t groups[] = {77, 1, 1};
+        char id[2] = {(char)('a' + project), '\0'};
+        REQUIRE(gd_transaction_begin(the_repo, id, "", &scope, &t,
+                                     &the_scratch.err) == GD_OK);
+        gd_transaction_expect(t, groups, 3);
+        write_all(t, one, SIZE);
+        CHECK_INT(gd_transaction_expected(t), project == 0 ? SIZE : 0);
+        CHECK_INT(gd_transaction_commit(t, &header, &linked,
+                                        &the_scratch.err), GD_OK);
+        CHECK_INT(header.new_bytes, project == 0 ? 0 : SIZE);
+        gd_transaction_end(t);
+    }
+    transaction_teardown();
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_off);
+    RUN(test_skip);
+    RUN(test_probe);
+    RUN(test_probe_without_index);
+    RUN(test_no_phases);
+    RUN(test_expect);
+    return REPORT();
+}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hints of volumes: over NBD, and from real file systems."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from glance_dedup.base import exceptions
+from glance_dedup.repository import openvolumes
+from tests.support import nbd
+from tests.support import repositories
+from tests.support import volumes
+
+MIB = 1 << 20
+BLOCK = 4096
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return volumes.create_repository(tmp_path / 'repository')
+
+
+def run(*command):
+    return subprocess.run(
+        [str(word) for word in command], check=True, capture_output=True,
+        text=True, timeout=60).stdout
+
+
+# -- over NBD -----------------------------------------------------------------
+
+def test_no_dedup(repository, tmp_path):
+    data = repositories.noise(MIB, 1)
+    volumes.create(repository, 'disk', 4 * MIB)
+    with volumes.Server(repository, tmp_path) as server:
+        server.start('--no-dedup')
+        with server.session() as session:
+            for at in (0, MIB):
+                volumes.write(session, at, data)
+                server.control.checkpoint()
+            assert (server.number('skipped'), server.number('unique')) == (
+                2 * MIB, 2 * MIB)
+            assert session.read(MIB, MIB) == data
+        server.stop()
+        server.start()
+        with server.session() as session:
+            before = server.number('skipped')
+            volumes.write(session, 2 * MIB, data)
+            server.control.checkpoint()
+            assert server.number('skipped') == before
+        server.stop()
+
+
+def test_cache(repository, tmp_path):
+    """A copy of a range that was asked for ahead is found there."""
+    data = repositories.noise(MIB, 1)
+    volumes.create(repository, 'disk', 8 * MIB)
+    with volumes.Server(repository, tmp_path) as server:
+        server.start()
+        with server.session() as session:
+            volumes.write(session, 0, data)
+            server.control.checkpoint()
+            volumes.ask(session, nbd.CACHE, 0, 8 * MIB)
+            volumes.write(session, 5 * MIB, data)
+            server.control.checkpoint()
+            assert session.read(5 * MIB, MIB) == data
+            assert (server.number('prefetches'), server.number('prefetched'),
+                    server.number('duplicate')) == (1, MIB, MIB)
+            assert server.number('skipped') == 0
+            assert session.answer(nbd.CACHE, 8 * MIB, 1)[0]
+
+
+# -- the API ------------------------------------------------------------------
+
+def test_ranges(repository):
+    volumes.create(repository, 'disk', MIB)
+    with repositories.open_repository(repository) as repo, (
+            openvolumes.open_volume(repo, 'disk')) as volume:
+        volume.prefetch(MIB, 0)
+        volume.prefetch(0, MIB)
+        for length, offset in ((1, MIB), (MIB + 1, 0), (1 << 62, 1 << 62),
+                               (-1, 0), (0, -1)):
+            with pytest.raises(exceptions.InvalidParameter):
+                volume.prefetch(length, offset)
+
+
+# -- real file systems --------------------------------------------------------
+
+def stored(repository, image):
+    """The counters after a disk was written and stored."""
+    data = image.read_bytes()
+    volumes.create(repository, 'disk', len(data), 64 * MIB)
+    with repositories.open_repository(repository) as repo, (
+            openvolumes.open_volume(repo, 'disk')) as volume:
+        for at in range(0, len(data), MIB):
+            volume.write(data[at:at + MIB], at)
+        volume.checkpoint()
+        for at in range(0, len(data), MIB):
+            assert volume.read(MIB, at) == data[at:at + MIB]
+        return volume.info().counters
+
+
+def nonzero(data, ranges):
+    return sum(BLOCK for start, length in ranges
+               for at in range(start, start + length, BLOCK)
+               if any(data[at:at + BLOCK]))
+
+
+def fill(image, start, length):
+    with open(image, 'r+b') as f:
+        f.seek(start)
+        f.write(repositories.noise(length, start))
+
+
+def ext_ranges(image, start):
+    """What dumpe2fs and debugfs say of the metadata."""
+    offset = f'{image}?offset={start}' if start else image
+    text = run('dumpe2fs', offset)
+    ranges = [(int(first), int(last) - int(first) + 1) for first, last
+              in re.findall(r'Inode table at (\d+)-(\d+)', text)]
+    ranges += [(int(first), int(last) - int(first) + 1) for first, last
+               in re.findall(r'Group descriptors at (\d+)-(\d+)', text)[:1]]
+    journal = run('debugfs', '-R', 'stat <8>', offset)
+    for first, last in re.findall(r'\(\d+-\d+\):(\d+)-(\d+)', journal):
+        ranges.append((int(first), int(last) - int(first) + 1))
+    return [(start + first * BLOCK, count * BLOCK) for first, count in ranges]
+
+
+@pytest.mark.skipif(not shutil.which('mkfs.ext4'), reason='no mkfs.ext4')
+@pytest.mark.parametrize('start', [0, MIB])
+def test_ext4(repository, tmp_path, start):
+    image = tmp_path / 'image'
+    with open(image, 'wb') as f:
+        f.truncate(192 * MIB)
+    if start:
+        subprocess.run(['sfdisk', image], input='label: gpt\n,\n', text=True,
+                       check=True, capture_output=True, timeout=60)
+    run('mkfs.ext4', '-q', '-b', BLOCK, '-E', f'offset={start}', image,
+        '180M')
+    ranges = ext_ranges(image, start)
+    assert len(ranges) >= 4
+    journal = ranges[-1]
+    assert journal[1] >= 4 * MIB
+    fill(image, *journal)
+    counters = stored(repository, image)
+    wanted = nonzero(image.read_bytes(), ranges)
+    assert wanted > journal[1]
+    assert counters['skipped'] == wanted
+
+
+@pytest.mark.skipif(not shutil.which('mkfs.xfs'), reason='no mkfs.xfs')
+def test_xfs(repository, tmp_path):
+    image = tmp_path / 'image'
+    with open(image, 'wb') as f:
+        f.truncate(320 * MIB)
+    run('mkfs.xfs', '-q', image)
+
+    def number(field):
+        return int(run('xfs_db', '-r', '-c', 'sb 0', '-c', f'p {field}',
+                       image).split()[-1])
+    log, bits = number('logstart'), number('agblklog')
+    size, count = number('agblocks'), number('agcount')
+    place = (log >> bits) * size + (log & (1 << bits) - 1)
+    journal = place * BLOCK, number('logblocks') * BLOCK
+    fill(image, *journal)
+    counters = stored(repository, image)
+    assert counters['skipped'] == journal[1] + count * BLOCK

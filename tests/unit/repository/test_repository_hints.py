@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hints for uploads: said, or inferred from the first bytes."""
+
+import array
+import gzip
+import io
+
+import pytest
+
+from tests.support.repositories import noise
+from tests.support.repositories import open_repository
+from tests.support.repositories import put
+from tests.support.repositories import read_all
+from tests.unit.repository import fixtures
+
+MIB = 1 << 20
+
+path = fixtures.path
+repo = fixtures.repo
+large = fixtures.large
+
+
+def test_said(large):
+    data = noise(MIB)
+    for name in ('one', 'two'):
+        assert put(large, name, data, dedup=False).new_bytes == MIB
+        assert read_all(large, name) == data
+    figures = large.statistics()
+    assert figures['skipped'] == 2 * MIB // 4096
+    assert (figures['hits'], figures['filter_hints']) == (0, 0)
+    # Nobody was told where the blocks are.
+    assert put(large, 'three', data).new_bytes == MIB
+    assert put(large, 'four', data).new_bytes == 0
+
+
+@pytest.mark.parametrize('piece', [MIB, 700, 5 * MIB])
+def test_inferred(large, piece):
+    """Twice the same file is found; of another no block is looked for."""
+    packed = [gzip.compress(noise(6 * MIB, seed), 1) for seed in (1, 2)]
+
+    def store(name, data):
+        with large.begin(name) as transaction:
+            transaction.write(b'')
+            for at in range(0, len(data), piece):
+                transaction.write(data[at:at + piece])
+            return transaction.commit().new_bytes
+    assert store('one', packed[0]) == len(packed[0])
+    blocks = -(-len(packed[0]) // 4096)
+    assert large.statistics()['skipped'] == blocks
+    assert store('same', packed[0]) == 0
+    assert store('other', packed[1]) == len(packed[1])
+    assert large.statistics()['skipped'] >= 2 * blocks - 1
+    assert store('plain', noise(MIB, 3)) == MIB
+    assert large.statistics()['skipped'] >= 2 * blocks - 1
+    assert read_all(large, 'other') == packed[1]
+
+
+def test_first_bytes_of_any_type(repo):
+    """Whatever buffers can be written are looked at, too."""
+    with repo.begin('one') as transaction:
+        transaction.write(array.array('Q', range(1000)))
+        transaction.commit()
+    with repo.begin('two') as transaction, pytest.raises(TypeError):
+        transaction.write('text')
+
+
+def test_without_a_filter(path):
+    packed = gzip.compress(noise(MIB), 1)
+    with open_repository(path, filter_dir='/dev/null') as repo, (
+            pytest.warns(RuntimeWarning, match='filter')):
+        for name in ('one', 'two'):
+            found = repo.put(name, io.BytesIO(packed))
+            assert found.new_bytes == len(packed)
+        assert read_all(repo, 'two') == packed
