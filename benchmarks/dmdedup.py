@@ -11,7 +11,7 @@ Run it from a checkout in which the extension is built; gcc is needed::
 After Mandal, "Design and Implementation of an Open-Source Deduplication
 Platform for Research", 2015, and Tarasov and others, "Dmdedup: Device Mapper
 Target for Data Deduplication", OLS 2014. Their figures stand beside those
-measured, as absolute ones and as multiples of their raw disk, which had a
+measured; for traces they are multiples of their raw disk's. That disk had a
 head: 147 MB/s in order, and 420 random writes per second. Three targets get
 the same writes, with a sync point after every one, every 1000, and at the end
 only:
@@ -40,8 +40,9 @@ one kept.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import json
 import mmap
 import os
@@ -420,9 +421,7 @@ class Row(NamedTuple):
 
     target: str
     cache: float | None     #: per cent of the metadata
-    every: int
-    rate: float
-    of_plain: float
+    rates: list[float]      #: by how often there is a sync point
 
 
 def sync_words(every: int) -> str:
@@ -430,18 +429,40 @@ def sync_words(every: int) -> str:
     return f'{every:,}' if every else 'end'
 
 
-def show(data: DataSet, row: Row) -> None:
+def choices(data: DataSet, scale: Scale) -> tuple[int, ...]:
+    """How often there is a sync point, in the order of the columns."""
+    return scale.every if data.figure else (TRACE_EVERY,)
+
+
+def show_head(data: DataSet, scale: Scale) -> None:
+    """Print what is above the lines."""
+    raw = RAW.get(data.name.partition(' ')[0])
+    print(f'\n{data.name}: blocks of {data.block}, {data.work.written:,} '
+          f'written at most, {data.work.ratio:,.2f} for each different one; '
+          f'a disk of {data.work.blocks * data.block / MIB:,.0f} MiB')
+    print(f'{"sync point":>24}' + ''.join(
+        f'{sync_words(every):^32}' for every in choices(data, scale)).rstrip())
+    theirs = f'Dmdedup, {data.unit}' if raw else 'Dmdedup, raw=1'
+    print(f'{"cache":>24}' + f'{data.unit:>9}{"plain=1":>8}{theirs:>15}'
+          * len(choices(data, scale)))
+    if raw:
+        cells = ''.join(f'{"":9}{"":8}{raw[1]:15.0f}'
+                        for _ in choices(data, scale))
+        print(f'{"raw disk":24}{cells}')
+
+
+def show(data: DataSet, scale: Scale, row: Row, plain: Row) -> None:
     """Print a line of the table."""
-    unit = RAW[data.name.partition(' ')[0]] if data.figure else ('IOPS', 0)
-    cache = '-' if row.cache is None else f'{row.cache:g}'
-    theirs = published(data.name, row.target.removeprefix('direct, '),
-                       row.every)
-    cells = [f'{row.rate:,.0f}', f'{row.of_plain:.2f}']
-    if theirs is not None:
-        cells += [between(*(figure * unit[1] for figure in theirs))
-                  if unit[1] else '-', between(*theirs)]
-    print(f'{row.target:18}{cache:>6}{sync_words(row.every):>7}'
-          + ''.join(f'{cell:>16}' for cell in cells), flush=True)
+    line = f'{row.target:18}' + (f'{"-":>6}' if row.cache is None
+                                 else f'{row.cache:>6g}')
+    _, raw = RAW.get(data.name.partition(' ')[0], ('', 1))
+    for every, rate, of in zip(choices(data, scale), row.rates, plain.rates):
+        theirs = published(data.name, row.target.removeprefix('direct, '),
+                           every)
+        words = ('' if theirs is None else
+                 between(*(figure * raw for figure in theirs)))
+        line += f'{rate:9,.0f}{rate / of:8.2f}{words:>15}'
+    print(line.rstrip(), flush=True)
 
 
 def between(low: float, high: float) -> str:
@@ -453,60 +474,53 @@ def between(low: float, high: float) -> str:
 
 def measure(bench: Bench, data: DataSet, scale: Scale) -> list[Row]:
     """Run all targets, and print their lines as they come."""
-    print(f'\n{data.name}: blocks of {data.block}, {data.work.written:,} '
-          f'written at most, {data.work.ratio:,.2f} for each different one; '
-          f'a disk of {data.work.blocks * data.block / MIB:,.0f} MiB')
-    print(f'{"":18}{"cache":>6}{"sync":>7}{data.unit:>16}{"of plain":>16}'
-          f'{"Dmdedup":>16}{"of its raw":>16}')
     rows: list[Row] = []
-    plain: dict[int, float] = {}
-
-    def add(target: str, cache: float | None, every: int, done: Done) -> None:
-        rate = done.rate(data.unit)
-        plain.setdefault(every, rate)
-        rows.append(Row(target, cache, every, rate, rate / plain[every]))
-        show(data, rows[-1])
-
-    choices = scale.every if data.figure else (TRACE_EVERY,)
-    with bench.plain(data) as target:
-        for every in choices:
-            add('plain file', None, every, replay(
-                data.work, data.block, target, every, bench.seconds))
-    for index in hostfilter.INDEXES:
-        for every in choices:
-            add(f'volume, {index}', None, every,
-                bench.volume(data, index, every))
     metadata = 0
     hashing: list[float] = []
+
+    def add(target: str, cache: float | None,
+            run: Callable[[int], Done]) -> None:
+        rows.append(Row(target, cache, [
+            run(every).rate(data.unit) for every in choices(data, scale)]))
+        show(data, scale, rows[-1], rows[0])
+
+    def direct(backend: str, cache: float, every: int) -> Done:
+        nonlocal metadata
+        done, found = bench.direct(data, backend,
+                                   int(metadata * cache / 100), every)
+        if backend == 'inram':
+            metadata = found['memory']
+        hashing.append(found['hashing'] / 1e6)
+        return done
+
+    show_head(data, scale)
+    with bench.plain(data) as target:
+        add('plain file', None, lambda every: replay(
+            data.work, data.block, target, every, bench.seconds))
+    for index in hostfilter.INDEXES:
+        add(f'volume, {index}', None,
+            functools.partial(bench.volume, data, index))
     for backend in BACKENDS:
         for cache in scale.caches if backend in LIMITED else (None,):
-            for every in choices:
-                done, found = bench.direct(
-                    data, backend, int(metadata * (cache or 100) / 100), every)
-                metadata = found['memory'] if backend == 'inram' else metadata
-                hashing.append(found['hashing'] / 1e6)
-                add(f'direct, {backend}', cache, every, done)
-    print(f'{"":18}the metadata takes {metadata / MIB:.2f} MiB; fingerprints '
-          f'alone, on one thread: {statistics.median(hashing):,.0f} MB/s')
+            add(f'direct, {backend}', cache,
+                functools.partial(direct, backend, cache or 100))
+    print(f'The metadata takes {metadata / MIB:.2f} MiB. Fingerprints alone, '
+          f'on one thread: {statistics.median(hashing):,.0f} MB/s.')
     return rows
 
 
 def draw(data: DataSet, rows: list[Row], scale: Scale, directory: str) -> None:
     """Draw a figure: the rates by target, some caches, and sync points."""
-    shown = {None, scale.caches[0], 50, scale.caches[-1]}
-    names = list(dict.fromkeys((row.target, row.cache) for row in rows
-                               if row.cache in shown))
-    rates = {(row.target, row.cache, row.every): row.rate for row in rows}
+    shown = [row for row in rows
+             if row.cache in (None, scale.caches[0], 50, scale.caches[-1])]
     plot.bars(
-        [target if cache is None else f'{target}, {cache:g} %'
-         for target, cache in names],
-        {f'sync point: {sync_words(every)}':
-         [rates.get((*name, every)) for name in names]
-         for every in scale.every},
+        [row.target if row.cache is None else f'{row.target}, {row.cache:g} %'
+         for row in shown],
+        {f'sync point: {sync_words(every)}': [row.rates[i] for row in shown]
+         for i, every in enumerate(choices(data, scale))},
         data.unit, f'{data.figure}: {data.name}',
-        os.path.join(directory,
-                     f'dmdedup-{data.figure.replace(".", "-")}.svg'),
-        digits=0)
+        os.path.join(directory, 'experiments-dmdedup-'
+                     f'{data.figure.replace(".", "-")}.svg'), digits=0)
 
 
 # -- limits -------------------------------------------------------------------
