@@ -100,7 +100,8 @@ RAW = {'sequential': ('MB/s', 147.0), 'random': ('IOPS', 420.0)}
 #: Lowest and highest rate, by data, backend and cache. Their CBT is LMDB here.
 #: They give no rates of LevelDB, and for random writes one range for all.
 _UNIQUE = {'inram': (147, 147), 'dtb': (34, 147)}
-_CBT = {1: (3, 6), 1000: (13, 34), 0: (13, 95)}
+#: 0: they say only how much it was at most.
+_CBT = {1: (3, 6), 1000: (13, 34), 0: (0, 95)}
 _RANDOM = (670, 11100)
 #: Multiples of the raw disk's rate.
 _DUPLICATE = {'sequential': (1.4, 2), 'random': (2, 140)}
@@ -466,9 +467,11 @@ def show(data: DataSet, scale: Scale, row: Row, plain: Row) -> None:
 
 
 def between(low: float, high: float) -> str:
-    """Two figures, or one if they are the same, to two or three digits."""
+    """Two figures, or one if they are the same; a first one of 0 is unknown."""
     words = [f'{figure:,.0f}' if figure >= 10 else f'{figure:.2g}'
              for figure in (low, high)]
+    if not low:
+        return f'up to {words[1]}'
     return words[0] if words[0] == words[1] else '-'.join(words)
 
 

@@ -200,6 +200,13 @@ def test_what_was_published(dmdedup, data, backend, every, multiples):
     assert dmdedup.published(data, backend, every) == multiples
 
 
+@pytest.mark.parametrize('pair, words', [
+    ((1.6, 7.2), '1.6-7.2'), ((147, 147), '147'), ((670, 11100), '670-11,100'),
+    ((0, 95), 'up to 95')])
+def test_two_figures(dmdedup, pair, words):
+    assert dmdedup.between(*pair) == words
+
+
 def test_tar_files(dmdedup, monkeypatch, capsys):
     """Zeros are one block that has to be kept."""
     def blocks(zeros, *counts):
