@@ -427,7 +427,7 @@ class Row(NamedTuple):
 
 def sync_words(every: int) -> str:
     """How often there is a sync point."""
-    return f'{every:,}' if every else 'end'
+    return {0: 'at the end', 1: 'each write'}.get(every, f'{every:,} writes')
 
 
 def choices(data: DataSet, scale: Scale) -> tuple[int, ...]:
