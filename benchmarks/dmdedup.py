@@ -5,7 +5,7 @@
 Run it from a checkout in which the extension is built; gcc is needed::
 
     python benchmarks/dmdedup.py [--quick] [--scale tiny|quick|full]
-        [--trace FILE [--trace-block 4096]] [--kernels TAR..]
+        [--trace FILE [--trace-block 4096]] [--hints] [--kernels TAR..]
         [--dir DIR] [--filter-dir /dev/shm] [--plot DIR]
 
 After Mandal, "Design and Implementation of an Open-Source Deduplication
@@ -34,6 +34,7 @@ that Dmdedup's had, with a sync point every 1000 writes. Each run ends after
 some seconds. Volumes and direct stores compress nothing, and write blocks past
 the page cache; a volume's journal goes through it.
 
+``--hints`` adds what hints gain (``hints.py``), beside Dmdedup's figures.
 ``--kernels`` counts the equal blocks of 512 and 4096 bytes in tar files, which
 Dmdedup's authors did with 40 versions of Linux: 1.88 and 1.18 blocks for each
 one kept.
@@ -467,7 +468,7 @@ def show(data: DataSet, scale: Scale, row: Row, plain: Row) -> None:
 
 
 def between(low: float, high: float) -> str:
-    """Two figures, or one if they are the same; a first one of 0 is unknown."""
+    """Two figures, or one if they are equal; a first one of 0 is unknown."""
     words = [f'{figure:,.0f}' if figure >= 10 else f'{figure:.2g}'
              for figure in (low, high)]
     if not low:
@@ -574,6 +575,35 @@ def show_kernels(paths: list[str], directory: str) -> None:
               f'{theirs:10.2f} of 40 versions of Linux with Dmdedup')
 
 
+# -- hints --------------------------------------------------------------------
+
+def show_hints(directory: str, filters: str, scale: Scale,
+               figures: str | None) -> None:
+    """Measure what hints gain, and draw it; hints.py says how.
+
+    :param figures: the directory for the figure; None: it is not drawn
+    """
+    import hints
+    table = hints.measure(directory, filters, min(256, scale.mib), 3)
+    print()
+    table.show()
+    gains = {kind: (min(found), max(found))
+             for kind, found in hints.gains(table).items() if found}
+    theirs = hints.DMDEDUP
+    for kind, found in gains.items():
+        print(f'{kind}: {found[0]:.2f} to {found[1]:.2f} times the rate '
+              f'without it; {theirs[kind][0]} to {theirs[kind][1]} with '
+              'Dmdedup')
+    if figures:
+        plot.bars(
+            list(gains), {f'{whose}, {end}': [of[kind][i] for kind in gains]
+                          for whose, of in (('here', gains),
+                                            ('Dmdedup', theirs))
+                          for i, end in enumerate(('lowest', 'highest'))},
+            'rate with the hint; 1: as without', '6.1 to 6.4: hints',
+            os.path.join(figures, 'experiments-dmdedup-6.svg'), digits=2)
+
+
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -587,6 +617,8 @@ def main() -> None:
     parser.add_argument('--trace-block', type=int, choices=(512, 4096),
                         default=4096,
                         help='bytes of their blocks (default: %(default)s)')
+    parser.add_argument('--hints', action='store_true',
+                        help='also measure what hints gain')
     parser.add_argument('--kernels', metavar='TAR', nargs='+', default=[],
                         help="also count tar files' equal blocks")
     parser.add_argument('--filter-dir', default='/dev/shm',
@@ -613,6 +645,8 @@ def main() -> None:
                     draw(data, rows, scale, args.plot)
             for data in made_traces(scale, d):
                 measure(bench, data, scale)
+        if args.hints:
+            show_hints(d, filters, scale, args.plot)
         if args.kernels:
             show_kernels(args.kernels, d)
 

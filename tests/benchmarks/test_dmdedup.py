@@ -6,6 +6,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -198,6 +199,29 @@ def test_patterns(dmdedup, traces, way, kind, different):
     ('random unique', 'volume, filter', 1, None)])
 def test_what_was_published(dmdedup, data, backend, every, multiples):
     assert dmdedup.published(data, backend, every) == multiples
+
+
+def test_hints(dmdedup, monkeypatch, capsys, tmp_path):
+    """The least and the greatest gain; a hint that was not measured is not."""
+    asked, drawn = [], []
+
+    def measure(*args):
+        asked.append(args)
+        return dmdedup.common.Table()
+
+    monkeypatch.setitem(sys.modules, 'hints', types.SimpleNamespace(
+        measure=measure, DMDEDUP={'NODEDUP': (2.2, 5.4), 'else': (1.0, 2.0)},
+        gains=lambda table: {'NODEDUP': [1.5, 1.25, 2.0], 'else': []}))
+    monkeypatch.setattr(dmdedup.plot, 'bars',
+                        lambda *args, **_: drawn.append(args))
+    dmdedup.show_hints('/a', '/b', dmdedup.SCALES['tiny'], str(tmp_path))
+    assert asked == [('/a', '/b', 4, 3)]
+    assert ('NODEDUP: 1.25 to 2.00 times the rate without it; 2.2 to 5.4 with '
+            'Dmdedup' in capsys.readouterr().out)
+    assert drawn[0][:2] == (['NODEDUP'], {
+        'here, lowest': [1.25], 'here, highest': [2.0],
+        'Dmdedup, lowest': [2.2], 'Dmdedup, highest': [5.4]})
+    assert drawn[0][4] == str(tmp_path / 'experiments-dmdedup-6.svg')
 
 
 @pytest.mark.parametrize('pair, words', [
