@@ -584,7 +584,9 @@ def show_hints(directory: str, filters: str, scale: Scale,
     :param figures: the directory for the figure; None: it is not drawn
     """
     import hints
-    table = hints.measure(directory, filters, min(256, scale.mib), 3)
+    # Less has no room for the journal of an ext4.
+    mib = min(256, max(64, scale.mib))
+    table = hints.measure(directory, filters, mib, 3)
     print()
     table.show()
     gains = {kind: (min(found), max(found))

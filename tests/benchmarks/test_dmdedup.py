@@ -215,7 +215,7 @@ def test_hints(dmdedup, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(dmdedup.plot, 'bars',
                         lambda *args, **_: drawn.append(args))
     dmdedup.show_hints('/a', '/b', dmdedup.SCALES['tiny'], str(tmp_path))
-    assert asked == [('/a', '/b', 4, 3)]
+    assert asked == [('/a', '/b', 64, 3)]
     assert ('NODEDUP: 1.25 to 2.00 times the rate without it; 2.2 to 5.4 with '
             'Dmdedup' in capsys.readouterr().out)
     assert drawn[0][:2] == (['NODEDUP'], {
