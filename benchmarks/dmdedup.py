@@ -1,0 +1,657 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The experiments of Dmdedup, on this store.
+
+Run it from a checkout in which the extension is built; gcc is needed::
+
+    python benchmarks/dmdedup.py [--quick] [--scale tiny|quick|full]
+        [--trace FILE [--trace-block 4096]] [--hints] [--kernels TAR..]
+        [--dir DIR] [--filter-dir /dev/shm] [--plot DIR]
+
+After Mandal, "Design and Implementation of an Open-Source Deduplication
+Platform for Research", 2015, and Tarasov and others, "Dmdedup: Device Mapper
+Target for Data Deduplication", OLS 2014. Their figures stand beside those
+measured; for traces they are multiples of their raw disk's. That disk had a
+head: 147 MB/s in order, and 420 random writes per second. Three targets get
+the same writes, with a sync point after every one, every 1000, and at the end
+only:
+
+* *plain file*: it has its blocks, and is written with ``O_DIRECT``. It stands
+  for the raw disk, and each other figure is also given as a multiple of its;
+* *volume*: one of this store, with one of the indexes. A flush is its sync
+  point. Its checkpoints are in the time, with one at the end;
+* *direct*: Dmdedup's own way, without a journal (``directmap.c``), with each
+  metadata backend. The memory of DTB and LevelDB is limited to shares of the
+  metadata's size, which is what INRAM's tables take. DTB keeps at least 8
+  pages of each table. LMDB has the page cache, and no limit. Keys are the
+  first 8 bytes of a fingerprint, where Dmdedup has all 16 of an MD5. No
+  references are counted.
+
+The data: blocks of 4 KiB that are all different, or 640 KB again and again,
+written in order, 640 KB at a time, or to random places, 4 KiB at a time; and
+traces (``traces.py``), real ones with ``--trace``, else made with the ratios
+that Dmdedup's had, with a sync point every 1000 writes. Each run ends after
+some seconds. Volumes and direct stores compress nothing, and write blocks past
+the page cache; a volume's journal goes through it.
+
+``--hints`` adds what hints gain (``hints.py``), beside Dmdedup's figures.
+``--kernels`` counts the equal blocks of 512 and 4096 bytes in tar files, which
+Dmdedup's authors did with 40 versions of Linux: 1.88 and 1.18 blocks for each
+one kept.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+import json
+import mmap
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import struct
+import subprocess
+import tempfile
+import time
+from typing import Any, NamedTuple, Protocol
+
+import common
+from common import MIB
+import dede
+import plot
+import synthetic
+import traces
+
+from glance_dedup.repository import hostfilter
+from glance_dedup.repository import openvolumes
+from glance_dedup.repository import repository
+
+BLOCK = 4096
+#: Blocks of a write in order: 640 KB. They are also the equal ones.
+TOGETHER = 160
+BACKENDS = ('inram', 'dtb', 'lmdb', 'leveldb')
+LIMITED = ('dtb', 'leveldb')    # their memory can be chosen
+CACHES = (0.3, 25, 50, 75, 100, 135)    # per cent of the metadata
+EVERY = (1, 1000, 0)    # writes to a sync point; 0: one at the end
+TRACE_EVERY = 1000
+LIMIT = 3600
+
+
+class Scale(NamedTuple):
+    """How much is done."""
+
+    mib: int        #: of the disk that is written to
+    seconds: float  #: of each run
+    lines: int      #: of each trace
+    caches: tuple[float, ...] = CACHES
+    every: tuple[int, ...] = EVERY
+
+
+SCALES = {'tiny': Scale(4, 0.05, 300, (0.3, 135), (1000,)),
+          'quick': Scale(1024, 1.5, 100_000),
+          'full': Scale(16384, 20, 2_000_000)}
+
+
+# -- what Dmdedup's authors published -----------------------------------------
+
+#: By the way of writing: the unit, and the rate of their disk.
+RAW = {'sequential': ('MB/s', 147.0), 'random': ('IOPS', 420.0)}
+#: Lowest and highest rate, by data, backend and cache. Their CBT is LMDB here.
+#: They give no rates of LevelDB, and for random writes one range for all.
+_UNIQUE = {'inram': (147, 147), 'dtb': (34, 147)}
+#: 0: they say only how much it was at most.
+_CBT = {1: (3, 6), 1000: (13, 34), 0: (0, 95)}
+_RANDOM = (670, 11100)
+#: Multiples of the raw disk's rate.
+_DUPLICATE = {'sequential': (1.4, 2), 'random': (2, 140)}
+_TRACES = (1.6, 7.2)
+
+
+def published(data: str, backend: str,
+              every: int) -> tuple[float, float] | None:
+    """Their lowest and highest multiple of the raw disk's rate, if there are.
+
+    :param data: the name of a data set
+    """
+    if backend not in ('inram', 'dtb', 'lmdb'):
+        return None
+    way, _, kind = data.partition(' ')
+    if way not in RAW:
+        return _TRACES
+    if kind == 'duplicate':
+        return _DUPLICATE[way]
+    low, high = (_RANDOM if way == 'random' else
+                 _CBT[every] if backend == 'lmdb' else _UNIQUE[backend])
+    return low / RAW[way][1], high / RAW[way][1]
+
+
+# -- data ---------------------------------------------------------------------
+
+class DataSet(NamedTuple):
+    """What is written, and in which blocks."""
+
+    name: str
+    block: int
+    work: traces.Work
+    figure: str     #: its number among Dmdedup's; '': it has none
+
+    @property
+    def unit(self) -> str:
+        """Of its rates."""
+        return 'MB/s' if self.name.startswith('sequential') else 'IOPS'
+
+
+def pattern(way: str, kind: str, blocks: int) -> traces.Work:
+    """Write a disk once in order, or as many blocks to random places.
+
+    :param kind: whether all blocks are ``unique``, or every 160 the same
+    """
+    rng = random.Random(1)
+    count = TOGETHER if way == 'sequential' else 1
+    pieces = []
+    number = 0
+    for first in range(0, blocks - count + 1, count):
+        ids = b''.join(
+            struct.pack('<QQ', 1, i if kind == 'unique' else i % TOGETHER)
+            for i in range(number, number + count))
+        number += count
+        pieces.append(traces.operation(
+            traces.WRITE, first if count > 1 else rng.randrange(blocks), ids))
+    return traces.Work(b''.join(pieces), blocks, number,
+                       number if kind == 'unique' else min(number, TOGETHER))
+
+
+def patterns(scale: Scale) -> Iterator[DataSet]:
+    """Yield the data sets of figures 4.1 to 4.4."""
+    number = 0
+    for kind in ('unique', 'duplicate'):
+        for way in RAW:
+            number += 1
+            yield DataSet(f'{way} {kind}', BLOCK,
+                          pattern(way, kind, scale.mib * MIB // BLOCK),
+                          f'4.{number}')
+
+
+def trace(name: str, path: str, block: int, scale: Scale) -> DataSet:
+    """Read a trace; ends the program if a line is bad, or there is none."""
+    try:
+        work = traces.work(traces.read(path, scale.lines), block)
+    except (OSError, ValueError) as e:
+        raise SystemExit(f'dmdedup: {e}') from None
+    if not work.data:
+        raise SystemExit(f'dmdedup: {path} has no lines')
+    return DataSet(f'trace {name}', block, work, '')
+
+
+def made_traces(scale: Scale, directory: str) -> Iterator[DataSet]:
+    """Make, and read, a trace for each of Dmdedup's."""
+    for name, server in traces.SERVERS.items():
+        path = os.path.join(directory, name)
+        with open(path, 'w') as file:
+            file.writelines(traces.generate(server, scale.lines))
+        yield trace(name, path, server.block, scale)
+        os.unlink(path)
+
+
+# -- targets ------------------------------------------------------------------
+
+class Target(Protocol):
+    """A disk. Places and lengths are in bytes."""
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write whole blocks."""
+
+    def read(self, length: int, at: int) -> bytes:
+        """Read whole blocks."""
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+
+    def finish(self) -> None:
+        """Do what is left to do, and sync."""
+
+
+class Nothing:
+    """No disk: what the replay itself costs."""
+
+    def write(self, data: bytes, at: int) -> None:
+        """Do nothing."""
+
+    def read(self, length: int, at: int) -> bytes:
+        """Return nothing."""
+        return b''
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    finish = sync
+
+
+class Plain:
+    """A file that has its blocks, past the page cache where that works."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self._buffer = memoryview(mmap.mmap(
+            -1, traces.MOST * traces.SECTOR + BLOCK))
+        flags = os.O_RDWR | os.O_CREAT
+        try:
+            self._fd = os.open(path, flags | os.O_DIRECT)
+        except OSError:
+            self._fd = os.open(path, flags)
+        piece = self._buffer[:MIB]
+        for at in range(0, size, MIB):
+            os.pwrite(self._fd, piece, at)
+        self.sync()
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write from a buffer that lies as O_DIRECT needs it."""
+        self._buffer[:len(data)] = data
+        os.pwrite(self._fd, self._buffer[:len(data)], at)
+
+    def read(self, length: int, at: int) -> bytes:
+        """Read into such a buffer."""
+        os.preadv(self._fd, [self._buffer[:length]], at)
+        return bytes(self._buffer[:length])
+
+    def sync(self) -> None:
+        """Have the disk write its cache."""
+        os.fdatasync(self._fd)
+
+    finish = sync
+
+    def close(self) -> None:
+        """Close the file, which stays."""
+        os.close(self._fd)
+
+
+class Volume:
+    """An open volume, with its checkpoints when they are due."""
+
+    def __init__(self, volume: openvolumes.Volume) -> None:
+        self._volume = volume
+        self.read = volume.read
+        self.sync = volume.flush
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write; what serves a volume makes checkpoints in a thread."""
+        self._volume.write(data, at)
+        if self._volume.needs_checkpoint():
+            self._volume.checkpoint()
+
+    def finish(self) -> None:
+        """Make a last checkpoint."""
+        self._volume.flush()
+        self._volume.checkpoint()
+
+
+class Done(NamedTuple):
+    """What a run came to."""
+
+    operations: int
+    bytes: int
+    seconds: float
+
+    def rate(self, unit: str) -> float:
+        """MB/s, or operations per second."""
+        return (self.bytes / 1e6 if unit == 'MB/s'
+                else self.operations) / self.seconds
+
+
+def replay(work: traces.Work, block: int, target: Target, every: int,
+           seconds: float) -> Done:
+    """Do what is asked, for so many seconds at most; directmap.c does it, too.
+
+    :raises AssertionError: a block that is checked was not what was written
+    """
+    done = size = writes = 0
+    start = time.perf_counter()
+    for kind, first, ids in traces.operations(work.data):
+        if time.perf_counter() - start >= seconds:
+            break
+        length = len(ids) // traces.ID * block
+        if kind == traces.WRITE:
+            target.write(content(ids, block), first * block)
+            writes += 1
+            if every and writes % every == 0:
+                target.sync()
+        elif (target.read(length, first * block) != content(ids, block)
+              and kind == traces.CHECK):
+            raise AssertionError(f'block {first} is not what was written')
+        done += 1
+        size += length
+    target.finish()
+    return Done(done, size, time.perf_counter() - start)
+
+
+def content(ids: bytes, block: int) -> bytes:
+    """The bytes of blocks: each has its id, repeated."""
+    times = block // traces.ID
+    if len(ids) == traces.ID:
+        return ids * times
+    return b''.join(ids[i:i + traces.ID] * times
+                    for i in range(0, len(ids), traces.ID))
+
+
+# -- runs ---------------------------------------------------------------------
+
+class Bench:
+    """Runs on one disk; each but the plain file's in a repository of its own.
+
+    :param directory: on the disk
+    :param filters: a directory on a tmpfs
+    """
+
+    def __init__(self, directory: str, filters: str, program: str,
+                 seconds: float) -> None:
+        self.directory = directory
+        self._filters = filters
+        self._program = program
+        self.seconds = seconds
+
+    @contextlib.contextmanager
+    def plain(self, data: DataSet) -> Iterator[Plain]:
+        """A plain file that is as large as the data needs it."""
+        path = os.path.join(self.directory, 'plain')
+        target = Plain(path, data.work.blocks * data.block)
+        try:
+            yield target
+        finally:
+            target.close()
+            os.unlink(path)
+
+    @contextlib.contextmanager
+    def _repository(self, **parameters: Any) -> Iterator[str]:
+        path = os.path.join(self.directory, 'repository')
+        repository.Repository.create(path, **parameters)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path)
+
+    def volume(self, data: DataSet, index: str, every: int) -> Done:
+        """Replay on a volume with this index."""
+        with (self._repository(block_size=data.block, volumes=True) as path,
+              tempfile.TemporaryDirectory(dir=self.directory) as stores,
+              tempfile.TemporaryDirectory(dir=self._filters) as filters,
+              repository.Repository(
+                  path, codec='none', direct_io=True, filter_dir=filters,
+                  index=index, index_dir=stores) as repo):
+            openvolumes.create(repo, 'disk', data.work.blocks * data.block)
+            with openvolumes.open_volume(repo, 'disk') as volume:
+                return replay(data.work, data.block, Volume(volume), every,
+                              self.seconds)
+
+    def direct(self, data: DataSet, backend: str, cache: int,
+               every: int) -> tuple[Done, dict]:
+        """Replay by directmap.c.
+
+        :param cache: bytes
+        :returns: also all that it printed
+        """
+        with (self._repository(block_size=data.block) as path,
+              tempfile.TemporaryDirectory(dir=self.directory) as stores):
+            found = run_direct(self._program, path, stores, backend, cache,
+                               data.work, every, self.seconds)
+        return Done(found['operations'], found['bytes'],
+                    found['seconds']), found
+
+
+def run_direct(program: str, path: str, stores: str, backend: str, cache: int,
+               work: traces.Work, every: int, seconds: float) -> dict:
+    """Run directmap.c on a repository; what it printed."""
+    with repository.Repository(path) as repo:
+        is_ = repo.parameters
+    operations = os.path.join(stores, 'operations')
+    pathlib.Path(operations).write_bytes(work.data)
+    done = subprocess.run(
+        [program, path, is_.repository_id, str(is_.block_size),
+         str(is_.group_slots), str(is_.segment_size), is_.fingerprint,
+         backend, stores, str(max(work.blocks, work.different)), str(cache),
+         str(every), str(seconds), operations],
+        stdout=subprocess.PIPE, timeout=LIMIT)
+    if done.returncode != 0:
+        raise SystemExit(f'dmdedup: the direct store with {backend} failed')
+    return json.loads(done.stdout)
+
+
+# -- tables and figures -------------------------------------------------------
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    target: str
+    cache: float | None     #: per cent of the metadata
+    rates: list[float]      #: by how often there is a sync point
+
+
+def sync_words(every: int) -> str:
+    """How often there is a sync point."""
+    return {0: 'at the end', 1: 'each write'}.get(every, f'{every:,} writes')
+
+
+def choices(data: DataSet, scale: Scale) -> tuple[int, ...]:
+    """How often there is a sync point, in the order of the columns."""
+    return scale.every if data.figure else (TRACE_EVERY,)
+
+
+def show_head(data: DataSet, scale: Scale) -> None:
+    """Print what is above the lines."""
+    raw = RAW.get(data.name.partition(' ')[0])
+    print(f'\n{data.name}: blocks of {data.block}, {data.work.written:,} '
+          f'written at most, {data.work.ratio:,.2f} for each different one; '
+          f'a disk of {data.work.blocks * data.block / MIB:,.0f} MiB')
+    print(f'{"sync point":>24}' + ''.join(
+        f'{sync_words(every):^32}' for every in choices(data, scale)).rstrip())
+    theirs = f'Dmdedup, {data.unit}' if raw else 'Dmdedup, raw=1'
+    print(f'{"cache":>24}' + f'{data.unit:>9}{"plain=1":>8}{theirs:>15}'
+          * len(choices(data, scale)))
+    if raw:
+        cells = ''.join(f'{"":9}{"":8}{raw[1]:15.0f}'
+                        for _ in choices(data, scale))
+        print(f'{"raw disk":24}{cells}')
+
+
+def show(data: DataSet, scale: Scale, row: Row, plain: Row) -> None:
+    """Print a line of the table."""
+    line = f'{row.target:18}' + (f'{"-":>6}' if row.cache is None
+                                 else f'{row.cache:>6g}')
+    _, raw = RAW.get(data.name.partition(' ')[0], ('', 1))
+    for every, rate, of in zip(choices(data, scale), row.rates, plain.rates):
+        theirs = published(data.name, row.target.removeprefix('direct, '),
+                           every)
+        words = ('' if theirs is None else
+                 between(*(figure * raw for figure in theirs)))
+        line += f'{rate:9,.0f}{rate / of:8.2f}{words:>15}'
+    print(line.rstrip(), flush=True)
+
+
+def between(low: float, high: float) -> str:
+    """Two figures, or one if they are equal; a first one of 0 is unknown."""
+    words = [f'{figure:,.0f}' if figure >= 10 else f'{figure:.2g}'
+             for figure in (low, high)]
+    if not low:
+        return f'up to {words[1]}'
+    return words[0] if words[0] == words[1] else '-'.join(words)
+
+
+def measure(bench: Bench, data: DataSet, scale: Scale) -> list[Row]:
+    """Run all targets, and print their lines as they come."""
+    rows: list[Row] = []
+    metadata = 0
+    hashing: list[float] = []
+
+    def add(target: str, cache: float | None,
+            run: Callable[[int], Done]) -> None:
+        rows.append(Row(target, cache, [
+            run(every).rate(data.unit) for every in choices(data, scale)]))
+        show(data, scale, rows[-1], rows[0])
+
+    def direct(backend: str, cache: float, every: int) -> Done:
+        nonlocal metadata
+        done, found = bench.direct(data, backend,
+                                   int(metadata * cache / 100), every)
+        if backend == 'inram':
+            metadata = found['memory']
+        hashing.append(found['hashing'] / 1e6)
+        return done
+
+    show_head(data, scale)
+    with bench.plain(data) as target:
+        add('plain file', None, lambda every: replay(
+            data.work, data.block, target, every, bench.seconds))
+    for index in hostfilter.INDEXES:
+        add(f'volume, {index}', None,
+            functools.partial(bench.volume, data, index))
+    for backend in BACKENDS:
+        for cache in scale.caches if backend in LIMITED else (None,):
+            add(f'direct, {backend}', cache,
+                functools.partial(direct, backend, cache or 100))
+    print(f'The metadata takes {metadata / MIB:.2f} MiB. Fingerprints alone, '
+          f'on one thread: {statistics.median(hashing):,.0f} MB/s.')
+    return rows
+
+
+def draw(data: DataSet, rows: list[Row], scale: Scale, directory: str) -> None:
+    """Draw a figure: the rates by target, some caches, and sync points."""
+    shown = [row for row in rows
+             if row.cache in (None, scale.caches[0], 50, scale.caches[-1])]
+    plot.bars(
+        [row.target if row.cache is None else f'{row.target}, {row.cache:g} %'
+         for row in shown],
+        {f'sync point: {sync_words(every)}': [row.rates[i] for row in shown]
+         for i, every in enumerate(choices(data, scale))},
+        data.unit, f'{data.figure}: {data.name}',
+        os.path.join(directory, 'experiments-dmdedup-'
+                     f'{data.figure.replace(".", "-")}.svg'), digits=0)
+
+
+# -- limits -------------------------------------------------------------------
+
+def memcpy_rate() -> float:
+    """MB/s at which this machine copies memory."""
+    source, copy = b'x' * (64 * MIB), bytearray(64 * MIB)
+    # The first time the system has to give the pages.
+    return max(len(source) / common.timed(
+        copy.__setitem__, slice(None), source).wall / 1e6 for _ in range(3))
+
+
+def show_limits(bench: Bench, scale: Scale) -> None:
+    """Print what the machine can do, which nothing here can exceed."""
+    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    print(f'a disk of {scale.mib:,} MiB; {memory / MIB:,.0f} MiB of memory; '
+          f'at most {scale.seconds:g} s each\n')
+    print(f'{"copying memory":32}{memcpy_rate():10,.0f} MB/s')
+    for data in patterns(scale):
+        if not data.name.endswith(' unique'):
+            continue
+        reads = data.work._replace(data=b''.join(
+            traces.operation(traces.READ, first, ids)
+            for _, first, ids in traces.operations(data.work.data)))
+        with bench.plain(data) as target:
+            for name, work, on in (
+                    ('replay without a disk', data.work, Nothing()),
+                    ('disk, reads', reads, target),
+                    ('disk, writes', data.work, target)):
+                done = replay(work, BLOCK, on, 0, bench.seconds)
+                way = data.name.partition(' ')[0]
+                print(f'{f"{name}, {way}":32}{done.rate(data.unit):10,.0f} '
+                      f'{data.unit}', flush=True)
+
+
+# -- tar files ----------------------------------------------------------------
+
+def show_kernels(paths: list[str], directory: str) -> None:
+    """Print how many blocks there are for each one that has to be kept."""
+    found = dede.analyse(paths, directory)
+    print(f'\n{len(paths)} tar files, {found.bytes / MIB:,.0f} MiB: '
+          'blocks for each different one')
+    for size, theirs in ((512, 1.88), (4096, 1.18)):
+        blocks = found.by_size[size]
+        ratio = ((blocks.used + blocks.zeros)
+                 / (blocks.kept + bool(blocks.zeros)))
+        print(f'blocks of {size:>5}{ratio:10.2f}'
+              f'{theirs:10.2f} of 40 versions of Linux with Dmdedup')
+
+
+# -- hints --------------------------------------------------------------------
+
+def show_hints(directory: str, filters: str, scale: Scale,
+               figures: str | None) -> None:
+    """Measure what hints gain, and draw it; hints.py says how.
+
+    :param figures: the directory for the figure; None: it is not drawn
+    """
+    import hints
+    # Less has no room for the journal of an ext4.
+    mib = min(256, max(64, scale.mib))
+    table = hints.measure(directory, filters, mib, 3)
+    print()
+    table.show()
+    gains = {kind: (min(found), max(found))
+             for kind, found in hints.gains(table).items() if found}
+    theirs = hints.DMDEDUP
+    for kind, found in gains.items():
+        print(f'{kind}: {found[0]:.2f} to {found[1]:.2f} times the rate '
+              f'without it; {theirs[kind][0]} to {theirs[kind][1]} with '
+              'Dmdedup')
+    if figures:
+        plot.bars(
+            list(gains), {f'{whose}, {end}': [of[kind][i] for kind in gains]
+                          for whose, of in (('here', gains),
+                                            ('Dmdedup', theirs))
+                          for i, end in enumerate(('lowest', 'highest'))},
+            'rate with the hint; 1: as without', '6.1 to 6.4: hints',
+            os.path.join(figures, 'experiments-dmdedup-6.svg'), digits=2)
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description='The experiments of Dmdedup, on this store.')
+    parser.add_argument('--scale', choices=SCALES,
+                        help='how much is done (default: full)')
+    parser.add_argument('--quick', action='store_true',
+                        help='as --scale quick, unless that is given')
+    parser.add_argument('--trace', metavar='FILE', action='append',
+                        help='replay real traces, and nothing else')
+    parser.add_argument('--trace-block', type=int, choices=(512, 4096),
+                        default=4096,
+                        help='bytes of their blocks (default: %(default)s)')
+    parser.add_argument('--hints', action='store_true',
+                        help='also measure what hints gain')
+    parser.add_argument('--kernels', metavar='TAR', nargs='+', default=[],
+                        help="also count tar files' equal blocks")
+    parser.add_argument('--filter-dir', default='/dev/shm',
+                        help='a tmpfs (default: %(default)s)')
+    common.add_directory(parser)
+    plot.argument(parser, 'DIR')
+    args = parser.parse_args()
+    if args.plot:
+        pathlib.Path(args.plot).mkdir(parents=True, exist_ok=True)
+    scale = SCALES[args.scale or ('quick' if args.quick else 'full')]
+    real = [trace(os.path.basename(path), path, args.trace_block, scale)
+            for path in args.trace or ()]
+    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
+          tempfile.TemporaryDirectory(dir=args.filter_dir) as filters):
+        bench = Bench(d, filters, synthetic.build(d, 'directmap'),
+                      scale.seconds)
+        show_limits(bench, scale)
+        for data in real:
+            measure(bench, data, scale)
+        if not real:
+            for data in patterns(scale):
+                rows = measure(bench, data, scale)
+                if args.plot:
+                    draw(data, rows, scale, args.plot)
+            for data in made_traces(scale, d):
+                measure(bench, data, scale)
+        if args.hints:
+            show_hints(d, filters, scale, args.plot)
+        if args.kernels:
+            show_kernels(args.kernels, d)
+
+
+if __name__ == '__main__':
+    main()
