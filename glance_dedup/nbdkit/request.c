@@ -97,16 +97,6 @@ run_status(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
     return GD_OK;
 }
 
-/* Whether an image's id begins as those of volumes' recipes do: no user may
- * make one. */
-static bool
-is_of_volume(const char *image_id)
-{
-    return strncmp(image_id, "v_", 2) == 0 &&
-           strspn(image_id + 2, "0123456789abcdef") == 2 * GD_ID_SIZE &&
-           image_id[2 + 2 * GD_ID_SIZE] == '_';
-}
-
 static gd_status
 run_snapshot(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
              gd_error *err)
@@ -119,12 +109,6 @@ run_snapshot(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
     }
     if (image_id == NULL || image_id[0] == '\0') {
         return gd_fail(err, GD_INVALID, "snapshot: the image's id is missing");
-    }
-    if (is_of_volume(image_id)) {
-        return gd_fail(err, GD_INVALID,
-                       "%s is a name for a volume's recipe: choose another "
-                       "id for the image",
-                       image_id);
     }
     gd_status s = gd_volume_snapshot(volume, image_id,
                                      project == NULL ? "" : project, &header,

@@ -26,9 +26,11 @@ from tests.crash import filesystem
 from tests.crash import record
 from tests.crash import states
 from tests.crash import verify
+from tests.crash import volume_workloads
 from tests.crash import workloads
 from tests.support import repositories
 
+WORKLOADS = workloads.WORKLOADS | volume_workloads.WORKLOADS
 JOBS = 2
 TIMEOUT = 120       # seconds, for one state or one recording
 NUMBERS = 60        # choices of a strategy by chance, at each point
@@ -195,7 +197,7 @@ class Explorer:
         world = os.path.join(top, 'world')
         os.mkdir(world)
         base = filesystem.FileSystem(world)
-        self._run(top, workloads.WORKLOADS[workload])
+        self._run(top, WORKLOADS[workload])
         scene = Scene(workload, base, expectation_module.Expectation(),
                       record.read(os.path.join(top, 'journal')))
         need_complete(scene, world)

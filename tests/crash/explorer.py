@@ -2,10 +2,10 @@
 
 """The crash-state explorer.
 
-Each workload of ``workloads.py`` is run once under record. Then, for points of
-its journal and strategies of ``states.py``, the state that a crash there may
-leave is made on a real file system (one in memory), recovered, and verified by
-``verify.py``; some recoveries are recorded in their turn, and crash, twice.
+Each workload is run once under record. Then, for points of its journal and
+strategies of ``states.py``, the state that a crash there may leave is made on
+a real file system (one in memory), recovered, and verified by ``verify.py``;
+some recoveries are recorded in their turn, and crash, twice.
 In other states (``survivor``) another process was killed, and one that had the
 repository open goes on.
 
@@ -84,9 +84,10 @@ def report(finding):
 
 
 def explore(explorer, arguments):
-    from tests.crash import workloads
+    from tests.crash import exploration
+
     names = (arguments.workload.split(',') if arguments.workload
-             else list(workloads.WORKLOADS))
+             else list(exploration.WORKLOADS))
     counts = {}
     for name in names:
         began = time.monotonic()

@@ -93,14 +93,10 @@ _MERGER = 'dedupd/tasks/merger.py'
 _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
 _CHECK = 'glance_dedup/check/group_reader.py'
-_JOURNAL = 'glance_dedup/engine/volume/journal.c'
-_CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
-_VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
-_VOLUME_OPENING = 'glance_dedup/engine/volume/opening.c'
-_VOLUME = 'glance_dedup/engine/volume/volume.c'
 _VOLUME_TESTS = ('tests/unit/test_c.py::test_c[test_journal-plain]',
                  'tests/unit/test_c.py::test_c[test_opening-plain]')
-_NO_VOLUMES = 'no workload of the explorer writes to a volume'
+_MOMENTS = ('tests/functional/test_volume_moments.py::'
+            'test_snapshots[library-50]',)
 
 
 # One checksum over the whole fingerprint store, beside those of the entries.
@@ -608,36 +604,29 @@ MUTANTS = (
                  '    if (end == size) {\n',
                  '    if (end >= size) {\n'),),
         workload='volume-resized'),
-    # -- the list of a cache ----------------------------------------------
     Mutant(
-        'list-not-fsynced', 'I8', (
-            Edit('glance_dedup/base/files.py',
-                 '        f.flush()\n'
-                 '        os.fsync(f.fileno())\n',
-                 '        f.flush()\n'),),
-        workload='evicting'),
-    # -- volumes (V1 to V9) -----------------------------------------------
-    Mutant(
-        'journal-named-before-its-head', 'V2', (
-            Edit(_JOURNAL,
+        'checkpoint-amid-a-snapshot', 'volumes.rst, "Operations"', (
+            Edit(_CHECKPOINT,
                  '    if (s == GD_OK) {\n'
-                 '        s = gd_journal_sync(journal, err);\n'
+                 '        gd_volume_copy_head(volume, &head);\n'
+                 '        s = gd_edition_snapshot(',
+                 '    pthread_mutex_unlock(&volume->checkpointing);\n'
+                 '    if (s == GD_OK) {\n'
+                 '        gd_volume_copy_head(volume, &head);\n'
+                 '        s = gd_edition_snapshot('),
+            Edit(_CHECKPOINT,
+                 '                                header, err);\n'
                  '    }\n'
-                 '    return s == GD_OK\n',
-                 '    return s == GD_OK\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
-    Mutant(
-        'journal-name-not-fsynced', 'V2', (
-            Edit(_JOURNAL,
-                 '    return gd_sync_dir(env, root, directory, err);\n',
-                 '    return GD_OK;\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+                 '    pthread_mutex_unlock(&volume->checkpointing);\n',
+                 '                                header, err);\n'
+                 '    }\n')),
+        tests=_MOMENTS, why_not='another thread must do something meanwhile'),
     Mutant(
         'failed-append-left', 'V3', (
             Edit(_JOURNAL,
                  '    if (journal->reached > journal->end) {\n',
                  '    if (journal->reached > UINT64_MAX - 1) {\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+        tests=_VOLUME_TESTS, why_not='a write must fail'),
     Mutant(
         'durable-behind-the-sync', 'V3', (
             Edit(_VOLUME_STATE,
@@ -647,80 +636,46 @@ MUTANTS = (
                  '        journal->durable = journal->end;\n'
                  '    }\n'
                  '    gd_volume'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
-    Mutant(
-        'flush-trusts-the-page-cache', 'V4', (
-            Edit(_VOLUME,
-                 '    while (s == GD_OK && volume->recovered) { /* V4 */\n',
-                 '    while (s == GD_OK && volume->lock < 0) {\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+        tests=_VOLUME_TESTS,
+        why_not='another thread must write during a sync'),
     Mutant(
         'recovery-names-an-end', 'V4', (
-            Edit(_VOLUME_OPENING,
+            Edit(_OPENING,
                  '        head.needed = volume->head.needed;\n',
                  '        head.needed = volume->head.needed;\n'
                  '        head.before =\n'
                  '            volume->frozen[volume->frozen_count - 1]'
                  '->end;\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+        workload='volume'),
     Mutant(
         'lost-records-not-noticed', 'V5', (
             Edit(_JOURNAL,
                  '    return look_behind(scan, journal->end, err);\n',
                  '    (void)look_behind;\n'
                  '    return GD_OK;\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
-    Mutant(
-        'journal-not-synced-before-the-next', 'V6', (
-            Edit(_VOLUME_STATE,
-                 '    if (s == GD_OK && needed) {\n'
-                 '        s = gd_journal_sync(old, err);\n',
-                 '    if (s == GD_OK && needed) {\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
-    Mutant(
-        'marks-not-synced', 'V6', (
-            Edit(_CHECKPOINT,
-                 '    if (s == GD_OK) {\n'
-                 '        s = gd_volume_sync(volume, err);\n'
-                 '    }\n',
-                 ''),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
-    Mutant(
-        'old-editions-deleted-before-the-mark', 'V6', (
-            Edit(_CHECKPOINT,
-                 '                                  NULL, NULL);\n'
-                 '        }\n'
-                 '    }\n'
-                 '    volume->made_count = 0;\n',
-                 '                                  NULL, NULL);\n'
-                 '        }\n'
-                 '    }\n'),
-            Edit(_CHECKPOINT,
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n'
-                 '    if (s == GD_OK) {\n'
-                 '        drop_frozen(volume);\n'
-                 '        delete_old(volume);\n',
-                 '        delete_old(volume);\n'
-                 '        s = append_marks(volume, err);\n'
-                 '    }\n'
-                 '    if (s == GD_OK) {\n'
-                 '        drop_frozen(volume);\n'
-                 '        volume->made_count = 0;\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+        tests=_VOLUME_TESTS, why_not='a disk must lose what was synced'),
     Mutant(
         'needed-journal-forgotten', 'V8', (
             Edit(_VOLUME_STATE,
                  'head->needed = needed ? active->number : head->journal;',
                  'head->needed = head->journal;'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+        workload='volume'),
     Mutant(
         'deleting-not-durable', 'V9', (
-            Edit(_VOLUME_OPENING,
+            Edit(_OPENING,
                  '        return gd_sync_dir(repo->env, repo->root, '
                  'directory, err);\n',
                  '        return GD_OK;\n'),),
-        tests=_VOLUME_TESTS, why_not=_NO_VOLUMES),
+        tests=_VOLUME_TESTS,
+        why_not='a process must be killed, and then the machine crash'),
+    # -- the list of a cache ----------------------------------------------
+    Mutant(
+        'list-not-fsynced', 'I8', (
+            Edit('glance_dedup/base/files.py',
+                 '        f.flush()\n'
+                 '        os.fsync(f.fileno())\n',
+                 '        f.flush()\n'),),
+        workload='evicting'),
 )
 
 

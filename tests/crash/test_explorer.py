@@ -16,11 +16,11 @@ import sys
 
 import pytest
 
+from tests.crash import exploration
 from tests.crash import explorer
 from tests.crash import filesystem
 from tests.crash import record
 from tests.crash import states
-from tests.crash import workloads
 from tests.functional import witness
 from tests.support import repositories
 
@@ -28,7 +28,7 @@ SEED = os.environ.get('GLANCE_DEDUP_CRASH_SEED', '1')
 STATES = os.environ.get('GLANCE_DEDUP_CRASH_STATES', '10')
 LONG_STATES = 10000
 ENV_H = explorer.ROOT / 'glance_dedup' / 'engine' / 'base' / 'env.h'
-NAMES = list(workloads.WORKLOADS)
+NAMES = list(exploration.WORKLOADS)
 
 
 def explore(tmp_path, timeout, *arguments):
@@ -101,7 +101,7 @@ def test_the_recorder_misses_nothing(tmp_path):
     """
     unseen = '''
 import ctypes, os
-from tests.crash import workloads
+from tests.crash import exploration
 def unseen(stage):
     stage.create()
     fd = os.open(os.path.join(stage.path, 'key'), os.O_RDWR)
@@ -113,7 +113,7 @@ def unseen(stage):
     else:
         assert call(number, path + (b'/new' if number == 83 else b'/groups'),
                     0o700) == 0
-workloads.WORKLOADS['unseen'] = unseen
+exploration.WORKLOADS['unseen'] = unseen
 from tests.crash import explorer
 explorer.main(['--workload', 'unseen', '--states', '1'])
 '''

@@ -86,36 +86,6 @@ def test_snapshot(server):
         server.control.snapshot('three', 'x' * 129)
 
 
-@pytest.mark.parametrize('count', [
-    25, pytest.param(1000, marks=[pytest.mark.long,
-                                  pytest.mark.timeout(3600)])])
-def test_snapshots_are_of_one_moment(server, count):
-    """Of two writes in order, in two parts, never the second alone."""
-    ended = threading.Event()
-
-    def write():
-        with server.session() as session:
-            n = 0
-            while not ended.is_set():
-                n += 1
-                volumes.write(session, 0, n.to_bytes(8))
-                volumes.write(session, 3 * MIB, n.to_bytes(8))
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for n in range(count):
-            server.control.snapshot(f'image-{n}')
-            found = image(server, f'image-{n}')
-            first = int.from_bytes(found[:8])
-            second = int.from_bytes(found[3 * MIB:3 * MIB + 8])
-            assert second <= first <= second + 1
-    finally:
-        ended.set()
-        writer.join(nbd.LIMIT)
-    assert first > count
-
-
 def test_resize(server):
     with server.session() as old:
         volumes.write(old, SIZE - 10, b'the end...')

@@ -28,6 +28,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import openvolumes
 from glance_dedup.repository import parameters
 from tests.support import maintenance
 from tests.support import repositories
@@ -41,15 +42,16 @@ NAMES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          'images/one', 'spool/T', 'spool/D', 'spares/00000001',
          'quarantine/catalog-0', 'catalog/CURRENT', 'catalog/LOCK',
          'catalog/LOG', 'catalog/MANIFEST', 'catalog/NEXT',
-         'filter', 'filter.new')
+         'filter', 'filter.new', 'volumes/disk/lock', 'volumes/disk/journal')
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', 'spares',
-               'catalog')
+               'catalog', 'volumes', 'volumes/disk')
 KINDS = ('link', 'dangling', 'hard-link', 'fifo', 'directory', 'socket',
          'device')
 
 
 def make_template(path):
-    repositories.create(path, block_size=512, group_slots=64)
+    repositories.create(path, block_size=512, group_slots=64,
+                        volumes=True)
     with repositories.open_repository(path, filter_dir=f'{path}-f') as repo:
         repositories.put(repo, 'one', repositories.noise(60000, 1))
         repositories.put(repo, 'two', repositories.noise(60000, 2))
@@ -58,6 +60,7 @@ def make_template(path):
             maintenance.account(maintainer)
         repositories.put(repo, 'three', b'not counted')
         repo.delete('gone')
+        openvolumes.create(repo, 'disk', 1 << 20)
     (path / 'spares').mkdir(mode=0o700)
 
 
@@ -69,6 +72,8 @@ def place_of(path, name, repository_id):
         return path / 'spool' / f'T-{"7" * 32}'
     if name == 'spool/D':
         return next((path / 'spool').glob('D-*'))
+    if name == 'volumes/disk/journal':
+        return next((path / 'volumes' / 'disk').glob('journal-*'))
     if name == 'catalog/MANIFEST':
         return next((path / 'catalog').glob('MANIFEST-*'))
     if name == 'catalog/NEXT':
@@ -137,14 +142,22 @@ class Uses:
             self.attempt(repositories.put, repo, 'new',
                          repositories.noise(90000, 4))
             self.attempt(repo.delete, 'two')
+            self.attempt(self.use_volume, repo)
             self.attempt(self.maintain, repo)
             self.attempt(repo.delete, 'one')
+            self.attempt(openvolumes.delete, repo, 'disk')
             self.attempt(repo.rebuild_filter)
 
     def read(self, repo, image_id):
         data = repositories.noise(60000, 1 if image_id == 'one' else 2)
         assert repositories.read_all(repo, image_id) == data, (
             f'other bytes of {image_id} came')
+
+    def use_volume(self, repo):
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            volume.write(repositories.noise(5000, 1), 100)
+            volume.checkpoint()
+            assert volume.read(5000, 100) == repositories.noise(5000, 1)
 
     def maintain(self, repo):
         with maintainer_module.Maintainer(repo) as maintainer:
@@ -188,7 +201,7 @@ def examine(directory, case):
     for error in uses.errors:
         if not any(word in error for word in (
                 str(path), 'groups', 'images', 'spool', 'locks', 'fence',
-                'key', 'spares', 'quarantine', 'image')):
+                'key', 'spares', 'quarantine', 'image', 'volume')):
             return f'names no file: {error}'
     return 'ok'
 

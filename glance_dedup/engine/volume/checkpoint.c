@@ -291,6 +291,10 @@ gd_volume_snapshot(gd_volume *volume, const char *image_id,
 {
     gd_volume_head head;
     gd_status s = gd_repo_check_owner(volume->repo, err);
+    if (s == GD_OK && gd_volume_is_recipe(image_id)) {
+        s = gd_fail(err, GD_INVALID, "%s is a name for a volume's recipe: "
+                    "choose another id for the image", image_id);
+    }
     if (s != GD_OK) {
         return s;
     }

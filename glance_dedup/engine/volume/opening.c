@@ -417,9 +417,12 @@ open_volume(gd_volume *volume, gd_error *err)
     if (s == GD_OK) {
         s = remove_unneeded(volume, err);
     }
-    return s == GD_OK && volume->frozen_count >= MOST_FROZEN
-               ? gd_volume_checkpoint(volume, err)
-               : s;
+    if (s == GD_OK && volume->frozen_count >= MOST_FROZEN) {
+        s = gd_volume_checkpoint(volume, err);
+        /* Without room for it the volume can be read, and trimmed. */
+        s = s == GD_NOSPACE ? GD_OK : s;
+    }
+    return s;
 }
 
 gd_status

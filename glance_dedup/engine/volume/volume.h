@@ -102,7 +102,8 @@ bool gd_volume_needs_checkpoint(gd_volume *volume);
 void gd_volume_renew(gd_volume *volume);
 
 /* Commits an image with the volume's bytes at one moment, no earlier than the
- * call.  *header describes the image.  GD_EXISTS if the id is taken. */
+ * call.  *header describes the image.  GD_EXISTS if the id is taken, GD_INVALID
+ * if it is one for a recipe of a volume. */
 gd_status gd_volume_snapshot(gd_volume *volume, const char *image_id,
                              const char *project, gd_recipe_header *header,
                              gd_error *err);

@@ -83,3 +83,11 @@ gd_volume_base_id(const uint8_t volume_id[GD_ID_SIZE],
     size_t n = strlen(id);
     snprintf(id + n, GD_IMAGE_ID_MAX + 1 - n, "base_0");
 }
+
+bool
+gd_volume_is_recipe(const char *image_id)
+{
+    return strncmp(image_id, "v_", 2) == 0 &&
+           strspn(image_id + 2, "0123456789abcdef") == 2 * GD_ID_SIZE &&
+           image_id[2 + 2 * GD_ID_SIZE] == '_';
+}

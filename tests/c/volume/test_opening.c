@@ -657,6 +657,23 @@ test_spoiled_chain(void)
     }
 }
 
+/* Journals of owners that were killed cannot be stored for want of space: the
+ * volume can be opened, read and written all the same. */
+static void
+test_opened_on_a_full_disk(void)
+{
+    begin(false);
+    for (unsigned i = 0; i < 8; i++) {
+        model_kill();
+        fault_env_fail(FAULTS, FAULT_LINKAT, 1, ENOSPC, true);
+        CHECK_OK(model_open());
+        CHECK_OK(model_write(3 * i, 3));
+        CHECK_INT(model_checkpoint(), GD_NOSPACE);
+        fault_env_heal(FAULTS);
+    }
+    finish();
+}
+
 /* A head claims that billions of journals are needed: no memory is taken for
  * them. */
 static void
@@ -786,6 +803,7 @@ main(int argc, char **argv)
     RUN(test_failed_write_is_overwritten);
     RUN(test_missing_recipe);
     RUN(test_spoiled_chain);
+    RUN(test_opened_on_a_full_disk);
     RUN(test_long_chain);
     RUN(test_old_journal_comes_back);
     RUN(test_deleting_is_durable_first);

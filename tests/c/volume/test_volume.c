@@ -375,6 +375,22 @@ test_bad_sizes_and_names(void)
     teardown();
 }
 
+static void
+test_ids_of_recipes(void)
+{
+    static const char *const ids[] = {
+        "v_0123456789abcdef0123456789abcdef_base_0",
+        "v_0123456789abcdef0123456789abcdef_3_1"};
+    gd_recipe_header header;
+    setup_volume(SIZE);
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        CHECK_INT(gd_volume_snapshot(volume, ids[i], "", &header,
+                                     &the_scratch.err), GD_INVALID);
+    }
+    snapshot("v_0123456789abcdef0123456789abcdeg_3_1");
+    teardown();
+}
+
 /* Puts an image of one byte in the place of part 0's first edition. */
 static void
 replace_edition(const gd_scope *scope, uint64_t length)
@@ -473,6 +489,7 @@ main(int argc, char **argv)
     RUN(test_zeros_over_nothing);
     RUN(test_ranges_are_checked);
     RUN(test_bad_sizes_and_names);
+    RUN(test_ids_of_recipes);
     RUN(test_strange_editions);
     RUN(test_format_without_volumes);
     RUN(test_one_owner);

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The workloads that write to volumes, or make and delete them."""
+
+import os
+
+from tests.crash import recorded_volume
+from tests.crash import volume_model
+from tests.crash import workloads
+from tests.support import repositories
+
+WORKLOADS = {}
+workload = workloads.entering(WORKLOADS)
+PART = volume_model.PART
+
+
+@workload
+def volume(stage):
+    """A volume: flushed, brought into recipes, and left without either."""
+    stage.create(volumes=True)
+    with stage.open() as repo:
+        recorded_volume.create(stage, repo, 'disk', 2 * PART + 5)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(0, 5)
+            disk.write(PART - 2, 4)
+            disk.flush()
+            disk.write(3, 4)
+            disk.write(8, 3)
+            disk.checkpoint()
+            disk.write(3, 2)
+            disk.write(8, 9, 0)
+            disk.flush()
+            disk.write(2 * PART, 4)
+            disk.checkpoint()
+            disk.write(0, 2)
+            disk.flush()
+            disk.write(1, 2)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(2, 2)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(3, 2)
+            disk.flush()
+            disk.write(PART, 1)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(4, 2)
+            disk.checkpoint()
+
+
+def _numbers(stage, count):
+    """So many sectors of content, and the image that has it."""
+    first = stage.fresh(count)
+    sectors = list(range(first, first + count))
+    return sectors, volume_model.runs(sectors)
+
+
+@workload
+def volume_cloned(stage):
+    """From an image, and to images; beside it the image goes."""
+    stage.create(volumes=True)
+    with stage.open() as repo, workloads.maintaining(repo) as maintainer:
+        sectors, spec = _numbers(stage, PART + 20)
+        stage.put(repo, 'image', *spec)
+        recorded_volume.create(stage, repo, 'disk', 2 * PART, 'image', sectors)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(2, 3)
+            disk.snapshot('first')
+            stage.delete(repo, 'image')
+            workloads.collect(maintainer, live_share=0, evacuate_share=0)
+            disk.write(PART + 15, 9)
+            disk.write(4, 2, 0)
+            disk.flush()
+            disk.snapshot('second')
+            disk.write(6, 2)
+            stage.delete(repo, 'first')
+            workloads.collect(maintainer, live_share=90, evacuate_share=0)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.checkpoint()
+
+
+@workload
+def volume_resized(stage):
+    """It grows and shrinks, within a part and by parts, with a base, too."""
+    stage.create(volumes=True, block_size=2048, segment_size=8192)
+    with stage.open() as repo:
+        sectors, spec = _numbers(stage, 2 * PART - 7)
+        stage.put(repo, 'image', *spec)
+        recorded_volume.create(stage, repo, 'disk', 2 * PART, 'image', sectors)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(PART - 3, 5)
+            disk.resize(3 * PART + 3)
+            disk.write(3 * PART - 1, 3)
+            disk.resize(PART + 9)
+            disk.write(PART + 7, 2)
+            disk.flush()
+            disk.write(1, 1)
+            disk.resize(PART - 5)
+            disk.resize(2 * PART)
+            disk.write(PART - 6, 3)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.resize(PART)
+            disk.checkpoint()
+
+
+@workload
+def volume_deleted(stage):
+    """Volumes go; one of them is made again under its name."""
+    stage.create(volumes=True)
+    with stage.open() as repo, workloads.maintaining(repo) as maintainer:
+        sectors, spec = _numbers(stage, 30)
+        stage.put(repo, 'image', *spec)
+        for image, size in ((None, PART + 1), ('image', PART)):
+            recorded_volume.create(stage, repo, 'disk', size, image,
+                                   sectors if image else ())
+            with recorded_volume.opened(stage, repo, 'disk') as disk:
+                disk.write(1, 6)
+                disk.checkpoint()
+                disk.write(PART - 2, 2)
+                disk.flush()
+                disk.checkpoint()
+                disk.write(4, 2)
+            recorded_volume.delete(stage, repo, 'disk')
+            workloads.collect(maintainer, live_share=0, evacuate_share=0)
+        recorded_volume.create(stage, repo, 'other', PART)
+        recorded_volume.delete(stage, repo, 'other')
+
+
+@workload
+def volume_tasks(stage):
+    """The maintainer merges, collects and recompresses beside an owner."""
+    stage.create(volumes=True)
+    with stage.open() as repo, stage.open() as other, \
+            workloads.maintaining(repo) as maintainer:
+        sectors, spec = _numbers(stage, 40)
+        recorded_volume.create(stage, repo, 'disk', PART)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            with repositories.holding(
+                    os.path.join(stage.path, 'locks', 'groups'),
+                    repositories.SHARE_BYTE + 1):
+                stage.put(other, 'image', *spec)
+            disk.write(8, 40, sectors[0])
+            disk.checkpoint()
+            workloads.account(maintainer)
+            workloads.merge(maintainer)
+            disk.write(10, 9)
+            disk.checkpoint()
+            workloads.collect(maintainer, live_share=0, evacuate_share=0)
+            disk.write(70, 50)
+            disk.checkpoint()
+            workloads.recompress(maintainer, worth=-1)
+            disk.write(30, 9)
+            disk.flush()
+            stage.delete(other, 'image')
+            workloads.collect(maintainer, live_share=90, evacuate_share=70)
+            disk.checkpoint()
+            workloads.merge(maintainer)
+
+
+@workload
+def volume_meeting(stage):
+    """Writes in the middle of a checkpoint."""
+    stage.create(volumes=True)
+    with stage.open() as repo:
+        recorded_volume.create(stage, repo, 'disk', 2 * PART)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            for call, path in (('linkat', 'images/v_'),
+                               ('fsync', 'images'),
+                               ('unlinkat', 'images/v_')):
+                disk.write(3, 9)
+                disk.write(PART - 2, 5)
+                with stage.held(call, path, disk.checkpoint):
+                    disk.write(5, 4)
+                    disk.write(PART + 1, 9)

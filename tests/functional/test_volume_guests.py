@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Guests on volumes: killed with their servers, while dedupd works.
+
+The guest checks its file system, and what fio had synced, after each kill.
+"""
+
+import contextlib
+import itertools
+import random
+import subprocess
+import threading
+import time
+
+import pytest
+
+from glance_dedup.repository import openvolumes
+from tests.support import daemons
+from tests.support import nbd
+from tests.support import repositories
+from tests.support import volumes
+from tests.support import writing_guest
+
+MIB = 1 << 20
+SIZE = 600 * MIB        # three parts; XFS needs 300 MiB
+MAKE = {'ext4': ('mkfs.ext4', '-q', '-F'), 'xfs': ('mkfs.xfs', '-q')}
+TASKS = ('collect', 'merge', 'recompress', 'scrub', 'account')
+
+
+@pytest.fixture(scope='module')
+def system(tmp_path_factory):
+    return writing_guest.build(tmp_path_factory.mktemp('system'))
+
+
+@contextlib.contextmanager
+def working(daemon):
+    """The daemon runs its tasks by turns; gives how often each has."""
+    counts = dict.fromkeys(TASKS, 0)
+    errors = []
+    end = threading.Event()
+
+    def work():
+        for task in itertools.cycle(TASKS):
+            if end.is_set():
+                return
+            error = daemon.run(task)['last']['error']
+            if error is not None:
+                errors.append((task, error))
+            counts[task] += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        end.set()
+        thread.join(daemons.TASK_LIMIT)
+    assert not errors
+
+
+def clone_formatted(repository, place, kind):
+    """A volume that begins as an image with an empty file system."""
+    image = place / 'image'
+    with open(image, 'wb') as f:
+        f.truncate(SIZE)
+    nbd.need(MAKE[kind][0])
+    subprocess.run([*MAKE[kind], image], check=True, timeout=nbd.LIMIT)
+    with repositories.open_repository(repository) as repo:
+        repo.put('image', image)
+        with repo.open_image('image') as opened:
+            openvolumes.create(repo, 'disk', image=opened)
+        repo.delete('image')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', MAKE)
+@pytest.mark.parametrize('kills, seconds, size', [
+    (1, 5, '2m'), pytest.param(20, 1800, '16m', marks=[
+        pytest.mark.long, pytest.mark.timeout(7200)])])
+def test_killed(system, tmp_path, kind, kills, seconds, size):
+    """Nothing that was synced is lost, and the file system is clean.
+
+    :param seconds: that fio writes, altogether
+    """
+    rng = random.Random(kills)
+    repository = volumes.create_repository(tmp_path / 'repository')
+    clone_formatted(repository, tmp_path, kind)
+    console = tmp_path / 'console'
+    last = 0
+    with (daemons.running(repository) as daemon, working(daemon) as counts,
+          volumes.Server(repository, tmp_path) as server):
+        for number in range(kills + 1):
+            server.start()
+            with writing_guest.Guest(system, console, server.uri, kind, last,
+                                     size) as guest:
+                guest.wait_for(guest.is_checked)
+                if number == kills:
+                    break
+                end = time.monotonic() + 2 * rng.random() * seconds / kills
+                guest.wait_for(lambda: time.monotonic() > end
+                               and guest.last() > last)
+                guest.need_well()
+                for victim in rng.sample([guest, server], 2):
+                    victim.kill()
+                last = guest.last()
+        assert all(counts.values()), counts
+        server.stop()
+    repositories.need_clean(repository)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a volume takes on the disk while it is overwritten again and again."""
+
+import pathlib
+import random
+
+import pytest
+
+from tests.support import daemons
+from tests.support import repositories
+from tests.support import volumes
+
+MIB = 1 << 20
+
+
+def used(repository):
+    """Bytes that the repository's files take."""
+    total = 0
+    for path in pathlib.Path(repository).rglob('*'):
+        try:
+            total += path.stat().st_blocks * 512
+        except FileNotFoundError:
+            continue            # it has gone meanwhile
+    return total
+
+
+def collected(daemon):
+    """What is known of the last collection."""
+    return daemon.request('GET', '/v1/tasks/collect').json()['last']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size, times, waits', [
+    (128 * MIB, 6, True), pytest.param(1024 * MIB, 50, False, marks=[
+        pytest.mark.long, pytest.mark.timeout(7200)])])
+def test_overwritten(tmp_path, size, times, waits):
+    """With a daemon that maintains, never more than four times its size.
+
+    :param waits: for a collection after each turn: the daemon looks every
+        five seconds, in which a small volume is written several times
+    """
+    repository = volumes.create_repository(tmp_path / 'repository')
+    volumes.create(repository, 'disk', size, 64 * MIB)
+    rng = random.Random(size)
+    most = 0
+    with (daemons.running(
+            repository, collect_interval=3600,
+            collect_volumes_mib=size // MIB // 4) as daemon,
+          volumes.Server(repository, tmp_path) as server):
+        with server.start().session() as session:
+            for turn in range(times):
+                before = collected(daemon)
+                for offset in range(0, size, MIB):
+                    volumes.write(session, offset, rng.randbytes(MIB))
+                    if offset % (32 * MIB) == 0:
+                        most = max(most, used(repository))
+                if waits and turn:
+                    repositories.eventually(
+                        lambda before=before: collected(daemon) != before,
+                        60)
+        server.stop()
+    assert size < most < 4 * size
+    repositories.need_clean(repository)

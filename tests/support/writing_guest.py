@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A guest that writes files to a disk with fio, and checks them after a crash.
+
+Its kernel and busybox are those of the boot image's packages. fio, e2fsck and
+xfs_repair are this machine's, with their libraries.
+"""
+
+import lzma
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+
+from tests.cloud import disk
+from tests.support import nbd
+
+#: Seconds to start and to check the disk. The processor is emulated.
+LIMIT = 300
+_PROGRAMS = ('fio', 'e2fsck', 'xfs_repair')
+_MODULES = ('virtio_pci', 'virtio_blk', 'crc32c_generic', 'ext4', 'xfs')
+
+# Job N writes file N % 4, with a pattern that no other job has, so jobs N and
+# N - 1 are on the disk when job N is told. `kind`, `last` and `size` come from
+# the kernel's command line.
+_INIT = r"""#!/bin/sh
+/bin/busybox --install -s /bin
+export PATH=/bin:/sbin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+exec </dev/console >/dev/console 2>&1
+# An emulated console adds or loses a letter now and then.
+say() { for _ in 1 2 3; do echo "guest: $* = $*"; done; }
+give_up() { say "FAILED $*"; tail -n 40 /log; poweroff -f; }
+job() {
+    number=$1
+    shift
+    fio --name=job --filename="/disk/file$((number % 4))" --size="$size" \
+        --ioengine=libaio --direct=1 --bs=4k --iodepth=16 --randseed="$number" \
+        --verify=pattern --verify_pattern="$(printf '0x5a%08x' "$number")%o" \
+        --verify_fatal=1 --verify_state_save=0 "$@" >/log 2>&1
+}
+attach() { mount -t "$kind" -o discard /dev/vda /disk || give_up mount; }
+
+for module in /modules/*; do
+    insmod "$module" || give_up "load $module"
+done
+until [ -b /dev/vda ]; do usleep 10000; done
+
+# The mount replays the file system's journal.
+attach
+for number in $((last - 1)) "$last"; do
+    [ "$number" -lt 1 ] || job "$number" --rw=read || give_up "job $number"
+done
+[ ! -e /disk/tree ] || (cd /disk/tree && md5sum -cs sums) || give_up tree
+umount /disk || give_up umount
+if [ "$kind" = ext4 ]; then
+    e2fsck -fn /dev/vda
+else
+    xfs_repair -n /dev/vda
+fi >/log 2>&1 || give_up "fsck $?"
+say checked
+
+# Names and small files come and go beside fio's.
+attach
+while rm -rf /disk/new && cp -r /modules /disk/new &&
+    (cd /disk/new && find . -type f ! -name sums -exec md5sum {} + >sums) &&
+    sync && rm -rf /disk/tree && mv /disk/new /disk/tree; do
+    sleep 0.3
+done &
+number=$last
+while true; do
+    number=$((number + 1))
+    [ $((number % 5)) != 0 ] || rm -f "/disk/file$((number % 4))"
+    job "$number" --rw=randwrite --fsync=32 --end_fsync=1 ||
+        give_up "job $number"
+    say "written $number"
+done
+"""
+
+
+def _run(*command, **options):
+    return subprocess.run([str(word) for word in command], check=True,
+                          timeout=nbd.LIMIT, **options)
+
+
+def _module(tree, name):
+    """A module's content; None if the kernel has it built in."""
+    for path in tree.rglob('*.ko*'):
+        if path.name.partition('.')[0].replace('-', '_') == name:
+            data = path.read_bytes()
+            return lzma.decompress(data) if path.suffix == '.xz' else data
+    return None
+
+
+def _add_modules(tree, target):
+    """Below numbers, each after those that it needs."""
+    done = []
+
+    def add(name):
+        if name in done or (data := _module(tree, name)) is None:
+            return
+        needed = re.search(rb'\0depends=([^\0]*)\0', data)[1].decode()
+        for other in filter(None, needed.split(',')):
+            add(other.replace('-', '_'))
+        (target / f'{len(done):02}-{name}.ko').write_bytes(data)
+        done.append(name)
+
+    for name in _MODULES:
+        add(name)
+
+
+def _add_program(name, root):
+    nbd.need(name)
+    program = shutil.which(name)
+    shutil.copy(program, root / 'sbin' / name)
+    libraries = _run('ldd', program, capture_output=True, text=True).stdout
+    for library in re.findall(r'(/\S+) \(0x', libraries):
+        target = root / library[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, target)
+
+
+def build(place):
+    """The files of a kernel and an initramfs, made below a directory."""
+    kernel, initramfs = place / 'vmlinuz', place / 'initramfs'
+    nbd.need('cpio')
+    packages = disk.images().raw.parent.glob('*.deb')
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        tree = pathlib.Path(directory, 'packages')
+        root = pathlib.Path(directory, 'root')
+        for name in ('bin', 'sbin', 'dev', 'proc', 'sys', 'disk', 'modules'):
+            (root / name).mkdir(parents=True)
+        for package in packages:
+            _run('dpkg-deb', '-x', package, tree)
+        found, = tree.glob('boot/vmlinuz-*')
+        shutil.copy(found, kernel)
+        busybox, = (path for path in tree.rglob('bin/busybox')
+                    if path.is_file())
+        shutil.copy(busybox, root / 'bin')
+        (root / 'bin' / 'sh').symlink_to('busybox')
+        _add_modules(tree, root / 'modules')
+        for name in _PROGRAMS:
+            _add_program(name, root)
+        (root / 'init').write_text(_INIT)
+        (root / 'init').chmod(0o755)
+        names = '\n'.join(str(path.relative_to(root))
+                          for path in sorted(root.rglob('*')))
+        with open(initramfs, 'wb') as output:
+            _run('cpio', '--quiet', '--create', '--format=newc',
+                 '--owner=0:0', cwd=root, input=names.encode(), stdout=output)
+    return kernel, initramfs
+
+
+class Guest:
+    """A guest from its start until it is killed.
+
+    :param system: what `build` made
+    :param console: the file for what it tells
+    :param uri: its disk, over NBD
+    :param kind: of the disk's file system
+    :param last: the last job that a guest before has told
+    :param size: of each job's file, as fio takes it
+    """
+
+    def __init__(self, system, console, uri, kind, last, size):
+        nbd.need('qemu-system-x86_64')
+        kernel, initramfs = system
+        self._console = console
+        self._console.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            ['qemu-system-x86_64', '-machine', 'pc,accel=tcg',
+             '-cpu', 'max', '-m', '512', '-nodefaults', '-display', 'none',
+             '-no-reboot', '-serial', f'file:{console}',
+             '-kernel', str(kernel), '-initrd', str(initramfs), '-append',
+             'console=ttyS0 quiet panic=-1 no_timer_check mitigations=off '
+             f'random.trust_cpu=on kind={kind} last={last} size={size}',
+             '-drive', f'file={uri},format=raw,if=virtio,discard=unmap'],
+            stdin=subprocess.DEVNULL)
+
+    def text(self):
+        """What it has told so far."""
+        if not self._console.exists():
+            return ''
+        return self._console.read_text(errors='replace')
+
+    def is_checked(self):
+        """Whether the disk was found right, so that it writes now."""
+        return 'guest: checked = checked' in self.text()
+
+    def last(self):
+        """The last job that is on the disk, as far as it has told; or 0."""
+        told = re.findall(r'guest: written (\d+) = written \1\r?\n',
+                          self.text())
+        return int(told[-1]) if told else 0
+
+    def wait_for(self, condition):
+        """Until a condition is true, while the guest runs without errors."""
+        deadline = time.monotonic() + LIMIT
+        while not condition():
+            self.need_well()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.05)
+
+    def need_well(self):
+        """Fail if it has ended, or has found something wrong."""
+        assert self.process.poll() is None and 'FAILED' not in self.text(), (
+            self.text())
+
+    def kill(self):
+        """As a host does that loses its power."""
+        self.process.kill()
+        self.process.wait(nbd.LIMIT)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.kill()
