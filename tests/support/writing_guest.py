@@ -39,9 +39,10 @@ job() {
     number=$1
     shift
     fio --name=job --filename="/disk/file$((number % 4))" --size="$size" \
-        --ioengine=libaio --direct=1 --bs=4k --iodepth=16 --randseed="$number" \
-        --verify=pattern --verify_pattern="$(printf '0x5a%08x' "$number")%o" \
-        --verify_fatal=1 --verify_state_save=0 "$@" >/log 2>&1
+        --ioengine=libaio --direct=1 --bs=4k --iodepth=16 \
+        --randseed="$number" \
+        --verify=pattern --verify_fatal=1 --verify_state_save=0 \
+        --verify_pattern="$(printf '0x5a%08x' "$number")%o" "$@" >/log 2>&1
 }
 attach() { mount -t "$kind" -o discard /dev/vda /disk || give_up mount; }
 
@@ -67,7 +68,7 @@ say checked
 # Names and small files come and go beside fio's.
 attach
 while rm -rf /disk/new && cp -r /modules /disk/new &&
-    (cd /disk/new && find . -type f ! -name sums -exec md5sum {} + >sums) &&
+    (cd /disk/new && find . -name '*.ko' -exec md5sum {} + >sums) &&
     sync && rm -rf /disk/tree && mv /disk/new /disk/tree; do
     sleep 0.3
 done &
