@@ -49,6 +49,7 @@ COMMANDS = {
     'repository upgrade': 'glance_dedup.cli.repository:Upgrade',
     'repository try-sharing': 'glance_dedup.cli.sharing:TrySharing',
     'image put': 'glance_dedup.cli.image:Put',
+    'image register': 'glance_dedup.cli.adoption:Register',
     'image copy': 'glance_dedup.cli.image:Copy',
     'image get': 'glance_dedup.cli.image:Get',
     'image delete': 'glance_dedup.cli.image:Delete',
