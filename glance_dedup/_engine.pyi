@@ -63,6 +63,8 @@ class Repository:
         or ''), ``created``, and ``counters``: a dict of the volume's whole
         life."""
     def delete_volume(self, name: str) -> None: ...
+    def discard_volume(self, name: str) -> None:
+        """Delete a volume, but not the recipes of one that is damaged."""
     def finish_volume(self, name: str) -> None:
         """Remove a volume whose making or deleting was interrupted (V9).
         BusyError while somebody owns it; ImageExists if it is whole."""

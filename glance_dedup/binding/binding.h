@@ -306,6 +306,7 @@ PyObject *gd_py_create_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_open_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_look_at_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_delete_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_discard_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_finish_volume(PyObject *repository, PyObject *args);
 
 extern const gd_py_type gd_py_block_reader_type; /* blockreader.c */

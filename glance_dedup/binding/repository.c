@@ -367,6 +367,7 @@ static PyMethodDef repository_methods[] = {
     {"open_volume", gd_py_open_volume, METH_VARARGS, NULL},
     {"look_at_volume", gd_py_look_at_volume, METH_VARARGS, NULL},
     {"delete_volume", gd_py_delete_volume, METH_VARARGS, NULL},
+    {"discard_volume", gd_py_discard_volume, METH_VARARGS, NULL},
     {"finish_volume", gd_py_finish_volume, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"attach_store", repository_attach_store, METH_VARARGS, NULL},

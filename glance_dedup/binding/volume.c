@@ -189,6 +189,12 @@ gd_py_delete_volume(PyObject *object, PyObject *args)
 }
 
 PyObject *
+gd_py_discard_volume(PyObject *object, PyObject *args)
+{
+    return end_volume(object, args, gd_volume_discard);
+}
+
+PyObject *
 gd_py_finish_volume(PyObject *object, PyObject *args)
 {
     return end_volume(object, args, gd_volume_finish);

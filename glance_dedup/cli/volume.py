@@ -325,12 +325,16 @@ class Delete(VolumeCommand, lister.Lister):
     """Delete volumes.
 
     The next collection frees the space. Images that were made by volume
-    snapshot stay.
+    snapshot stay. A volume whose newest journal is damaged is deleted only
+    with --damaged: nothing can restore it then.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('names', metavar='NAME', nargs='+')
+        parser.add_argument(
+            '--damaged', action='store_true',
+            help='Delete volumes even if their newest journal is damaged.')
         return parser
 
     def take_action(self, parsed_args):
@@ -338,7 +342,7 @@ class Delete(VolumeCommand, lister.Lister):
         with self.open() as repo:
             for name in parsed_args.names:
                 try:
-                    self._delete(repo, name)
+                    self._delete(repo, name, parsed_args.damaged)
                 except exceptions.RepositoryError as e:
                     self.app.tell(e)
                     self.app.note(e)
@@ -347,11 +351,23 @@ class Delete(VolumeCommand, lister.Lister):
                     rows.append((name, True, ''))
         return ('name', 'deleted', 'error'), rows
 
-    def _delete(self, repo, name):
+    def _delete(self, repo, name, damaged):
         from glance_dedup.repository import openvolumes
 
         try:
-            openvolumes.delete(repo, name)
+            if damaged:
+                for recipe in openvolumes.discard(repo, name):
+                    self.app.tell(
+                        f'{recipe} stays: another volume cannot be read, and '
+                        'may need it. Delete that volume, too, or repair it; '
+                        f'then run glance-dedup image delete {recipe}')
+            else:
+                openvolumes.delete(repo, name)
+        except exceptions.DamagedError as e:
+            raise exceptions.DamagedError(
+                f'{e}. Restore volumes/{name} from a backup, or give the '
+                'volume up: glance-dedup volume delete --damaged '
+                f'{name}') from e
         except exceptions.BusyError as e:
             pid = (self.status(repo, name) or {}).get('pid')
             who = (f'process {pid}' if pid else

@@ -19,6 +19,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
+from glance_dedup.base import imageids
 from glance_dedup.base import scopes
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
@@ -338,6 +339,50 @@ def delete(repository: repository_module.Repository, name: str) -> None:
     repository.need_volumes()
     with _errors(repository):
         repository.handle().delete_volume(name)
+
+
+def discard(repository: repository_module.Repository, name: str) -> list[str]:
+    """Delete a volume, even if its newest journal is damaged.
+
+    The recipes of such a volume have an id that one of its journals names,
+    and that no other volume has. Nobody needs them, since it is gone.
+
+    :returns: recipes that were left, since another volume cannot be read
+        either, and may be theirs
+    :raises ImageNotFound: there is no such volume
+    :raises BusyError: it has an owner
+    """
+    repository_module.need_text('name', name)
+    repository.need_volumes()
+    with _errors(repository):
+        ids = _ids_in_journals(repository, name)
+        repository.handle().discard_volume(name)
+    left = []
+    for recipe_id in repository.recipes():
+        recipe = imageids.of_volume(recipe_id)
+        if recipe is not None and recipe.volume_id in ids:
+            try:
+                repository.delete(recipe_id)
+            except (exceptions.DamagedError, exceptions.VersionError):
+                left.append(recipe_id)
+            except (exceptions.ImageNotFound, exceptions.InvalidParameter):
+                pass    # it was deleted with the volume; or is another's
+    return left
+
+
+def _ids_in_journals(repository: repository_module.Repository,
+                     name: str) -> set[str]:
+    """The volume ids in the journals' heads, which may be damaged."""
+    path = os.path.join(repository.path, layout.VOLUMES, name)
+    found = set()
+    with files.os_errors(f'cannot read {path}'), contextlib.suppress(
+            FileNotFoundError):
+        for file in os.listdir(path):
+            if file.startswith('journal-'):
+                with contextlib.suppress(exceptions.DamagedError):
+                    found.add(files.read_file(os.path.join(path, file), 48)
+                              [32:].hex())
+    return found
 
 
 def is_in_use(repository: repository_module.Repository, name: str) -> bool:

@@ -514,6 +514,15 @@ delete_owned(gd_repo *repo, const char *name, gd_error *err)
 
 /* REQUIRES: the owner's lock. */
 static gd_status
+discard_owned(gd_repo *repo, const char *name, gd_error *err)
+{
+    gd_status s = delete_owned(repo, name, err);
+    return s == GD_CORRUPT ? gd_volume_remove(repo->env, repo->root, name, err)
+                           : s;
+}
+
+/* REQUIRES: the owner's lock. */
+static gd_status
 finish_owned(gd_repo *repo, const char *name, gd_error *err)
 {
     gd_volume_head head;
@@ -544,6 +553,12 @@ gd_status
 gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
 {
     return lock_and(delete_owned, repo, name, err);
+}
+
+gd_status
+gd_volume_discard(gd_repo *repo, const char *name, gd_error *err)
+{
+    return lock_and(discard_owned, repo, name, err);
 }
 
 gd_status

@@ -113,7 +113,10 @@ gd_status gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err);
 /* Deletes a volume that nobody owns, or finishes what an owner began (V9).
  * GD_BUSY, GD_NOTFOUND. */
 gd_status gd_volume_delete(gd_repo *repo, const char *name, gd_error *err);
-/* The same, but GD_EXISTS if the volume is neither being made nor deleted when
+/* The same, also if the newest journal is damaged.  Recipes of such a volume
+ * stay, since its id is not known: they are garbage then. */
+gd_status gd_volume_discard(gd_repo *repo, const char *name, gd_error *err);
+/* As gd_volume_delete, but GD_EXISTS if the volume is neither being made nor deleted when
  * its lock is held.  For those who only tidy up: since they looked, another
  * process may have made a volume of this name. */
 gd_status gd_volume_finish(gd_repo *repo, const char *name, gd_error *err);

@@ -200,3 +200,73 @@ def test_a_damaged_volume_does_not_hide_others(made, repo):
     assert result.status == 1
     assert [row['name'] for row in result.json()] == ['a', 'c']
     assert 'volumes/b/journal-00000001' in result.err
+
+
+def damage(made, name):
+    """Flip bytes of the newest journal's head, behind the volume's id."""
+    newest = max((made.path / 'volumes' / name).glob('journal-*'))
+    head = bytearray(newest.read_bytes())
+    head[100:1000] = bytes(900)
+    newest.write_bytes(head)
+    return newest
+
+
+def recipes(made):
+    return sorted(path.name for path in (made.path / 'images').glob('v_*'))
+
+
+def write(repo, *names):
+    for name in names:
+        openvolumes.create(repo, name, 2 * MIB, part_size=MIB)
+        with openvolumes.open_volume(repo, name) as volume:
+            volume.write(name.encode() * 1000, 5)
+            volume.write(name.encode() * 1000, MIB)
+            volume.checkpoint()
+
+
+def test_a_damaged_volume_is_deleted(made, repo):
+    """Its recipes, too, and no others."""
+    write(repo, 'whole')
+    before = recipes(made)
+    write(repo, 'torn')
+    assert len(recipes(made)) == 4
+    newest = damage(made, 'torn')
+    result = made('volume', 'delete', 'torn', '-f', 'json')
+    assert result.status == 1 and newest.name in result.err
+    assert 'glance-dedup volume delete --damaged torn' in result.err
+    assert len(recipes(made)) == 4
+    with openvolumes.open_volume(repo, 'whole'):
+        result = made('volume', 'delete', '--damaged', 'torn', 'whole')
+    assert result.status == 2 and 'whole is in use' in result.err
+    assert recipes(made) == before
+    assert openvolumes.names(repo) == ['whole']
+    result = made('volume', 'delete', '--damaged', 'whole', 'none')
+    assert result.status == 2 and 'there is no volume none' in result.err
+    assert not recipes(made)
+
+
+def test_two_damaged_volumes_are_deleted(made, repo):
+    """Recipes that may be the other's stay until it is gone, too."""
+    write(repo, 'one', 'two')
+    damage(made, 'one')
+    damage(made, 'two')
+    result = made('volume', 'delete', '--damaged', 'one')
+    assert result.status == 0
+    left = [name for name in recipes(made) if name in result.err]
+    assert len(left) == 2 and len(recipes(made)) == 4
+    assert made('volume', 'delete', '--damaged', 'two').status == 0
+    assert recipes(made) == left
+    assert made('image', 'delete', *left).status == 0
+    assert not recipes(made)
+
+
+def test_a_volume_that_lost_its_journals_head(made, repo):
+    """Nothing says which recipes it had."""
+    write(repo, 'short', 'whole')
+    newest = max((made.path / 'volumes' / 'short').glob('journal-*'))
+    newest.write_bytes(b'')
+    assert made('volume', 'delete', '--damaged', 'short').status == 0
+    assert openvolumes.names(repo) == ['whole']
+    assert len(recipes(made)) == 4
+    with openvolumes.open_volume(repo, 'whole') as volume:
+        assert volume.read(5, 5) == b'whole'
