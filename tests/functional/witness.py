@@ -121,9 +121,11 @@ class Witness:
     without commit), ``['delete', id]``, ``['read', id]``, ``['images']``,
     ``['hold', id, seed, size]`` (a transaction that stays open) and
     ``['end', 'commit' or 'abort']`` of the one held longest,
-    ``['open', id]`` (an image that stays open), ``['statistics']``, and
+    ``['open', id]`` (an image that stays open), ``['statistics']``,
     ``['maintain', live_share, evacuate_share]``: accounting, merging and
-    collection, with these shares.
+    collection, with these shares; and for volumes ``['own', name]``,
+    ``['write', offset, seed, size]``, ``['zero', offset, length]``,
+    ``['resize', size]``, ``['flush']``, ``['checkpoint']`` and ``['disown']``.
     """
 
     def __init__(self, library):
@@ -266,6 +268,28 @@ class _Worker:
 
     def statistics(self):
         return self.repo.statistics()
+
+    def own(self, name):
+        from glance_dedup.repository import openvolumes
+        self.volume = openvolumes.open_volume(self.repo, name)
+
+    def write(self, offset, seed, size):
+        self.volume.write(self.tools.noise(size, seed), offset)
+
+    def zero(self, offset, length):
+        self.volume.zero(length, offset)
+
+    def resize(self, size):
+        self.volume.resize(size)
+
+    def flush(self):
+        self.volume.flush()
+
+    def checkpoint(self):
+        self.volume.checkpoint()
+
+    def disown(self):
+        self.volume.close()
 
     def maintain(self, live_share, evacuate_share):
         from dedupd.tasks import accounting

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Volumes: every system call of an owner fails, and dies, once (V1 to V8)."""
+
+import errno
+import shutil
+import zlib
+
+import pytest
+
+from glance_dedup.repository import openvolumes
+from tests.functional import protocol
+from tests.functional import witness as witness_module
+from tests.support import repositories
+from tests.support.repositories import noise
+
+witness = protocol.witness
+
+PART = 64 << 10
+SIZE = 3 * PART
+LONG = 5 * PART + 512
+
+# A write of at most 64 KiB is one record: it is there, or it is not.
+STEPS = [['own', 'disk'], ['write', 100, 1, 9000], ['flush'],
+         ['write', PART - 700, 2, 3000], ['zero', 512, 4096], ['checkpoint'],
+         ['write', 200, 3, 5000], ['resize', LONG],
+         ['write', LONG - 3000, 4, 3000], ['flush'], ['disown'],
+         ['own', 'disk'], ['zero', PART - 600, 700], ['checkpoint'],
+         ['write', 3, 5, 100], ['disown']]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = repositories.create(
+        tmp_path / 'repository', block_size=512, group_slots=64,
+        segment_size=2048, volumes=True)
+    with repositories.open_repository(path) as repo:
+        openvolumes.create(repo, 'disk', SIZE, part_size=PART)
+    return path
+
+
+def after(data, step, *what):
+    """What the volume holds after a step."""
+    if step == 'resize':
+        return data.ljust(what[0], b'\0')
+    if step == 'write':
+        offset, seed, size = what
+        new = noise(size, seed)
+    elif step == 'zero':
+        offset, length = what
+        new = bytes(length)
+    else:
+        return data
+    return data[:offset] + new + data[offset + len(new):]
+
+
+def possible(run):
+    """All that the volume may hold.
+
+    A process that is killed loses nothing that was acknowledged. What failed,
+    or was under way, is there as a whole or not at all.
+    """
+    found = {bytes(SIZE)}
+    for number, step in enumerate(STEPS[:len(run.outcomes) + 1]):
+        done = {after(data, *step) for data in found
+                # Nothing is written behind the end.
+                if step[0] != 'write' or step[1] < len(data)}
+        if number < len(run.outcomes) and (
+                run.outcomes[number]['error'] is None):
+            found = done
+        else:
+            found |= done
+    return found
+
+
+def judge(path, run):
+    with repositories.open_repository(path) as repo:
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            data = volume.read(volume.size, 0)
+            assert data in possible(run), run.outcomes
+            volume.write(noise(2000, 9), 1000)
+            volume.checkpoint()
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            assert volume.read(volume.size, 0) == after(
+                data, 'write', 1000, 9, 2000)
+        openvolumes.delete(repo, 'disk')
+        assert not repo.recipes()
+    repositories.need_clean(path)
+
+
+def count_calls(witness, path, tmp_path):
+    shutil.copytree(path, tmp_path / 'counted')
+    run = witness.run(tmp_path / 'counted', STEPS)
+    assert [o['error'] for o in run.outcomes] == [None] * len(STEPS)
+    judge(tmp_path / 'counted', run)
+    return len([call for call in run.calls if call.result is None])
+
+
+@pytest.mark.parametrize('fault', [
+    pytest.param('kill', id='kill'),
+    pytest.param(errno.EIO, id='EIO'),
+    pytest.param(errno.ENOSPC, id='ENOSPC'),
+    pytest.param(errno.EMFILE, id='EMFILE'),
+])
+@pytest.mark.parametrize('every', [
+    pytest.param(17, marks=pytest.mark.slow),
+    pytest.param(1, marks=pytest.mark.long, id='all')])
+def test_every_call_fails_once(witness, path, tmp_path, fault, every):
+    total = count_calls(witness, path, tmp_path)
+    assert total > 100
+    start = 0 if every == 1 else zlib.crc32(str(fault).encode()) % every
+    for number in range(start, total, every):
+        place = tmp_path / f'n{number}'
+        shutil.copytree(path, place)
+        calls = iter(range(total + 1000))
+
+        def fail(call, number=number, calls=calls):
+            if call.result is not None or next(calls) != number or (
+                    call.name == 'close'):
+                return 0
+            return witness_module.KILL if fault == 'kill' else fault
+        run = witness.run(place, STEPS, fail)
+        assert run.status == (-9 if len(run.outcomes) < len(STEPS) else 0)
+        judge(place, run)
+        shutil.rmtree(place)
