@@ -57,8 +57,7 @@ class Estimate(common.RepositoryCommand, lister.Lister):
     leave it, and once after recompression.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             'paths', metavar='PATH', nargs='+',
             help='An image, or a directory of images, such as a file '
@@ -77,7 +76,6 @@ class Estimate(common.RepositoryCommand, lister.Lister):
             '--exact', action='store_true',
             help='Remember all blocks. Otherwise only a sample is remembered '
             'once the blocks need more than 128 MiB of memory.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import estimate
@@ -138,8 +136,7 @@ class Import(common.RepositoryCommand, lister.Lister):
     you start it again.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             '--from-file-store', metavar='DIR', nargs='+', required=True,
             help="The file store's directories (filesystem_store_datadir).")
@@ -159,7 +156,6 @@ class Import(common.RepositoryCommand, lister.Lister):
             help='Tell Glance that the images are also in this store, which '
             'must be the repository. Glance needs show_multiple_locations.')
         common.add_dry_run(parser)
-        return parser
 
     def take_action(self, parsed_args):
         entries = self._entries(parsed_args)
@@ -275,13 +271,11 @@ class Export(common.RepositoryCommand, lister.Lister):
     tells Glance.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('directory', metavar='DIR')
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
             '--all', action='store_true', help='All images.')
-        return parser
 
     def take_action(self, parsed_args):
         if bool(parsed_args.ids) == parsed_args.all:
@@ -386,8 +380,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
     image that none of them has.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument(
             'ids', metavar='ID', nargs='*', help='Only these.')
         _add_cloud(parser, action='append')
@@ -401,7 +394,6 @@ class Orphans(common.RepositoryCommand, lister.Lister):
             '--older-than', type=_seconds, default='7d', metavar='AGE',
             help='Delete only images that were stored longer ago: a number '
             'followed by s, m, h or d. Default: %(default)s.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import orphans
@@ -476,13 +468,11 @@ class Missing(common.RepositoryCommand, lister.Lister):
     there are any.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         _add_cloud(parser)
         parser.add_argument(
             '--store', metavar='NAME', required=True,
             help="The repository's store in Glance.")
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import orphans
@@ -511,8 +501,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
     compares the hash with Glance's, and names each image that differs.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
             '--all', action='store_true',
@@ -523,7 +512,6 @@ class Verify(common.RepositoryCommand, lister.Lister):
             'Default: the one that Glance recorded for the image, or sha512 '
             'if Glance is not asked.')
         _add_glance(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.base import hashes
@@ -616,8 +604,7 @@ class Register(common.RepositoryCommand, show.ShowOne):
     continues.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('id', metavar='IMAGE',
                             help='The id of the stored image, a UUID.')
         parser.add_argument(
@@ -627,7 +614,6 @@ class Register(common.RepositoryCommand, show.ShowOne):
             choices=('private', 'shared', 'community', 'public'),
             help='Default: %(default)s.')
         _add_cloud(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import registering

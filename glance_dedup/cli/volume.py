@@ -147,15 +147,13 @@ class _Watch:
 class Create(VolumeCommand, show.ShowOne):
     """Make a volume of zeros."""
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         _add_name(parser)
         _add_size(parser)
         parser.add_argument(
             '--project', default='', metavar='NAME',
             help='The project that the volume belongs to.')
         common.add_scope(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import openvolumes
@@ -175,8 +173,7 @@ class Clone(VolumeCommand, show.ShowOne):
     the blocks cannot be shared: the image is then read and stored.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('image', metavar='IMAGE',
                             help='The id of the stored image.')
         _add_name(parser)
@@ -191,7 +188,6 @@ class Clone(VolumeCommand, show.ShowOne):
             help='Share equal blocks with all images of the scope global, or '
             'only with those of the project. Default: as the image.')
         common.add_codec(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import openvolumes
@@ -221,8 +217,7 @@ class Snapshot(VolumeCommand, show.ShowOne):
     the file systems of the server first if it is to have more.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         _add_name(parser)
         parser.add_argument(
             'image', metavar='IMAGE',
@@ -232,7 +227,6 @@ class Snapshot(VolumeCommand, show.ShowOne):
             help='The project that the image belongs to. Default: that of '
             'the volume.')
         common.add_codec(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import openvolumes
@@ -256,14 +250,12 @@ class Resize(VolumeCommand, show.ShowOne):
     new size when they connect again.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         _add_name(parser)
         _add_size(parser)
         parser.add_argument(
             '--shrink', action='store_true',
             help='Allow a smaller size. What is behind it is lost.')
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import openvolumes
@@ -297,8 +289,7 @@ class List(VolumeCommand, lister.Lister):
                 except exceptions.ImageNotFound:
                     continue            # deleted meanwhile, or not made yet
                 except exceptions.RepositoryError as e:
-                    self.app.tell(e)
-                    self.app.note(e)
+                    self.app.report(e)
                 else:
                     rows.append(tuple(fields[key] for key in columns))
         return columns, rows
@@ -311,10 +302,8 @@ class Show(VolumeCommand, show.ShowOne):
     checkpoint.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         _add_name(parser)
-        return parser
 
     def take_action(self, parsed_args):
         with self.open() as repo:
@@ -329,13 +318,11 @@ class Delete(VolumeCommand, lister.Lister):
     with --damaged: nothing can restore it then.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('names', metavar='NAME', nargs='+')
         parser.add_argument(
             '--damaged', action='store_true',
             help='Delete volumes even if their newest journal is damaged.')
-        return parser
 
     def take_action(self, parsed_args):
         rows = []
@@ -344,8 +331,7 @@ class Delete(VolumeCommand, lister.Lister):
                 try:
                     self._delete(repo, name, parsed_args.damaged)
                 except exceptions.RepositoryError as e:
-                    self.app.tell(e)
-                    self.app.note(e)
+                    self.app.report(e)
                     rows.append((name, False, common.sentence_of(e)))
                 else:
                     rows.append((name, True, ''))

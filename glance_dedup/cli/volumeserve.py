@@ -39,8 +39,7 @@ class Serve(common.RepositoryCommand):
     Unix socket is the only choice: NBD itself asks nobody who they are.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('name', metavar='VOLUME')
         place = parser.add_mutually_exclusive_group(required=True)
         place.add_argument(
@@ -81,7 +80,6 @@ class Serve(common.RepositoryCommand):
             'disk of encrypted data or of swap, for example. Merging may find '
             'them later.')
         common.add_codec(parser)
-        return parser
 
     def take_action(self, parsed_args):
         _check_options(parsed_args)
