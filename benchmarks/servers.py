@@ -33,6 +33,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -60,6 +61,12 @@ def run(*command: object) -> str:
     return done.stdout
 
 
+def listens(path: pathlib.Path) -> bool:
+    """Whether somebody takes connections on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) == 0
+
+
 def on_disk(place: pathlib.Path) -> int:
     """Bytes of all files below a directory."""
     return sum(path.lstat().st_blocks * 512 for path in place.rglob('*'))
@@ -71,8 +78,10 @@ class Plain:
     name = 'plain file'
     form = 'raw'
 
-    def __init__(self, place: pathlib.Path, size: int) -> None:
+    def __init__(self, place: pathlib.Path, sockets: pathlib.Path,
+                 size: int) -> None:
         self.place = self.kept = place
+        self.sockets = sockets
         self.size = size
         self.image = place / 'image.raw'
         run('cp', '--sparse=always', disk.images().raw, self.image)
@@ -93,18 +102,18 @@ class Plain:
     @contextlib.contextmanager
     def served(self, number: int) -> Iterator[str]:
         """The URI of the disk over NBD."""
-        socket = self.place / 'nbd'
+        path = self.sockets / 'nbd'
         process = subprocess.Popen(
             ['qemu-nbd', '--persistent', '--discard=unmap',
-             f'--format={self.form}', f'--socket={socket}',
+             f'--format={self.form}', f'--socket={path}',
              self._disk(number)])
         try:
             deadline = time.monotonic() + LIMIT
-            while not socket.exists():
+            while not listens(path):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit('qemu-nbd does not serve the disk')
                 time.sleep(0.01)
-            yield f'nbd+unix:///?socket={socket}'
+            yield f'nbd+unix:///?socket={path}'
         finally:
             process.terminate()
             process.wait(LIMIT)
@@ -130,8 +139,10 @@ class Volume:
     name = 'volume'
     form = 'raw'
 
-    def __init__(self, place: pathlib.Path, size: int) -> None:
+    def __init__(self, place: pathlib.Path, sockets: pathlib.Path,
+                 size: int) -> None:
         self.place = place
+        self.sockets = sockets
         self.size = size
         self._path = self.kept = place / 'repository'
         self._filter = place / 'filter'
@@ -150,7 +161,7 @@ class Volume:
 
     @contextlib.contextmanager
     def opened(self, number: int) -> Iterator[str]:
-        with volumes.Server(self._path, self.place, f'disk-{number}'
+        with volumes.Server(self._path, self.sockets, f'disk-{number}'
                             ) as server:
             self._server = server.start()
             yield server.uri
@@ -236,7 +247,8 @@ def main() -> None:
     args = parser.parse_args()
     table = common.Table()
     size = disk.images().raw.stat().st_size + UPDATE + args.mib * MIB
-    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory, \
+            tempfile.TemporaryDirectory() as sockets:   # of short paths
         data = os.path.join(directory, 'update')
         with open(data, 'wb') as f:
             f.write(os.urandom(UPDATE))
@@ -246,7 +258,8 @@ def main() -> None:
             for way in (Plain, *others):
                 place = pathlib.Path(directory, 'disks')
                 place.mkdir()
-                measure(way(place, size), args, data, table)
+                measure(way(place, pathlib.Path(sockets), size), args,
+                        data, table)
                 shutil.rmtree(place)
     table.show()
 

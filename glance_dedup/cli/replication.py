@@ -24,8 +24,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
     replication goes on where it was when you start it again.
     """
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
+    def add_arguments(self, parser):
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
             '--all', action='store_true', help='All images.')
@@ -45,7 +44,6 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             '--rate', type=float, metavar='MIB',
             help='The most MiB to send in a second. Default: no limit.')
         common.add_dry_run(parser)
-        return parser
 
     def take_action(self, parsed_args):
         from glance_dedup.transfer import site_replication
