@@ -24,8 +24,10 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log
 
+from dedupd import agenda
 from dedupd import errors as errors_module
 from dedupd import history as history_module
+from dedupd import records
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
 from glance_dedup.client import daemon as daemon_module
@@ -236,9 +238,7 @@ class Replicator:
         self._due = time.monotonic()
         self._numbers = 0
         self._pace: site_replication.Pace | None = None
-        self._began: float | None = None
-        self._facts: Fields = {'finished': 0, 'last_success': None, 'runs': 0,
-                               'failures': 0, 'last': None}
+        self._record = records.Record()
         self._replicated = self._sent = 0
         self._thread = threading.Thread(
             target=self._run, name='dedupd-replicate', daemon=True)
@@ -289,31 +289,24 @@ class Replicator:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._facts['finished'] >= number or self._stopping,
+                lambda: self._record.finished >= number or self._stopping,
                 timeout)
         return self.task()
 
     def task(self) -> Fields:
         """The task's status, with the fields of the scheduler's tasks."""
-        past = self._past.facts('replicate')
         with self._changed:
-            pace = self._pace
-            due = self._due
-            left = None if pace is None else pace.seconds_left()
+            pace, due = self._pace, self._due
+            status = self._record.status(self._past.facts('replicate'),
+                                         waits=due == 0.0)
+            if pace is not None:
+                status['what'] = pace.image_id and (
+                    f'replicating {pace.image_id}')
             return {
-                'state': ('running' if pace is not None else
-                          'waiting' if due == 0.0 else 'idle'),
-                'done': 0 if pace is None else pace.done,
-                'total': 0 if pace is None else pace.total,
-                'what': (f'replicating {pace.image_id}'
-                         if pace is not None and pace.image_id else ''),
-                'started': self._began,
-                'seconds_left': None if left is None else round(left, 1),
+                **status,
                 'interval': self._conf.replication.interval,
                 'next': None if pace is not None or due == float('inf')
-                else round(time.time() + max(0.0, due - time.monotonic())),
-                **self._facts,
-                **({} if self._facts['runs'] else past)}
+                else round(time.time() + max(0.0, due - time.monotonic()))}
 
     def status(self) -> Fields:
         """The fields of the status that only this task has."""
@@ -346,51 +339,37 @@ class Replicator:
                         max(0.05, self._due - time.monotonic())))
                 if self._stopping:
                     return
-                number = self._numbers
                 self._due = self._next()
-                self._began = time.time()
-                pace = self._pace = site_replication.Pace(
-                    rate=self._rate())
+                pace = self._pace = site_replication.Pace(rate=self._rate())
+                job = self._record.job = agenda.Job(
+                    'replicate', self._numbers, began=time.time(),
+                    started=time.monotonic(), pace=pace)
             self._tell()
-            self._perform(number, pace)
+            self._perform(job, pace)
             self._tell()
 
-    def _perform(self, number: int,
-                 pace: site_replication.Pace) -> None:
-        started = time.monotonic()
-        result: Fields | None = None
-        error: str | None = None
-        ended = True
+    def _perform(self, job: agenda.Job, pace: site_replication.Pace) -> None:
+        outcome = records.Outcome()
         try:
-            result = dataclasses.asdict(self._replicate(pace))
+            outcome.result = dataclasses.asdict(self._replicate(pace))
         except task_module.Stopped:
-            error = 'it was stopped because the daemon ended'
-            ended = False
+            outcome.error = 'it was stopped because the daemon ended'
+            outcome.is_cut_off = True
         except Exception as e:
-            error = str(e) or repr(e)
+            outcome.error = str(e) or repr(e)
             self._errors.failed(
                 'replicate', e, glance_api.GlanceError,
                 daemon_module.ClientError, OSError, ValueError)
+        result, record = outcome.result, self._record
         with self._changed:
-            now = time.time()
-            facts = self._facts
-            facts['last'] = {
-                'number': number, 'started': self._began, 'finished': now,
-                'seconds': round(time.monotonic() - started, 3),
-                'arguments': {}, 'result': result, 'error': error}
-            facts['finished'] = number
-            facts['runs'] += 1
-            if result is not None:
-                facts['last_success'] = now
-                self._replicated += result['replicated']
-            else:
-                facts['failures'] += ended
+            record.end(job, outcome)
+            self._replicated += result.get('replicated', 0)
             self._sent += pace.sent
-            self._pace = self._began = None
+            self._pace = None
             self._changed.notify_all()
-        if ended:
-            self._past.note('replicate', facts['last'], facts['last_success'])
-        if result is not None:
+        if record.last is not None and not outcome.is_cut_off:
+            self._past.note('replicate', record.last, record.last_success)
+        if outcome.error is None:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
                     else logging.DEBUG, 'replicate: %s', result)
 

@@ -33,6 +33,7 @@ from dedupd import errors as errors_module
 from dedupd import figures as figures_module
 from dedupd import history as history_module
 from dedupd import pressure as pressure_module
+from dedupd import records
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
@@ -78,73 +79,6 @@ class NotMaintainer(exceptions.BusyError):
     """This daemon does not maintain the repository now."""
 
 
-@dataclasses.dataclass
-class _Outcome:
-    """How a job ended."""
-
-    result: Fields = dataclasses.field(default_factory=dict)
-    error: str | None = None
-    """None: it ended well."""
-    is_cut_off: bool = False
-    """Whether it ended because the daemon did."""
-
-
-@dataclasses.dataclass
-class _Record:
-    """What the status says of one task."""
-
-    job: Job | None = None
-    """The job that runs, or is suspended."""
-    last: Fields | None = None
-    """The last run in this daemon."""
-    finished: int = 0
-    """The highest number of a request that is over."""
-    last_success: float | None = None
-    runs: int = 0
-    failures: int = 0
-
-    def end(self, job: Job, outcome: _Outcome) -> None:
-        """Note that a job has ended."""
-        finished = time.time()
-        error = outcome.error
-        self.last = {
-            'number': job.number, 'started': job.began, 'finished': finished,
-            'seconds': round(time.monotonic() - job.started, 3),
-            'arguments': job.arguments,
-            'result': outcome.result if error is None else None,
-            'error': error}
-        self.finished = max(self.finished, job.number)
-        self.runs += 1
-        if error is not None:
-            self.failures += not outcome.is_cut_off
-        elif not job.only_plans:
-            self.last_success = finished
-        self.job = None
-
-    def status(self, past: Fields, waits: bool) -> Fields:
-        """The fields of the status that do not depend on the options.
-
-        :param past: the last run before this daemon was started
-        :param waits: whether a job of the task waits
-        """
-        pace = None if self.job is None else self.job.pace
-        left = None if pace is None else pace.seconds_left()
-        return {
-            'state': ('running' if pace is not None else
-                      'waiting' if waits else 'idle'),
-            'done': 0 if pace is None else pace.done,
-            'total': 0 if pace is None else pace.total,
-            'what': '' if pace is None else pace.what,
-            'started': None if self.job is None else self.job.began,
-            'seconds_left': None if left is None else round(left, 1),
-            'finished': self.finished,
-            'last_success': self.last_success or past['last_success'],
-            'runs': self.runs,
-            'failures': self.failures,
-            'last': self.last or past['last'],
-        }
-
-
 class Scheduler:
     """Runs the maintainer's tasks in a thread. Thread-safe.
 
@@ -169,7 +103,7 @@ class Scheduler:
         self._coming = coming
         self._stopping = False
         self._records = {
-            name: _Record() for name, task in registry.TASKS.items()
+            name: records.Record() for name, task in registry.TASKS.items()
             if task.run and (held is not None or not task.in_caches_only)}
         self._agenda = agenda_module.Agenda(conf, self._records)
         self._running: Job | None = None
@@ -470,7 +404,7 @@ class Scheduler:
         return self._running.pace
 
     def _run_task(self, maintainer: maintainer_module.Maintainer, job: Job
-                  ) -> _Outcome | None:
+                  ) -> records.Outcome | None:
         """Run a job's task; return None if it stopped to make way."""
         if job.name == 'rebuild-catalog':
             self.catalog_state = 'rebuilding'
@@ -484,16 +418,18 @@ class Scheduler:
         except task_module.Stopped:
             if not self._stopping:
                 return None
-            return _Outcome(error='it was stopped because the daemon ended',
-                            is_cut_off=True)
+            return records.Outcome(
+                error='it was stopped because the daemon ended',
+                is_cut_off=True)
         except Exception as e:
             if isinstance(e, database.CatalogError):
                 self._rebuild_after(maintainer, e)
             self.errors.failed(job.name, e)
-            return _Outcome(error=str(e) or repr(e))
-        return _Outcome({} if result is None else dataclasses.asdict(result))
+            return records.Outcome(error=str(e) or repr(e))
+        return records.Outcome(
+            {} if result is None else dataclasses.asdict(result))
 
-    def _end(self, job: Job, outcome: _Outcome) -> None:
+    def _end(self, job: Job, outcome: records.Outcome) -> None:
         """Note and report how a job ended."""
         record = self._records[job.name]
         with self._changed:

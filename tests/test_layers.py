@@ -97,16 +97,17 @@ PACKAGES = {
     'dedupd.errors': ('how tasks failed', 'base'),
     'dedupd.pressure': ('what volumes have left', '_engine base'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
+    'dedupd.records': ('what the status says of a task', 'agenda'),
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda pressure'),
+        'errors agenda records pressure'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository tasks figures volume_figures scheduler'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
-        'base repository client transfer history errors'),
+        'base repository client transfer history errors agenda records'),
     'dedupd.rpc': (
         'RPC and notifications', 'base tasks control scheduler'),
     'dedupd.messaging': (
@@ -209,6 +210,7 @@ TESTED_BY = {
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
     'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
+    'dedupd.records': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.spares': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.control': 'unit/dedupd/test_metrics.py',

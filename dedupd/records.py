@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the status says of each task: the run that goes on, and the last."""
+
+import dataclasses
+import time
+
+from dedupd import agenda
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a job ended."""
+
+    result: agenda.Fields = dataclasses.field(default_factory=dict)
+    error: str | None = None
+    """None: it ended well."""
+    is_cut_off: bool = False
+    """Whether it ended because the daemon did."""
+
+
+@dataclasses.dataclass
+class Record:
+    """What the status says of one task."""
+
+    job: agenda.Job | None = None
+    """The job that runs, or is suspended."""
+    last: agenda.Fields | None = None
+    """The last run in this daemon."""
+    finished: int = 0
+    """The highest number of a request that is over."""
+    last_success: float | None = None
+    runs: int = 0
+    failures: int = 0
+
+    def end(self, job: agenda.Job, outcome: Outcome) -> None:
+        """Note that a job has ended."""
+        finished = time.time()
+        error = outcome.error
+        self.last = {
+            'number': job.number, 'started': job.began, 'finished': finished,
+            'seconds': round(time.monotonic() - job.started, 3),
+            'arguments': job.arguments,
+            'result': outcome.result if error is None else None,
+            'error': error}
+        self.finished = max(self.finished, job.number)
+        self.runs += 1
+        if error is not None:
+            self.failures += not outcome.is_cut_off
+        elif not job.only_plans:
+            self.last_success = finished
+        self.job = None
+
+    def status(self, past: agenda.Fields, waits: bool) -> agenda.Fields:
+        """The fields of the status that do not depend on the options.
+
+        :param past: the last run before this daemon was started
+        :param waits: whether a job of the task waits
+        """
+        pace = None if self.job is None else self.job.pace
+        left = None if pace is None else pace.seconds_left()
+        return {
+            'state': ('running' if pace is not None else
+                      'waiting' if waits else 'idle'),
+            'done': 0 if pace is None else pace.done,
+            'total': 0 if pace is None else pace.total,
+            'what': '' if pace is None else pace.what,
+            'started': None if self.job is None else self.job.began,
+            'seconds_left': None if left is None else round(left, 1),
+            'finished': self.finished,
+            'last_success': self.last_success or past['last_success'],
+            'runs': self.runs,
+            'failures': self.failures,
+            'last': self.last or past['last'],
+        }
