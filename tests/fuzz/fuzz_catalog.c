@@ -8,6 +8,7 @@
  */
 #include "engine/base/coding.h"
 #include "engine/files/fence.h"
+#include "engine/format/address.h"
 #include "engine/format/duplicates.h"
 #include "engine/format/index.h"
 #include "engine/format/runs.h"
