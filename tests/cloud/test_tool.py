@@ -21,6 +21,7 @@ import pytest
 from tests.cloud import cloud as cloud_module
 from tests.cloud import process as process_module
 from tests.cloud import state as state_module
+from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 TOOL = TOP / 'tools' / 'cloud'
@@ -253,7 +254,8 @@ def test_unrecorded_process(place):
     """What was started, but not yet recorded, is ended, too."""
     cloud = cloud_module.Cloud(place)
     process_module.Process.spawn(['sleep', str(LIMIT)], place, env={})
-    assert len(process_module.marked(place)) == 1
+    # For a moment the kernel does not tell a new program's environment.
+    repositories.eventually(lambda: len(process_module.marked(place)) == 1)
     cloud.down()
     assert process_module.marked(place) == []
 

@@ -69,7 +69,9 @@ say checked
 attach
 while rm -rf /disk/new && cp -r /modules /disk/new &&
     (cd /disk/new && find . -name '*.ko' -exec md5sum {} + >sums) &&
-    sync && rm -rf /disk/tree && mv /disk/new /disk/tree; do
+    sync && rm -rf /disk/old &&
+    { [ ! -e /disk/tree ] || mv /disk/tree /disk/old; } &&
+    mv /disk/new /disk/tree; do
     sleep 0.3
 done &
 number=$last
