@@ -18,6 +18,7 @@ from collections.abc import Callable
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import stat as stat_module
 import threading
@@ -43,6 +44,11 @@ _READ_IN_TURN = 1 << 19
 # bytes that a key takes in memory (engine/kv/inram.c).
 _MOST_KEYS = 1 << 36
 _INRAM_KEY = 20
+# The binary logarithm of the keys in dtb's smallest table, which takes 69 MB,
+# and has room for 16 GiB of blocks of 4 KiB.
+_LEAST_BITS = 22
+
+_is_group = re.compile('[0-9a-f]{8}').fullmatch
 
 
 def _directory_for(path: str | None) -> str:
@@ -301,12 +307,25 @@ class HostFilter:
                 f'{access.user_name(os.geteuid())} may change')
 
     def _capacity(self) -> int:
-        """A power of two, so that it changes only where a disk grows much."""
+        """The keys for which a new store has room.
+
+        A store that has room for another number is replaced by a new one. So
+        it is a power of two, and changes only where a disk grows much; or, for
+        dtb, where the repository does: a table that is much larger than its
+        cache waits for the disk. The numbers of groups never become smaller.
+        """
         if self.index == 'inram':
             return max(1, self._budget // _INRAM_KEY)
         blocks = (shutil.disk_usage(self._repository).total
                   // self._block_size)
-        return min(1 << max(16, blocks.bit_length()), _MOST_KEYS)
+        bits = max(16, blocks.bit_length())
+        if self.index == 'dtb':
+            newest = max((int(name, 16) for name in os.listdir(
+                os.path.join(self._repository, 'groups'))
+                if _is_group(name)), default=0)
+            slots = 2 * newest * self._group_slots
+            bits = min(bits, max(_LEAST_BITS, slots.bit_length()))
+        return min(1 << bits, _MOST_KEYS)
 
     def _lack_of_room(self, path: str) -> str | None:
         """The error that making the missing filter would meet, if any."""

@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.repository import hostfilter
 from glance_dedup.repository import repository
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
@@ -72,6 +73,23 @@ def test_what_was_stored_before(path, index):
     with open_with(path, index) as repo:
         repo.filter.attach(repo.handle())
         assert repo.statistics()['filter_complete'] == (index == 'lmdb')
+
+
+def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
+    """One for the whole disk would be larger than any cache."""
+    monkeypatch.setattr(hostfilter, '_LEAST_BITS', 12)
+    sizes = []
+    for number in range(1, 4):
+        with open_with(path, 'dtb') as repo:
+            wait_for_filling(repo)
+            sizes.append(store_file(path, 'dtb').stat().st_size)
+            for image in range(1, number):
+                # In four groups: as many as a batch loads.
+                assert not put(repo, f'again-{image}-{number}', noise(
+                    512 * 4000, image)[:512 * 200]).new_bytes
+            put(repo, f'image-{number}', noise(512 * 4000, number))
+            assert repo.statistics()['filter_dropped'] == 0
+    assert sizes[0] < sizes[1] < sizes[2] < 1 << 20
 
 
 @pytest.mark.parametrize('index', ['dtb', 'leveldb'], indirect=True)
