@@ -44,7 +44,7 @@ _READ_IN_TURN = 1 << 19
 # bytes that a key takes in memory (engine/kv/inram.c).
 _MOST_KEYS = 1 << 36
 _INRAM_KEY = 20
-# The binary logarithm of the keys in dtb's smallest table, which takes 69 MB,
+# The binary logarithm of the keys in dtb's smallest table, which takes 72 MiB,
 # and has room for 16 GiB of blocks of 4 KiB.
 _LEAST_BITS = 22
 
