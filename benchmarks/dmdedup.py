@@ -41,6 +41,7 @@ one kept.
 """
 
 import argparse
+import collections
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
@@ -589,8 +590,10 @@ def show_hints(directory: str, filters: str, scale: Scale,
     table = hints.measure(directory, filters, mib, 3)
     print()
     table.show()
-    gains = {kind: (min(found), max(found))
-             for kind, found in hints.gains(table).items() if found}
+    rates = collections.defaultdict(list)
+    for gain in hints.gains(table):
+        rates[gain.hint].append(gain.rate)
+    gains = {hint: (min(found), max(found)) for hint, found in rates.items()}
     theirs = hints.DMDEDUP
     for kind, found in gains.items():
         print(f'{kind}: {found[0]:.2f} to {found[1]:.2f} times the rate '

@@ -211,7 +211,9 @@ def test_hints(dmdedup, monkeypatch, capsys, tmp_path):
 
     monkeypatch.setitem(sys.modules, 'hints', types.SimpleNamespace(
         measure=measure, DMDEDUP={'NODEDUP': (2.2, 5.4), 'else': (1.0, 2.0)},
-        gains=lambda table: {'NODEDUP': [1.5, 1.25, 2.0], 'else': []}))
+        gains=lambda table: [
+            types.SimpleNamespace(hint='NODEDUP', rate=rate)
+            for rate in (1.5, 1.25, 2.0)]))
     monkeypatch.setattr(dmdedup.plot, 'bars',
                         lambda *args, **_: drawn.append(args))
     dmdedup.show_hints('/a', '/b', dmdedup.SCALES['tiny'], str(tmp_path))
