@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Simulate the rounds of a backup of many servers.
+
+Run it from a checkout::
+
+    python benchmarks/rounds.py [--hosts 100] [--disks 25] [--weight 0.5]
+        [--overhead 120] [--rate 88] [--plot DIR]
+
+Each of 22 sets has so many disks on each host, of 40 GB on average, with sizes
+that differ by another law. A host reads RATE MB of virtual disk in a second:
+88 in Agun, Zhang and Yang's paper. A third of the servers write some MB in a
+second, the others hardly. What a round costs besides, OVERHEAD, is the time
+for reading the index once.
+
+For each set: the hours of all rounds, the hours for which a view is kept on
+average, and the most GB that the views of a host take, of all disks at once
+and of the cheapest plan of each heuristic. Then the means of all sets, by the
+weight of the total time. No time passes and nothing is stored.
+"""
+
+import argparse
+from collections.abc import Callable
+import os
+import random
+import statistics
+
+import plot
+
+from glance_dedup.batch import rounds
+
+MEAN = 40e9
+WEIGHTS = [step / 10 for step in range(11)]
+COLUMNS = ('rounds', 'T', 'J', 'views')
+
+Law = Callable[[random.Random], float]
+
+
+def _lognormal(sigma: float) -> Law:
+    return lambda rng: rng.lognormvariate(-sigma * sigma / 2, sigma)
+
+
+def _pareto(shape: float) -> Law:
+    return lambda rng: rng.paretovariate(shape) * (shape - 1) / shape
+
+
+#: Laws of sizes, each with a mean of 1.
+LAWS: dict[str, Law] = {
+    'equal': lambda rng: 1.0,
+    'uniform': lambda rng: rng.uniform(0.1, 1.9),
+    'exponential': lambda rng: rng.expovariate(1),
+    **{f'lognormal {sigma}': _lognormal(sigma) for sigma in (0.5, 1, 1.5, 2)},
+    **{f'pareto {shape}': _pareto(shape) for shape in (1.2, 1.5, 2)},
+    'one of ten large': lambda rng: (
+        20.0 if rng.randrange(10) == 0 else 1.0) * 10 / 29,
+}
+#: Laws by which hosts differ, too: how much one host's disks are larger.
+HOSTS: dict[str, Law] = {
+    'all alike': lambda rng: 1.0,
+    'hosts differ': lambda rng: rng.lognormvariate(-0.125, 0.5),
+}
+
+
+def sets() -> list[tuple[str, str]]:
+    """The 22 sets: law of sizes, and law of hosts."""
+    return [(law, host) for law in LAWS for host in HOSTS]
+
+
+def disks(law: str, host: str, args: argparse.Namespace, seed: int
+          ) -> list[rounds.Disk]:
+    """The disks of a set."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(args.hosts):
+        factor = HOSTS[host](rng)
+        for disk in range(args.disks):
+            size = min(LAWS[law](rng), 50) * factor * MEAN
+            written = rng.uniform(1e6, 5e6) if rng.random() < 1 / 3 else 5e4
+            found.append(rounds.Disk(
+                f'{number}-{disk}', f'host-{number}', size / args.rate / 1e6,
+                int(size), written))
+    return found
+
+
+def figures(plan: rounds.Plan, limits: rounds.Limits) -> list[float]:
+    """Of :data:`COLUMNS`: a number, hours, hours and GB."""
+    return [len(plan.rounds), plan.total / 3600, plan.kept / 3600,
+            max(rounds.views(part, limits) for part in plan.rounds) / 1e9]
+
+
+def candidates(found: list[rounds.Disk], limits: rounds.Limits
+               ) -> dict[str, list[rounds.Plan]]:
+    """The plans to choose from: all at once, and those of each heuristic."""
+    return {'all at once': [rounds.plan([found], limits)],
+            **{name: rounds.candidates(found, limits, [name])
+               for name in rounds.HEURISTICS}}
+
+
+def cheapest(found: dict[str, list[rounds.Plan]], limits: rounds.Limits,
+             weight: float) -> dict[str, list[float]]:
+    """The figures of each's cheapest plan."""
+    return {name: figures(min(of_name, key=lambda plan: plan.cost(weight)),
+                          limits) for name, of_name in found.items()}
+
+
+def show(name: str, found: dict[str, list[float]]) -> None:
+    print(f'{name:32}' + '  '.join(
+        f'{row[0]:3.0f}{row[1]:7.2f}{row[2]:7.2f}{row[3]:7.0f}'
+        for row in found.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition('\n')[0].rstrip('.'))
+    parser.add_argument('--hosts', type=int, default=100)
+    parser.add_argument('--disks', type=int, default=25, help='on each host')
+    parser.add_argument('--weight', type=float, default=0.5,
+                        help='of the total time in the cost')
+    parser.add_argument('--overhead', type=float, default=120,
+                        help='seconds of each round besides its disks')
+    parser.add_argument('--rate', type=float, default=88,
+                        help='MB of virtual disk that a host reads per second')
+    plot.argument(parser, 'DIR')
+    args = parser.parse_args()
+    limits = rounds.Limits(args.overhead)
+
+    names = ('all at once', *rounds.HEURISTICS)
+    print(f'{"":32}' + '  '.join(f'{name:^24}' for name in names))
+    print(f'{"":32}' + '  '.join(
+        f'{"":3}{"T, h":>7}{"J, h":>7}{"GB":>7}' for _ in names))
+    everything = []
+    for seed, (law, host) in enumerate(sets()):
+        found = candidates(disks(law, host, args, seed), limits)
+        everything.append(found)
+        show(f'{law}, {host}', cheapest(found, limits, args.weight))
+
+    print()
+    means: dict[str, dict[str, list[float]]] = {
+        column: {name: [] for name in names} for column in COLUMNS}
+    for weight in WEIGHTS:
+        of_sets = [cheapest(found, limits, weight) for found in everything]
+        row = {name: [statistics.fmean(of_set[name][i] for of_set in of_sets)
+                      for i in range(len(COLUMNS))] for name in names}
+        show(f'mean, weight {weight:.1f}', row)
+        for i, column in enumerate(COLUMNS):
+            for name in names:
+                means[column][name].append(row[name][i])
+    if args.plot:
+        for column, y in (('T', 'hours of all rounds'),
+                          ('J', 'hours for which a view is kept'),
+                          ('views', "GB of a host's views")):
+            plot.lines({name: (WEIGHTS, of_name)
+                        for name, of_name in means[column].items()},
+                       'weight of the total time', y,
+                       f'Rounds: {y}, mean of {len(everything)} sets',
+                       os.path.join(args.plot, f'rounds-{column}.svg'))
+
+
+if __name__ == '__main__':
+    main()
