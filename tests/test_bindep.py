@@ -56,6 +56,7 @@ def test_libvirt_can_start_qemu():
     ('/usr/bin/fincore', 'util-linux-extra'), ('/usr/bin/fio', 'fio'),
     ('/usr/bin/nbdkit', 'nbdkit'),
     ('/usr/include/nbdkit-plugin.h', 'nbdkit-plugin-dev'),
+    ('/usr/bin/spin', 'spin'),
     ('/sbin/mkfs.ext4', 'e2fsprogs'), ('/sbin/mkfs.xfs', 'xfsprogs')])
 def test_programs_of_tests(program, package):
     """A Debian made for a container or a cloud may come without them."""

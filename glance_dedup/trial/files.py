@@ -10,9 +10,6 @@ import os
 from glance_dedup.base import closing
 
 PAGE = 65536
-_AT_EMPTY_PATH = 0x1000
-_AT_STATX_FORCE_SYNC = 0x2000
-_STATX_BASIC_STATS = 0x7ff
 _PUNCH_HOLE_KEEP_SIZE = 3
 
 
@@ -49,13 +46,6 @@ def inode(path: str) -> int | None:
         return os.stat(path).st_ino
     except OSError:
         return None
-
-
-def ask(fd: int) -> None:
-    """Ask the server what an open file has become, as the engine does."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.statx(fd, b'', _AT_EMPTY_PATH | _AT_STATX_FORCE_SYNC,
-               _STATX_BASIC_STATS, ctypes.create_string_buffer(256))
 
 
 def punch(fd: int, length: int) -> int:

@@ -45,13 +45,9 @@ PROPERTIES = {
         '(NFS: lookupcache=none), or use another file system.'),
     'close-to-open': (
         'opening shows what was closed',
-        'Hosts read one another\'s files as they were. Mount with '
+        'Hosts read one another\'s files as they were: blocks that another '
+        'host has freed may be used again, and images are damaged. Mount with '
         'close-to-open consistency (NFS: without nocto).'),
-    'open-asked': (
-        'an open file can be asked for changes',
-        'Blocks that another host has freed may be used again: images are '
-        'damaged. Mount without a cache of attributes (NFS: noac), or use '
-        'another file system.'),
     'fsync': (
         'opening shows what was synced',
         'Recipes name blocks that other hosts cannot read, and that are lost '

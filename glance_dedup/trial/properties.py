@@ -7,13 +7,13 @@ while the others observe; their steps are kept together by what they say.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import subprocess
 import sys
 import time
 
+from glance_dedup.base import closing
 from glance_dedup.base import filesystem
 from glance_dedup.trial import files
 from glance_dedup.trial import findings as findings_module
@@ -157,16 +157,32 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
             and time.monotonic() < deadline):
         for _ in range(20):
             try:
-                with files.opened(path, os.O_RDONLY) as fd:
-                    data = os.read(fd, files.PAGE)
+                fd = _open_as_the_store_does(path)
+            except FileNotFoundError:
+                missing += 1
+                continue
+            # A file that was replaced by now may be gone: see `unlinked`.
+            with closing.descriptor(fd), contextlib.suppress(OSError):
+                data = os.read(fd, files.PAGE)
                 mixed += data != files.page(data[:8].decode().strip())
-            except OSError as e:
-                missing += e.errno == errno.ENOENT
     findings.find('rename', not missing and not mixed, None,
                   f'a name that {actor.host} replaced was missing {missing} '
                   f'times, and led to a mixture {mixed} times')
     meeting.act(actor, 'renamed')
     meeting.answer(actor, 'looked')
+
+
+def _open_as_the_store_does(path: str) -> int:
+    """A missing name is asked for again, once its directory was opened.
+
+    A client may have found the file just before it was replaced, and ask the
+    server for that very file.
+    """
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        with files.opened(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY):
+            return os.open(path, os.O_RDONLY)
 
 
 def new_names(meeting: Meeting, findings: Findings, actor: Member) -> None:
@@ -241,49 +257,44 @@ def names_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
 
 
 def close_to_open(meeting: Meeting, findings: Findings, actor: Member) -> None:
-    """Change a file that the others have read; they open it again."""
-    path = meeting.name(actor, 'closed')
-    if actor is meeting.me:
-        _write_twice(meeting, actor, path)
-        return
-    meeting.act(actor, 'before')
-    with files.opened(path, os.O_RDONLY) as fd:
-        good = os.pread(fd, files.PAGE, 0) == files.page('before')
-    meeting.answer(actor, 'read')
-    meeting.act(actor, 'after')
-    with files.opened(path, os.O_RDONLY) as fd:
-        good &= os.pread(fd, files.PAGE, 0) == files.page('after')
-    findings.find('close-to-open', good, None,
-                  f'a file that {actor.host} closed was read as it had been')
-    meeting.answer(actor, 'again')
+    """Change a file that the others have read; they open it again.
+
+    The first time they leave it open meanwhile, as the store does.
+    """
+    for word in ('open', 'closed'):
+        path = meeting.name(actor, word)
+        if actor is meeting.me:
+            _write_twice(meeting, actor, path, word)
+        else:
+            _read_twice(meeting, findings, actor, path, word)
 
 
-def open_asked(meeting: Meeting, findings: Findings, actor: Member) -> None:
-    """Change a file that the others have open; they ask the server first."""
-    path = meeting.name(actor, 'asked')
-    if actor is meeting.me:
-        _write_twice(meeting, actor, path)
-        return
-    meeting.act(actor, 'before')
-    with files.opened(path, os.O_RDONLY) as fd:
-        os.pread(fd, files.PAGE, 0)
-        meeting.answer(actor, 'read')
-        meeting.act(actor, 'after')
-        files.ask(fd)
-        good = os.pread(fd, files.PAGE, 0) == files.page('after')
-    findings.find('open-asked', good, None,
-                  f'one of {actor.host} was read as it had been')
-    meeting.answer(actor, 'again')
-
-
-def _write_twice(meeting: Meeting, actor: Member, path: str) -> None:
+def _write_twice(meeting: Meeting, actor: Member, path: str, word: str
+                 ) -> None:
     files.make(path, files.page('before'))
-    meeting.act(actor, 'before')
-    meeting.answer(actor, 'read')
+    meeting.act(actor, f'{word}-before')
+    meeting.answer(actor, f'{word}-read')
     with files.opened(path, os.O_RDWR) as fd:
         os.pwrite(fd, files.page('after'), 0)
-    meeting.act(actor, 'after')
-    meeting.answer(actor, 'again')
+    meeting.act(actor, f'{word}-after')
+    meeting.answer(actor, f'{word}-again')
+
+
+def _read_twice(meeting: Meeting, findings: Findings, actor: Member,
+                path: str, word: str) -> None:
+    meeting.act(actor, f'{word}-before')
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(files.opened(path, os.O_RDONLY))
+        good = os.pread(first, files.PAGE, 0) == files.page('before')
+        if word == 'closed':
+            stack.close()
+        meeting.answer(actor, f'{word}-read')
+        meeting.act(actor, f'{word}-after')
+        with files.opened(path, os.O_RDONLY) as fd:
+            good &= os.pread(fd, files.PAGE, 0) == files.page('after')
+    findings.find('close-to-open', good, None,
+                  f'a file that {actor.host} closed was read as it had been')
+    meeting.answer(actor, f'{word}-again')
 
 
 def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
@@ -402,5 +413,5 @@ def link(meeting: Meeting, findings: Findings, members: list[Member]) -> None:
 TRIALS = {
     'owner': owner, 'locks': locks, 'locks-fall': locks_fall,
     'rename': rename, 'new-names': new_names, 'names-asked': names_asked,
-    'close-to-open': close_to_open, 'open-asked': open_asked, 'fsync': fsync,
-    'unlinked': unlinked, 'punch': punch}
+    'close-to-open': close_to_open, 'fsync': fsync, 'unlinked': unlinked,
+    'punch': punch}

@@ -111,9 +111,11 @@ send_early(node *n)
 }
 
 int
-dirty_write(node *n, const char *data, size_t size, off_t offset)
+dirty_write(node *n, unsigned held, const char *data, size_t size,
+            off_t offset)
 {
     pthread_mutex_lock(&n->mutex);
+    n->held = held;
     int error = prepare(n);
     if (error == 0 &&
         pwrite(n->memory, data, size, offset) != (ssize_t)size) {
@@ -198,6 +200,12 @@ dirty_flush(node *n)
 {
     int error = 0;
     pthread_mutex_lock(&n->mutex);
+    if (n->dirty != NULL && is_lost(n->held)) {
+        error = EIO;
+        drop_ranges(n);
+        close_both(n);
+        n->seen = 0; /* what the kernel has of it is nobody's */
+    }
     if (n->dirty != NULL) {
         for (range *r = n->dirty; error == 0 && r != NULL; r = r->next) {
             error = send_range(n, r);

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -56,6 +57,9 @@ class Host:
     :param options: of sharedfs, as ``locks='local'``
     """
 
+    #: Whether it believes names that it knows until their time is over.
+    remembers = True
+
     def __init__(self, directory, backing, **options):
         self.directory = pathlib.Path(directory)
         self.backing = pathlib.Path(backing)
@@ -64,6 +68,11 @@ class Host:
         self.filters = self.directory / 'filters'
         self.log = self.directory / 'sharedfs.log'
         self.process = None
+
+    @property
+    def seen(self):
+        """Where what is shared can be seen, whatever became of this host."""
+        return self.backing
 
     def start(self):
         assert os.geteuid() == 0, 'mounting needs root'
@@ -83,14 +92,22 @@ class Host:
             time.sleep(0.01)
         return self
 
+    def die(self):
+        """The host's death: what it had not synced is gone."""
+        self.process.kill()
+        self.process.wait(LIMIT)
+
     def kill(self):
-        """The host's death."""
+        """Its death, and its mount gone."""
         if self.process is not None:
-            self.process.kill()
-            self.process.wait(LIMIT)
+            self.die()
             self.process = None
             subprocess.run(['umount', '--lazy', self.root], timeout=LIMIT,
                            check=True)
+
+    def drop_locks(self):
+        """As a server does with a host that was cut off; it is not told."""
+        self.process.send_signal(signal.SIGUSR1)
 
     def restart(self, **options):
         """It comes back, with empty caches."""

@@ -21,6 +21,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse3/fuse_lowlevel.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,12 +37,26 @@ enum { GAP_US = 20000 };
 typedef struct file {
     node *node;
     int fd;
+    unsigned held; /* held_now() when it first took a lock */
 } file;
 
 static options chosen = {.attributes = 3, .names = 30};
 static struct fuse_session *session;
+static atomic_uint drops; /* of this client's locks, by the server */
 
 /* ---- helpers ---- */
+
+unsigned
+held_now(void)
+{
+    return atomic_load(&drops) + 1;
+}
+
+bool
+is_lost(unsigned held)
+{
+    return chosen.lost == LOST_ERROR && held != 0 && held != held_now();
+}
 
 static node *
 node_at(fuse_ino_t ino)
@@ -164,6 +180,10 @@ do_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *to, int what,
            struct fuse_file_info *fi)
 {
     node *n = node_at(ino);
+    if (fi != NULL && is_lost(file_of(fi)->held)) {
+        fuse_reply_err(req, EIO);
+        return;
+    }
     int error = change(n, to, what);
     version_bump(n, &n->seen);
     if (error != 0) {
@@ -266,6 +286,24 @@ do_mkdir(fuse_req_t req, fuse_ino_t parent, const char *text, mode_t mode)
     node *dir = node_at(parent);
     if (mkdirat(dir->fd, text, mode) < 0) {
         int error = errno;
+        name_forget(dir, text);
+        fuse_reply_err(req, error);
+        return;
+    }
+    reply_new(req, dir, text);
+}
+
+/* A socket: others see the name, and cannot connect to it. */
+static void
+do_mknod(fuse_req_t req, fuse_ino_t parent, const char *text, mode_t mode,
+         dev_t device)
+{
+    (void)device;
+    node *dir = node_at(parent);
+    int error = !S_ISSOCK(mode)                             ? EPERM
+                : mknodat(dir->fd, text, mode, (dev_t)0) < 0 ? errno
+                                                            : 0;
+    if (error != 0) {
         name_forget(dir, text);
         fuse_reply_err(req, error);
         return;
@@ -483,6 +521,7 @@ do_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
 {
     node *n = node_at(ino);
     int error = chosen.unlinked == UNLINKED_STALE ? ask(n) : 0;
+    error = is_lost(file_of(fi)->held) ? EIO : error;
     char *data = error == 0 ? malloc(size) : NULL;
     if (data == NULL) {
         fuse_reply_err(req, error == 0 ? ENOMEM : error);
@@ -503,7 +542,9 @@ do_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
 {
     node *n = node_at(ino);
     int error;
-    if ((fi->flags & O_DIRECT) != 0) {
+    if (is_lost(file_of(fi)->held)) {
+        error = EIO;
+    } else if ((fi->flags & O_DIRECT) != 0) {
         error = dirty_flush(n);
         if (error == 0 && pwrite(file_of(fi)->fd, data, size, offset) !=
                               (ssize_t)size) {
@@ -511,7 +552,7 @@ do_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
         }
         version_bump(n, &n->seen);
     } else {
-        error = dirty_write(n, data, size, offset);
+        error = dirty_write(n, file_of(fi)->held, data, size, offset);
     }
     if (error != 0) {
         fuse_reply_err(req, error);
@@ -536,7 +577,8 @@ do_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset,
 {
     node *n = node_at(ino);
     int error = dirty_flush(n);
-    if (mode != 0 && chosen.punch == PUNCH_UNSUPPORTED) {
+    error = is_lost(file_of(fi)->held) ? EIO : error;
+    if (error == 0 && mode != 0 && chosen.punch == PUNCH_UNSUPPORTED) {
         error = EOPNOTSUPP;
     }
     if (error == 0 && fallocate(file_of(fi)->fd, mode, offset, length) < 0) {
@@ -674,10 +716,13 @@ do_setlk(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi,
          struct flock *lock, int wait)
 {
     (void)ino;
+    file *f = file_of(fi);
     lock->l_pid = 0;
+    if (f->held == 0 && lock->l_type != F_UNLCK) {
+        f->held = held_now();
+    }
     if (!lock_fails(req)) {
-        reply(req, fcntl(file_of(fi)->fd, wait ? F_OFD_SETLKW : F_OFD_SETLK,
-                         lock));
+        reply(req, fcntl(f->fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, lock));
     }
 }
 
@@ -687,6 +732,20 @@ do_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int what)
     (void)ino;
     if (!lock_fails(req)) {
         reply(req, flock(file_of(fi)->fd, what));
+    }
+}
+
+/* As a server does with a host that it has not heard of for long: at SIGUSR1
+ * all locks of this host fall.  Nothing tells it but `lost`. */
+static void
+drop_locks(int number)
+{
+    enum { MOST = 1 << 14 };
+    (void)number;
+    atomic_fetch_add(&drops, 1);
+    for (int fd = 0; fd < MOST; fd++) {
+        struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+        (void)fcntl(fd, F_OFD_SETLK, &all);
     }
 }
 
@@ -711,6 +770,7 @@ static const struct fuse_lowlevel_ops operations = {
     .getattr = do_getattr,
     .setattr = do_setattr,
     .mkdir = do_mkdir,
+    .mknod = do_mknod,
     .unlink = do_unlink,
     .rmdir = do_rmdir,
     .rename = do_rename,
@@ -772,6 +832,8 @@ take_option(const char *text)
         chosen.unlinked = choose(option, value, WORDS("kept", "stale"));
     } else if (strcmp(option, "punch") == 0) {
         chosen.punch = choose(option, value, WORDS("works", "unsupported"));
+    } else if (strcmp(option, "lost") == 0) {
+        chosen.lost = choose(option, value, WORDS("silent", "error"));
     } else if (strcmp(option, "attributes") == 0) {
         chosen.attributes = strtod(value, NULL);
     } else if (strcmp(option, "names") == 0) {
@@ -829,6 +891,7 @@ main(int argc, char **argv)
     }
     umask(0);
     (void)setrlimit(RLIMIT_NOFILE, &files);
+    (void)signal(SIGUSR1, drop_locks);
     if (versions_open(argv[3]) < 0 || open_root(argv[1]) < 0) {
         perror("sharedfs");
         return 1;

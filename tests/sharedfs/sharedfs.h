@@ -27,7 +27,8 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* How the file system behaves; all but the first of each enum are faults. */
+/* How the file system behaves; all but the first of each enum are faults, but
+ * of `lost`, where the first is the fault. */
 typedef struct options {
     enum { LOCKS_SHARED, LOCKS_REFUSED, LOCKS_LOCAL, LOCKS_IGNORED } locks;
     enum { LINK_EXCLUSIVE, LINK_REPLACES } link;
@@ -36,6 +37,9 @@ typedef struct options {
     enum { OPEN_ASKS, OPEN_TRUSTS_CACHE } open;
     enum { UNLINKED_KEPT, UNLINKED_STALE } unlinked;
     enum { PUNCH_WORKS, PUNCH_UNSUPPORTED } punch;
+    /* An open file whose locks the server has dropped can be used as before; or
+     * to read or write through it is an error, as on NFS. */
+    enum { LOST_SILENT, LOST_ERROR } lost;
     double attributes; /* seconds */
     double names;
 } options;
@@ -65,10 +69,16 @@ typedef struct node {
     int memory;            /* memfd with the bytes, at their offsets; or -1 */
     int server;            /* to write them to; or -1 */
     range *dirty;          /* sorted, apart */
+    unsigned held;         /* of the open file that they were written through */
     off_t dirty_end;
 } node;
 
 double seconds(void);
+
+/* When an open file first took a lock; 0: it never did. */
+unsigned held_now(void);
+/* Whether the server has dropped this client's locks since, and it is told. */
+bool is_lost(unsigned held);
 
 /* ---- versions: every change of a file or directory counts ---- */
 
@@ -100,7 +110,10 @@ void names_expire(node *dir);
 
 /* ---- dirty.c; each but dirty_end takes the node's mutex ---- */
 
-int dirty_write(node *n, const char *data, size_t size, off_t offset);
+/* held: of the file that is written through.  If its locks are lost before the
+ * flush, that is an error, and nothing of it reaches the server. */
+int dirty_write(node *n, unsigned held, const char *data, size_t size,
+                off_t offset);
 /* Puts what is dirty over what was read of the server; returns the bytes that
  * are there. */
 ssize_t dirty_read(node *n, int server, char *data, size_t size,

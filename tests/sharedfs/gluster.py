@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""GlusterFS: a volume of one brick, as its daemon makes it."""
+
+from tests.sharedfs import shared as shared_module
+
+VOLUME = 'shared'
+#: Of the volume: the client's caches off; a link takes no attribute.
+VOLUME_OPTIONS = {
+    **{f'performance.{name}': 'off' for name in (
+        'io-cache', 'open-behind', 'quick-read', 'read-ahead',
+        'readdir-ahead', 'stat-prefetch', 'write-behind')},
+    'storage.gfid2path': 'off'}
+#: Of a mount.
+OPTIONS = ('attribute-timeout=0', 'entry-timeout=0', 'negative-timeout=0',
+           'use-readdirp=no', 'direct-io-mode=enable')
+#: What the daemon and its bricks write, and where in the service's directory.
+#: The socket by which its command line finds it is in /run itself.
+PLACES = {'/var/lib/glusterd': 'lib', '/run': 'run',
+          '/var/log/glusterfs': 'log'}
+_BIND = """
+set -e
+for place; do
+    mkdir -p "${place%=*}" "${place#*=}"
+    mount --bind "${place#*=}" "${place%=*}"
+done
+exec glusterd --no-daemon --log-file /var/log/glusterfs/glusterd.log
+"""
+
+
+class Daemon(shared_module.Server):
+    name = 'glusterd'
+    title = 'GlusterFS'
+
+    def launch(self):
+        self.find('glusterd', 'glusterfs-server')
+        # Its directories are its own, and others of the machine's stay as
+        # they are.
+        self.spawn([
+            *self.shared.enter(), self.find('unshare', 'util-linux'),
+            '--mount', 'sh', '-c', _BIND, 'sh',
+            *(f'{place}={self.directory / name}'
+              for place, name in PLACES.items())])
+
+    def gluster(self, *words):
+        """What its command line answers."""
+        pid = self.processes[0].pid
+        return self.ask('nsenter', f'--mount=/proc/{pid}/ns/mnt', 'gluster',
+                        '--mode=script', *words)
+
+    def answers(self):
+        return 'Number of Peers' in self.gluster('peer', 'status')
+
+    def furnish(self):
+        self.gluster('volume', 'create', VOLUME,
+                     f'{shared_module.ADDRESS}:{self.directory}/brick',
+                     'force')
+        for name, value in VOLUME_OPTIONS.items():
+            self.gluster('volume', 'set', VOLUME, name, value)
+
+    def start(self):
+        super().start()
+        if 'Status: Started' not in self.gluster('volume', 'info', VOLUME):
+            self.gluster('volume', 'start', VOLUME)
+
+
+class Mount(shared_module.Mount):
+
+    def launch(self):
+        self.spawn([
+            *self.shared.enter(), self.find('glusterfs', 'glusterfs-client'),
+            '--no-daemon', f'--volfile-server={shared_module.ADDRESS}',
+            f'--volfile-id=/{VOLUME}', '--log-file', self.log.with_suffix(
+                '.gluster.log'), *(f'--{option}' for option in OPTIONS),
+            self.root])
+
+    def versions(self):
+        return {'GlusterFS': self.ask('glusterfs', '--version').split()[1]}
+
+
+def make(shared):
+    return [shared_module.Network(shared), Daemon(shared),
+            *(Mount(shared, name) for name in shared_module.HOSTS)]

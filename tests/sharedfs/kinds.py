@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The shared file systems that can be had: what makes the services of each."""
+
+from tests.sharedfs import ceph
+from tests.sharedfs import gluster
+from tests.sharedfs import juicefs
+from tests.sharedfs import nfs
+
+#: By name, which is also the profile of ``bindep.txt``.
+KINDS = {'juicefs': juicefs.make, 'gluster': gluster.make, 'ceph': ceph.make,
+         'nfs': nfs.make}

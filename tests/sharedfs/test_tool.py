@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The life of a real shared file system, as tools/shared leads it."""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+
+import pytest
+
+from tests.cloud import process as process_module
+from tests.sharedfs import shared as shared_module
+from tests.support import repositories
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+TOOL = TOP / 'tools' / 'shared'
+# Seconds. For a loaded machine, and for what is installed.
+LIMIT = 600
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
+
+
+@pytest.fixture
+def place():
+    """A directory for a file system; nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix='shared-') as parent:
+        directory = pathlib.Path(parent, 'fs')
+        yield directory
+        for process in process_module.marked(directory):
+            process.kill()
+        for path in shared_module.mounts():
+            if pathlib.Path(path).is_relative_to(directory):
+                subprocess.run(['umount', '--lazy', path], timeout=60,
+                               check=True)
+
+
+def tool(*words, status=0):
+    """Run tools/shared; what it printed."""
+    result = subprocess.run(
+        [TOOL, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+    assert result.returncode == status, result.stdout
+    return result.stdout
+
+
+def nothing_is_left(directory):
+    return (not directory.exists() and not process_module.marked(directory)
+            and not any(pathlib.Path(path).is_relative_to(directory)
+                        for path in shared_module.mounts()))
+
+
+@pytest.mark.parametrize('kind', [
+    'juicefs', 'gluster', pytest.param('ceph', marks=pytest.mark.long)])
+def test_life(place, kind):
+    """Up, used, up again, one host dead, mended, and down."""
+    said = tool('up', kind, '--directory', place)
+    one, two = re.findall(r'^  (/.*)$', said, re.M)
+    pathlib.Path(one, 'word').write_text('from one')
+    assert pathlib.Path(two, 'word').read_text() == 'from one'
+    assert os.stat(one).st_dev != os.stat(two).st_dev
+    assert 'runs already' in tool('up', kind, '--directory', place)
+    shown = tool('status', '--directory', place)
+    assert set(re.findall(r'^(?!service)\S+ +(\S+)', shown, re.M)) == {'up'}
+
+    pid = int(re.search(r'^two +up +(\d+)', shown, re.M)[1])
+    for process in process_module.marked(place):
+        if process.session() == pid:
+            process.kill()
+    # The mount leads nowhere.
+    repositories.eventually(lambda: not os.path.exists(f'{two}/word'), 60)
+    assert re.search(r'^two +down', tool(
+        'status', '--directory', place, status=1), re.M)
+    tool('up', kind, '--directory', place)
+    assert pathlib.Path(two, 'word').read_text() == 'from one'
+
+    tool('down', '--directory', place)
+    assert nothing_is_left(place)
+    assert 'there is no shared file system' in tool(
+        'status', '--directory', place, status=1)
+
+
+@pytest.mark.long
+def test_life_of_nfs(place):
+    """Its mounts are in the guest."""
+    said = tool('up', 'nfs', '--directory', place)
+    one, two = re.findall(r'^  (/.*)$', said, re.M)
+    run = ['run', '--directory', place, 'sh', '-c']
+    tool(*run, f'echo from one >{one}/word')
+    assert tool(*run, f'cat {two}/word') == 'from one\n'
+    assert len(set(tool(*run, f'stat -c %d {one} {two}').split())) == 2
+    tool(*run, 'exit 3', status=3)
+    assert 'runs already' in tool('up', 'nfs', '--directory', place)
+    pid = int(re.search(r'^guest +up +(\d+)', tool(
+        'status', '--directory', place), re.M)[1])
+    for process in process_module.marked(place):
+        if process.session() == pid:
+            process.kill()
+    assert re.search(r'^guest +down', tool(
+        'status', '--directory', place, status=1), re.M)
+    tool('up', 'nfs', '--directory', place)
+    assert tool(*run, f'cat {two}/word') == 'from one\n'
+    tool('down', '--directory', place)
+    assert nothing_is_left(place)
+
+
+def test_killed_up(place):
+    """Down cleans up after an `up` that was killed in the middle."""
+    with subprocess.Popen(
+            [TOP / '.venv/bin/python', '-m', 'tests.sharedfs', 'up',
+             'juicefs', '--directory', place], cwd=TOP,
+            stdout=subprocess.PIPE, text=True) as up:
+        for line in up.stdout:
+            if 'mount of host two' in line:
+                up.kill()
+    tool('down', '--directory', place)
+    assert nothing_is_left(place)
+
+
+def test_interrupted_up(place):
+    """Ctrl-C says what to do."""
+    with subprocess.Popen(
+            [TOP / '.venv/bin/python', '-m', 'tests.sharedfs', 'up',
+             'juicefs', '--directory', place], cwd=TOP,
+            stdout=subprocess.PIPE, text=True) as up:
+        with contextlib.suppress(StopIteration):
+            next(up.stdout)
+        up.send_signal(signal.SIGINT)
+        assert 'tools/shared down ends and removes all' in up.stdout.read()
+        assert up.wait(LIMIT) == 130
+    tool('down', '--directory', place)
+    assert nothing_is_left(place)
+
+
+def test_in_use(place):
+    """Nothing is removed through a mount that does not go."""
+    said = tool('up', 'juicefs', '--directory', place)
+    one = re.search(r'^  (/.*)$', said, re.M)[1]
+    inner = pathlib.Path(one, 'inner')
+    inner.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', 'tmpfs', inner], check=True,
+                   timeout=60)
+    (inner / 'precious').touch()
+    try:
+        assert 'still mounted' in tool('down', '--directory', place, status=2)
+        assert (inner / 'precious').exists()
+    finally:
+        subprocess.run(['umount', '--lazy', inner], check=False, timeout=60)
+    tool('down', '--directory', place)
+    assert nothing_is_left(place)
+
+
+def test_foreign_directory(place):
+    """What is no shared file system's is neither used nor removed."""
+    place.mkdir()
+    (place / 'precious').touch()
+    assert 'no shared file system' in tool(
+        'up', 'juicefs', '--directory', place, status=2)
+    tool('down', '--directory', place)
+    assert (place / 'precious').exists()
+
+
+def test_words():
+    """Help, and wrong commands."""
+    assert 'tools/shared up' in tool('--help')
+    assert 'see tools/shared --help' in tool('fly', status=2)
+    assert "unknown file system 'cloth'" in tool('up', 'cloth', status=2)
