@@ -37,8 +37,15 @@ class Repository:
     def attach_filter(self, path: bytes, budget: int) -> None: ...
     def attach_store(self, backend: str, path: bytes, capacity: int,
                      cache: int) -> None: ...
-    def rebuild_filter(self, groups: int,
-                       clear: bool = False) -> tuple[bool, int, int]: ...
+    def clear_index(self) -> bool:
+        """Empty the filter, or the store in its place. False: somebody is
+        reading groups into it."""
+    def follow(self, groups: int,
+               after_ms: int = 0) -> tuple[bool, int, int]:
+        """Read what others stored since the last look, of up to so many
+        groups. With after_ms: only if nobody of the host has looked for so
+        long. Returns whether there is more, and how many groups are known, of
+        how many; 0 if they were not listed."""
     def begin(self, image_id: str, project: str,
               scope: bytes = bytes(16)) -> 'Transaction': ...
     def delete(self, image_id: str,
@@ -65,10 +72,13 @@ class Repository:
     def delete_volume(self, name: str) -> None: ...
     def discard_volume(self, name: str) -> None:
         """Delete a volume, but not the recipes of one that is damaged."""
+    def rename_volume(self, name: str, new_name: str) -> None: ...
+    def roll_back_volume(self, name: str, image: 'Image') -> int:
+        """As create_volume, for a volume that nobody owns."""
     def finish_volume(self, name: str) -> None:
         """Remove a volume whose making or deleting was interrupted (V9).
         BusyError while somebody owns it; ImageExists if it is whole."""
-    def statistics(self) -> dict[str, int]: ...
+    def statistics(self) -> dict[str, Any]: ...
     def room(self) -> tuple[int, int]: ...
     def check_room(self, size: int) -> None: ...
     def share_version(self, major: int) -> bool:
@@ -203,7 +213,8 @@ class Maintenance:
     def lock(self) -> bool:
         """Become the maintainer: locks/maintainer, byte 0, exclusive, until
         close. False if another process, or handle, is. The file is created
-        at need. Every call that changes something, or takes a lock, REQUIRES
+        at need. The maintainer may call it again, to see whether another
+        process has become it meanwhile. Every call that changes something, or takes a lock, REQUIRES
         it: InvalidParameter without it."""
     def close(self) -> None:
         """Close all that is open of it, withdraw all intents, and let go of
@@ -266,9 +277,13 @@ class Maintenance:
     def begin_rewriting(self, number: int, codec: str,
                         level: int) -> 'Rewriting':
         """Take the lease of a group that is sealed, and begin a file in which
-        it is compressed anew. BusyError if the lease is refused, or the group
-        is not sealed: writers may come to it. DamagedError if an entry is
-        invalid or damaged; NoSpaceError; ImageNotFound."""
+        it is compressed anew. Not only for the maintainer (I4). BusyError if
+        the lease is refused, or the group is not sealed, so that writers may
+        come to it, or a transaction names blocks of it. DamagedError if an
+        entry is invalid or damaged; NoSpaceError; ImageNotFound."""
+    def note_codec(self, number: int, codec: str, level: int) -> None:
+        """Note in a sealed group that this would hardly make it smaller.
+        BusyError as above."""
 
 class Recipe:
     """A recipe's file, in the spool or in images/. `complete` and `error`
@@ -379,18 +394,25 @@ class Rewriting:
     slots: int
     done: int
     """Slots that were gone through."""
+    def check(self) -> None:
+        """Do nothing if the work may go on. BusyError: a collector wants the
+        group. NoSpaceError: nothing can be stored any more, so close it."""
     def step(self) -> tuple[bool, int]:
         """Read, verify, compress and write some MiB, with all threads: whether
         the new file is complete and durable, and the bytes read and
-        written. DamagedError names the first block that does not verify."""
+        written. DamagedError names the first block that does not verify.
+        Raises as `check`, too, which it calls before each segment."""
     def sizes(self) -> tuple[int, int]:
         """Bytes of the disk: of the old file, and the new one, complete."""
     def exchange(self) -> None:
         """Put the complete file in the old one's place, under the exclusive
-        lock. BusyError: a transaction has the group's shared lock; it may be
-        tried again. After any other error only `close` is of use."""
+        lock. BusyError: a transaction has the group's shared lock, or another
+        process its lease; it may be tried again. StorageError, if the new file
+        is gone from the spool: this process had lost its locks. After any
+        other error only `close` is of use."""
     def keep_old(self) -> None:
-        """Leave the old file, and note in it that it is not worth while."""
+        """Leave the old file, and note in it that it is not worth while. Only
+        for the maintainer."""
     def close(self) -> None: ...
 
 # -- merging (N10) ------------------------------------------------------------
@@ -482,6 +504,58 @@ class Estimate:
         level; and the bytes of a sample of segments before recompression, and
         behind it."""
 
+# -- the exact index --------------------------------------------------------
+
+class Index:
+    """The files of the exact index, of one catalog. A file is (kind, bits,
+    shard, number), as its name in ``format.rst``. DamagedError names a file
+    that cannot be trusted. One thread at a time; others wait. Without an id,
+    the index is of the catalog that the highest cursors name; ImageNotFound if
+    there are none."""
+    def __init__(self, repository: Repository, catalog_id: bytes | None
+                 ) -> None: ...
+    def close(self) -> None: ...
+    def lock(self) -> bool:
+        """Take the lock of the runs, unless another has it."""
+    def unlock(self) -> None: ...
+    def files(self) -> list[tuple[str, int, int, int]]: ...
+    def shards(self) -> tuple[list[tuple[str, int, int, int]], bool]:
+        """The shards that count, in order, and whether they cover all
+        fingerprints."""
+    def count(self, file: tuple[str, int, int, int]) -> int:
+        """How many items a file has, by its head."""
+    def read(self, file: tuple[str, int, int, int], frame: int) -> bytes:
+        """The items of a frame; none behind the last."""
+    def write(self, file: tuple[str, int, int, int], items: bytes) -> None:
+        """Write a file, durably. ImageExists if there is one already."""
+    def add(self, records: bytes, gone: bool) -> None:
+        """Write sorted records, each once, as runs of the shards that count,
+        durably; with `gone`, of records that are to go. The lock is held."""
+    def fill(self) -> None:
+        """Make empty shards where none counts. The lock is held."""
+    def tidy(self) -> None:
+        """Remove files that mean nothing. The lock is held."""
+    def sync(self) -> None: ...
+    def remove(self, file: tuple[str, int, int, int]) -> None: ...
+    def set_aside(self, file: tuple[str, int, int, int]) -> None:
+        """Move a file to ``quarantine/index``, in place of the last one."""
+    def verify(self, file: tuple[str, int, int, int]) -> None: ...
+    def find(self, fingerprint: bytes) -> int:
+        """The address that the index has; 0: none."""
+    def begin_merge(self, bits: int, shard: int, split_ns: int,
+                    split_records: int) -> bool:
+        """Begin to merge a shard with its runs. False: it has none, another
+        process merges it, or it does not count."""
+    def step(self, records: int) -> tuple[int, int]:
+        """Merge so many records: whether there are more (0 or 1), and how many
+        bytes were read so far."""
+    def finish_merge(self) -> tuple[int, int, int, bool, bool]:
+        """Make the new generation durable: its records, new pairs, bytes read
+        and written, whether the shard was split, whether runs are left.
+        ImageNotFound if the shard does not count any more."""
+    def cancel_merge(self) -> None:
+        """Give up a merge that was not finished, if there is one."""
+
 # -- filters ----------------------------------------------------------------
 
 def take_unused_filter(fd: int, unfinished: bool) -> bool:
@@ -509,21 +583,11 @@ def shared_blocks(runs_a: bytes, runs_b: bytes) -> int:
     """How many addresses both name (each counted once)."""
 def names_any(runs: bytes, addresses: bytes) -> bool:
     """Whether the runs name any of the sorted addresses."""
-def index_update(page: bytes, add: bytes,
-                 remove: bytes) -> tuple[bytes, bytes]:
-    """Merge records into a page of the exact index. A record has 13 bytes:
-    the first 8 of a fingerprint, then 40 bits of address; pages and
-    arguments are sorted. Returns the new page (one record for each
-    fingerprint: the lowest address) and the mapping of duplicates: pairs
-    (address not kept, address kept), in the order of fingerprints."""
 def index_records(entries: bytes, number: int, first: int) -> bytes:
-    """Index records, sorted, of the live entries among those of
+    """Records of the exact index, sorted, of the live entries among those of
     `Maintenance.entries(number, first, ...)`."""
 def index_sort(records: bytes) -> bytes:
     """Records in order."""
-def index_split(records: bytes, bits: int) -> list[tuple[int, bytes]]:
-    """Sorted records, page by page, where there are 2 to the power of `bits`
-    pages: the number of each page that has some, and these."""
 
 # Pairs of addresses (2 x 64 bits each), for merging. The index finds them as
 # (other, kept); what is kept of them is (kept, other), sorted: the block that
@@ -540,9 +604,6 @@ def pairs_sort(pairs: bytes) -> bytes:
     """Pairs in order, each once."""
 def pairs_without(a: bytes, b: bytes) -> bytes:
     """Those of a that b has not; both are sorted."""
-def pairs_named(pairs: bytes, records: bytes) -> bytes:
-    """Of pairs (kept, other): those of which the other one is in a record of
-    the index."""
 def pairs_judge(pairs: bytes, addresses: bytes,
                 entries: bytes) -> tuple[bytes, bytes]:
     """Of pairs (other, kept): those of equal blocks, as (kept, other), and

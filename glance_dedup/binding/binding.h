@@ -12,7 +12,7 @@
  *     volume            group
  *     image
  *     blockreader       rewriting
- *                       merge          Merge, Relocation
+ *     index             merge          Merge, Relocation
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
@@ -307,6 +307,8 @@ PyObject *gd_py_open_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_look_at_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_delete_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_discard_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_rename_volume(PyObject *repository, PyObject *args);
+PyObject *gd_py_roll_back_volume(PyObject *repository, PyObject *args);
 PyObject *gd_py_finish_volume(PyObject *repository, PyObject *args);
 
 extern const gd_py_type gd_py_block_reader_type; /* blockreader.c */
@@ -321,6 +323,7 @@ PyObject *gd_py_enter_group(PyObject *maintenance, PyObject *args);
 
 extern const gd_py_type gd_py_rewriting_type; /* rewriting.c */
 PyObject *gd_py_begin_rewriting(PyObject *maintenance, PyObject *args);
+PyObject *gd_py_note_codec(PyObject *maintenance, PyObject *args);
 
 extern const gd_py_type gd_py_merge_type; /* merge.c */
 extern const gd_py_type gd_py_relocation_type;
@@ -330,5 +333,7 @@ extern const gd_py_type gd_py_repository_type; /* repository.c */
 extern const gd_py_type gd_py_maintenance_type; /* maintenance.c */
 
 extern const gd_py_type gd_py_estimate_type; /* estimate.c */
+
+extern const gd_py_type gd_py_index_type; /* index.c */
 
 #endif

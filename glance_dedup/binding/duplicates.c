@@ -38,12 +38,6 @@ pairs_of(const Py_buffer *view)
     return (gd_pairs){view->buf, (size_t)view->len / GD_PAIR_SIZE};
 }
 
-static gd_records
-records_of(const Py_buffer *view)
-{
-    return (gd_records){view->buf, (size_t)view->len / GD_INDEX_RECORD};
-}
-
 static PyObject *
 bytes_of(const uint8_t *data, size_t count, size_t size)
 {
@@ -162,20 +156,6 @@ engine_pairs_without(PyObject *module, PyObject *args)
     size_t count = gd_pairs_without(pairs_of(&call.given),
                                     pairs_of(&call.other), call.out);
     return end_packed(&call, GD_OK, count, GD_PAIR_SIZE);
-}
-
-static PyObject *
-engine_pairs_named(PyObject *module, PyObject *args)
-{
-    packed_call call;
-    size_t count;
-    if (!begin_packed(&call, module, args, &pair, &record)) {
-        return NULL;
-    }
-    gd_status s = gd_pairs_named(gd_env_posix(), pairs_of(&call.given),
-                                 records_of(&call.other), call.out, &count,
-                                 &call.err);
-    return end_packed(&call, s, count, GD_PAIR_SIZE);
 }
 
 /* pick(items, size, first, addresses): takes a group's items, from slot `first`
@@ -335,50 +315,6 @@ engine_pairs_choose(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- the exact index ---- */
 
-static PyObject *
-update_page(gd_records page, gd_records add, gd_records remove)
-{
-    size_t most = page.count + add.count;
-    gd_error err;
-    gd_index_result result;
-    result.page = PyMem_Malloc(most * GD_INDEX_RECORD + 1);
-    result.pairs = PyMem_Malloc(most * GD_PAIR_SIZE + 1);
-    PyObject *answer = NULL;
-    if (result.page == NULL || result.pairs == NULL) {
-        PyErr_NoMemory();
-    } else if (gd_index_update(page, add, remove, &result, &err) != GD_OK) {
-        PyErr_SetString(PyExc_ValueError, err.text);
-    } else {
-        answer = Py_BuildValue(
-            "(y#y#)", (const char *)result.page,
-            (Py_ssize_t)(result.page_count * GD_INDEX_RECORD),
-            (const char *)result.pairs,
-            (Py_ssize_t)(result.pair_count * GD_PAIR_SIZE));
-    }
-    PyMem_Free(result.page);
-    PyMem_Free(result.pairs);
-    return answer;
-}
-
-static PyObject *
-engine_index_update(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer page, add, remove;
-    PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*", &page, &add, &remove)) {
-        return NULL;
-    }
-    if (whole_items(&page, &record) && whole_items(&add, &record) &&
-        whole_items(&remove, &record)) {
-        answer = update_page(records_of(&page), records_of(&add),
-                             records_of(&remove));
-    }
-    PyBuffer_Release(&remove);
-    PyBuffer_Release(&add);
-    PyBuffer_Release(&page);
-    return answer;
-}
-
 /* Sorts the records in the call's result, and ends the call. */
 static PyObject *
 end_sorting(packed_call *call, size_t count)
@@ -422,63 +358,16 @@ engine_index_sort(PyObject *module, PyObject *args)
         return NULL;
     }
     memcpy(call.out, call.given.buf, (size_t)call.given.len);
-    return end_sorting(&call, records_of(&call.given).count);
-}
-
-/* Returns the items (page, records) of sorted records. */
-static PyObject *
-split_records(gd_records records, unsigned bits)
-{
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < records.count;) {
-        const uint8_t *first = records.at + i * GD_INDEX_RECORD;
-        uint32_t page = gd_index_page(first, bits);
-        size_t n = 1;
-        while (i + n < records.count &&
-               gd_index_page(first + n * GD_INDEX_RECORD, bits) == page) {
-            n++;
-        }
-        PyObject *item =
-            Py_BuildValue("(Iy#)", page, (const char *)first,
-                          (Py_ssize_t)(n * GD_INDEX_RECORD));
-        if (item == NULL || PyList_Append(list, item) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(item);
-        i += n;
-    }
-    return list;
-}
-
-static PyObject *
-engine_index_split(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    Py_buffer view;
-    uint32_t bits;
-    PyObject *list = NULL;
-    if (!PyArg_ParseTuple(args, "y*O&", &view, gd_py_to_u32, &bits)) {
-        return NULL;
-    }
-    if (bits > GD_INDEX_BITS_MAX) {
-        PyErr_Format(PyExc_ValueError, "an index has at most %d bits",
-                     (int)GD_INDEX_BITS_MAX);
-    } else if (whole_items(&view, &record)) {
-        list = split_records(records_of(&view), bits);
-    }
-    PyBuffer_Release(&view);
-    return list;
+    return end_sorting(&call, (size_t)call.given.len / GD_INDEX_RECORD);
 }
 
 PyMethodDef gd_py_duplicates_functions[] = {
-    {"index_update", engine_index_update, METH_VARARGS, NULL},
     {"index_records", engine_index_records, METH_VARARGS, NULL},
     {"index_sort", engine_index_sort, METH_VARARGS, NULL},
-    {"index_split", engine_index_split, METH_VARARGS, NULL},
     {"pair_addresses", engine_pair_addresses, METH_VARARGS, NULL},
     {"pick", engine_pick, METH_VARARGS, NULL},
     {"pairs_sort", engine_pairs_sort, METH_VARARGS, NULL},
     {"pairs_without", engine_pairs_without, METH_VARARGS, NULL},
-    {"pairs_named", engine_pairs_named, METH_VARARGS, NULL},
     {"pairs_judge", engine_pairs_judge, METH_VARARGS, NULL},
     {"pairs_revise", engine_pairs_revise, METH_VARARGS, NULL},
     {"pairs_choose", engine_pairs_choose, METH_VARARGS, NULL},

@@ -4,7 +4,8 @@
  * fence, intents, and the listings.
  *
  * See part.c, which orders its calls, for lifetimes and threads.  It holds the
- * maintainer lock until it is closed.
+ * maintainer lock until it is closed.  Without that lock it can list, announce
+ * an intent, and rewrite groups (I4).
  */
 #include "binding/binding.h"
 
@@ -115,6 +116,8 @@ maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->lock_fd < 0) {
         s = gd_maintainer_lock(repo->env, repo->root, &self->lock_fd,
                                &call.err);
+    } else {
+        s = gd_maintainer_confirm(repo->env, self->lock_fd, &call.err);
     }
     return gd_py_end_not_busy(&call, s);
 }
@@ -276,8 +279,8 @@ maintenance_groups(PyObject *object, PyObject *Py_UNUSED(unused))
     size_t count = 0;
     gd_py_call call;
     if (!gd_py_call_maintenance(object, 0, &call) ||
-        !gd_py_end(&call, gd_repo_list_groups(repo, &numbers, &count,
-                                              &call.err))) {
+        !gd_py_end(&call, gd_group_numbers(repo->env, repo->root, &numbers,
+                                           &count, &call.err))) {
         return NULL;
     }
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -453,7 +456,7 @@ maintenance_announce(PyObject *object, PyObject *args)
     uint32_t number;
     gd_py_call call;
     if (!gd_py_parse_group(object, args, &number) ||
-        !gd_py_call_maintenance(object, 1, &call)) {
+        !gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
     return gd_py_end_not_busy(
@@ -466,7 +469,7 @@ maintenance_withdraw(PyObject *object, PyObject *args)
     uint32_t number;
     gd_py_call call;
     if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number) ||
-        !gd_py_call_maintenance(object, 1, &call)) {
+        !gd_py_call_maintenance(object, 0, &call)) {
         return NULL;
     }
     gd_locks_withdraw(repo_of(object)->locks, number);
@@ -495,6 +498,7 @@ static PyMethodDef maintenance_methods[] = {
     {"withdraw", maintenance_withdraw, METH_VARARGS, NULL},
     {"enter_group", gd_py_enter_group, METH_VARARGS, NULL},
     {"begin_rewriting", gd_py_begin_rewriting, METH_VARARGS, NULL},
+    {"note_codec", gd_py_note_codec, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -29,6 +29,7 @@ add_types(PyObject *module, module_state *state)
         {&gd_py_merge_type, NULL},
         {&gd_py_relocation_type, NULL},
         {&gd_py_estimate_type, NULL},
+        {&gd_py_index_type, NULL},
     };
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         PyTypeObject *type = gd_py_add_type(module, types[i].type);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * opened.c - the objects that a Repository has open: Transaction, Image, Volume
- * and BlockReader.
+ * opened.c - the objects that a Repository has open: Transaction, Image, Volume,
+ * BlockReader and Index.
  *
  * Lifetimes: each keeps its Repository alive, and the handle open until it is
  * closed.  Threads: one kind takes any number at once, and close takes effect

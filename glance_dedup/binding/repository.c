@@ -14,6 +14,7 @@
 
 #include "engine/files/freespace.h"
 #include "engine/files/spool.h"
+#include "engine/handle/follow.h"
 #include "engine/handle/segcache.h"
 
 /* Parameters not yet in the engine's form. */
@@ -200,29 +201,43 @@ repository_attach_store(PyObject *object, PyObject *args)
     return result;
 }
 
+/* clear_index() -> whether it was emptied: nobody else is at work on it */
 static PyObject *
-repository_rebuild_filter(PyObject *object, PyObject *args)
+repository_clear_index(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    gd_repo *repo = ((repository_object *)object)->repo;
-    uint32_t groups;
-    int clear = 0;
-    bool more = false;
-    uint32_t done = 0, total = 0;
+    gd_hintindex *index = ((repository_object *)object)->repo->index;
     gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O&|p", gd_py_to_u32, &groups, &clear) ||
-        !gd_py_call_repository(object, &call)) {
+    if (!gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    gd_hintindex *index = repo->index;
-    if (clear && index != NULL && index->rebuild_lock(index)) {
+    bool cleared = index == NULL || index->rebuild_lock(index);
+    if (index != NULL && cleared) {
         index->clear(index);
         index->rebuild_unlock(index);
     }
-    gd_status s =
-        gd_repo_rebuild_filter(repo, groups, &more, &done, &total, &call.err);
-    return gd_py_end(&call, s) ? Py_BuildValue("(NII)", PyBool_FromLong(more),
-                                               done, total)
-                               : NULL;
+    return gd_py_end(&call, GD_OK) ? PyBool_FromLong(cleared) : NULL;
+}
+
+/* follow(groups, after_ms) -> (more, groups done, groups in all) */
+static PyObject *
+repository_follow(PyObject *object, PyObject *args)
+{
+    gd_repo *repo = ((repository_object *)object)->repo;
+    uint32_t groups, after = 0;
+    gd_followed followed = {.more = false};
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "O&|O&", gd_py_to_u32, &groups, gd_py_to_u32,
+                          &after) ||
+        !gd_py_call_repository(object, &call)) {
+        return NULL;
+    }
+    gd_status s = after == 0 || gd_follow_is_due(repo, after)
+                      ? gd_follow(repo, groups, &followed, &call.err)
+                      : GD_OK;
+    return gd_py_end(&call, s)
+               ? Py_BuildValue("(NII)", PyBool_FromLong(followed.more),
+                               followed.done, followed.total)
+               : NULL;
 }
 
 /* set_segment_cache(budget in bytes) */
@@ -273,6 +288,17 @@ repository_check_room(PyObject *object, PyObject *args)
                           gd_repo_check_room(self->repo, bytes, &call.err));
 }
 
+/* None: never since the host was started. */
+static PyObject *
+seconds_since(const gd_repo *repo, int64_t moment)
+{
+    int64_t now = repo->env->monotonic_ns(repo->env);
+    if (moment == 0 || moment > now) {
+        Py_RETURN_NONE;
+    }
+    return PyFloat_FromDouble((double)(now - moment) / 1e9);
+}
+
 static PyObject *
 repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
 {
@@ -290,7 +316,7 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
         index->get_stats(index, &f);
     }
     PyObject *result = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsN}",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsNsIsN}",
         "blocks", atomic_load(&c->blocks),
         "zero_blocks", atomic_load(&c->zero_blocks),
         "hits", atomic_load(&c->hits),
@@ -323,7 +349,9 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
         "filter_dropped", (unsigned long long)f.dropped,
         "filter_level", f.level,
         "filter_rebuilt", f.rebuilt,
-        "filter_complete", PyBool_FromLong(f.complete));
+        "filter_complete", PyBool_FromLong(f.complete),
+        "filter_behind", f.look.behind,
+        "filter_looked", seconds_since(self->repo, f.look.ended_ns));
     gd_py_leave_repository(self);
     return result;
 }
@@ -368,10 +396,13 @@ static PyMethodDef repository_methods[] = {
     {"look_at_volume", gd_py_look_at_volume, METH_VARARGS, NULL},
     {"delete_volume", gd_py_delete_volume, METH_VARARGS, NULL},
     {"discard_volume", gd_py_discard_volume, METH_VARARGS, NULL},
+    {"rename_volume", gd_py_rename_volume, METH_VARARGS, NULL},
+    {"roll_back_volume", gd_py_roll_back_volume, METH_VARARGS, NULL},
     {"finish_volume", gd_py_finish_volume, METH_VARARGS, NULL},
     {"attach_filter", repository_attach_filter, METH_VARARGS, NULL},
     {"attach_store", repository_attach_store, METH_VARARGS, NULL},
-    {"rebuild_filter", repository_rebuild_filter, METH_VARARGS, NULL},
+    {"clear_index", repository_clear_index, METH_NOARGS, NULL},
+    {"follow", repository_follow, METH_VARARGS, NULL},
     {"set_segment_cache", repository_set_segment_cache, METH_VARARGS, NULL},
     {"room", repository_room, METH_NOARGS, NULL},
     {"check_room", repository_check_room, METH_VARARGS, NULL},

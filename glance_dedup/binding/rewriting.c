@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * rewriting.c - glance_dedup._engine.Rewriting: compresses a sealed group
- * again, under its lease until the exchange; and codec_mark.
+ * again, under its lease until the exchange; note_codec, and codec_mark.
  *
  * A part (part.c).  After `step` fails, only `close` may be called.
  */
@@ -31,6 +31,22 @@ release_rewriting(part_object *part)
     }
 }
 
+/* If a transaction names blocks of the group now, it may do so for long.  Then
+ * the compression would be in vain. */
+static gd_status
+look_for_users(gd_repo *repo, uint32_t number, gd_error *err)
+{
+    gd_status s = gd_locks_exclude(repo->locks, number, err);
+    if (s == GD_BUSY) {
+        return gd_fail(err, s, "a transaction names blocks of group %08x",
+                       (unsigned)number);
+    }
+    if (s == GD_OK) {
+        gd_locks_admit(repo->locks, number);
+    }
+    return s;
+}
+
 static gd_status
 begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
 {
@@ -38,12 +54,35 @@ begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_rewrite_open(self->leased, &self->codec, self->level,
-                              &self->rewriting, err);
+    s = look_for_users(repo, number, err);
+    if (s == GD_OK) {
+        s = gd_group_rewrite_open(self->leased, &self->codec, self->level,
+                                  &self->rewriting, err);
+    }
     if (s != GD_OK) {
         gd_leased_group_close(self->leased);
     }
     return s;
+}
+
+/* Parses a group's number, a codec and a level. */
+static int
+parse_recompression(PyObject *object, PyObject *args, uint32_t *number,
+                    gd_codec *codec, int *level)
+{
+    const char *name;
+    gd_error err;
+    if (!PyArg_ParseTuple(args, "O&si", gd_py_to_u32, number, &name, level)) {
+        return 0;
+    }
+    gd_status s = gd_py_parse_codec(name, *level, codec, &err);
+    if (s == GD_OK && (*number == 0 || *number > GD_MAX_GROUP)) {
+        s = gd_fail(&err, GD_INVALID, "no group has the number %u", *number);
+    }
+    if (s != GD_OK) {
+        gd_py_raise(object, &err);
+    }
+    return s == GD_OK;
 }
 
 PyObject *
@@ -51,32 +90,35 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
 {
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     uint32_t number;
-    const char *name;
     int level;
     gd_codec codec = GD_CODEC_NONE;
     gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O&si", gd_py_to_u32, &number, &name,
-                          &level)) {
+    if (!parse_recompression(object, args, &number, &codec, &level)) {
         return NULL;
     }
-    gd_status s = gd_py_parse_codec(name, level, &codec, &call.err);
-    if (s == GD_OK && (number == 0 || number > GD_MAX_GROUP)) {
-        s = gd_fail(&call.err, GD_INVALID, "no group has the number %u",
-                    number);
-    }
-    if (s != GD_OK) {
-        return gd_py_raise(object, &call.err);
-    }
     part_object *part =
-        gd_py_begin_part(object, state->rewriting_type, 1, &call);
+        gd_py_begin_part(object, state->rewriting_type, 0, &call);
     if (part == NULL) {
         return NULL;
     }
     rewriting_object *self = (rewriting_object *)part;
     self->codec = codec;
     self->level = level;
-    s = begin(part->maintenance->owner->repo, number, self, &call.err);
+    gd_status s =
+        begin(part->maintenance->owner->repo, number, self, &call.err);
     return gd_py_end_part(part, s, release_rewriting, &call);
+}
+
+static PyObject *
+rewriting_check(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    rewriting_object *self = (rewriting_object *)object;
+    gd_py_call call;
+    if (!gd_py_call_part(object, 0, &call)) {
+        return NULL;
+    }
+    return gd_py_end_none(
+        &call, gd_group_rewrite_check(self->rewriting, &call.err));
 }
 
 static PyObject *
@@ -86,7 +128,7 @@ rewriting_step(PyObject *object, PyObject *Py_UNUSED(unused))
     bool done = false;
     uint64_t cost = 0;
     gd_py_call call;
-    if (!gd_py_call_part(object, 1, &call)) {
+    if (!gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
     gd_status s =
@@ -101,9 +143,9 @@ rewriting_step(PyObject *object, PyObject *Py_UNUSED(unused))
 /* Begins a call if the new file is complete; else returns 0 with an exception
  * set. */
 static int
-call_complete(rewriting_object *self, gd_py_call *call)
+call_complete(rewriting_object *self, int locked, gd_py_call *call)
 {
-    if (!gd_py_call_part((PyObject *)self, 1, call)) {
+    if (!gd_py_call_part((PyObject *)self, locked, call)) {
         return 0;
     }
     if (!self->complete) {
@@ -120,7 +162,7 @@ rewriting_sizes(PyObject *object, PyObject *Py_UNUSED(unused))
     rewriting_object *self = (rewriting_object *)object;
     uint64_t before = 0, after = 0;
     gd_py_call call;
-    if (!call_complete(self, &call)) {
+    if (!call_complete(self, 0, &call)) {
         return NULL;
     }
     gd_status s =
@@ -146,7 +188,7 @@ rewriting_exchange(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     rewriting_object *self = (rewriting_object *)object;
     gd_py_call call;
-    if (!call_complete(self, &call)) {
+    if (!call_complete(self, 0, &call)) {
         return NULL;
     }
     gd_status s = exchange(self, &call.err);
@@ -159,13 +201,42 @@ rewriting_keep_old(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     rewriting_object *self = (rewriting_object *)object;
     gd_py_call call;
-    if (!call_complete(self, &call)) {
+    if (!call_complete(self, 1, &call)) {
         return NULL;
     }
     gd_status s = gd_leased_group_note_codec(self->leased, self->codec,
                                              self->level, &call.err);
     self->complete = 0;
     return gd_py_end_none(&call, s);
+}
+
+static gd_status
+note_codec(gd_repo *repo, uint32_t number, gd_codec codec, int level,
+           gd_error *err)
+{
+    gd_leased_group *leased;
+    gd_status s = gd_leased_group_open(repo, number, &leased, err);
+    if (s == GD_OK) {
+        s = gd_leased_group_note_codec(leased, codec, level, err);
+        gd_leased_group_close(leased);
+    }
+    return s;
+}
+
+PyObject *
+gd_py_note_codec(PyObject *object, PyObject *args)
+{
+    uint32_t number;
+    int level;
+    gd_codec codec = GD_CODEC_NONE;
+    gd_py_call call;
+    if (!parse_recompression(object, args, &number, &codec, &level) ||
+        !gd_py_call_maintenance(object, 1, &call)) {
+        return NULL;
+    }
+    gd_repo *repo = ((maintenance_object *)object)->owner->repo;
+    return gd_py_end_none(&call,
+                          note_codec(repo, number, codec, level, &call.err));
 }
 
 static uint64_t
@@ -209,6 +280,7 @@ PyMethodDef gd_py_rewriting_functions[] = {
 };
 
 static PyMethodDef rewriting_methods[] = {
+    {"check", rewriting_check, METH_NOARGS, NULL},
     {"step", rewriting_step, METH_NOARGS, NULL},
     {"sizes", rewriting_sizes, METH_NOARGS, NULL},
     {"exchange", rewriting_exchange, METH_NOARGS, NULL},

@@ -200,6 +200,45 @@ gd_py_finish_volume(PyObject *object, PyObject *args)
     return end_volume(object, args, gd_volume_finish);
 }
 
+PyObject *
+gd_py_rename_volume(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *name, *new_name;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "ss", &name, &new_name) ||
+        !gd_py_call_repository(object, &call)) {
+        return NULL;
+    }
+    return gd_py_end_none(
+        &call, gd_volume_rename(self->repo, name, new_name, &call.err));
+}
+
+/* roll_back_volume(name, image) -> bytes of the image that were stored again */
+PyObject *
+gd_py_roll_back_volume(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    const char *name;
+    PyObject *image;
+    uint64_t stored = 0;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "sO!", &name, state->image_type, &image) ||
+        !gd_py_enter_opened((opened_object *)image)) {
+        return NULL;
+    }
+    bool called = gd_py_call_repository(object, &call);
+    gd_status s = !called ? GD_OK
+                          : gd_volume_roll_back(
+                                self->repo, name,
+                                ((opened_object *)image)->handle, &stored,
+                                &call.err);
+    called = called && gd_py_end(&call, s);
+    gd_py_leave_opened((opened_object *)image);
+    return called ? PyLong_FromUnsignedLongLong(stored) : NULL;
+}
+
 /* ---- bytes ---- */
 
 static gd_volume *

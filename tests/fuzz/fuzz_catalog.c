@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fuzz_catalog.c - the arithmetic on what comes out of the catalog, whose values
- * may be anything: counters, index pages, pairs of duplicates; and the fence.
+ * may be anything: counters, pairs of duplicates; and the fence.
  * What is sorted and legal gives what a plain loop gives; the rest is refused.
  *
  * Input: what (1), then numbers and records as that takes them.
@@ -16,7 +16,7 @@
 #include "tests/fuzz/memory_env.h"
 #include "tests/fuzz/remake.h"
 
-enum { MOST = 64, KEYS = 24 };
+enum { MOST = 64 };
 
 /* ---- counters ---- */
 
@@ -100,78 +100,6 @@ compare_runs(input *in)
     MUST(gd_runs_name_any(runs, count, addresses, MOST) == named);
 }
 
-/* ---- the index ---- */
-
-static size_t
-take_records(input *in, uint8_t *records, bool sorted)
-{
-    size_t count = take8(in) % 20;
-    gd_error err;
-    for (size_t i = 0; i < count; i++) {
-        uint8_t key = take8(in);
-        gd_index_put_record(records + i * GD_INDEX_RECORD,
-                            (uint64_t)(key % KEYS) << 56, take8(in));
-    }
-    if (sorted) {
-        MUST(gd_index_sort(gd_env_posix(), records, count, &err) == GD_OK);
-    }
-    return count;
-}
-
-static int
-compare_records(const uint8_t *a, const uint8_t *b)
-{
-    uint64_t x = gd_index_key(a), y = gd_index_key(b);
-    if (x != y) {
-        return x < y ? -1 : 1;
-    }
-    x = gd_index_address(a);
-    y = gd_index_address(b);
-    return x < y ? -1 : x > y;
-}
-
-static bool
-is_sorted(const uint8_t *records, size_t count)
-{
-    for (size_t i = 1; i < count; i++) {
-        if (compare_records(records + (i - 1) * GD_INDEX_RECORD,
-                            records + i * GD_INDEX_RECORD) > 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static void
-update_index(input *in)
-{
-    uint8_t raw[3][20 * GD_INDEX_RECORD];
-    uint8_t page[40 * GD_INDEX_RECORD], pairs[40 * GD_PAIR_SIZE];
-    gd_index_result result = {.page = page, .pairs = pairs};
-    gd_error err;
-    uint8_t flags = take8(in);
-    size_t counts[3];
-    bool sorted = true;
-    for (int i = 0; i < 3; i++) {
-        counts[i] = take_records(in, raw[i], (flags >> i & 1) == 0);
-        sorted = sorted && is_sorted(raw[i], counts[i]);
-    }
-    gd_status s = gd_index_update(
-        (gd_records){raw[0], counts[0]}, (gd_records){raw[1], counts[1]},
-        (gd_records){raw[2], counts[2]}, &result, &err);
-    MUST(s == GD_OK || (s == GD_INVALID && !sorted));
-    if (s != GD_OK) {
-        return;
-    }
-    MUST(result.page_count <= counts[0] + counts[1]);
-    MUST(result.pair_count <= counts[0] + counts[1]);
-    MUST(is_sorted(page, result.page_count));
-    for (size_t i = 1; i < result.page_count; i++) {
-        MUST(gd_index_key(page + (i - 1) * GD_INDEX_RECORD) !=
-             gd_index_key(page + i * GD_INDEX_RECORD));
-    }
-}
-
 /* ---- pairs ---- */
 
 typedef struct known {
@@ -229,8 +157,6 @@ revise_pairs(input *in)
         MUST(gd_replacements_sort(replacements, n) <= n);
     }
     MUST(gd_pairs_without(p, (gd_pairs){pairs, count / 2}, out) <= count);
-    MUST(gd_pairs_named(env, p, (gd_records){records, 0}, out, &n, &err) ==
-         GD_OK);
 }
 
 /* ---- the fence ---- */
@@ -277,7 +203,7 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     input in = {data, size};
-    switch (take8(&in) % 5) {
+    switch (take8(&in) % 4) {
     case 0:
         count_runs(&in);
         break;
@@ -285,9 +211,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         compare_runs(&in);
         break;
     case 2:
-        update_index(&in);
-        break;
-    case 3:
         revise_pairs(&in);
         break;
     default:

@@ -10,6 +10,8 @@
  */
 #include "engine/files/filter.h"
 
+#include <string.h>
+
 #include "engine/base/coding.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_env.h"
@@ -84,11 +86,50 @@ check_stats(const gd_filter *filter, size_t length)
     MUST(stats.rebuilt <= GD_MAX_GROUP);
 }
 
+static void
+note_own(gd_filter *filter, uint32_t number, uint32_t place)
+{
+    gd_own_groups *own = gd_filter_own(filter);
+    uint32_t first, end, group = 1 + number % 600;
+    gd_own_note(own, gd_own_epoch(own), group, place, place + number % 9);
+    gd_own_find(own, group, &first, &end);
+    MUST(first <= end && end <= GD_MAX_SLOTS);
+}
+
+/* Whatever the file has, what is loaded holds as position.h says; and what is
+ * saved is loaded. */
+static void
+move(gd_filter *filter, uint32_t number, uint8_t place)
+{
+    static gd_position p, again;
+    gd_filter_load(filter, &p);
+    MUST(p.sealed <= p.turn && p.turn <= p.lost && p.lost <= p.newest);
+    MUST(p.newest <= GD_MAX_GROUP && p.count <= GD_OPEN_GROUPS);
+    for (uint32_t i = 0; i < p.count; i++) {
+        uint32_t before = i == 0 ? p.lost : p.open[i - 1].group;
+        MUST(p.open[i].group > before && p.open[i].group <= p.newest);
+        MUST(p.open[i].published <= GD_MAX_SLOTS);
+    }
+    for (uint32_t i = 0; i < number % 300 && p.newest < GD_MAX_GROUP; i++) {
+        gd_position_append(&p, (gd_open_group){++p.newest, number % 9, place});
+    }
+    if (place % 4 == 0) {
+        gd_position_cut(&p, number * place);
+    }
+    p.complete = (place & 1) != 0;
+    gd_filter_save(filter, &p, &(gd_look){number, place, number});
+    gd_filter_load(filter, &again);
+    MUST(p.count == again.count && p.newest == again.newest);
+    MUST(p.lost == again.lost && p.complete == again.complete);
+    MUST(memcmp(p.open, again.open, p.count * sizeof *p.open) == 0);
+    note_own(filter, number, place);
+}
+
 /* Somebody else's hands. */
 static void
 spoil(uint8_t *file, size_t length, uint32_t where, uint8_t what)
 {
-    size_t at = (where & 1) != 0 ? 64 + where % 2048 : where * 613;
+    size_t at = (where & 1) != 0 ? 64 + where % 12288 : where * 613;
     file[64 + at % (length - 64)] = what;
 }
 
@@ -112,7 +153,7 @@ operate(memory_env *m, gd_filter *filter, input *in)
             break;
         case 4:
             if (gd_filter_rebuild_lock(filter)) {
-                gd_filter_rebuild_set(filter, number, (place & 1) != 0);
+                move(filter, number, place);
                 if (place > 250 && clears++ < 2) {
                     gd_filter_clear(filter);
                 }

@@ -14,6 +14,7 @@
 #include "engine/files/spool.h"
 #include "engine/files/spoolentry.h"
 #include "engine/format/runs.h"
+#include "engine/handle/follow.h"
 #include "engine/handle/segcache.h"
 #include "engine/maintain/blockcopy.h"
 #include "engine/maintain/grouprewrite.h"
@@ -385,13 +386,11 @@ relocate(session *x, uint32_t group)
 static void
 rebuild(session *x)
 {
-    bool more = true;
-    uint32_t done, total;
-    for (int i = 0; i < 3 && x->r.repo->filter != NULL && more; i++) {
-        gd_status s = gd_repo_rebuild_filter(x->r.repo, 2, &more, &done,
-                                             &total, &x->r.err);
+    gd_followed followed = {.more = true};
+    for (int i = 0; i < 3 && x->r.repo->filter != NULL && followed.more; i++) {
+        gd_status s = gd_follow(x->r.repo, 2, &followed, &x->r.err);
         must_have_words(x, s);
-        more = s == GD_OK && more;
+        followed.more = s == GD_OK && followed.more;
     }
 }
 

@@ -4,10 +4,10 @@
  * they are worth, never reads out of bounds, and what it opens can be read,
  * written, closed, opened again and deleted.
  *
- * Input: flags (1: two journals, 2: three; 4: heads are as they come), then the
- * journals, and then patches: which journal (1), where (2), what (1).  A
- * journal: number (1), needed (1), its head's fields (what in_head takes), marks,
- * and records.
+ * Input: flags (1: two journals, 2: three; 4: heads are as they come; 8: zeros
+ * follow the records), then the journals, and then patches: which journal (1),
+ * where (2), what (1).  A journal: number (1), needed (1), its head's fields
+ * (what in_head takes), marks, and records.
  */
 #include "engine/base/coding.h"
 #include "engine/format/volumehead.h"
@@ -104,7 +104,8 @@ make_journal(const repository *r, input *in, uint8_t flags, file *f)
     for (uint64_t i = 0; i < records; i++) {
         at += take_record(in, &head, i + 1, f->data + at, at);
     }
-    f->length = at - take8(in) % 64;
+    size_t cut = take8(in) % 64;
+    f->length = (flags & 8) != 0 ? ROOM : at - cut;
     if (head.before > 60000) {
         head.before = 0;
     } else if (head.before > 30000) {

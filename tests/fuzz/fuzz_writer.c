@@ -19,6 +19,7 @@
 #include "engine/exchange/wire.h"
 #include "engine/files/blockgroup.h"
 #include "engine/files/spool.h"
+#include "engine/handle/follow.h"
 #include "engine/handle/segcache.h"
 #include "engine/read/reader.h"
 #include "engine/write/lookup.h"
@@ -531,8 +532,7 @@ maintain(world *w, uint8_t what, unsigned who, uint8_t on, input *in)
 static void
 change_filter(world *w, unsigned who, uint8_t how)
 {
-    bool more;
-    uint32_t done, total;
+    gd_followed followed;
     gd_repo *repo = handle(w, who);
     switch (how % 4) {
     case 0:
@@ -546,8 +546,7 @@ change_filter(world *w, unsigned who, uint8_t how)
         break;
     case 2:
         if (repo->filter != NULL) {
-            MUST(gd_repo_rebuild_filter(repo, 3, &more, &done, &total,
-                                        &w->r.err) == GD_OK);
+            MUST(gd_follow(repo, 3, &followed, &w->r.err) == GD_OK);
         }
         break;
     default:

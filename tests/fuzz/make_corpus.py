@@ -91,9 +91,9 @@ def recipe_seeds(recipes):
 
 
 def filter_seeds():
-    buckets = (65536 - 4096) // 64
-    header = struct.pack('<8sII16sQQ', b'GDFILTER', 1, 0, bytes([1, 2, 3]),
-                         4096 + 64 * buckets, buckets)
+    buckets = (65536 - 16384) // 64
+    header = struct.pack('<8sII16sQQ', b'GDFILTER', 2, 0, bytes([1, 2, 3]),
+                         16384 + 64 * buckets, buckets)
     rng = random.Random(1)
     operations = b''.join(
         struct.pack('<BHB', rng.randrange(8), rng.randrange(65536),
@@ -112,7 +112,7 @@ def chunker_seeds():
                + bytes(700) + rng.randbytes(900))
 
 
-def fence_and_index_seeds():
+def fence_and_pairs_seeds():
     rng = random.Random(2)
     for what in range(8):
         yield bytes([what]) + rng.randbytes(300)
@@ -186,6 +186,28 @@ def volume_seeds():
     yield from programs(7, 10, 120)
 
 
+def index_seeds():
+    """Files of the exact index, as fuzz_index.c takes them."""
+    rng = random.Random(5)
+    for seed in range(12):
+        files = rng.randrange(1, 6)
+        program = bytearray([files])
+        for file in range(files):
+            kind = (0, 1, 2, 1, 3)[file] if seed % 2 else rng.randrange(5)
+            records = sorted({(rng.randrange(4), 32 + 2 * rng.randrange(3))
+                              for _ in range(rng.randrange(12))})
+            if kind == 0:   # a shard has each fingerprint once
+                records = sorted(dict(records).items())
+            bits = 0 if seed % 3 else rng.randrange(4)
+            program += bytes([kind, bits, rng.randrange(8),
+                              rng.randrange(1, 9), 128 * (seed % 2),
+                              len(records)])
+            for record in records:
+                program += bytes(record)
+            program.append(0)
+        yield bytes(program)
+
+
 def fslayout_seeds():
     def disk(sectors, *pieces):
         return sectors.to_bytes(6, 'little') + b''.join(
@@ -234,7 +256,8 @@ def make(directory):
         'filter': filter_seeds(),
         'fslayout': fslayout_seeds(),
         'chunker': chunker_seeds(),
-        'catalog': fence_and_index_seeds(),
+        'catalog': fence_and_pairs_seeds(),
+        'index': index_seeds(),
         'spool': spool_seeds(recipes),
         'wire': programs(4, 20, 120),
         'reader': programs(5, 30, 120),

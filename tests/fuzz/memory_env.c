@@ -424,9 +424,9 @@ memory_fchmod(const gd_env *env, int fd, mode_t mode)
 
 /* Nobody remembers anything here. */
 static int
-memory_renew(const gd_env *env, int dir, const char *path, int fd)
+memory_renew(const gd_env *env, int dir, const char *path)
 {
-    (void)dir, (void)path, (void)fd;
+    (void)dir, (void)path;
     return enter(self(env));
 }
 

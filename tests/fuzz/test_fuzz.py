@@ -42,8 +42,8 @@ ARTIFACTS = TOP / '.log' / 'fuzz'
 TARGETS = sorted(path.stem.removeprefix('fuzz_')
                  for path in HERE.glob('fuzz_*.c'))
 # The longest inputs, in bytes. Where each byte costs time, short ones do more.
-LENGTHS = {'catalog': 1500, 'reader': 600, 'spool': 1500, 'volume': 400,
-           'wire': 300, 'writer': 600}
+LENGTHS = {'catalog': 1500, 'index': 400, 'reader': 600, 'spool': 1500,
+           'volume': 400, 'wire': 300, 'writer': 600}
 CORPUS_MAX = 500_000  # bytes, of all targets
 
 COMPILE = ['-std=c11', '-D_GNU_SOURCE', '-O1', '-g', '-Wall', '-Wextra',

@@ -148,13 +148,11 @@ posix_fstatat(GD_UNUSED const gd_env *env, int dir, const char *path,
 }
 
 /* Directories are close-to-open, too: a process that opens one sees the names
- * that others made or removed before.  AT_STATX_FORCE_SYNC does the same for an
- * open file. */
+ * that others made or removed before. */
 static int
-posix_renew(GD_UNUSED const gd_env *env, int dir, const char *path, int fd)
+posix_renew(GD_UNUSED const gd_env *env, int dir, const char *path)
 {
     char parent[256] = ".";
-    struct statx now;
     const char *slash = strrchr(path, '/');
     if (slash != NULL && (size_t)(slash - path) >= sizeof parent) {
         return -ENAMETOOLONG;
@@ -168,9 +166,7 @@ posix_renew(GD_UNUSED const gd_env *env, int dir, const char *path, int fd)
         return -errno;
     }
     close(opened);
-    return fd < 0 ? 0
-                  : result(statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC,
-                                 STATX_BASIC_STATS, &now));
+    return 0;
 }
 
 static int
@@ -532,9 +528,9 @@ open_once(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
 /* Only files below the repository's directory are shared between hosts.  This
  * host's filter is not; its path is absolute. */
 static int
-renew(const gd_env *env, int dir, const char *path, int fd)
+renew(const gd_env *env, int dir, const char *path)
 {
-    return dir == AT_FDCWD ? 0 : env->renew(env, dir, path, fd);
+    return dir == AT_FDCWD ? 0 : env->renew(env, dir, path);
 }
 
 gd_status
@@ -543,7 +539,7 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
 {
     int rc = open_once(env, dir, path, flags, mode);
     if (rc == -ENOENT && dir != AT_FDCWD && (flags & O_CREAT) == 0) {
-        rc = renew(env, dir, path, -1);
+        rc = renew(env, dir, path);
         rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
     }
     if (rc < 0) {
@@ -627,14 +623,14 @@ gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
 {
     struct stat own, named;
     *same = false;
-    int rc = renew(env, dir, path, fd);
-    if (rc == -ESTALE) {
-        return GD_OK; /* the file is gone from the server */
-    }
+    int rc = renew(env, dir, path);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot look anew for %s", path);
     }
     rc = env->fstat(env, fd, &own);
+    if (rc == -ESTALE) {
+        return GD_OK; /* the file is gone from the server */
+    }
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat the open file of %s",
                              path);

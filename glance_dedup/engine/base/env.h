@@ -61,11 +61,13 @@ struct gd_env {
     /* Does not follow a symbolic link at the end of path. */
     int (*fstatat)(const gd_env *env, int dir, const char *path,
                    struct stat *st);
-    /* On a file system that several hosts share, asks the server for fresh
-     * data: for the names in path's directory, by opening it, and, unless fd is
-     * -1, for the open file fd.  On other file systems it costs
-     * microseconds. */
-    int (*renew)(const gd_env *env, int dir, const char *path, int fd);
+    /* On a file system that several hosts share, asks the server for the names
+     * in path's directory, by opening it.  A file that is opened after that is
+     * the one that has the name now, with the content that others have closed
+     * or synced.  (A file that was opened before may go on showing what it had
+     * been: no call that all file systems know has an open file asked for
+     * again.)  On other file systems it costs microseconds. */
+    int (*renew)(const gd_env *env, int dir, const char *path);
     /* What this user may still use of the file system, and its size. */
     int (*free_space)(const gd_env *env, int fd, gd_space *space);
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
@@ -141,8 +143,8 @@ void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
  * memory that is filled before it is read. */
 void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
 /* Whether the name still leads to the open file (I4), also on file systems that
- * other hosts share.  What is read from the file afterwards is no older than
- * the call. */
+ * other hosts share.  What the file contains may still be what this host read
+ * of it before. */
 bool gd_same_file(const gd_env *env, int fd, int dir, const char *path);
 /* The same for callers that must tell "no" from "cannot say". */
 gd_status gd_find_same(const gd_env *env, int fd, int dir, const char *path,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/base/coding.h"
+#include "engine/base/listing.h"
 #include "engine/base/zero.h"
 #include "engine/files/file.h"
 #include "engine/files/spool.h"
@@ -176,6 +177,42 @@ gd_group_check_name(const gd_group *group, int root, gd_error *err)
     return s != GD_OK || same ? s
                               : gd_fail(err, GD_BUSY, "%s was replaced while "
                                         "it was open", group->name);
+}
+
+gd_status
+gd_group_hold(const gd_group *group, gd_error *err)
+{
+    int rc = group->env->lock(group->env, group->fd, GD_BYTE_LESSEE, F_RDLCK);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock %s", group->name)
+                  : GD_OK;
+}
+
+/* ---- all groups ---- */
+
+static bool
+parse_number(const char *name, void *number)
+{
+    return gd_group_name_parse(name, number);
+}
+
+static int
+ascending(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+gd_status
+gd_group_numbers(const gd_env *env, int root, uint32_t **numbers,
+                 size_t *count, gd_error *err)
+{
+    static const gd_listing groups = {sizeof **numbers, "the list of groups",
+                                      parse_number, ascending};
+    void *items;
+    gd_status s = gd_list(env, root, GD_DIR_GROUPS, &groups, &items, count,
+                          err);
+    *numbers = items;
+    return s;
 }
 
 /* ---- creation ---- */

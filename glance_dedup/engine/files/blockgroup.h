@@ -70,10 +70,23 @@ gd_status gd_group_open_as(const gd_env *env, int root,
                            const char *name, int flags, gd_group **group,
                            gd_error *err);
 void gd_group_close(gd_group *group);
+/* The numbers of all groups, sorted.  The caller releases them. */
+gd_status gd_group_numbers(const gd_env *env, int root, uint32_t **numbers,
+                           size_t *count, gd_error *err);
 gd_status gd_group_stat(const gd_group *group, struct stat *st, gd_error *err);
 /* I4: GD_BUSY, with a message, if the name leads to another file.  Call this
  * after locking. */
 gd_status gd_group_check_name(const gd_group *group, int root, gd_error *err);
+
+/* Takes the lessee's byte of the group's own file, shared, until the group is
+ * closed.  It keeps nobody out: the lease does that.  But a file system that
+ * tells a host of locks that it lost does so by errors on the open file that
+ * had them.  So a process that changes a group's file locks it, and cannot
+ * change it any more when its lease is gone, too (design.rst, "A host that lost
+ * its locks").  The caller confirms its other locks afterwards, and reads what
+ * it goes by after that: they may have fallen before this one was taken.
+ * REQUIRES: opened O_RDWR. */
+gd_status gd_group_hold(const gd_group *group, gd_error *err);
 
 /* Creates the next group, for blocks of this scope, and takes its lease.  The
  * group is durable under its name before the call returns, so that no block in

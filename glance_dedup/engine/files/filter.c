@@ -22,12 +22,14 @@
  *
  * Counters follow, which change.  Each lies on cache lines of its own, in the
  * byte order of the machine (struct shared).  From byte 1024 on the page has
- * the repository's path, which only filters.py writes and reads.
+ * the repository's path, which only filters.py writes and reads.  Behind that
+ * page is what is known of the groups (struct followed).
  *
  * Nothing read from the mapping is trusted.  A level is capped, a group is
  * checked for 0, and a slot has too few bits to be out of bounds.  The counts
  * of hints only decide when the level rises: wrong counts cost hints, and
- * clearing the filter repairs them.
+ * clearing the filter repairs them.  The position has a checksum, since only
+ * one process writes it, and may be killed while it does.
  *
  * Memory order.  A hint is one word, complete in itself, and the block it
  * leads to is verified under a group lock.  Only the order of I1 matters: a
@@ -47,9 +49,10 @@
 #include "engine/base/sharedfile.h"
 
 enum {
-    VERSION = 1,
+    VERSION = 2,
     FIXED_SIZE = 64, /* the unchanging part of the header */
-    HEADER_SIZE = 4096,
+    FOLLOWED_AT = 4096,
+    HEADER_SIZE = 16384,
     BUCKET_WORDS = 8,
     BUCKET_SIZE = 64,
     LEVELS = GD_FILTER_MAX_LEVEL + 1,
@@ -78,14 +81,24 @@ typedef _Atomic uint64_t atomic_word;
 typedef struct shared {
     uint8_t fixed[FIXED_SIZE];
     alignas(64) _Atomic uint32_t level;
-    /* Cursor in the low 32 bits, REBUILD_COMPLETE above. */
+    /* For who does not hold the lock: the newest group in the low 32 bits,
+     * REBUILD_COMPLETE above; and the last look (gd_look). */
     alignas(64) atomic_word rebuild;
+    _Atomic int64_t ended_ns, listed_ns;
+    atomic_word behind;
     alignas(64) atomic_word dropped;
     /* Hints by their zero bits; only those at or above the level count. */
     alignas(64) _Atomic int64_t kept[LEVELS];
 } shared;
 
+typedef struct followed {
+    atomic_word position[GD_POSITION_WORDS];
+    alignas(64) gd_own_groups own;
+} followed;
+
 static_assert(sizeof(shared) <= 1024, "the path follows at 1024");
+static_assert(FOLLOWED_AT + sizeof(followed) <= HEADER_SIZE,
+              "the buckets follow");
 static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && sizeof(atomic_word) == 8,
               "processes share the words");
 static_assert(ZEROS_SHIFT + 4 == 64, "a hint is one word");
@@ -96,7 +109,8 @@ struct gd_filter {
     uint64_t size;
     uint64_t buckets;
     shared *header;     /* the mapping */
-    atomic_word *words; /* in it */
+    followed *followed; /* in it */
+    atomic_word *words; /* likewise */
     /* The OFD lock belongs to fd, and so to all threads at once. */
     atomic_bool rebuilding;
 };
@@ -358,7 +372,7 @@ gd_filter_remove(gd_filter *filter, const gd_fingerprint *fp,
     }
 }
 
-/* ---- rebuilding ---- */
+/* ---- following the groups ---- */
 
 bool
 gd_filter_rebuild_lock(gd_filter *filter)
@@ -382,11 +396,42 @@ gd_filter_rebuild_unlock(gd_filter *filter)
 }
 
 void
-gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete)
+gd_filter_load(gd_filter *filter, gd_position *position)
 {
-    uint64_t state = group | (complete ? REBUILD_COMPLETE : 0);
-    atomic_store_explicit(&filter->header->rebuild, state,
-                          memory_order_release);
+    uint64_t words[GD_POSITION_WORDS];
+    for (size_t i = 0; i < GD_POSITION_WORDS; i++) {
+        words[i] = atomic_load_explicit(&filter->followed->position[i],
+                                        memory_order_relaxed);
+    }
+    (void)gd_position_decode(words, position);
+    gd_own_begin_epoch(&filter->followed->own); /* in a new filter */
+}
+
+void
+gd_filter_save(gd_filter *filter, const gd_position *position,
+               const gd_look *look)
+{
+    uint64_t words[GD_POSITION_WORDS];
+    size_t length = gd_position_encode(position, words);
+    for (size_t i = 0; i < length; i++) {
+        atomic_store_explicit(&filter->followed->position[i], words[i],
+                              memory_order_relaxed);
+    }
+    shared *header = filter->header;
+    uint64_t state =
+        position->newest | (position->complete ? REBUILD_COMPLETE : 0);
+    atomic_store_explicit(&header->behind, look->behind, memory_order_relaxed);
+    atomic_store_explicit(&header->listed_ns, look->listed_ns,
+                          memory_order_relaxed);
+    atomic_store_explicit(&header->ended_ns, look->ended_ns,
+                          memory_order_relaxed);
+    atomic_store_explicit(&header->rebuild, state, memory_order_release);
+}
+
+gd_own_groups *
+gd_filter_own(gd_filter *filter)
+{
+    return &filter->followed->own;
 }
 
 /* In a large filter almost every bucket lies in another small page, and finding
@@ -400,11 +445,14 @@ gd_filter_settle(gd_filter *filter)
 
 /* The counts are set, not counted down, which repairs wrong ones.  Hints that
  * others insert meanwhile may not be counted.  The level falls last: if it fell
- * earlier, old hints below it would come back. */
+ * earlier, old hints below it would come back.  The position goes first: a
+ * process that is killed here leaves a filter that has to be filled. */
 void
 gd_filter_clear(gd_filter *filter)
 {
-    gd_filter_rebuild_set(filter, 0, false);
+    static const gd_position nothing;
+    gd_own_end_epoch(&filter->followed->own);
+    gd_filter_save(filter, &nothing, &(gd_look){0});
     for (uint64_t i = 0; i < places(filter); i++) {
         atomic_store_explicit(&filter->words[i], 0, memory_order_relaxed);
     }
@@ -414,6 +462,20 @@ gd_filter_clear(gd_filter *filter)
     }
     atomic_store_explicit(&filter->header->dropped, 0, memory_order_relaxed);
     atomic_store_explicit(&filter->header->level, 0, memory_order_release);
+    gd_own_begin_epoch(&filter->followed->own);
+}
+
+static gd_look
+load_look(const shared *header)
+{
+    return (gd_look){
+        .ended_ns = atomic_load_explicit(&header->ended_ns,
+                                         memory_order_relaxed),
+        .listed_ns = atomic_load_explicit(&header->listed_ns,
+                                          memory_order_relaxed),
+        .behind = (uint32_t)atomic_load_explicit(&header->behind,
+                                                 memory_order_relaxed),
+    };
 }
 
 void
@@ -433,6 +495,7 @@ gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats)
         .level = level,
         .rebuilt = sane ? (uint32_t)rebuild : 0,
         .complete = sane && (rebuild & REBUILD_COMPLETE) != 0,
+        .look = load_look(filter->header),
     };
 }
 
@@ -529,6 +592,8 @@ open_and_map(gd_filter *filter, const char *path,
         return gd_fail(err, GD_NOMEM, "cannot map the %llu bytes of %s",
                        (unsigned long long)filter->size, path);
     }
+    filter->followed =
+        (followed *)((uint8_t *)filter->header + FOLLOWED_AT);
     filter->words =
         (atomic_word *)((uint8_t *)filter->header + HEADER_SIZE);
     return GD_OK;

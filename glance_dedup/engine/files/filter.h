@@ -7,7 +7,7 @@
  * duplicate stored twice until merging finds it.  So nothing here is ever
  * fsynced, and the file lies on tmpfs, never in the repository.
  *
- * Layout: one page of header, then buckets of eight 64-bit words (a cache
+ * Layout: four pages of header, then buckets of eight 64-bit words (a cache
  * line).  A hint is one word: 4 bits for the number of zero bits at the end of
  * its fingerprint's sampling part (at most 15), 20 bits of tag, 25 bits of
  * group, 15 bits of slot.  Group 0 is never used, so a hint is never 0, and 0
@@ -31,8 +31,10 @@
 
 #include "engine/base/env.h"
 #include "engine/base/status.h"
+#include "engine/files/owngroups.h"
 #include "engine/format/address.h"
 #include "engine/format/fingerprint.h"
+#include "engine/format/position.h"
 
 enum {
     GD_FILTER_MIN_BYTES = 65536,
@@ -42,14 +44,23 @@ enum {
 
 typedef struct gd_filter gd_filter;
 
+/* The last look at the groups.  Moments are those of env's monotonic_ns; 0 if
+ * there was none since the host was started. */
+typedef struct gd_look {
+    int64_t ended_ns;  /* that found nothing more to read */
+    int64_t listed_ns; /* that listed all groups */
+    uint32_t behind;   /* groups that were left to read */
+} gd_look;
+
 typedef struct gd_filter_stats {
     uint64_t bytes;    /* of the file */
     uint64_t places;   /* words in it */
     uint64_t hints;    /* words at or above the level (counted, may lag) */
     uint64_t dropped;  /* hints lost because both buckets were full */
     unsigned level;
-    uint32_t rebuilt;  /* last group rebuilt: the cursor */
-    bool complete;     /* the rebuild has reached the newest group */
+    uint32_t rebuilt;  /* the newest group that was read */
+    bool complete;     /* the newest group was reached once */
+    gd_look look;
 } gd_filter_stats;
 
 /* Opens the filter file at path, or creates it with budget bytes, rounded down
@@ -88,18 +99,24 @@ void gd_filter_insert(gd_filter *filter, const gd_fingerprint *fp,
 void gd_filter_remove(gd_filter *filter, const gd_fingerprint *fp,
                       gd_address address);
 
-/* Rebuilding: one process per host at a time holds the lock, an OFD lock on the
- * file's byte 0; false if another process has it.  The cursor is the number of
- * the last group rebuilt.  It survives the process. */
+/* Following the groups: one process per host at a time holds the lock, an OFD
+ * lock on the file's byte 0; false if another process has it. */
 bool gd_filter_rebuild_lock(gd_filter *filter);
 void gd_filter_rebuild_unlock(gd_filter *filter);
-void gd_filter_rebuild_set(gd_filter *filter, uint32_t group, bool complete);
+/* The position survives the process.  One that is damaged, for example since
+ * its writer was killed, is read as zeros: all groups are read again.
+ * REQUIRES: the rebuild lock, for all of them. */
+void gd_filter_load(gd_filter *filter, gd_position *position);
+void gd_filter_save(gd_filter *filter, const gd_position *position,
+                    const gd_look *look);
 /* Makes look-ups faster.  It takes some seconds for a GiB, so it is for the
  * process that rebuilt the filter. */
 void gd_filter_settle(gd_filter *filter);
-/* Empties the filter: level 0, cursor 0, incomplete.  REQUIRES: the rebuild
- * lock.  Others may use the filter meanwhile. */
+/* Empties the filter: level 0, a position of zeros.  Others may use the filter
+ * meanwhile. */
 void gd_filter_clear(gd_filter *filter);
+/* What the host's processes have published themselves (owngroups.h). */
+gd_own_groups *gd_filter_own(gd_filter *filter);
 
 void gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats);
 

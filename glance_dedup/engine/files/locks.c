@@ -151,7 +151,9 @@ gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err)
     } else {
         s = look_for_intent(locks, group, err);
     }
-    if (s == GD_OK && *users == 0) {
+    /* Also if another transaction of this process has it: the server may have
+     * dropped the lock since, and then this transaction would have none. */
+    if (s == GD_OK) {
         s = try_byte(locks, share_byte(group), F_RDLCK, err);
     }
     if (s == GD_OK) {
@@ -260,6 +262,17 @@ gd_locks_withdraw(gd_locks *locks, uint32_t group)
     drop_exclusive(locks, &locks->announced, group, intent_byte(group));
 }
 
+gd_status
+gd_locks_look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    pthread_mutex_lock(&locks->mutex);
+    gd_status s = gd_groupmap_get(&locks->excluded, group) != 0
+                      ? GD_OK
+                      : look_for_intent(locks, group, err);
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
+}
+
 void
 gd_locks_withdraw_all(gd_locks *locks)
 {
@@ -285,6 +298,20 @@ void
 gd_locks_unlease(gd_locks *locks, uint32_t group)
 {
     drop_exclusive(locks, &locks->leased, group, lease_byte(group));
+}
+
+gd_status
+gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err)
+{
+    /* To a kernel that knows that this open file has the locks, the calls
+     * change nothing. */
+    pthread_mutex_lock(&locks->mutex);
+    gd_status s = try_byte(locks, lease_byte(group), F_WRLCK, err);
+    if (s == GD_OK && gd_groupmap_get(&locks->excluded, group) != 0) {
+        s = try_byte(locks, share_byte(group), F_WRLCK, err);
+    }
+    pthread_mutex_unlock(&locks->mutex);
+    return s;
 }
 
 gd_status
@@ -354,10 +381,21 @@ gd_image_unlock(const gd_env *env, int fd)
     env->close(env, fd);
 }
 
+enum { MAINTAINER_BYTE = 0 };
+
+gd_status
+gd_maintainer_confirm(const gd_env *env, int fd, gd_error *err)
+{
+    int rc = env->lock(env, fd, MAINTAINER_BYTE, F_WRLCK);
+    return rc == -EAGAIN ? GD_BUSY
+           : rc < 0      ? gd_fail_errno(err, -rc, "cannot lock %s",
+                                         GD_FILE_MAINTAINER_LOCK)
+                         : GD_OK;
+}
+
 gd_status
 gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
 {
-    enum { MAINTAINER_BYTE = 0 };
     gd_status s = gd_file_open_or_create(env, root, GD_FILE_MAINTAINER_LOCK,
                                          fd, err);
     if (s != GD_OK) {

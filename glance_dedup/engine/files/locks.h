@@ -20,10 +20,12 @@
 #include "engine/base/groupmap.h"
 #include "engine/base/status.h"
 
-/* Lock bytes on a recipe's inode (N3). */
+/* Lock bytes on a recipe's inode (N3), and on a group's (gd_group_hold).  A new
+ * group is a file of the spool, where others try its byte 0. */
 enum {
     GD_BYTE_WRITER = 0,
     GD_BYTE_USERS = 1,
+    GD_BYTE_LESSEE = 2,
 };
 
 typedef struct gd_locks gd_locks;
@@ -57,11 +59,21 @@ void gd_locks_admit(gd_locks *locks, uint32_t group);
 gd_status gd_locks_announce(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_withdraw(gd_locks *locks, uint32_t group);
 void gd_locks_withdraw_all(gd_locks *locks);
+/* GD_BUSY, without words, if a collector of any process has announced its
+ * intent: who rewrites the group is to make way.  Not so while this process's
+ * collector is at work in the group. */
+gd_status gd_locks_look_for_intent(gd_locks *locks, uint32_t group,
+                                   gd_error *err);
 
 /* The lease (I4): only its holder appends.  GD_BUSY, without words, if any
  * process has it, including this one. */
 gd_status gd_locks_lease(gd_locks *locks, uint32_t group, gd_error *err);
 void gd_locks_unlease(gd_locks *locks, uint32_t group);
+/* Asks for a lease again that this process took, and for the exclusive lock if
+ * it has that, too.  GD_BUSY, without words, if another process has a lock
+ * now that keeps us out: then the server dropped this one's.  Otherwise they
+ * are held after the call, but they may have been lost before. */
+gd_status gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err);
 
 /* The version bytes.  A handle shares the byte of the format's major version
  * that it works by, so an upgrade to another major version, which must have
@@ -88,5 +100,7 @@ void gd_image_unlock(const gd_env *env, int fd);
  * is a maintainer already. */
 gd_status gd_maintainer_lock(const gd_env *env, int root, int *fd,
                              gd_error *err);
+/* Asks for that lock again, as gd_locks_confirm does. */
+gd_status gd_maintainer_confirm(const gd_env *env, int fd, gd_error *err);
 
 #endif

@@ -93,7 +93,7 @@ link_image(const gd_env *env, int root, const gd_spool_file *file,
     if (ours) {
         return GD_OK;
     }
-    int found = env->renew(env, root, image_name, -1);
+    int found = env->renew(env, root, image_name);
     if (found >= 0) {
         found = env->fstatat(env, root, image_name, &named);
     }
@@ -247,6 +247,28 @@ link_entry(const gd_env *env, int root, const char *from, const char *to)
     return rc;
 }
 
+/* If the server was out of reach during the fsync, it may have dropped this
+ * host's locks, and a maintainer may have settled the entry (N4.6).  Without
+ * the entry, the recipe would be lost to the accounts. */
+static gd_status
+check_entry(const gd_env *env, int root, const char *image_id,
+            const char *spool_name, gd_error *err)
+{
+    struct stat st;
+    int rc = env->renew(env, root, GD_DIR_SPOOL);
+    if (rc >= 0) {
+        rc = env->fstatat(env, root, spool_name, &st);
+    }
+    if (rc == -ENOENT) {
+        return gd_fail(err, GD_BUSY, "image %s was not deleted: this process "
+                       "was cut off, and lost its locks; delete it again",
+                       image_id);
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot delete image %s: "
+                                  "cannot look at %s", image_id, spool_name)
+                  : GD_OK;
+}
+
 gd_status
 gd_spool_move_image(const gd_env *env, int root, const char *image_id,
                     gd_error *err)
@@ -270,6 +292,10 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
     /* From here on the entry stays, whatever fails.  The accounting settles an
      * unfinished delete (N4.6); only it can tell one from a finished delete. */
     s = gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N9.4 */
+    if (s != GD_OK) {
+        return s;
+    }
+    s = check_entry(env, root, image_id, spool_name, err);
     if (s != GD_OK) {
         return s;
     }

@@ -63,7 +63,7 @@ has_header(const gd_spool_entry *entry, uint64_t size, bool *has, gd_error *err)
     if (*has || entry->kind == GD_SPOOL_GROUP || size < sizeof page) {
         return GD_OK;
     }
-    gd_status s = gd_read_full(entry->env, entry->fd, page, sizeof page, 0,
+    gd_status s = gd_read_full(entry->env, entry->content, page, sizeof page, 0,
                                entry->name, err);
     *has = s == GD_OK && memcmp(page, zeros, sizeof page) != 0;
     return s == GD_CORRUPT ? GD_OK : s; /* it was truncated just now */
@@ -101,7 +101,7 @@ read_header(gd_spool_entry *entry, gd_error *err)
     struct stat st;
     entry->complete = false;
     entry->damage.status = GD_OK;
-    int rc = entry->env->fstat(entry->env, entry->fd, &st);
+    int rc = entry->env->fstat(entry->env, entry->content, &st);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat %s", entry->name);
     }
@@ -119,7 +119,7 @@ read_header(gd_spool_entry *entry, gd_error *err)
         return s;
     }
     gd_error damage;
-    s = gd_recipe_open(entry->env, entry->fd, entry->name, entry->params,
+    s = gd_recipe_open(entry->env, entry->content, entry->name, entry->params,
                        image_id, &entry->recipe, &damage);
     if (s == GD_OK) {
         s = check_names(entry, &damage);
@@ -144,11 +144,40 @@ open_file(gd_spool_entry *entry, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
+    entry->content = entry->fd;
     s = read_header(entry, err);
     if (s != GD_OK) {
         gd_spool_entry_close(entry);
     }
     return s;
+}
+
+/* Opens the file again, since through a file that has been read already a host
+ * may see what was in it then.  The first descriptor stays for its locks.  If
+ * the name leads to another file now, or to none, nobody will complete this
+ * one. */
+static gd_status
+open_content_again(gd_spool_entry *entry, gd_error *err)
+{
+    const gd_env *env = entry->env;
+    struct stat st;
+    int fd;
+    (void)env->renew(env, entry->root, entry->name);
+    gd_status s = gd_open(env, entry->root, entry->name, O_RDONLY, 0, &fd, err);
+    if (s != GD_OK) {
+        return s == GD_NOTFOUND ? GD_OK : s;
+    }
+    int rc = env->fstat(env, fd, &st);
+    if (rc < 0 || st.st_ino != entry->inode) {
+        env->close(env, fd);
+        return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", entry->name)
+                      : GD_OK;
+    }
+    if (entry->content != entry->fd) {
+        env->close(env, entry->content);
+    }
+    entry->content = fd;
+    return GD_OK;
 }
 
 gd_status
@@ -180,6 +209,9 @@ void
 gd_spool_entry_close(gd_spool_entry *entry)
 {
     if (entry->fd >= 0) {
+        if (entry->content != entry->fd) {
+            entry->env->close(entry->env, entry->content);
+        }
         entry->env->close(entry->env, entry->fd);
         entry->fd = -1;
     }
@@ -191,13 +223,12 @@ gd_status
 gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
 {
     char name[GD_NAME_SIZE];
+    gd_status s = GD_OK;
     *live = false;
     if (!entry->complete) {
-        /* Another host may have written it since then. */
-        (void)entry->env->renew(entry->env, entry->root, entry->name,
-                                entry->fd);
+        s = open_content_again(entry, err);
+        s = s == GD_OK ? read_header(entry, err) : s;
     }
-    gd_status s = entry->complete ? GD_OK : read_header(entry, err);
     if (s == GD_OK && entry->complete) {
         s = gd_image_name(entry->recipe.header.image_id, name, err);
         /* "Cannot say" is an error: an image wrongly taken for deleted would be

@@ -24,7 +24,8 @@ typedef struct gd_spool_entry {
     const gd_env *env;
     int root;
     const gd_params *params;
-    int fd;
+    int fd;           /* for names and locks */
+    int content;      /* opened last, to be read; fd at first */
     char name[GD_NAME_SIZE];
     gd_spool_kind kind; /* 0 in images/ */
     uint8_t id[GD_ID_SIZE]; /* the entry's id, from the digits of its name */

@@ -199,34 +199,6 @@ gd_pairs_judge(gd_pairs pairs, const gd_blocks *blocks, uint8_t *equal,
     return true;
 }
 
-gd_status
-gd_pairs_named(const gd_env *env, gd_pairs pairs, gd_records records,
-               uint8_t *out, size_t *out_count, gd_error *err)
-{
-    *out_count = 0;
-    if (pairs.count == 0 || records.count == 0) {
-        return GD_OK;
-    }
-    uint8_t *named = gd_calloc(env, records.count, GD_ADDRESS_SIZE, err);
-    if (named == NULL) {
-        return GD_NOMEM;
-    }
-    for (size_t i = 0; i < records.count; i++) {
-        gd_put64(named + i * GD_ADDRESS_SIZE,
-                 gd_index_address(records.at + i * GD_INDEX_RECORD));
-    }
-    qsort(named, records.count, GD_ADDRESS_SIZE, by_address);
-    for (size_t i = 0; i < pairs.count; i++) {
-        const uint8_t *pair = pairs.at + i * GD_PAIR_SIZE;
-        if (bsearch(pair + 8, named, records.count, GD_ADDRESS_SIZE,
-                    by_address) != NULL) {
-            put_pair(out, out_count, first_of(pair), second_of(pair));
-        }
-    }
-    env->release(env, named);
-    return GD_OK;
-}
-
 /* ---- what is known ---- */
 
 bool

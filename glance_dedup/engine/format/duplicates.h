@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "engine/format/index.h"
+#include "engine/format/runs.h"
 
 enum {
     GD_PAIR_SIZE = 16,
@@ -55,11 +56,6 @@ size_t gd_pairs_without(gd_pairs a, gd_pairs b, uint8_t *out);
  * has room for all. */
 bool gd_pairs_judge(gd_pairs pairs, const gd_blocks *blocks, uint8_t *equal,
                     size_t *equal_count, uint8_t *stale, size_t *stale_count);
-
-/* Of pairs (kept, other): those whose other block is in a record.  out has room
- * for all. */
-gd_status gd_pairs_named(const gd_env *env, gd_pairs pairs, gd_records records,
-                         uint8_t *out, size_t *out_count, gd_error *err);
 
 /* Of pairs (kept, other): those to forget because a block is gone, and, where
  * that was the kept one, records for the index of the other blocks. */

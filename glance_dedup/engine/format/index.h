@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index.h - records of the exact index (format.rst, "Catalog").
+ * index.h - records of the exact index (format.rst, "The exact index").
  *
  * A record is the first 8 bytes of a fingerprint and an address.  Records are
- * sorted by the fingerprint's bytes, then by the address.  A page has at most
- * one record per fingerprint: that of the lowest address.  Everything here is
- * computation on memory; the catalog decides where pages are kept.
+ * sorted by the fingerprint's bytes, then by the address.  Everything here is
+ * computation on memory.
  */
 #ifndef GD_INDEX_H
 #define GD_INDEX_H
@@ -16,11 +15,9 @@
 #include "engine/base/coding.h"
 #include "engine/base/env.h"
 #include "engine/base/status.h"
-#include "engine/format/runs.h"
 
 enum {
     GD_INDEX_RECORD = 13,
-    GD_INDEX_BITS_MAX = 31,
     GD_LISTED_ENTRY = 48, /* an entry as Maintenance.entries lists it */
 };
 
@@ -40,11 +37,11 @@ gd_index_address(const uint8_t *record)
     return gd_get32(record + 8) | (uint64_t)record[12] << 32;
 }
 
-/* The page of a record; there are 2^bits pages. */
+/* The shard of a fingerprint, where there are 2^bits shards; bits <= 32. */
 static inline uint32_t
-gd_index_page(const uint8_t *record, unsigned bits)
+gd_index_shard(uint64_t key, unsigned bits)
 {
-    return bits == 0 ? 0 : (uint32_t)(gd_index_key(record) >> (64 - bits));
+    return bits == 0 ? 0 : (uint32_t)(key >> (64 - bits));
 }
 
 void gd_index_put_record(uint8_t *out, uint64_t key, uint64_t address);
@@ -67,26 +64,5 @@ gd_item *gd_sort_items(gd_item *items, gd_item *room, size_t count);
 
 gd_status gd_index_sort(const gd_env *env, uint8_t *records, size_t count,
                         gd_error *err);
-
-/* Records in memory. */
-typedef struct gd_records {
-    const uint8_t *at;
-    size_t count;
-} gd_records;
-
-/* The output of an update.  The caller provides the room: for as many records,
- * and pairs of 16 bytes, as page and add have together. */
-typedef struct gd_index_result {
-    uint8_t *page;
-    size_t page_count;
-    uint8_t *pairs; /* address not kept, address kept; by fingerprint */
-    size_t pair_count;
-} gd_index_result;
-
-/* Makes the new page: without the records to remove, with those to add.  A
- * record in both page and add is not new.  GD_INVALID if one of the three is
- * not sorted. */
-gd_status gd_index_update(gd_records page, gd_records add, gd_records remove,
-                          gd_index_result *result, gd_error *err);
 
 #endif

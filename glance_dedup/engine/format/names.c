@@ -4,6 +4,7 @@
  */
 #include "engine/format/names.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -114,6 +115,60 @@ gd_spool_name_parse(const char *base, gd_spool_kind *kind,
     }
     *kind = (gd_spool_kind)base[0];
     return true;
+}
+
+const char *
+gd_index_kind_name(unsigned kind)
+{
+    static const char *const names[] = {
+        [GD_INDEX_SHARD] = "shard", [GD_INDEX_RUN] = "run",
+        [GD_INDEX_GONE] = "gone",   [GD_INDEX_PAIRS] = "pairs",
+        [GD_INDEX_CURSORS] = "cursors", [GD_INDEX_NEW] = "new"};
+    return kind < sizeof names / sizeof names[0] ? names[kind] : NULL;
+}
+
+void
+gd_index_name(const gd_index_id *id, char name[GD_NAME_SIZE])
+{
+    snprintf(name, GD_NAME_SIZE, GD_DIR_INDEX "/%s-%02x-%04x.%016" PRIx64,
+             gd_index_kind_name(id->kind), (unsigned)id->bits,
+             (unsigned)id->shard, id->number);
+}
+
+bool
+gd_index_name_parse(const char *base, gd_index_id *id)
+{
+    enum { DIGITS = 24 }; /* -bb-ssss.nnnnnnnnnnnnnnnn */
+    const char *digits = strchr(base, '-');
+    uint64_t number = 0;
+    if (digits == NULL || strlen(digits) != DIGITS + 1 || digits[3] != '-' ||
+        digits[8] != '.') {
+        return false;
+    }
+    *id = (gd_index_id){.kind = GD_INDEX_SHARD};
+    for (int i = 1; i <= DIGITS; i++) {
+        int digit = i == 3 || i == 8 ? 0 : hex_digit(digits[i]);
+        if (digit < 0) {
+            return false;
+        } else if (i < 3) {
+            id->bits = id->bits << 4 | (uint32_t)digit;
+        } else if (i > 3 && i < 8) {
+            id->shard = id->shard << 4 | (uint32_t)digit;
+        } else if (i > 8) {
+            number = number << 4 | (uint64_t)digit;
+        }
+    }
+    id->number = number;
+    size_t length = (size_t)(digits - base);
+    for (unsigned k = GD_INDEX_SHARD; k <= GD_INDEX_NEW; k++) {
+        const char *kind = gd_index_kind_name(k);
+        if (strlen(kind) == length && memcmp(kind, base, length) == 0) {
+            id->kind = (gd_index_kind)k;
+            return id->bits <= GD_SHARD_BITS_MAX &&
+                   id->shard < UINT32_C(1) << id->bits;
+        }
+    }
+    return false;
 }
 
 void

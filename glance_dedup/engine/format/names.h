@@ -21,6 +21,8 @@
 #define GD_DIR_QUARANTINE "quarantine"
 #define GD_DIR_SPARES "spares"
 #define GD_DIR_VOLUMES "volumes"
+#define GD_DIR_INDEX "index"
+#define GD_FILE_INDEX_LOCKS "locks/index"
 #define GD_FILE_IMAGE_LOCKS "locks/images"
 #define GD_FILE_MAINTAINER_LOCK "locks/maintainer"
 #define GD_FILE_FENCE "fence"
@@ -62,6 +64,32 @@ bool gd_spool_name_parse(const char *base, gd_spool_kind *kind,
 
 /* The file of the second copies of a group's blocks. */
 void gd_spares_name(uint32_t group, char name[GD_NAME_SIZE]);
+
+/* Kinds of files of the exact index, as in their heads; GD_INDEX_NEW has no
+ * name of its own yet. */
+typedef enum gd_index_kind {
+    GD_INDEX_SHARD = 1,
+    GD_INDEX_RUN = 2,
+    GD_INDEX_GONE = 3,
+    GD_INDEX_PAIRS = 4,
+    GD_INDEX_CURSORS = 5,
+    GD_INDEX_NEW = 6,
+} gd_index_kind;
+
+enum { GD_SHARD_BITS_MAX = 16 };
+
+/* What the name of a file of the exact index says. */
+typedef struct gd_index_id {
+    gd_index_kind kind;
+    uint32_t bits, shard; /* shard < 2^bits */
+    uint64_t number;
+} gd_index_id;
+
+void gd_index_name(const gd_index_id *id, char name[GD_NAME_SIZE]);
+/* base is a name inside index/. */
+bool gd_index_name_parse(const char *base, gd_index_id *id);
+/* The kind as names have it; NULL: there is no such kind. */
+const char *gd_index_kind_name(unsigned kind);
 
 enum { GD_RESERVE_FILES = 9 };
 /* The files that are given up when the disk is full.  The first holds bytes;

@@ -76,21 +76,12 @@ group_place(const gd_fpcache *cache, uint32_t number)
     return best;
 }
 
-/* Lends the cached file if it may still be used. */
 static gd_group *
-lend_cached_group(gd_fpcache *cache, uint32_t number, bool fresh)
+lend_cached_group(gd_fpcache *cache, uint32_t number)
 {
     int place = group_place(cache, number);
     gd_group *group = place < 0 ? NULL : cache->groups[place];
     if (group == NULL || group->number != number) {
-        return NULL;
-    }
-    if (fresh &&
-        !gd_same_file(cache->env, group->fd, cache->root, group->name)) {
-        cache->groups[place] = NULL; /* closed by its last user */
-        if (group->users == 0) {
-            gd_group_close(group);
-        }
         return NULL;
     }
     group->users++;
@@ -115,18 +106,47 @@ keep_group(gd_fpcache *cache, gd_group *group)
     cache->groups[place] = group;
 }
 
+/* The name may lead to another file now, and an open file may show what this
+ * host remembers of it.  So the name is asked for, and the file is opened
+ * again. */
+static gd_status
+forget_group(gd_fpcache *cache, uint32_t number, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_group_name(number, name);
+    pthread_mutex_lock(&cache->mutex);
+    int place = group_place(cache, number);
+    gd_group *group = place < 0 ? NULL : cache->groups[place];
+    if (group != NULL && group->number == number) {
+        cache->groups[place] = NULL; /* closed by its last user */
+        if (group->users == 0) {
+            gd_group_close(group);
+        }
+    }
+    pthread_mutex_unlock(&cache->mutex);
+    int rc = cache->env->renew(cache->env, cache->root, name);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot look anew for %s", name)
+                  : GD_OK;
+}
+
 gd_status
 gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                  gd_group **group, gd_error *err)
 {
-    pthread_mutex_lock(&cache->mutex);
-    *group = lend_cached_group(cache, number, fresh);
-    pthread_mutex_unlock(&cache->mutex);
-    if (*group != NULL) {
-        return GD_OK;
+    gd_status s = GD_OK;
+    *group = NULL;
+    if (fresh) {
+        s = forget_group(cache, number, err);
+    } else {
+        pthread_mutex_lock(&cache->mutex);
+        *group = lend_cached_group(cache, number);
+        pthread_mutex_unlock(&cache->mutex);
     }
-    gd_status s = gd_group_open(cache->env, cache->root, cache->params, number,
-                                O_RDONLY, group, err);
+    if (s != GD_OK || *group != NULL) {
+        return s;
+    }
+    s = gd_group_open(cache->env, cache->root, cache->params, number, O_RDONLY,
+                      group, err);
     if (s == GD_OK) {
         pthread_mutex_lock(&cache->mutex);
         keep_group(cache, *group);

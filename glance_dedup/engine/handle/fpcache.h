@@ -26,9 +26,10 @@ gd_status gd_fpcache_open(const gd_env *env, int root, const gd_params *params,
 /* REQUIRES: nothing lent. */
 void gd_fpcache_close(gd_fpcache *cache);
 
-/* Lends the open file of a group, and opens it if necessary.  With fresh, looks
- * up the name again, since a rewrite of the group may have replaced the file;
- * what is then read is no older than the call, whichever host wrote it.
+/* Lends the open file of a group, and opens it if necessary.  With fresh, opens
+ * it again by its name, since a rewrite of the group may have replaced the
+ * file, and since a file that was open before may show what it had been: what
+ * is then read is no older than the call, whichever host wrote it (N7.2).
  * *group is NULL after an error. */
 gd_status gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
                            gd_group **group, gd_error *err);

@@ -51,19 +51,35 @@ reject(gd_hintindex *index, const gd_fingerprint *fp, gd_address hint)
 }
 
 static void
-add(gd_hintindex *index, uint32_t group, uint32_t first,
-    const gd_entry *entries, uint32_t count)
+add(gd_hintindex *index, const gd_entry_range *range)
 {
     gd_filter *filter = filter_of(index);
-    for (uint32_t i = 0; i < count; i++) {
-        if (i + AHEAD < count) {
+    const gd_entry *entries = range->entries;
+    for (uint32_t i = 0; i < range->count; i++) {
+        if (i + AHEAD < range->count) {
             gd_filter_prefetch(filter, &entries[i + AHEAD].fingerprint);
         }
         if (entries[i].state == GD_ENTRY_LIVE) {
             gd_filter_insert(filter, &entries[i].fingerprint,
-                             (gd_address){group, first + i});
+                             (gd_address){range->group, range->first + i});
         }
     }
+}
+
+static void
+add_own(gd_hintindex *index, const gd_entry_range *range)
+{
+    gd_own_groups *own = gd_filter_own(filter_of(index));
+    uint64_t epoch = gd_own_epoch(own);
+    add(index, range);
+    gd_own_note(own, epoch, range->group, range->first,
+                range->first + range->count);
+}
+
+static void
+find_own(gd_hintindex *index, uint32_t group, uint32_t *first, uint32_t *end)
+{
+    gd_own_find(gd_filter_own(filter_of(index)), group, first, end);
 }
 
 static bool
@@ -79,11 +95,22 @@ rebuild_unlock(gd_hintindex *index)
 }
 
 static void
-rebuild_set(gd_hintindex *index, uint32_t group, bool complete)
+load(gd_hintindex *index, gd_position *position)
 {
-    gd_filter_rebuild_set(filter_of(index), group, complete);
-    if (complete) {
-        gd_filter_settle(filter_of(index));
+    gd_filter_load(filter_of(index), position);
+}
+
+static void
+save(gd_hintindex *index, const gd_entry_range *last,
+     const gd_position *position, const gd_look *look)
+{
+    gd_filter *filter = filter_of(index);
+    gd_filter_stats before;
+    add(index, last);
+    gd_filter_get_stats(filter, &before);
+    gd_filter_save(filter, position, look);
+    if (position->complete && !before.complete) {
+        gd_filter_settle(filter);
     }
 }
 
@@ -108,8 +135,9 @@ gd_hintindex_of_filter(const gd_env *env, gd_filter *filter,
         return GD_NOMEM;
     }
     *x = (filter_index){
-        .index = {close_index, find, reject, add, rebuild_lock,
-                  rebuild_unlock, rebuild_set, clear, get_stats, false},
+        .index = {close_index, find, reject, add, add_own, find_own,
+                  rebuild_lock, rebuild_unlock, load, save, clear, get_stats,
+                  false},
         .env = env,
         .filter = filter,
     };

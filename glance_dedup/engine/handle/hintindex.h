@@ -20,6 +20,12 @@
 
 typedef struct gd_hintindex gd_hintindex;
 
+/* Published entries (I1): those of the group from slot `first` on. */
+typedef struct gd_entry_range {
+    uint32_t group, first, count;
+    const gd_entry *entries;
+} gd_entry_range;
+
 /* Gets a hint for the fingerprint number i of a search.  It may call reject,
  * and nothing else of the index. */
 typedef void gd_hint_taker(void *arg, size_t i, gd_address hint);
@@ -33,14 +39,21 @@ struct gd_hintindex {
     /* A hint was found to mismatch. */
     void (*reject)(gd_hintindex *index, const gd_fingerprint *fp,
                    gd_address hint);
-    /* Adds hints to the live ones of published entries, which are those of the
-     * group from slot `first` on. */
-    void (*add)(gd_hintindex *index, uint32_t group, uint32_t first,
-                const gd_entry *entries, uint32_t count);
-    /* Rebuilding, as filter.h has it: lock, cursor, and a fresh start. */
+    /* Adds hints to the live ones of the entries. */
+    void (*add)(gd_hintindex *index, const gd_entry_range *range);
+    /* The same for the process that has published them, and notes that. */
+    void (*add_own)(gd_hintindex *index, const gd_entry_range *range);
+    /* Sets [first, end) to slots of the group that were added so. */
+    void (*find_own)(gd_hintindex *index, uint32_t group, uint32_t *first,
+                     uint32_t *end);
+    /* Following the groups, as filter.h has it: lock, position, and a fresh
+     * start. */
     bool (*rebuild_lock)(gd_hintindex *index);
     void (*rebuild_unlock)(gd_hintindex *index);
-    void (*rebuild_set)(gd_hintindex *index, uint32_t group, bool complete);
+    void (*load)(gd_hintindex *index, gd_position *position);
+    /* last: added first, as by add; a store commits both in one step. */
+    void (*save)(gd_hintindex *index, const gd_entry_range *last,
+                 const gd_position *position, const gd_look *look);
     void (*clear)(gd_hintindex *index);
     /* A store has no level, and does not know how many hints it has: both are
      * 0, and its bytes are those of its memory. */

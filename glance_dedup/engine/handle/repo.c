@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/base/listing.h"
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
 #include "engine/format/names.h"
@@ -196,6 +195,7 @@ gd_repo_close(gd_repo *repo)
     if (repo->root >= 0) {
         env->close(env, repo->root);
     }
+    env->release(env, repo->unfinished.numbers);
     gd_groupmap_free(&repo->full);
     gd_groupmap_free(&repo->scopes);
     pthread_mutex_destroy(&repo->mutex);
@@ -220,95 +220,4 @@ gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
                               bytes, err);
 }
 
-/* ---- groups, and rebuilding the index ---- */
-
-static bool
-parse_group(const char *name, void *number)
-{
-    return gd_group_name_parse(name, number);
-}
-
-static int
-ascending(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-gd_status
-gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
-                    gd_error *err)
-{
-    static const gd_listing groups = {sizeof **numbers, "the list of groups",
-                                      parse_group, ascending};
-    void *items;
-    gd_status s = gd_list(repo->env, repo->root, GD_DIR_GROUPS, &groups, &items,
-                          count, err);
-    *numbers = items;
-    return s;
-}
-
-/* A group that cannot be read gives no hints; a reader of its blocks will
- * report it.  Without the group lock the entries read may be out of date, which
- * is good enough for hints. */
-static void
-insert_group(gd_repo *repo, uint32_t number)
-{
-    gd_group *group;
-    gd_published record;
-    if (gd_group_open(repo->env, repo->root, &repo->params, number, O_RDONLY,
-                      &group, NULL) != GD_OK) {
-        return;
-    }
-    gd_entry *entries =
-        gd_alloc(repo->env, group->bounds.slots * sizeof *entries, NULL);
-    if (entries != NULL &&
-        gd_group_read_published(group, &record, NULL) == GD_OK &&
-        gd_group_read_entries(group, 0, record.count, entries, NULL) ==
-            GD_OK) {
-        gd_hintindex *index = repo->index;
-        index->add(index, number, 0, entries, record.count);
-    }
-    repo->env->release(repo->env, entries);
-    gd_group_close(group);
-}
-
-gd_status
-gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
-                       uint32_t *done, uint32_t *total, gd_error *err)
-{
-    uint32_t *numbers;
-    size_t count;
-    gd_filter_stats stats;
-    gd_hintindex *index = repo->index;
-    *more = false;
-    *done = *total = 0;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s != GD_OK || index == NULL || !index->rebuild_lock(index)) {
-        return s;
-    }
-    s = gd_repo_list_groups(repo, &numbers, &count, err);
-    index->get_stats(index, &stats);
-    size_t next = 0;
-    while (next < count && numbers[next] <= stats.rebuilt) {
-        next++;
-    }
-    /* Groups made since the rebuild began publish their own hints.  The newest
-     * are read again at the end, which does no harm. */
-    while (s == GD_OK && !stats.complete && next < count && groups > 0) {
-        insert_group(repo, numbers[next]);
-        index->rebuild_set(index, numbers[next], false);
-        next++;
-        groups--;
-    }
-    if (s == GD_OK && next == count && !stats.complete) {
-        index->rebuild_set(index, next == 0 ? 0 : numbers[next - 1],
-                           true);
-    }
-    *total = (uint32_t)count;
-    *done = stats.complete ? *total : (uint32_t)next;
-    *more = s == GD_OK && next < count && !stats.complete;
-    repo->env->release(repo->env, numbers);
-    index->rebuild_unlock(index);
-    return s;
-}
+/* ---- groups ---- */

@@ -55,6 +55,13 @@ typedef struct gd_counters {
 
 typedef struct gd_repo gd_repo;
 
+/* All groups, as a look of follow.c listed them. */
+typedef struct gd_group_list {
+    uint32_t *numbers; /* sorted; NULL: there is none */
+    size_t count;
+    int64_t listed_ns; /* before it was listed, by the monotonic clock */
+} gd_group_list;
+
 struct gd_repo {
     const gd_env *env;
     pid_t owner;
@@ -71,6 +78,9 @@ struct gd_repo {
      * it stays, so a thread that saw it may go on using it. */
     gd_hintindex *_Atomic index;
     gd_filter *filter; /* NULL where a store is the index */
+    /* Of the last look, if it found more than it might read.  Guarded by the
+     * index's lock of the rebuild. */
+    gd_group_list unfinished;
     gd_counters counters;
     pthread_mutex_t mutex;
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
@@ -108,16 +118,5 @@ gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
  * (freespace.h).  Deleting, accounting and collecting do not call it. */
 gd_status gd_repo_check_room(const gd_repo *repo, uint64_t bytes,
                              gd_error *err);
-
-/* The numbers of all groups, sorted.  The caller releases them. */
-gd_status gd_repo_list_groups(gd_repo *repo, uint32_t **numbers, size_t *count,
-                              gd_error *err);
-
-/* Reads up to `groups` groups into the index that it does not have yet, unless
- * another process of the host is doing so.  *more: there is work left.  done
- * and total count groups. */
-gd_status gd_repo_rebuild_filter(gd_repo *repo, unsigned groups, bool *more,
-                                 uint32_t *done, uint32_t *total,
-                                 gd_error *err);
 
 #endif

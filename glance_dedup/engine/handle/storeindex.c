@@ -2,21 +2,21 @@
 /*
  * storeindex.c - hints from a key-value store (see hintindex.h).
  *
- * A key is the first 8 bytes of a fingerprint, a value its address.  The key of
- * all ones has the cursor of the rebuild: bit 63 is set, as in no address, bit
- * 62 says whether it is complete, and the rest is the last group read.  A block
- * with such a fingerprint would only start the rebuild again.
+ * A key is the first 8 bytes of a fingerprint, a value its address.  The keys
+ * from all ones downwards have the words of the position (position.h), with bit
+ * 63 set, as in no address.  A block with such a fingerprint would only have
+ * all groups read again.
  *
  * With LMDB every addition is committed, since other processes wait for that,
  * and want to find it.  The others commit after so many additions, and when
- * they are closed: a crash loses the hints since then.  Only one process has
- * such a store.  So when it is opened, the rebuild goes on with the last group
- * that was read: the groups behind it hold what was lost, and what others
- * stored meanwhile.
+ * they are closed: a crash loses the hints since then.  The position is put
+ * behind the hints that it stands for (gd_kv_put_behind), so what a crash has
+ * lost is read again.
  *
  * Each user of a store holds a shared lock on a byte of the file path.users,
  * and writes to that file: who gets the lock exclusively may remove the store,
- * and the file last (repository/filters.py).
+ * and the file last (repository/filters.py).  LMDB's users tell each other
+ * there of their last look at the groups.
  */
 #include "engine/handle/hintindex.h"
 
@@ -24,6 +24,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "engine/base/coding.h"
 
@@ -32,13 +33,13 @@ enum {
     COMMIT_AFTER = 1 << 18,  /* additions: hints to 1 GiB of blocks */
     REBUILD_LOCK = 0,        /* bytes of the file path.users */
     USE_LOCK = 1,
+    LOOK_AT = 8, /* offset in it, and length: a gd_look */
+    LOOK_SIZE = 24,
     SLOT_BITS = 15,
     PATH_ROOM = 4096,
 };
 
-#define CURSOR_KEY UINT64_MAX
-#define CURSOR (UINT64_C(1) << 63)
-#define COMPLETE (UINT64_C(1) << 62)
+#define POSITION (UINT64_C(1) << 63)
 
 typedef struct store_index {
     gd_hintindex index;
@@ -51,9 +52,14 @@ typedef struct store_index {
     gd_kv *kv;         /* NULL: it failed */
     uint64_t pending;  /* additions not committed */
     uint64_t lost;     /* additions that failed */
-    uint32_t rebuilt;  /* the last group whose hints were added */
-    bool complete;
+    gd_position position;
+    uint64_t stored[GD_POSITION_WORDS]; /* in kv, as far as is known */
+    bool moved;        /* the position is not that which is stored */
+    uint64_t loaded;   /* the epoch of the last load */
+    gd_look look;      /* not LMDB's */
     bool rebuilding;   /* a thread of this process holds the lock */
+    /* What this process has published; an epoch lasts as long as kv. */
+    gd_own_groups own;
 } store_index;
 
 static store_index *
@@ -85,25 +91,56 @@ address_of(uint64_t value, gd_address *address)
     return value >> SLOT_BITS <= GD_MAX_GROUP && address->group != 0;
 }
 
-/* ---- the cursor ---- */
+/* ---- the position ---- */
 
 static void
-read_cursor(store_index *x)
+read_words(store_index *x, uint64_t *words, size_t first, size_t count)
 {
-    uint64_t key = CURSOR_KEY, value;
-    x->rebuilt = 0;
-    x->complete = false;
-    if (x->kv != NULL &&
-        gd_kv_get_batch(x->kv, &key, &value, 1, NULL) == GD_OK &&
-        (value & CURSOR) != 0 &&
-        (value & ~(CURSOR | COMPLETE)) <= GD_MAX_GROUP) {
-        x->rebuilt = (uint32_t)value;
-        x->complete = (value & COMPLETE) != 0;
+    uint64_t keys[GD_POSITION_WORDS] = {0};
+    for (size_t i = 0; i < count; i++) {
+        keys[i] = UINT64_MAX - first - i;
     }
-    if (x->backend != GD_KV_LMDB && x->complete) {
-        x->rebuilt -= x->rebuilt > 0;
-        x->complete = false;
+    if (gd_kv_get_batch(x->kv, keys, words + first, count, NULL) != GD_OK) {
+        memset(words + first, 0, count * sizeof *words);
     }
+    for (size_t i = first; i < first + count; i++) {
+        x->stored[i] = words[i];
+        words[i] &= ~POSITION;
+    }
+}
+
+static void
+read_position(store_index *x)
+{
+    uint64_t words[GD_POSITION_WORDS] = {0};
+    memset(&x->position, 0, sizeof x->position);
+    memset(x->stored, 0, sizeof x->stored);
+    x->moved = false;
+    if (x->kv != NULL) {
+        read_words(x, words, 0, GD_POSITION_HEAD);
+        read_words(x, words, GD_POSITION_HEAD,
+                   gd_position_length(words) - GD_POSITION_HEAD);
+        (void)gd_position_decode(words, &x->position);
+    }
+}
+
+/* Puts the words that changed, behind the hints that they stand for. */
+static gd_status
+put_position(store_index *x)
+{
+    uint64_t words[GD_POSITION_WORDS];
+    gd_kv_pair pairs[GD_POSITION_WORDS];
+    size_t n = 0, length = gd_position_encode(&x->position, words);
+    for (size_t i = 0; i < length; i++) {
+        if (x->stored[i] != (words[i] | POSITION)) {
+            x->stored[i] = words[i] | POSITION;
+            pairs[n++] = (gd_kv_pair){UINT64_MAX - i, x->stored[i]};
+        }
+    }
+    x->moved = false;
+    gd_status s = n == 0 ? GD_OK : gd_kv_put_behind(x->kv, pairs, n, NULL);
+    /* A store that is full stays: it has hints. */
+    return s == GD_NOSPACE ? GD_OK : s;
 }
 
 /* ---- failures ---- */
@@ -111,29 +148,42 @@ read_cursor(store_index *x)
 static gd_status
 open_store(store_index *x, gd_error *err)
 {
-    return gd_kv_open(x->env, x->backend, x->path, &x->options, &x->kv, err);
+    gd_status s = gd_kv_open(x->env, x->backend, x->path, &x->options, &x->kv,
+                             err);
+    if (s == GD_OK) {
+        read_position(x);
+        gd_own_begin_epoch(&x->own);
+    }
+    return s;
 }
 
 /* A damaged store is replaced by an empty one.  If that fails, the index goes on
- * without a store, until the next rebuild opens it again. */
+ * without a store, until the next look at the groups opens it again. */
 static void
 note_failure(store_index *x, gd_status s)
 {
+    gd_own_end_epoch(&x->own);
     gd_kv_close(x->kv);
     x->kv = NULL;
     x->pending = 0;
+    x->look = (gd_look){0};
+    read_position(x);
     if (s == GD_CORRUPT &&
         gd_kv_remove(x->env, x->backend, x->path, NULL) == GD_OK) {
         (void)open_store(x, NULL);
     }
-    x->rebuilt = 0;
-    x->complete = false;
 }
 
 static void
 commit(store_index *x)
 {
-    gd_status s = x->kv == NULL ? GD_OK : gd_kv_commit(x->kv, NULL);
+    if (x->kv == NULL) {
+        return;
+    }
+    gd_status s = x->moved ? put_position(x) : GD_OK;
+    if (s == GD_OK) {
+        s = gd_kv_commit(x->kv, NULL);
+    }
     x->pending = 0;
     if (s != GD_OK) {
         note_failure(x, s);
@@ -195,31 +245,53 @@ put(store_index *x, const gd_kv_pair *pairs, size_t count)
 }
 
 static void
-add(gd_hintindex *index, uint32_t group, uint32_t first,
-    const gd_entry *entries, uint32_t count)
+put_range(store_index *x, const gd_entry_range *range)
 {
-    store_index *x = of(index);
     gd_kv_pair pairs[AT_ONCE];
     size_t n = 0;
-    pthread_mutex_lock(&x->mutex);
-    for (uint32_t i = 0; i < count; i++) {
-        if (entries[i].state == GD_ENTRY_LIVE) {
-            pairs[n++] =
-                (gd_kv_pair){key_of(&entries[i].fingerprint),
-                             value_of((gd_address){group, first + i})};
+    for (uint32_t i = 0; i < range->count; i++) {
+        const gd_entry *entry = &range->entries[i];
+        if (entry->state == GD_ENTRY_LIVE) {
+            pairs[n++] = (gd_kv_pair){
+                key_of(&entry->fingerprint),
+                value_of((gd_address){range->group, range->first + i})};
         }
-        if (n == AT_ONCE || (n > 0 && i + 1 == count)) {
+        if (n == AT_ONCE || (n > 0 && i + 1 == range->count)) {
             put(x, pairs, n);
             n = 0;
         }
     }
+}
+
+static void
+add(gd_hintindex *index, const gd_entry_range *range)
+{
+    store_index *x = of(index);
+    pthread_mutex_lock(&x->mutex);
+    put_range(x, range);
     if (x->backend == GD_KV_LMDB || x->pending >= COMMIT_AFTER) {
         commit(x);
     }
     pthread_mutex_unlock(&x->mutex);
 }
 
-/* ---- rebuilding ---- */
+static void
+add_own(gd_hintindex *index, const gd_entry_range *range)
+{
+    gd_own_groups *own = &of(index)->own;
+    uint64_t epoch = gd_own_epoch(own);
+    add(index, range);
+    gd_own_note(own, epoch, range->group, range->first,
+                range->first + range->count);
+}
+
+static void
+find_own(gd_hintindex *index, uint32_t group, uint32_t *first, uint32_t *end)
+{
+    gd_own_find(&of(index)->own, group, first, end);
+}
+
+/* ---- following the groups ---- */
 
 static bool
 rebuild_lock(gd_hintindex *index)
@@ -230,10 +302,9 @@ rebuild_lock(gd_hintindex *index)
                (x->lock < 0 || x->env->lock(x->env, x->lock, REBUILD_LOCK,
                                             F_WRLCK) == 0);
     if (got) {
-        bool failed = x->kv == NULL && open_store(x, NULL) == GD_OK;
         x->rebuilding = true;
-        if (failed || x->backend == GD_KV_LMDB) { /* others may have gone on */
-            read_cursor(x);
+        if (x->kv == NULL) {
+            (void)open_store(x, NULL);
         }
     }
     pthread_mutex_unlock(&x->mutex);
@@ -253,22 +324,60 @@ rebuild_unlock(gd_hintindex *index)
 }
 
 static void
-rebuild_set(gd_hintindex *index, uint32_t group, bool complete)
+load(gd_hintindex *index, gd_position *position)
 {
     store_index *x = of(index);
-    gd_kv_pair cursor = {CURSOR_KEY,
-                         CURSOR | (complete ? COMPLETE : 0) | group};
     pthread_mutex_lock(&x->mutex);
-    if (complete) {
-        commit(x);
+    if (x->backend == GD_KV_LMDB) { /* others may have gone on */
+        read_position(x);
     }
-    if (x->kv != NULL) {
-        x->rebuilt = group;
-        x->complete = complete;
+    *position = x->position;
+    x->loaded = gd_own_epoch(&x->own);
+    pthread_mutex_unlock(&x->mutex);
+}
+
+static gd_look
+read_look(const store_index *x)
+{
+    uint8_t raw[LOOK_SIZE];
+    if (x->backend != GD_KV_LMDB ||
+        gd_read_full(x->env, x->lock, raw, sizeof raw, LOOK_AT, x->path,
+                     NULL) != GD_OK) {
+        return x->look;
     }
-    if (x->kv != NULL && x->pending == 0) {
-        put(x, &cursor, 1);
-        if (complete || x->backend == GD_KV_LMDB) {
+    return (gd_look){(int64_t)gd_get64(raw), (int64_t)gd_get64(raw + 8),
+                     gd_get32(raw + 16)};
+}
+
+static void
+write_look(store_index *x, const gd_look *look)
+{
+    uint8_t raw[LOOK_SIZE] = {0};
+    x->look = *look;
+    gd_put64(raw, (uint64_t)look->ended_ns);
+    gd_put64(raw + 8, (uint64_t)look->listed_ns);
+    gd_put32(raw + 16, look->behind);
+    if (x->backend == GD_KV_LMDB) {
+        (void)gd_write_full(x->env, x->lock, raw, sizeof raw, LOOK_AT,
+                            x->path, NULL);
+    }
+}
+
+/* If the store failed since the load, it lacks what was added before, and
+ * everything is read again. */
+static void
+save(gd_hintindex *index, const gd_entry_range *last,
+     const gd_position *position, const gd_look *look)
+{
+    store_index *x = of(index);
+    pthread_mutex_lock(&x->mutex);
+    put_range(x, last);
+    if (x->kv != NULL && x->loaded == gd_own_epoch(&x->own)) {
+        bool first = position->complete && !x->position.complete;
+        x->position = *position;
+        x->moved = true;
+        write_look(x, look);
+        if (first || x->backend == GD_KV_LMDB) {
             commit(x);
         }
     }
@@ -298,8 +407,9 @@ get_stats(gd_hintindex *index, gd_filter_stats *stats)
         .bytes = counts.memory,
         .places = x->options.capacity,
         .dropped = counts.dropped + x->lost,
-        .rebuilt = x->rebuilt,
-        .complete = x->complete,
+        .rebuilt = x->position.newest,
+        .complete = x->position.complete,
+        .look = read_look(x),
     };
     pthread_mutex_unlock(&x->mutex);
 }
@@ -364,13 +474,7 @@ static gd_status
 open_files(store_index *x, gd_error *err)
 {
     gd_status s = x->backend == GD_KV_INRAM ? GD_OK : begin_use(x, err);
-    if (s == GD_OK) {
-        s = open_store(x, err);
-    }
-    if (s == GD_OK) {
-        read_cursor(x);
-    }
-    return s;
+    return s == GD_OK ? open_store(x, err) : s;
 }
 
 gd_status
@@ -382,9 +486,9 @@ gd_hintindex_of_store(const gd_env *env, gd_kv_backend backend,
     if (x == NULL) {
         return GD_NOMEM;
     }
-    x->index = (gd_hintindex){close_index,    find,        reject, add,
-                              rebuild_lock,   rebuild_unlock, rebuild_set,
-                              clear,          get_stats,   true};
+    x->index = (gd_hintindex){close_index, find, reject, add, add_own,
+                              find_own, rebuild_lock, rebuild_unlock, load,
+                              save, clear, get_stats, true};
     x->env = env;
     x->backend = backend;
     x->options = *options;

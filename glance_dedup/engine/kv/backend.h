@@ -21,6 +21,9 @@ typedef struct gd_kv_calls {
     gd_status (*iterate)(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair),
                          void *arg, gd_error *err);
     gd_status (*commit)(gd_kv *kv, gd_error *err);
+    /* What was put later is never in the store without what was put earlier,
+     * whenever a crash comes. */
+    bool keeps_order;
 } gd_kv_calls;
 
 /* The first member of each backend's own structure. */

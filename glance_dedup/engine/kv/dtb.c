@@ -290,11 +290,11 @@ sparse_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
 
 static const gd_kv_calls LINEAR = {
     dtb_close,     linear_get,     linear_put,
-    linear_remove, linear_iterate, dtb_commit,
+    linear_remove, linear_iterate, dtb_commit, false,
 };
 static const gd_kv_calls SPARSE = {
     dtb_close,     sparse_get,     sparse_put,
-    sparse_remove, sparse_iterate, dtb_commit,
+    sparse_remove, sparse_iterate, dtb_commit, false,
 };
 
 /* Where the file system has no direct I/O, the kernel's page cache is used,

@@ -208,11 +208,11 @@ sparse_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
 
 static const gd_kv_calls LINEAR = {
     inram_close,   linear_get,     linear_put,
-    linear_remove, linear_iterate, inram_commit,
+    linear_remove, linear_iterate, inram_commit, true,
 };
 static const gd_kv_calls SPARSE = {
     inram_close,   sparse_get,     sparse_put,
-    sparse_remove, sparse_iterate, inram_commit,
+    sparse_remove, sparse_iterate, inram_commit, true,
 };
 
 static gd_status

@@ -133,6 +133,14 @@ gd_kv_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
 }
 
 gd_status
+gd_kv_put_behind(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
+                 gd_error *err)
+{
+    gd_status s = kv->calls->keeps_order ? GD_OK : gd_kv_commit(kv, err);
+    return s == GD_OK ? gd_kv_put_batch(kv, pairs, count, err) : s;
+}
+
+gd_status
 gd_kv_delete_batch(gd_kv *kv, const uint64_t *keys, size_t count,
                    gd_error *err)
 {

@@ -107,6 +107,11 @@ gd_status gd_kv_get_batch(gd_kv *kv, const uint64_t *keys, uint64_t *values,
  * 0. */
 gd_status gd_kv_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                           gd_error *err);
+/* The same, but no crash leaves one of these pairs in the store without all that
+ * was put before.  The next commit makes both durable: in one step with LMDB,
+ * while DTB commits what was put before first. */
+gd_status gd_kv_put_behind(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
+                           gd_error *err);
 /* Absent keys do not matter. */
 gd_status gd_kv_delete_batch(gd_kv *kv, const uint64_t *keys, size_t count,
                              gd_error *err);

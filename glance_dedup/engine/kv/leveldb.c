@@ -258,6 +258,7 @@ leveldb_close_store(gd_kv *kv)
 static const gd_kv_calls CALLS = {
     leveldb_close_store,  leveldb_get_batch, leveldb_put_batch,
     leveldb_delete_batch, leveldb_iterate,   leveldb_commit,
+    true, /* the log is read up to where it breaks off */
 };
 
 /* A quarter of the cache's budget holds what was written last; LevelDB may have

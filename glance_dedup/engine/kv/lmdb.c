@@ -338,7 +338,8 @@ lmdb_close(gd_kv *kv)
 }
 
 static const gd_kv_calls CALLS = {
-    lmdb_close, lmdb_get, lmdb_put, lmdb_remove, lmdb_iterate, lmdb_commit,
+    lmdb_close,   lmdb_get,    lmdb_put, lmdb_remove,
+    lmdb_iterate, lmdb_commit, true, /* a commit is one step */
 };
 
 static gd_status

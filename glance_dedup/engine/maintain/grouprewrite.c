@@ -273,6 +273,18 @@ cut_bundle(gd_group_rewrite *r)
 
 /* ---- the pool's part: gathering and compressing ---- */
 
+gd_status
+gd_group_rewrite_check(const gd_group_rewrite *r, gd_error *err)
+{
+    const gd_leased_group *leased = r->leased;
+    gd_status s =
+        gd_locks_look_for_intent(leased->repo->locks, leased->number, err);
+    if (s == GD_BUSY) {
+        return gd_fail(err, s, "%s is to be collected", leased->group->name);
+    }
+    return s == GD_OK ? gd_repo_check_room(leased->repo, 0, err) : s;
+}
+
 /* Slots [first, end) name one segment, which was read. */
 typedef struct old_segment {
     gd_segment_header header;
@@ -428,7 +440,11 @@ gather_task(void *arg, size_t task, unsigned number)
     gd_group_rewrite *r = arg;
     run *one = &r->runs[task];
     gd_decoder *w = &r->workers[number];
-    one->status = fetch(r, w, one, &one->err);
+    /* Here, since a strong codec takes long for a bundle. */
+    one->status = gd_group_rewrite_check(r, &one->err);
+    if (one->status == GD_OK) {
+        one->status = fetch(r, w, one, &one->err);
+    }
     if (one->status == GD_OK && !one->copied) {
         one->status = pack(r, w, one, &one->err);
     }
@@ -617,20 +633,8 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 
 /* ---- the exchange ---- */
 
-/* Notes that the new file's name is durable.  If this note is lost, the next
- * holder of the group syncs the directory once more, in vain. */
-static void
-mark_settled(gd_leased_group *leased)
-{
-    gd_published record = leased->published;
-    record.sequence++;
-    record.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
-    if (gd_group_write_published(leased->group, &record, NULL) == GD_OK) {
-        leased->published = record;
-    }
-}
-
-/* From the rename on, the group has the new file. */
+/* From the rename on, the group has the new file.  It is not written to any
+ * more: this process may have been suspended since, and have lost its locks. */
 static gd_status
 exchange(gd_group_rewrite *r, gd_owned_group *owned, uint64_t inode,
          gd_error *err)
@@ -641,6 +645,10 @@ exchange(gd_group_rewrite *r, gd_owned_group *owned, uint64_t inode,
     gd_group *group = leased->group;
     int rc = env->renameat(env, repo->root, r->file.name, group->name);
     if (rc < 0 && !gd_same_file(env, r->file.fd, repo->root, group->name)) {
+        if (rc == -ENOENT) {
+            return gd_fail(err, GD_IO, "%s is gone: this process was cut off, "
+                           "and lost its locks", r->file.name);
+        }
         return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
                              r->file.name, group->name);
     }
@@ -654,10 +662,10 @@ exchange(gd_group_rewrite *r, gd_owned_group *owned, uint64_t inode,
     leased->published = r->record;
     owned->settled = true;
     gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
-    owned->failed = s != GD_OK;
     if (s == GD_OK) {
-        mark_settled(leased);
+        leased->published.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
     }
+    owned->failed = s != GD_OK;
     return s;
 }
 

@@ -13,15 +13,22 @@
  * one held exclusively, only the lessee changes anything.  Live blocks never
  * change (I2).  Nobody appends.  Only the maintainer frees or marks blocks, and
  * takes the lease to do so (I4).  The old file is checked again before the
- * exchange all the same: same name, same records, same entries.
+ * exchange all the same: same lease, same name, same records, same entries.
+ *
+ * The rewriter need not be the maintainer.  It may be on a host that was cut
+ * off from the server, which then dropped its locks, and it does not notice.
+ * So it changes no file that others use: it writes its own, in the spool, and
+ * renames it.  A maintainer that frees blocks of the group has first removed
+ * that name from the spool (N6.2), so a late rename fails.  design.rst,
+ * "Helpers", has the argument.
  *
  * A crash before the rename leaves the old file, and a file in the spool that
  * nobody writes, which accounting removes.  After the rename, until groups/ is
  * fsynced, a crash may leave either file.  Both are whole, since both were
  * fsynced before, and both have the same blocks at the same addresses.  The new
- * file is marked as unsettled (blockgroup.h) before it gets the name.  So after
- * an error or a crash of this process, the next holder makes the name durable
- * before it appends or frees.
+ * file is marked as unsettled (blockgroup.h) before it gets the name, and
+ * stays so until a holder writes its next record.  So whatever became of the
+ * fsync, each holder makes the name durable before it appends or frees.
  *
  * The new file has a new generation.  So if a crash undoes the rename, a store
  * that was cached from the new file matches no other file (N7.2).  A
@@ -52,10 +59,15 @@ gd_status gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec,
 /* Discards the file unless it took the old one's place. */
 void gd_group_rewrite_close(gd_group_rewrite *rewriting);
 
+/* Whether to go on.  GD_BUSY, with a message, if a collector has announced that
+ * it wants the group, and does not have it already; GD_NOSPACE if nothing can be
+ * stored any more: closing the rewrite gives its space back. */
+gd_status gd_group_rewrite_check(const gd_group_rewrite *rewriting,
+                                 gd_error *err);
 /* Writes the next few MiB, with all threads.  Every block is verified by its
  * fingerprint, and again as read back from the new file.  *done: the file is
- * complete and durable.  *cost: bytes read and written.  After an error the
- * rewrite can only be closed. */
+ * complete and durable.  *cost: bytes read and written.  Checks before each
+ * segment whether to go on.  After an error the rewrite can only be closed. */
 gd_status gd_group_rewrite_step(gd_group_rewrite *rewriting, bool *done,
                                 uint64_t *cost, gd_error *err);
 /* How many slots were processed. */
@@ -66,7 +78,8 @@ gd_status gd_group_rewrite_sizes(const gd_group_rewrite *rewriting,
                                  gd_error *err);
 
 /* Replaces the old file.  owned must be of the same leased group; from here on,
- * both are of the new file.  REQUIRES: it is complete. */
+ * both are of the new file.  GD_IO if the new file is not in the spool any more:
+ * then this process has lost its locks.  REQUIRES: it is complete. */
 gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting,
                                     gd_owned_group *owned, gd_error *err);
 

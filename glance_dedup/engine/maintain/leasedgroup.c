@@ -34,12 +34,29 @@ gd_leased_group_take(gd_repo *repo, uint32_t number, gd_leased_group **out,
     return GD_OK;
 }
 
+static gd_status
+confirm_locks(const gd_leased_group *leased, gd_error *err)
+{
+    gd_status s =
+        gd_locks_confirm(leased->repo->locks, leased->number, err);
+    return s == GD_BUSY
+               ? gd_fail(err, s, "another process has %s: this one was cut "
+                         "off, and lost its locks", leased->group->name)
+               : s;
+}
+
 gd_status
 gd_leased_group_find(gd_leased_group *leased, gd_error *err)
 {
     gd_repo *repo = leased->repo;
     gd_status s = gd_group_open(repo->env, repo->root, &repo->params,
                                 leased->number, O_RDWR, &leased->group, err);
+    if (s == GD_OK) {
+        s = gd_group_hold(leased->group, err);
+    }
+    if (s == GD_OK) {
+        s = confirm_locks(leased, err);
+    }
     if (s == GD_OK) {
         s = gd_group_check_name(leased->group, repo->root, err);
     }
@@ -74,7 +91,8 @@ check_sealed(const gd_leased_group *leased, gd_error *err)
                             "come to it", leased->group->name);
 }
 
-/* A checksum of what others could change if they ignored locks. */
+/* A checksum of what others could change if they ignored locks, or if this
+ * process lost its own. */
 static gd_status
 see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
 {
@@ -128,14 +146,34 @@ gd_leased_group_close(gd_leased_group *leased)
     gd_locks_unlease(repo->locks, number);
 }
 
+/* The same, seen through a file opened anew: through one that was open before,
+ * some file systems show what it contained then (env.h, `renew`).  If the name
+ * leads to a rewritten file since it was asked for, the checksum is another,
+ * since the generation is. */
+static gd_status
+see_group_anew(const gd_leased_group *leased, uint64_t *checksum, gd_error *err)
+{
+    gd_repo *repo = leased->repo;
+    gd_group *group;
+    gd_status s = gd_group_open(repo->env, repo->root, &repo->params,
+                                leased->number, O_RDONLY, &group, err);
+    if (s == GD_OK) {
+        s = see_group(group, checksum, err);
+        gd_group_close(group);
+    }
+    return s;
+}
+
 gd_status
 gd_leased_group_check_unchanged(const gd_leased_group *leased, gd_error *err)
 {
-    uint64_t now;
-    gd_status s =
-        gd_group_check_name(leased->group, leased->repo->root, err);
+    uint64_t now = 0;
+    gd_status s = confirm_locks(leased, err);
     if (s == GD_OK) {
-        s = see_group(leased->group, &now, err);
+        s = gd_group_check_name(leased->group, leased->repo->root, err);
+    }
+    if (s == GD_OK) {
+        s = see_group_anew(leased, &now, err);
     }
     return s == GD_OK && now != leased->seen
                ? gd_fail(err, GD_CORRUPT, "%s was changed by somebody who had "

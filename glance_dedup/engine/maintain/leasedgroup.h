@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leasedgroup.h - a group that the maintainer has leased: nobody appends to it,
- * but uploads find its blocks and name them (I4).
+ * leasedgroup.h - a group that was leased to be maintained: nobody appends to
+ * it, but uploads find its blocks and name them (I4).
  *
  * With the lease alone, nothing published may be changed; for that the group
  * must be owned (ownedgroup.h).  Belongs to one thread.
@@ -31,7 +31,8 @@ void gd_leased_group_close(gd_leased_group *leased);
 
 /* Notes in the record that the segments were compressed with this codec, or
  * that it would not make them smaller.  Nothing else of the group changes.  If
- * the note is lost, the group is tried again some time. */
+ * the note is lost, the group is tried again some time.  This changes the file
+ * in place, so only the maintainer may do it (I4). */
 gd_status gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec,
                                      int level, gd_error *err);
 
@@ -44,8 +45,9 @@ gd_status gd_leased_group_take(gd_repo *repo, uint32_t number,
 gd_status gd_leased_group_find(gd_leased_group *leased, gd_error *err);
 gd_status gd_leased_group_read_entries(gd_leased_group *leased, gd_error *err);
 
-/* GD_BUSY if the name leads to another file.  GD_CORRUPT if the group changed
- * since it was opened: then locks were lost or ignored.
+/* GD_BUSY if another process has the lease, or the name leads to another file.
+ * GD_CORRUPT if the group changed since it was opened: then locks were lost or
+ * ignored.
  * REQUIRES: opened as sealed. */
 gd_status gd_leased_group_check_unchanged(const gd_leased_group *leased,
                                           gd_error *err);

@@ -639,6 +639,34 @@ is_in_the_way(const gd_leased_group *leased, uint32_t slot)
                : used;
 }
 
+/* Nothing can stop a late unlink of a name.  So first it is noted in the file,
+ * which takes no writes of a process that lost its locks, that nobody appends
+ * any more.  A full group takes no blocks anyway. */
+static gd_status
+keep_writers_out(gd_owned_group *owned, gd_error *err)
+{
+    gd_leased_group *leased = owned->leased;
+    gd_published record = leased->published;
+    if (record.count == leased->group->bounds.slots ||
+        (record.flags & GD_GROUP_POISONED) != 0) {
+        return GD_OK;
+    }
+    record.sequence++;
+    record.flags |= GD_GROUP_POISONED;
+    gd_status s = sync_group(leased->group, err);
+    if (s == GD_OK) {
+        s = gd_group_write_published(leased->group, &record, err);
+    }
+    if (s == GD_OK) {
+        s = sync_group(leased->group, err);
+    }
+    if (s == GD_OK) {
+        leased->published = record;
+    }
+    owned->failed = s != GD_OK;
+    return s;
+}
+
 gd_status
 gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
 {
@@ -654,7 +682,7 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
         }
     }
     if (s == GD_OK) {
-        s = gd_repo_list_groups(repo, &numbers, &count, err);
+        s = gd_group_numbers(repo->env, repo->root, &numbers, &count, err);
     }
     if (s != GD_OK) {
         return s;
@@ -663,6 +691,10 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     repo->env->release(repo->env, numbers);
     if (highest) {
         return GD_OK; /* else its number would be given out again */
+    }
+    s = keep_writers_out(owned, err);
+    if (s != GD_OK) {
+        return s;
     }
     int rc = repo->env->unlinkat(repo->env, repo->root, group->name);
     if (rc < 0) {

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ownedgroup.h - a group that the maintainer has to itself: freeing blocks in
- * it, giving its space back, and removing it (N6; I4).
+ * ownedgroup.h - a group that a process has to itself: freeing blocks in it,
+ * giving its space back, and removing it (N6; I4).
+ *
+ * Only the maintainer may do these.  Another process that has a group to itself
+ * may only replace its file (grouprewrite.h).
  *
  * A change of published entries reaches the disk in this order:
  *

@@ -175,6 +175,19 @@ add_counters(gd_volume *volume, const gd_volume_counters *stored)
     pthread_mutex_unlock(&volume->mutex);
 }
 
+/* Before anything is removed that a later owner may need. */
+static gd_status
+confirm_owner(gd_volume *volume, gd_error *err)
+{
+    pthread_mutex_lock(&volume->mutex);
+    gd_status s = gd_volume_confirm(volume, volume->active, err);
+    if (s == GD_BUSY) {
+        gd_volume_set_broken(volume, err);
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return s;
+}
+
 gd_status
 gd_volume_store_frozen(gd_volume *volume, gd_error *err)
 {
@@ -191,6 +204,9 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
     add_counters(volume, &stored);
     if (s == GD_OK) {
         s = append_marks(volume, err);
+    }
+    if (s == GD_OK) {
+        s = confirm_owner(volume, err);
     }
     if (s == GD_OK) {
         drop_frozen(volume);

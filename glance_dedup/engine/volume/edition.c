@@ -376,22 +376,38 @@ gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
     return end_transaction(transaction, s, header, err);
 }
 
-/* Stores the bytes of an image of another scope. */
+/* Stores bytes [from, to) of an image of another scope. */
 static gd_status
-store_image(gd_transaction *transaction, gd_image *image, gd_error *err)
+store_image(gd_transaction *transaction, gd_image *image, uint64_t from,
+            uint64_t to, gd_error *err)
 {
     const gd_env *env = image->repo->env;
-    size_t done = 1;
+    size_t done;
     uint8_t *window = gd_alloc(env, WINDOW, err);
     gd_status s = window == NULL ? GD_NOMEM : GD_OK;
-    for (uint64_t at = 0; s == GD_OK && done > 0; at += done) {
-        s = gd_image_read(image, window, WINDOW, at, &done, err);
+    for (uint64_t at = from; s == GD_OK && at < to; at += done) {
+        size_t length = to - at < WINDOW ? (size_t)(to - at) : WINDOW;
+        s = gd_image_read(image, window, length, at, &done, err);
         if (s == GD_OK) {
             s = gd_transaction_write(transaction, window, done, err);
         }
     }
     env->release(env, window);
     return s;
+}
+
+/* Appends bytes [from, to) of an image. */
+static gd_status
+add_image(gd_transaction *transaction, const gd_volume_head *head,
+          gd_image *image, uint64_t from, uint64_t to, uint64_t *stored,
+          gd_error *err)
+{
+    if (gd_scope_equal(&gd_image_header(image)->scope, &head->scope)) {
+        return gd_transaction_add_runs(transaction, image, from, to, stored,
+                                       err);
+    }
+    *stored = to - from;
+    return store_image(transaction, image, from, to, err);
 }
 
 gd_status
@@ -408,12 +424,56 @@ gd_edition_base(gd_repo *repo, const gd_volume_head *head, gd_image *image,
     if (s != GD_OK) {
         return s;
     }
-    if (gd_scope_equal(&source->scope, &head->scope)) {
-        s = gd_transaction_add_runs(transaction, image, 0, source->size,
-                                    stored, err);
-    } else {
-        *stored = source->size;
-        s = store_image(transaction, image, err);
+    s = add_image(transaction, head, image, 0, source->size, stored, err);
+    return end_transaction(transaction, s, &header, err);
+}
+
+/* ---- parts of an image ---- */
+
+/* Whether bytes [from, to) of an image are more than zeros. */
+static gd_status
+find_data(const gd_image *image, uint64_t from, uint64_t to, bool *data,
+          gd_error *err)
+{
+    gd_extent_cursor cursor;
+    gd_status s = GD_OK;
+    *data = false;
+    gd_extent_cursor_open(&cursor, &image->recipe, from, to - from);
+    while (s == GD_OK && !*data && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        *data = s == GD_OK && part.extent->kind != GD_EXTENT_ZEROS;
     }
+    return s;
+}
+
+gd_status
+gd_edition_of_image(gd_repo *repo, const gd_volume_head *head,
+                    gd_image *image, gd_volume_mark edition, bool *made,
+                    uint64_t *stored, gd_error *err)
+{
+    char id[GD_IMAGE_ID_MAX + 1];
+    static const uint8_t rest[GD_VOLUME_SECTOR]; /* of the last sector */
+    gd_transaction *transaction;
+    gd_recipe_header header;
+    uint64_t size = gd_image_header(image)->size, again = 0;
+    uint64_t from = edition.part * head->part_size;
+    uint64_t end = from + head->part_size;
+    end = end < head->size ? end : head->size;
+    uint64_t to = end < size ? end : size;
+    gd_status s = find_data(image, from, to, made, err);
+    if (s != GD_OK || !*made) {
+        return s;
+    }
+    gd_volume_edition_id(head->volume_id, edition.part, edition.edition, id);
+    s = begin_edition(repo, head, id, &transaction, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = add_image(transaction, head, image, from, to, &again, err);
+    if (s == GD_OK) {
+        s = gd_transaction_write(transaction, rest, (size_t)(end - to), err);
+    }
+    *stored += again;
     return end_transaction(transaction, s, &header, err);
 }

@@ -31,6 +31,13 @@ gd_status gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
 gd_status gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
                               const char *image_id, const char *project,
                               gd_recipe_header *header, gd_error *err);
+/* Commits an edition of a part with the bytes of an image at the part's place,
+ * unless they are all zeros.  The head has the volume's new size: the image's,
+ * in whole sectors.  *made: whether it did; *stored grows by the bytes that could
+ * not be shared by address. */
+gd_status gd_edition_of_image(gd_repo *repo, const gd_volume_head *head,
+                              gd_image *image, gd_volume_mark edition,
+                              bool *made, uint64_t *stored, gd_error *err);
 /* Commits the base: all of an image.  *stored: bytes that could not be shared
  * by address. */
 gd_status gd_edition_base(gd_repo *repo, const gd_volume_head *head,

@@ -11,9 +11,14 @@
 #include "engine/files/file.h"
 #include "engine/volume/volumenames.h"
 
-enum { SCAN_ROOM = 1 << 20 }; /* more than the longest record */
+enum {
+    SCAN_ROOM = 1 << 20, /* more than the longest record */
+    ZEROS = 4096,
+    LEAST_AHEAD = 64 << 10, /* zeros written ahead: as many bytes as there */
+    MOST_AHEAD = 1 << 20,   /* are in the journal, but within these bounds */
+};
 
-static const uint8_t zeros[GD_RECORD_ALIGN];
+static const uint8_t zeros[ZEROS];
 
 /* ---- making one ---- */
 
@@ -66,21 +71,42 @@ gd_journal_sync(const gd_journal *journal, gd_error *err)
                   : GD_OK;
 }
 
-/* The new file takes its name (V2). */
+/* Keeps nobody out: the owner's lock does that.  But with it the file takes no
+ * more records when the server has dropped the owner's locks, if the file
+ * system tells of that (gd_group_hold). */
+static gd_status
+hold(const gd_journal *journal, gd_error *err)
+{
+    int rc = journal->env->lock(journal->env, journal->fd, 0, F_RDLCK);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock %s", journal->name)
+                  : GD_OK;
+}
+
+/* The new file takes its name (V2).  A link does not replace the journal of an
+ * owner that came after this one (V1). */
 static gd_status
 give_name(const gd_env *env, int root, const char *volume, const char *from,
           const gd_journal *journal, bool *named, gd_error *err)
 {
     char directory[GD_NAME_SIZE];
-    struct stat st;
+    bool same = false;
     gd_volume_directory(volume, directory);
-    int rc = env->renameat(env, root, from, journal->name);
+    int rc = env->linkat(env, root, from, journal->name);
     if (rc < 0) {
-        /* A rename can succeed and report an error. */
-        *named = env->fstatat(env, root, journal->name, &st) != -ENOENT;
-        return gd_fail_errno(err, -rc, "cannot rename %s", from);
+        /* A link can succeed and report an error. */
+        gd_status s = gd_find_same(env, journal->fd, root, journal->name,
+                                   &same, NULL);
+        *named = same || s != GD_OK;
+    }
+    if (rc == -EEXIST && !*named) {
+        return gd_fail(err, GD_BUSY, "volume %s was opened by another process: "
+                       "this one was cut off, and lost its lock", volume);
+    }
+    if (rc < 0 && !(rc == -EEXIST && same)) {
+        return gd_fail_errno(err, -rc, "cannot link %s", from);
     }
     *named = true;
+    (void)env->unlinkat(env, root, from);
     return gd_sync_dir(env, root, directory, err);
 }
 
@@ -147,6 +173,9 @@ gd_journal_create(const gd_env *env, int root, const char *volume,
     gd_volume_file_name(volume, GD_VOLUME_NEW, name);
     (void)env->unlinkat(env, root, name); /* of an owner that died */
     gd_status s = gd_file_create(env, root, name, O_RDWR, &journal->fd, err);
+    if (s == GD_OK) {
+        s = hold(journal, err);
+    }
     if (s == GD_OK) {
         s = fill_new(env, root, volume, name, head, marks, journal, named,
                      err);
@@ -270,7 +299,7 @@ cut_rest(gd_journal *journal, gd_error *err)
             return gd_fail_errno(err, -rc, "cannot truncate %s",
                                  journal->name);
         }
-        journal->reached = journal->end;
+        journal->reached = journal->ahead = journal->end;
     }
     return GD_OK;
 }
@@ -318,6 +347,33 @@ gd_journal_accept(gd_journal *journal, const gd_append *append)
     journal->sequence = append->record.sequence;
     journal->records += append->record.kind == GD_RECORD_BYTES ||
                         append->record.kind == GD_RECORD_ZEROS;
+}
+
+uint64_t
+gd_journal_wants_ahead(const gd_journal *journal)
+{
+    uint64_t bytes = journal->end;
+    if (journal->end < journal->ahead || journal->reached > journal->end) {
+        return 0;
+    }
+    bytes = bytes < LEAST_AHEAD ? LEAST_AHEAD : bytes;
+    return bytes > MOST_AHEAD ? MOST_AHEAD : bytes / ZEROS * ZEROS;
+}
+
+void
+gd_journal_write_ahead(gd_journal *journal)
+{
+    struct iovec iov[MOST_AHEAD / ZEROS];
+    uint64_t bytes = gd_journal_wants_ahead(journal);
+    int pieces = (int)(bytes / ZEROS);
+    for (int i = 0; i < pieces; i++) {
+        iov[i] = (struct iovec){(void *)zeros, ZEROS};
+    }
+    if (pieces > 0 && gd_writev_full(journal->env, journal->fd, iov, pieces,
+                                     journal->end, journal->name,
+                                     NULL) == GD_OK) {
+        journal->ahead = journal->end + bytes;
+    }
 }
 
 /* ---- reading ---- */

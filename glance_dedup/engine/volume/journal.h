@@ -29,6 +29,7 @@ typedef struct gd_journal {
     uint64_t size;     /* of the volume, when the journal was begun */
     uint64_t end;      /* where the next record goes */
     uint64_t reached;  /* up to where an append may have written */
+    uint64_t ahead;    /* up to where zeros were written behind the records */
     uint64_t sequence; /* of the last record */
     uint64_t durable;  /* up to where it was synced */
     uint64_t records;  /* of bytes and zeros */
@@ -37,7 +38,8 @@ typedef struct gd_journal {
 
 /* Makes the journal with this head and marks, which gets its name only when
  * they are durable (V2).  *named: whether it may have its name; after an error
- * with *named, nobody can know which journal the next owner will find. */
+ * with *named, nobody can know which journal the next owner will find.  GD_BUSY
+ * if another owner has made a journal with this number. */
 gd_status gd_journal_create(const gd_env *env, int root, const char *volume,
                             gd_volume_head *head, const gd_volume_mark *marks,
                             gd_journal **out, bool *named, gd_error *err);
@@ -68,6 +70,13 @@ typedef struct gd_append {
 gd_status gd_journal_append(gd_journal *journal, gd_append *appends,
                             size_t count, gd_error *err);
 void gd_journal_accept(gd_journal *journal, const gd_append *append);
+/* Writes zeros behind the last record, for later ones to overwrite: a file
+ * system that has to make a longer file durable commits its metadata each time,
+ * and one whose file stays as long does not.  Does nothing while there are such
+ * zeros, and need not succeed. */
+void gd_journal_write_ahead(gd_journal *journal);
+/* How many bytes it would write now; 0: there are zeros yet. */
+uint64_t gd_journal_wants_ahead(const gd_journal *journal);
 /* Makes the file durable.  Does not change journal->durable. */
 gd_status gd_journal_sync(const gd_journal *journal, gd_error *err);
 

@@ -20,9 +20,8 @@ enum {
     LOOK_TRIES = 10, /* while the owner changes the journal */
 };
 
-/* What each call begins with. */
-static gd_status
-check_call(const gd_repo *repo, const char *name, gd_error *err)
+gd_status
+gd_volume_check_call(const gd_repo *repo, const char *name, gd_error *err)
 {
     gd_status s = gd_repo_check_owner(repo, err);
     if (s == GD_OK && repo->params.major < MAJOR) {
@@ -61,7 +60,7 @@ gd_status
 gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
-    gd_status s = check_call(repo, name, err);
+    gd_status s = gd_volume_check_call(repo, name, err);
     if (s != GD_OK) {
         return s;
     }
@@ -134,11 +133,13 @@ gd_volume_close(gd_volume *volume)
     env->release(env, volume);
 }
 
-/* What a scan of journals fills in. */
+/* What a scan of one journal fills in. */
 typedef struct recovery {
     gd_volume *volume;
     gd_journal *journal;
+    gd_overlay *overlay;
     bool newest;
+    bool stored; /* it says that no earlier journal is needed (V8) */
 } recovery;
 
 static gd_status
@@ -167,36 +168,27 @@ take_record(void *arg, const gd_record *record, uint64_t at, gd_error *err)
         return take_mark(r, record, err);
     }
     if (record->kind == GD_RECORD_STORED) {
+        r->stored = true;
         return GD_OK;
     }
     const gd_piece piece = gd_journal_piece(r->journal, record, at);
-    return gd_overlay_put(&r->volume->stale, &piece, &ignored, err);
-}
-
-static gd_status
-look_for_stored(void *arg, const gd_record *record, uint64_t at,
-                gd_error *err)
-{
-    bool *stored = arg;
-    (void)at;
-    (void)err;
-    *stored = *stored || record->kind == GD_RECORD_STORED;
-    return GD_OK;
+    return gd_overlay_put(r->overlay, &piece, &ignored, err);
 }
 
 /* The newest journal may say that the ones before it are stored: then they are
- * not needed, and may be gone (V8). */
+ * not needed, and may be gone (V8).  So it is read first, into an overlay of
+ * its own if there may be others. */
 static gd_status
-find_needed(gd_volume *volume, gd_journal *newest, gd_error *err)
+scan_newest(gd_volume *volume, gd_error *err)
 {
-    bool stored = false;
-    gd_journal copy = *newest;
-    gd_status s = volume->head.needed == newest->number
-                      ? GD_OK
-                      : gd_journal_scan(&copy, 0, look_for_stored, &stored,
-                                        err);
-    if (s == GD_OK && stored) {
-        volume->head.needed = newest->number;
+    bool alone = volume->head.needed == volume->head.journal;
+    recovery r = {.volume = volume,
+                  .journal = volume->active,
+                  .overlay = alone ? &volume->stale : &volume->fresh,
+                  .newest = true};
+    gd_status s = gd_journal_scan(r.journal, 0, take_record, &r, err);
+    if (s == GD_OK && r.stored) {
+        volume->head.needed = volume->head.journal;
     }
     return s;
 }
@@ -225,17 +217,16 @@ reserve_frozen(gd_volume *volume, uint64_t **before, size_t *room,
     return GD_OK;
 }
 
-/* Opens the needed journals before the newest, oldest first, into frozen, and
- * fills in how far each must reach. */
+/* Opens the needed journals before the newest, oldest first, into frozen, with
+ * room for one more, and fills in how far each must reach. */
 static gd_status
-open_needed(gd_volume *volume, gd_journal *newest, uint64_t **before,
-            gd_error *err)
+open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     size_t room = 0;
     gd_status s = reserve_frozen(volume, before, &room, err);
-    uint32_t first = volume->head.needed;
-    for (uint32_t n = first; s == GD_OK && n < newest->number; n++) {
+    uint32_t first = volume->head.needed, newest = volume->head.journal;
+    for (uint32_t n = first; s == GD_OK && n < newest; n++) {
         gd_volume_head head;
         gd_volume_mark *marks;
         s = gd_journal_open(repo->env, repo->root, volume->name, n,
@@ -263,43 +254,58 @@ open_needed(gd_volume *volume, gd_journal *newest, uint64_t **before,
             s = reserve_frozen(volume, before, &room, err);
         }
     }
-    if (s == GD_OK) {
-        if (newest->number > first) {
-            (*before)[newest->number - first - 1] = volume->head.before;
-        }
-        volume->frozen[volume->frozen_count++] = newest;
+    if (s == GD_OK && newest > first) {
+        (*before)[newest - first - 1] = volume->head.before;
     }
     return s;
 }
 
 static gd_status
-scan_journals(gd_volume *volume, const uint64_t *before, gd_error *err)
+scan_needed(gd_volume *volume, const uint64_t *before, gd_error *err)
 {
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
         recovery r = {.volume = volume,
                       .journal = volume->frozen[i],
-                      .newest = i + 1 == volume->frozen_count};
-        s = gd_journal_scan(r.journal, r.newest ? 0 : before[i], take_record,
-                            &r, err);
+                      .overlay = &volume->stale};
+        s = gd_journal_scan(r.journal, before[i], take_record, &r, err);
     }
     return s;
 }
 
-/* Reads the journals into the overlay.  Takes newest over. */
+/* The newest journal is frozen, too, and its records come over the others'. */
 static gd_status
-recover(gd_volume *volume, gd_journal *newest, gd_error *err)
+freeze_newest(gd_volume *volume, gd_error *err)
 {
-    const gd_env *env = volume->repo->env;
-    uint64_t *before = NULL;
-    gd_status s = open_needed(volume, newest, &before, err);
-    if (s == GD_OK) {
-        s = scan_journals(volume, before, err);
-    } else if (volume->frozen_count == 0 ||
-               volume->frozen[volume->frozen_count - 1] != newest) {
-        gd_journal_close(newest);
+    uint64_t ignored = 0;
+    gd_status s = GD_OK;
+    for (const gd_piece *piece = gd_overlay_find(&volume->fresh, 0);
+         s == GD_OK && piece != NULL; piece = gd_overlay_next(piece)) {
+        s = gd_overlay_put(&volume->stale, piece, &ignored, err);
     }
-    env->release(env, before);
+    gd_overlay_clear(&volume->fresh);
+    volume->frozen[volume->frozen_count++] = volume->active;
+    volume->active = NULL;
+    return s;
+}
+
+/* Reads the journals into the overlay.  Active is the newest one, which becomes
+ * frozen. */
+static gd_status
+recover(gd_volume *volume, gd_error *err)
+{
+    uint64_t *before = NULL;
+    gd_status s = scan_newest(volume, err);
+    if (s == GD_OK) {
+        s = open_needed(volume, &before, err);
+    }
+    if (s == GD_OK) {
+        s = scan_needed(volume, before, err);
+    }
+    if (s == GD_OK) {
+        s = freeze_newest(volume, err);
+    }
+    volume->repo->env->release(volume->repo->env, before);
     return s;
 }
 
@@ -338,6 +344,10 @@ begin_journal(gd_volume *volume, gd_error *err)
     if (s == GD_OK) {
         s = gd_journal_create(repo->env, repo->root, volume->name, &head,
                               marks, &volume->active, &named, err);
+    }
+    /* What was read, and is removed now, was and is ours. */
+    if (s == GD_OK) {
+        s = gd_volume_confirm(volume, volume->active, err);
     }
     if (s == GD_OK) {
         volume->head = head;
@@ -387,13 +397,12 @@ static gd_status
 open_volume(gd_volume *volume, gd_error *err)
 {
     gd_repo *repo = volume->repo;
-    gd_journal *newest;
     gd_volume_mark *marks;
     gd_status s = gd_volume_lock(repo->env, repo->root, volume->name, false,
                                  &volume->lock, err);
     if (s == GD_OK) {
-        s = open_newest(repo, volume->name, &newest, &volume->head, &marks,
-                        err);
+        s = open_newest(repo, volume->name, &volume->active, &volume->head,
+                        &marks, err);
     }
     if (s != GD_OK) {
         return s;
@@ -404,13 +413,8 @@ open_volume(gd_volume *volume, gd_error *err)
     }
     repo->env->release(repo->env, marks);
     if (s == GD_OK) {
-        s = find_needed(volume, newest, err);
+        s = recover(volume, err);
     }
-    if (s != GD_OK) {
-        gd_journal_close(newest);
-        return s;
-    }
-    s = recover(volume, newest, err);
     if (s == GD_OK) {
         s = begin_journal(volume, err);
     }
@@ -430,7 +434,7 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                gd_error *err)
 {
     gd_volume *volume;
-    gd_status s = check_call(repo, name, err);
+    gd_status s = gd_volume_check_call(repo, name, err);
     if (s == GD_OK) {
         s = allocate(repo, name, &volume, err);
     }
@@ -448,14 +452,13 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
 
 /* ---- deleting (V9) ---- */
 
-/* Writes a journal without marks, of a volume that nobody has open. */
-static gd_status
-write_journal(gd_repo *repo, const char *name, gd_volume_head *head,
-              gd_error *err)
+gd_status
+gd_volume_write_head(gd_repo *repo, const char *name, gd_volume_head *head,
+                     const gd_volume_mark *marks, gd_error *err)
 {
     gd_journal *journal;
     bool named;
-    gd_status s = gd_journal_create(repo->env, repo->root, name, head, NULL,
+    gd_status s = gd_journal_create(repo->env, repo->root, name, head, marks,
                                     &journal, &named, err);
     if (s == GD_OK) {
         gd_journal_close(journal);
@@ -481,10 +484,10 @@ begin_deleting(gd_repo *repo, const char *name, gd_volume_head *head,
     head->base_size = 0;
     head->marks = 0;
     head->state = GD_VOLUME_DELETING;
-    gd_status s = write_journal(repo, name, head, err);
+    gd_status s = gd_volume_write_head(repo, name, head, NULL, err);
     while (s == GD_NOSPACE &&
            gd_freespace_give_up(repo->env, repo->root, &given)) {
-        s = write_journal(repo, name, head, err);
+        s = gd_volume_write_head(repo, name, head, NULL, err);
     }
     return s;
 }
@@ -538,7 +541,7 @@ lock_and(gd_status (*work)(gd_repo *, const char *, gd_error *), gd_repo *repo,
          const char *name, gd_error *err)
 {
     int lock;
-    gd_status s = check_call(repo, name, err);
+    gd_status s = gd_volume_check_call(repo, name, err);
     if (s == GD_OK) {
         s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
     }
@@ -634,7 +637,7 @@ make_base(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     head->needed = head->journal;
     head->base_size = gd_image_header(plan->base)->size;
     head->state = GD_VOLUME_READY;
-    s = write_journal(repo, name, head, err);
+    s = gd_volume_write_head(repo, name, head, NULL, err);
     return s == GD_OK ? gd_volume_unlink_journal(repo->env, repo->root, name,
                                                  head->journal - 1, err)
                       : s;
@@ -673,7 +676,7 @@ make_volume(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     gd_volume_head head;
     gd_status s = first_head(repo, plan, &head, err);
     if (s == GD_OK) {
-        s = write_journal(repo, name, &head, err);
+        s = gd_volume_write_head(repo, name, &head, NULL, err);
     }
     if (s == GD_OK && plan->base != NULL) {
         s = make_base(repo, name, plan, &head, stored, err);
@@ -691,7 +694,7 @@ gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     gd_volume_plan full = *plan;
     bool again = true;
     *stored = 0;
-    gd_status s = check_call(repo, name, err);
+    gd_status s = gd_volume_check_call(repo, name, err);
     if (full.part_size == 0) {
         full.part_size = GD_VOLUME_PART;
     }

@@ -4,6 +4,8 @@
  */
 #include "engine/volume/state.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 
 #include "engine/volume/directory.h"
@@ -58,6 +60,44 @@ gd_volume_enter(gd_volume *volume, const gd_append *append, gd_error *err)
     return s;
 }
 
+/* ---- the owner ---- */
+
+/* Whether this is the volume's newest journal. */
+static gd_status
+check_newest(const gd_volume *volume, const gd_journal *journal, bool *newest,
+             gd_error *err)
+{
+    gd_repo *repo = volume->repo;
+    uint32_t *numbers;
+    size_t count;
+    gd_status s = gd_volume_list_journals(repo->env, repo->root, volume->name,
+                                          &numbers, &count, err);
+    if (s == GD_OK) {
+        *newest = count > 0 && numbers[count - 1] == journal->number;
+        repo->env->release(repo->env, numbers);
+    }
+    return s;
+}
+
+gd_status
+gd_volume_confirm(const gd_volume *volume, const gd_journal *journal,
+                  gd_error *err)
+{
+    const gd_env *env = volume->repo->env;
+    bool newest = false;
+    int rc = env->lock(env, volume->lock, 0, F_WRLCK);
+    if (rc < 0 && rc != -EAGAIN) {
+        return gd_fail_errno(err, -rc, "cannot lock volume %s", volume->name);
+    }
+    gd_status s = rc < 0 ? GD_OK
+                         : check_newest(volume, journal, &newest, err);
+    return s != GD_OK || newest
+               ? s
+               : gd_fail(err, GD_BUSY, "volume %s was opened by another "
+                         "process: this one was cut off, and lost its lock",
+                         volume->name);
+}
+
 /* ---- changing the journal (V6) ---- */
 
 /* REQUIRES: the mutex. */
@@ -104,7 +144,13 @@ make_next(gd_volume *volume, const gd_volume_change *change, bool needed,
         s = gd_journal_create(env, volume->repo->root, volume->name, head,
                               marks, made, &named, err);
     }
-    if (s != GD_OK && named) {
+    if (s == GD_OK) {
+        s = gd_volume_confirm(volume, *made, err);
+        if (s != GD_OK) {
+            gd_journal_close(*made);
+        }
+    }
+    if (s != GD_OK && (named || s == GD_BUSY)) {
         /* The next owner may find the new journal, and would not read the old
          * one behind the end that it names. */
         gd_volume_set_broken(volume, err);
@@ -163,12 +209,29 @@ gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
 
 /* ---- syncing (V3) ---- */
 
+enum { SMALL_SYNC = 64 << 10 }; /* bytes that are made durable at once */
+
+/* A guest that flushes often waits for the file system's own journal each time,
+ * unless its records go where zeros were durable before.
+ * REQUIRES: the mutex. */
+static void
+prepare_next_syncs(gd_volume *volume)
+{
+    gd_journal *journal = volume->active;
+    uint64_t bytes = gd_journal_wants_ahead(journal);
+    if (bytes > 0 && journal->end - journal->durable <= SMALL_SYNC &&
+        gd_repo_check_room(volume->repo, bytes, NULL) == GD_OK) {
+        gd_journal_write_ahead(journal);
+    }
+}
+
 /* REQUIRES: the mutex, which it lets go of; no sync is under way. */
 static gd_status
 sync_active(gd_volume *volume, gd_error *err)
 {
     gd_journal *journal = volume->active;
     uint64_t end = journal->end;
+    prepare_next_syncs(volume);
     volume->syncing = true;
     journal->users++;
     pthread_mutex_unlock(&volume->mutex);

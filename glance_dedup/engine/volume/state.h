@@ -4,7 +4,8 @@
  *
  * state.c changes the journal and syncs it, checkpoint.c brings it into
  * recipes, volume.c serves requests, resize.c changes the size, opening.c makes,
- * opens and deletes volumes.
+ * opens and deletes volumes, rollback.c gives them an image's bytes, rename.c
+ * another name.
  */
 #ifndef GD_VOLUME_STATE_H
 #define GD_VOLUME_STATE_H
@@ -64,6 +65,12 @@ void gd_volume_copy_head(gd_volume *volume, gd_volume_head *head);
 gd_status gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
                            bool discard, gd_error *err);
 
+/* GD_BUSY if another process is the owner, or was it meanwhile: the server
+ * dropped this one's locks (V1).  journal: the newest that this owner made.  If
+ * the locks fall after the call, the journal's does, too. */
+gd_status gd_volume_confirm(const gd_volume *volume,
+                            const gd_journal *journal, gd_error *err);
+
 /* All of these REQUIRE the mutex. */
 gd_status gd_volume_check_broken(const gd_volume *volume, gd_error *err);
 void gd_volume_set_broken(gd_volume *volume, const gd_error *err);
@@ -81,6 +88,17 @@ gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
 /* A read that is not counted. */
 gd_status gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
                          uint64_t offset, gd_error *err);
+
+/* ---- opening.c ---- */
+
+/* What each call on a volume that is named begins with. */
+gd_status gd_volume_check_call(const gd_repo *repo, const char *name,
+                               gd_error *err);
+/* Writes a journal that has nothing but a head, and marks; NULL: none.
+ * REQUIRES: the owner's lock; nobody writes to another journal. */
+gd_status gd_volume_write_head(gd_repo *repo, const char *name,
+                               gd_volume_head *head,
+                               const gd_volume_mark *marks, gd_error *err);
 
 /* ---- resize.c ---- */
 

@@ -110,6 +110,16 @@ gd_status gd_volume_snapshot(gd_volume *volume, const char *image_id,
 /* Bytes that are added read as zeros, bytes behind a smaller size are lost: some
  * of them also if it fails. */
 gd_status gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err);
+/* The volume, which nobody owns, has the bytes and the size of an image from now
+ * on; after an error those of before or these.  *stored is how many bytes could
+ * not be shared by address.  GD_BUSY, GD_NOTFOUND; GD_INVALID if no volume may
+ * have the size. */
+gd_status gd_volume_roll_back(gd_repo *repo, const char *name, gd_image *image,
+                              uint64_t *stored, gd_error *err);
+/* A volume that nobody owns gets another name.  After an error it has either.
+ * GD_BUSY, GD_NOTFOUND; GD_EXISTS if the new name is taken. */
+gd_status gd_volume_rename(gd_repo *repo, const char *name,
+                           const char *new_name, gd_error *err);
 /* Deletes a volume that nobody owns, or finishes what an owner began (V9).
  * GD_BUSY, GD_NOTFOUND. */
 gd_status gd_volume_delete(gd_repo *repo, const char *name, gd_error *err);

@@ -45,7 +45,9 @@ insert_hints(gd_appender *appender, uint32_t base, uint32_t count,
 {
     gd_hintindex *index = appender->repo->index;
     if (index != NULL) {
-        index->add(index, appender->group->number, base, entries, count);
+        index->add_own(index,
+                       &(gd_entry_range){appender->group->number, base, count,
+                                         entries});
     }
 }
 
@@ -175,6 +177,24 @@ has_space(const gd_appender *appender)
            appender->end + most <= UINT32_MAX;
 }
 
+/* Takes a lock of each open file through which the group is written to.  If the
+ * server drops this host's locks before the lease is confirmed, that file
+ * is useless; if it does so afterwards, all are (gd_group_hold).
+ * REQUIRES: the lease. */
+static gd_status
+hold_group(gd_appender *appender, gd_error *err)
+{
+    gd_repo *repo = appender->repo;
+    gd_status s = gd_group_hold(appender->group, err);
+    if (s == GD_OK && repo->params.direct_io) {
+        appender->direct =
+            gd_directio_open(repo->env, repo->root, appender->group);
+    }
+    return s == GD_OK
+               ? gd_locks_confirm(repo->locks, appender->group->number, err)
+               : s;
+}
+
 /* Returns GD_BUSY if the collector works in the group, or the group is full.
  * REQUIRES: the lease, which is given back unless the group can be used. */
 static gd_status
@@ -198,6 +218,9 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         s = gd_fail(err, GD_CORRUPT, "%s has become another scope's",
                     appender->group->name);
     }
+    if (s == GD_OK) {
+        s = hold_group(appender, err);
+    }
     /* I4: check that the name still leads to this file.  It was opened after
      * locking, so only a rewriting before the lock could have replaced it.
      * Then we have the new file, unless this host remembers what the name led
@@ -209,10 +232,6 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         s = settle_in(appender, err);
     }
     if (s == GD_OK && has_space(appender)) {
-        if (repo->params.direct_io) {
-            appender->direct =
-                gd_directio_open(repo->env, repo->root, appender->group);
-        }
         *out = appender;
         return GD_OK;
     }
@@ -220,6 +239,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         /* It is full or cannot be trusted. */
         gd_groupchoice_remember_full(repo, number);
     }
+    gd_directio_close(appender->direct);
     gd_group_close(appender->group);
     if (shared) {
         gd_locks_unshare(repo->locks, number);

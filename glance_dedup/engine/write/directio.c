@@ -22,6 +22,14 @@ struct gd_directio {
     uint64_t start; /* in the file, page-aligned */
 };
 
+/* The group's lock on its file is of the other open file (gd_group_hold). */
+static bool
+hold(const gd_directio *direct)
+{
+    return direct->env->lock(direct->env, direct->fd, GD_BYTE_LESSEE,
+                             F_RDLCK) == 0;
+}
+
 /* Another file may have taken the name since. */
 static bool
 is_same_file(const gd_directio *direct)
@@ -42,11 +50,11 @@ gd_directio_open(const gd_env *env, int root, const gd_group *group)
     direct->group = group;
     direct->memory = gd_alloc(env, ROOM + PAGE, NULL);
     if (direct->memory == NULL ||
-        gd_open(env, root, group->name, O_WRONLY | O_DIRECT, 0, &direct->fd,
+        gd_open(env, root, group->name, O_RDWR | O_DIRECT, 0, &direct->fd,
                 NULL) != GD_OK) {
         direct->fd = -1;
     }
-    if (direct->fd < 0 || !is_same_file(direct)) {
+    if (direct->fd < 0 || !hold(direct) || !is_same_file(direct)) {
         gd_directio_close(direct);
         return NULL;
     }

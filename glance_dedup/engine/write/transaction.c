@@ -54,7 +54,7 @@ check_absent(gd_repo *repo, const char *image_id, gd_error *err)
     gd_status s = gd_image_name(image_id, name, err);
     if (s == GD_OK && env->fstatat(env, repo->root, name, &st) == 0) {
         /* Another host may have deleted the file. */
-        (void)env->renew(env, repo->root, name, -1);
+        (void)env->renew(env, repo->root, name);
         if (env->fstatat(env, repo->root, name, &st) == 0) {
             s = gd_fail(err, GD_EXISTS, "image %s exists already", image_id);
         }

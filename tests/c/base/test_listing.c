@@ -30,7 +30,7 @@ static const gd_listing numbers = {sizeof(int), "the numbers", parse, compare};
 
 typedef struct fixture {
     fault_env f;
-    char directory[32];
+    char *directory;
     int root;
     void *items;
     size_t count;
@@ -46,8 +46,7 @@ file_name(int i, char name[16])
 static void
 begin(fixture *x)
 {
-    strcpy(x->directory, "/tmp/test_listing.XXXXXX");
-    REQUIRE(mkdtemp(x->directory) != NULL);
+    x->directory = check_mkdir();
     fault_env_init(&x->f);
     x->root = open(x->directory, O_RDONLY | O_DIRECTORY);
     REQUIRE(x->root >= 0 && mkdirat(x->root, "d", 0700) == 0);
@@ -63,14 +62,8 @@ begin(fixture *x)
 static void
 end(fixture *x)
 {
-    for (int i = 0; i < FILES + 2; i++) {
-        char name[16];
-        file_name(i, name);
-        unlinkat(x->root, name, 0);
-    }
-    unlinkat(x->root, "d", AT_REMOVEDIR);
     close(x->root);
-    rmdir(x->directory);
+    check_rmdir(x->directory);
     CHECK_INT(fault_env_leaks(&x->f), 0);
     fault_env_destroy(&x->f);
 }

@@ -309,6 +309,65 @@ test_maintainer_lock_of_a_file_that_was_replaced(void)
 }
 
 static void
+test_look_for_intent(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_look_for_intent(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_look_for_intent(t.b, 4, NULL), GD_BUSY);
+    /* At work, it need not make way for itself. */
+    CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_look_for_intent(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_BUSY);
+    gd_locks_withdraw(t.b, 4);
+    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_OK);
+    /* Asking leaves nothing behind. */
+    CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_confirm(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_confirm(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_BUSY);
+    gd_locks_unlease(t.a, 4); /* as a server does that drops it */
+    CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_confirm(t.a, 4, NULL), GD_BUSY);
+    /* The exclusive lock, if it was taken, too. */
+    CHECK_INT(gd_locks_lease(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_confirm(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_BUSY);
+    scratch_drop_locks();
+    CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_confirm(t.a, 5, NULL), GD_BUSY);
+    teardown(&t);
+}
+
+/* Also for a process that believes that it has the lock. */
+static void
+test_share_after_locks_were_lost(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_OK);
+    scratch_drop_locks();
+    CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_BUSY);
+    gd_locks_admit(t.b, 4);
+    CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_BUSY);
+    teardown(&t);
+}
+
+static void
 test_maintainer_lock(void)
 {
     fixture t;
@@ -657,6 +716,9 @@ main(int argc, char **argv)
     RUN(test_exclude);
     RUN(test_exclude_is_refused);
     RUN(test_announce);
+    RUN(test_look_for_intent);
+    RUN(test_confirm);
+    RUN(test_share_after_locks_were_lost);
     RUN(test_maintainer_lock);
     RUN(test_maintainer_lock_of_a_file_that_was_replaced);
     RUN(test_image_lock);

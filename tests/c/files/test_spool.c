@@ -127,8 +127,8 @@ FORWARDED(int, fstat, (const gd_env *env, int fd, struct stat *st),
 FORWARDED(int, is_locked, (const gd_env *env, int fd, uint64_t byte),
           (w.below, fd, byte))
 FORWARDED(int, renew,
-          (const gd_env *env, int dir, const char *path, int fd),
-          (w.below, dir, path, fd))
+          (const gd_env *env, int dir, const char *path),
+          (w.below, dir, path))
 FORWARDED(int, random, (const gd_env *env, void *buf, size_t len),
           (w.below, buf, len))
 FORWARDED(void *, alloc, (const gd_env *env, size_t size, bool zeroed),

@@ -277,39 +277,6 @@ test_what_is_equal(void)
 }
 
 static void
-test_named(void)
-{
-    for (uint64_t round = 0; round < ROUNDS; round++) {
-        fixture t;
-        gd_error err;
-        uint8_t records[5 * GD_INDEX_RECORD], out[MOST * 16];
-        uint64_t named[5];
-        size_t n, wanted = 0;
-        begin(&t, round);
-        for (size_t i = 0; i < 5; i++) {
-            named[i] = address_number(&t, next_random(&t.seed) % ADDRESSES);
-            gd_index_put_record(records + i * GD_INDEX_RECORD, i, named[i]);
-        }
-        CHECK_INT(gd_pairs_named(gd_env_posix(), pairs_of(&t),
-                                 (gd_records){records, 5}, out, &n, &err),
-                  GD_OK);
-        for (size_t i = 0; i < t.count; i++) {
-            uint64_t other = pair_at(t.pairs, i).second;
-            bool is_named = false;
-            for (size_t k = 0; k < 5; k++) {
-                is_named = is_named || named[k] == other;
-            }
-            if (is_named) {
-                CHECK(wanted < n &&
-                      memcmp(out + wanted * 16, t.pairs + i * 16, 16) == 0);
-                wanted++;
-            }
-        }
-        CHECK_INT(n, wanted);
-    }
-}
-
-static void
 test_revising(void)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
@@ -453,7 +420,7 @@ test_no_memory(void)
     gd_error err;
     fault_env f;
     size_t n;
-    uint8_t out[MOST * 16], record[GD_INDEX_RECORD] = {0};
+    uint8_t out[MOST * 16];
     begin(&t, 3);
     REQUIRE(t.count > 0);
     fault_env_init(&f);
@@ -462,9 +429,6 @@ test_no_memory(void)
               GD_NOMEM);
     n = t.count;
     CHECK_INT(gd_pairs_sort(&f.env, t.pairs, &n, &err), GD_NOMEM);
-    CHECK_INT(gd_pairs_named(&f.env, pairs_of(&t), (gd_records){record, 1},
-                             out, &n, &err),
-              GD_NOMEM);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
 }
@@ -478,7 +442,6 @@ main(int argc, char **argv)
     RUN(test_without);
     RUN(test_judging);
     RUN(test_what_is_equal);
-    RUN(test_named);
     RUN(test_revising);
     RUN(test_choosing);
     RUN(test_unknown_block);

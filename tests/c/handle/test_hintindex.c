@@ -93,6 +93,13 @@ teardown(fixture *x)
 }
 
 static void
+add(fixture *x, uint32_t group, uint32_t first)
+{
+    x->index->add(x->index,
+                  &(gd_entry_range){group, first, ENTRIES, x->entries});
+}
+
+static void
 take(void *arg, size_t i, gd_address hint)
 {
     fixture *x = arg;
@@ -132,20 +139,43 @@ stats_of(fixture *x)
 
 enum { LIVE = ENTRIES / 10 * 9 };
 
+/* As the owner of the lock; false if somebody else is. */
+static bool
+save_with(fixture *x, const gd_entry_range *last, uint32_t newest,
+          bool complete)
+{
+    gd_position position;
+    if (!x->index->rebuild_lock(x->index)) {
+        return false;
+    }
+    x->index->load(x->index, &position);
+    position.newest = newest;
+    position.complete = complete;
+    x->index->save(x->index, last, &position, &(gd_look){.ended_ns = 77});
+    x->index->rebuild_unlock(x->index);
+    return true;
+}
+
+static bool
+save(fixture *x, uint32_t newest, bool complete)
+{
+    return save_with(x, &(gd_entry_range){0}, newest, complete);
+}
+
 static void
 test_hints(void)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         fixture *x = setup(kind);
         CHECK_INT(count_found(x, 7, 5), 0);
-        x->index->add(x->index, 7, 5, x->entries, ENTRIES);
+        add(x, 7, 5);
         CHECK_INT(count_found(x, 7, 5), LIVE);
-        x->index->add(x->index, 8, 0, x->entries, ENTRIES); /* again */
+        add(x, 8, 0); /* again */
         CHECK_INT(count_found(x, 8, 0), LIVE);
         x->index->reject(x->index, &x->entries[0].fingerprint,
                          (gd_address){8, 0});
         CHECK(count_found(x, 8, 0) >= LIVE - 1);
-        x->index->add(x->index, 9, 0, x->entries, 0);
+        x->index->add(x->index, &(gd_entry_range){.group = 9});
         CHECK_INT(stats_of(x).dropped, 0);
         CHECK(stats_of(x).places >= ENTRIES);
         teardown(x);
@@ -158,31 +188,31 @@ test_kept(void)
     for (int kind = 0; kind <= FILTER; kind++) {
         fixture *x = setup(kind);
         bool kept = kind != GD_KV_INRAM;
-        bool shared = kind == GD_KV_LMDB || kind == FILTER;
         CHECK(x->index->rebuild_lock(x->index));
         CHECK(!x->index->rebuild_lock(x->index));
-        x->index->add(x->index, 1, 0, x->entries, ENTRIES);
-        x->index->rebuild_set(x->index, 1, false);
+        add(x, 1, 0);
         x->index->rebuild_unlock(x->index);
+        CHECK(save(x, 1, false));
         close_index(x);
         CHECK_INT(open_index(x), GD_OK);
         CHECK_INT(count_found(x, 1, 0), kept ? LIVE : 0);
         CHECK(!stats_of(x).complete);
-        CHECK(x->index->rebuild_lock(x->index));
-        x->index->rebuild_set(x->index, 2, true);
-        x->index->rebuild_unlock(x->index);
+        CHECK(save(x, 2, true));
+        CHECK_INT(stats_of(x).look.ended_ns, 77);
         close_index(x);
         CHECK_INT(open_index(x), GD_OK);
-        /* What serves one process reads the last group again. */
-        CHECK_INT(stats_of(x).rebuilt, shared ? 2 : kept ? 1 : 0);
-        CHECK_INT(stats_of(x).complete, shared);
+        CHECK_INT(stats_of(x).rebuilt, kept ? 2 : 0);
+        CHECK_INT(stats_of(x).complete, kept);
+        /* What serves one process has not looked yet. */
+        bool shared = kind == GD_KV_LMDB || kind == FILTER;
+        CHECK_INT(stats_of(x).look.ended_ns, shared ? 77 : 0);
         CHECK(x->index->rebuild_lock(x->index));
         x->index->clear(x->index);
         x->index->rebuild_unlock(x->index);
         CHECK_INT(count_found(x, 1, 0), 0);
         CHECK_INT(stats_of(x).rebuilt, 0);
         CHECK(!stats_of(x).complete);
-        x->index->add(x->index, 3, 0, x->entries, ENTRIES);
+        add(x, 3, 0);
         CHECK_INT(count_found(x, 3, 0), LIVE);
         teardown(x);
     }
@@ -227,7 +257,7 @@ test_full(void)
     close_index(x);
     x->options.capacity = 10; /* one page has 255 places */
     CHECK_INT(open_index(x), GD_OK);
-    x->index->add(x->index, 1, 0, x->entries, ENTRIES);
+    add(x, 1, 0);
     unsigned found = count_found(x, 1, 0);
     CHECK(found >= 10 && found <= 255);
     CHECK_INT(stats_of(x).dropped, LIVE - found);
@@ -246,12 +276,9 @@ test_faults(void)
                        EIO, false);
         bool opened = open_index(x) == GD_OK;
         if (opened) {
-            x->index->add(x->index, 1, 0, x->entries, ENTRIES);
+            add(x, 1, 0);
             (void)count_found(x, 1, 0);
-            if (x->index->rebuild_lock(x->index)) {
-                x->index->rebuild_set(x->index, 1, true);
-                x->index->rebuild_unlock(x->index);
-            }
+            (void)save(x, 1, true);
         }
         close_index(x);
         bool failed = fault_env_faults(&x->f) > before;
@@ -269,26 +296,87 @@ test_faults(void)
     }
 }
 
+/* What is saved with a position is found, and kept with it. */
+static void
+test_saved_with_the_position(void)
+{
+    for (int kind = 0; kind <= FILTER; kind++) {
+        fixture *x = setup(kind);
+        const gd_entry_range last = {4, 6, ENTRIES, x->entries};
+        CHECK(save_with(x, &last, 4, true));
+        CHECK_INT(count_found(x, 4, 6), LIVE);
+        close_index(x);
+        CHECK_INT(open_index(x), GD_OK);
+        CHECK_INT(count_found(x, 4, 6), kind == GD_KV_INRAM ? 0 : LIVE);
+        CHECK_INT(stats_of(x).rebuilt, kind == GD_KV_INRAM ? 0 : 4);
+        teardown(x);
+    }
+}
+
+/* Whenever a commit breaks off, a position that is there has its hints. */
+static void
+test_order_of_a_commit(void)
+{
+    bool failed = true;
+    for (uint64_t n = 1; failed; n += 3) {
+        fixture *x = setup(GD_KV_DTB);
+        close_index(x);
+        x->options.capacity = 256 * ENTRIES; /* so pages are written singly */
+        x->options.cache = 16 * CACHE;
+        CHECK_INT(open_index(x), GD_OK);
+        const gd_entry_range last = {1, 0, ENTRIES, x->entries};
+        fault_env_fail(&x->f, FAULT_PWRITEV, n, EIO, true);
+        uint64_t before = fault_env_faults(&x->f);
+        CHECK(save_with(x, &last, 1, true));
+        failed = fault_env_faults(&x->f) > before;
+        close_index(x);
+        fault_env_heal(&x->f);
+        CHECK_INT(open_index(x), GD_OK);
+        CHECK(!stats_of(x).complete || count_found(x, 1, 0) == LIVE);
+        CHECK(failed || stats_of(x).complete);
+        teardown(x);
+    }
+}
+
+/* The store became empty between the load and the save. */
+static void
+test_emptied_during_a_look(void)
+{
+    for (int kind = 0; kind < GD_KV_BACKENDS; kind++) {
+        fixture *x = setup(kind);
+        gd_position position;
+        CHECK(save(x, 7, true));
+        CHECK(x->index->rebuild_lock(x->index));
+        x->index->load(x->index, &position);
+        CHECK_INT(position.newest, 7);
+        x->index->clear(x->index); /* as after damage */
+        x->index->save(x->index, &(gd_entry_range){0}, &position,
+                       &(gd_look){0});
+        x->index->rebuild_unlock(x->index);
+        CHECK_INT(stats_of(x).rebuilt, 0);
+        CHECK(!stats_of(x).complete);
+        teardown(x);
+    }
+}
+
 /* What is damaged while it is used is replaced. */
 static void
 test_damage_while_open(void)
 {
     fixture *x = setup(GD_KV_DTB);
-    x->index->add(x->index, 1, 0, x->entries, ENTRIES);
+    add(x, 1, 0);
     fault_env_fail(&x->f, FAULT_PWRITEV, 1, EIO, true);
-    CHECK(x->index->rebuild_lock(x->index));
-    x->index->rebuild_set(x->index, 1, true); /* commits, and fails */
-    x->index->rebuild_unlock(x->index);
+    CHECK(save(x, 1, true)); /* commits, and fails */
     fault_env_heal(&x->f);
     CHECK_INT(count_found(x, 1, 0), 0);
-    x->index->add(x->index, 1, 0, x->entries, ENTRIES); /* goes nowhere */
+    add(x, 1, 0); /* goes nowhere */
     CHECK_INT(count_found(x, 1, 0), 0);
     CHECK(stats_of(x).dropped > 0);
     CHECK(!stats_of(x).complete);
     /* Who goes on with the rebuild opens the store again. */
     CHECK(x->index->rebuild_lock(x->index));
     x->index->rebuild_unlock(x->index);
-    x->index->add(x->index, 1, 0, x->entries, ENTRIES);
+    add(x, 1, 0);
     CHECK_INT(count_found(x, 1, 0), LIVE);
     close_index(x);
     CHECK_INT(open_index(x), GD_OK);
@@ -305,6 +393,9 @@ main(int argc, char **argv)
     RUN(test_wrong_values);
     RUN(test_full);
     RUN(test_faults);
+    RUN(test_saved_with_the_position);
+    RUN(test_order_of_a_commit);
+    RUN(test_emptied_during_a_look);
     RUN(test_damage_while_open);
     return REPORT();
 }

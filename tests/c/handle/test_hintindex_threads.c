@@ -32,6 +32,7 @@ work(void *arg)
     worker *w = arg;
     gd_hintindex *index = w->index;
     const gd_fingerprint *fps[ENTRIES];
+    const gd_entry_range range = {w->group, 0, ENTRIES, w->entries};
     for (uint64_t n = 0; n < ENTRIES; n++) {
         uint64_t key = w->group * 1000 + n;
         w->entries[n].state = GD_ENTRY_LIVE;
@@ -40,10 +41,16 @@ work(void *arg)
     }
     for (unsigned round = 0; round < ROUNDS; round++) {
         gd_filter_stats stats;
-        index->add(index, w->group, 0, w->entries, ENTRIES);
+        uint32_t first, end;
+        index->add_own(index, &range);
         index->find(index, fps, ENTRIES, take, w);
         if (index->rebuild_lock(index)) {
-            index->rebuild_set(index, w->group, round % 2 == 0);
+            gd_position position;
+            index->load(index, &position);
+            position.newest = w->group;
+            position.complete = round % 2 == 0;
+            index->save(index, &range, &position,
+                        &(gd_look){.behind = round});
             if (round % 8 == 7) {
                 index->clear(index);
             }
@@ -51,6 +58,8 @@ work(void *arg)
         }
         index->get_stats(index, &stats);
         w->wrong += stats.rebuilt > THREADS;
+        index->find_own(index, w->group, &first, &end);
+        w->wrong += first != 0 || (end != 0 && end != ENTRIES);
     }
     return NULL;
 }

@@ -351,6 +351,35 @@ other_process(fixture *x, int start)
     return (int)s;
 }
 
+/* Pairs behind others: after the commit both are durable.  Only DTB commits
+ * what was put before on its own. */
+static void
+test_put_behind(void)
+{
+    for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
+        fixture *x = malloc(sizeof *x);
+        static const uint64_t syncs[GD_KV_BACKENDS] = {0, 2, 1, 1};
+        gd_kv_stats before, after;
+        setup(x, b, GD_KV_SPARSE, KEYS);
+        const gd_kv_pair behind[] = {{key_of(x, 2), 22}, {key_of(x, 1), 12}};
+        gd_kv_get_stats(x->kv, &before);
+        put_one(x, 1, 11);
+        CHECK_INT(gd_kv_put_behind(x->kv, behind, 2, &x->err), GD_OK);
+        CHECK_INT(get_one(x, 1), 12);
+        CHECK_INT(get_one(x, 2), 22);
+        CHECK_INT(gd_kv_commit(x->kv, &x->err), GD_OK);
+        gd_kv_get_stats(x->kv, &after);
+        CHECK_INT(after.syncs - before.syncs, syncs[b]);
+        CHECK_INT(after.puts - before.puts, 3);
+        close_store(x);
+        CHECK_INT(open_store(x), GD_OK);
+        CHECK_INT(get_one(x, 1), b == GD_KV_INRAM ? 0 : 12);
+        CHECK_INT(get_one(x, 2), b == GD_KV_INRAM ? 0 : 22);
+        teardown(x);
+        free(x);
+    }
+}
+
 static void
 test_two_processes(void)
 {
@@ -548,6 +577,7 @@ main(int argc, char **argv)
     RUN(test_small);
     RUN(test_full);
     RUN(test_arguments);
+    RUN(test_put_behind);
     RUN(test_two_processes);
     RUN(test_twice_in_one_process);
     RUN(test_random_files);

@@ -5,6 +5,8 @@
  */
 #include "engine/maintain/grouprewrite.h"
 
+#include <errno.h>
+
 #include "engine/base/coding.h"
 #include "engine/files/spool.h"
 #include "engine/read/reader.h"
@@ -96,14 +98,14 @@ test_two_stages(void)
     CHECK_INT(sizes[1] % 4096, 0);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(exchange(&t, r), GD_OK);
-    scratch_check_trace(&t.x, "renameat fsync pwritev");
+    scratch_check_trace(&t.x, "renameat fsync");
     CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_BUSY);
     end(&t, r);
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
     CHECK(record.generation != old.generation);
     /* What was read, and what was written. */
     CHECK_INT(cost_of_all, old.end + record.end - 2 * gd_data_start(SLOTS));
-    CHECK_INT(record.flags, 0);
+    CHECK_INT(record.flags, GD_GROUP_UNSETTLED);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
     CHECK(rewrite_is_image(&t, "again", t.one, LENGTH));
     CHECK_INT(put_image(other, "more", t.one, LENGTH, LENGTH, NULL,
@@ -247,6 +249,48 @@ change_behind(rewrite_fixture *t, int kind)
     gd_group_close(group);
 }
 
+static int remembering = -1; /* an open file, of which the process goes on
+                              * seeing the start as it was */
+static uint8_t *remembered;
+
+static ssize_t
+read_remembered(const gd_env *env, int fd, void *buf, size_t len,
+                uint64_t offset)
+{
+    (void)env;
+    uint64_t end = gd_data_start(SLOTS);
+    if (fd != remembering || offset >= end) {
+        return pread(fd, buf, len, (off_t)offset);
+    }
+    len = len < end - offset ? len : (size_t)(end - offset);
+    memcpy(buf, remembered + offset, len);
+    return (ssize_t)len;
+}
+
+/* On a file system that asks the server only when a file is opened. */
+static void
+test_changed_behind_what_is_remembered(void)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        rewrite_fixture t;
+        rewrite_setup(&t, true);
+        gd_group_rewrite *r = begin(&t, 1, 1);
+        go_through(&t, r);
+        size_t length = (size_t)gd_data_start(SLOTS);
+        remembered = malloc(length);
+        scratch_read(&t.x, GROUP_1, remembered, length, 0);
+        remembering = t.leased->group->fd;
+        t.x.f.env.pread = read_remembered;
+        change_behind(&t, kind);
+        CHECK_INT(exchange(&t, r), GD_CORRUPT);
+        CHECK_CONTAINS(t.x.err.text, "had not its lease");
+        end(&t, r);
+        remembering = -1;
+        free(remembered);
+        rewrite_teardown(&t);
+    }
+}
+
 static void
 test_changed_meanwhile(void)
 {
@@ -271,6 +315,183 @@ test_changed_meanwhile(void)
         CHECK(before.st_ino == after.st_ino);
         rewrite_teardown(&t);
     }
+}
+
+/* ---- locks that were lost, and making way ---- */
+
+static gd_published left_behind; /* the maintainer's last record */
+
+/* What the server and the maintainer do while this process is cut off: its
+ * locks fall, its file in the spool is taken for a dead process's (N6.2), and
+ * some blocks of the group are freed. */
+static void
+collect_behind(rewrite_fixture *t, gd_repo *maintainer, bool excluded)
+{
+    char name[GD_NAME_SIZE] = "";
+    gd_owned_group *owned;
+    const uint32_t slots[] = {3, 4, 5};
+    uint32_t freed;
+    gd_locks_unlease(t->repo->locks, 1);
+    if (excluded) {
+        gd_locks_admit(t->repo->locks, 1);
+    }
+    if (scratch_count(&t->x, "spool", "G-", name) == 1) {
+        CHECK_INT(unlinkat(t->x.root, name, 0), 0);
+    }
+    REQUIRE(gd_owned_group_open(maintainer, 1, &owned, &t->x.err) == GD_OK);
+    CHECK_INT(gd_owned_group_free(owned, slots, 3, &freed, &t->x.err), GD_OK);
+    CHECK_INT(freed, 3);
+    left_behind = owned->leased->published;
+    gd_owned_group_close(owned);
+}
+
+static rewrite_fixture *cut_off; /* whose locks fall in the next hook */
+static gd_repo *its_maintainer;
+
+static int
+rename_late(const gd_env *env, int dir, const char *from, const char *to)
+{
+    (void)env;
+    if (cut_off != NULL) {
+        collect_behind(cut_off, its_maintainer, true);
+        cut_off = NULL;
+    }
+    return renameat(dir, from, dir, to) < 0 ? -errno : 0;
+}
+
+static int
+sync_late(const gd_env *env, int fd)
+{
+    (void)env;
+    struct stat st;
+    if (cut_off != NULL && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        rewrite_fixture *t = cut_off;
+        cut_off = NULL;
+        collect_behind(t, its_maintainer, true);
+    }
+    return fsync(fd) < 0 ? -errno : 0;
+}
+
+/* The locks fall before the exchange (0), between the last look and the rename
+ * (1), or after the rename (2).  Whatever the process does then, the
+ * maintainer's changes stay, and its generation, too: else stores that others
+ * cached before the blocks were freed would be believed (N7.2). */
+static void
+test_locks_are_lost(void)
+{
+    for (int moment = 0; moment < 3; moment++) {
+        rewrite_fixture t;
+        gd_published record;
+        gd_entry entries[SLOTS];
+        rewrite_setup(&t, true);
+        its_maintainer = scratch_repo_filter(&t.x);
+        gd_repo *maintainer = its_maintainer;
+        gd_group_rewrite *r = begin(&t, 1, 1);
+        go_through(&t, r);
+        if (moment == 0) {
+            collect_behind(&t, maintainer, false);
+        } else {
+            cut_off = &t;
+            t.x.f.env.renameat =
+                moment == 1 ? rename_late : t.x.f.env.renameat;
+            t.x.f.env.fsync = moment == 2 ? sync_late : t.x.f.env.fsync;
+        }
+        CHECK_INT(exchange(&t, r), moment == 0   ? GD_CORRUPT
+                                   : moment == 1 ? GD_IO
+                                                 : GD_OK);
+        if (moment == 1) {
+            CHECK_CONTAINS(t.x.err.text, "lost its locks");
+        }
+        CHECK(cut_off == NULL);
+        end(&t, r);
+        CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS - 3);
+        CHECK_INT(entries[4].state, GD_ENTRY_FREED);
+        CHECK(record.generation == left_behind.generation &&
+              record.sequence == left_behind.sequence);
+        CHECK_INT(record.codec == GD_CODEC_ZSTD, moment == 2);
+        gd_repo_close(maintainer);
+        rewrite_teardown(&t);
+    }
+}
+
+/* Another process has the lease, and has changed nothing yet. */
+static void
+test_lease_is_lost(void)
+{
+    rewrite_fixture t;
+    struct stat before, after;
+    rewrite_setup(&t, true);
+    gd_repo *other = scratch_repo_filter(&t.x);
+    gd_group_rewrite *r = begin(&t, 1, 1);
+    go_through(&t, r);
+    gd_locks_unlease(t.repo->locks, 1);
+    CHECK_INT(gd_locks_lease(other->locks, 1, &t.x.err), GD_OK);
+    CHECK_INT(fstatat(t.x.root, GROUP_1, &before, 0), 0);
+    CHECK_INT(exchange(&t, r), GD_BUSY);
+    CHECK_CONTAINS(t.x.err.text, "this one was cut off");
+    CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
+    CHECK(before.st_ino == after.st_ino);
+    /* It did not lock anything for the attempt. */
+    CHECK_INT(gd_locks_exclude(other->locks, 1, &t.x.err), GD_OK);
+    gd_locks_admit(other->locks, 1);
+    end(&t, r);
+    CHECK_INT(gd_locks_lease(t.repo->locks, 1, &t.x.err), GD_BUSY);
+    gd_repo_close(other);
+    rewrite_teardown(&t);
+}
+
+static int
+no_free_space(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env, (void)fd;
+    *space = (gd_space){.free = 0, .total = UINT64_C(1) << 40};
+    return 0;
+}
+
+/* A rewriting ends for the collector, and when the disk is full; and its space
+ * comes back. */
+static void
+test_makes_way(void)
+{
+    for (int full = 0; full < 2; full++) {
+        rewrite_fixture t;
+        bool done;
+        uint64_t cost;
+        rewrite_setup(&t, true);
+        gd_repo *other = scratch_repo_filter(&t.x);
+        gd_group_rewrite *r = begin(&t, 1, 1);
+        CHECK_INT(gd_group_rewrite_check(r, &t.x.err), GD_OK);
+        if (full) {
+            t.repo->params.reserve = 4096;
+            t.x.f.env.free_space = no_free_space;
+        } else {
+            CHECK_INT(gd_locks_announce(other->locks, 1, &t.x.err), GD_OK);
+        }
+        gd_status wanted = full ? GD_NOSPACE : GD_BUSY;
+        CHECK_INT(gd_group_rewrite_check(r, &t.x.err), wanted);
+        CHECK_INT(gd_group_rewrite_step(r, &done, &cost, &t.x.err), wanted);
+        if (!full) {
+            CHECK_CONTAINS(t.x.err.text, "is to be collected");
+        }
+        end(&t, r);
+        CHECK_INT(gd_locks_lease(other->locks, 1, &t.x.err), GD_OK);
+        gd_repo_close(other);
+        rewrite_teardown(&t);
+    }
+}
+
+/* The collector itself rewrites, whatever it has announced. */
+static void
+test_the_collector_makes_no_way(void)
+{
+    rewrite_fixture t;
+    rewrite_setup(&t, true);
+    CHECK_INT(gd_locks_announce(t.repo->locks, 1, &t.x.err), GD_OK);
+    own_group(&t, 1);
+    free_group_slots(&t, 3, 1);
+    need_rewritten(&t);
+    gd_owned_group_close(t.owned);
+    rewrite_teardown(&t);
 }
 
 /* What can be read of the new file is not what was verified. */
@@ -388,6 +609,11 @@ main(int argc, char **argv)
     RUN(test_raw_segments_stay_apart);
     RUN(test_only_what_is_sealed);
     RUN(test_changed_meanwhile);
+    RUN(test_changed_behind_what_is_remembered);
+    RUN(test_locks_are_lost);
+    RUN(test_lease_is_lost);
+    RUN(test_makes_way);
+    RUN(test_the_collector_makes_no_way);
     RUN(test_read_back);
     RUN(test_note_codec);
     RUN(test_stages_with_faults);

@@ -34,14 +34,35 @@ test_entering(void)
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_BUSY);
     CHECK_INT(gd_locks_share(other, 1, NULL), GD_BUSY);
     CHECK_INT(gd_locks_share(t.repo->locks, 1, NULL), GD_BUSY);
+    const gd_env *env = gd_env_posix();
+    int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 1);
     CHECK(is_image(&t, "one", t.one, LENGTH)); /* readers go on */
     gd_owned_group_close(t.owned);
+    CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 0);
+    close(raw);
     CHECK_INT(gd_locks_share(other, 1, NULL), GD_OK);
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK);
     CHECK_INT(owned_enter(&t, 77), GD_NOTFOUND);
     CHECK_INT(gd_locks_lease(other, 77, NULL), GD_OK);
     CHECK_INT(gd_locks_exclude(other, 77, NULL), GD_OK);
     gd_locks_close(other);
+    owned_teardown(&t);
+}
+
+/* A group that was just made may still be open for who found it in the spool,
+ * and has its writer's byte. */
+static void
+test_who_looks_through_the_spool_keeps_nobody_out(void)
+{
+    owned_fixture t;
+    owned_setup(&t);
+    const gd_env *env = gd_env_posix();
+    int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->lock(env, raw, GD_BYTE_WRITER, F_WRLCK), 0);
+    CHECK_INT(owned_enter(&t, 1), GD_OK);
+    gd_owned_group_close(t.owned);
+    close(raw);
     owned_teardown(&t);
 }
 
@@ -194,6 +215,31 @@ test_unlink(void)
     owned_teardown(&t);
 }
 
+/* The name may go late, when a writer has leased the group (I4). */
+static void
+test_unlink_keeps_writers_out(void)
+{
+    owned_fixture t;
+    gd_published record;
+    bool removed;
+    owned_setup(&t);
+    set_record(&t, 63, segment_offset(4));
+    static const uint8_t empty[GD_ENTRY_SIZE];
+    scratch_write(&t.x, GROUP_1, empty, sizeof empty, gd_entry_offset(63));
+    CHECK_INT(owned_enter(&t, 1), GD_OK);
+    need_freed(&t, 0, 63);
+    fault_env_fail(&t.x.f, FAULT_UNLINKAT, 1, EIO, false);
+    fault_env_start_trace(&t.x.f);
+    CHECK_INT(gd_owned_group_unlink(t.owned, &removed, &t.x.err), GD_IO);
+    scratch_check_trace(&t.x, "fdatasync pwritev fdatasync");
+    CHECK_INT(gd_group_read_published(t.owned->leased->group, &record,
+                                      &t.x.err), GD_OK);
+    CHECK((record.flags & GD_GROUP_POISONED) != 0);
+    CHECK(unlink_group(&t)); /* which takes no second mark */
+    gd_owned_group_close(t.owned);
+    owned_teardown(&t);
+}
+
 static void
 test_unlink_is_refused(void)
 {
@@ -323,10 +369,12 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_entering);
+    RUN(test_who_looks_through_the_spool_keeps_nobody_out);
     RUN(test_leaving);
     RUN(test_replaced_before_the_lock);
     RUN(test_entering_fails);
     RUN(test_unlink);
+    RUN(test_unlink_keeps_writers_out);
     RUN(test_unlink_is_refused);
     RUN(test_numbers_are_not_used_again);
     RUN(test_faults);

@@ -312,11 +312,11 @@ fault_fchmod(const gd_env *env, int fd, mode_t mode)
 }
 
 static int
-fault_renew(const gd_env *env, int dir, const char *path, int fd)
+fault_renew(const gd_env *env, int dir, const char *path)
 {
     fault_env *f = self(env);
     int rc = enter(f, FAULT_RENEW);
-    return rc != 0 ? rc : f->real->renew(f->real, dir, path, fd);
+    return rc != 0 ? rc : f->real->renew(f->real, dir, path);
 }
 
 static int

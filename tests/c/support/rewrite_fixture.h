@@ -18,8 +18,7 @@ enum {
 };
 
 #define GROUP_1 "groups/00000001"
-/* The last one clears the mark. */
-#define ORDER "fsync pwritev fallocate pwritev fsync renameat fsync pwritev"
+#define ORDER "fsync pwritev fallocate pwritev fsync renameat fsync"
 
 typedef struct rewrite_fixture {
     scratch x;

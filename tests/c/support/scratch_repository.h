@@ -58,6 +58,9 @@ void scratch_write(const scratch *x, const char *name, const void *data,
 void scratch_read(const scratch *x, const char *name, void *data,
                   size_t length, uint64_t offset);
 void scratch_truncate(const scratch *x, const char *name, uint64_t length);
+/* Drops all locks of this process, as a server does that does not hear of its
+ * host: nobody is told. */
+void scratch_drop_locks(void);
 /* The byte at offset becomes another, by exclusive or. */
 void scratch_flip(const scratch *x, const char *name, uint64_t offset,
                   uint8_t with);

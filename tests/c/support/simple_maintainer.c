@@ -259,7 +259,8 @@ maintainer_collect(gd_repo *repo, unsigned options, gd_codec codec,
     uint32_t *numbers;
     size_t count;
     *spooled = 0;
-    gd_status s = gd_repo_list_groups(repo, &numbers, &count, err);
+    gd_status s = gd_group_numbers(repo->env, repo->root, &numbers, &count,
+                                   err);
     if (s != GD_OK) {
         return s;
     }
@@ -342,7 +343,8 @@ list_blocks(gd_repo *repo, block_list *list, gd_error *err)
 {
     uint32_t *numbers;
     size_t count;
-    gd_status s = gd_repo_list_groups(repo, &numbers, &count, err);
+    gd_status s = gd_group_numbers(repo->env, repo->root, &numbers, &count,
+                                   err);
     if (s != GD_OK) {
         return s;
     }
@@ -513,7 +515,8 @@ maintainer_scrub(gd_repo *repo, gd_error *err)
 {
     uint32_t *numbers;
     size_t count;
-    gd_status s = gd_repo_list_groups(repo, &numbers, &count, err);
+    gd_status s = gd_group_numbers(repo->env, repo->root, &numbers, &count,
+                                   err);
     if (s != GD_OK) {
         return s;
     }

@@ -7,6 +7,7 @@
 
 #include "engine/base/coding.h"
 #include "tests/c/support/check.h"
+#include "tests/c/support/ext_fixture.h"
 #include "tests/c/support/scratch_repository.h"
 
 enum { SIZE = 4 << 20, MOST_READ = 17 << 20 };
@@ -83,20 +84,15 @@ big(uint8_t *out, uint64_t value, int bytes)
 static uint8_t *
 make_ext(uint8_t *at)
 {
-    uint8_t *sb = at + 1024;
     memset(at, 0, 1 << 20);
-    gd_put32(sb + 4, 1024);
-    gd_put32(sb + 0x14, 1);
-    gd_put32(sb + 0x20, 512);
-    gd_put32(sb + 0x28, 64);
-    gd_put16(sb + 0x38, 0xef53);
-    gd_put32(sb + 0x4c, 1);
-    gd_put16(sb + 0x58, 128);
-    gd_put32(sb + 0x60, 0x80);
-    gd_put16(sb + 0xfe, 64);
     gd_put32(at + 2048 + 8, 10);
     gd_put32(at + 2048 + 64 + 8, 600);
-    return sb;
+    return ext_make(at, &(ext_fields){.blocks = 1024,
+                                      .blocks_per_group = 512,
+                                      .inodes_per_group = 64,
+                                      .inode_size = 128,
+                                      .incompat = 0x80,
+                                      .desc_size = 64});
 }
 
 static void
@@ -112,10 +108,10 @@ test_ext(void)
     find((1 << 20) - 1);
     CHECK_INT(found.count, 0);
     /* Tables in other places, and none of 64 bits in descriptors of 32. */
-    gd_put32(sb + 0x60, 0x80 | 0x10);
+    gd_put32(sb + EXT_INCOMPAT, 0x80 | 0x10);
     find(SIZE);
     CHECK_INT(found.count, 0);
-    gd_put32(sb + 0x60, 0);
+    gd_put32(sb + EXT_INCOMPAT, 0);
     gd_put32(disk + 2048 + 32 + 8, 20);
     find(SIZE);
     CHECK_RANGES({2048, 1024}, {10 * 1024, 8192}, {20 * 1024, 8192});
@@ -129,13 +125,11 @@ static void
 test_journal(void)
 {
     memset(disk, 0, SIZE);
-    uint8_t *sb = make_ext(disk), *node = sb + 0x10c;
-    gd_put32(sb + 0x60, 0x80 | 0x10);
-    gd_put32(sb + 0x5c, 4);
-    gd_put16(node, 0xf30a);
-    gd_put16(node + 2, 1);
-    gd_put16(node + 12 + 4, 30);
-    gd_put32(node + 12 + 8, 100);
+    uint8_t *sb = make_ext(disk), *node = sb + EXT_JOURNAL_EXTENTS;
+    gd_put32(sb + EXT_INCOMPAT, 0x80 | 0x10);
+    ext_add_journal(sb, 1);
+    ext_put_extent(node, 0, 30, 100);
+    sb[0xfd] = 0;
     find(SIZE);
     CHECK_INT(found.count, 0); /* there is no copy of the inode */
     sb[0xfd] = 1;
@@ -308,9 +302,9 @@ test_large_numbers(void)
 {
     memset(disk, 0, SIZE);
     uint8_t *sb = make_ext(disk);
-    gd_put32(sb + 4, UINT32_MAX);
-    gd_put32(sb + 0x150, 7);
-    gd_put32(sb + 0x20, 1);
+    gd_put32(sb + EXT_BLOCKS, UINT32_MAX);
+    gd_put32(sb + EXT_BLOCKS_HIGH, 7);
+    gd_put32(sb + EXT_BLOCKS_PER_GROUP, 1);
     find(UINT64_C(1) << 46);
     CHECK(bytes_read > MOST_READ / 2); /* nothing is found in zeros */
     for (uint32_t i = 0; i < 40000; i++) {

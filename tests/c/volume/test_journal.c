@@ -522,6 +522,133 @@ test_failed_append_cannot_be_removed(void)
     teardown();
 }
 
+/* ---- zeros ahead ---- */
+
+static uint64_t
+file_size(void)
+{
+    return (uint64_t)scratch_size(&t.x, JOURNAL);
+}
+
+/* Records take their place, and the file becomes no longer; when they are used
+ * up, as many are written again as the journal has bytes, within bounds. */
+static void
+test_zeros_ahead(void)
+{
+    static uint8_t data[GD_RECORD_DATA];
+    setup();
+    append_some(true);
+    uint64_t end = t.journal->end, size = end + 65536;
+    gd_journal_write_ahead(t.journal);
+    CHECK_INT(file_size(), size);
+    CHECK_INT(t.journal->end, end);
+    CHECK_INT(gd_journal_wants_ahead(t.journal), 0);
+    gd_journal_write_ahead(t.journal); /* there are some */
+    CHECK_INT(file_size(), size);
+    check_scan(0, GD_OK, 7);
+    check_scan(end, GD_OK, 7);
+    for (int i = 0; i < 4; i++) {
+        append(GD_RECORD_BYTES, 0, LONGEST);
+        sync_it();
+        check_scan(0, GD_OK, t.count);
+    }
+    CHECK_INT(file_size(), size);
+    for (int i = 0; i < 40; i++) {
+        gd_append one = make_append(GD_RECORD_BYTES, 0, sizeof data, data);
+        CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
+        gd_journal_accept(t.journal, &one);
+        t.records[t.count++] = one.record;
+        t.at[t.count] = t.journal->end;
+        uint64_t wanted = gd_journal_wants_ahead(t.journal);
+        CHECK(i > 0 || wanted > 65536);
+        CHECK(wanted <= 1 << 20 && wanted <= t.journal->end);
+        gd_journal_write_ahead(t.journal);
+        CHECK(file_size() >= t.journal->end);
+    }
+    CHECK_INT(file_size() - t.journal->end,
+              t.journal->ahead - t.journal->end);
+    check_scan(0, GD_OK, t.count);
+    teardown();
+}
+
+/* A crash leaves zeros where sectors of records were not written, or the file
+ * as it was before the zeros. */
+static void
+test_torn_over_zeros(void)
+{
+    static const uint8_t nothing[512];
+    uint8_t sector[512];
+    setup();
+    append(GD_RECORD_BYTES, 0, 100);
+    gd_journal_write_ahead(t.journal);
+    sync_it();
+    uint64_t end = t.journal->end;
+    append_some(false);
+    for (uint64_t at = end; at < t.journal->end; at += 512) {
+        scratch_read(&t.x, JOURNAL, sector, 512, at);
+        scratch_write(&t.x, JOURNAL, nothing, 512, at);
+        check_scan(0, GD_OK, records_before(at));
+        check_scan(t.journal->end, GD_CORRUPT, records_before(at));
+        scratch_write(&t.x, JOURNAL, sector, 512, at);
+    }
+    check_scan(0, GD_OK, t.count);
+    /* V5: the first record was durable. */
+    scratch_flip(&t.x, JOURNAL, t.at[0], 1);
+    check_scan(0, GD_CORRUPT, 0);
+    teardown();
+}
+
+/* What a failed append has left is not covered by zeros, but cut off, with the
+ * zeros behind it; then there are new ones. */
+static void
+test_failed_append_over_zeros(void)
+{
+    setup();
+    append(GD_RECORD_BYTES, 0, 100);
+    gd_journal_write_ahead(t.journal);
+    gd_append batch[3];
+    uint8_t *data = t.data[MOST - 1];
+    for (size_t i = 0; i < 3; i++) {
+        batch[i] = make_append(GD_RECORD_BYTES, 512 * i, 512, data);
+    }
+    CHECK_INT(gd_journal_append(t.journal, batch, 3, &t.x.err), GD_OK);
+    gd_journal_accept(t.journal, &batch[0]);
+    t.records[t.count++] = batch[0].record;
+    t.at[t.count] = t.journal->end;
+    uint64_t size = file_size();
+    CHECK_INT(gd_journal_wants_ahead(t.journal), 0);
+    gd_journal_write_ahead(t.journal);
+    CHECK_INT(file_size(), size);
+    append(GD_RECORD_BYTES, 512, 512); /* as long as the one that failed */
+    CHECK_INT(file_size(), t.journal->end);
+    check_scan(0, GD_OK, 3);
+    CHECK(gd_journal_wants_ahead(t.journal) > 0);
+    gd_journal_write_ahead(t.journal);
+    CHECK(file_size() > t.journal->end);
+    append(GD_RECORD_BYTES, 0, 100);
+    check_scan(0, GD_OK, 4);
+    teardown();
+}
+
+/* The journal needs no zeros. */
+static void
+test_no_zeros_ahead(void)
+{
+    for (unsigned nth = 1; nth <= 2; nth++) {
+        setup();
+        append_some(true);
+        fault_env_shorten(&t.x.f, 8192);
+        fault_env_fail(&t.x.f, FAULT_PWRITEV, nth, ENOSPC, false);
+        gd_journal_write_ahead(t.journal);
+        fault_env_heal(&t.x.f);
+        CHECK(gd_journal_wants_ahead(t.journal) > 0);
+        check_scan(0, GD_OK, 7);
+        append(GD_RECORD_BYTES, 0, 2000);
+        check_scan(0, GD_OK, 8);
+        teardown();
+    }
+}
+
 /* ---- making one ---- */
 
 /* Whatever fails, there is a whole journal or none. */
@@ -562,8 +689,52 @@ test_order_of_creating(void)
     fault_env_start_trace(&t.x.f);
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
                                 &other, &named, &t.x.err), GD_OK);
-    scratch_check_trace(&t.x, "unlinkat pwritev fdatasync renameat fsync");
+    scratch_check_trace(&t.x, "unlinkat pwritev fdatasync linkat unlinkat "
+                        "fsync");
     gd_journal_close(other);
+    teardown();
+}
+
+/* Who was cut off does not replace what the next owner made (V1). */
+static void
+test_another_owner_has_made_it(void)
+{
+    gd_journal *mine, *other;
+    bool named;
+    struct stat before, after;
+    setup();
+    t.head.journal = 4;
+    t.head.marks = 0;
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
+                                &mine, &named, &t.x.err), GD_OK);
+    CHECK_INT(fstatat(t.x.root, mine->name, &before, 0), 0);
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
+                                &other, &named, &t.x.err), GD_BUSY);
+    CHECK(!named);
+    CHECK_CONTAINS(t.x.err.text, "this one was cut off");
+    CHECK_INT(fstatat(t.x.root, mine->name, &after, 0), 0);
+    CHECK(before.st_ino == after.st_ino);
+    gd_journal_close(mine);
+    teardown();
+}
+
+/* So that a file system can tell the owner of lost locks by errors. */
+static void
+test_holds_a_lock(void)
+{
+    gd_journal *made;
+    bool named;
+    setup();
+    const gd_env *env = gd_env_posix();
+    t.head.journal = 4;
+    t.head.marks = 0;
+    CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
+                                &made, &named, &t.x.err), GD_OK);
+    int raw = openat(t.x.root, made->name, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->is_locked(env, raw, 0), 1);
+    gd_journal_close(made);
+    CHECK_INT(env->is_locked(env, raw, 0), 0);
+    close(raw);
     teardown();
 }
 
@@ -599,8 +770,14 @@ main(int argc, char **argv)
     RUN(test_guest_forges_records);
     RUN(test_failed_append_is_gone);
     RUN(test_failed_append_cannot_be_removed);
+    RUN(test_zeros_ahead);
+    RUN(test_torn_over_zeros);
+    RUN(test_failed_append_over_zeros);
+    RUN(test_no_zeros_ahead);
     RUN(test_create_under_faults);
     RUN(test_order_of_creating);
+    RUN(test_another_owner_has_made_it);
+    RUN(test_holds_a_lock);
     RUN(test_last_number);
     return REPORT();
 }

@@ -187,7 +187,7 @@ static const fault faults[] = {
     {FAULT_FDATASYNC, EIO, false},
     {FAULT_FSYNC, EIO, true},
     {FAULT_UNLINKAT, EIO, true},
-    {FAULT_RENAMEAT, EIO, false},
+    {FAULT_LINKAT, EIO, false},
     {FAULT_ALLOC, ENOMEM, false},
     {FAULT_ALLOC, ENOMEM, true},
 };
@@ -573,6 +573,112 @@ test_write_during_sync(void)
     finish();
 }
 
+static int64_t
+journal_size(void)
+{
+    char name[GD_NAME_SIZE];
+    gd_volume_info info;
+    gd_volume_get_info(the_volume, &info);
+    gd_volume_journal_name("disk", info.head.journal, name);
+    return scratch_size(&the_scratch, name);
+}
+
+/* A guest that flushes each write: the file seldom becomes longer, since zeros
+ * are written ahead.  None of them comes over a record. */
+static void
+test_many_flushes(void)
+{
+    unsigned grown = 0;
+    model_setup(0);
+    model_start_shadow();
+    CHECK_OK(model_create(6 * P));
+    CHECK_OK(model_open());
+    int64_t before = journal_size();
+    for (unsigned i = 0; i < 300; i++) {
+        CHECK_OK(model_write(i * 7 % (5 * P), 8));
+        CHECK_OK(model_flush());
+        grown += journal_size() > before;
+        before = journal_size();
+    }
+    CHECK(grown > 1 && grown < 10);
+    model_crash();
+    finish();
+}
+
+/* A hundredth of the whole is kept, so that there is room for little more. */
+static int
+little_room(const gd_env *env, int fd, gd_space *space)
+{
+    (void)env;
+    (void)fd;
+    *space = (gd_space){.total = 1000 << 20, .free = (10 << 20) + 16384};
+    return 0;
+}
+
+/* Zeros are no reason to go below the reserve, nor is a large flush one to
+ * write them. */
+static void
+test_flushes_without_zeros(void)
+{
+    gd_volume_info info;
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    CHECK_OK(model_flush());
+    gd_volume_get_info(the_volume, &info);
+    CHECK_INT(journal_size(), info.journal_bytes);
+    int (*real)(const gd_env *, int, gd_space *) = FAULTS->env.free_space;
+    FAULTS->env.free_space = little_room;
+    the_repo->params.reserve = 64 << 20;
+    for (unsigned i = 0; i < 5; i++) {
+        CHECK_OK(model_write(i, 1));
+        CHECK_OK(model_flush());
+        gd_volume_get_info(the_volume, &info);
+        CHECK_INT(journal_size(), info.journal_bytes);
+    }
+    FAULTS->env.free_space = real;
+    CHECK_OK(model_write(9, 1));
+    CHECK_OK(model_flush());
+    CHECK(journal_size() > (int64_t)info.journal_bytes + 65536);
+    finish();
+}
+
+static ssize_t (*real_pread)(const gd_env *env, int fd, void *buf, size_t len,
+                             uint64_t offset);
+static uint64_t read_bytes;
+
+static ssize_t
+count_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+{
+    read_bytes += len;
+    return real_pread(env, fd, buf, len, offset);
+}
+
+/* An opening reads each journal once, also when a checkpoint was not ended. */
+static void
+test_journals_are_read_once(void)
+{
+    begin(false);
+    CHECK_OK(model_write(0, 4 * P));
+    fault_env_fail(FAULTS, FAULT_LINKAT, 1, EIO, false);
+    CHECK(model_checkpoint() != GD_OK);
+    fault_env_heal(FAULTS);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(model_write(i, 4 * P));
+    }
+    CHECK_OK(model_flush());
+    gd_volume_info info;
+    gd_volume_get_info(the_volume, &info);
+    CHECK(info.head.needed < info.head.journal);
+    model_kill();
+    real_pread = FAULTS->env.pread;
+    FAULTS->env.pread = count_pread;
+    read_bytes = 0;
+    CHECK_OK(model_open());
+    FAULTS->env.pread = real_pread;
+    CHECK(read_bytes < info.journal_bytes + 150000);
+    finish();
+}
+
 /* Old records do not come back over newer ones when a write failed between. */
 static void
 test_failed_write_is_overwritten(void)
@@ -626,8 +732,9 @@ test_spoiled_chain(void)
         CHECK_OK(model_write(3, 3));
         CHECK_OK(model_flush()); /* stored: now it does not */
         CHECK_OK(model_write(9, 3));
-        /* A checkpoint that fails leaves a frozen journal, synced. */
-        fault_env_fail(FAULTS, FAULT_LINKAT, 1, EIO, true);
+        /* A checkpoint that fails leaves a frozen journal, synced.  The first
+         * link is the next journal's. */
+        fault_env_fail(FAULTS, FAULT_LINKAT, 2, EIO, true);
         CHECK(model_checkpoint() != GD_OK);
         fault_env_heal(FAULTS);
         CHECK_OK(model_write(12, 3));
@@ -665,7 +772,8 @@ test_opened_on_a_full_disk(void)
     begin(false);
     for (unsigned i = 0; i < 8; i++) {
         model_kill();
-        fault_env_fail(FAULTS, FAULT_LINKAT, 1, ENOSPC, true);
+        /* The first link is the journal's. */
+        fault_env_fail(FAULTS, FAULT_LINKAT, 2, ENOSPC, true);
         CHECK_OK(model_open());
         CHECK_OK(model_write(3 * i, 3));
         CHECK_INT(model_checkpoint(), GD_NOSPACE);
@@ -800,6 +908,9 @@ main(int argc, char **argv)
     RUN(test_journal_that_may_be_there);
     RUN(test_damaged_record_is_not_read);
     RUN(test_write_during_sync);
+    RUN(test_many_flushes);
+    RUN(test_flushes_without_zeros);
+    RUN(test_journals_are_read_once);
     RUN(test_failed_write_is_overwritten);
     RUN(test_missing_recipe);
     RUN(test_spoiled_chain);

@@ -7,6 +7,7 @@
 
 #include "engine/base/coding.h"
 #include "tests/c/support/check.h"
+#include "tests/c/support/ext_fixture.h"
 #include "tests/c/support/transaction_fixture.h"
 
 enum {
@@ -104,29 +105,21 @@ test_no_dedup(void)
 
 /* ---- inferred ---- */
 
-/* A file system whose journal has the blocks 16 to 31 of 4096 bytes, and whose
- * only inode table those from 32 to 39; and a journal of 2 extents. */
+/* A file system whose journal has the blocks 16 to 31 of 4096 bytes, in two
+ * extents, and whose only inode table those from 32 to 39. */
 static void
 make_ext(uint8_t *out)
 {
-    uint8_t *sb = out + 1024, *extents = sb + 0x10c, *group = out + 4096;
-    gd_put32(sb + 4, PART / BLOCK);
-    gd_put32(sb + 0x18, 2);
-    gd_put32(sb + 0x20, 32768);
-    gd_put32(sb + 0x28, 128);
-    gd_put16(sb + 0x38, 0xef53);
-    gd_put32(sb + 0x4c, 1);
-    gd_put16(sb + 0x58, 256);
-    gd_put32(sb + 0x5c, 4);
-    gd_put32(sb + 0x60, 0x40);
-    sb[0xfd] = 1;
-    gd_put32(group + 8, 32);
-    gd_put16(extents, 0xf30a);
-    gd_put16(extents + 2, 2);
-    gd_put16(extents + 12 + 4, 10);
-    gd_put32(extents + 12 + 8, 16);
-    gd_put16(extents + 24 + 4, 32768 + 6);
-    gd_put32(extents + 24 + 8, 26);
+    uint8_t *sb = ext_make(out, &(ext_fields){.blocks = PART / BLOCK,
+                                              .log_block_size = 2,
+                                              .blocks_per_group = 32768,
+                                              .inodes_per_group = 128,
+                                              .inode_size = 256,
+                                              .incompat = 0x40});
+    ext_add_journal(sb, 2);
+    ext_put_extent(sb + EXT_JOURNAL_EXTENTS, 0, 10, 16);
+    ext_put_extent(sb + EXT_JOURNAL_EXTENTS, 1, 32768 + 6, 26);
+    gd_put32(out + BLOCK + 8, 32);
 }
 
 /* The superblock is in the journal when it is looked at first. */
@@ -157,19 +150,17 @@ static void
 test_parts_of_blocks(void)
 {
     setup();
-    uint8_t *sb = model + 1024, *group = model + 2048;
     fill_random(model, PART, 1);
     memset(model, 0, BLOCK);
-    make_ext(model);
     memset(model + BLOCK, 1, BLOCK);
-    gd_put32(sb + 4, PART / 1024);
-    gd_put32(sb + 0x14, 1);
-    gd_put32(sb + 0x18, 0);
-    gd_put32(sb + 0x20, 8192);
-    gd_put32(group + 8, 130); /* to 161 */
-    gd_put16(sb + 0x10c + 2, 1);
-    gd_put16(sb + 0x10c + 12 + 4, 8);
-    gd_put32(sb + 0x10c + 12 + 8, 164);
+    uint8_t *sb = ext_make(model, &(ext_fields){.blocks = PART / 1024,
+                                                .blocks_per_group = 8192,
+                                                .inodes_per_group = 128,
+                                                .inode_size = 256,
+                                                .incompat = 0x40});
+    ext_add_journal(sb, 1);
+    ext_put_extent(sb + EXT_JOURNAL_EXTENTS, 0, 8, 164);
+    gd_put32(model + 2048 + 8, 130); /* to 161 */
     store(0, PART);
     CHECK_INT(checkpoint().skipped, (7 + 2) * BLOCK);
     teardown();

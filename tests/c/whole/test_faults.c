@@ -7,6 +7,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
+#include "engine/handle/follow.h"
 #include "engine/handle/repo.h"
 #include "engine/read/blockreader.h"
 #include "engine/read/reader.h"
@@ -47,12 +48,10 @@ attach_filter(world *w)
 static gd_status
 rebuild_filter(world *w)
 {
-    uint32_t done, total;
-    bool more = true;
+    gd_followed followed = {.more = true};
     gd_status s = attach_filter(w);
-    while (s == GD_OK && more) {
-        s = gd_repo_rebuild_filter(w->repo, 1, &more, &done, &total,
-                                   &w->x.err);
+    while (s == GD_OK && followed.more) {
+        s = gd_follow(w->repo, 1, &followed, &w->x.err);
     }
     return s;
 }

@@ -529,11 +529,6 @@ sort_and_pair(world *w)
         s = gd_pairs_addresses(w->x.env, (gd_pairs){pairs, count}, out,
                                &out_count, &w->x.err);
     }
-    if (s == GD_OK) {
-        s = gd_pairs_named(w->x.env, (gd_pairs){pairs, count},
-                           (gd_records){records, FAULT_BLOCKS}, out,
-                           &out_count, &w->x.err);
-    }
     return s;
 }
 

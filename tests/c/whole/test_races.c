@@ -11,6 +11,7 @@
 
 #include "engine/files/filter.h"
 #include "engine/files/spool.h"
+#include "engine/handle/follow.h"
 #include "engine/handle/segcache.h"
 #include "engine/maintain/ownedgroup.h"
 #include "engine/read/reader.h"
@@ -146,14 +147,13 @@ announce(unsigned round)
 static void
 change_filter(unsigned round, gd_error *err)
 {
-    bool more;
-    uint32_t done, total;
+    gd_followed followed;
     if (round % 3 == 0 && gd_filter_rebuild_lock(repo->filter)) {
         gd_filter_clear(repo->filter);
         gd_filter_rebuild_unlock(repo->filter);
     }
-    gd_status s = gd_repo_rebuild_filter(repo, 2, &more, &done, &total, err);
-    expect(s == GD_OK, "rebuild the filter", err);
+    gd_status s = gd_follow(repo, 2, &followed, err);
+    expect(s == GD_OK, "follow the groups", err);
 }
 
 static void *
@@ -197,16 +197,14 @@ all_refuse(void)
     gd_image *image;
     gd_transaction *transaction;
     gd_owned_group *owned;
-    bool more;
-    uint32_t done, total;
+    gd_followed followed;
     alarm(20); /* ends the child if one waits */
     return gd_image_open(repo, kept_ids[0], NULL, &image, &err) ==
                GD_CLOSED &&
            gd_transaction_begin(repo, "more", "", &gd_global_scope,
                                 &transaction, &err) == GD_CLOSED &&
            gd_owned_group_open(repo, 1, &owned, &err) == GD_CLOSED &&
-           gd_repo_rebuild_filter(repo, 1, &more, &done, &total, &err) ==
-               GD_CLOSED;
+           gd_follow(repo, 1, &followed, &err) == GD_CLOSED;
 }
 
 static void

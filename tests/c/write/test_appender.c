@@ -103,6 +103,77 @@ test_lease_and_share(void)
     appender_teardown(&t);
 }
 
+static int
+lock_no_file(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    return byte == GD_BYTE_LESSEE && type == F_RDLCK
+               ? -EIO
+               : gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
+}
+
+/* So that a file system can tell it of lost locks by errors (I4). */
+static void
+test_holds_a_lock_on_the_file(void)
+{
+    appender_fixture t;
+    appender_setup(&t);
+    t.repo->params.direct_io = true;
+    gd_appender *appender = open_appender(&t);
+    const gd_env *env = gd_env_posix();
+    int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 1);
+    /* The lease is what keeps others out. */
+    CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_RDLCK), 0);
+    close_appender(&t, appender);
+    CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_WRLCK), 0);
+    CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_UNLCK), 0);
+    /* Without the lock the group is not written to. */
+    t.x.f.env.lock = lock_no_file;
+    CHECK_INT(gd_appender_open(t.repo, &gd_global_scope, NULL, &appender,
+                               &t.x.err), GD_IO);
+    CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_WRLCK), 0);
+    close(raw);
+    appender_teardown(&t);
+}
+
+static gd_locks *successor;
+
+/* The server drops the lease before the file is locked, and gives it away. */
+static int
+lock_too_late(const gd_env *env, int fd, uint64_t byte, short type)
+{
+    (void)env;
+    if (byte == GD_BYTE_LESSEE && type == F_RDLCK && successor != NULL) {
+        gd_locks *locks = successor;
+        successor = NULL;
+        scratch_drop_locks();
+        CHECK_INT(gd_locks_lease(locks, 1, NULL), GD_OK);
+    }
+    return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
+}
+
+static void
+test_lease_is_lost_before_the_file_is_locked(void)
+{
+    for (int direct = 0; direct < 2; direct++) {
+        appender_fixture t;
+        gd_locks *other;
+        appender_setup(&t);
+        t.repo->params.direct_io = direct;
+        close_appender(&t, open_appender(&t));
+        CHECK_INT(gd_locks_open(t.x.env, t.x.root, &other, &t.x.err), GD_OK);
+        successor = other;
+        t.x.f.env.lock = lock_too_late;
+        gd_appender *appender = open_appender(&t);
+        CHECK(successor == NULL);
+        CHECK_INT(gd_appender_group(appender)->number, 2);
+        close_appender(&t, appender);
+        gd_locks_close(other);
+        appender_teardown(&t);
+    }
+}
+
 static void
 test_close_cuts_what_is_not_synced(void)
 {
@@ -284,6 +355,8 @@ main(int argc, char **argv)
     RUN(test_append_and_sync);
     RUN(test_order_of_a_sync_point);
     RUN(test_lease_and_share);
+    RUN(test_holds_a_lock_on_the_file);
+    RUN(test_lease_is_lost_before_the_file_is_locked);
     RUN(test_close_cuts_what_is_not_synced);
     RUN(test_failed_fdatasync_poisons);
     RUN(test_record_of_a_full_group_is_synced);

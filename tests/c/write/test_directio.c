@@ -237,6 +237,23 @@ test_what_cannot_be_opened(void)
     }
 }
 
+/* Of its own: the group's other open file has another. */
+static void
+test_holds_a_lock_on_the_file(void)
+{
+    fixture t;
+    setup(&t, 100);
+    const gd_env *env = gd_env_posix();
+    CHECK_INT(env->is_locked(env, t.group.fd, GD_BYTE_LESSEE), 0);
+    CHECK(open_direct(&t));
+    CHECK_INT(env->is_locked(env, t.group.fd, GD_BYTE_LESSEE), 1);
+    gd_directio_close(t.direct);
+    CHECK_INT(env->is_locked(env, t.group.fd, GD_BYTE_LESSEE), 0);
+    fault_env_fail(&t.f, FAULT_LOCK, 1, EIO, false);
+    CHECK(!open_direct(&t));
+    teardown(&t);
+}
+
 static void
 test_another_file_under_the_name(void)
 {
@@ -512,6 +529,7 @@ main(int argc, char **argv)
     RUN(test_whole_pages);
     RUN(test_goes_where_it_is_told);
     RUN(test_what_cannot_be_opened);
+    RUN(test_holds_a_lock_on_the_file);
     RUN(test_another_file_under_the_name);
     RUN(test_what_cannot_be_written);
     RUN(test_interrupted);

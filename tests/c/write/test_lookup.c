@@ -6,6 +6,7 @@
 #include "engine/write/lookup.h"
 
 #include "engine/files/blockgroup.h"
+#include "engine/handle/follow.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -433,23 +434,20 @@ note_settled(const gd_env *env, void *address, size_t length)
 static void
 test_rebuilt_filters_are_settled(void)
 {
-    bool more = true;
-    uint32_t done, total;
+    gd_followed followed = {.more = true};
     setup("sha256", false);
     store("a", 0, 3 * 64);
     another_handle();
     empty_filter();
     settled = 0;
     t.x.f.env.use_large_pages = note_settled;
-    for (int calls = 1; more; calls++) {
+    for (uint32_t calls = 1; followed.more; calls++) {
         CHECK_INT(settled, 0);
-        CHECK_INT(gd_repo_rebuild_filter(t.repo, 1, &more, &done, &total,
-                                         &t.x.err), GD_OK);
-        CHECK_INT(done, calls);
+        CHECK_INT(gd_follow(t.repo, 1, &followed, &t.x.err), GD_OK);
+        CHECK_INT(followed.done, calls);
     }
     CHECK_INT(settled, 1);
-    CHECK_INT(gd_repo_rebuild_filter(t.repo, 1, &more, &done, &total,
-                                     &t.x.err), GD_OK);
+    CHECK_INT(gd_follow(t.repo, 1, &followed, &t.x.err), GD_OK);
     CHECK_INT(settled, 1);
     CHECK_INT(look_up(0, 3 * 64), 3 * 64);
     teardown();

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * indexfile.c - see indexfile.h.
+ */
+#include "engine/files/indexfile.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "engine/files/file.h"
+
+enum {
+    TRIES = 100,
+    AHEAD = 1 << 20, /* bytes to ask the kernel for, and to have written back */
+};
+
+struct gd_index_writer {
+    const gd_env *env;
+    int root, fd;
+    gd_index_head head;
+    char name[GD_NAME_SIZE]; /* of kind GD_INDEX_NEW */
+    bool named;              /* the file has its own name */
+    size_t used;             /* items in the frame */
+    uint64_t frames;         /* written */
+    uint8_t frame[GD_FRAME_MAX];
+};
+
+struct gd_index_reader {
+    const gd_env *env;
+    int fd;
+    gd_index_head head;
+    char name[GD_NAME_SIZE];
+    uint64_t next;             /* the frame that read_next reads */
+    bool has_last;             /* the last item of the frame before it: */
+    uint8_t last[GD_FRAME_CHECKSUM * 2];
+    uint8_t frame[GD_FRAME_MAX];
+};
+
+/* ---- writing ---- */
+
+/* Locks the new file.  *taken: its name still leads to it.  Between creating
+ * and locking somebody may have taken its maker for dead. */
+static gd_status
+take(const gd_index_writer *writer, bool *taken, gd_error *err)
+{
+    *taken = false;
+    int rc = writer->env->lock(writer->env, writer->fd, 0, F_WRLCK);
+    if (rc == -EAGAIN) {
+        return GD_OK;
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock %s", writer->name)
+                  : gd_find_same(writer->env, writer->fd, writer->root,
+                                 writer->name, taken, err);
+}
+
+static gd_status
+create_once(gd_index_writer *writer, bool *taken, gd_error *err)
+{
+    const gd_env *env = writer->env;
+    gd_index_id id = {.kind = GD_INDEX_NEW};
+    *taken = false;
+    gd_status s = gd_random(env, &id.number, sizeof id.number, err);
+    if (s == GD_OK) {
+        gd_index_name(&id, writer->name);
+        s = gd_file_create(env, writer->root, writer->name, O_RDWR,
+                           &writer->fd, err);
+    }
+    if (s != GD_OK) {
+        return s == GD_EXISTS ? GD_OK : s;
+    }
+    s = take(writer, taken, err);
+    if (s != GD_OK || !*taken) {
+        if (s != GD_OK) {
+            (void)env->unlinkat(env, writer->root, writer->name);
+        }
+        env->close(env, writer->fd);
+        writer->fd = -1;
+    }
+    return s;
+}
+
+gd_status
+gd_index_create(const gd_env *env, int root, const gd_index_id *id,
+                const uint8_t catalog_id[GD_ID_SIZE],
+                gd_index_writer **writer, gd_error *err)
+{
+    *writer = NULL;
+    gd_index_writer *made = gd_calloc(env, 1, sizeof *made, err);
+    if (made == NULL) {
+        return GD_NOMEM;
+    }
+    made->env = env;
+    made->root = root;
+    made->fd = -1;
+    made->head.id = *id;
+    memcpy(made->head.catalog_id, catalog_id, GD_ID_SIZE);
+    gd_status s =
+        gd_random(env, &made->head.seed, sizeof made->head.seed, err);
+    bool taken = false;
+    for (int i = 0; s == GD_OK && !taken && i < TRIES; i++) {
+        s = create_once(made, &taken, err);
+    }
+    if (s == GD_OK && !taken) {
+        s = gd_fail(err, GD_BUSY, "no new file of the index could be had in "
+                    "%d tries", TRIES);
+    }
+    if (s != GD_OK) {
+        env->release(env, made);
+        return s;
+    }
+    *writer = made;
+    return GD_OK;
+}
+
+static gd_status
+write_frame(gd_index_writer *writer, gd_error *err)
+{
+    size_t size = gd_index_item_size(writer->head.id.kind);
+    size_t length = writer->used * size + GD_FRAME_CHECKSUM;
+    uint64_t full = gd_index_frame_items(writer->head.id.kind) * size +
+                    GD_FRAME_CHECKSUM;
+    uint64_t at = GD_INDEX_HEAD + writer->frames * full;
+    gd_index_frame_seal(&writer->head, writer->frames, writer->frame,
+                        writer->used);
+    gd_status s = gd_write_full(writer->env, writer->fd, writer->frame, length,
+                                at, writer->name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    if (at / AHEAD != (at + length) / AHEAD) {
+        /* So that the sync at the end finds little left to do. */
+        writer->env->start_writeback(writer->env, writer->fd,
+                                     at / AHEAD * AHEAD, AHEAD);
+    }
+    writer->frames++;
+    writer->used = 0;
+    return GD_OK;
+}
+
+gd_status
+gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
+                gd_error *err)
+{
+    size_t size = gd_index_item_size(writer->head.id.kind);
+    size_t most = gd_index_frame_items(writer->head.id.kind);
+    while (count > 0) {
+        size_t some = most - writer->used < count ? most - writer->used
+                                                  : count;
+        memcpy(writer->frame + writer->used * size, items, some * size);
+        writer->used += some;
+        writer->head.items += some;
+        items += some * size;
+        count -= some;
+        if (writer->used == most) {
+            gd_status s = write_frame(writer, err);
+            if (s != GD_OK) {
+                return s;
+            }
+        }
+    }
+    return GD_OK;
+}
+
+gd_status
+gd_index_seal(gd_index_writer *writer, uint32_t flags, gd_error *err)
+{
+    uint8_t head[GD_INDEX_HEAD];
+    gd_status s = writer->used > 0 ? write_frame(writer, err) : GD_OK;
+    if (s != GD_OK) {
+        return s;
+    }
+    writer->head.flags = flags;
+    gd_index_head_encode(&writer->head, head);
+    s = gd_write_full(writer->env, writer->fd, head, sizeof head, 0,
+                      writer->name, err);
+    return s == GD_OK
+               ? gd_fsync(writer->env, writer->fd, writer->name, err)
+               : s;
+}
+
+gd_status
+gd_index_publish(gd_index_writer *writer, gd_error *err)
+{
+    const gd_env *env = writer->env;
+    char name[GD_NAME_SIZE];
+    gd_index_name(&writer->head.id, name);
+    int rc = env->linkat(env, writer->root, writer->name, name);
+    if (rc == -EEXIST &&
+        gd_same_file(env, writer->fd, writer->root, name)) {
+        rc = 0; /* a network file system repeated the request */
+    }
+    if (rc == -ENOENT) {
+        return gd_fail(err, GD_BUSY, "%s is gone: another process took its "
+                       "maker for dead", writer->name);
+    }
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot link %s", name);
+    }
+    writer->named = true;
+    /* Left behind, it is a second name that the next clean-up removes. */
+    (void)env->unlinkat(env, writer->root, writer->name);
+    return GD_OK;
+}
+
+uint64_t
+gd_index_written(const gd_index_writer *writer)
+{
+    return writer->head.items;
+}
+
+void
+gd_index_discard(gd_index_writer *writer)
+{
+    if (writer == NULL) {
+        return;
+    }
+    const gd_env *env = writer->env;
+    if (!writer->named) {
+        (void)env->unlinkat(env, writer->root, writer->name);
+    }
+    env->close(env, writer->fd);
+    env->release(env, writer);
+}
+
+gd_status
+gd_index_remove_dead(const gd_env *env, int root, const gd_index_id *id,
+                     gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    int fd;
+    gd_index_name(id, name);
+    gd_status s = gd_file_open(env, root, name, O_RDWR, &fd, err);
+    if (s != GD_OK) {
+        return s == GD_NOTFOUND ? GD_OK : s;
+    }
+    int rc = env->lock(env, fd, 0, F_WRLCK);
+    if (rc == 0) {
+        rc = env->unlinkat(env, root, name);
+    }
+    env->close(env, fd);
+    return rc == 0 || rc == -EAGAIN || rc == -ENOENT
+               ? GD_OK
+               : gd_fail_errno(err, -rc, "cannot remove %s", name);
+}
+
+/* ---- reading ---- */
+
+static gd_status
+read_head(gd_index_reader *reader, const gd_index_id *id,
+          const uint8_t catalog_id[GD_ID_SIZE], gd_error *err)
+{
+    uint8_t raw[GD_INDEX_HEAD];
+    struct stat st;
+    int rc = reader->env->fstat(reader->env, reader->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot look at %s", reader->name);
+    }
+    gd_status s = gd_read_full(reader->env, reader->fd, raw, sizeof raw, 0,
+                               reader->name, err);
+    return s == GD_OK ? gd_index_head_decode(raw, id, catalog_id,
+                                             (uint64_t)st.st_size,
+                                             &reader->head, err)
+                      : s;
+}
+
+gd_status
+gd_index_open(const gd_env *env, int root, const gd_index_id *id,
+              const uint8_t catalog_id[GD_ID_SIZE], gd_index_reader **reader,
+              gd_error *err)
+{
+    *reader = NULL;
+    gd_index_reader *made = gd_calloc(env, 1, sizeof *made, err);
+    if (made == NULL) {
+        return GD_NOMEM;
+    }
+    made->env = env;
+    gd_index_name(id, made->name);
+    gd_status s = gd_file_open(env, root, made->name, O_RDONLY, &made->fd,
+                               err);
+    if (s != GD_OK) {
+        env->release(env, made);
+        return s;
+    }
+    s = read_head(made, id, catalog_id, err);
+    if (s != GD_OK) {
+        gd_index_close(made);
+        return s;
+    }
+    *reader = made;
+    return GD_OK;
+}
+
+const gd_index_head *
+gd_index_head_of(const gd_index_reader *reader)
+{
+    return &reader->head;
+}
+
+static gd_status
+read_frame(gd_index_reader *reader, uint64_t frame, const uint8_t *before,
+           const uint8_t **items, size_t *count, gd_error *err)
+{
+    uint64_t start = gd_index_frame_start(&reader->head, frame);
+    size_t length =
+        (size_t)(gd_index_frame_start(&reader->head, frame + 1) - start);
+    gd_status s = gd_read_full(reader->env, reader->fd, reader->frame, length,
+                               start, reader->name, err);
+    if (s == GD_OK) {
+        s = gd_index_frame_check(&reader->head, frame, reader->frame, before,
+                                 err);
+    }
+    *items = reader->frame;
+    *count = s == GD_OK ? gd_index_items_in(&reader->head, frame) : 0;
+    return s;
+}
+
+gd_status
+gd_index_read_frame(gd_index_reader *reader, uint64_t frame,
+                    const uint8_t **items, size_t *count, gd_error *err)
+{
+    if (frame >= gd_index_frames(&reader->head)) {
+        return gd_fail(err, GD_INVALID, "%s has no frame %llu", reader->name,
+                       (unsigned long long)frame);
+    }
+    return read_frame(reader, frame, NULL, items, count, err);
+}
+
+gd_status
+gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
+                   size_t *count, gd_error *err)
+{
+    *count = 0;
+    if (reader->next == gd_index_frames(&reader->head)) {
+        return GD_OK;
+    }
+    uint64_t start = gd_index_frame_start(&reader->head, reader->next);
+    if (reader->next == 0 || start / AHEAD != (start - 1) / AHEAD) {
+        reader->env->start_readahead(reader->env, reader->fd, start,
+                                     2 * AHEAD);
+    }
+    gd_status s =
+        read_frame(reader, reader->next, reader->has_last ? reader->last : NULL,
+                   items, count, err);
+    if (s == GD_OK) {
+        size_t size = gd_index_item_size(reader->head.id.kind);
+        memcpy(reader->last, *items + (*count - 1) * size, size);
+        reader->has_last = true;
+        reader->next++;
+    }
+    return s;
+}
+
+void
+gd_index_close(gd_index_reader *reader)
+{
+    if (reader != NULL) {
+        reader->env->close(reader->env, reader->fd);
+        reader->env->release(reader->env, reader);
+    }
+}
+
+gd_status
+gd_index_verify(const gd_env *env, int root, const gd_index_id *id,
+                const uint8_t catalog_id[GD_ID_SIZE], gd_error *err)
+{
+    gd_index_reader *reader;
+    const uint8_t *items;
+    size_t count = 1;
+    gd_status s = gd_index_open(env, root, id, catalog_id, &reader, err);
+    while (s == GD_OK && count > 0) {
+        s = gd_index_read_next(reader, &items, &count, err);
+    }
+    gd_index_close(reader);
+    return s;
+}

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * indexhead.c - see indexhead.h.
+ */
+#include "engine/format/indexhead.h"
+
+#include <string.h>
+
+#include "engine/base/coding.h"
+#include "engine/format/address.h"
+#include "engine/format/duplicates.h"
+#include "engine/format/index.h"
+
+#define INDEX_MAGIC "GDINDEX" /* with its final zero: 8 bytes */
+
+enum {
+    MAJOR = 1,
+    CHECKED = 504, /* bytes of the head under its checksum */
+    ITEMS_BYTES = GD_FRAME_MAX - GD_FRAME_CHECKSUM,
+};
+
+static bool
+has_records(gd_index_kind kind)
+{
+    return kind == GD_INDEX_SHARD || kind == GD_INDEX_RUN ||
+           kind == GD_INDEX_GONE;
+}
+
+size_t
+gd_index_item_size(gd_index_kind kind)
+{
+    return has_records(kind)         ? GD_INDEX_RECORD
+           : kind == GD_INDEX_PAIRS ? GD_PAIR_SIZE
+                                    : GD_CURSOR_SIZE;
+}
+
+size_t
+gd_index_frame_items(gd_index_kind kind)
+{
+    return ITEMS_BYTES / gd_index_item_size(kind);
+}
+
+uint64_t
+gd_index_frames(const gd_index_head *head)
+{
+    uint64_t most = gd_index_frame_items(head->id.kind);
+    return head->items / most + (head->items % most != 0);
+}
+
+size_t
+gd_index_items_in(const gd_index_head *head, uint64_t frame)
+{
+    uint64_t most = gd_index_frame_items(head->id.kind);
+    uint64_t left = head->items - frame * most;
+    return (size_t)(left < most ? left : most);
+}
+
+uint64_t
+gd_index_frame_start(const gd_index_head *head, uint64_t frame)
+{
+    uint64_t most = gd_index_frame_items(head->id.kind);
+    uint64_t items = frame * most < head->items ? frame * most : head->items;
+    return GD_INDEX_HEAD + items * gd_index_item_size(head->id.kind) +
+           frame * GD_FRAME_CHECKSUM;
+}
+
+void
+gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
+{
+    memset(out, 0, GD_INDEX_HEAD);
+    memcpy(out, INDEX_MAGIC, 8);
+    gd_put16(out + 8, MAJOR);
+    gd_put32(out + 12, head->id.kind);
+    memcpy(out + 16, head->catalog_id, GD_ID_SIZE);
+    gd_put64(out + 32, head->id.number);
+    gd_put32(out + 40, head->id.bits);
+    gd_put32(out + 44, head->id.shard);
+    gd_put64(out + 48, head->items);
+    gd_put64(out + 56, head->seed);
+    gd_put32(out + 64, head->flags);
+    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+}
+
+gd_status
+gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
+                     const uint8_t catalog_id[GD_ID_SIZE], uint64_t length,
+                     gd_index_head *head, gd_error *err)
+{
+    /* More items than this cannot lie in any file, and overflow nothing. */
+    const uint64_t most = UINT64_C(1) << 48;
+    char name[GD_NAME_SIZE];
+    gd_index_name(id, name);
+    if (memcmp(in, INDEX_MAGIC, 8) != 0) {
+        return gd_fail(err, GD_CORRUPT, "%s is no file of the index", name);
+    }
+    if (gd_get16(in + 8) > MAJOR) {
+        return gd_fail(err, GD_VERSION,
+                       "%s has version %u; this program knows %d", name,
+                       gd_get16(in + 8), MAJOR);
+    }
+    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
+        return gd_fail(err, GD_CORRUPT, "the checksum of the head of %s is "
+                       "wrong", name);
+    }
+    *head = (gd_index_head){.id = *id,
+                            .items = gd_get64(in + 48),
+                            .seed = gd_get64(in + 56),
+                            .flags = gd_get32(in + 64)};
+    memcpy(head->catalog_id, in + 16, GD_ID_SIZE);
+    if (gd_get32(in + 12) != id->kind || gd_get64(in + 32) != id->number ||
+        gd_get32(in + 40) != id->bits || gd_get32(in + 44) != id->shard) {
+        return gd_fail(err, GD_CORRUPT, "%s had another name", name);
+    }
+    if (catalog_id != NULL &&
+        memcmp(head->catalog_id, catalog_id, GD_ID_SIZE) != 0) {
+        return gd_fail(err, GD_CORRUPT, "%s is of another catalog", name);
+    }
+    if (head->items > most ||
+        gd_index_frame_start(head, gd_index_frames(head)) != length) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s has %llu bytes, which is not the length of %llu "
+                       "items", name, (unsigned long long)length,
+                       (unsigned long long)head->items);
+    }
+    return GD_OK;
+}
+
+/* ---- frames ---- */
+
+void
+gd_index_frame_seal(const gd_index_head *head, uint64_t frame, uint8_t *items,
+                    size_t count)
+{
+    size_t length = count * gd_index_item_size(head->id.kind);
+    gd_put64(items + length, gd_checksum(items, length, head->seed + frame));
+}
+
+/* Whether a record may follow `before`, unless that is NULL, in this file. */
+static bool
+good_record(const gd_index_head *head, const uint8_t *record,
+            const uint8_t *before)
+{
+    uint64_t key = gd_index_key(record), address = gd_index_address(record);
+    if (!gd_is_address(address) ||
+        gd_index_shard(key, head->id.bits) != head->id.shard) {
+        return false;
+    }
+    if (before == NULL || gd_index_key(before) < key) {
+        return true;
+    }
+    return gd_index_key(before) == key && head->id.kind != GD_INDEX_SHARD &&
+           gd_index_address(before) < address;
+}
+
+static bool
+good_cursor(const uint8_t *cursor, const uint8_t *before)
+{
+    uint32_t group = gd_get32(cursor);
+    return group >= 1 && group <= GD_MAX_GROUP &&
+           gd_get32(cursor + 4) <= GD_MAX_SLOTS &&
+           (before == NULL || gd_get32(before) < group);
+}
+
+static bool
+good_item(const gd_index_head *head, const uint8_t *item,
+          const uint8_t *before)
+{
+    if (has_records(head->id.kind)) {
+        return good_record(head, item, before);
+    }
+    return head->id.kind == GD_INDEX_PAIRS
+               ? gd_is_address(gd_get64(item)) &&
+                     gd_is_address(gd_get64(item + 8)) &&
+                     gd_get64(item) != gd_get64(item + 8)
+               : good_cursor(item, before);
+}
+
+gd_status
+gd_index_frame_check(const gd_index_head *head, uint64_t frame,
+                     const uint8_t *items, const uint8_t *before,
+                     gd_error *err)
+{
+    size_t size = gd_index_item_size(head->id.kind);
+    size_t count = gd_index_items_in(head, frame), length = count * size;
+    char name[GD_NAME_SIZE];
+    gd_index_name(&head->id, name);
+    if (gd_get64(items + length) !=
+        gd_checksum(items, length, head->seed + frame)) {
+        return gd_fail(err, GD_CORRUPT,
+                       "the checksum of frame %llu of %s is wrong",
+                       (unsigned long long)frame, name);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!good_item(head, items + i * size, before)) {
+            return gd_fail(err, GD_CORRUPT,
+                           "item %zu of frame %llu of %s cannot be there", i,
+                           (unsigned long long)frame, name);
+        }
+        before = items + i * size;
+    }
+    return GD_OK;
+}
