@@ -8,6 +8,9 @@ interval: then the task is *due*. Requests go first, in their order.
 A task of rank 1 or more *makes way* between two of its steps, for requests and
 for due tasks of a lower rank. Then its job is *suspended*. It goes on when
 nothing is left that it would make way for.
+
+A helper's agenda has only the tasks that helpers run, and no requests: those
+are the maintainer's.
 """
 
 import collections
@@ -75,30 +78,40 @@ class Agenda:
         self._requests: collections.deque[Job] = collections.deque()
         self._suspended: dict[str, Job] = {}
         self._due: dict[str, float] = {}    # by time.monotonic()
+        self._active = names                # tasks that may be due
+        self._helps = False
 
     def interval(self, name: str) -> float:
         """Seconds between two scheduled runs of a task; 0: only requests."""
-        interval = registry.TASKS[name].interval
-        return self._conf.dedupd[interval] if isinstance(interval, str) else (
-            interval)
+        return registry.interval(name, self._conf.dedupd)
 
     # -- when tasks are due ------------------------------------------------
 
-    def begin(self) -> None:
-        """Begin each task's interval; the accounting is due at once."""
+    def begin(self, helps: bool = False) -> None:
+        """Begin each task's interval; the accounting is due at once.
+
+        :param helps: whether this is a helper
+        """
         now = time.monotonic()
+        self._helps = helps
+        self._active = [name for name in self._names
+                        if not helps or registry.TASKS[name].help]
         self._due = {name: now + self.interval(name)
-                     for name in self._names if self.interval(name)}
-        self._due['account'] = now
+                     for name in self._active if self.interval(name)}
+        if not helps:
+            self._due['account'] = now
 
     def clear(self) -> None:
-        """Have no task due, because another process is the maintainer."""
+        """Have no task due, because the daemon's role ends."""
         self._due.clear()
+        self._suspended.clear()
+        self._active = ()
+        self._helps = False
 
     def reload(self) -> None:
         """Follow the options: no task waits longer than its interval."""
         now = time.monotonic()
-        for name in self._names:
+        for name in self._active:
             interval = self.interval(name)
             if interval:
                 self._due[name] = min(self._due.get(name, now + interval),
@@ -195,7 +208,7 @@ class Agenda:
 
     def take(self) -> Job | None:
         """Take the job that is to run now; None: there is none."""
-        if self._requests:
+        if self._requests and not self._helps:
             return self._requests.popleft()
         suspended = min(self._suspended.values(),
                         key=lambda job: job.task.rank, default=None)
@@ -209,7 +222,8 @@ class Agenda:
     def makes_way(self, job: Job) -> bool:
         """Whether a running job is to make way now."""
         return bool(job.task.rank and (
-            self._requests or self._first_due(before=job)))
+            (self._requests and not self._helps)
+            or self._first_due(before=job)))
 
     def suspend(self, job: Job) -> None:
         """Keep a job that made way; it goes on, and does not begin again."""

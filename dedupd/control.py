@@ -70,7 +70,8 @@ class Control:
         self._repository = repository
         self._scheduler = scheduler
         self._figures = scheduler.figures
-        self._volumes = volume_figures.VolumeFigures(repository)
+        self._volumes = volume_figures.VolumeFigures(
+            repository, self._figures.journals)
         self._sources = sources
         self._replicator = replicator
         self._started = time.time()
@@ -88,8 +89,10 @@ class Control:
             'daemon': {
                 'role': 'maintainer' if scheduler.is_maintainer else 'reader',
                 'version': version.version(), 'pid': os.getpid(),
-                'host': socket.gethostname(), 'started': self._started,
-                'ready': self.ready},
+                'host': socket.gethostname(),
+                'number': scheduler.membership.number,
+                'started': self._started, 'ready': self.ready},
+            'hosts': scheduler.membership.described(),
             'space': self._figures.space(),
             'volumes': self._volumes.sums(),
             'catalog': {

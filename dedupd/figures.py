@@ -52,6 +52,7 @@ class Figures:
         # Only for listings, which need no lock; one thread at a time uses it.
         self._engine = _engine.Maintenance(repository.handle())
         self._space: Fields = {}
+        self._journals: dict[str, int] = {}
         self._measured = 0.0
         self._good = False      # nothing has changed since, as far as is known
         self._shared: tuple[Any, Fields] = None, {}
@@ -63,13 +64,27 @@ class Figures:
         Sums that are not known are None.
         """
         with self._mutex:
-            if (not self._good or time.monotonic() - self._measured > _FRESH
-                    or self._space.get('images') is None and self._counted()):
-                # First: a `forget` during the measuring must not get lost.
-                self._good, self._measured = True, 0.0
-                self._space = self._measure()
-                self._measured = time.monotonic()
+            self._refresh()
             return dict(self._space)
+
+    def journals(self) -> dict[str, int]:
+        """The disk space of each volume's journals, by the volume's name.
+
+        It is as old as the sums.
+        """
+        with self._mutex:
+            self._refresh()
+            return self._journals
+
+    def _refresh(self) -> None:
+        """Measure again if the figures are old. The caller has the mutex."""
+        if (not self._good or time.monotonic() - self._measured > _FRESH
+                or self._space.get('images') is None and self._counted()):
+            # First: a `forget` during the measuring must not get lost.
+            self._good, self._measured = True, 0.0
+            self._journals = journals(self._repository.path)
+            self._space = self._measure()
+            self._measured = time.monotonic()
 
     def sample(self) -> Fields:
         """The current sample for the history."""
@@ -102,9 +117,7 @@ class Figures:
         path = self._repository.path
         disk = {name: disk_bytes(os.path.join(path, name))
                 for name in ('groups', 'spares', 'images', 'catalog')}
-        names = volumes.names(path)
-        disk['journals'] = sum(disk_bytes(os.path.join(
-            path, layout.VOLUMES, name)) for name in names)
+        disk['journals'] = sum(self._journals.values())
         file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
             'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
@@ -117,7 +130,7 @@ class Figures:
                 * self._repository.parameters.average_block)
         total = sum(disk.values())
         fields |= {
-            'volumes': len(names),
+            'volumes': len(self._journals),
             'journal_bytes': disk['journals'],
             'disk_bytes': total,
             'metadata_bytes': (disk['images'] + disk['catalog']
@@ -272,6 +285,15 @@ def of_filter(repository: repository_module.Repository, statistics: Fields
 def _saved(data: int | None, stored: int) -> float | None:
     """The share of the data that took no space, in percent."""
     return round(100 * (1 - stored / data), 2) + 0.0 if data else None
+
+
+def journals(path: str) -> dict[str, int]:
+    """The disk space of each volume's journals, by the volume's name.
+
+    :param path: the repository's
+    """
+    return {name: disk_bytes(os.path.join(path, layout.VOLUMES, name))
+            for name in volumes.names(path)}
 
 
 def disk_bytes(path: str) -> int:

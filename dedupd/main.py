@@ -2,9 +2,10 @@
 
 """The daemon's process: ``dedupd --config-file /etc/dedupd/dedupd.conf``.
 
-There is one process with three kinds of threads. The first runs an event
+There is one process with four kinds of threads. The first runs an event
 loop, which has all sockets and never touches the repository; a bounded set of
-threads reads for it; and one thread is the maintainer's (``scheduler.py``).
+threads reads for it; one thread is the maintainer's (``scheduler.py``); and
+one keeps the host's filter up to date (``follower.py``).
 The daemon needs no service framework, because it has no worker processes to
 supervise: the loop handles signals, and systemd restarts a daemon that died.
 Reading needs no more processes either, because the engine works without the
@@ -37,6 +38,7 @@ from oslo_log import log
 from dedupd import api
 from dedupd.cache import service as service_module
 from dedupd import control as control_module
+from dedupd import follower as follower_module
 from dedupd.http import certificates
 from dedupd.http import listeners
 from dedupd.http import server as server_module
@@ -193,6 +195,7 @@ class Daemon:
                       'coming': self._cache.arrivals.coming}
         self._scheduler = scheduler_module.Scheduler(self._repository, conf,
                                                      **cached)
+        self._follower = follower_module.Follower(self._repository)
         self._receiving = incoming_replicas_module.Receiving(
             self._repository, options.receive)
         self._replicator = None
@@ -250,6 +253,7 @@ class Daemon:
         try:
             self._listen()
             self._scheduler.start()
+            self._follower.start()
             if self._replicator is not None:
                 self._replicator.start()
             if self._messaging is not None:
@@ -362,6 +366,7 @@ class Daemon:
         timer.start()
         deadline = time.monotonic() + DRAIN_SECONDS
         self._scheduler.stop()
+        self._follower.stop()
         if self._replicator is not None:
             self._replicator.stop()
         self._remove_sockets()
@@ -369,7 +374,7 @@ class Daemon:
         await self._receiving.stop()
         if self._cache is not None:
             await self._stop_cache(self._cache, deadline)
-        while not self._scheduler.join(0):
+        while not (self._scheduler.join(0) and self._follower.join(0)):
             if time.monotonic() > deadline:
                 LOG.warning('The running task is cut off.')
                 return

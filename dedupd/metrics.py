@@ -116,6 +116,13 @@ _GAUGES = (
      'Sampling level of the fingerprint filter: it keeps one of 2^level '
      'fingerprints.',
      ('filter', 'filter_level')),
+    ('dedupd_filter_look_age_seconds',
+     'Seconds since the fingerprint filter last had all that other hosts had '
+     'stored.',
+     ('filter', 'filter_looked')),
+    ('dedupd_filter_behind_groups',
+     'Block groups that the fingerprint filter had yet to read then.',
+     ('filter', 'filter_behind')),
 )
 
 _COUNTERS = (
@@ -258,6 +265,14 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
         'dedupd_maintainer',
         'Whether this daemon is the one that maintains the repository (0 or '
         '1).', value=float(daemon['role'] == 'maintainer'))
+    live = metrics_core.GaugeMetricFamily(
+        'dedupd_hosts', 'Daemons that live and take a share of the task.',
+        labels=['task'])
+    for name in sorted({name for host in status['hosts'].values()
+                        for name in host['tasks']}):
+        live.add_metric([name], float(sum(
+            name in host['tasks'] for host in status['hosts'].values())))
+    yield live
     yield metrics_core.GaugeMetricFamily(
         'dedupd_catalog_ready',
         'Whether the catalog is complete (0 or 1); while it is not, nothing '

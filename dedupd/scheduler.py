@@ -5,7 +5,8 @@
 A daemon is the *maintainer* while it holds the maintainer's lock, and a
 *reader* otherwise. A reader tries every minute to get the lock, so that it
 takes over when the maintainer ends. Opening the catalog takes long if it must
-be rebuilt; the daemon serves reads meanwhile.
+be rebuilt; the daemon serves reads meanwhile. A reader is a *helper*, too: it
+runs its part of some tasks (``registry.py`` says which).
 
 Tasks run on request, in order, and when their interval is over
 (``agenda.py``). Every minute, and before each collection and merging, the
@@ -32,6 +33,7 @@ from dedupd.cache import index as index_module
 from dedupd import errors as errors_module
 from dedupd import figures as figures_module
 from dedupd import history as history_module
+from dedupd import membership as membership_module
 from dedupd import pressure as pressure_module
 from dedupd import records
 from dedupd.tasks import registry
@@ -39,6 +41,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
+from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
 
@@ -55,6 +58,8 @@ LOOK_INTERVAL = 5.0
 
 _MIB = 1 << 20
 
+#: The maintainer or the helper that has a task run.
+Worker = maintainer_module.Maintainer | helper_module.Helper
 Fields = agenda_module.Fields
 Job = agenda_module.Job
 #: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
@@ -86,6 +91,7 @@ class Scheduler:
         may change
     :param held: what the cache holds; None: this daemon serves no cache
     :param coming: returns the bytes that the cache is about to store
+    :ivar membership: which daemons live, and what is this one's share
     :ivar past: the last runs of the tasks before this daemon was started
     :ivar errors: the last errors of all tasks
     :ivar listeners: called in the maintainer's thread, around each task
@@ -111,6 +117,8 @@ class Scheduler:
         self._looked = 0.0
         self._pressure: pressure_module.Pressure | None = None
         self._maintainer: maintainer_module.Maintainer | None = None
+        self.membership = membership_module.Membership(
+            repository, conf, self._records)
         self._logged = 0
         self.past = history_module.Past(repository.path)
         self._thread = threading.Thread(
@@ -194,6 +202,7 @@ class Scheduler:
                 self._pace.rate = self._rate(self._running)
             self._agenda.reload()
             self._changed.notify_all()
+        self.membership.follow()
 
     def has(self, name: str) -> bool:
         """Whether this daemon has such a task."""
@@ -238,8 +247,15 @@ class Scheduler:
     # -- the thread --------------------------------------------------------
 
     def _run(self) -> None:
+        with self.membership:
+            self.membership.join()
+            self._change_roles()
+
+    def _change_roles(self) -> None:
+        """Maintain the repository, or help, until the daemon ends."""
         told = False
         while not self._stopping:
+            self.membership.note_try()
             try:
                 maintainer = maintainer_module.Maintainer(
                     self._repository, self._opening)
@@ -258,12 +274,11 @@ class Scheduler:
                 with contextlib.closing(maintainer):
                     self._opened(maintainer)
                     self._maintain(maintainer)
-                    self.past.save()
+                    if not maintainer.lost:
+                        self.past.save()
                     self._maintainer = None
             self._leave()
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping,
-                                       TRIAL_INTERVAL)
+            self._help()
 
     def _opening(self, done: int, total: int, what: str) -> None:
         """Show a rebuild of the catalog: this daemon is the maintainer now."""
@@ -307,23 +322,50 @@ class Scheduler:
                 record.job = None
         self._tell()
 
+    def _help(self) -> None:
+        """Help until it is time to try to become the maintainer again."""
+        with contextlib.ExitStack() as stack:
+            helper, hosts = None, self.membership.hosts
+            if hosts is not None and not self._stopping:
+                try:
+                    helper = stack.enter_context(helper_module.Helper(
+                        self._repository, hosts))
+                    helper.save()   # so that others know the host's name
+                except exceptions.RepositoryError as e:
+                    LOG.warning('This daemon cannot help the maintainer: %s',
+                                e)
+            if helper is None:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping,
+                                           TRIAL_INTERVAL)
+                return
+            with self._changed:
+                self._agenda.begin(helps=True)
+            self._tell()
+            self._schedule_scrub(helper)
+            while (job := self._next()) is not None:
+                self._perform(helper, job)
+        self._leave()
+
     def _maintain(self, maintainer: maintainer_module.Maintainer) -> None:
+        """Maintain the repository until the role ends."""
         self._schedule_scrub(maintainer)
-        while (job := self._next(maintainer)) is not None:
+        while (job := self._next()) is not None:
             if job.task.counts_first:
                 self._perform(maintainer, Job('account'))
-            if not self._stopping:
+            if not self._stopping and not maintainer.lost:
                 self._perform(maintainer, job)
+                if maintainer.lost:
+                    continue
                 self._end_intent(maintainer)
                 self._log_warnings(maintainer)
                 if not job.task.is_routine:
                     self._keep_sample(maintainer)
 
-    def _schedule_scrub(self, maintainer: maintainer_module.Maintainer
-                        ) -> None:
+    def _schedule_scrub(self, worker: Worker) -> None:
         """Go on with a pass that was interrupted, or wait for the next."""
         try:
-            state = maintainer.catalog.scrub_state()
+            state = worker.scrub_state()
         except exceptions.RepositoryError:
             return  # the first task meets it, too
         left = 0.0
@@ -338,32 +380,40 @@ class Scheduler:
         with self._changed:
             self._agenda.collect_by(maintainer.intent_ends)
 
-    def _next(self, maintainer: maintainer_module.Maintainer) -> Job | None:
-        """Wait for the next job; None: the daemon ends."""
+    def _next(self) -> Job | None:
+        """Wait for the next job; None: the daemon's role ends."""
+        maintainer = self._maintainer
         while True:
+            if maintainer is None and self.membership.is_time_to_try(
+                    TRIAL_INTERVAL):
+                return None
             with self._changed:
-                if self._stopping:
+                if self._stopping or (
+                        maintainer is not None and maintainer.lost):
                     return None
                 job = self._agenda.take()
                 if job is not None:
                     return job
                 now = time.monotonic()
-                until = self._agenda.until(self._sampled + SAMPLE_INTERVAL)
+                until = self._agenda.until(
+                    self.membership.next_try(TRIAL_INTERVAL)
+                    if maintainer is None
+                    else self._sampled + SAMPLE_INTERVAL)
                 if self._pressure is not None:
                     until = min(until, self._looked + LOOK_INTERVAL)
                 if until > now:
                     self._changed.wait(until - now)
             self._look()
-            if self._sampled + SAMPLE_INTERVAL <= time.monotonic():
+            if maintainer is not None and (
+                    self._sampled + SAMPLE_INTERVAL <= time.monotonic()):
                 self._keep_sample(maintainer)
 
     # -- one run -----------------------------------------------------------
 
-    def _perform(self, maintainer: maintainer_module.Maintainer,
-                 job: Job) -> None:
+    def _perform(self, worker: Worker, job: Job) -> None:
         """Run a job to its end, or until it makes way."""
         if job.name not in self._records:
-            job.arguments['run'](maintainer)
+            job.arguments['run'](worker)
             return
         # Now, since accounting removes what the look sees.
         self._look(now=True)
@@ -373,13 +423,14 @@ class Scheduler:
         self._begin(job)
         if first:
             self._notify('start', job.name, job.arguments)
-        outcome = self._run_task(maintainer, job)
+        outcome = self._run_task(worker, job)
         if outcome is None:
             with self._changed:
                 job.pace = self._running = None
                 self._agenda.suspend(job)
             return
-        self._note_catalog(maintainer)
+        if self._maintainer is not None:
+            self._note_catalog(self._maintainer)
         self.figures.forget()
         self._end(job, outcome)
 
@@ -403,18 +454,27 @@ class Scheduler:
         assert self._running is not None and self._running.pace is not None
         return self._running.pace
 
-    def _run_task(self, maintainer: maintainer_module.Maintainer, job: Job
-                  ) -> records.Outcome | None:
-        """Run a job's task; return None if it stopped to make way."""
-        if job.name == 'rebuild-catalog':
-            self.catalog_state = 'rebuilding'
+    def _arguments(self, job: Job) -> Fields:
+        """What the job's task is called with."""
         arguments = job.arguments
         if job.task.in_caches_only:
             arguments = {'held': self._held, 'coming': self._coming(),
                          **arguments}
+        share = self.membership.share(job.name)
+        if share is not None and not job.only_plans:
+            # A run that somebody asked for does all groups.
+            arguments = {**arguments, 'is_mine': lambda group: (
+                bool(job.number) or share(group))}
+        return arguments
+
+    def _run_task(self, worker: Worker, job: Job
+                  ) -> records.Outcome | None:
+        """Run a job's task; return None if it stopped to make way."""
+        if job.name == 'rebuild-catalog':
+            self.catalog_state = 'rebuilding'
         try:
-            result = registry.run(job.name, maintainer, self._pace,
-                                  self._conf.dedupd, **arguments)
+            result = registry.run(job.name, worker, self._pace,
+                                  self._conf.dedupd, **self._arguments(job))
         except task_module.Stopped:
             if not self._stopping:
                 return None
@@ -422,8 +482,7 @@ class Scheduler:
                 error='it was stopped because the daemon ended',
                 is_cut_off=True)
         except Exception as e:
-            if isinstance(e, database.CatalogError):
-                self._rebuild_after(maintainer, e)
+            self._rebuild_after(e)
             self.errors.failed(job.name, e)
             return records.Outcome(error=str(e) or repr(e))
         return records.Outcome(
@@ -451,6 +510,8 @@ class Scheduler:
         else:
             self._notify('error', job.name, {'error': outcome.error})
         self._tell()
+        if self._maintainer is None:
+            return      # the file with the last runs is the maintainer's
         if record.last is not None and not outcome.is_cut_off:
             self.past.note(job.name, record.last, record.last_success)
             if outcome.error is not None or not job.task.is_routine:
@@ -460,6 +521,10 @@ class Scheduler:
     def _progress(self) -> None:
         """Called in each step of a task, which may have to make way."""
         self._look()
+        if self._maintainer is None and self.membership.is_time_to_try(
+                TRIAL_INTERVAL):
+            self._pace.stop()
+            self.membership.note_try(again=True)
         with self._changed:
             self._make_way()
 
@@ -487,9 +552,11 @@ class Scheduler:
         if self._running is not None and self._agenda.makes_way(self._running):
             self._pace.stop()
 
-    def _rebuild_after(self, maintainer: maintainer_module.Maintainer,
-                       error: Exception) -> None:
-        """Rebuild the catalog again, after a task failed to."""
+    def _rebuild_after(self, error: Exception) -> None:
+        """Rebuild the catalog again, if that is what a task failed to do."""
+        maintainer = self._maintainer
+        if maintainer is None or not isinstance(error, database.CatalogError):
+            return
         LOG.warning('The catalog is rebuilt: %s', error)
         try:
             maintainer.rebuild(why=str(error))
@@ -507,8 +574,7 @@ class Scheduler:
         try:
             maintainer.catalog.sample(time.time(), self.figures.sample())
         except Exception as e:
-            if isinstance(e, database.CatalogError):
-                self._rebuild_after(maintainer, e)
+            self._rebuild_after(e)
             self.errors.failed('account', e)
             self._note_catalog(maintainer)
 

@@ -8,16 +8,14 @@ asked, which knows the figures of now, and whether the volume is broken.
 """
 
 import bisect
+from collections.abc import Callable
 from collections.abc import Iterator
-import os
 import threading
 import time
 from typing import Any
 
-from dedupd import figures
 from glance_dedup.base import exceptions
 from glance_dedup.client import volume_control
-from glance_dedup.repository import layout
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
@@ -41,10 +39,15 @@ class VolumeFigures:
     """The figures of all volumes. Thread-safe.
 
     One thread at a time finds them; the others get those of before.
+
+    :param journals: returns the volumes' names, and the disk space of the
+        journals of each
     """
 
-    def __init__(self, repository: repository_module.Repository) -> None:
+    def __init__(self, repository: repository_module.Repository,
+                 journals: Callable[[], dict[str, int]]) -> None:
         self._repository = repository
+        self._journals = journals
         self._mutex = threading.Lock()
         self._found: list[Fields] | None = None
         self._until = 0.0
@@ -84,8 +87,8 @@ class VolumeFigures:
             **counters, 'duplicate_percent': _duplicate_percent(counters)}
 
     def _look(self) -> list[Fields]:
-        found = [fields for name in volumes.names(self._repository.path)
-                 if (fields := self._read(name)) is not None]
+        found = [fields for name, size in self._journals().items()
+                 if (fields := self._read(name, size)) is not None]
         until = time.monotonic() + ASKING
         for fields in self._in_turn([f for f in found if f['in_use']]):
             if time.monotonic() >= until:
@@ -104,13 +107,12 @@ class VolumeFigures:
         yield from found[begin:]
         yield from found[:begin]
 
-    def _read(self, name: str) -> Fields | None:
+    def _read(self, name: str, journal_bytes: int) -> Fields | None:
         """What the disk tells of a volume; None: it has no journal."""
-        directory = os.path.join(self._repository.path, layout.VOLUMES, name)
         fields: Fields = {
             **dict.fromkeys(('volume_id', *_HEAD)), 'counters': {},
             'name': name, 'in_use': False, 'is_live': False, 'broken': '',
-            'journal_bytes': figures.disk_bytes(directory)}
+            'journal_bytes': journal_bytes}
         try:
             head = self._repository.handle().look_at_volume(name)
             fields['in_use'] = openvolumes.is_in_use(self._repository, name)

@@ -19,6 +19,7 @@ import urllib.parse
 
 from dedupd.http import connection_limits
 from dedupd.http import router as router_module
+from glance_dedup.base import sockets
 
 
 class Connection(Protocol):
@@ -102,13 +103,8 @@ def listen_unix(path: str, mode: int) -> socket.socket:
             if not stat.S_ISSOCK(os.lstat(place).st_mode):
                 raise OSError(errno.EEXIST,
                               f'{place} exists and is not a socket')
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            pass
-        else:
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    if sockets.is_served(path):
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
     sock = socket.socket(socket.AF_UNIX)
     try:
         with contextlib.suppress(FileNotFoundError):

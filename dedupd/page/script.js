@@ -347,7 +347,7 @@
     }
     if (status && !away) {
       words += status.daemon.role === 'maintainer' ? ' · maintainer'
-        : ' · reader: another daemon is the maintainer';
+        : ' · reader and helper: another daemon is the maintainer';
     }
     document.body.classList.toggle('away', away);
     const pill = $('health');
@@ -429,9 +429,19 @@
     drawErrors(state.status.errors || []);
     setText($('daemon'),
       `dedupd ${daemon.version} on ${daemon.host}, process ${daemon.pid}, `
-      + `up for ${duration(now() - daemon.started)}. Repository `
+      + `up for ${duration(now() - daemon.started)}${hostWords(state.status)}. `
+      + 'Repository '
       + `${repository.id}: blocks of ${blockWords(repository)}, `
       + `${repository.fingerprint}, compared by ${repository.compare}.`);
+  }
+
+  // The daemons with which this one shares the work.
+  function hostWords(status) {
+    const others = Object.entries(status.hosts || {})
+      .filter(([number]) => Number(number) !== status.daemon.number)
+      .map(([number, { host, tasks }]) => `${host || `number ${number}`}`
+        + (tasks.length ? ` (${tasks.join(', ')})` : ''));
+    return others.length ? `, beside ${others.join(', ')}` : '';
   }
 
   // Of blocks that are cut by their content, the last word of "gear MINIMUM
@@ -1185,6 +1195,15 @@
     ]);
   }
 
+  // When the filter last had all that other hosts had stored.
+  function followed(filter) {
+    const behind = filter.filter_behind > 0
+      ? `, ${plural(filter.filter_behind, 'group')} to read` : '';
+    return isNumber(filter.filter_looked)
+      ? `followed ${duration(filter.filter_looked)} ago${behind}`
+      : `not followed yet${behind}`;
+  }
+
   function drawFilter(filter) {
     const level = filter.filter_level;
     if (filter.filter_error) {
@@ -1203,6 +1222,7 @@
         : 'every fingerprint'],
       ['Rebuilt', filter.filter_complete ? 'completely'
         : `up to group ${count(filter.filter_rebuilt)}`],
+      ['Other hosts', followed(filter)],
     ]);
   }
 

@@ -433,7 +433,7 @@ class _Run:
     def _collect(self, number: int) -> bool:
         """Collect a group; False if it is in use."""
         try:
-            group = self._maintainer.engine.enter_group(number)     # N6.1
+            group = self._maintainer.enter_group(number)    # N6.1
         except exceptions.BusyError:
             return False
         except exceptions.ImageNotFound:

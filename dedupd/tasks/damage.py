@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 from dedupd.tasks import accounting
+from dedupd.tasks import exactindex
 from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -65,6 +66,13 @@ def images_with(maintainer: maintainer_module.Maintainer,
             for image in addresses_module.which_named(
                 maintainer.engine, maintainer.repository.recipes(), addresses)
             if image.found}
+
+
+def images_of_group(maintainer: maintainer_module.Maintainer, number: int
+                    ) -> list[str]:
+    """The images that name some block of a group, sorted."""
+    return sorted(images_with(maintainer, addresses_module.of_slots(
+        number, range(addresses_module.GROUP_SLOTS))))
 
 
 class Damage:
@@ -146,7 +154,7 @@ class Damage:
     def _mark_in(self, number: int, slots: list[int]) -> dict[int, str]:
         """Mark blocks in their group; return addresses and files set aside."""
         try:
-            entered = self._maintainer.engine.enter_group(number)
+            entered = self._maintainer.enter_group(number)
         except exceptions.ImageNotFound:
             return {}       # nothing in it was needed any more
         bad: list[int] = []
@@ -228,7 +236,9 @@ class Damage:
         for address in sorted(set().union(*images.values())):
             fingerprint = bytes.fromhex(self.known[address]['fingerprint'])
             for copy in (self._copies.get(fingerprint),
-                         self._maintainer.catalog.indexed(fingerprint)):
+                         exactindex.find(self._maintainer.handle,
+                                         self._maintainer.catalog.id,
+                                         fingerprint)):
                 if (self.can_have_copies and copy is not None
                         and self._is_good(copy, fingerprint)
                         and self._same_scope(copy, address)):

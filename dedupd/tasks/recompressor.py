@@ -6,15 +6,20 @@ A run works group by group. It takes only sealed groups, to which no writer
 comes any more. It writes a new file with the same blocks at the same
 addresses, while the old file stays in use; then it exchanges the files. The
 group itself notes its codec and level, so there is no cursor: a run goes on
-with the first group that is not done.
+with the first group that is not done. A collector that wants the group, and a
+full disk, end the work on it at once.
 
-A run that makes way in the middle of a group keeps the unfinished file, and
-the group's lease, until it goes on or the maintainer ends.
+If the maintainer's run makes way in the middle of a group, it keeps the
+unfinished file, and the group's lease, until it goes on or the maintainer
+ends. A helper's run gives up the group: a helper has one lease at most.
 
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
-once for each requested codec and level.
+once for each requested codec and level. A helper notes such a group for the
+maintainer, who alone may write that into the group (I4).
 """
+
+from collections.abc import Callable
 
 import contextlib
 import dataclasses
@@ -24,7 +29,10 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.repository import space
 
 # The new file must be smaller than the old one by at least one part in this.
 _WORTH = 32
@@ -34,6 +42,8 @@ _TRIES = 60
 _PAUSE = 0.5
 
 _POISONED = 1
+
+Worker = maintainer_module.Maintainer | helper_module.Helper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,16 +101,19 @@ def plan(maintainer: maintainer_module.Maintainer, codec: str,
                             if group.action == 'recompress'))
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
-             codec: str, level: int = 0) -> Result:
+def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
+             is_mine: Callable[[int], bool] = lambda group: True) -> Result:
     """Recompress the groups that do not have this codec and level yet.
 
+    :param is_mine: whether a group is to be recompressed here; asked for each
+        group just before, since shares may change
     :raises task.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
     mark = _engine.codec_mark(codec, level)
-    return maintainer.guard(
-        lambda: _Run(maintainer, pace, codec, level, mark).run(),
+    kind = _HelpersRun if isinstance(worker, helper_module.Helper) else _Run
+    return worker.guard(
+        lambda: kind(worker, pace, codec, level, mark, is_mine).run(),
         pace.step)
 
 
@@ -112,14 +125,30 @@ def give_up(maintainer: maintainer_module.Maintainer) -> None:
         rewriting.close()
 
 
-def _plan(maintainer: maintainer_module.Maintainer,
-          mark: tuple[int, int]) -> list[GroupPlan]:
-    damaged = set(map(addresses_module.group_of,
-                      maintainer.catalog.damaged()))
+def note_kept(maintainer: maintainer_module.Maintainer, number: int,
+              mark: tuple[int, int]) -> None:
+    """Note in a group what a helper found: it hardly becomes smaller.
+
+    :param mark: the codec and level with which it was tried, as numbers, which
+        come from a file; if there are no such, nothing is noted
+    :raises BusyError: if the group is in use
+    """
+    codec, level = mark
+    if codec >= len(space.CODECS):
+        return
+    with contextlib.suppress(exceptions.ImageNotFound,
+                             exceptions.InvalidParameter):
+        facts = maintainer.engine.group_facts(number)
+        if (facts['codec'], facts['level']) != mark:
+            maintainer.engine.note_codec(number, space.CODECS[codec], level)
+
+
+def _plan(worker: Worker, mark: tuple[int, int]) -> list[GroupPlan]:
+    damaged = worker.damaged_groups()
     found = []
-    for number in maintainer.engine.groups():
+    for number in worker.engine.groups():
         try:
-            facts = maintainer.engine.group_facts(number)
+            facts = worker.engine.group_facts(number)
         except exceptions.ImageNotFound:
             continue
         except exceptions.UNREADABLE as e:
@@ -143,51 +172,59 @@ def _reason(facts: dict[str, Any], damaged: bool) -> str:
 
 
 class _Run:
-    def __init__(self, maintainer: maintainer_module.Maintainer,
-                 pace: task.Pace, codec: str, level: int,
-                 mark: tuple[int, int]) -> None:
-        self._maintainer = maintainer
+    """A run of the maintainer."""
+
+    def __init__(self, worker: Any, pace: task.Pace, codec: str, level: int,
+                 mark: tuple[int, int], is_mine: Callable[[int], bool]
+                 ) -> None:
+        self._worker = worker
         self._pace = pace
         self._codec, self._level, self._mark = codec, level, mark
+        self._is_mine = is_mine
         self._result = Result()
+        self._tried: set[int] = set()
         self._done = 0          # groups
         self._total = 0
 
     def run(self) -> Result:
-        wanted = [group.number
-                  for group in _plan(self._maintainer, self._mark)
-                  if group.action == 'recompress']
-        self._total = len(wanted)
-        self._resume(wanted)
-        for number in wanted:
-            if self._result.skipped_for_space:
-                # The next group needs as much room.
-                self._result.skipped_for_space += 1
-                continue
-            self._pace.wait_until_idle()
-            self._recompress(number)
+        # Again, since another member may have gone and left its share.
+        while wanted := self._wanted():
+            self._total = len(self._tried) + len(wanted)
+            self._resume(wanted)
+            for number in wanted:
+                if self._is_mine(number):
+                    self._tried.add(number)
+                    self._try(number)
         return self._result
+
+    def _wanted(self) -> list[int]:
+        return [group.number for group in _plan(self._worker, self._mark)
+                if group.action == 'recompress'
+                and group.number not in self._tried
+                and self._is_mine(group.number)]
 
     def _resume(self, wanted: list[int]) -> None:
         """Go on with the group in which the last run made way."""
-        if self._maintainer.rewriting is None:
+        if self._worker.rewriting is None:
             return
-        rewriting, mark = self._maintainer.rewriting
+        rewriting, mark = self._worker.rewriting
         number = rewriting.number
         if mark == self._mark and number in wanted:
             wanted.remove(number)
+            self._tried.add(number)
             self._finish(rewriting, number)
         else:
-            give_up(self._maintainer)
+            give_up(self._worker)
 
-    def _recompress(self, number: int) -> None:
-        engine = self._maintainer.engine
+    def _try(self, number: int) -> None:
+        if self._result.skipped_for_space:
+            # The next group needs as much room.
+            self._result.skipped_for_space += 1
+            return
+        self._pace.wait_until_idle()
         try:
-            # If the group is in use now, it may stay so for long. Then the
-            # compression would be in vain.
-            engine.enter_group(number).close()
-            rewriting = engine.begin_rewriting(number, self._codec,
-                                               self._level)
+            rewriting = self._worker.engine.begin_rewriting(
+                number, self._codec, self._level)
         except exceptions.ImageNotFound:
             self._done += 1
         except exceptions.BusyError:
@@ -198,24 +235,30 @@ class _Run:
         except exceptions.UNREADABLE as e:
             self._result.failed[number] = str(e)
         else:
-            self._maintainer.rewriting = rewriting, self._mark
-            self._finish(rewriting, number)
+            self._go_on(rewriting, number)
+
+    def _go_on(self, rewriting: _engine.Rewriting, number: int) -> None:
+        """Recompress a group; if the run makes way, the next one goes on."""
+        self._worker.rewriting = rewriting, self._mark
+        self._finish(rewriting, number)
 
     def _finish(self, rewriting: _engine.Rewriting, number: int) -> None:
-        """Recompress the rest of a group, up to the exchange.
-
-        If the task is stopped, the next run goes on with this group.
-        """
+        """Recompress the rest of a group, up to the exchange."""
         try:
             self._write(rewriting)
             self._exchange(rewriting)
+        except exceptions.BusyError:
+            self._result.busy += 1      # it is to be collected
         except exceptions.NoSpaceError:
             self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
             self._result.failed[number] = str(e)
-        give_up(self._maintainer)
+        self._close(rewriting)
         self._done += 1
         self._pace.step(self._done, self._total, 'compressing groups anew')
+
+    def _close(self, rewriting: _engine.Rewriting) -> None:
+        give_up(self._worker)
 
     def _write(self, rewriting: _engine.Rewriting) -> None:
         complete = False
@@ -224,15 +267,16 @@ class _Run:
             self._pace.step(
                 self._done, self._total,
                 f'compressing group {rewriting.number:08x} anew: '
-                f'{100 * rewriting.done // rewriting.slots} %', cost)
+                f'{100 * rewriting.done // rewriting.slots} %', cost,
+                watch=rewriting.check)
 
     def _exchange(self, rewriting: _engine.Rewriting) -> None:
         before, after = rewriting.sizes()
         if after > before - before // _WORTH:
-            rewriting.keep_old()
+            self._keep_old(rewriting)
             self._result.kept += 1
             return
-        engine, number = self._maintainer.engine, rewriting.number
+        engine, number = self._worker.engine, rewriting.number
         announced = engine.announce(number)
         try:
             for _ in range(_TRIES):
@@ -241,8 +285,51 @@ class _Run:
                     self._result.groups += 1
                     self._result.disk_bytes += before - after
                     return
+                if not announced:
+                    rewriting.check()   # a collector may want the group
                 self._pace.pause(_PAUSE)
         finally:
             if announced:
                 engine.withdraw(number)
         self._result.busy += 1
+
+    def _keep_old(self, rewriting: _engine.Rewriting) -> None:
+        rewriting.keep_old()
+
+
+class _HelpersRun(_Run):
+    """A run of a helper, which has no catalog and changes no file in place."""
+
+    def run(self) -> Result:
+        kept = self._worker.notes.kept
+        wanted = set(self._wanted())
+        for number in [number for number, mark in kept.items()
+                       if number not in wanted or mark != self._mark]:
+            del kept[number]
+        self._tried.update(kept)
+        return super().run()
+
+    def _try(self, number: int) -> None:
+        # The maintainer's catalog would tell.
+        with contextlib.suppress(exceptions.ImageNotFound,
+                                 *exceptions.UNREADABLE):
+            slots = self._worker.engine.group_facts(number)['slots']
+            entries = self._worker.engine.entries(number, 0, slots)
+            if addresses_module.DAMAGED in addresses_module.columns(
+                    entries).states:
+                return
+        super()._try(number)
+
+    def _go_on(self, rewriting: _engine.Rewriting, number: int) -> None:
+        with contextlib.closing(rewriting):
+            self._finish(rewriting, number)
+
+    def _close(self, rewriting: _engine.Rewriting) -> None:
+        rewriting.close()
+
+    def _keep_old(self, rewriting: _engine.Rewriting) -> None:
+        kept = self._worker.notes.kept
+        while len(kept) >= notes_module.MOST_KEPT:
+            del kept[next(iter(kept))]
+        kept[rewriting.number] = self._mark
+        self._worker.save()

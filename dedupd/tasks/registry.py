@@ -19,10 +19,12 @@ from dedupd import opts
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
 
 Maintainer = maintainer_module.Maintainer
+Helper = helper_module.Helper
 
 # The most that the option limit_mib takes.
 _MOST_LIMIT_MIB = 1 << 30
@@ -59,8 +61,11 @@ def check_options(options: Any) -> None:
 def _account(maintainer: Maintainer, pace: task.Pace,
              options: Any) -> Any:
     from dedupd.tasks import accounting
+    from dedupd.tasks import findings
 
-    return accounting.run_once(maintainer, pace)
+    result = accounting.run_once(maintainer, pace)
+    maintainer.guard(lambda: findings.take(maintainer, pace))
+    return result
 
 
 def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
@@ -86,17 +91,37 @@ def _merge(maintainer: Maintainer, pace: task.Pace, options: Any,
     return merger.run_once(maintainer, pace, exclude, dry_run)
 
 
+def _help_merge(helper: Helper, pace: task.Pace, options: Any) -> Any:
+    from dedupd.tasks import shareindex
+
+    return shareindex.run_once(helper, pace)
+
+
+def _all(group: int) -> bool:
+    """The share of a process that takes part in nothing."""
+    return True
+
+
 def _scrub(maintainer: Maintainer, pace: task.Pace, options: Any,
-           full: bool = False) -> Any:
+           full: bool = False, is_mine: Callable[[int], bool] = _all) -> Any:
     from dedupd.tasks import scrubber
 
     return scrubber.run_once(maintainer, pace, full=full,
-                             spare_threshold=options.spare_threshold)
+                             spare_threshold=options.spare_threshold,
+                             is_mine=is_mine)
+
+
+def _help_scrub(helper: Helper, pace: task.Pace, options: Any,
+                is_mine: Callable[[int], bool]) -> Any:
+    from dedupd.tasks import sharescrub
+
+    return sharescrub.run_once(helper, pace, is_mine)
 
 
 def _recompress(maintainer: Maintainer, pace: task.Pace, options: Any,
                 dry_run: bool = False, codec: str | None = None,
-                level: int | None = None) -> Any:
+                level: int | None = None,
+                is_mine: Callable[[int], bool] = _all) -> Any:
     from dedupd.tasks import recompressor
 
     if codec is None:
@@ -106,7 +131,17 @@ def _recompress(maintainer: Maintainer, pace: task.Pace, options: Any,
             return None
     if dry_run:
         return recompressor.plan(maintainer, codec, level or 0)
-    return recompressor.run_once(maintainer, pace, codec, level or 0)
+    return recompressor.run_once(maintainer, pace, codec, level or 0, is_mine)
+
+
+def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
+                     is_mine: Callable[[int], bool]) -> Any:
+    from dedupd.tasks import recompressor
+
+    if options.recompress_codec == 'none':
+        return None
+    return recompressor.run_once(helper, pace, options.recompress_codec,
+                                 options.recompress_level, is_mine)
 
 
 def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
@@ -187,6 +222,17 @@ class Task:
     is_told: bool = False
     """Whether notifications report the task."""
     in_caches_only: bool = False
+    help: Callable[..., Any] | None = None
+    """The function that a helper calls, as `help(helper, pace, options)`.
+    None: only the maintainer runs the task."""
+    share: int = 0
+    """If each daemon has a share of the groups: the task's number in
+    ``locks/hosts``. It must not change, since daemons of several versions meet
+    there. Then `help` and `run` also take `is_mine`; `is_mine(group)` says
+    whether a group is in this daemon's share."""
+    is_on: Callable[[Any], bool] = lambda options: True
+    """Whether a daemon with these options takes part, if the task has an
+    interval there."""
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """Check the arguments of a request.
@@ -212,26 +258,38 @@ TASKS = {row.name: row for row in (
     Task('collect', _collect, {'dry_run': bool}, interval='collect_interval',
          rate='collect_rate_mib', counts_first=True, is_told=True),
     Task('merge', _merge, {'dry_run': bool}, interval='merge_interval',
-         rate='merge_rate_mib', counts_first=True, is_told=True),
+         rate='merge_rate_mib', counts_first=True, is_told=True,
+         help=_help_merge),
     Task('evict', _evict, {'dry_run': bool, 'limit_mib': int}, _check_limit,
          interval=60, is_routine=True, in_caches_only=True),
     Task('scrub', _scrub, {'full': bool}, not_again=('full',),
          interval='scrub_interval', rate='scrub_rate_mib', rank=1,
-         is_told=True),
+         is_told=True, help=_help_scrub, share=1),
     Task('recompress', _recompress,
          {'dry_run': bool, 'codec': str, 'level': int}, _check_codec,
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
-         is_told=True),
+         is_told=True, help=_help_recompress, share=2,
+         is_on=lambda options: options.recompress_codec != 'none'),
     Task('rebuild-catalog', _rebuild),
     Task('replicate'))}
 
 
-def run(name: str, maintainer: Maintainer, pace: task.Pace,
+def interval(name: str, options: Any) -> float:
+    """Seconds between two scheduled runs of a task; 0: only requests.
+
+    :param options: the group ``[dedupd]``
+    """
+    found = TASKS[name].interval
+    return options[found] if isinstance(found, str) else found
+
+
+def run(name: str, worker: Maintainer | Helper, pace: task.Pace,
         options: Any, **arguments: Any) -> Any:
     """Run a task; return its result: a dataclass, or None.
 
     :param options: the group ``[dedupd]``, read during this call
     """
-    run_once = TASKS[name].run
-    assert run_once is not None, f'{name} is not the maintainer\'s'
-    return run_once(maintainer, pace, options, **arguments)
+    task = TASKS[name]
+    run_once = task.help if isinstance(worker, Helper) else task.run
+    assert run_once is not None, f'{name} is not for a {type(worker)}'
+    return run_once(worker, pace, options, **arguments)

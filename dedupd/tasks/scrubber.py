@@ -12,6 +12,10 @@ pass leaves the block's group, and the group is free, the scrub marks the block
 as damaged, and reports which images need it (``damage.py``). If the group is
 in use, the block waits for a later run.
 
+Other daemons may have shares of the groups (``sharescrub.py``); then the pass
+verifies those of the maintainer. But while damaged blocks are known, it reads
+all groups, since any may have a copy.
+
 At the begin and the end of a run the scrub heals damaged blocks of which there
 is a copy. At the end of a pass it renews the spare copies of the most used
 blocks (``spares.py``).
@@ -80,7 +84,8 @@ class Result:
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              full: bool = False, budget_bytes: int | None = None,
-             spare_threshold: int = 0, spare_max: int = SPARE_MAX) -> Result:
+             spare_threshold: int = 0, spare_max: int = SPARE_MAX,
+             is_mine: Callable[[int], bool] = lambda group: True) -> Result:
     """Heal damaged blocks, and go on with the pass to its end.
 
     :param full: begin a new pass, wherever the last one was
@@ -90,11 +95,13 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
         a spare copy when the pass ends; 0: no block does, and existing copies
         go
     :param spare_max: the most bytes of blocks that get a spare copy
+    :param is_mine: whether a group is in the maintainer's share; asked for
+        each group just before
     :raises task.Stopped: between two steps; the next run goes on from there
     """
     return maintainer.guard(
         lambda: _Run(maintainer, pace, full, budget_bytes,
-                     spare_threshold, spare_max).run(), pace.step)
+                     spare_threshold, spare_max, is_mine).run(), pace.step)
 
 
 def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
@@ -176,12 +183,14 @@ class _Run:
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, full: bool, budget: int | None,
-                 spare_threshold: int, spare_max: int) -> None:
+                 spare_threshold: int, spare_max: int,
+                 is_mine: Callable[[int], bool]) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._budget = budget
         self._spare_threshold = spare_threshold
         self._spare_max = spare_max
+        self._is_mine = is_mine
         self._damage = damage_module.Damage(maintainer, pace)
         self._read = 0          # bytes, in this run
         state = maintainer.catalog.scrub_state()
@@ -345,7 +354,7 @@ class _Run:
         if not state['group']:
             self._look_for_missing(numbers)
         for done, number in enumerate(numbers):
-            if number < state['group']:
+            if number < state['group'] or not self._is_to_read(number):
                 continue
             if number > state['group']:
                 state['group'], state['slot'] = number, 0
@@ -361,12 +370,17 @@ class _Run:
             if not ended:
                 return False
             self._note(f'groups/{number:08x}', error,
-                       self._images_of_group(number) if error else ())
+                       damage_module.images_of_group(
+                           self._maintainer, number) if error else ())
             # The next group, so that a finished one is not begun again.
             state['group'], state['slot'] = number + 1, 0
             self._mark([address for address in state['waiting']
                         if addresses_module.group_of(address) == number])
         return True
+
+    def _is_to_read(self, number: int) -> bool:
+        return bool(self._damage.known or self._is_mine(number)
+                    or f'groups/{number:08x}' in self._state['unreadable'])
 
     def _look_for_missing(self, numbers: list[int]) -> None:
         there = {f'groups/{number:08x}' for number in numbers}
@@ -377,12 +391,8 @@ class _Run:
             name = f'groups/{number:08x}'
             if facts['used'] and name not in there:
                 self._note(name, 'it is missing',
-                           self._images_of_group(number))
-
-    def _images_of_group(self, number: int) -> list[str]:
-        return sorted(damage_module.images_with(
-            self._maintainer, addresses_module.of_slots(
-                number, range(addresses_module.GROUP_SLOTS))))
+                           damage_module.images_of_group(
+                               self._maintainer, number))
 
     def _scrub_group(self, number: int, done: int, total: int) -> bool:
         """Verify the rest of a group; False if the budget is spent."""

@@ -4,17 +4,27 @@
 
 The image's bytes are hashed, then the record is made, then it gets the
 location. Each step finds what an interrupted run has done.
+
+A task of Glance's that takes the location, and fails, deletes the data there.
+So a copy of the image is kept until the task has ended. It shares all blocks,
+and has an id that no image of Glance's can have.
 """
 
 from collections.abc import Callable
+import contextlib
 
 from glance_dedup.adoption import filestore
+from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import locations
+from glance_dedup.base import scopes
 from glance_dedup.client import glance_api
 from glance_dedup.repository import repository as repository_module
 
 REGISTERED, PRESENT = 'registered', 'present'
+
+# Behind an image's id: that of the copy.
+_KEPT = '-registering'
 
 
 class NotRegistered(Exception):
@@ -30,6 +40,8 @@ def register(repository: repository_module.Repository,
     The record belongs to the image's project, which may then delete the image.
     It gets the hash of the bytes here, so it does not depend on Glance's
     option ``do_secure_hash`` whether the image has one.
+
+    Call :func:`restore` before.
 
     :param progress: called with the bytes hashed so far
     :returns: REGISTERED or PRESENT, and Glance's record
@@ -61,8 +73,7 @@ def register(repository: repository_module.Repository,
     result = PRESENT
     if record['status'] not in glance_api.WITH_DATA:
         result = REGISTERED
-        record = _give_data(glance, image_id, stat.size, locations.url(
-            repository, image_id, stat.upload_id), value)
+        record = _give_data(repository, glance, image_id, value)
     theirs = hashes.of_record(record)
     if record['size'] != stat.size or (
             theirs != hashes.Hash(hashes.DEFAULT, value)):
@@ -101,23 +112,63 @@ def _create(glance: glance_api.Glance,
             'id twice. ' + _copy(wanted['id'])) from e
 
 
-def _give_data(glance: glance_api.Glance, image_id: str, size: int, url: str,
-               value: str) -> glance_api.Record:
+def _keep(repository: repository_module.Repository, image_id: str) -> None:
+    with repository.open_image(image_id) as image:
+        _copy_image(repository, image, image_id + _KEPT)
+
+
+def restore(repository: repository_module.Repository, image_id: str) -> None:
+    """End what a run of :func:`register` has left that was killed.
+
+    Its copy replaces the image if that is gone, and is removed.
+    """
+    if not filestore.IMAGE_ID.fullmatch(image_id):
+        return
+    with contextlib.suppress(exceptions.ImageNotFound):
+        with repository.open_image(image_id + _KEPT) as copy:
+            _copy_image(repository, copy, image_id)
+        repository.delete(image_id + _KEPT)
+
+
+def _copy_image(repository: repository_module.Repository, image,
+                image_id: str) -> None:
+    stat = image.stat
+    with contextlib.suppress(exceptions.ImageExists):
+        repository.copy(image, image_id, stat.project,
+                        scopes.describe(bytes.fromhex(stat.scope)))
+
+
+def _give_data(repository: repository_module.Repository,
+               glance: glance_api.Glance, image_id: str, value: str
+               ) -> glance_api.Record:
+    def offer() -> str:
+        restore(repository, image_id)
+        _keep(repository, image_id)
+        return locations.url(repository, image_id,
+                             repository.stat(image_id).upload_id)
+
     try:
-        try:
-            glance.add_data(image_id, url, hashes.DEFAULT, value)
-        except glance_api.GlanceError as e:
-            # If it is not queued, an earlier run told Glance the same.
-            if e.code != 409:
-                raise
-        record = glance.wait_for_data(image_id, size)
+        record = glance.give_data(
+            image_id, repository.stat(image_id).size, hashes.DEFAULT, value,
+            offer)
     except glance_api.GlanceError as e:
-        raise glance_api.GlanceError(
-            f'{e}. The record of image {image_id} stays in Glance, without '
-            'data: run the command again, or delete the record',
-            e.code) from e
+        # Otherwise a task may have begun, so the copy stays for the next run.
+        if isinstance(e, glance_api.DataNotTaken):
+            restore(repository, image_id)
+        raise _left_without_data(e, image_id) from e
+    # If the user deleted the record, and so the data, both are to go.
+    with contextlib.suppress(exceptions.ImageNotFound):
+        repository.delete(image_id + _KEPT)
     if record is None:
         raise NotRegistered(
             f'the record of image {image_id} was deleted in Glance '
             'meanwhile, perhaps with its data')
     return record
+
+
+def _left_without_data(e: glance_api.GlanceError,
+                       image_id: str) -> glance_api.GlanceError:
+    return glance_api.GlanceError(
+        f'{e}. The record of image {image_id} stays in Glance, without '
+        'data: run the command again. If that never helps, '
+        + _copy(image_id)[0].lower() + _copy(image_id)[1:], e.code)

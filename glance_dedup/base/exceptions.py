@@ -41,6 +41,10 @@ class BusyError(RepositoryError):
     """Another process held a lock for longer than the time limit."""
 
 
+class LostLocks(RepositoryError):
+    """The server dropped this process's locks, and others may have them."""
+
+
 class NoThread(RepositoryError, RuntimeError):
     """The system lets this process start no thread now."""
 

@@ -89,6 +89,18 @@ def lock(fd: int, kind: int, byte: int) -> bool:
     return True
 
 
+def is_byte_locked(fd: int, byte: int) -> bool:
+    """Whether another open file, perhaps on another host, locks a byte.
+
+    The lock is only asked for, not taken.
+
+    :raises OSError: the file system has no such locks
+    """
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(
+        fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+
+
 def is_locked(path: str) -> bool:
     """Whether some process, perhaps on another host, locks a file's byte 0.
 
@@ -98,9 +110,7 @@ def is_locked(path: str) -> bool:
     """
     with closing.descriptor(
             access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(
-            fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
+        return is_byte_locked(fd, 0)
 
 
 def _where(path: str, mount: Mount | None) -> str:

@@ -15,8 +15,10 @@ PATTERN = '[A-Za-z0-9_-]{1,128}'
 #: Whether a string can name a recipe: an image's, or a volume's.
 is_valid = re.compile(PATTERN).fullmatch
 
-_OF_VOLUME = re.compile(
-    'v_([0-9a-f]{32})_(?:base_0|([0-9]{1,20})_([0-9]{1,20}))')
+# Of the recipes of a volume; what else may come behind the prefix is left to
+# the versions that make it.
+_OF_VOLUME = re.compile('v_([0-9a-f]{32})_([A-Za-z0-9_-]*)')
+_OF_PART = re.compile('(0|[1-9][0-9]{0,19})_[1-9][0-9]{0,19}')
 
 
 class VolumeRecipe(NamedTuple):
@@ -24,19 +26,24 @@ class VolumeRecipe(NamedTuple):
 
     volume_id: str
     """32 hexadecimal digits."""
-    part: int | None
-    """None: it is the base."""
-    edition: int
+    what: str
+    """Which of the volume's recipes it is, in words."""
 
 
 def of_volume(image_id: str) -> VolumeRecipe | None:
-    """What an id says if it is that of a volume's recipe; None: it is not."""
+    """What an id says if it is that of a volume's recipe; None: it is not.
+
+    Every id that begins as those of a volume's recipes do is the volume's,
+    since its owner deletes those among them that it does not need. The engine
+    has the same rule (``volumenames.h``).
+    """
     match = _OF_VOLUME.fullmatch(image_id)
-    if match is None:
+    if match is None or not is_valid(image_id):
         return None
-    volume_id, part, edition = match.groups()
-    return VolumeRecipe(volume_id, None if part is None else int(part),
-                        int(edition or 0))
+    volume_id, rest = match.groups()
+    part = _OF_PART.fullmatch(rest)
+    return VolumeRecipe(volume_id, f'part {part[1]}' if part else
+                        'the base' if rest == 'base_0' else 'a recipe')
 
 
 def is_image(image_id: str) -> bool:

@@ -66,13 +66,16 @@ class Pace:
         """Have the task stop at its next step or during its wait."""
         self._stop.set()
 
-    def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
+    def step(self, done: int, total: int, what: str, cost: int = 0,
+             watch: Callable[[], None] | None = None) -> None:
         """Note progress, and wait as long as the rate demands.
 
         :param done: how much of `total` is done, in the task's own unit
         :param what: what the task is doing, in a few words for people
         :param cost: bytes that the task read from or wrote to the disk since
             the last step
+        :param watch: called every LONGEST_WAIT seconds of the wait; what it
+            raises ends the wait
         :raises Stopped: if the task is to stop
         """
         self.done, self.total, self.what = done, total, what
@@ -88,6 +91,8 @@ class Pace:
                 break
             self._stop.wait(min(left, LONGEST_WAIT))
             self.check()
+            if watch is not None:
+                watch()
 
     def pause(self, seconds: float) -> None:
         """Wait.

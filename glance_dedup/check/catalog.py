@@ -13,6 +13,7 @@ finding, and nothing more of the catalog is judged.
 
 import array
 import collections
+from collections.abc import Callable
 from collections.abc import Iterable
 import functools
 import hashlib
@@ -50,6 +51,8 @@ PART_END = struct.Struct('<Q')  # the page behind it; the value
 IMAGE_KEY = re.compile(b'i[A-Za-z0-9_-]{1,128}')
 COUNTER_MAX = (1 << 32) - 1
 MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
+
+MakeIndex = Callable[[bytes | None, index_module.Find], index_module.Index]
 
 META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
              'sequence': int, 'valid': bool, 'index_bits': int,
@@ -112,6 +115,8 @@ class Catalog:
     then the others.
 
     :param directory: the catalog's, open
+    :param index: makes the judge of the exact index: called with the catalog's
+        id, or None, and a function for findings
     :param fence: catalog id and sequence; None: there is none
     :ivar findings: severity, file, offset, sentence
     :ivar left_off: how many more there were, by severity
@@ -123,7 +128,7 @@ class Catalog:
     """
 
     def __init__(self, directory: int, repository_id: bytes | None,
-                 fence: tuple[bytes, int] | None) -> None:
+                 fence: tuple[bytes, int] | None, index: MakeIndex) -> None:
         self.findings: list[tuple] = []
         self.left_off: collections.Counter[str] = collections.Counter()
         self.valid = self.lost = False
@@ -132,7 +137,8 @@ class Catalog:
         self.met = store_module.Store()
         self.exact = True
         self.copy = catalog_copy.Copy(directory, self.find)
-        self.index = index_module.Index(self.copy, 0)
+        self._make_index = index
+        self.index = index(None, self.find)
         try:
             self._read(repository_id, fence)
         except BaseException:
@@ -152,6 +158,7 @@ class Catalog:
     def close(self) -> None:
         """Close the copy and remove it."""
         self.met.close()
+        self.index.close()
         self.copy.close()
 
     def give_up(self, severity: str, sentence: str, file: str = 'catalog'
@@ -159,7 +166,8 @@ class Catalog:
         """Judge nothing more; the sentence says why."""
         self.find(severity, sentence, file)
         self.lost, self.valid = True, False
-        self.index = index_module.Index(self.copy, 0)
+        self.index.close()
+        self.index = self._make_index(None, self.find)
         self.copy.close_database()
 
     def find(self, severity: str, sentence: str, file: str = 'catalog',
@@ -193,7 +201,8 @@ class Catalog:
                 meta['index_bits'] > 31
                 or not form.HEX_ID.match(meta['ledger'])):
             raise form.Damage('has impossible parameters')
-        self.index = index_module.Index(self.copy, meta['index_bits'])
+        self.index = self._make_index(bytes.fromhex(meta['catalog_id']),
+                                      self.find)
         self.ledger, self.parts = meta['ledger'], meta['parts']
         if not meta['valid']:
             self.find(NOTE, f'was not finished: {REBUILT}')
@@ -447,7 +456,7 @@ class Catalog:
         if facts is None or group.slots < max(
                 facts['judged'], facts['indexed'], facts['rewritten']):
             self.find(DAMAGE, f'the facts of group {number:08x} cannot be')
-            self.index.look_up(group, 0)
+            self.index.look_up(group)
             return
         used = len(stored) - stored.count(0)
         if facts['used'] != used:
@@ -460,7 +469,7 @@ class Catalog:
             self.find(NOTE, f'has {len(lost)} blocks of group {number:08x}, '
                       f'as slot {lost[0]}, that nothing names and no '
                       'collection will look for')
-        self.index.look_up(group, facts['indexed'])
+        self.index.look_up(group)
         if form.DAMAGED in group.states:
             self._judge_damaged(group)
 
@@ -494,7 +503,11 @@ class Catalog:
     @_judging
     def judge_index(self) -> None:
         """Judge the index, once all groups were judged."""
-        self.index.judge(self.find, self.valid)
+        self.index.judge(
+            (other for _, value in self.copy.items(b'p')
+             if len(value) % PAIR.size == 0
+             for _, other in PAIR.iter_unpack(value) if other < MAX_ADDRESS),
+            self.valid)
 
 
 def _json(value: bytes) -> typing.Any:

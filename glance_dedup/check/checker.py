@@ -33,8 +33,8 @@ the extents of all recipes, by their groups, and what is known of each recipe
 
 Here is only the order of things.  Each structure has a module of its name:
 ``directories``, ``parameters``, ``lists``, ``hashes``, ``locks``, ``fence``,
-``recipes``, ``spool``, ``volumes``, ``spares``, ``groups``, ``catalog`` with
-its ``index``, and ``space`` for the figures.  How one file is read and
+``recipes``, ``spool``, ``volumes``, ``spares``, ``groups``, ``catalog``,
+``index``, and ``space`` for the figures.  How one file is read and
 verified is in ``files``, ``recipe_reader``, ``volume_reader`` and
 ``group_reader``, the constants of the format are in ``format``.
 """
@@ -54,6 +54,8 @@ from glance_dedup.check import format as form
 from glance_dedup.check import group_reader
 from glance_dedup.check import groups as groups_module
 from glance_dedup.check import hashes
+from glance_dedup.check import helpers
+from glance_dedup.check import index as index_module
 from glance_dedup.check import lists
 from glance_dedup.check import locks
 from glance_dedup.check import parameters
@@ -136,6 +138,7 @@ class _Checker:
         self.directories.open_all()
         self.directories.check_own_names(names)
         hashes.check(self.directories)
+        helpers.check(self.directories)
         locks.check(self.directories)
         if self.parameters:
             major = self.parameters['major']
@@ -164,13 +167,22 @@ class _Checker:
             if locks.is_maintained(self.directories):
                 raise catalog_copy.InUse()
             self.catalog = catalog_module.Catalog(
-                self.directories['catalog'], self.repository_id, newest)
+                self.directories['catalog'], self.repository_id, newest,
+                self.make_index)
             stack.callback(self.catalog.close)
         except catalog_copy.InUse:
             self.catalog_in_use()
         except OSError as e:
             self.findings.find(NOTE, 'catalog', None, 'was not looked at: it '
                                f'cannot be copied: {e.strerror}')
+
+    def make_index(self, catalog_id: bytes | None, find: index_module.Find
+                   ) -> index_module.Index:
+        directory = (self.directories['index']
+                     if 'index' in self.directories else None)
+        return index_module.Index(
+            directory, self.directories.names('index'), catalog_id,
+            self.parameters.get('compare') == 'hash', find)
 
     def catalog_in_use(self) -> None:
         self.findings.find(NOTE, 'catalog', None,

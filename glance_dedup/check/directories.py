@@ -18,8 +18,10 @@ from glance_dedup.check import report
 
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 VOLUMES = 'volumes'             # must be there if the format has volumes
-# The maintainer's, and one for hashes: each is made when it is needed.
-OPTIONAL = ('catalog', 'spares', hashes.DIRECTORY, VOLUMES)
+# The maintainer's, one for hashes, and the helpers': each is made when it is
+# needed.
+OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
+            VOLUMES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,

@@ -24,6 +24,7 @@ KIND = 'glance-dedup repository'
 LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'replication.json': ('glance-dedup replication', 'images', 1 << 20),
          'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20)}
+LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/
 MAJOR = 1                       # of block groups and recipes
 MINOR = 1
 REPOSITORY_MAJOR = 2            # of repository.json, at most
@@ -72,8 +73,7 @@ POISONED, UNSETTLED = 1, 2
 
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')
-VOLUME_RECIPE = re.compile(
-    r'v_([0-9a-f]{32})_(?:base_0|[0-9]{1,20}_[0-9]{1,20})\Z')
+VOLUME_RECIPE = re.compile(r'v_([0-9a-f]{32})_[A-Za-z0-9_-]{0,93}\Z')
 SPOOL_NAME = re.compile(r'[TDGMOX]-[0-9a-f]{32}\Z')
 HEX_ID = re.compile(r'[0-9a-f]{32}\Z')
 

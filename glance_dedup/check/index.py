@@ -1,99 +1,384 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog's index, from fingerprints to addresses of blocks.
+"""The exact index: sorted records, from fingerprints to addresses of blocks.
 
-A page of it has the records of the fingerprints that begin with its number,
-in order. A record is the start of a fingerprint and an address.
+Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+
+Each file is read once, from its beginning to its end. What the index should
+have is sorted in the same order (``sorting.py``), and both are compared.
 """
 
+import collections
 from collections.abc import Callable
+from collections.abc import Iterator
+import heapq
 import itertools
+import os
+import re
 import struct
+import typing
 
-from glance_dedup.check import catalog_copy
+from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import group_reader
+from glance_dedup.check import sorting
 
-PAGE_KEY = struct.Struct('>cI')
-RECORD = 13                     # bytes
+NAME = re.compile('(shard|run|gone|pairs|cursors|new)-([0-9a-f]{2})-'
+                  r'([0-9a-f]{4})\.([0-9a-f]{16})\Z')
+KINDS = {'shard': 1, 'run': 2, 'gone': 3, 'pairs': 4, 'cursors': 5}
+SIZES = {'shard': 13, 'run': 13, 'gone': 13, 'pairs': 16, 'cursors': 8}
+MAX_BITS = 16
+MAJOR = 1
+HEAD = struct.Struct('<8sHHI16sQIIQQI')
+HEAD_BYTES, HEAD_CHECKED = 512, 504
+FRAME_ITEMS = 65528             # bytes of a frame's items, at most
+CURSOR = struct.Struct('<II')
+PAIR = struct.Struct('<QQ')
+ADDRESSES = range(1 << 15, form.MAX_GROUP << 15)
+# Behind the first 8 bytes of a fingerprint and an address: what has it.
+ITEM = 14
+BLOCK, EXPECTED, SHARD, RUN = b'\0', b'\1', b'\2', b'\3'
+
+Find = Callable[..., None]
+
+
+class Name(typing.NamedTuple):
+    """What the name of a file says."""
+
+    kind: str
+    bits: int
+    shard: int
+    number: int
+
+
+class NewerError(form.Damage):
+    """The file has a newer major version."""
+
+
+def parse(name: str) -> Name | None:
+    """What a name says; None: no file of the index has it."""
+    match = NAME.match(name)
+    if match is None:
+        return None
+    found = Name(match[1], *(int(digits, 16) for digits in match.groups()[1:]))
+    return found if found.bits <= MAX_BITS and (
+        found.shard < 1 << found.bits) else None
+
+
+def resolve(shards: dict[tuple[int, int], int]
+            ) -> tuple[set[tuple[int, int]], bool]:
+    """Which shards count, and whether they cover all fingerprints.
+
+    :param shards: generations, by bits and shard
+    """
+    below = collections.Counter(
+        (bits, shard >> own - bits) for own, shard in shards
+        for bits in range(own + 1))
+
+    def is_covered(bits: int, shard: int, least: int) -> bool:
+        if shards.get((bits, shard), -1) >= least:
+            return True
+        return below[bits, shard] > 0 and bits < MAX_BITS and all(
+            is_covered(bits + 1, 2 * shard + half, least) for half in (0, 1))
+
+    found: set[tuple[int, int]] = set()
+    left = [(0, 0)]
+    whole = True
+    while left:
+        bits, shard = left.pop()
+        halves = [(bits + 1, 2 * shard), (bits + 1, 2 * shard + 1)]
+        own = shards.get((bits, shard))
+        if own is not None and not (bits < MAX_BITS and all(
+                is_covered(*half, own) for half in halves)):
+            found.add((bits, shard))
+        elif below[bits, shard] and bits < MAX_BITS:
+            left += halves
+        else:
+            whole = False
+    return found, whole
+
+
+class IndexFile:
+    """One file of the index, open.
+
+    :raises Gone: there is none any more
+    :raises Damage: its head is wrong
+    """
+
+    def __init__(self, directory: int, base: str, name: Name) -> None:
+        self._name = name
+        self._file = files.File(directory, base, f'index/{base}')
+        try:
+            self._read_head()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file.fd)
+
+    def _read_head(self) -> None:
+        head = self._file.read(0, HEAD_BYTES)
+        if len(head) < HEAD_BYTES or head[:8] != b'GDINDEX\0':
+            raise form.Damage('is no file of the index', 0)
+        (_, major, _, kind, self.catalog_id, number, bits, shard, self._items,
+         self._seed, _) = HEAD.unpack_from(head)
+        if major > MAJOR:
+            raise NewerError(f'has version {major}', 8)
+        if form.CHECKSUM.unpack_from(head, HEAD_CHECKED)[0] != (
+                form.xxh3(head[:HEAD_CHECKED])):
+            raise form.Damage('the checksum of its head is wrong', 0)
+        if (kind, bits, shard, number) != (
+                KINDS[self._name.kind], *self._name[1:]):
+            raise form.Damage('had another name', 0)
+        size = SIZES[self._name.kind]
+        self._most = FRAME_ITEMS // size
+        frames = -(-self._items // self._most)
+        length = HEAD_BYTES + self._items * size + 8 * frames
+        if self._file.size() != length:
+            raise form.Damage(f'has {self._file.size()} bytes instead of '
+                              f'{length}')
+
+    def items(self) -> Iterator[bytes]:
+        """All items, once they were verified.
+
+        :raises Damage: at the first that is wrong
+        """
+        size = SIZES[self._name.kind]
+        at, before = HEAD_BYTES, None
+        for frame in range(-(-self._items // self._most)):
+            count = min(self._most, self._items - frame * self._most)
+            data = self._file.read(at, count * size + 8)
+            if len(data) != count * size + 8 or form.CHECKSUM.unpack(
+                    data[-8:])[0] != form.xxh3(
+                        data[:-8], self._seed + frame & (1 << 64) - 1):
+                raise form.Damage(f'the checksum of frame {frame} is wrong',
+                                  at)
+            for begin in range(0, count * size, size):
+                item = data[begin:begin + size]
+                if not self._is_good(item, before):
+                    raise form.Damage('has an item that cannot be there',
+                                      at + begin)
+                yield item
+                before = item
+            at += len(data)
+
+    def _is_good(self, item: bytes, before: bytes | None) -> bool:
+        if self._name.kind == 'pairs':
+            other, kept = PAIR.unpack(item)
+            return other in ADDRESSES and kept in ADDRESSES and other != kept
+        if self._name.kind == 'cursors':
+            group, slots = CURSOR.unpack(item)
+            return 0 < group < form.MAX_GROUP and slots <= form.MAX_SLOTS and (
+                before is None or CURSOR.unpack(before)[0] < group)
+        if (address_of(item) not in ADDRESSES
+                or int.from_bytes(item[:2]) >> MAX_BITS - self._name.bits
+                != self._name.shard):
+            return False
+        if before is None or before[:8] < item[:8]:
+            return True
+        return (self._name.kind != 'shard' and before[:8] == item[:8]
+                and address_of(before) < address_of(item))
+
+
+def address_of(record: bytes) -> int:
+    """The address in a record."""
+    return int.from_bytes(record[8:13], 'little')
+
+
+def _item(fingerprint: bytes, address: int, what: bytes) -> bytes:
+    return fingerprint[:8] + address.to_bytes(5, 'big') + what
 
 
 class Index:
     """Compares the index with the blocks of the groups.
 
-    :param bits: how many bits of a fingerprint are the number of its page
-    :ivar records: how many there are, once it was judged
+    :param directory: ``index/``, open; None: there is none
+    :param names: what lies in it
+    :param catalog_id: the index is judged if it is of this catalog; None: not
+    :param exact: whether equal fingerprints are equal blocks, so that all
+        pairs must be known
+    :param find: called with severity, sentence, file and offset
+    :ivar records: how many records the shards have, once it was judged
+    :ivar stale: how many of them are of blocks that are no more
     """
 
-    def __init__(self, copy: catalog_copy.Copy, bits: int) -> None:
-        self.records = 0
-        self._copy = copy
-        self._bits = bits
-        self._matched = self._missing = 0
+    def __init__(self, directory: int | None, names: list[str],
+                 catalog_id: bytes | None, exact: bool, find: Find) -> None:
+        self.records = self.stale = 0
+        self._directory = -1 if directory is None else directory
+        self._exact = exact
+        self._find = find
+        self._catalog_id = catalog_id
+        self._blocks = sorting.Sorted(ITEM)
+        self._cursors: dict[int, int] = {}
+        self._names: dict[Name, str] = {}
+        self._whole = False
+        if directory is not None and catalog_id is not None:
+            self._list(names)
+            self._read_cursors()
 
-    @property
-    def stale(self) -> int:
-        """How many records there are of blocks that are no more."""
-        return self.records - self._matched
+    def close(self) -> None:
+        """Forget everything."""
+        self._blocks.close()
 
-    def look_up(self, group: group_reader.Group, indexed: int) -> None:
-        """Look up all blocks of a group, page by page.
+    def _list(self, names: list[str]) -> None:
+        for name in names:
+            found = parse(name)
+            if found is None:
+                self._find(form.NOTE, 'has an unknown name', f'index/{name}')
+            elif found.kind != 'new':
+                self._names[found] = name
 
-        :param indexed: how many of its slots the index should have
-        """
-        wanted = sorted(
-            (group.fingerprint(slot)[:8], slot) for slot in range(group.slots)
-            if group.states[slot] == form.GOOD)
-        for page, blocks in itertools.groupby(
-                wanted, lambda block: self._page_of(block[0])):
-            value = self._copy.get(PAGE_KEY.pack(b'f', page)) or b''
-            records = {value[at:at + 8]: value[at + 8:at + RECORD]
-                       for at in range(0, len(value), RECORD)}
-            for fingerprint, slot in blocks:
-                found = records.get(fingerprint)
-                if found is None:
-                    self._missing += slot < indexed
-                else:
-                    address = group.number << 15 | slot
-                    self._matched += (
-                        int.from_bytes(found, 'little') == address)
+    def _of_kind(self, *kinds: str) -> list[Name]:
+        return sorted(name for name in self._names if name.kind in kinds)
 
-    def judge(self, find: Callable[[str, str], None], complete: bool
-              ) -> None:
+    def _open(self, name: Name) -> IndexFile | None:
+        """A file of this catalog's; None: not, or it was reported."""
+        file = f'index/{self._names[name]}'
+        try:
+            found = IndexFile(self._directory, self._names[name], name)
+        except files.Gone:
+            return None
+        except NewerError as e:
+            self._find(form.NOTE, f'{e.sentence}, which this program does '
+                       'not know', file)
+            return None
+        except form.Damage as e:
+            self._find(form.DAMAGE, e.sentence, file, e.offset)
+            return None
+        if found.catalog_id != self._catalog_id:
+            found.close()
+            self._find(form.NOTE, 'is of another catalog: merging makes the '
+                       'index anew', file)
+            return None
+        return found
+
+    def _items_of(self, name: Name) -> Iterator[bytes]:
+        """The items of a file, up to the first that is wrong."""
+        found = self._open(name)
+        if found is None:
+            self._whole = False
+            return
+        try:
+            yield from found.items()
+        except form.Damage as e:
+            self._whole = False
+            self._find(form.DAMAGE, e.sentence, f'index/{self._names[name]}',
+                       e.offset)
+        finally:
+            found.close()
+
+    def _read_cursors(self) -> None:
+        cursors = self._of_kind('cursors')
+        if cursors:
+            newest = max(cursors, key=lambda name: name.number)
+            self._whole = True
+            self._cursors = dict(CURSOR.unpack(item)
+                                 for item in self._items_of(newest))
+
+    def slots(self, group: int) -> int:
+        """How many of a group's slots the index should have."""
+        return self._cursors.get(group, 0)
+
+    def look_up(self, group: group_reader.Group) -> None:
+        """Note all blocks of a group, to be looked for."""
+        if not self._names:
+            return
+        expected = self.slots(group.number)
+        for slot in range(group.slots):
+            if group.states[slot] == form.GOOD:
+                self._blocks.add(_item(
+                    group.fingerprint(slot), group.number << 15 | slot,
+                    EXPECTED if slot < expected else BLOCK))
+
+    def judge(self, known: typing.Iterable[int], complete: bool) -> None:
         """Report what is wrong, once all groups were looked up.
 
-        :param find: called with severity and sentence of each finding
+        :param known: the other blocks of the catalog's pairs, in any order
         :param complete: whether all groups that could be read were looked up
         """
-        bad = 0
-        for key, value in self._copy.items(b'f'):
-            if len(key) != PAGE_KEY.size:
-                continue
-            page = PAGE_KEY.unpack(key)[1]
-            bad += not value or not self._is_good(page, value)
-            self.records += len(value) // RECORD
-        if bad:
-            find(form.DAMAGE, f'has {bad} pages of the index that are not in '
-                 'order')
-        if self._missing:
-            find(form.NOTE, f'has no index record for {self._missing} blocks '
-                 'that should have one')
+        if not self._names:
+            return
+        generations: dict[tuple[int, int], int] = {}
+        for name in self._of_kind('shard'):
+            generations[name[1:3]] = max(
+                name.number, generations.get(name[1:3], 0))
+        counted, covers = resolve(generations)
+        self._whole &= covers
+        if not covers:
+            self._find(form.NOTE, 'does not cover all fingerprints: merging '
+                       'makes the index anew', 'index')
+        shards = [name for name in self._of_kind('shard')
+                  if name[1:3] in counted
+                  and name.number == generations[name[1:3]]]
+        missing, unpaired = self._compare(shards)
+        known_here = self._known(known)
+        if not self._whole:
+            return
+        if missing:
+            self._find(form.NOTE, f'has no record for {missing} blocks that '
+                       'should have one', 'index')
+        forgotten = self._forgotten(unpaired, known_here)
+        if forgotten and self._exact:
+            self._find(form.NOTE, f'has {forgotten} blocks twice that are '
+                       'not known to be duplicates', 'index')
         if self.stale and complete:
-            find(form.NOTE, f'has {self.stale} index records of blocks that '
-                 'are no more')
+            self._find(form.NOTE, f'has {self.stale} records of blocks that '
+                       'are no more', 'index')
 
-    def _page_of(self, fingerprint: bytes) -> int:
-        return int.from_bytes(fingerprint[:4], 'big') >> 32 - self._bits
+    def _tagged(self, names: list[Name], what: bytes) -> Iterator[bytes]:
+        for record in itertools.chain.from_iterable(
+                map(self._items_of, names)):
+            yield _item(record, address_of(record), what)
 
-    def _is_good(self, page: int, value: bytes) -> bool:
-        if len(value) % RECORD:
-            return False
-        before = b''
-        for at in range(0, len(value), RECORD):
-            fingerprint = value[at:at + 8]
-            group = int.from_bytes(value[at + 8:at + RECORD], 'little') >> 15
-            if fingerprint <= before or not group or (
-                    self._page_of(fingerprint) != page):
-                return False
-            before = fingerprint
-        return True
+    def _compare(self, shards: list[Name]) -> tuple[int, sorting.Sorted]:
+        """How many blocks lack a record; addresses that need a pair."""
+        shards.sort(key=lambda name: name.shard << MAX_BITS - name.bits)
+        runs = [self._tagged([name], RUN) for name in self._of_kind('run')]
+        missing, matched = 0, 0
+        unpaired = sorting.Sorted(5)
+        for _, group in itertools.groupby(
+                heapq.merge(self._blocks.items(),
+                            self._tagged(shards, SHARD), *runs),
+                key=lambda item: item[:8]):
+            found: dict[bytes, set[bytes]] = {
+                what: set() for what in (BLOCK, EXPECTED, SHARD, RUN)}
+            for item in group:
+                found[item[13:]].add(item[8:13])
+            self.records += len(found[SHARD])
+            live = found[BLOCK] | found[EXPECTED]
+            matched += len(found[SHARD] & live)
+            if not found[SHARD] and not found[RUN]:
+                missing += len(found[EXPECTED])
+            elif found[SHARD] <= live and not found[RUN]:
+                for address in found[EXPECTED] - found[SHARD]:
+                    unpaired.add(address)
+        self.stale = self.records - matched
+        return missing, unpaired
+
+    def _known(self, known: typing.Iterable[int]) -> sorting.Sorted:
+        found = sorting.Sorted(5)
+        for address in known:
+            found.add(address.to_bytes(5, 'big'))
+        for name in self._of_kind('pairs'):
+            for item in self._items_of(name):
+                found.add(PAIR.unpack(item)[0].to_bytes(5, 'big'))
+        for name in self._of_kind('gone'):
+            collections.deque(self._items_of(name), maxlen=0)
+        return found
+
+    @staticmethod
+    def _forgotten(unpaired: sorting.Sorted, known: sorting.Sorted) -> int:
+        """How many addresses are in the first and not in the second."""
+        count = 0
+        others = known.items()
+        other = next(others, b'\xff' * 6)
+        for address in unpaired.items():
+            while other < address:
+                other = next(others, b'\xff' * 6)
+            count += other != address
+        unpaired.close()
+        known.close()
+        return count

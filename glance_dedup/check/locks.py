@@ -18,7 +18,7 @@ def check(directories: directories_module.Directories) -> None:
         file = 'locks/' + name
         if name == 'trial':
             continue    # hosts try the directory together just now
-        if name not in ('groups', 'images', 'maintainer'):
+        if name not in ('groups', 'images', 'maintainer', 'hosts', 'index'):
             find(form.NOTE, file, None, 'has an unknown name')
             continue
         status = directories.status_of('locks', name)

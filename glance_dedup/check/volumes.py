@@ -304,26 +304,31 @@ class Volumes:
 
     def check(self) -> None:
         """Report what is wrong with the volumes and their recipes."""
-        for name in self.directories.names('volumes'):
-            file = f'volumes/{name}'
-            try:
-                fd = os.open(name, _OPENING, dir_fd=self.directories['volumes']
-                             )
-            except FileNotFoundError:
-                continue        # it was deleted meanwhile
-            except OSError as e:
-                files.refused_by_system(e, file)
-                self._findings.find(
-                    form.NOTE, file, None,
-                    f'is no directory of a volume: {e.strerror}')
-                continue
-            with closing.descriptor(fd):
-                if reader.NAME.match(name):
-                    self._check_volume(name, fd)
-                else:
-                    self._findings.find(form.NOTE, file, None,
-                                        'has an unknown name')
+        seen: set[str] = set()
+        # One that was renamed meanwhile is in the next list.
+        while names := sorted({*self.directories.names('volumes')} - seen):
+            seen.update(names)
+            for name in names:
+                self._check_name(name)
         self._check_others()
+
+    def _check_name(self, name: str) -> None:
+        file = f'volumes/{name}'
+        try:
+            fd = os.open(name, _OPENING, dir_fd=self.directories['volumes'])
+        except FileNotFoundError:
+            return              # it was deleted or renamed meanwhile
+        except OSError as e:
+            files.refused_by_system(e, file)
+            self._findings.find(form.NOTE, file, None,
+                                f'is no directory of a volume: {e.strerror}')
+            return
+        with closing.descriptor(fd):
+            if reader.NAME.match(name):
+                self._check_volume(name, fd)
+            else:
+                self._findings.find(form.NOTE, file, None,
+                                    'has an unknown name')
 
     def _check_volume(self, name: str, fd: int) -> None:
         figures = self._findings.figures
@@ -346,6 +351,9 @@ class Volumes:
         figures['volumes_in_use'] += look.owned
         if look.volume_id is None:
             self._unknown |= any(s[0] == form.DAMAGE for s in suspects or ())
+        elif self._is_renamed(self._findings.names.get(look.volume_id)):
+            figures['volumes'] -= 1
+            self._findings.names[look.volume_id] = name
         elif look.volume_id in self._findings.names:
             self._findings.find(
                 form.DAMAGE, f'volumes/{name}', None, 'has the same id as '
@@ -357,6 +365,11 @@ class Volumes:
         for severity, file, offset, sentence in suspects or ():
             self._findings.find(severity, file, offset, sentence,
                                 volume=name)
+
+    def _is_renamed(self, name: str | None) -> bool:
+        """Whether a volume that was looked at has its name no more."""
+        return name is not None and self.directories.status_of(
+            'volumes', name) is None
 
     def _check_names(self, name: str, fd: int) -> int:
         """Report unknown names and wrong modes.

@@ -620,6 +620,7 @@ class Register(common.RepositoryCommand, show.ShowOne):
 
         image_id = parsed_args.id
         with self.open() as repo:
+            registering.restore(repo, image_id)
             size = repo.stat(image_id).size
             glance = _connect(parsed_args.os_cloud)
             glance.need_service()

@@ -61,6 +61,8 @@ COMMANDS = {
     'volume create': 'glance_dedup.cli.volume:Create',
     'volume clone': 'glance_dedup.cli.volume:Clone',
     'volume snapshot': 'glance_dedup.cli.volume:Snapshot',
+    'volume rollback': 'glance_dedup.cli.volume:Rollback',
+    'volume rename': 'glance_dedup.cli.volume:Rename',
     'volume list': 'glance_dedup.cli.volume:List',
     'volume show': 'glance_dedup.cli.volume:Show',
     'volume resize': 'glance_dedup.cli.volume:Resize',

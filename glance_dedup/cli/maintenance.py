@@ -129,6 +129,8 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
             with contextlib.closing(figures):
                 space = figures.space()
                 blocks, damaged = figures.damage()
+                of_volumes = volume_figures.VolumeFigures(
+                    repo, figures.journals).sums()
             images, names = volumes.apart(repo, damaged)
             if catalog is None:
                 sums = common.sums(repo, self.app)
@@ -140,7 +142,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                 'repository': described,
                 'daemon': None,
                 'space': space,
-                'volumes': volume_figures.VolumeFigures(repo).sums(),
+                'volumes': of_volumes,
                 'damage': None if catalog is None else {
                     'blocks': blocks, 'images': images, 'volumes': names},
                 'filter': figures_module.of_filter(repo, repo.statistics()),

@@ -87,6 +87,23 @@ class VolumeCommand(common.RepositoryCommand):
             with volume:
                 yield volume
 
+    @contextlib.contextmanager
+    def stopped(self, repo, name, what):
+        """Say what to do about a volume that is in use.
+
+        :param what: what the command does with a volume that is not
+        """
+        try:
+            yield
+        except exceptions.BusyError as e:
+            pid = (self.status(repo, name) or {}).get('pid')
+            who = (f'process {pid}' if pid else
+                   'another process, perhaps on another host,')
+            raise exceptions.BusyError(
+                f'volume {name} is in use: {who} serves it. Stop its server '
+                f'first (systemctl stop glance-dedup-volume@{name}), then '
+                f'{what}') from e
+
     def described(self, repo, name) -> dict:
         """The columns of a volume; those of its server are as of now."""
         from glance_dedup.client import volume_control
@@ -95,8 +112,8 @@ class VolumeCommand(common.RepositoryCommand):
 
         stat = openvolumes.look(repo, name)
         in_use = openvolumes.is_in_use(repo, name)
-        numbers, broken = volume_control.figures(
-            self.status(repo, name) or {} if in_use else {})
+        status = self.status(repo, name) or {} if in_use else {}
+        numbers, broken = volume_control.figures(status)
         fields = {
             'name': name,
             'volume_id': stat.volume_id,
@@ -113,7 +130,14 @@ class VolumeCommand(common.RepositoryCommand):
             fields[shown] = (common.Size(value) if shown.endswith('_bytes')
                              else value)
         fields['journal_bytes'] = common.Size(numbers.get('journal_bytes'))
-        fields['broken'] = broken
+        is_complete = numbers.get('index_complete')
+        fields |= {
+            'index': status.get('index', ''),
+            'index_complete': (None if is_complete is None
+                               else common.YesNo(is_complete)),
+            'index_bytes': common.Size(numbers.get('index_bytes')),
+            'index_dropped': numbers.get('index_dropped'),
+            'broken': broken}
         return fields
 
 
@@ -273,6 +297,57 @@ class Resize(VolumeCommand, show.ShowOne):
             return common.shown(self.described(repo, name))
 
 
+class Rollback(VolumeCommand, show.ShowOne):
+    """Give a volume the bytes and the size of an image, such as a snapshot.
+
+    What was written since is lost. The volume must not be in use. It shares
+    the image's blocks, so this takes a moment and nearly no space. If it is
+    interrupted, the volume is as it was, or as the image is.
+    """
+
+    def add_arguments(self, parser):
+        _add_name(parser)
+        parser.add_argument('image', metavar='IMAGE',
+                            help='The id of the stored image.')
+        common.add_codec(parser)
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        name = parsed_args.name
+        with (self.open(codec=parsed_args.codec) as repo,
+              repo.open_image(parsed_args.image) as image,
+              self.progress(f'rolling back {name}', image.size) as progress,
+              self.stopped(repo, name, 'roll it back'),
+              _Watch(repo, progress)):
+            stored = openvolumes.roll_back(repo, name, image)
+            fields = self.described(repo, name)
+        fields['copied_bytes'] = common.Size(stored)
+        return common.shown(fields)
+
+
+class Rename(VolumeCommand, show.ShowOne):
+    """Give a volume another name.
+
+    The volume must not be in use.
+    """
+
+    def add_arguments(self, parser):
+        _add_name(parser)
+        parser.add_argument(
+            'new_name', metavar='NEW',
+            help='1 to 64 characters of A-Z a-z 0-9 _ -')
+
+    def take_action(self, parsed_args):
+        from glance_dedup.repository import openvolumes
+
+        name, new_name = parsed_args.name, parsed_args.new_name
+        with self.open() as repo:
+            with self.stopped(repo, name, 'rename it'):
+                openvolumes.rename(repo, name, new_name)
+            return common.shown(self.described(repo, new_name))
+
+
 class List(VolumeCommand, lister.Lister):
     """List the volumes."""
 
@@ -341,24 +416,17 @@ class Delete(VolumeCommand, lister.Lister):
         from glance_dedup.repository import openvolumes
 
         try:
-            if damaged:
+            with self.stopped(repo, name, 'delete it'):
+                if not damaged:
+                    openvolumes.delete(repo, name)
+                    return
                 for recipe in openvolumes.discard(repo, name):
                     self.app.tell(
                         f'{recipe} stays: another volume cannot be read, and '
                         'may need it. Delete that volume, too, or repair it; '
                         f'then run glance-dedup image delete {recipe}')
-            else:
-                openvolumes.delete(repo, name)
         except exceptions.DamagedError as e:
             raise exceptions.DamagedError(
                 f'{e}. Restore volumes/{name} from a backup, or give the '
                 'volume up: glance-dedup volume delete --damaged '
                 f'{name}') from e
-        except exceptions.BusyError as e:
-            pid = (self.status(repo, name) or {}).get('pid')
-            who = (f'process {pid}' if pid else
-                   'another process, perhaps on another host,')
-            raise exceptions.BusyError(
-                f'volume {name} is in use: {who} serves it. Stop its server '
-                f'first (systemctl stop glance-dedup-volume@{name}), then '
-                'delete it') from e

@@ -18,6 +18,7 @@ import xxhash
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import sockets
 from glance_dedup.cli import common
 from glance_dedup.repository import layout
 
@@ -74,6 +75,10 @@ class Serve(common.RepositoryCommand):
             'filter, of the table of inram, which takes 20 bytes for each '
             'block, or of the cache of dtb and leveldb. '
             'Default: %(default)s.')
+        parser.add_argument(
+            '--read-only', action='store_true',
+            help='Refuse all writes of clients. The server owns the volume '
+            'all the same.')
         parser.add_argument(
             '--no-dedup', action='store_true',
             help='Store written blocks without looking for duplicates, for a '
@@ -175,10 +180,9 @@ def _listen(path: str, mode: int) -> None:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise common.UsageError(
                 f'--nbd-socket: {path} exists and is not a socket')
-        with socket.socket(socket.AF_UNIX) as probe:
-            if not probe.connect_ex(path):
-                raise common.UsageError(
-                    f'--nbd-socket: another process serves {path}')
+        if sockets.is_served(path):
+            raise common.UsageError(
+                f'--nbd-socket: another process serves {path}')
     sock = socket.socket(socket.AF_UNIX)
     try:
         # The file gets the mode of the socket, less what the umask takes.
@@ -204,6 +208,8 @@ def _options(args) -> list[str]:
         options.append(f'--port={args.port}')
         if args.address:
             options.append(f'--ipaddr={args.address}')
+    if args.read_only:
+        options.append('--readonly')
     if args.tls_certificates:
         options += ['--tls=require', '--tls-verify-peer',
                     f'--tls-certificates={args.tls_certificates}']

@@ -31,6 +31,7 @@ import weakref
 
 from glance_dedup.base import closing
 from glance_dedup.base import hexids
+from glance_dedup.base import sockets
 from glance_dedup.client import wire
 
 #: The most bytes of an answer in JSON; a hundred thousand images have some
@@ -426,13 +427,10 @@ class Client(closing.Closing):
                 sock = socket.create_connection(
                     self._place, self._connect_timeout)
             else:
-                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                sock.settimeout(self._connect_timeout)
-        except OSError as e:
+                sock = sockets.connect_unix(self._path, self._connect_timeout)
+        except (OSError, ValueError) as e:
             raise self._unavailable(e) from e
         try:
-            if self._path is not None:
-                sock.connect(self._path)
             if self._context is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock = self._context.wrap_socket(

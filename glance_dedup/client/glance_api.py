@@ -40,6 +40,9 @@ TIMEOUT = 120
 LOOKS = 0.1, 2.0
 #: How slowly Glance may verify an image: bytes a second, and further seconds.
 SLOWEST, AT_LEAST = 8 << 20, 120.0
+# How often Glance may try to take an image's data: what its task failed for
+# may be over the next time.
+_TRIES = 2
 
 Record = dict[str, Any]
 
@@ -53,6 +56,10 @@ class GlanceError(Exception):
     def __init__(self, message: str, code: int | None = None):
         super().__init__(message)
         self.code = code
+
+
+class DataNotTaken(GlanceError):
+    """Glance has tried to take an image's data, and has ended with none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +330,37 @@ class Glance:
         self._request('POST', _path(image_id, 'locations'), (202,),
                       json=body)
 
+    def give_data(self, image_id: str, size: int, hash_name: str | None,
+                  hash_value: str | None, offer: Callable[[], str],
+                  step: Callable[[], None] = lambda: None) -> Record | None:
+        """Tell Glance where an image's data is, and wait until it has it.
+
+        A task of Glance's that takes the location, and fails, deletes the data
+        there. Then this tries once more.
+
+        :param offer: called before each try; it sees that the data is there,
+            and returns the location
+        :param step: called before each pause
+        :returns: the record; None: it was deleted meanwhile
+        :raises DataNotTaken: Glance refused the data, and has deleted it
+        :raises GlanceError: as :meth:`add_data` and :meth:`wait_for_data`
+        """
+        for left in reversed(range(_TRIES)):
+            url = offer()
+            try:
+                self.add_data(image_id, url, hash_name, hash_value)
+            except GlanceError as e:
+                # If it is not queued, an earlier run, or somebody else, told
+                # Glance the same.
+                if e.code != 409:
+                    raise
+            try:
+                return self.wait_for_data(image_id, size, step)
+            except DataNotTaken:
+                if not left:
+                    raise
+        raise AssertionError
+
     def wait_for_data(self, image_id: str, size: int,
                       step: Callable[[], None] = lambda: None
                       ) -> Record | None:
@@ -330,7 +368,8 @@ class Glance:
 
         :param step: called before each pause
         :returns: the record; None: it was deleted meanwhile
-        :raises GlanceError: Glance refused the data, or takes too long
+        :raises DataNotTaken: Glance refused the data
+        :raises GlanceError: Glance takes too long, or does not answer
         """
         delay, last = LOOKS
         left = AT_LEAST + size / SLOWEST
@@ -346,7 +385,7 @@ class Glance:
                 return record
             elif record['status'] == 'queued':
                 said = self.last_message(image_id)
-                raise GlanceError(
+                raise DataNotTaken(
                     f'{self.url} did not take the data of image {image_id} '
                     f'({said or "it does not say why"}): either it has not '
                     'the hash that was recorded, or Glance could not read '

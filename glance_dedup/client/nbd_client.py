@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 
+from glance_dedup.base import sockets
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import nbd_protocol as protocol
 
@@ -119,16 +120,12 @@ class Export:
             return bytes(self._receive(sock, length))
 
     def _connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            with self._talking():
-                sock.settimeout(ANSWER_SECONDS)
-                sock.connect(self._path)
-                self._haggle(sock)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
+        with self._talking(), contextlib.ExitStack() as stack:
+            sock = stack.enter_context(
+                sockets.connect_unix(self._path, ANSWER_SECONDS))
+            self._haggle(sock)
+            stack.pop_all()
+            return sock
 
     def _haggle(self, sock: socket.socket) -> None:
         if self._receive(sock, len(protocol.GREETING)) != protocol.GREETING:

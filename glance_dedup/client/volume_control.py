@@ -13,6 +13,7 @@ import socket
 import time
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import sockets
 
 # The most bytes of an answer.
 _LONGEST = 64 << 10
@@ -105,20 +106,18 @@ class VolumeControl:
         except OSError as e:
             raise NotServed(f'there is no volume {self._name}: '
                             f'{self._directory}: {e.strerror}') from e
-        sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.settimeout(min(_CONNECT_SECONDS, self._timeout))
-            sock.connect(f'/proc/self/fd/{directory}/control')
+            return sockets.connect_unix(
+                f'/proc/self/fd/{directory}/control',
+                min(_CONNECT_SECONDS, self._timeout))
+        except TimeoutError as e:
+            raise NotServed(f'the server of the volume {self._name} does not '
+                            f'answer: {e}') from e
         except OSError as e:
-            sock.close()
             raise NotServed(f'no process serves the volume {self._name}: '
                             f'{self._directory}/control: {e.strerror}') from e
-        except BaseException:
-            sock.close()
-            raise
         finally:
             os.close(directory)
-        return sock
 
     def _receive(self, sock: socket.socket, deadline: float) -> bytes:
         answer = b''

@@ -15,6 +15,7 @@ read it meanwhile.
 
 from collections.abc import Iterator
 import contextlib
+import itertools
 from typing import Any
 
 from glance_dedup.base import imageids
@@ -207,25 +208,20 @@ class Catalog(accounts.Accounts):
             raise self._strange(key)
         self._parse(key, value, records.SCRUB_FORM)
 
-    # -- pages of the exact index -----------------------------------------
+    # -- what older programs leave ----------------------------------------
 
-    def indexed(self, fingerprint: bytes) -> int | None:
-        """The address that the exact index has for this block, or None."""
-        return records.find_in_index(self.index_page(
-            int.from_bytes(fingerprint[:4], 'big') >> 32 - self.index_bits),
-            fingerprint)
+    def has_index_pages(self) -> bool:
+        """Whether an older program keeps its exact index in here."""
+        return self.index_bits > 0 or any(
+            True for _ in self._items(records.INDEX, values=False))
 
-    def index_page(self, number: int) -> bytes:
-        """The page's records, sorted; b'' if there are none."""
-        page = self._get(records.numbered_key(records.INDEX, number)) or b''
-        if not records.is_index_page(page):
-            raise self._damaged(f'page {number} of the index is not in order')
-        return page
-
-    def set_index_page(self, batch: database.Batch, number: int,
-                       page: bytes) -> None:
-        """Replace a page; `page` is as :meth:`index_page` returns it."""
-        batch.put(records.numbered_key(records.INDEX, number), page or None)
+    def remove_index_pages(self, batch: database.Batch, most: int) -> int:
+        """Remove pages of that index; return how many of at most `most`."""
+        keys = list(itertools.islice(
+            self._items(records.INDEX, values=False), most))
+        for key in keys:
+            batch.delete(key)
+        return len(keys)
 
     # -- known duplicates -------------------------------------------------
 

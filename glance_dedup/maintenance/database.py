@@ -33,6 +33,8 @@ FORMAT = 2
 _PLAIN = 1
 
 _PAGE = 256      # items read at a time
+_CURRENT = 'CURRENT'    # names LevelDB's manifest
+_CURRENT_MOST = 64
 
 
 class CatalogError(exceptions.DamagedError):
@@ -123,6 +125,7 @@ class Database:
         # would crash.
         self._mutex = threading.RLock()
         self._db: plyvel.DB | None = None
+        self._opening: tuple[bytes, int, int] | None = None
         self._meta: dict[str, Any] = {}
         self._changes = 0       # how many batches were written
         if create:
@@ -161,13 +164,16 @@ class Database:
                     f'{access.user_name(os.geteuid())} with one name')
 
     def _load(self, create: bool) -> None:
-        with self._errors('open it'):
-            # Without paranoid checks LevelDB skips damage in the middle of its
-            # log, and applies what follows.
-            self._db = plyvel.DB(
-                self.path, create_if_missing=create, error_if_exists=create,
-                paranoid_checks=True, max_open_files=100,
-                bloom_filter_bits=10)
+        try:
+            with self._errors('open it'):
+                # Without paranoid checks LevelDB skips damage in the middle of
+                # its log, and applies what follows.
+                self._db = plyvel.DB(
+                    self.path, create_if_missing=create,
+                    error_if_exists=create, paranoid_checks=True,
+                    max_open_files=100, bloom_filter_bits=10)
+        finally:
+            self._opening = self._last_opening()
 
     def _create(self) -> None:
         with files.os_errors(f'cannot make the catalog {self.path}',
@@ -234,8 +240,34 @@ class Database:
         if self._closed:
             raise exceptions.ClosedError(f'the catalog {self.path} is closed')
         if self._db is None:
+            if self.is_opened_elsewhere():
+                raise exceptions.LostLocks(
+                    f'another process has opened the catalog {self.path}')
             self._open()
         return self._db
+
+    def is_opened_elsewhere(self) -> bool:
+        """Whether others have opened the catalog since this object did.
+
+        They may have changed it. This object must not be used any more.
+        """
+        return self._opening != self._last_opening()
+
+    def _last_opening(self) -> tuple[bytes, int, int] | None:
+        """What tells when the catalog was opened last; None: there is none.
+
+        Whoever opens a LevelDB begins a manifest, and replaces the file that
+        names it.
+        """
+        try:
+            for directory in os.path.join(self.path, os.pardir), self.path:
+                # So that the server is asked for the names in it.
+                os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+            with open(os.path.join(self.path, _CURRENT), 'rb') as f:
+                found = os.fstat(f.fileno())
+                return f.read(_CURRENT_MOST), found.st_ino, found.st_mtime_ns
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Close the catalog; later calls raise ClosedError. Idempotent."""

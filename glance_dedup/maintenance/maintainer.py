@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 from typing import Any
+from typing import NoReturn
 from typing import TypeVar
 
 from glance_dedup import _engine
@@ -22,6 +23,7 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
+from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import fence as fence_module
@@ -85,6 +87,11 @@ class Maintainer(closing.Closing):
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
         """What an interrupted recompression continues, and its codec and level
         as numbers. Closing the engine closes it."""
+        self.taken: dict[int, bytes] = {}
+        """Digests of the helpers' notes on which this process has acted."""
+        self.lost = False
+        """Whether another process was found to be, or to have been, the
+        maintainer meanwhile. Then this object must be closed."""
         self._catalog: catalog_module.Catalog | None = None
         try:
             if not self.engine.lock():
@@ -120,6 +127,45 @@ class Maintainer(closing.Closing):
         # First the catalog: the lock keeps other processes from it.
         self._close_catalog()
         self.engine.close()
+
+    def enter_group(self, number: int) -> _engine.Group:
+        """Enter a group, to free blocks or to mark them (N6.1).
+
+        Only then is it certain who the maintainer is: if the server drops this
+        host's locks later, it drops those of the group, too.
+
+        :raises BusyError, ImageNotFound: as the engine says
+        :raises LostLocks: this process is not the maintainer any more
+        """
+        group = self.engine.enter_group(number)
+        try:
+            self.confirm()
+        except BaseException:
+            group.close()
+            raise
+        return group
+
+    def confirm(self) -> None:
+        """Make sure that nobody else has been the maintainer (I4).
+
+        The server may have dropped this host's locks. Then another process may
+        have changed the catalog, and what this one knows of it is too old.
+
+        :raises LostLocks: another process is the maintainer, or was
+        """
+        self._confirm_lock()
+        if self._catalog is not None and self._catalog.is_opened_elsewhere():
+            self._lose('another process has opened the catalog')
+
+    def _confirm_lock(self) -> None:
+        if self.lost or not self.engine.lock():
+            self._lose('another process maintains it')
+
+    def _lose(self, why: str) -> NoReturn:
+        self.lost = True
+        raise exceptions.LostLocks(
+            f'this process does not maintain {self.repository.path} any '
+            f'more: it was cut off, and lost its locks; {why}')
 
     def _path(self, name: str) -> str:
         return os.path.join(self.repository.path, name)
@@ -214,7 +260,9 @@ class Maintainer(closing.Closing):
         start, or task, begins it again (N2.4).
 
         :param why: what is wrong with the old catalog, in words; None: nothing
+        :raises LostLocks: it is another maintainer's
         """
+        self._confirm_lock()
         if why is not None:
             self.warnings.append(
                 f'{why}; it was set aside, and the catalog was rebuilt' if
@@ -337,7 +385,10 @@ class Maintainer(closing.Closing):
         """Do `work`. If the catalog is bad, rebuild it and do `work` again.
 
         Every task runs its work through this method.
+
+        :raises LostLocks: this process is not the maintainer any more
         """
+        self.confirm()
         if self._catalog is None or not self._catalog.valid:
             self.rebuild(progress)
         try:
@@ -345,6 +396,14 @@ class Maintainer(closing.Closing):
         except database.CatalogError as e:
             self.rebuild(progress, str(e))
             return work()
+
+    def scrub_state(self) -> dict[str, Any]:
+        """How far the last pass of the scrub got, and what it found."""
+        return self.catalog.scrub_state()
+
+    def damaged_groups(self) -> set[int]:
+        """The groups of which a block is known to be damaged."""
+        return set(map(addresses.group_of, self.catalog.damaged()))
 
     # -- accounting steps (N5.2, N5.3) ------------------------------------
 
@@ -383,6 +442,7 @@ class Maintainer(closing.Closing):
 
         :raises NoSpaceError: the catalog has no room. The batch may be written
             or not; the caller must not unlink anything because of it
+        :raises LostLocks: another maintainer does not know of the batch
         """
         if len(batch):
             # First: a write that fails may still have written the batch.
@@ -390,6 +450,7 @@ class Maintainer(closing.Closing):
             self.write(batch, sync=True, sequence=self._fence.next_sequence(
                 self.catalog.sequence))
         self._fence.renew(self.catalog)
+        self.confirm()
 
     def write(self, batch: database.Batch, **options: Any) -> None:
         """Write a batch to the catalog, at need in the reserved room."""

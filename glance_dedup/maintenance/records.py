@@ -20,7 +20,8 @@ from glance_dedup.maintenance import addresses
 
 #: First bytes of keys. Behind these follows a transaction id, or an image's.
 LEDGER, BEGUN, PART, SEEN = b'l', b'b', b'e', b'i'
-#: Behind these follows a group's number, or that of a page of the exact index.
+#: Behind these follows a group's number, or that of a page of the exact index
+#: of older programs.
 GROUP, COUNTS, INDEX, DUPLICATES = b'g', b'c', b'f', b'p'
 #: Behind these follows a number of 64 bits: an address, or a time.
 DAMAGED, HISTORY = b'd', b'h'
@@ -30,8 +31,6 @@ SCRUB, META = b's', b'meta'
 #: Slots whose counts have one key.
 CHUNK_SLOTS = 1024
 CHUNK_BYTES = 4 * CHUNK_SLOTS
-#: Bytes of a record of the exact index.
-INDEX_RECORD_BYTES = 13
 
 _PAIR_BYTES = 16
 _KEY_32 = struct.Struct('>cI')
@@ -95,28 +94,6 @@ def unpack_seen(value: bytes) -> tuple[int, int, bytes] | None:
         return None
     inode, modified, txid = _SEEN.unpack(value)
     return inode, modified, txid
-
-
-def index_record(fingerprint: bytes, address: int) -> bytes:
-    """A record of the exact index: a block's place in it, and its address."""
-    return fingerprint[:8] + address.to_bytes(5, 'little')
-
-
-def find_in_index(page: bytes, fingerprint: bytes) -> int | None:
-    """The address that a page of the exact index has for a block, or None."""
-    for at in range(0, len(page), INDEX_RECORD_BYTES):
-        if page[at:at + 8] == fingerprint[:8]:
-            return int.from_bytes(page[at + 8:at + INDEX_RECORD_BYTES],
-                                  'little')
-    return None
-
-
-def is_index_page(page: bytes) -> bool:
-    """Whether these are records of the exact index in order, each once."""
-    records = [page[at:at + INDEX_RECORD_BYTES]
-               for at in range(0, len(page), INDEX_RECORD_BYTES)]
-    return not len(page) % INDEX_RECORD_BYTES and not any(
-        map(operator.ge, records, records[1:]))
 
 
 def are_duplicates(pairs: bytes, group: int) -> bool:
@@ -219,5 +196,4 @@ SCRUB_FORM = Form({
                          and all(map(_is_count, v.values()))),
 })
 #: A group's facts, as they are before any is known.
-GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
-               'rewritten': 0}
+GROUP_FACTS = {'judged': 0, 'dirty': False, 'used': 0, 'rewritten': 0}

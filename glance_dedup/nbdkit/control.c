@@ -17,7 +17,6 @@
 
 #include "engine/volume/volumenames.h"
 #include "nbdkit/monotonic.h"
-#include "nbdkit/request.h"
 
 enum {
     MOST_CLIENTS = 16,
@@ -26,7 +25,7 @@ enum {
 };
 
 struct gd_nbdkit_control {
-    gd_volume *volume;
+    gd_nbdkit_served served;
     int directory; /* the volume's */
     int listener;
     int stop;      /* an eventfd, readable from the stop on */
@@ -121,7 +120,7 @@ serve_client(void *arg)
     size_t length;
     gd_nbdkit_answer answer;
     if (receive_line(c, line, &length)) {
-        gd_nbdkit_request_run(control->volume, line, length, &answer);
+        gd_nbdkit_request_run(&control->served, line, length, &answer);
     } else {
         gd_nbdkit_request_refuse("a request is one line, sent at once",
                                  &answer);
@@ -281,9 +280,10 @@ listen_in(gd_nbdkit_control *control, const char *path, gd_error *err)
 }
 
 static gd_status
-start(gd_nbdkit_control *control, const gd_repo *repo, const char *name,
-      gd_error *err)
+start(gd_nbdkit_control *control, gd_error *err)
 {
+    const gd_repo *repo = control->served.repo;
+    const char *name = control->served.settings->volume;
     char directory[GD_NAME_SIZE], path[GD_NAME_SIZE];
     gd_volume_directory(name, directory);
     gd_volume_file_name(name, GD_VOLUME_CONTROL, path);
@@ -332,18 +332,18 @@ release(gd_nbdkit_control *control)
 }
 
 gd_status
-gd_nbdkit_control_start(gd_repo *repo, gd_volume *volume, const char *name,
+gd_nbdkit_control_start(const gd_nbdkit_served *served,
                         gd_nbdkit_control **out, gd_error *err)
 {
     gd_nbdkit_control *control = calloc(1, sizeof *control);
     if (control == NULL) {
         return gd_fail(err, GD_NOMEM, "no memory to serve the volume");
     }
-    control->volume = volume;
+    control->served = *served;
     control->directory = control->listener = control->stop = -1;
     pthread_mutex_init(&control->mutex, NULL);
     pthread_cond_init(&control->fewer, NULL);
-    gd_status s = start(control, repo, name, err);
+    gd_status s = start(control, err);
     if (s != GD_OK) {
         release(control);
         return s;

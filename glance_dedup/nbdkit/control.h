@@ -29,14 +29,13 @@
 #ifndef GD_NBDKIT_CONTROL_H
 #define GD_NBDKIT_CONTROL_H
 
-#include "engine/volume/volume.h"
+#include "nbdkit/request.h"
 
 typedef struct gd_nbdkit_control gd_nbdkit_control;
 
-/* Listens in the directory of the volume of this name.  The path may have any
- * length.  The volume is borrowed until the stop. */
-gd_status gd_nbdkit_control_start(gd_repo *repo, gd_volume *volume,
-                                  const char *name,
+/* Listens in the directory of the volume.  The path may have any length.  What
+ * is served is borrowed until the stop. */
+gd_status gd_nbdkit_control_start(const gd_nbdkit_served *served,
                                   gd_nbdkit_control **control, gd_error *err);
 /* Removes the socket, and waits for the requests that have been received. */
 void gd_nbdkit_control_stop(gd_nbdkit_control *control);

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "engine/handle/follow.h"
 #include "nbdkit/complain.h"
 #include "nbdkit/monotonic.h"
 
@@ -15,6 +16,7 @@ enum {
     LOOK_MS = 1000,
     IDLE_MS = 5000,
     RENEW_MS = 30 * 1000,
+    FOLLOW_MS = 5000,
     FIRST_PAUSE_MS = 2000, /* after a failure; each next is twice as long */
     LONGEST_PAUSE_MS = 60 * 1000,
     INDEX_SLOTS = 1 << 19, /* read into the index at a time */
@@ -40,7 +42,7 @@ struct gd_nbdkit_keeper {
     /* The thread's own: */
     attempt checkpoint, index;
     uint64_t renew_ms;
-    bool indexed;
+    uint64_t follow_ms; /* when to look at the groups; see look */
 };
 
 static void
@@ -75,39 +77,25 @@ open_index(gd_repo *repo, const gd_nbdkit_settings *settings, gd_error *err)
                                 &options, err);
 }
 
-/* Opens the index, and reads some groups into it. */
-static void
-fill_index(gd_nbdkit_keeper *keeper)
+/* Opens the index, and reads into it some of the groups that it lacks, if no
+ * other process of the host has done so.  Returns whether there are more. */
+static bool
+follow(gd_nbdkit_keeper *keeper)
 {
     gd_repo *repo = keeper->repo;
     const gd_nbdkit_settings *settings = keeper->settings;
     gd_status s = GD_OK;
     gd_error err;
-    bool more = true;
+    gd_followed followed = {.more = false};
     if (repo->index == NULL) {
         s = open_index(repo, settings, &err);
     }
-    if (s == GD_OK) {
-        uint32_t done, total;
+    if (s == GD_OK && gd_follow_is_due(repo, FOLLOW_MS)) {
         unsigned groups = INDEX_SLOTS / settings->params.group_slots;
-        s = gd_repo_rebuild_filter(repo, groups > 64 ? 64 : groups, &more,
-                                   &done, &total, &err);
+        s = gd_follow(repo, groups > 64 ? 64 : groups, &followed, &err);
     }
     note_result(&keeper->index, s, &err);
-    keeper->indexed = !more;
-}
-
-/* Goes on with an index that failed since, or that another process was filling
- * and did not end. */
-static void
-look_at_index(gd_nbdkit_keeper *keeper)
-{
-    gd_filter_stats stats;
-    gd_hintindex *index = keeper->repo->index;
-    if (index != NULL) {
-        index->get_stats(index, &stats);
-        keeper->indexed = stats.complete;
-    }
+    return followed.more;
 }
 
 /* Whether a checkpoint is to be made now. */
@@ -146,11 +134,13 @@ look(gd_nbdkit_keeper *keeper)
     if (now >= keeper->renew_ms) {
         gd_volume_renew(keeper->volume);
         keeper->renew_ms = now + RENEW_MS;
-        look_at_index(keeper);
     }
-    if (!keeper->indexed && now >= keeper->index.not_before_ms) {
-        fill_index(keeper);
-        return keeper->index.pause_ms == 0 && !keeper->indexed ? 1 : LOOK_MS;
+    if (keeper->settings->index_path != NULL && now >= keeper->follow_ms &&
+        now >= keeper->index.not_before_ms) {
+        if (follow(keeper)) {
+            return 1;
+        }
+        keeper->follow_ms = now + FOLLOW_MS;
     }
     return LOOK_MS;
 }
@@ -199,7 +189,6 @@ gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
     keeper->repo = repo;
     keeper->volume = volume;
     keeper->settings = settings;
-    keeper->indexed = settings->index_path == NULL;
     keeper->checkpoint.what = "the checkpoint";
     keeper->index.what = "opening the index, without which duplicates are "
                          "missed,";

@@ -4,7 +4,8 @@
  *
  * It makes a checkpoint when the journal is large, or when nothing was written
  * for five seconds.  It opens recipes again that a merge has replaced.  It
- * opens and fills the index that look-ups ask.  After a failed checkpoint it tries
+ * opens and fills the index that look-ups ask, and has it follow what others
+ * store.  After a failed checkpoint it tries
  * again, with growing pauses.  A failure that lasts is logged once.
  */
 #ifndef GD_NBDKIT_KEEPER_H

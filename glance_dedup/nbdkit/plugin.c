@@ -132,8 +132,8 @@ open_volume(gd_error *err)
         s = gd_nbdkit_keeper_start(repo, volume, &settings, &keeper, err);
     }
     if (s == GD_OK) {
-        s = gd_nbdkit_control_start(repo, volume, settings.volume, &control,
-                                    err);
+        s = gd_nbdkit_control_start(
+            &(gd_nbdkit_served){repo, volume, &settings}, &control, err);
     }
     return s;
 }
@@ -366,8 +366,8 @@ plugin_flush(void *handle, uint32_t flags)
     return end_request(s, &err);
 }
 
-/* Reads and forgets: what is read is then in the caches.  A copy of it is likely
- * to be written. */
+/* Reads the range, so that the caches have it.  The client is likely to write a
+ * copy of it. */
 static int
 plugin_cache(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {

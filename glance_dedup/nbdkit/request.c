@@ -60,15 +60,34 @@ add_error(gd_nbdkit_answer *answer, const gd_error *err)
     add_line(answer, "error %s %s", gd_status_name(err->status), err->text);
 }
 
+/* What finds duplicates.  The keeper may not have opened it yet. */
+static void
+add_index(gd_nbdkit_answer *answer, const gd_nbdkit_served *served)
+{
+    const gd_nbdkit_settings *settings = served->settings;
+    gd_hintindex *index = served->repo->index;
+    gd_filter_stats stats = {0};
+    if (index != NULL) {
+        index->get_stats(index, &stats);
+    }
+    add_line(answer, "index %s",
+             settings->index_path == NULL         ? "none"
+             : settings->index == GD_KV_BACKENDS ? "filter"
+                                 : gd_kv_backend_name(settings->index));
+    add_number(answer, "index_complete", stats.complete);
+    add_number(answer, "index_bytes", stats.bytes);
+    add_number(answer, "index_dropped", stats.dropped);
+}
+
 static gd_status
-run_status(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
-           gd_error *err)
+run_status(const gd_nbdkit_served *served, char *words,
+           gd_nbdkit_answer *answer, gd_error *err)
 {
     if (words != NULL) {
         return gd_fail(err, GD_INVALID, "status takes no words");
     }
     gd_volume_info info;
-    gd_volume_get_info(volume, &info);
+    gd_volume_get_info(served->volume, &info);
     const gd_volume_head *head = &info.head;
     const gd_volume_counters *counters = &head->counters;
     add_line(answer, "ok");
@@ -93,13 +112,14 @@ run_status(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
     add_number(answer, "skipped", counters->skipped);
     add_number(answer, "prefetches", counters->prefetches);
     add_number(answer, "prefetched", counters->prefetched);
+    add_index(answer, served);
     add_line(answer, "broken %s", info.broken);
     return GD_OK;
 }
 
 static gd_status
-run_snapshot(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
-             gd_error *err)
+run_snapshot(const gd_nbdkit_served *served, char *words,
+             gd_nbdkit_answer *answer, gd_error *err)
 {
     gd_recipe_header header;
     char *image_id = words;
@@ -110,7 +130,7 @@ run_snapshot(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
     if (image_id == NULL || image_id[0] == '\0') {
         return gd_fail(err, GD_INVALID, "snapshot: the image's id is missing");
     }
-    gd_status s = gd_volume_snapshot(volume, image_id,
+    gd_status s = gd_volume_snapshot(served->volume, image_id,
                                      project == NULL ? "" : project, &header,
                                      err);
     if (s == GD_OK) {
@@ -129,8 +149,8 @@ run_snapshot(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
 }
 
 static gd_status
-run_resize(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
-           gd_error *err)
+run_resize(const gd_nbdkit_served *served, char *words,
+           gd_nbdkit_answer *answer, gd_error *err)
 {
     size_t digits = words == NULL ? 0 : strspn(words, "0123456789");
     errno = 0;
@@ -139,7 +159,7 @@ run_resize(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
         return gd_fail(err, GD_INVALID,
                        "resize: the size is not a number of bytes");
     }
-    gd_status s = gd_volume_resize(volume, size, err);
+    gd_status s = gd_volume_resize(served->volume, size, err);
     if (s == GD_OK) {
         add_line(answer, "ok");
         add_number(answer, "size", size);
@@ -148,13 +168,13 @@ run_resize(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
 }
 
 static gd_status
-run_checkpoint(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
-               gd_error *err)
+run_checkpoint(const gd_nbdkit_served *served, char *words,
+               gd_nbdkit_answer *answer, gd_error *err)
 {
     if (words != NULL) {
         return gd_fail(err, GD_INVALID, "checkpoint takes no words");
     }
-    gd_status s = gd_volume_checkpoint(volume, err);
+    gd_status s = gd_volume_checkpoint(served->volume, err);
     if (s == GD_OK) {
         add_line(answer, "ok");
     }
@@ -165,8 +185,8 @@ static const struct {
     const char *name;
     /* Adds lines only if it succeeds.  words: what follows the name, or
      * NULL. */
-    gd_status (*run)(gd_volume *volume, char *words, gd_nbdkit_answer *answer,
-                     gd_error *err);
+    gd_status (*run)(const gd_nbdkit_served *served, char *words,
+                     gd_nbdkit_answer *answer, gd_error *err);
 } requests[] = {
     {"status", run_status},
     {"snapshot", run_snapshot},
@@ -175,7 +195,8 @@ static const struct {
 };
 
 static void
-run_words(gd_volume *volume, char *name, gd_nbdkit_answer *answer)
+run_words(const gd_nbdkit_served *served, char *name,
+          gd_nbdkit_answer *answer)
 {
     gd_error err;
     char *words = strchr(name, ' ');
@@ -184,7 +205,7 @@ run_words(gd_volume *volume, char *name, gd_nbdkit_answer *answer)
     }
     for (size_t i = 0; i < sizeof requests / sizeof requests[0]; i++) {
         if (strcmp(name, requests[i].name) == 0) {
-            if (requests[i].run(volume, words, answer, &err) != GD_OK) {
+            if (requests[i].run(served, words, answer, &err) != GD_OK) {
                 add_error(answer, &err);
             }
             add_line(answer, "%s", "");
@@ -195,8 +216,8 @@ run_words(gd_volume *volume, char *name, gd_nbdkit_answer *answer)
 }
 
 void
-gd_nbdkit_request_run(gd_volume *volume, const char *line, size_t length,
-                      gd_nbdkit_answer *answer)
+gd_nbdkit_request_run(const gd_nbdkit_served *served, const char *line,
+                      size_t length, gd_nbdkit_answer *answer)
 {
     char text[GD_NBDKIT_LINE];
     answer->length = 0;
@@ -213,7 +234,7 @@ gd_nbdkit_request_run(gd_volume *volume, const char *line, size_t length,
     }
     memcpy(text, line, length);
     text[length] = '\0';
-    run_words(volume, text, answer);
+    run_words(served, text, answer);
 }
 
 void

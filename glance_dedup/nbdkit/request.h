@@ -7,6 +7,14 @@
 #define GD_NBDKIT_REQUEST_H
 
 #include "engine/volume/volume.h"
+#include "nbdkit/settings.h"
+
+/* What requests are about.  All of it is borrowed. */
+typedef struct gd_nbdkit_served {
+    gd_repo *repo;
+    gd_volume *volume;
+    const gd_nbdkit_settings *settings;
+} gd_nbdkit_served;
 
 enum {
     GD_NBDKIT_LINE = 512, /* bytes of a request, with its line feed */
@@ -20,8 +28,8 @@ typedef struct gd_nbdkit_answer {
 
 /* Does what the line asks for; length counts its bytes without the line
  * feed. */
-void gd_nbdkit_request_run(gd_volume *volume, const char *line, size_t length,
-                           gd_nbdkit_answer *answer);
+void gd_nbdkit_request_run(const gd_nbdkit_served *served, const char *line,
+                           size_t length, gd_nbdkit_answer *answer);
 /* The answer to what is not a request. */
 void gd_nbdkit_request_refuse(const char *why, gd_nbdkit_answer *answer);
 

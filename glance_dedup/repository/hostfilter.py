@@ -8,7 +8,9 @@ and while it is filled; duplicates are missed then.
 
 The first store operation makes a missing filter, and reads the fingerprints of
 the stored blocks into it. If that takes more than some 20 ms, a thread does
-it.
+it. In the same way the filter follows: what other hosts store is read into it.
+The daemon does that every few seconds, and where none runs, store operations
+do.
 
 A key-value store on a disk of the host can serve instead of the filter. It is
 made and filled in the same way.
@@ -40,6 +42,12 @@ _AGAIN = 30.0
 _MADE_AT_ONCE = 64 << 20
 _READ_AT_ONCE = 1 << 16
 _READ_IN_TURN = 1 << 19
+# A store operation looks for what others have stored if no process of the host
+# has done so for so many milliseconds.
+_FOLLOW_MS = 10_000
+# Rebuilding waits so many seconds for another process that fills the filter
+# and makes no progress.
+_REBUILD_WAIT = 60.0
 # The most that the engine's stores can hold (GD_KV_MAX_CAPACITY), and the
 # bytes that a key takes in memory (engine/kv/inram.c).
 _MOST_KEYS = 1 << 36
@@ -135,7 +143,7 @@ class HostFilter:
     def _forget_handle(self) -> None:
         self._mutex = threading.Lock()
         self._attached = False
-        self._filling = False   # a thread fills it, or it was filled
+        self._filling = False   # a thread reads groups into it
         self._thread: threading.Thread | None = None
 
     def after_fork(self) -> None:
@@ -221,7 +229,8 @@ class HostFilter:
     def complete(self, handle: _engine.Repository) -> None:
         """Make sure of a filter that knows the stored blocks.
 
-        A thread does the part that takes long; this does not wait for it.
+        Blocks that others have stored in the last seconds may be missing. A
+        thread does the part that takes long; this does not wait for it.
         """
         if self._filling:
             return
@@ -230,49 +239,76 @@ class HostFilter:
             self.attach(handle)
             if not self._attached:
                 return      # a later operation tries again
-            more, _, _ = handle.rebuild_filter(self._groups_of(_READ_AT_ONCE))
+            more, _, _ = handle.follow(self._groups_of(_READ_AT_ONCE),
+                                       _FOLLOW_MS)
+        if not more:
+            return
         with self._mutex:
             if self._filling or self._closed:
                 return
             self._filling = True
-            if more:
-                self._thread = threading.Thread(
-                    target=self._fill, args=(handle,), daemon=True,
-                    name='glance-dedup-filter')
-                self._thread.start()
+            self._thread = threading.Thread(
+                target=self._fill, args=(handle,), daemon=True,
+                name='glance-dedup-filter')
+            self._thread.start()
+
+    def follow(self, handle: _engine.Repository) -> bool:
+        """Read into the filter some of what others stored since the last look.
+
+        If the host has no filter, this does not make one.
+
+        :returns: whether there is more to read
+        """
+        self.attach(handle, create=False)
+        if not self._attached:
+            return False
+        more, _, _ = handle.follow(self._groups_of(_READ_IN_TURN))
+        return more
 
     def rebuild(self, handle: _engine.Repository,
                 progress: Callable[[int, int], None] | None = None) -> None:
         """Empty the filter and fill it again from the groups.
 
         :param progress: called with the groups done and their total
+        :raises BusyError: if another process fills it, and does not end
         """
         self.attach(handle)
-        clear = True
-        while True:
-            more, done, total = handle.rebuild_filter(
-                self._groups_of(_READ_IN_TURN), clear)
-            clear = False
-            if progress is not None:
+        if not self._attached:
+            return
+        self._wait_for(handle, handle.clear_index)
+        more = True
+        while more:
+            more, done, total = handle.follow(self._groups_of(_READ_IN_TURN))
+            if progress is not None and total > 0:
                 progress(done, total)
-            if not more:
-                return
+        # Another process may have gone on with it.
+        self._wait_for(handle,
+                       lambda: handle.statistics()['filter_complete'])
+
+    def _wait_for(self, handle: _engine.Repository,
+                  condition: Callable[[], bool]) -> None:
+        """Wait until something holds, as long as groups are read."""
+        seen, until = -1, 0.0
+        while not condition():
+            if handle.statistics()['filter_rebuilt'] != seen:
+                seen = handle.statistics()['filter_rebuilt']
+                until = time.monotonic() + _REBUILD_WAIT
+            if time.monotonic() > until:
+                raise exceptions.BusyError(
+                    'another process of this host reads groups into '
+                    f'{self.file}, and does not go on')
+            time.sleep(0.05)
 
     def _fill(self, handle: _engine.Repository) -> None:
-        if not self._closed:
-            self.attach(handle)
-        if not self._attached:
-            with self._mutex:
-                self._filling = False   # a later operation tries again
-            return
-        more = True
-        while more and not self._closed:
-            try:
-                more, _, _ = handle.rebuild_filter(
-                    self._groups_of(_READ_IN_TURN))
-            except exceptions.RepositoryError:
-                # The next process goes on here.
-                return
+        """Read until there is no more; a later operation tries again."""
+        with contextlib.suppress(exceptions.RepositoryError):
+            if not self._closed:
+                self.attach(handle)
+            more = self._attached
+            while more and not self._closed:
+                more, _, _ = handle.follow(self._groups_of(_READ_IN_TURN))
+        with self._mutex:
+            self._filling = False
 
     def _groups_of(self, slots: int) -> int:
         return max(1, min(64, slots // self._group_slots))

@@ -329,6 +329,43 @@ def names(repository: repository_module.Repository) -> list[str]:
         return found
 
 
+def roll_back(repository: repository_module.Repository, name: str,
+              image: openimages.Image) -> int:
+    """Give a volume the bytes and the size of an image.
+
+    In the image's scope they share their blocks. If this is interrupted, the
+    volume is as it was, or as the image is.
+
+    :param image: one that `repository` opened
+    :returns: the bytes that were read from the image and stored
+    :raises ImageNotFound: there is no such volume
+    :raises BusyError: it has an owner
+    :raises InvalidParameter: no volume may have the image's size
+    """
+    repository_module.need_text('name', name)
+    repository.need_volumes()
+    handle = repository.handle()
+    repository.filter.complete(handle)
+    with _errors(repository):
+        return handle.roll_back_volume(name, image._engine)
+
+
+def rename(repository: repository_module.Repository, name: str,
+           new_name: str) -> None:
+    """Give a volume another name.
+
+    :raises ImageNotFound: there is no such volume
+    :raises BusyError: it has an owner
+    :raises ImageExists: there is a volume of the new name
+    :raises InvalidParameter: the new name is not allowed
+    """
+    for what, value in (('name', name), ('new name', new_name)):
+        repository_module.need_text(what, value)
+    repository.need_volumes()
+    with _errors(repository):
+        repository.handle().rename_volume(name, new_name)
+
+
 def delete(repository: repository_module.Repository, name: str) -> None:
     """Delete a volume. A later collection frees its space.
 

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import os
 import threading
+from typing import Any
 from typing import BinaryIO
 import weakref
 
@@ -465,7 +466,7 @@ class Repository(closing.Closing):
 
     # -- statistics and the filter ----------------------------------------
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, Any]:
         """Counts of this process since it opened the repository.
 
         * Blocks: ``blocks`` (non-zero), ``zero_blocks``, ``hits``, ``misses``;
@@ -491,6 +492,9 @@ class Repository(closing.Closing):
           ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
           the host has no filter yet. If a store is the index, these are its
           memory, its capacity, and its progress; hints and level are 0.
+          ``filter_looked``: seconds since a process of the host last read all
+          that others had stored, or None; ``filter_behind``: groups that it
+          had to leave.
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)
@@ -505,6 +509,16 @@ class Repository(closing.Closing):
         :param progress: called with the groups done and their total
         """
         self.filter.rebuild(self.handle(), progress)
+
+    def follow(self) -> bool:
+        """Read what others stored since the last look into this host's filter.
+
+        This takes some tenths of a second at most. If the host has no filter,
+        this does nothing.
+
+        :returns: whether there is more to read
+        """
+        return self.filter.follow(self.handle())
 
 
 def need_text(name: str, value: str) -> None:

@@ -22,7 +22,8 @@ _HEADER = 32            # of a segment
 CODECS = ('none', 'lz4', 'zstd')
 #: Directories whose files are all of one kind, and the names of their parts.
 _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
-                'catalog': 'catalog', 'spares': 'spare copies',
+                'catalog': 'catalog', 'index': 'exact index',
+                'spares': 'spare copies',
                 'quarantine': 'quarantine',
                 layout.VOLUMES: 'journals of volumes'}
 

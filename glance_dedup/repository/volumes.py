@@ -93,18 +93,29 @@ def look(repository: Repository, name: str) -> Volume:
 def name_of(repository: Repository, volume_id: str) -> str | None:
     """The name of the volume with an id; None: no volume has the id.
 
+    A volume that is renamed meanwhile may be missed under both names: it
+    leaves one list too early for a look, and was not in it under the other
+    name. So nothing counts as missing before two lists were the same, and
+    every volume in them was there.
+
     :raises DamagedError, VersionError: no volume is known to have the id, and
         one cannot be read, which may be the one
     """
-    unread = None
-    for name in names(repository.path):
-        try:
-            if look(repository, name).volume_id == volume_id:
-                return name
-        except exceptions.ImageNotFound:
-            continue
-        except (exceptions.DamagedError, exceptions.VersionError) as e:
-            unread = unread or e
+    before = None
+    while True:
+        listed = names(repository.path)
+        unread, gone = None, False
+        for name in listed:
+            try:
+                if look(repository, name).volume_id == volume_id:
+                    return name
+            except exceptions.ImageNotFound:
+                gone = True
+            except (exceptions.DamagedError, exceptions.VersionError) as e:
+                unread = unread or e
+        if listed == before and not gone:
+            break
+        before = listed
     if unread is not None:
         raise unread
     return None
@@ -144,8 +155,8 @@ def words(repository: Repository | None, image_id: str) -> str | None:
     recipe = imageids.of_volume(image_id)
     if recipe is None:
         return None
-    return (('the base' if recipe.part is None else f'part {recipe.part}')
-            + f' of volume {_known_name(repository, recipe.volume_id)}')
+    return f'{recipe.what} of volume ' + _known_name(
+        repository, recipe.volume_id)
 
 
 def _known_name(repository: Repository | None, volume_id: str) -> str:

@@ -57,13 +57,14 @@ class Pace(task_module.Pace):
     image_id = ''
     _before = 0     # bytes of the images before the present one
 
-    def step(self, done: int, total: int, what: str, cost: int = 0) -> None:
+    def step(self, done: int, total: int, what: str, cost: int = 0,
+             watch: Callable[[], None] | None = None) -> None:
         """As for task.Pace, for the present image.
 
         :param cost: bytes that went over the network since the last step
         """
         self.sent += cost
-        super().step(self._before + done, self.total, what, cost)
+        super().step(self._before + done, self.total, what, cost, watch)
 
     def over(self, size: int) -> None:
         """Note that the present image is dealt with, which has `size` bytes.
@@ -157,7 +158,7 @@ class DataReplication:
         sent = send.send(
             self._repository, image_id, self._client, pace=pace,
             confirm=lambda: self._confirm(image_id))
-        outcome.sent_bytes = sent.sent_bytes
+        outcome.sent_bytes += sent.sent_bytes
         if sent.whole is not None:
             outcome.notes.append(f'all of it was sent, since {sent.whole}')
         # Glance there may be able to read more than a user of it.
@@ -332,12 +333,13 @@ class Replication(DataReplication):
             there = self._record(record, there)                     # R2
             self._underway.recorded(image_id)
             self._complete(record, there, outcome)
-            if record['size']:
-                sent = self._send(outcome, pace)                    # R3
-                self._locate(record, sent.location)                 # R4
-            else:
-                self._away.add_nothing(image_id)
-        there = self._await(record, pace)
+            found = self._give(record, outcome, pace)               # R3, R4
+        else:
+            found = self._away.wait_for_data(
+                image_id, record['size'], self._verifying(record, pace))
+        if found is None:
+            raise _deleted_there()
+        there = found
         self._compare(record, there)
         if there.get('checksum'):
             # Glance got this hash by reading the whole image.
@@ -416,28 +418,31 @@ class Replication(DataReplication):
         if self._away.record(image_id) is None:
             raise _deleted_there()
 
-    def _locate(self, record: glance_api.Record, location: str) -> None:
-        image = glance_api.image_of(record)
-        known = image.hash_name in _HASHES
-        try:
-            self._away.add_data(
-                image.image_id, location, image.hash_name if known else None,
-                image.hash_value if known else None)
-        except glance_api.GlanceError as e:
-            # If the image is not queued, somebody else told Glance the same.
-            if e.code != 409:
-                raise
+    def _give(self, record: glance_api.Record, outcome: Outcome,
+              pace: Pace) -> glance_api.Record | None:
+        """Send the data, and have Glance there take it; None: it is gone.
 
-    def _await(self, record: glance_api.Record,
-               pace: Pace) -> glance_api.Record:
-        """Wait until Glance there has made the image active."""
+        If a task of Glance's fails, and deletes the data there, they are sent
+        again: the blocks stay until a collection, so only their addresses go
+        over the network.
+        """
+        image = glance_api.image_of(record)
+        verifying = self._verifying(record, pace)
+        if not record['size']:
+            self._away.add_nothing(image.image_id)
+            return self._away.wait_for_data(image.image_id, 0, verifying)
+        known = image.hash_name in _HASHES
+        return self._away.give_data(
+            image.image_id, record['size'],
+            image.hash_name if known else None,
+            image.hash_value if known else None,
+            lambda: self._send(outcome, pace).location, verifying)
+
+    @staticmethod
+    def _verifying(record: glance_api.Record,
+                   pace: Pace) -> Callable[[], None]:
         size = record['size']
-        there = self._away.wait_for_data(
-            record['id'], size,
-            lambda: pace.step(size, size, 'Glance there verifies it'))
-        if there is None:
-            raise _deleted_there()
-        return there
+        return lambda: pace.step(size, size, 'Glance there verifies it')
 
     # -- R5 ---------------------------------------------------------------
 

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Following: the host's filter learns of blocks that other hosts store.
+
+Each daemon does this for its host, whether it is the maintainer or not. It is
+no task of the maintainer's thread, for which it might have to wait.
+"""
+
+import threading
+
+from oslo_log import log
+
+from glance_dedup.base import exceptions
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+#: Seconds between the end of one look at the groups and the next.
+INTERVAL = 5.0
+
+
+class Follower:
+    """The thread that has a repository's filter follow other hosts."""
+
+    def __init__(self, repository: repository_module.Repository) -> None:
+        self._repository = repository
+        self._stopping = threading.Event()
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True,
+                                        name='dedupd-follow')
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end, which it does after its step."""
+        self._stopping.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the thread; return whether it has ended."""
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(INTERVAL):
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Read all that others have stored; an error is logged once."""
+        try:
+            while self._repository.follow() and not self._stopping.is_set():
+                pass
+        except exceptions.RepositoryError as e:
+            self._note(str(e))
+        else:
+            self._note(None)
+
+    def _note(self, error: str | None) -> None:
+        if error is not None and error != self._error:
+            LOG.warning('The filter does not learn what other hosts store: '
+                        '%s', error)
+        elif error is None and self._error is not None:
+            LOG.info('The filter follows other hosts again.')
+        self._error = error

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""This daemon among those that live: its number, and its share of tasks.
+
+``glance_dedup/maintenance/hosts.py`` says how daemons know of each other. A
+daemon takes part in a task if the task is shared (``registry.py``), and if
+it has an interval for it. A daemon without a number works alone.
+"""
+
+from collections.abc import Callable
+from collections.abc import Collection
+import contextlib
+import math
+import socket
+import time
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+
+from dedupd.tasks import registry
+from glance_dedup.base import closing
+from glance_dedup.base import exceptions
+from glance_dedup.maintenance import hosts as hosts_module
+from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+
+class Membership(closing.Closing):
+    """This daemon's membership. Thread-safe, but for `is_time_to_try`.
+
+    :param repository: not owned
+    :param conf: has the group ``[dedupd]``
+    :param names: the tasks that the daemon has
+    :ivar hosts: None until `join`, and if this daemon has no number
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 conf: cfg.ConfigOpts, names: Collection[str]) -> None:
+        self._repository = repository
+        self._conf = conf
+        self._shared = {name: task.share
+                        for name, task in registry.TASKS.items()
+                        if task.share and name in names}
+        self._tried = -math.inf
+        self._described: tuple[float, dict[str, dict[str, Any]]] = (
+            -math.inf, {})
+        self.hosts: hosts_module.Hosts | None = None
+
+    def join(self) -> None:
+        """Take a number, and the shares that the options say."""
+        try:
+            self.hosts = hosts_module.Hosts(self._repository.path)
+        except exceptions.RepositoryError as e:
+            LOG.warning('This daemon cannot share the work with others: %s',
+                        e)
+        self.follow()
+
+    def close(self) -> None:
+        """Give up the number. Idempotent."""
+        if self.hosts is not None:
+            self.hosts.close()
+
+    def follow(self) -> None:
+        """Follow the options: take part in the tasks that have an interval."""
+        if self.hosts is None:
+            return
+        options = self._conf.dedupd
+        try:
+            self.hosts.take_part({
+                share for name, share in self._shared.items()
+                if registry.interval(name, options)
+                and registry.TASKS[name].is_on(options)})
+        except exceptions.RepositoryError as e:
+            LOG.warning('The shares of the work stay as they were: %s', e)
+
+    @property
+    def number(self) -> int | None:
+        """This daemon's number; None: it has none."""
+        return None if self.hosts is None else self.hosts.number
+
+    def share(self, name: str) -> Callable[[int], bool] | None:
+        """A function that tells whether a group is in this daemon's share.
+
+        :returns: None if the task is not shared
+        """
+        hosts, share = self.hosts, self._shared.get(name)
+        if hosts is None or share is None:
+            return None
+        return lambda group: hosts.is_mine(share, group)
+
+    def members(self) -> dict[int, list[str]]:
+        """The numbers of the daemons that live, with the tasks they share.
+
+        :raises StorageError: as its name says
+        """
+        hosts = self.hosts
+        if hosts is None:
+            return {}
+        members = {name: hosts.members(share)
+                   for name, share in self._shared.items()}
+        return {number: [name for name, found in members.items()
+                         if number in found] for number in hosts.members()}
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """The daemons that live, for people: by their number as text.
+
+        Each has its ``host``, or None if it has not noted that, and its
+        ``tasks``. Nothing if that cannot be told. An answer is used again for
+        some seconds.
+        """
+        moment, found = self._described
+        if time.monotonic() > moment + hosts_module.LONGEST_MEMORY:
+            with contextlib.suppress(exceptions.RepositoryError):
+                found = {str(number): {'host': self._host_of(number),
+                                       'tasks': tasks}
+                         for number, tasks in self.members().items()}
+            self._described = time.monotonic(), found
+        return found
+
+    def _host_of(self, number: int) -> str | None:
+        if self.hosts is not None and number == self.hosts.number:
+            return socket.gethostname()
+        with contextlib.suppress(OSError, exceptions.RepositoryError):
+            return notes_module.load(
+                self._repository.path, number).host or None
+        return None
+
+    # -- becoming the maintainer -------------------------------------------
+
+    def note_try(self, again: bool = False) -> None:
+        """Note that this daemon tries to become the maintainer.
+
+        :param again: it did not try, but is to do so next
+        """
+        self._tried = -math.inf if again else time.monotonic()
+
+    def next_try(self, interval: float) -> float:
+        """When the daemon is to try again, by time.monotonic()."""
+        return self._tried + interval
+
+    def is_time_to_try(self, interval: float) -> bool:
+        """Whether the maintainer has gone; looks once in the interval.
+
+        The look also makes sure of the number: the server may have dropped
+        its lock.
+        """
+        if time.monotonic() < self.next_try(interval):
+            return False
+        self.note_try()
+        # What cannot be told now is tried.
+        with contextlib.suppress(exceptions.RepositoryError):
+            if self.hosts is not None:
+                self.hosts.renew()
+            return not self._repository.is_maintained
+        return True

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What helpers found: the maintainer verifies it, and acts on it.
+
+The helpers' notes are hints of other hosts. A block that a helper could not
+read becomes *waiting*, as one that the maintainer's own scrub found, and is
+marked only if the maintainer cannot read it either (``damage.py``). A group
+that a helper could not make smaller gets a note of that.
+"""
+
+from collections.abc import Iterable
+import contextlib
+import hashlib
+import logging
+
+from dedupd.tasks import damage as damage_module
+from dedupd.tasks import recompressor
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import notes as notes_module
+
+LOG = logging.getLogger(__name__)
+
+
+def take(maintainer: maintainer_module.Maintainer, pace: task.Pace) -> None:
+    """Act on the notes that have changed since the last call.
+
+    :raises task.Stopped: between two steps; the next call begins again
+    """
+    for number, content in notes_module.contents(maintainer.repository.path):
+        digest = hashlib.sha256(content).digest()
+        if maintainer.taken.get(number) == digest:
+            continue
+        try:
+            notes = notes_module.decode(content)
+        except ValueError as e:
+            LOG.warning('helpers/%d.json is not used: %s', number, e)
+        else:
+            _take(maintainer, pace, notes)
+        maintainer.taken[number] = digest
+    _mark_waiting(maintainer, pace)
+
+
+def _take(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+          notes: notes_module.Notes) -> None:
+    _take_blocks(maintainer, pace, notes.found)
+    _take_groups(maintainer, notes.unreadable)
+    for number, mark in notes.kept.items():
+        with contextlib.suppress(exceptions.BusyError,
+                                 exceptions.NoSpaceError,
+                                 *exceptions.UNREADABLE):
+            recompressor.note_kept(maintainer, number, mark)
+        pace.step(0, 0, 'noting what helpers found')
+
+
+def _take_blocks(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+                 found: Iterable[int]) -> None:
+    """Have blocks wait to be marked, and record those that are marked."""
+    damage = damage_module.Damage(maintainer, pace)
+    state = maintainer.catalog.scrub_state()
+    waiting = set(state.get('waiting', ()))
+    for address in sorted(set(found).difference(damage.known, waiting)):
+        group, slot = (addresses_module.group_of(address),
+                       addresses_module.slot_of(address))
+        with contextlib.suppress(exceptions.ImageNotFound,
+                                 exceptions.InvalidParameter,
+                                 *exceptions.UNREADABLE):
+            entries = addresses_module.entries(
+                maintainer.engine.entries(group, slot, 1))
+            damage.notice(group, slot, entries, ())
+            if entries[0].state in (addresses_module.LIVE,
+                                    addresses_module.INVALID):
+                waiting.add(address)
+        pace.step(0, 0, 'looking at what helpers found')
+    if waiting.difference(state.get('waiting', ())):
+        maintainer.catalog.set_scrub_state(
+            {**state, 'waiting': sorted(waiting)})
+
+
+def _mark_waiting(maintainer: maintainer_module.Maintainer, pace: task.Pace
+                  ) -> None:
+    """Verify waiting blocks again, and mark, report and heal bad ones.
+
+    Those in groups that are in use wait on.
+    """
+    state = maintainer.catalog.scrub_state()
+    if not state.get('waiting'):
+        return
+    damage = damage_module.Damage(maintainer, pace)
+    done = damage.mark(state['waiting'])
+    if done:
+        maintainer.catalog.set_scrub_state({**state, 'waiting': sorted(
+            set(state['waiting']) - done)})
+        damage.heal()
+
+
+def _take_groups(maintainer: maintainer_module.Maintainer,
+                 unreadable: dict[int, str]) -> None:
+    """Report groups that the maintainer cannot read either."""
+    state = maintainer.catalog.scrub_state()
+    known = state.setdefault('unreadable', {})
+    for number in unreadable:
+        name = f'groups/{number:08x}'
+        try:
+            maintainer.engine.group_facts(number)
+        except (exceptions.ImageNotFound, exceptions.InvalidParameter):
+            continue
+        except exceptions.UNREADABLE as e:
+            if name not in known:
+                images = damage_module.images_of_group(maintainer, number)
+                LOG.error('%s cannot be read: %s. Images hit: %s', name, e,
+                          damage_module.listed_images(maintainer, images))
+                known[name] = {'error': str(e), 'images': images}
+                maintainer.catalog.set_scrub_state(state)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A helper's scrub: verifies the blocks of its share of the groups.
+
+It takes no lock and changes nothing. Blocks that do not verify on two
+readings, and those that are marked as damaged, go into the helper's notes. The
+maintainer verifies them again before it marks them (``findings.py``): a host
+whose memory is bad must not be able to give up good blocks. The maintainer
+also reads all recipes, since its catalog tells which images need a block.
+
+The cursor is in the notes, too. If a group changes hands during a pass, it may
+be verified twice, or only in the next pass.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import time
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import helper as helper_module
+from glance_dedup.maintenance import notes as notes_module
+
+#: Slots that one step verifies.
+STEP_SLOTS = 1024
+#: Seconds between two times that the cursor is saved.
+SAVE_INTERVAL = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a pass found so far."""
+
+    blocks: int
+    """Blocks verified in this pass."""
+    bytes: int
+    """Bytes read from the disk in this pass."""
+    found: int
+    """Blocks that did not verify in this pass, and were not marked."""
+    worn: int
+    """Good blocks with a neighbour whose bytes have changed on the disk."""
+    complete: bool
+    """Whether the pass has ended."""
+    unreadable: dict[str, str]
+    """Groups that cannot be read, each with its error."""
+
+
+def run_once(helper: helper_module.Helper, pace: task.Pace,
+             is_mine: Callable[[int], bool]) -> Result:
+    """Go on with the pass to its end.
+
+    :param is_mine: whether a group is in this daemon's share; asked for each
+        group just before
+    :raises task.Stopped: between two steps; the next run goes on from there
+    """
+    if helper.notes.scrub['complete']:
+        helper.notes.begin_scrub(time.time())
+    return _Run(helper, pace, is_mine).run()
+
+
+class _Run:
+    def __init__(self, helper: helper_module.Helper, pace: task.Pace,
+                 is_mine: Callable[[int], bool]) -> None:
+        self._helper = helper
+        self._pace = pace
+        self._is_mine = is_mine
+        self._notes = helper.notes
+        self._state = helper.notes.scrub
+        self._saved = time.monotonic()
+
+    def run(self) -> Result:
+        try:
+            self._state['complete'] = self._scrub_groups()
+        finally:
+            self._helper.save()
+        state = self._state
+        return Result(
+            state['blocks'], state['bytes'], state['damaged'], state['worn'],
+            state['complete'],
+            {f'groups/{number:08x}': error for number, error
+             in self._notes.unreadable.items()})
+
+    def _scrub_groups(self) -> bool:
+        """Verify all groups from the cursor on; False if the notes are full.
+
+        Then the maintainer must act on them first.
+        """
+        state = self._state
+        numbers = self._helper.engine.groups()
+        self._forget_others(set(numbers))
+        for done, number in enumerate(numbers):
+            if number < state['group'] or not self._is_mine(number):
+                continue
+            if number > state['group']:
+                state['group'], state['slot'] = number, 0
+            if not state['slot']:
+                self._forget(number)
+            try:
+                if not self._scrub_group(number, done, len(numbers)):
+                    return False
+                self._notes.unreadable.pop(number, None)
+            except exceptions.ImageNotFound:
+                pass        # it was empty, and is gone
+            except exceptions.UNREADABLE as e:
+                # One bad group does not stop the pass.
+                if len(self._notes.unreadable) < notes_module.MOST_UNREADABLE:
+                    self._notes.unreadable[number] = str(e)
+            state['group'], state['slot'] = number + 1, 0
+        return True
+
+    def _forget_others(self, there: set[int]) -> None:
+        """Forget what was found in groups that are gone, or others' now."""
+        for number in {addresses_module.group_of(address)
+                       for address in self._notes.found}.union(
+                           self._notes.unreadable):
+            if number not in there or not self._is_mine(number):
+                self._forget(number)
+                self._notes.unreadable.pop(number, None)
+
+    def _forget(self, number: int) -> None:
+        """Forget what was found in a group, since it is verified again."""
+        self._notes.found = {
+            address for address in self._notes.found
+            if addresses_module.group_of(address) != number}
+
+    def _scrub_group(self, number: int, done: int, total: int) -> bool:
+        """Verify the rest of a group; False if the notes are full."""
+        state = self._state
+        facts = self._helper.engine.group_facts(number)
+        # The next writer judges the unpublished slots behind these (N7.3).
+        while (first := state['slot']) < facts['published']:
+            count = min(STEP_SLOTS, facts['published'] - first)
+            if len(self._notes.found) + count > notes_module.MOST_FOUND:
+                return False
+            cost = self._scrub_slots(number, first, count)
+            state['slot'] = first + count
+            self._save_sometimes()
+            self._pace.step(
+                done * facts['slots'] + first, total * facts['slots'],
+                f'scrubbing group {number:08x}', cost=cost)
+        return True
+
+    def _scrub_slots(self, number: int, first: int, count: int) -> int:
+        """Verify some slots of a group; return the bytes read."""
+        state = self._state
+        states = addresses_module.columns(
+            self._helper.engine.entries(number, first, count)).states
+        cost, damaged, invalid, worn = _engine.verify_slots(
+            self._helper.handle, number, first, count)
+        bad = {*addresses_module.unpack(damaged),
+               *addresses_module.unpack(invalid)}
+        marked = {slot for slot, entry in enumerate(states, first)
+                  if entry == addresses_module.DAMAGED}
+        self._notes.found.update(
+            addresses_module.of_slots(number, bad | marked))
+        state['damaged'] += len(bad)
+        state['worn'] += len(worn) // 4
+        state['bytes'] += cost
+        state['blocks'] += sum(
+            entry == addresses_module.LIVE for entry in states)
+        if bad:
+            self._helper.save()     # so that the maintainer knows soon
+        return cost
+
+    def _save_sometimes(self) -> None:
+        if time.monotonic() > self._saved + SAVE_INTERVAL:
+            self._saved = time.monotonic()
+            self._helper.save()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A helper: a daemon that is no maintainer, and does its share of the work.
+
+A helper recompresses and scrubs groups. It changes no file that others use:
+it replaces a group's file by one that it wrote, under the group's lease and
+exclusive lock (I4), and it notes for the maintainer what else there is to do
+(``notes.py``). So a helper that was cut off from the server, and does not
+notice that its locks fell, can do no harm.
+"""
+
+from collections.abc import Callable
+import contextlib
+import socket
+from typing import Any
+from typing import TypeVar
+
+from glance_dedup import _engine
+from glance_dedup.base import access
+from glance_dedup.base import closing
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.maintenance import hosts as hosts_module
+from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.repository import repository as repository_module
+
+_Result = TypeVar('_Result')
+
+
+class Helper(closing.Closing):
+    """What the tasks of a helper need. One thread at a time uses it.
+
+    :param hosts: in which this daemon has a number
+    :ivar notes: for the maintainer, and for the next daemon with this number
+    :raises AccessDenied: if this user may not maintain the repository
+    :raises StorageError: as its name says
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 hosts: hosts_module.Hosts) -> None:
+        with files.os_errors(f'cannot look at {repository.path}',
+                             exceptions.StorageError):
+            access.check_maintainer(repository.path)
+            self.notes = notes_module.load(repository.path, hosts.number)
+        self.notes.host = socket.gethostname()
+        self.repository = repository
+        self.handle = repository.handle()
+        self.engine = _engine.Maintenance(self.handle)
+        self.rewriting: None = None
+        """The maintainer's: a helper keeps no group in which it made way."""
+        self._hosts = hosts
+        self._saved = b''
+
+    def close(self) -> None:
+        """Give back every lease, and save the notes. Idempotent."""
+        self.engine.close()
+        with contextlib.suppress(exceptions.RepositoryError):
+            self.save()
+
+    def save(self) -> None:
+        """Save the notes, if they have changed.
+
+        :raises NoSpaceError, StorageError: as their names say
+        """
+        content = self.notes.encode()
+        if content == self._saved:
+            return
+        with files.os_errors('cannot note what was found',
+                             exceptions.StorageError):
+            notes_module.save(self.repository.path, self._hosts.number,
+                              content)
+        self._saved = content
+
+    # -- as the maintainer has them ----------------------------------------
+
+    def guard(self, work: Callable[[], _Result],
+              progress: Callable[[int, int, str], None] | None = None
+              ) -> _Result:
+        """Do `work`; a helper has no catalog that could be bad."""
+        return work()
+
+    def scrub_state(self) -> dict[str, Any]:
+        """How far the last pass of the scrub got."""
+        return self.notes.scrub
+
+    def damaged_groups(self) -> set[int]:
+        """The groups of which it is known that a block is damaged: none.
+
+        The groups' entries tell.
+        """
+        return set()
