@@ -1,221 +1,432 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What deduplication can save of images: DEDE's analysis, of one's own.
+"""DEDE's experiments, on this store.
 
-Run it from a checkout; gcc and the engine's libraries are needed::
+Run it from a checkout in which the extension is built; gcc is needed::
 
-    python benchmarks/dede.py [--dir DIR] [--plot DIR] IMAGE...
+    python benchmarks/dede.py [--scale tiny|quick|full] [--only PART]
+        [--dir DIR] [--filter-dir /dev/shm] [--plot DIR] [IMAGE...]
 
 After Clements, Ahmad, Vilayannur and Li, "Decentralized Deduplication in SAN
-Cluster File Systems", USENIX ATC 2009. It stores nothing: the images' blocks
-are counted, exactly, by sorting their fingerprints (dede.c), which takes a
-sixteenth of the images' bytes that are not zeros in DIR. Three tables:
+Cluster File Systems", USENIX ATC 2009. Their figures stand beside those
+measured. ``equalblocks.py`` has what they found out about their images.
 
-* savings by block size, of fixed blocks; zeros apart, which every size saves.
-  All shares are of the bytes in blocks of 4 KiB that are not zeros. *With
-  entries*: the kept blocks and 57 bytes of fingerprint store for each, without
-  which they cannot be found;
-* the distribution of reference counts, of blocks of 4 KiB: how many of the
-  kept ones are used once, twice, and so on, and what share of all blocks these
-  are;
-* what linked clones would reach, which share what is equal at the same offset
-  only, in blocks of 4 KiB: of a base, which is the image after which it is
-  called (``sid-web`` of ``sid-web-old``), or else the first one named of its
-  distribution (its directory's name, or its own up to the first dash); and, as
-  a bound for whatever bases are chosen, of any image.
+*Savings.* Images are stored by one host, by four hosts in turn, and by four
+hosts that look for no duplicates, as DEDE's do. Then merging shares what is
+left. Each of these hosts is a handle of this process, with a filter of its
+own; all use one directory of this machine. Before each image its host looks at
+what the others stored: the images stand for ones that come further apart than
+the interval of these looks. ``hosts.py`` has hosts of which each has a mount,
+a daemon and a process that stores, and says what the images are. These hosts
+need root and FUSE.
+
+*Index.* ``exactindex.py`` makes indexes of growing size.
+
+*Rates.* They are in bytes of blocks of 4 KiB. DEDE's are:
+
+* *scan*: a sorted batch without duplicates is merged into the index. The
+  blocks are all that the index has;
+* *subdivide*: DEDE divides a file's blocks of 1 MiB into blocks of 4 KiB. Here
+  all blocks have 4 KiB, and a recipe's extents are divided. The image has one
+  duplicate in each MiB. The blocks are all that it has;
+* *share*: duplicates become references. Here all blocks of an image are
+  duplicates, and it gets another recipe (N10). The old recipe's blocks are
+  uncounted, and not freed.
+
+*Find* comes before these: it reads new entries, and leaves the pairs of equal
+blocks in the catalog. *Merging* is the whole task. It also reads each block
+that stays, which the page cache may still have.
+
+*Logs.* A host of DEDE logs what it writes. Here a host reads the fingerprint
+stores of the others. One host stores, and another looks.
 """
 
 import argparse
-import json
+import array
+from collections.abc import Iterator
+import contextlib
+import itertools
 import os
 import pathlib
-import subprocess
+import random
+import shutil
+import sys
 import tempfile
 from typing import NamedTuple
 
 import common
 from common import MIB
+from common import PIECE
+import equalblocks
+import exactindex
+import following
+import hosts
 import plot
 import synthetic
 
-#: Of the fingerprint store, for each block: nine entries fill a sector of 512.
-ENTRY = 512 / 9
+from dedupd.tasks import accounting
+from dedupd.tasks import duplicates
+from dedupd.tasks import merger
+from glance_dedup.base import task
+from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+
+PARTS = ('savings', 'index', 'rates', 'logs')
 BLOCK = 4096
-LIMIT = 24 * 3600
+HOSTS = hosts.HOSTS
+#: Blocks of the image to divide for each that is a duplicate.
+DIVIDED = MIB // BLOCK
+POLICIES = {'hash': {'fingerprint': 'sha256', 'compare': 'hash'},
+            'value': {'fingerprint': 'xxh3-128', 'compare': 'value'}}
+
+# What DEDE's authors published.
+DEDE_KEPT = 235 / 1300      # of 113 virtual machines with 1.3 TB
+DEDE_INDEX = 0.011          # of what is kept
+DEDE_ENTRY = 23             # bytes
+DEDE_LOG = 1 / 150          # of what is written
+DEDE_RATES = {'scan': 6600.0, 'subdivide': 37.5, 'share': 2.6}  # MB/s
 
 
-class Blocks(NamedTuple):
-    """The blocks of a size."""
+class Scale(NamedTuple):
+    """How much is done."""
 
-    size: int
-    zeros: int
-    #: blocks used once, twice, 3 to 4 times, 5 to 8, ...; their references
-    counts: list[list[int]]
-
-    @property
-    def kept(self) -> int:
-        return sum(blocks for blocks, _ in self.counts)
-
-    @property
-    def used(self) -> int:
-        """References to them."""
-        return sum(references for _, references in self.counts)
+    images: int     #: that are made
+    mib: int        #: of each
+    merged: int     #: MiB of each image of which rates are measured
+    logged: int     #: MiB that one host stores and another looks at
+    interval: float     #: seconds between two looks of a daemon
+    records: tuple[int, ...]    #: of the indexes
 
 
-class Analysis:
-    """What dede.c found."""
-
-    def __init__(self, found: dict) -> None:
-        self.bytes = found['bytes']
-        self.by_size = {
-            int(size): Blocks(int(size), of['zeros'], of['counts'])
-            for size, of in found['blocks'].items()}
-        self.blocks = self.by_size[BLOCK]
-        #: bytes that are not zeros: of these are all shares
-        self.used = self.blocks.used * BLOCK
-        self.places = Blocks(BLOCK, self.blocks.zeros,
-                             found['places']['counts'])
-        #: blocks that clones keep: of the bases, and those that differ
-        self.clones = found['base'] + found['other']
-
-    def share(self, size: float) -> float:
-        """Of the bytes that are not zeros; 0 where there are none."""
-        return size / self.used if self.used else 0
+SCALES = {
+    'tiny': Scale(8, 4, 4, 8, 0.2, (20_000, 40_000)),
+    'quick': Scale(24, 64, 256, 143, 5.0, (1_000_000, 4_000_000)),
+    'full': Scale(24, 256, 2048, 143, 5.0,
+                  (1_000_000, 10_000_000, 30_000_000, 100_000_000))}
 
 
-def stem(path: str) -> str:
-    return os.path.basename(path).partition('.')[0]
+# -- savings ------------------------------------------------------------------
+
+class Way(NamedTuple):
+    """How images are stored."""
+
+    name: str
+    hosts: int
+    dedup: bool     #: whether they look for duplicates
 
 
-def with_bases(images: list[str]) -> list[tuple[str, str]]:
-    """Images, and which of those before it each is a clone of; '-' of none."""
-    found: list[tuple[str, str]] = []
-    seen: dict[str, list[str]] = {}
-    for name, path in common.by_distribution(images):
-        before = seen.setdefault(name, [])
-        namesakes = [other for other in before
-                     if stem(path).startswith(stem(other) + '-')]
-        base = max(namesakes, key=lambda other: len(stem(other)),
-                   default=before[0] if before else '-')
-        found.append((path, base))
-        before.append(path)
+WAYS = (Way('one host', 1, True), Way(f'{HOSTS} hosts', HOSTS, True),
+        Way(f'{HOSTS} hosts that look for none', HOSTS, False))
+
+
+@contextlib.contextmanager
+def hosts_of(directory: str, filters: str, count: int
+             ) -> Iterator[list[repository.Repository]]:
+    """An empty repository, on so many hosts; it is removed in the end."""
+    path = os.path.join(directory, 'repository')
+    repository.Repository.create(path)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, path)
+        repos = []
+        for _ in range(count):
+            own = stack.enter_context(
+                tempfile.TemporaryDirectory(dir=filters, prefix='host-'))
+            repos.append(stack.enter_context(repository.Repository(
+                path, codec='none', filter_dir=own)))
+            repos[-1].filter.attach(repos[-1].handle())
+        yield repos
+
+
+def store(way: Way, images: list[str], directory: str, filters: str
+          ) -> hosts.Kept:
+    """Store images on hosts in turn, then merge."""
+    named, stored = [0], [0]
+    with hosts_of(directory, filters, way.hosts) as repos:
+        for number, path in enumerate(images):
+            host = repos[number % len(repos)]
+            while host.follow():
+                pass
+            stat = host.put(f'image-{number}', path, dedup=way.dedup)
+            named.append(named[-1] + stat.size - stat.zero_bytes)
+            stored.append(stored[-1] + stat.new_bytes)
+        with maintainer_module.Maintainer(repos[0]) as maintainer:
+            spent = common.timed(merger.run_once, maintainer, task.Pace())
+            if spent.result.failed or spent.result.busy:
+                raise SystemExit(f'not all was merged: {spent.result}')
+            return hosts.Kept(named, stored, spent.result.merged_bytes,
+                              spent.wall,
+                              exactindex.index_bytes(repos[0].path),
+                              maintainer.catalog.disk_bytes())
+
+
+def store_on_mounts(images: list[str], directory: str, filters: str,
+                    interval: float) -> dict[str, hosts.Kept]:
+    """What hosts that are more than handles keep; nothing without FUSE."""
+    if os.geteuid() != 0 or not os.path.exists('/dev/fuse'):
+        print('no hosts with mounts: these need root and FUSE',
+              file=sys.stderr)
+        return {}
+    return {f'{HOSTS} hosts with mounts, {order}': hosts.store(
+        order, images, directory, filters, HOSTS, interval)
+        for order in hosts.ORDERS}
+
+
+def show_savings(found: dict[str, hosts.Kept], exact: int) -> None:
+    """Print what each way keeps."""
+    used = next(iter(found.values())).named[-1]
+    print(f'{used / MIB:,.0f} MiB that are not zeros, of which '
+          f'{exact / MIB:,.0f} MiB are different: {exact / used:.1%} '
+          f'(DEDE: {DEDE_KEPT:.0%} of 1.3 TB)\n')
+    hosts.show(found, exact)
+
+
+def show_metadata(kept: hosts.Kept) -> None:
+    """Print what is needed to find blocks, as shares of what is kept."""
+    print()
+    for name, size, theirs in (
+            ('index', kept.index, f' (DEDE: {DEDE_INDEX:.1%})'),
+            ('fingerprint stores', kept.left / BLOCK * equalblocks.ENTRY, ''),
+            ('catalog', kept.catalog, '')):
+        print(f'{name:32}{size / MIB:13,.1f} MiB, '
+              f'{hosts.share(size, kept.left):.2%} of what is kept{theirs}')
+
+
+# -- rates --------------------------------------------------------------------
+
+class Rate(NamedTuple):
+    """How fast blocks were dealt with."""
+
+    name: str
+    blocks: int
+    processor: float    #: seconds
+    clock: float        #: seconds
+
+
+def noise(mib: int, kind: str) -> Iterator[bytes]:
+    """An image's bytes: of the base, its twin, or one with few equal blocks.
+
+    :param kind: 'base', 'twin' or 'few'
+    """
+    rng, other = random.Random(1), random.Random(2)
+    for _ in range(0, mib * MIB, PIECE):
+        base = rng.randbytes(PIECE)
+        if kind != 'few':
+            yield base
+            continue
+        piece = bytearray(other.randbytes(PIECE))
+        for at in range(0, PIECE, DIVIDED * BLOCK):
+            piece[at:at + BLOCK] = base[at:at + BLOCK]
+        yield bytes(piece)
+
+
+def put_noise(repo: repository.Repository, mib: int) -> None:
+    """Store the three images, without looking for duplicates."""
+    for kind in ('base', 'twin', 'few'):
+        with repo.begin(kind, dedup=False) as transaction:
+            for piece in noise(mib, kind):
+                transaction.write(piece)
+            transaction.commit()
+
+
+def mapping_of(maintainer: maintainer_module.Maintainer) -> bytes:
+    """Pairs of an address and the one that replaces it, from the catalog."""
+    words = array.array('Q')
+    for group in maintainer.catalog.groups_with_duplicates():
+        words.extend(addresses.unpack(
+            maintainer.catalog.duplicates(group), 'Q'))
+    return addresses.pack(itertools.chain.from_iterable(
+        sorted(zip(words[1::2], words[::2]))), 'Q')
+
+
+def exchange(maintainer: maintainer_module.Maintainer, image_id: str,
+             mapping: bytes) -> int:
+    """Merge an image, and settle both recipes; how many blocks it was."""
+    done = merger.merge_image(maintainer, image_id, mapping, task.Pace())
+    accounting.run_once(maintainer, task.Pace())
+    return done.replaced if done.exchanged else 0
+
+
+def need(found: int, wanted: int) -> None:
+    """End the program where not all blocks were shared."""
+    if found != wanted:
+        raise SystemExit(f'{found} blocks were shared, and not {wanted}')
+
+
+def rates_of_stages(directory: str, filters: str, mib: int, policy: str
+                    ) -> Iterator[Rate]:
+    """Merge in parts: what is found, and images with few and with all."""
+    blocks = mib * MIB // BLOCK
+    path = os.path.join(directory, 'repository')
+    repository.Repository.create(path, **POLICIES[policy])
+    with repository.Repository(path, codec='none', filter_dir=filters) as repo:
+        put_noise(repo, mib)
+        with maintainer_module.Maintainer(repo) as maintainer:
+            accounting.run_once(maintainer, task.Pace())
+            found = common.timed(duplicates.Duplicates(
+                maintainer, task.Pace()).catch_up)
+            need(found.result, 3 * blocks)
+            yield Rate('find', 3 * blocks, found.cpu, found.wall)
+            mapping = mapping_of(maintainer)
+            for name, image_id, shared in (
+                    ('subdivide', 'few', blocks // DIVIDED),
+                    ('share', 'twin', blocks)):
+                spent = common.timed(exchange, maintainer, image_id, mapping)
+                need(spent.result, shared)
+                yield Rate(name, blocks, spent.cpu, spent.wall)
+    shutil.rmtree(path)
+
+
+def rate_of_merging(directory: str, filters: str, mib: int, policy: str
+                    ) -> Rate:
+    """Merge as the task does."""
+    path = os.path.join(directory, 'repository')
+    repository.Repository.create(path, **POLICIES[policy])
+    with repository.Repository(path, codec='none', filter_dir=filters) as repo:
+        put_noise(repo, mib)
+        with maintainer_module.Maintainer(repo) as maintainer:
+            accounting.run_once(maintainer, task.Pace())
+            spent = common.timed(merger.run_once, maintainer, task.Pace())
+    shutil.rmtree(path)
+    blocks = mib * MIB // BLOCK
+    need(spent.result.merged_blocks, blocks + blocks // DIVIDED)
+    return Rate('merging', spent.result.merged_blocks, spent.cpu, spent.wall)
+
+
+def show_rates(rates: list[Rate], policy: str) -> None:
+    """Print a table of rates."""
+    print(f'\n{"compared by " + policy:24}{"blocks":>12}{"M/s, processor":>16}'
+          f'{"M/s, clock":>12}{"MB/s, clock":>13}{"DEDE, MB/s":>12}')
+    for name, blocks, processor, clock in rates:
+        theirs = DEDE_RATES.get(name)
+        print(f'{name:24}{blocks:>12,}{blocks / processor / 1e6:>16.3f}'
+              f'{blocks / clock / 1e6:>12.3f}'
+              f'{blocks * BLOCK / clock / 1e6:>13,.1f}'
+              f'{"" if theirs is None else f"{theirs:>12,}"}'.rstrip(),
+              flush=True)
+
+
+# -- indexes and logs ---------------------------------------------------------
+
+def indexes(directory: str, records: tuple[int, ...]
+            ) -> dict[int, exactindex.Measured]:
+    """Make indexes, by how many records they have."""
+    found = {}
+    path = os.path.join(directory, 'repository')
+    program = synthetic.build(directory)
+    for count in records:
+        found[count] = exactindex.measure(path, count, program)
+        shutil.rmtree(path)
     return found
 
 
-def analyse(images: list[str], directory: str,
-            program: str | None = None) -> Analysis:
-    """Count the images' blocks.
-
-    :param directory: for fingerprints, while it runs
-    :param program: dede.c, if it is built already
-    """
-    what = [word for pair in with_bases(images) for word in pair]
-    with tempfile.TemporaryDirectory(dir=directory, prefix='bench-') as d:
-        program = program or synthetic.build(d, 'dede')
-        done = subprocess.run([program, d, *what], stdout=subprocess.PIPE,
-                              check=True, timeout=LIMIT)
-    return Analysis(json.loads(done.stdout))
+def show_indexes(found: dict[int, exactindex.Measured]) -> None:
+    """Print what they take, and how long a small batch's merge does."""
+    print(f'\n{"index, records":>16}{"MiB":>10}{"bytes each":>12}'
+          f'{"scan, s":>10}{"merge, s":>10}{"again, s":>10}'
+          f'   (DEDE: {DEDE_ENTRY} bytes each)')
+    for count, of in found.items():
+        print(f'{count:>16,}{of.bytes / MIB:>10,.1f}{of.bytes / count:>12.2f}'
+              + ''.join(f'{stage.clock:>10.2f}'
+                        for stage in of.stages.values()))
 
 
-# -- tables -------------------------------------------------------------------
-
-def in_words(size: int) -> str:
-    return (f'{size // MIB} MiB' if size >= MIB else
-            f'{size // 1024} KiB' if size >= 1024 else f'{size} B')
-
-
-def times(bucket: int) -> str:
-    """How often the blocks of a bucket of counts are used."""
-    if bucket < 2:
-        return str(bucket + 1)
-    return f'{2 ** (bucket - 1) + 1}-{2 ** bucket}'
+def rate_of_scan(found: exactindex.Measured) -> Rate:
+    """DEDE's scan: a batch without duplicates is merged into an index."""
+    _, entries, processor, clock = found.stages['merge, again']
+    return Rate('scan', entries, processor, clock)
 
 
-def show_sizes(found: Analysis) -> None:
-    print(f'{found.bytes / MIB:,.0f} MiB, of which '
-          f'{found.used / MIB:,.0f} MiB in blocks of 4 KiB that are not '
-          f'zeros\n')
-    print(f'{"block":>8}{"zeros":>9}{"not zeros, MiB":>16}{"kept, MiB":>12}'
-          f'{"kept":>9}{"with entries":>14}')
-    for blocks in found.by_size.values():
-        kept = blocks.kept * blocks.size
-        print(f'{in_words(blocks.size):>8}'
-              f'{blocks.zeros * blocks.size / found.bytes:>9.1%}'
-              f'{blocks.used * blocks.size / MIB:>16,.1f}'
-              f'{kept / MIB:>12,.1f}{found.share(kept):>9.1%}'
-              f'{found.share(kept + blocks.kept * ENTRY):>14.1%}')
+def show_logs(directory: str, mib: int) -> None:
+    """Print what one host reads of what another stored."""
+    _, _, read = following.of_data(directory, mib)['by another host']
+    print(f'\nof {mib * MIB / 1e6:,.0f} MB stored another host reads '
+          f'{read / 1e6:.2f} MB, {read / (mib * MIB):.2%} '
+          f'(DEDE: {DEDE_LOG:.2%})')
 
 
-def show_counts(found: Analysis) -> None:
-    blocks = found.blocks
-    print(f'\n{"used":>12}{"blocks of 4 KiB":>17}{"of the kept":>13}'
-          f'{"of all":>9}')
-    for bucket, (kept, used) in enumerate(blocks.counts):
-        print(f'{times(bucket):>12}{kept:>17,}{kept / blocks.kept:>13.2%}'
-              f'{used / blocks.used:>9.2%}')
+# -- figures ------------------------------------------------------------------
+
+def draw_savings(kept: dict[str, hosts.Kept], directory: str) -> None:
+    """Draw what images take as they come."""
+    plot.lines(
+        {name: ([named / MIB for named in of.named],
+                [stored / MIB for stored in of.stored])
+         for name, of in kept.items()},
+        'MiB that are not zeros', 'MiB of blocks, before merging',
+        'Stored by several hosts',
+        os.path.join(directory, 'experiments-dede-hosts.svg'))
 
 
-def sharing(found: Analysis) -> dict[str, int]:
-    """Blocks of 4 KiB that are kept, by what may be shared."""
-    return {'each block once': found.blocks.kept,
-            'clones, any image as base': found.places.kept,
-            'clones, each of its base': found.clones,
-            'nothing shared': found.blocks.used}
+def draw_indexes(found: dict[int, exactindex.Measured], directory: str
+                 ) -> None:
+    """Draw the rates of indexes by their size."""
+    records = list(found)
+    rates = {name: [of.stages[name].entries / of.stages[name].clock / 1e6
+                    for of in found.values()]
+             for name in found[records[0]].stages}
+    rates["DEDE's scan"] = [DEDE_RATES['scan'] / BLOCK] * len(records)
+    plot.lines({name: (records, of) for name, of in rates.items()},
+               'records', 'million records per second', 'The exact index',
+               os.path.join(directory, 'experiments-dede-index.svg'),
+               log_x=True)
 
 
-def show_clones(found: Analysis) -> None:
-    print(f'\n{"sharing":40}{"kept, MiB":>12}{"kept":>9}')
-    for name, kept in sharing(found).items():
-        print(f'{name:40}{kept * BLOCK / MIB:>12,.1f}'
-              f'{found.share(kept * BLOCK):>9.1%}')
-
-
-# -- plots --------------------------------------------------------------------
-
-def draw(found: Analysis, directory: str) -> None:
-    def path(name):
-        return os.path.join(directory, f'dede-{name}.svg')
-
-    sizes = found.by_size.values()
-    plot.bars([in_words(blocks.size) for blocks in sizes],
-              {'blocks': [100 * found.share(blocks.kept * blocks.size)
-                          for blocks in sizes],
-               'with entries': [100 * found.share(
-                   blocks.kept * (blocks.size + ENTRY)) for blocks in sizes]},
-              'per cent of what is not zeros', 'Kept by block size',
-              path('sizes'))
-    blocks = found.blocks
-    plot.bars([times(bucket) for bucket in range(len(blocks.counts))],
-              {'of the kept blocks': [100 * kept / blocks.kept
-                                      for kept, _ in blocks.counts],
-               'of all blocks': [100 * used / blocks.used
-                                 for _, used in blocks.counts]},
-              'per cent', 'How often blocks of 4 KiB are used',
-              path('counts'))
-    shared = sharing(found)
-    plot.bars(list(shared), {'': [100 * found.share(kept * BLOCK)
-                                  for kept in shared.values()]},
-              'per cent of what is not zeros',
-              'Kept of blocks of 4 KiB, by what is shared', path('clones'))
+def measure_savings(args: argparse.Namespace, directory: str, filters: str
+                    ) -> None:
+    """Store images in each way; the first tables, and a figure."""
+    scale = SCALES[args.scale]
+    images = args.images or hosts.made_images(directory, scale.images,
+                                              scale.mib)
+    counted = equalblocks.analyse(images, directory)
+    if not counted.used:
+        raise SystemExit('there are only zeros in these images')
+    kept = {way.name: store(way, images, directory, filters) for way in WAYS}
+    kept |= store_on_mounts(images, directory, filters, scale.interval)
+    show_savings(kept, counted.blocks.kept * BLOCK)
+    show_metadata(kept[WAYS[-1].name])
+    if args.plot:
+        draw_savings(kept, args.plot)
+    if not args.images:
+        for path in images:
+            os.unlink(path)
 
 
 def main() -> None:
+    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(
-        description='What deduplication can save of images.')
+        description="DEDE's experiments, on this store.")
+    parser.add_argument('--scale', choices=SCALES, default='full',
+                        help='how much is done (default: %(default)s)')
+    parser.add_argument('--only', choices=PARTS, action='append',
+                        help='this part; may be repeated (default: all)')
+    parser.add_argument('--filter-dir', default='/dev/shm',
+                        help='a tmpfs (default: %(default)s)')
     common.add_directory(parser)
     plot.argument(parser, 'DIR')
-    parser.add_argument('images', nargs='+')
+    parser.add_argument('images', nargs='*', help='default: some are made')
     args = parser.parse_args()
     if args.plot:
         pathlib.Path(args.plot).mkdir(parents=True, exist_ok=True)
-    found = analyse(args.images, args.dir)
-    if not found.used:
-        raise SystemExit('there are only zeros in these images')
-    show_sizes(found)
-    show_counts(found)
-    show_clones(found)
-    if args.plot:
-        draw(found, args.plot)
+    scale, parts = SCALES[args.scale], args.only or PARTS
+    scan = []
+    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
+          tempfile.TemporaryDirectory(dir=args.filter_dir) as filters):
+        if 'savings' in parts:
+            measure_savings(args, d, filters)
+        if 'index' in parts:
+            found = indexes(d, scale.records)
+            show_indexes(found)
+            scan = [rate_of_scan(found[scale.records[-1]])]
+            if args.plot:
+                draw_indexes(found, args.plot)
+        if 'rates' in parts:
+            for policy in POLICIES:
+                show_rates([
+                    *scan, *rates_of_stages(d, filters, scale.merged, policy),
+                    rate_of_merging(d, filters, scale.merged, policy)], policy)
+        if 'logs' in parts:
+            show_logs(d, scale.logged)
 
 
 if __name__ == '__main__':

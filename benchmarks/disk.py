@@ -64,7 +64,8 @@ else:
                 image.readinto(view, offset)
 wall = time.perf_counter() - start
 after = repo.statistics()
-print(json.dumps([wall, {k: after[k] - before[k] for k in after}]))
+print(json.dumps([wall, {k: after[k] - before[k] for k in after
+                         if isinstance(before[k], int)}]))
 '''
 
 

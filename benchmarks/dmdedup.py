@@ -60,7 +60,7 @@ from typing import Any, NamedTuple, Protocol
 
 import common
 from common import MIB
-import dede
+import equalblocks
 import plot
 import synthetic
 import traces
@@ -565,7 +565,7 @@ def show_limits(bench: Bench, scale: Scale) -> None:
 
 def show_kernels(paths: list[str], directory: str) -> None:
     """Print how many blocks there are for each one that has to be kept."""
-    found = dede.analyse(paths, directory)
+    found = equalblocks.analyse(paths, directory)
     print(f'\n{len(paths)} tar files, {found.bytes / MIB:,.0f} MiB: '
           'blocks for each different one')
     for size, theirs in ((512, 1.88), (4096, 1.18)):

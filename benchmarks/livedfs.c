@@ -39,6 +39,7 @@
 #include <unistd.h>
 
 #include "benchmarks/diskmodel.h"
+#include "engine/handle/follow.h"
 #include "engine/read/reader.h"
 #include "engine/write/transaction.h"
 
@@ -526,17 +527,15 @@ read_file(step *x, gd_error *err)
 static gd_status
 open_repository(step *x, gd_repo **repo, gd_error *err)
 {
-    bool more = true;
-    uint32_t done, total;
+    gd_followed followed = {.more = true};
     double start = seconds(CLOCK_MONOTONIC);
     gd_status s = gd_repo_open(&x->w->env, x->path, &x->w->params, false, repo,
                                err);
     if (s == GD_OK && x->filter != NULL) {
         s = gd_repo_attach_filter(*repo, x->filter, FILTER_BYTES, err);
     }
-    while (s == GD_OK && x->filter != NULL && more) {
-        s = gd_repo_rebuild_filter(*repo, GROUPS_AT_ONCE, &more, &done, &total,
-                                   err);
+    while (s == GD_OK && x->filter != NULL && followed.more) {
+        s = gd_follow(*repo, GROUPS_AT_ONCE, &followed, err);
     }
     x->open = seconds(CLOCK_MONOTONIC) - start;
     return s;

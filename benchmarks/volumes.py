@@ -11,6 +11,7 @@ In each round, in turns on the same disk:
 
 * random writes of 4 KiB over MIB, with a flush after every 32, and checkpoints
   whenever they are due; the same into a plain file that has its blocks;
+* a part of these, with a flush after each;
 * the same bytes written in order, 1 MiB at a time, with a flush and a
   checkpoint at the end; and into a new plain file, with an fdatasync;
 * a snapshot after the random writes, with its checkpoint and without;
@@ -24,9 +25,12 @@ fails.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
 import os
 import random
 import tempfile
+import threading
 import time
 
 import common
@@ -48,6 +52,34 @@ def written() -> int:
                     if line.startswith('wchar:'))
 
 
+@contextlib.contextmanager
+def keeper(volume: openvolumes.Volume) -> Iterator[Callable[[], None]]:
+    """A thread that makes checkpoints when they are due, as a server's.
+
+    Gives a function that is to be called after each write.
+    """
+    due = threading.Event()
+    ending = False
+
+    def keep() -> None:
+        while due.wait() and not ending:
+            due.clear()
+            if volume.needs_checkpoint():
+                volume.checkpoint()
+
+    def wrote() -> None:
+        if volume.needs_checkpoint():
+            due.set()
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield wrote
+    finally:
+        ending = True
+        due.set()
+        thread.join()
+
+
 class Bench:
     """One repository with volumes, and a plain file beside it."""
 
@@ -61,14 +93,24 @@ class Bench:
         self.writes = writes
         self.table = common.Table()
         # As a guest's pages: each is another, and a third of it compresses.
-        self._noise = random.Random(1).randbytes(16 * MIB)
+        # Only a number in each is new, since making them is within the time.
+        rng = random.Random(1)
+        self._pages = memoryview(bytearray().join(
+            rng.randbytes(2700).ljust(PAGE) for _ in range(MIB // PAGE)))
+        self._numbers = self._pages.cast('Q')[::PAGE // 8]
 
-    def page(self, number: int) -> bytes:
-        at = number * 997 % (len(self._noise) - PAGE)
-        return (self._noise[at:at + 2700].ljust(PAGE - 8)
-                + number.to_bytes(8, 'little'))
+    def page(self, number: int) -> memoryview:
+        place = number % len(self._numbers)
+        self._numbers[place] = number
+        return self._pages[place * PAGE:(place + 1) * PAGE]
 
-    def random_writes(self, write: Callable[[bytes, int], object],
+    def pages(self, first: int) -> memoryview:
+        """The MiB of pages from number `first` on."""
+        for place in range(len(self._numbers)):
+            self._numbers[place] = first + place
+        return self._pages
+
+    def random_writes(self, write: Callable[[memoryview, int], object],
                       flush: Callable[[], None], first: int) -> None:
         """The pages from number `first` on, to random places."""
         rng = random.Random(first)
@@ -79,12 +121,19 @@ class Bench:
                 flush()
         flush()
 
-    def in_order(self, write: Callable[[bytes, int], object],
+    def flushed_writes(self, write: Callable[[memoryview, int], object],
+                       flush: Callable[[], None], first: int) -> None:
+        """Fewer of them, each followed by a flush."""
+        rng = random.Random(first)
+        for number in range(self.writes // FLUSH_EVERY):
+            write(self.page(first + number),
+                  rng.randrange(self.size // PAGE) * PAGE)
+            flush()
+
+    def in_order(self, write: Callable[[memoryview, int], object],
                  flush: Callable[[], None], first: int) -> None:
-        pages = MIB // PAGE
         for at in range(0, self.size, MIB):
-            start = first + at // PAGE
-            write(b''.join(map(self.page, range(start, start + pages))), at)
+            write(self.pages(first + at // PAGE), at)
         flush()
 
     def plain(self, name: str, work: Callable[..., None], first: int,
@@ -92,7 +141,7 @@ class Bench:
         path = os.path.join(self.directory, 'plain')
         fd = os.open(path, os.O_RDWR | os.O_CREAT)
         try:
-            if work == self.random_writes:
+            if work != self.in_order:
                 os.posix_fallocate(fd, 0, self.size)
                 os.fsync(fd)
             spent = common.timed(
@@ -105,13 +154,12 @@ class Bench:
 
     def volume(self, name: str, work: Callable[..., None], first: int,
                size: int, of: str) -> None:
-        def write(data: bytes, at: int) -> None:
-            volume.write(data, at)
-            if volume.needs_checkpoint():
-                volume.checkpoint()
-
         def run() -> None:
-            work(write, volume.flush, first)
+            with keeper(volume) as wrote:
+                def write(data: memoryview, at: int) -> None:
+                    volume.write(data, at)
+                    wrote()
+                work(write, volume.flush, first)
             if work == self.in_order:
                 volume.checkpoint()
         with openvolumes.open_volume(self.repo, 'disk') as volume:
@@ -133,12 +181,19 @@ class Bench:
         first = number << 32
         size = self.writes * PAGE
         openvolumes.create(self.repo, 'disk', self.size)
+        common.warm_pages(min(self.size, 2 * GIB), self.directory)
         self.plain('plain file, in order', self.in_order, first, self.size)
         self.volume('volume, in order, with its checkpoint', self.in_order,
                     first, self.size, 'plain file, in order')
         self.plain('plain file, random', self.random_writes, first + 1, size)
         self.volume('volume, random', self.random_writes, first + 1, size,
                     'plain file, random')
+        first += 2 * self.writes
+        size = self.writes // FLUSH_EVERY * PAGE
+        self.plain('plain file, each flushed', self.flushed_writes, first,
+                   size)
+        self.volume('volume, each flushed', self.flushed_writes, first, size,
+                    'plain file, each flushed')
         with openvolumes.open_volume(self.repo, 'disk') as volume:
             self.milliseconds('checkpoint', volume.checkpoint)
             self.milliseconds('snapshot', volume.snapshot, 'snapshot')

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dede.c - counts the equal blocks of images, exactly; dede.py calls it.
+ * equalblocks.c - counts the equal blocks of images, exactly, for equalblocks.py.
  *
- *     dede SPOOL_DIRECTORY (IMAGE BASE)...
+ *     equalblocks SPOOL_DIRECTORY (IMAGE BASE)...
  *
  * For each block size it writes a fingerprint (XXH3, 128 bits) for every block
  * that is not all zeros, to one of 64 files by the fingerprint's first bits; then
@@ -71,7 +71,7 @@ typedef struct analysis {
 static _Noreturn void
 give_up(const char *what)
 {
-    fprintf(stderr, "dede: %s: %s\n", what, strerror(errno));
+    fprintf(stderr, "equalblocks: %s: %s\n", what, strerror(errno));
     exit(1);
 }
 
@@ -310,7 +310,7 @@ main(int argc, char **argv)
     static analysis x;
     if (argc < 4 || argc % 2 != 0) {
         fprintf(stderr, "usage: %s SPOOL_DIRECTORY (IMAGE BASE)...\n"
-                "It is made to be called by dede.py.\n", argv[0]);
+                "It is made to be called by equalblocks.py.\n", argv[0]);
         return 2;
     }
     x.spool = argv[1];

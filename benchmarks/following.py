@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What it costs a host that its filter follows what other hosts store.
+
+Run it from a checkout::
+
+    python benchmarks/following.py [--groups N,...] [--mib N] [--dir DIR]
+
+Two tables:
+
+* one look at a repository with so many groups: the first one, which fills the
+  filter; one that finds nothing; one that lists the groups, as the first one
+  in a minute does; and one that finds nothing while 1,000 groups may grow. The
+  groups' files are sparse: they have headers and records, and no blocks;
+* a look after so much new data was stored by another host, and by this host.
+
+Bytes are those that the process read by system calls. In the first table they
+leave out the list of names, for which nobody counts them.
+"""
+
+import contextlib
+import os
+import shutil
+import struct
+import tempfile
+import time
+import uuid
+
+import common
+
+from glance_dedup.check import format as format_module
+from glance_dedup.repository import repository as repository_module
+
+#: As few as a group may have: what full ones cost is in the second table.
+SLOTS = 64
+OPEN = 1000
+
+
+def group_file(repository_id: str, number: int, published: int) -> bytes:
+    """The first page of a group with this record (format.rst)."""
+    digest = b'sha256'.ljust(16, b'\0')
+    header = format_module.GROUP_HEADER.pack(
+        b'GDGROUP\0', 1, 1, number, bytes.fromhex(repository_id), bytes(16),
+        SLOTS, 4096, digest) + os.urandom(16)
+    header = header.ljust(504, b'\0')
+    seed = format_module.xxh3(header)
+    record = format_module.RECORD.pack(2, number, published, 0, 0, 0, 0)
+    record = record.ljust(504, b'\0')
+    return (header + struct.pack('<Q', seed)
+            + record + struct.pack('<Q', format_module.xxh3(record, seed)))
+
+
+def make_groups(path: str, repository_id: str, numbers: range,
+                published: int) -> None:
+    """Make sparse groups with so many published entries, all empty."""
+    size = 4096 + 512 * -(-SLOTS // 9)
+    for number in numbers:
+        with open(os.path.join(path, 'groups', f'{number:08x}'), 'wb') as f:
+            f.write(group_file(repository_id, number, published))
+            f.truncate(size)
+
+
+def read_bytes() -> int:
+    """The bytes that this process has read."""
+    with open('/proc/self/io') as f:
+        return int(f.readline().split()[1])
+
+
+def look(repo: repository_module.Repository) -> tuple[float, float, int]:
+    """Follow until there is no more: seconds, of processor too, and bytes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    before = read_bytes()
+    while repo.follow():
+        pass
+    return (time.perf_counter() - wall, time.process_time() - cpu,
+            read_bytes() - before)
+
+
+def show(what: str, taken: tuple[float, float, int]) -> None:
+    """A line of a table."""
+    wall, cpu, read = taken
+    print(f'{what:44}{wall * 1000:10.2f}{cpu * 1000:10.2f}'
+          f'{read / 1024:14,.1f}', flush=True)
+
+
+def head(what: str) -> None:
+    """The heading of a table."""
+    print(f'\n{what:44}{"ms":>10}{"cpu ms":>10}{"KiB read":>14}')
+
+
+@contextlib.contextmanager
+def directory(place: str):
+    """A directory that goes with all that is in it."""
+    path = tempfile.mkdtemp(prefix='following-', dir=place)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def of_groups(place: str, count: int) -> None:
+    """The first table's lines for so many groups."""
+    with directory(place) as top:
+        path = os.path.join(top, 'repository')
+        repository_module.Repository.create(path)
+        with repository_module.Repository(
+                path, filter_dir=os.path.join(top, 'filter')) as repo:
+            made = repo.repository_id
+            make_groups(path, made, range(1, count + 1), SLOTS)
+            repo.filter.attach(repo.handle())
+            show(f'{count:,} groups: the first look', look(repo))
+            show('    that finds nothing', look(repo))
+            make_groups(path, made, range(count + 1, count + 2), SLOTS)
+            show('    that lists the groups', look(repo))
+            make_groups(path, made, range(count + 2, count + 2 + OPEN), 0)
+            look(repo)
+            show(f'    that finds nothing, {OPEN:,} may grow', look(repo))
+
+
+def of_data(place: str, mib: int) -> dict[str, tuple[float, float, int]]:
+    """What a look takes after a host stored so many MiB, by which host."""
+    def put(repo: repository_module.Repository) -> None:
+        with repo.begin(str(uuid.uuid4())) as transaction:
+            for _ in range(mib):
+                transaction.write(os.urandom(common.MIB))
+            transaction.commit()
+
+    with directory(place) as top:
+        path = os.path.join(top, 'repository')
+        repository_module.Repository.create(path)
+
+        def opened(name: str) -> repository_module.Repository:
+            return repository_module.Repository(
+                path, codec='none', filter_dir=os.path.join(top, name))
+
+        taken = {}
+        with opened('here') as here, opened('there') as there:
+            here.filter.complete(here.handle())
+            look(here)
+            for what, storing in ('by another host', there), (
+                    'by this host', here):
+                put(storing)
+                taken[what] = look(here)
+        return taken
+
+
+def main() -> None:
+    parser = common.arguments(__doc__.split('\n')[0], mib=1024, rounds=None)
+    parser.add_argument('--groups', default='1000,100000',
+                        help='how many there are (default: %(default)s)')
+    options = parser.parse_args()
+    head('a look at a repository of')
+    for count in options.groups.split(','):
+        of_groups(options.dir, int(count))
+    head(f'a look after {options.mib:,} MiB were stored')
+    for what, taken in of_data(options.dir, options.mib).items():
+        show(what, taken)
+
+
+if __name__ == '__main__':
+    main()

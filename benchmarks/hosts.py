@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What several hosts save that store images of one release in one directory.
+
+Run it from a checkout in which the extension is built, as root; gcc and the
+headers of FUSE are needed::
+
+    python benchmarks/hosts.py [--hosts 4] [--images 24] [--mib 64]
+        [--interval 5] [--dir DIR] [--filter-dir /dev/shm] [IMAGE...]
+
+Each host has a mount of the directory (``tests/sharedfs``): a client with page
+cache, names and locks of its own, which keeps names and attributes for longer
+than this runs. So a host learns of the others only what it asks for. On each
+host run a dedupd, by which the host's filter follows the others, and a process
+that stores images, both with that filter. The images are stored
+
+* *in turn*: each by the next host, when that host has looked at what was
+  stored before. The images stand for ones that come further apart than the
+  looks;
+* *at once*: all hosts begin together, and each stores its share without a
+  pause. What several of them store between two looks is stored several times.
+
+Then the daemon that is the maintainer merges. Shares are of the bytes that are
+not zeros, without compression. Without IMAGE, the benchmark makes images: they
+are of one release and have aged, and each differs from it in a seventh of its
+blocks.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+import common
+from common import MIB
+import equalblocks
+import exactindex
+
+from glance_dedup.repository import repository
+from tests.sharedfs import hosts as mounts
+from tests.support import daemons
+
+BLOCK = 4096
+HOSTS = 4
+#: Seconds that a host may take to look at what the others stored.
+LIMIT = 300
+#: Seconds for which names and attributes are believed.
+REMEMBERED = 3600
+ORDERS = ('in turn', 'at once')
+
+DAEMON = '''
+import sys
+from dedupd import follower
+from dedupd import main
+follower.INTERVAL = {}
+sys.exit(main.main())
+'''
+
+STORE = '''
+import json
+import sys
+from glance_dedup.repository import repository
+
+path, filters = sys.argv[1:]
+with repository.Repository(path, codec='none', filter_dir=filters) as repo:
+    repo.filter.attach(repo.handle())
+    while repo.follow():
+        pass
+    print('null', flush=True)
+    for line in sys.stdin:
+        stat = repo.put(*json.loads(line))
+        print(json.dumps([stat.size - stat.zero_bytes, stat.new_bytes]),
+              flush=True)
+'''
+
+
+class Kept(NamedTuple):
+    """What became of the images. Sizes are in bytes."""
+
+    named: list[int]    #: not zeros, after each image
+    stored: list[int]   #: blocks, after each image
+    merged: int         #: by merging, in the end
+    seconds: float      #: that merging took
+    index: int
+    catalog: int
+
+    @property
+    def left(self) -> int:
+        """What is kept in the end."""
+        return self.stored[-1] - self.merged
+
+
+def made_images(directory: str, count: int, mib: int) -> list[str]:
+    """Images of one release that have aged, each in another way."""
+    rng = random.Random(1)
+    release = [rng.randbytes(BLOCK) for _ in range(mib * MIB // BLOCK)]
+    paths = []
+    for number in range(count):
+        image = list(release)
+        for _ in range(12 * mib // 4):  # files that were written
+            at = rng.randrange(len(image) - 24)
+            length = rng.randrange(1, 24)
+            image[at:at + length] = [rng.randbytes(BLOCK)
+                                     for _ in range(length)]
+        paths.append(os.path.join(directory, f'release-{number}.raw'))
+        with open(paths[-1], 'wb') as f:
+            f.writelines(image)
+    return paths
+
+
+# -- a host -------------------------------------------------------------------
+
+class Host:
+    """What runs on a mount: a daemon, and a process that stores images.
+
+    :param interval: seconds between two looks of the daemon
+    """
+
+    def __init__(self, mount: mounts.Host, filters: str,
+                 interval: float) -> None:
+        self._path = os.path.join(mount.root, 'repository')
+        self._filters = filters
+        self.daemon = daemons.Daemon(self._path, filter_dir=filters,
+                                     filter_mib=None)
+        self.daemon.program = ['-c', DAEMON.format(interval)]
+
+    def __enter__(self) -> 'Host':
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.daemon).start()
+            self._storing = stack.enter_context(subprocess.Popen(
+                [sys.executable, '-c', STORE, self._path, self._filters],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, 'PYTHONPATH': common.TOP}))
+            stack.callback(self._storing.kill)
+            self.answer()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self._stack.close()
+
+    def store(self, image_id: str, source: str) -> None:
+        """Begin to store an image; :meth:`answer` waits for its end."""
+        json.dump([image_id, source], self._storing.stdin)
+        self._storing.stdin.write('\n')
+        self._storing.stdin.flush()
+
+    def answer(self) -> list[int]:
+        """Bytes of the next image that are not zeros, and new ones."""
+        line = self._storing.stdout.readline()
+        if not line:
+            raise SystemExit('a process that stores images has failed')
+        return json.loads(line)
+
+    def need_look(self, moment: float) -> None:
+        """Wait until the daemon has looked at the others since a moment.
+
+        :param moment: by time.monotonic()
+        """
+        while True:
+            asked = time.monotonic()
+            if asked > moment + LIMIT:
+                raise SystemExit('a daemon does not look at what others '
+                                 f'stored: {self.daemon.text()}')
+            looked = self.daemon.status()['filter']['filter_looked']
+            if looked is not None and asked - looked > moment:
+                return
+            time.sleep(0.02)
+
+
+# -- storing ------------------------------------------------------------------
+
+def in_turn(hosts: list[Host], images: list[str]) -> list[list[int]]:
+    """Store one image after the other; what each host answers."""
+    answers, moment = [], time.monotonic()
+    for number, path in enumerate(images):
+        host = hosts[number % len(hosts)]
+        host.need_look(moment)
+        host.store(f'image-{number}', path)
+        answers.append(host.answer())
+        moment = time.monotonic()
+    return answers
+
+
+def at_once(hosts: list[Host], images: list[str]) -> list[list[int]]:
+    """Store all images, each host its share; what the hosts answer."""
+    for number, path in enumerate(images):
+        hosts[number % len(hosts)].store(f'image-{number}', path)
+    return [hosts[number % len(hosts)].answer()
+            for number in range(len(images))]
+
+
+def merge(maintainer: daemons.Daemon) -> dict:
+    """Have the maintainer merge; how it went."""
+    done = maintainer.run('merge')['last']
+    result = done['result']
+    if done['error'] or result['failed'] or result['busy']:
+        raise SystemExit(f'not all was merged: {done}')
+    return done
+
+
+def store(order: str, images: list[str], directory: str, filters: str,
+          count: int = HOSTS, interval: float = 5.0) -> Kept:
+    """Store images on hosts, then merge."""
+    with contextlib.ExitStack() as stack:
+        place = pathlib.Path(stack.enter_context(
+            tempfile.TemporaryDirectory(dir=directory, prefix='hosts-')))
+        own = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=filters, prefix='hosts-'))
+        found = stack.enter_context(mounts.hosts(
+            place, count, names=REMEMBERED, attributes=REMEMBERED))
+        repository.Repository.create(found[0].root / 'repository')
+        hosts = [stack.enter_context(Host(
+            mount, os.path.join(own, str(number)), interval))
+            for number, mount in enumerate(found)]
+        maintainer = hosts[0].daemon.wait_for_catalog()
+        named, stored = [0], [0]
+        for used, new in (in_turn if order == 'in turn' else at_once)(
+                hosts, images):
+            named.append(named[-1] + used)
+            stored.append(stored[-1] + new)
+        done = merge(maintainer)
+        return Kept(named, stored, done['result']['merged_bytes'],
+                    done['seconds'],
+                    exactindex.index_bytes(found[0].backing / 'repository'),
+                    maintainer.status()['catalog']['disk_bytes'])
+
+
+# -- showing ------------------------------------------------------------------
+
+def share(part: float, whole: float) -> float:
+    """A part's share; 0 of nothing."""
+    return part / whole if whole else 0.0
+
+
+def show(found: dict[str, Kept], exact: int) -> None:
+    """Print what each way keeps.
+
+    :param exact: bytes of the different blocks
+    """
+    used = next(iter(found.values())).named[-1]
+
+    def figures(size: int) -> str:
+        return (f'{size / MIB:13,.1f}{share(size, used):8.1%}'
+                f'{share(used - size, used - exact):16.2%}')
+
+    print(f'{"":32}{"inline, MiB":>13}{"kept":>8}{"of the savings":>16}'
+          f'{"merged, MiB":>13}{"kept":>8}{"of the savings":>16}{"s":>8}')
+    for name, of in found.items():
+        print(f'{name:32}{figures(of.stored[-1])}{figures(of.left)}'
+              f'{of.seconds:8.2f}', flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description='What several hosts save together.')
+    parser.add_argument('--hosts', type=int, default=HOSTS)
+    parser.add_argument('--images', type=int, default=24, dest='count',
+                        help='that are made (default: %(default)s)')
+    parser.add_argument('--mib', type=int, default=64,
+                        help='of each of these (default: %(default)s)')
+    parser.add_argument('--interval', type=float, default=5.0,
+                        help='seconds between looks (default: %(default)s)')
+    parser.add_argument('--filter-dir', default='/dev/shm',
+                        help='a tmpfs (default: %(default)s)')
+    common.add_directory(parser)
+    parser.add_argument('images', nargs='*', help='default: some are made')
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+        images = args.images or made_images(d, args.count, args.mib)
+        exact = equalblocks.analyse(images, d).blocks.kept * BLOCK
+        show({f'{args.hosts} hosts, {order}': store(
+            order, images, d, args.filter_dir, args.hosts, args.interval)
+            for order in ORDERS}, exact)
+
+
+if __name__ == '__main__':
+    main()
