@@ -73,6 +73,7 @@ PACKAGES = {
     'glance_dedup.mount': ('images as files', 'base repository client'),
     'glance_dedup.trial': (
         'what two hosts try together on a shared file system', 'base'),
+    'glance_dedup.batch': ('backups of many disks by many hosts', 'base'),
     'dedupd.opts': ('all options of the daemon', 'base'),
     'dedupd.logs': ("the daemon's log", 'base'),
     'dedupd.page': ('the status page', ''),
@@ -95,13 +96,17 @@ PACKAGES = {
         'which volumes there are, and what they did',
         'base repository client figures'),
     'dedupd.errors': ('how tasks failed', 'base'),
+    'dedupd.follower': (
+        'what other hosts store, for the filter', 'base repository'),
     'dedupd.pressure': ('what volumes have left', '_engine base'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.records': ('what the status says of a task', 'agenda'),
+    'dedupd.membership': ('this daemon among those that live',
+                          'base maintenance repository tasks'),
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda records pressure'),
+        'errors agenda records pressure membership'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository tasks figures volume_figures scheduler'),
@@ -118,7 +123,7 @@ PACKAGES = {
     'dedupd.main': (
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
-        'replicator messaging api opts logs'),
+        'follower replicator messaging api opts logs'),
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
@@ -139,15 +144,16 @@ TESTED_BY = {
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',
     'glance_dedup.check.files': 'unit/check/test_checker_in_use.py',
+    'glance_dedup.check.helpers': 'unit/maintenance/test_notes.py',
     'glance_dedup.check.format': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.group_reader': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.groups': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.hashes': 'unit/check/test_checker_notes.py',
-    'glance_dedup.check.index': 'unit/check/test_catalog.py',
     'glance_dedup.check.json_objects': 'unit/check/test_checker_structures.py',
     'glance_dedup.check.lists': 'unit/check/test_checker_structures.py',
     'glance_dedup.check.locks': 'unit/check/test_checker_in_use.py',
     'glance_dedup.check.parameters': 'unit/check/test_checker_parameters.py',
+    'glance_dedup.check.sorting': 'unit/check/test_index.py',
     'glance_dedup.check.recipe_reader': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.recipes': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.report': 'unit/check/test_checker_damage.py',
@@ -211,6 +217,9 @@ TESTED_BY = {
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
     'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.records': 'unit/dedupd/test_scheduler.py',
+    'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
+    'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
+    'glance_dedup.maintenance.helper': 'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.spares': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.control': 'unit/dedupd/test_metrics.py',

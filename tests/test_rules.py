@@ -3,7 +3,7 @@
 """Rules that are cited are defined, and rules that are defined are tested.
 
 The invariants (I1 to I12) and the steps of replication (R1 to R5) are defined
-in ``design.rst``, the protocol (N1 to N11, with steps like N7.3) in
+in ``design.rst``, the protocol (N1 to N12, with steps like N7.3) in
 ``protocol.rst``. Code, documents and tests cite them by these numbers.
 """
 
@@ -14,18 +14,22 @@ import re
 import pytest
 
 from tests.crash import mutants
+from tests.model import checker
+from tests.model import scenarios
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 GUIDE = TOP / 'doc' / 'source' / 'contributor'
 SOURCES = ('glance_dedup', 'dedupd', 'tests', 'benchmarks', 'doc/source',
            'README.rst')
-SUFFIXES = {'.py', '.pyi', '.c', '.h', '.rst'}
+SUFFIXES = {'.py', '.pyi', '.c', '.h', '.rst', '.pml'}
 
 # A number of the benchmarks' tables or of a standard is no rule.
 _CITED = re.compile(r'(?<![\w/.-])([INR]\d{1,2}(?:\.\d)?)'
                     r'(?:(?: to |-)([INR]?)(\d{1,2}(?:\.\d)?)(?![\w.]\w))?'
                     r'(?!\w)')
 _TEST = re.compile(r'``((?:unit|functional|c|crash)/[\w./]+)(?:::(\w+))?``')
+_MUTANTS = re.compile(
+    r'\b(model )?mutants?\s+((?:``[\w-]+``(?:,\s+|\s+and\s+)?)+)')
 _IN_A_NAME = re.compile(r'_([inr])(\d{1,2})(?:_(\d)(?=_|\b))?(?=_|\b)')
 
 
@@ -97,7 +101,7 @@ def test_what_is_defined_is_cited_by_a_test():
 
 
 def test_rules_are_numbered_without_gaps():
-    for letter, most in ('I', 12), ('R', 5), ('N', 11):
+    for letter, most in ('I', 12), ('R', 5), ('N', 12):
         assert {rule.partition('.')[0] for rule in defined()
                 if rule[0] == letter} == {
             f'{letter}{i}' for i in range(1, most + 1)}
@@ -109,23 +113,34 @@ def steps():
     return list(zip(parts[1::2], parts[2::2]))
 
 
+def mutants_of(text, kind):
+    """The mutants that a step names: of the code, or of the model."""
+    return {name for found, names in _MUTANTS.findall(text) if found == kind
+            for name in re.findall(r'``([\w-]+)``', names)}
+
+
 @pytest.mark.parametrize(('rule', 'text'), steps(),
                          ids=[rule for rule, _ in steps()])
 def test_a_step_says_how_strong_it_is_and_what_tests_it(rule, text):
     assert re.search(rf'^{re.escape(rule)} \((must|should)\)$', text, re.M)
     tests = _TEST.findall(
         text.partition('*Tests*:')[2])
-    named = re.findall(r'mutants? ((?:``[a-z-]+``(?:, | and )?)+)', text)
-    assert tests or named, f'{rule} names no test'
+    named = mutants_of(text, '')
+    of_the_model = mutants_of(text, 'model ')
+    assert tests or named or of_the_model or (
+        rule in scenarios.WITHOUT_MUTANT and rule.startswith('N12')), (
+        f'{rule} names no test')
     for name, function in tests:
         path = TOP / 'tests' / name
         assert path.is_file(), f'{rule}: there is no {path}'
         assert not function or re.search(
             rf'^(def )?{function}\(', path.read_text(), re.M), (
             f'{rule}: {name} has no {function}')
-    known = {mutant.name for mutant in mutants.MUTANTS}
-    for words in named:
-        assert set(re.findall(r'``([a-z-]+)``', words)) <= known
+    assert named <= {mutant.name for mutant in mutants.MUTANTS}
+    # A model mutant breaks one rule, and only that rule names it.
+    assert of_the_model == {
+        name for name in scenarios.FOUND_IN
+        if checker.mutants()[name].rule == rule}
 
 
 def test_a_citation_in_each_form_is_found():

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is counted by sorting is what counting one by one finds."""
+"""What DEDE's experiments measure is all that there was to share."""
 
-import collections
-import json
 import pathlib
-import random
-import subprocess
 import sys
 
 import pytest
 
+from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+from tests.benchmarks import test_hosts
+
 pytestmark = pytest.mark.slow
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
-SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1 << 20)
-WINDOW = 1 << 20
+BLOCK = 4096
+MIB = 1 << 20
+#: Of the images that rates are measured with.
+MERGED = 8
 
 
 @pytest.fixture(scope='module')
@@ -30,153 +33,205 @@ def dede():
 
 @pytest.fixture(scope='module')
 def program(dede, tmp_path_factory):
-    return dede.synthetic.build(str(tmp_path_factory.mktemp('program')),
-                                'dede')
+    return dede.synthetic.build(str(tmp_path_factory.mktemp('program')))
 
 
-def an_image(rng, pieces, length):
-    """Of few different pieces, so that much is equal; some of zeros."""
-    image = b''.join(rng.choice(pieces) for _ in range(-(-length // 512)))
-    return image[:length]
-
+# -- savings ------------------------------------------------------------------
 
 @pytest.fixture(scope='module')
-def images(tmp_path_factory):
-    rng = random.Random(7)
-    directory = tmp_path_factory.mktemp('images')
-    pieces = [bytes(512)] * 4 + [rng.randbytes(512) for _ in range(3)] + [
-        rng.randbytes(4096 * rng.randint(1, 3)) for _ in range(12)]
-    first = an_image(rng, pieces, 3 * WINDOW)
-    almost = bytearray(first)
-    almost[next(i for i in range(4095, len(first), 4096) if first[i])] ^= 1
-    tail = rng.randbytes(100)
-    paths = []
-    for name, content in (
-            ('one-base', first),
-            # Equal at the same offset, but for a piece; then some more.
-            ('one-clone', almost[:WINDOW] + rng.randbytes(70000)
-             + almost[WINDOW + 70000:] + rng.randbytes(1000)),
-            ('two-base', an_image(rng, pieces, 2 * WINDOW + 12345)),
-            ('two-clone', bytes(4096) + first[:4096]),
-            # What the last piece becomes, filled up, is at the start, too.
-            ('tail', tail.ljust(WINDOW, b'\0') + rng.randbytes(WINDOW)
-             + tail),
-            # So often that it does not stay in memory.
-            ('often', pieces[5] * 5000),
-            ('zeros', bytes(WINDOW + 1))):
-        path = directory / f'{name}.raw'
-        path.write_bytes(content)
-        paths.append(str(path))
-    return paths
+def images(dede, tmp_path_factory):
+    return dede.hosts.made_images(
+        str(tmp_path_factory.mktemp('images')), 12, 4)
 
 
-def blocks_of(path, size):
-    """Blocks by their offsets, the last one filled up with zeros."""
-    content = pathlib.Path(path).read_bytes()
-    return {at: content[at:at + size].ljust(size, b'\0')
-            for at in range(0, len(content), size)}
+@pytest.mark.parametrize('number', range(3))
+def test_savings(dede, images, tmp_path, number):
+    """Merging finds all, and hosts that follow find nearly all before it."""
+    way = dede.WAYS[number]
+    exact = len(set(test_hosts.blocks_of(images))) * BLOCK
+    kept = dede.store(way, images, str(tmp_path), str(tmp_path))
+    assert not list(tmp_path.iterdir())
+    assert kept.named == [4 * MIB * n for n in range(13)]
+    assert kept.left == exact
+    # 13 bytes for each block, in frames.
+    assert 13 * exact // BLOCK < kept.index < 14 * exact // BLOCK
+    if way.dedup:
+        assert kept.named[-1] - kept.stored[-1] >= 0.98 * (
+            kept.named[-1] - exact)
+    else:
+        assert kept.stored == kept.named
 
 
-def in_buckets(references):
-    found = collections.Counter()
-    for count in references:
-        bucket = 0
-        while 2 ** bucket < count:
-            bucket += 1
-        found[bucket, 'blocks'] += 1
-        found[bucket, 'references'] += count
-    return [[found[i, 'blocks'], found[i, 'references']]
-            for i in range(1 + max((b for b, _ in found), default=-1))]
+def test_ways(dede):
+    assert [(way.hosts, way.dedup) for way in dede.WAYS] == [
+        (1, True), (4, True), (4, False)]
 
 
-def counted(images, size):
-    zeros, found = 0, collections.Counter()
-    for path in images:
-        for block in blocks_of(path, size).values():
-            if any(block):
-                found[block] += 1
-            else:
-                zeros += 1
-    return {'zeros': zeros, 'counts': in_buckets(found.values())}
-
-
-def run(program, spool, *arguments):
-    done = subprocess.run([program, str(spool), *arguments], check=True,
-                          capture_output=True, timeout=60)
-    assert not list(spool.iterdir())
-    return json.loads(done.stdout)
-
-
-def test_blocks_of_all_sizes(program, images, tmp_path):
-    found = run(program, tmp_path, *(a for i in images for a in (i, '-')))
-    assert found['bytes'] == sum(pathlib.Path(i).stat().st_size
-                                 for i in images)
-    assert found['blocks'] == {str(size): counted(images, size)
-                               for size in SIZES}
-
-
-def test_the_same_offset(program, images, tmp_path):
-    found = run(program, tmp_path, *(a for i in images for a in (i, '-')))
-    places = collections.Counter(
-        (at, block) for path in images
-        for at, block in blocks_of(path, 4096).items() if any(block))
-    assert found['places'] == {'counts': in_buckets(places.values())}
-
-
-def test_which_base(dede):
-    names = ['/x/sid-web.raw', '/x/old-mail.raw', '/x/sid-mail.raw',
-             '/x/sid-mail-aged.raw', '/x/sid-mail-aged-more.raw',
-             '/x/sid-mailer.raw', '/x/old.raw']
-    assert dede.with_bases(names) == [
-        (names[0], '-'), (names[2], names[0]), (names[3], names[2]),
-        (names[4], names[3]), (names[5], names[0]), (names[1], '-'),
-        (names[6], names[1])]
-
-
-def test_bases(dede, program, images, tmp_path):
-    """Of each distribution the first is the other's."""
-    found = dede.analyse(images, str(tmp_path), program)
-    base = equal = other = 0
-    clone_of = (None, images[0], None, images[2], None, None, None)
-    for path, of in zip(images, clone_of):
-        bases = {} if of is None else blocks_of(of, 4096)
-        for at, block in blocks_of(path, 4096).items():
-            if any(block):
-                base += of is None
-                equal += bases.get(at) == block
-                other += of is not None and bases.get(at) != block
-    assert equal and other
-    assert found.clones == base + other
-    assert dede.sharing(found) == {
-        'each block once': found.blocks.kept,
-        'clones, any image as base': found.places.kept,
-        'clones, each of its base': found.clones,
-        'nothing shared': base + equal + other}
-    assert found.blocks.kept < found.places.kept < found.clones
-
-
-def test_shares(dede, capsys):
-    def blocks(zeros, *counts):
-        return {'zeros': zeros, 'counts': [list(c) for c in counts]}
-
-    found = dede.Analysis({
-        'bytes': 20 * 4096, 'base': 6, 'equal': 1, 'other': 3,
-        'blocks': {'4096': blocks(10, (1, 1), (1, 2), (2, 7)),
-                   '8192': blocks(4, (6, 6))},
-        'places': blocks(0, (8, 8), (1, 2))})
-    assert found.used == 10 * 4096
-    assert found.share(found.blocks.kept * 4096) == 0.4
-    dede.show_sizes(found)
-    dede.show_counts(found)
+def test_table_of_savings(dede, capsys):
+    """Savings are shares of those that are possible."""
+    kept = dede.hosts.Kept(
+        [0, 50 * MIB, 100 * MIB], [0, 50 * MIB, 70 * MIB], 10 * MIB, 1.5,
+        MIB // 2, 3 * MIB)
+    dede.show_savings({'a way': kept}, 60 * MIB)
+    dede.show_metadata(kept)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[3] == ['4', 'KiB', '50.0%', '0.0', '0.0', '40.0%', '40.6%']
-    assert lines[4] == ['8', 'KiB', '40.0%', '0.0', '0.0', '120.0%', '120.8%']
-    assert lines[7:] == [['1', '1', '25.00%', '10.00%'],
-                         ['2', '1', '25.00%', '20.00%'],
-                         ['3-4', '2', '50.00%', '70.00%']]
+    assert lines[0][:2] == ['100', 'MiB'] and '60.0%' in lines[0]
+    assert lines[3] == ['a', 'way', '70.0', '70.0%', '75.00%', '60.0', '60.0%',
+                        '100.00%', '1.50']
+    assert lines[5][:4] == ['index', '0.5', 'MiB,', '0.83%']
+    # 56.9 bytes for each of 15,360 blocks.
+    assert lines[6][2:5] == ['0.8', 'MiB,', '1.39%']
+    assert lines[7][:4] == ['catalog', '3.0', 'MiB,', '5.00%']
 
 
-@pytest.mark.parametrize('bucket, words', list(enumerate(
-    ['1', '2', '3-4', '5-8', '9-16', '17-32'])))
-def test_how_often(dede, bucket, words):
-    assert dede.times(bucket) == words
+# -- rates --------------------------------------------------------------------
+
+def test_noise(dede):
+    """One image in which one block of each MiB is the others' too."""
+    base, twin, few = (b''.join(dede.noise(MERGED, kind))
+                       for kind in ('base', 'twin', 'few'))
+    assert len(base) == MERGED * MIB and base == twin
+    equal = [at for at in range(0, len(base), BLOCK)
+             if base[at:at + BLOCK] == few[at:at + BLOCK]]
+    assert equal == list(range(0, MERGED * MIB, MIB))
+    blocks = {data[at:at + BLOCK] for data in (base, few)
+              for at in range(0, len(data), BLOCK)}
+    assert len(blocks) == 2 * len(base) // BLOCK - MERGED
+
+
+@pytest.mark.parametrize('policy', ['hash', 'value'])
+def test_rates(dede, tmp_path, policy):
+    """All blocks are shared, or the program ends."""
+    blocks = MERGED * 256
+    rates = list(dede.rates_of_stages(str(tmp_path), str(tmp_path / 'filters'),
+                                      MERGED, policy))
+    rates.append(dede.rate_of_merging(str(tmp_path), str(tmp_path / 'filters'),
+                                      MERGED, policy))
+    assert [(rate.name, rate.blocks) for rate in rates] == [
+        ('find', 3 * blocks), ('subdivide', blocks), ('share', blocks),
+        ('merging', blocks + MERGED)]
+    assert all(rate.processor > 0 and rate.clock > 0 for rate in rates)
+
+
+def test_exchanged_images_are_what_they_were(dede, tmp_path):
+    """And name the base's blocks instead of their own."""
+    path = str(tmp_path / 'repository')
+    repository.Repository.create(path)
+    with repository.Repository(
+            path, filter_dir=str(tmp_path / 'filters')) as repo:
+        dede.put_noise(repo, 4)
+        with maintainer_module.Maintainer(repo) as maintainer:
+            dede.accounting.run_once(maintainer, dede.task.Pace())
+            assert dede.duplicates.Duplicates(
+                maintainer, dede.task.Pace()).catch_up() == 3 * 1024
+            mapping = dede.mapping_of(maintainer)
+            old = addresses.unpack(mapping, 'Q')[::2]
+            assert list(old) == sorted(set(old)) and len(old) == 1028
+            assert dede.exchange(maintainer, 'few', mapping) == 4
+            assert dede.exchange(maintainer, 'twin', mapping) == 1024
+            assert dede.exchange(maintainer, 'twin', mapping) == 0
+        named = {}
+        for kind in ('base', 'twin', 'few'):
+            with repo.open_image(kind) as image:
+                assert b''.join(image.pieces()) == b''.join(
+                    dede.noise(4, kind))
+                named[kind] = {(extent.group, extent.slot + i)
+                               for extent in image.extents()
+                               for i in range(extent.blocks)}
+        assert named['twin'] == named['base']
+        assert len(named['few'] & named['base']) == 4
+
+
+def test_what_is_not_shared_ends_the_program(dede):
+    dede.need(3, 3)
+    with pytest.raises(SystemExit, match='2 blocks were shared, and not 3'):
+        dede.need(2, 3)
+
+
+def test_table_of_rates(dede, capsys):
+    dede.show_rates([dede.Rate('share', 500_000, 2.0, 4.0),
+                     dede.Rate('find', 100, 1.0, 1.0)], 'hash')
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # 500,000 blocks of 4 KiB in 4 s: 512 MB/s.
+    assert lines[2] == ['share', '500,000', '0.250', '0.125', '512.0', '2.6']
+    assert lines[3] == ['find', '100', '0.000', '0.000', '0.4']
+
+
+# -- indexes and logs ---------------------------------------------------------
+
+def test_index(dede, program, tmp_path):
+    """It has all blocks, once, though some are merged again."""
+    path = str(tmp_path / 'repository')
+    found = dede.exactindex.measure(path, 40_000, program)
+    assert [(stage.name, stage.entries) for stage in found.stages.values()
+            ] == [(name, 40_000) for name in ('scan', 'merge', 'merge, again')]
+    assert 13 * 40_000 < found.bytes < 13.1 * 40_000
+    with repository.Repository(path) as repo:
+        for number in (0, 1, 39_999):
+            group, slot = dede.synthetic.address(number)
+            assert dede.exactindex.exactindex.find(
+                repo.handle(), dede.exactindex.CATALOG_ID,
+                dede.synthetic.fingerprint(number)) == group << 15 | slot
+        assert dede.exactindex.exactindex.find(
+            repo.handle(), dede.exactindex.CATALOG_ID,
+            dede.synthetic.fingerprint(40_000)) is None
+
+
+def test_again_is_a_tenth(dede, program, tmp_path, monkeypatch):
+    """Runs of so many entries are merged, and no more than the limit."""
+    counts = []
+    add = dede.exactindex.exactindex.Index.add
+    monkeypatch.setattr(
+        dede.exactindex.exactindex.Index, 'add',
+        lambda self, records: (counts.append(len(records)),
+                               add(self, records)))
+    for limit in 1_000_000, 300:
+        monkeypatch.setattr(dede.exactindex, 'AGAIN', limit)
+        dede.exactindex.measure(str(tmp_path / str(limit)), 5000, program)
+    assert counts == [500, 300]
+
+
+def test_logs(dede, tmp_path, capsys):
+    """A host reads 57 bytes for each block that another stored."""
+    dede.show_logs(str(tmp_path), 16)
+    line = capsys.readouterr().out.split()
+    assert line[:3] == ['of', '17', 'MB']
+    assert 0.2 < float(line[7]) < 0.4   # MB
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def found(dede):
+    """Two indexes, with figures that are made up."""
+    def measured(count, size, clock):
+        return dede.exactindex.Measured(
+            {name: dede.exactindex.Stage(name, count, 1.0, clock)
+             for name in ('scan', 'merge', 'merge, again')}, size)
+    return {2_000_000: measured(2_000_000, 26 * MIB, 4.0),
+            4_000_000: measured(4_000_000, 52 * MIB, 2.0)}
+
+
+def test_table_of_indexes(dede, found, capsys):
+    dede.show_indexes(found)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2:] == [
+        ['2,000,000', '26.0', '13.63', '4.00', '4.00', '4.00'],
+        ['4,000,000', '52.0', '13.63', '2.00', '2.00', '2.00']]
+    assert dede.rate_of_scan(found[4_000_000]) == dede.Rate(
+        'scan', 4_000_000, 1.0, 2.0)
+
+
+def test_figures(dede, found, monkeypatch):
+    """MiB against MiB, and millions of records a second."""
+    drawn = []
+    monkeypatch.setattr(dede.plot, 'lines',
+                        lambda *args, **_: drawn.append(args))
+    dede.draw_savings({'a way': dede.hosts.Kept(
+        [0, MIB], [0, MIB // 2], 0, 1.0, 1, 1)}, '/there')
+    dede.draw_indexes(found, '/there')
+    (hosts, *_, path), (index, *_, other) = drawn
+    assert hosts == {'a way': ([0, 1], [0, 0.5])}
+    assert index['scan'] == ([2_000_000, 4_000_000], [0.5, 2.0])
+    assert index["DEDE's scan"][1] == [pytest.approx(1.611, abs=0.001)] * 2
+    assert (path, other) == ('/there/experiments-dede-hosts.svg',
+                             '/there/experiments-dede-index.svg')

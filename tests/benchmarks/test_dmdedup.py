@@ -111,7 +111,7 @@ def test_the_direct_disk_is_opened_again(run, disk, backend):
     run(backend, disk.work(disk.data))
     before = disk.written.copy()
     assert run(backend, disk.work(disk.checks()))['new'] == 0
-    # What was stored is found; only what is new is stored.
+    # The program finds the old blocks, and stores only new ones.
     disk.data = b''
     disk.write_some(20, 450)
     assert run(backend, disk.work(disk.data + disk.checks()))['new'] == len(
@@ -238,8 +238,8 @@ def test_tar_files(dmdedup, monkeypatch, capsys):
     def blocks(zeros, *counts):
         return {'zeros': zeros, 'counts': [list(c) for c in counts]}
 
-    monkeypatch.setattr(dmdedup.dede, 'analyse', lambda *_: (
-        dmdedup.dede.Analysis({
+    monkeypatch.setattr(dmdedup.equalblocks, 'analyse', lambda *_: (
+        dmdedup.equalblocks.Analysis({
             'bytes': 1 << 20, 'base': 0, 'equal': 0, 'other': 0,
             'blocks': {'512': blocks(3, (1, 1), (2, 4)),
                        '4096': blocks(0, (3, 3), (1, 2))},

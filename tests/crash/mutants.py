@@ -80,6 +80,7 @@ _GROUP = 'glance_dedup/engine/files/blockgroup.c'
 _OWNED_GROUP = 'glance_dedup/engine/maintain/ownedgroup.c'
 _REWRITE = 'glance_dedup/engine/maintain/grouprewrite.c'
 _MERGE = 'glance_dedup/engine/maintain/merge.c'
+_SHARD_MERGE = 'glance_dedup/engine/files/shardmerge.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
@@ -489,9 +490,9 @@ MUTANTS = (
     Mutant(
         'journal-written-before-its-name', 'V2', (
             Edit(_JOURNAL,
-                 '    *named = true;\n'
+                 '    (void)env->unlinkat(env, root, from);\n'
                  '    return gd_sync_dir(env, root, directory, err);\n',
-                 '    *named = true;\n'
+                 '    (void)env->unlinkat(env, root, from);\n'
                  '    return GD_OK;\n'),),
         workload='volume'),
     Mutant(
@@ -668,6 +669,63 @@ MUTANTS = (
                  '        return GD_OK;\n'),),
         tests=_VOLUME_TESTS,
         why_not='a process must be killed, and then the machine crash'),
+    # -- the exact index --------------------------------------------------
+    Mutant(
+        'shard-before-the-pairs', 'I8', (
+            Edit(_SHARD_MERGE,
+                 '        s = publish_pairs(m, err);\n'
+                 '    }\n'
+                 '    m->ns',
+                 '        s = publish_shards(m, err);\n'
+                 '    }\n'
+                 '    m->ns'),
+            Edit(_SHARD_MERGE,
+                 '        s = publish_shards(m, err);\n'
+                 '    }\n'
+                 '    /* Last',
+                 '        s = publish_pairs(m, err);\n'
+                 '    }\n'
+                 '    /* Last')),
+        workload='merging'),
+    Mutant(
+        'runs-removed-before-the-shard', 'I8', (
+            Edit(_SHARD_MERGE,
+                 '    gd_status s = need_count(m, &m->sources[0].id, err);\n',
+                 '    gd_status s = need_count(m, &m->sources[0].id, err);\n'
+                 '    for (size_t i = 1; s == GD_OK && i < m->source_count; '
+                 'i++) {\n'
+                 '        s = gd_shards_remove(m->shards, &m->sources[i].id, '
+                 'err);\n'
+                 '    }\n'),),
+        workload='merging-on-two-hosts'),
+    Mutant(
+        'runs-removed-by-a-late-merge', 'I8', (
+            Edit(_SHARD_MERGE,
+                 '        s = need_count(m, &m->made[i], err);\n',
+                 '        (void)need_count(m, &m->made[i], err);\n'),),
+        tests=('tests/unit/test_c.py::test_c[test_shardmerge-plain]',),
+        why_not='others must go on while a host is cut off'),
+    Mutant(
+        'pairs-not-synced', 'I8', (
+            Edit(_SHARD_MERGE,
+                 '        s = gd_index_publish(m->pairs, err);\n'
+                 '    }\n'
+                 '    return s == GD_OK ? gd_shards_sync(m->shards, err) '
+                 ': s;\n',
+                 '        s = gd_index_publish(m->pairs, err);\n'
+                 '    }\n'
+                 '    return s;\n'),),
+        workload='merging'),
+    Mutant(
+        'cursors-before-the-runs', 'I8', (
+            Edit('dedupd/tasks/exactindex.py',
+                 '        self._flush()\n'
+                 '        if moved != cursors:\n'
+                 '            write(moved)\n',
+                 '        if moved != cursors:\n'
+                 '            write(moved)\n'
+                 '        self._flush()\n'),),
+        workload='merging'),
     # -- the list of a cache ----------------------------------------------
     Mutant(
         'list-not-fsynced', 'I8', (

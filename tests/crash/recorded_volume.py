@@ -27,6 +27,24 @@ def create(stage, repo, name, size, image=None, sectors=()):
     stage.volumes[name] = volume_model.Model(sectors)
 
 
+def roll_back(stage, repo, name, image, sectors):
+    """Give a volume that nobody owns the sectors of an image."""
+    deed = ['become', list(sectors)]
+    model = stage.volumes[name]
+    for phase, fields, note in (
+            ('opened', {}, model.opened),
+            ('did', {'deed': deed}, lambda: model.did(deed))):
+        stage.mark(op='volume', phase=phase, name=name, **fields)
+        note()
+    with repo.open_image(image) as opened_image:
+        openvolumes.roll_back(repo, name, opened_image)
+    stage.mark(op='volume', phase='returned', name=name)
+    model.returned()
+    number = model.number()
+    stage.mark(op='volume', phase='kept', name=name, number=number)
+    model.kept(number)
+
+
 def delete(stage, repo, name):
     stage.mark(op='volume', phase='delete', name=name)
     openvolumes.delete(repo, name)

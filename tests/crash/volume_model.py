@@ -5,7 +5,8 @@
 A volume is a list of sectors of 512 bytes, and a sector is a number: 0 stands
 for zeros, any other for content of its own (:func:`content`). A deed is
 ``['write', sector, first, count]``, which gives that many sectors the numbers
-from `first` on, or with `first` 0 zeros; or ``['resize', sectors]``.
+from `first` on, or with `first` 0 zeros; or ``['resize', sectors]``; or
+``['become', numbers]``, which replaces all.
 """
 
 import functools
@@ -47,6 +48,8 @@ def apply(sectors, deed):
         at, first, count = arguments
         new = range(first, first + count) if first else [0] * count
         return [*sectors[:at], *new, *sectors[at + count:]]
+    if kind == 'become':
+        return arguments[0]
     size, = arguments
     return sectors[:size] + [0] * (size - len(sectors))
 

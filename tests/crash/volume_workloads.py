@@ -102,6 +102,34 @@ def volume_resized(stage):
 
 
 @workload
+def volume_rolled_back(stage):
+    """To an image, to its own snapshot of another size, and on from there."""
+    stage.create(volumes=True, block_size=2048, segment_size=8192)
+    with stage.open() as repo, workloads.maintaining(repo) as maintainer:
+        sectors, spec = _numbers(stage, 2 * PART - 7)
+        stage.put(repo, 'image', *spec)
+        recorded_volume.create(stage, repo, 'disk', 3 * PART + 5)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(5, 9)
+            disk.write(2 * PART, 3)
+            disk.snapshot('moment')
+            moment = disk.sectors
+            disk.write(6, 2)
+            disk.flush()
+            disk.write(PART, 2)
+        recorded_volume.roll_back(stage, repo, 'disk', 'image', sectors)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(PART - 3, 5)
+            disk.checkpoint()
+            disk.write(3, 1)
+        workloads.collect(maintainer, live_share=0, evacuate_share=0)
+        recorded_volume.roll_back(stage, repo, 'disk', 'moment', moment)
+        with recorded_volume.opened(stage, repo, 'disk') as disk:
+            disk.write(1, 1)
+            disk.flush()
+
+
+@workload
 def volume_deleted(stage):
     """Volumes go; one of them is made again under its name."""
     stage.create(volumes=True)

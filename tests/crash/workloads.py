@@ -23,11 +23,17 @@ from dedupd.serve import incoming_replicas
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
+from dedupd.tasks import exactindex
+from dedupd.tasks import findings
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
+from dedupd.tasks import shareindex
+from dedupd.tasks import sharescrub
 from glance_dedup.base import files
 from glance_dedup.base import task
+from glance_dedup.maintenance import helper as helper_module
+from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import layout
@@ -90,16 +96,16 @@ class Stage:
             'filter_dir': self.filters, 'codec': 'none', 'threads': 0,
             **options})
 
-    def begin(self, repo, image, spec):
+    def begin(self, repo, image, spec, **options):
         self.mark(op='put', phase='begin', image=image, spec=spec)
-        return repo.begin(image)
+        return repo.begin(image, **options)
 
     def end(self, transaction, image):
         transaction.commit()
         self.mark(op='put', phase='end', image=image)
 
-    def put(self, repo, image, *spec):
-        with self.begin(repo, image, spec) as transaction:
+    def put(self, repo, image, *spec, **options):
+        with self.begin(repo, image, spec, **options) as transaction:
             transaction.write(make(spec))
             self.end(transaction, image)
 
@@ -227,9 +233,10 @@ def evict(maintainer, held, freed, coming=0):
             space.taken(maintainer.repository.path) - freed, coming)
 
 
-def recompress(maintainer, level=1, steps=None, worth=32):
+def recompress(worker, level=1, steps=None, worth=32):
     """All that is to be done; or so many steps, then it makes way.
 
+    :param worker: a maintainer or a helper
     :param worth: -1: files are exchanged though nothing is gained
     """
     pace = task.Pace()
@@ -237,7 +244,7 @@ def recompress(maintainer, level=1, steps=None, worth=32):
           mock.patch.object(recompressor, '_WORTH', worth)):
         if steps is not None:
             pace.step = _stopping_after(pace, steps)
-        recompressor.run_once(maintainer, pace, 'zstd', level)
+        recompressor.run_once(worker, pace, 'zstd', level)
 
 
 def _stopping_after(pace, steps):
@@ -635,6 +642,30 @@ def recompressing(stage):
 
 
 @workload
+def helping(stage):
+    """A helper recompresses and scrubs, beside the maintainer."""
+    stage.create()
+    with (stage.open() as repo, stage.open() as other,
+          maintaining(repo) as maintainer,
+          hosts_module.Hosts(stage.path) as hosts,
+          helper_module.Helper(other, hosts) as helper):
+        for number in range(6):
+            stage.put(repo, f'image-{number}', (900 + number, 25), (50, 5))
+        stage.put(repo, 'noise', (1, 100))
+        account(maintainer)
+        recompress(helper)
+        sharescrub.run_once(helper, task.Pace(), lambda group: True)
+        helper.save()
+        findings.take(maintainer, task.Pace())
+        stage.delete(repo, 'image-1')
+        stage.put(repo, 'while', (900, 25), (920, 5))
+        collect(maintainer, live_share=90, evacuate_share=0)
+        recompress(helper, level=19, worth=-1)
+        stage.delete(repo, 'image-3')
+        collect(maintainer, live_share=90, evacuate_share=0)
+
+
+@workload
 def evacuation(stage):
     """Groups with few live blocks are evacuated, and then unlinked."""
     stage.create()
@@ -676,6 +707,34 @@ def merging(stage):
             stage.delete(one, 'a')
             account(maintainer)
             collect(maintainer, live_share=0, evacuate_share=0)
+
+
+@workload
+def merging_on_two_hosts(stage):
+    """A helper writes runs, and merges and splits shards of the index.
+
+    The maintainer takes in what the helper found, and goes on with the index.
+    """
+    stage.create()
+    with (stage.open() as repo, stage.open() as other,
+          maintaining(repo) as maintainer,
+          hosts_module.Hosts(stage.path) as hosts,
+          helper_module.Helper(other, hosts) as helper,
+          mock.patch.multiple(exactindex, HELP_ENTRIES=1, HELP_PAUSE=0,
+                              SORTED_RECORDS=25, SCAN_ENTRIES=10,
+                              SPLIT_RECORDS=20)):
+        stage.put(repo, 'a', (1, 20), (2, 10))
+        account(maintainer)
+        merge(maintainer)
+        for image in 'bcd':
+            stage.put(other, image, (1, 20), (3, 10), dedup=False)
+            shareindex.run_once(helper, task.Pace())
+        merge(maintainer)
+        stage.delete(repo, 'a')
+        collect(maintainer, live_share=0, evacuate_share=0)
+        stage.put(other, 'e', (1, 20), (4, 10), dedup=False)
+        shareindex.run_once(helper, task.Pace())
+        merge(maintainer)
 
 
 @workload

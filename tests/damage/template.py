@@ -26,6 +26,8 @@ from dedupd.cache import index as index_module
 from dedupd.tasks import recompressor
 from dedupd.tasks import registry
 from glance_dedup.base import task
+from glance_dedup.maintenance import helper as helper_module
+from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import openvolumes
@@ -38,6 +40,7 @@ from tests.support.repositories import put
 
 BLOCK = maintenance.BLOCK
 PAGE = repositories.PAGE
+_SECTOR = 512
 
 #: What a test stores beside what is there.
 NEW = noise(9 * BLOCK, 'new')
@@ -110,6 +113,8 @@ STRUCTURES = {
     'exchange': 'spool/X-*',
     'spare': 'spares/*',
     'catalog': 'catalog/*',
+    'index': 'index/*',
+    'notes': 'helpers/*',
     'fence': 'fence',
     'reserve': 'catalog-reserve',
     'locks': 'locks/*',
@@ -126,15 +131,25 @@ def options(codec):
     return {'codec': codec, 'threads': 0}
 
 
-def run(maintainer, name, **arguments):
-    """A task, with such options that it does whatever it can."""
+def run(worker, name, **arguments):
+    """A task, with such options that it does whatever it can.
+
+    :param worker: a maintainer or a helper
+    """
     options = types.SimpleNamespace(
         collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
         recompress_codec='zstd', recompress_level=1, spare_threshold=2)
     # Files are exchanged though nothing is gained.
     with mock.patch.object(recompressor, '_WORTH', -1):
-        return registry.run(name, maintainer, task.Pace(), options,
-                            **arguments)
+        return registry.run(name, worker, task.Pace(), options, **arguments)
+
+
+@contextlib.contextmanager
+def helping(repo):
+    """A helper, as a daemon has one that is no maintainer."""
+    with (hosts_module.Hosts(repo.path) as hosts,
+          helper_module.Helper(repo, hosts) as helper):
+        yield helper
 
 
 def copy(source, target):
@@ -166,10 +181,12 @@ def build(top, codec='none'):
             run(maintainer, 'merge')
             run(maintainer, 'scrub')
         _note(repo)
+        _help(repo)
     copy(path, top / 'older')
     with repositories.open_repository(path, **options(codec)) as repo:
         _age(repo)
         _note(repo)
+        _help(repo)
     # As if the machine had crashed and lost the newest published record: what
     # committed recipes name lies beyond the published count (N7.3).
     last = repositories.Group(path, maintenance.groups(path)[-1])
@@ -184,6 +201,8 @@ def build(top, codec='none'):
         with maintainer_module.Maintainer(repo) as maintainer:
             run(maintainer, 'scrub')
         _note(repo)
+    for path in (top / 'now', top / 'older', top / 'other'):
+        _cut_journals(path)
     (top / 'facts.json').write_text(json.dumps({'codec': codec}))
 
 
@@ -194,6 +213,21 @@ def _make_volume(repo, deeds):
         for deed in deeds[:2]:
             _write(opened, [deed])
             opened.checkpoint()
+
+
+def _cut_journals(path):
+    """Cut off most of the zeros, so that damage at random hits records."""
+    for file in path.glob(STRUCTURES['journal']):
+        written = len(file.read_bytes().rstrip(b'\0'))
+        os.truncate(file, -(-written // _SECTOR) * _SECTOR + _SECTOR)
+
+
+def _help(repo):
+    """Have a helper note what it found: nothing, and no group to shrink."""
+    with helping(repo) as helper, mock.patch.object(
+            recompressor, '_WORTH', 1):
+        run(helper, 'scrub', is_mine=lambda group: True)
+        recompressor.run_once(helper, task.Pace(), 'zstd', 1)
 
 
 def _note(repo):
@@ -243,9 +277,9 @@ def _age(repo):
 
 def _merge_unsettled(maintainer):
     """Merge 'twin' to 'merged', and leave M, O and X behind."""
+    from dedupd.tasks import duplicates
     from dedupd.tasks import merger
-    index = merger._Index(maintainer, task.Pace())
-    index.catch_up()
+    duplicates.Duplicates(maintainer, task.Pace()).catch_up()
     chosen, = merger._Run(maintainer, task.Pace(), None)._rounds()
     merged = merger.merge_image(maintainer, 'twin', chosen.mapping(),
                                 task.Pace())

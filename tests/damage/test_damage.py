@@ -23,7 +23,8 @@ PAGE = damages.PAGE
 ALL = oracle.END
 
 #: Whole directories, which are damaged as files are.
-DIRECTORIES = ('groups', 'images', 'spool', 'catalog', 'spares', 'quarantine')
+DIRECTORIES = ('groups', 'images', 'spool', 'catalog', 'spares', 'quarantine',
+               'index', 'helpers')
 
 #: Read in place, these cost nothing but what is hit; the others need a task to
 #: show what becomes of them.

@@ -7,7 +7,10 @@ The maintainer's part is played by the test. Between any two system calls of
 the process under test it can lock, unlink or replace something.
 """
 
+import errno
 import hashlib
+import shutil
+import zlib
 
 import pytest
 
@@ -77,3 +80,44 @@ class Once:
             self.happened += 1
             return self.action(call)
         return None
+
+
+FAULTS = pytest.mark.parametrize('fault', [
+    pytest.param('kill', id='kill'),
+    pytest.param(errno.EIO, id='EIO'),
+    pytest.param(errno.ENOSPC, id='ENOSPC'),
+    pytest.param(errno.EMFILE, id='EMFILE'),
+])
+
+
+def sweep(witness, template, tmp_path, steps, fault, every, judge):
+    """Do steps again and again; each time another call fails, or kills.
+
+    :param every: 1: each call in turn, 2: every second one, and so on
+    :param judge: is called with the repository and the run, each time
+    """
+    shutil.copytree(template, tmp_path / 'counted')
+    run = witness.run(tmp_path / 'counted', steps)
+    assert all(outcome['error'] is None for outcome in run.outcomes)
+    judge(tmp_path / 'counted', run)
+    total = len([call for call in run.calls if call.result is None])
+    assert total > 100
+    start = 0 if every == 1 else zlib.crc32(str(fault).encode()) % every
+    for number in range(start, total, every):
+        place = tmp_path / f'n{number}'
+        shutil.copytree(template, place)
+        seen = -1
+
+        def fail(call, number=number):
+            nonlocal seen
+            if call.result is not None:
+                return 0
+            seen += 1
+            if seen != number or call.name == 'close':
+                return 0
+            return witness_module.KILL if fault == 'kill' else fault
+        run = witness.run(place, steps, fail)
+        assert run.status == (-9 if len(run.outcomes) < len(steps) else 0)
+        judge(place, run)
+        shutil.rmtree(place)
+        shutil.rmtree(tmp_path / f'n{number}-filter')

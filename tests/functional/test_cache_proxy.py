@@ -775,6 +775,9 @@ def test_the_status(alice, near, cache, link):
     image_id = store(alice, noise(24 * MIB, 52))
     with begun(near, image_id, link, 8 * MIB) as (response, _):
         url = f'http://{cache.options["status_listen"]}'
+        # Its reader waits only now for what is held back.
+        repositories.eventually(lambda: cache.status()['cache'][
+            'arrivals']['images'][0]['readers'] == 1)
         shown = test_dedupd_openapi.walk('status').call_and_validate(
             base_url=url, checks=test_dedupd_openapi.CHECKS).json()['cache']
         assert shown['under_way'] == 1

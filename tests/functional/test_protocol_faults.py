@@ -2,16 +2,11 @@
 
 """The protocol: every call fails, and dies, once."""
 
-import errno
-import shutil
-import zlib
-
 import pytest
 
 from tests.functional import protocol
 from tests.functional.protocol import BLOCK
 from tests.functional.protocol import SIZE
-from tests.functional import witness as witness_module
 from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
@@ -66,42 +61,10 @@ def judge(path, run, died):
     repositories.need_clean(path)
 
 
-def count_calls(witness, template, tmp_path):
-    shutil.copytree(template, tmp_path / 'counted')
-    run = witness.run(tmp_path / 'counted', STEPS)
-    assert all(o['error'] is None for o in run.outcomes)
-    return len([c for c in run.calls if c.result is None])
-
-
-@pytest.mark.parametrize('fault', [
-    pytest.param('kill', id='kill'),
-    pytest.param(errno.EIO, id='EIO'),
-    pytest.param(errno.ENOSPC, id='ENOSPC'),
-    pytest.param(errno.EMFILE, id='EMFILE'),
-])
+@protocol.FAULTS
 @pytest.mark.parametrize('every', [
     7, pytest.param(1, marks=pytest.mark.long, id='all')])
 def test_every_call_fails_once(witness, path, tmp_path, fault, every):
     """I8: acknowledged is intact, unacknowledged is absent or whole."""
-    shutil.copytree(path, tmp_path / 'template')
-    total = count_calls(witness, tmp_path / 'template', tmp_path)
-    assert total > 100
-    start = 0 if every == 1 else zlib.crc32(str(fault).encode()) % every
-    for number in range(start, total, every):
-        place = tmp_path / f'n{number}'
-        shutil.copytree(tmp_path / 'template', place)
-        seen = -1
-
-        def fail(call, number=number):
-            nonlocal seen
-            if call.result is not None:
-                return 0
-            seen += 1
-            if seen != number or call.name == 'close':
-                return 0
-            return witness_module.KILL if fault == 'kill' else fault
-        run = witness.run(place, STEPS, fail)
-        assert run.status == (-9 if len(run.outcomes) < len(STEPS) else 0)
-        judge(place, run, fault == 'kill')
-        shutil.rmtree(place)
-        shutil.rmtree(tmp_path / f'n{number}-filter')
+    protocol.sweep(witness, path, tmp_path, STEPS, fault, every,
+                   lambda place, run: judge(place, run, fault == 'kill'))

@@ -194,6 +194,53 @@ def test_another_repository(client, run, place, tmp_path):
     assert client.show(image_id)['status'] == 'queued'
 
 
+@pytest.mark.parametrize('failures', [1, 2])
+def test_a_task_of_glance_that_fails(client, run, place, monkeypatch,
+                                     failures):
+    """It deletes the data at the location; the image stays all the same."""
+    data = noise(MIB, 5)
+    image_id = new(place, data)
+    real = glance_api.Glance.add_data
+    values = ['0' * 128] * failures
+
+    def add_data(self, image_id, url, name, value):
+        real(self, image_id, url, name, values.pop() if values else value)
+    monkeypatch.setattr(glance_api.Glance, 'add_data', add_data)
+    status, found, err = run('image', 'register', image_id)
+    if failures == 2:
+        assert status == 2 and 'run the command again' in err
+        with repositories.open_repository(place / 'dedup1') as repo:
+            assert repositories.read_all(repo, image_id) == data
+            assert f'{image_id}-registering' not in repo.images()
+        status, found, err = run('image', 'register', image_id)
+    assert status == 0, err
+    assert found['result'] == 'registered'
+    assert client.download(image_id) == data
+    with repositories.open_repository(place / 'dedup1') as repo:
+        assert f'{image_id}-registering' not in repo.images()
+        assert repo.stat(image_id).project == OWNER
+
+
+def test_killed_before_a_task_of_glance_failed(client, run, place, tmp_path):
+    """The next run finds the copy, and puts it in the image's place."""
+    data = noise(MIB, 6)
+    image_id = new(place, data)
+    process = multiprocessing.get_context('fork').Process(
+        target=child, args=(command(place, 'image', 'register', image_id),
+                            'create', tmp_path / 'log'))
+    process.start()
+    process.join(LIMIT)
+    assert process.exitcode == -signal.SIGKILL
+    with repositories.open_repository(place / 'dedup1') as repo:
+        with repo.open_image(image_id) as image:
+            repo.copy(image, f'{image_id}-registering', OWNER)
+        repo.delete(image_id)
+    status, found, err = run('image', 'register', image_id)
+    assert status == 0, err
+    assert found['result'] == 'registered'
+    assert client.download(image_id) == data
+
+
 def child(arguments, step, log):
     with open(log, 'w') as f:
         os.dup2(f.fileno(), 2)
@@ -221,7 +268,7 @@ def test_killed(client, run, place, step, tmp_path):
         status, _, err = run('image', 'register', image_id)
         if status == 0:
             break
-        # A task of Glance's may fail, since SQLite takes one writer at a time.
+        # A task of Glance's fails when SQLite says "database is locked".
         assert 'run the command again' in err
     assert client.show(image_id)['status'] == 'active'
     assert client.download(image_id) == noise(MIB, 4)

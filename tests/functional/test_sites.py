@@ -19,7 +19,6 @@ from glance_dedup.cli import main
 from glance_dedup.client import glance_api
 from glance_dedup.transfer import journal
 from glance_dedup.transfer import send
-from glance_dedup.transfer import site_replication as site_replication_module
 from tests.functional import two_sites
 from tests.support import daemons
 from tests.support import repositories
@@ -241,6 +240,23 @@ def test_glance_there_verifies_the_data(sites, run):
     assert image_id not in noted(sites)
 
 
+def test_a_task_of_glance_there_that_fails(sites, run, monkeypatch):
+    """It deletes the data there; the run has Glance take them once more."""
+    image_id = sites.home.upload(noise(MIB, 18))
+    real = glance_api.Glance.add_data
+    values = ['0' * 128]
+
+    def add_data(self, image_id, url, name, value):
+        real(self, image_id, url, name, values.pop() if values else value)
+    monkeypatch.setattr(glance_api.Glance, 'add_data', add_data)
+    found = run(image_id)
+    assert found.results(image_id) == ['replicated'], found.err
+    # The blocks were there the second time.
+    assert MIB < found.rows[image_id]['sent_bytes'] < 2 * MIB
+    same(sites, image_id)
+    assert image_id not in noted(sites)
+
+
 # -- who may ------------------------------------------------------------------
 
 @pytest.mark.parametrize('options, words', [
@@ -356,7 +372,7 @@ STEPS = [
     (journal.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
     (send._Sender, '_begin'), (send._Sender, '_send_lots'),
     (send._Sender, 'run'), (glance_api.Glance, 'add_data'),
-    (site_replication_module.Replication, '_await'),
+    (glance_api.Glance, 'wait_for_data'),
     (glance_api.Glance, 'set'), (journal.Underway, 'end')]
 
 
@@ -407,7 +423,8 @@ def test_killed_after_any_step(sites, run, tmp_path):
     assert set(ids[:7]) <= under_way <= set(ids[:-1])
     # Not what is committed and not told of: that is for the command orphans.
     gone = [image_id for image_id, (place, name) in zip(ids, STEPS)
-            if name in ('begin', 'create', '_send_lots', '_await', 'set')
+            if name in ('begin', 'create', '_send_lots', 'wait_for_data',
+                        'set')
             and image_id in under_way]
     kept = [image_id for image_id in ids if image_id not in gone]
     # What is deleted at home now is deleted there, although not asked for.

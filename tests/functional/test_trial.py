@@ -22,6 +22,7 @@ from glance_dedup.trial import findings as findings_module
 from glance_dedup.trial import meeting
 from glance_dedup.trial import properties
 from glance_dedup.trial import trial
+from tests.functional import conftest
 from tests.sharedfs import hosts as hosts_module
 from tests.support import daemons
 from tests.support import repositories
@@ -73,6 +74,17 @@ def test_file_system_that_is_fine(tmp_path, count):
         assert verdicts(findings) == {**FINE, 'new-names': LIMITED}
         assert 1 < findings['new-names'].seconds < LIMIT / 2
         assert findings['names-asked'].seconds < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('two_hosts', conftest.REAL_FILE_SYSTEMS,
+                         indirect=True)
+def test_real_file_systems(two_hosts):
+    """None has a property that is not fine."""
+    repositories.create(two_hosts[0].root / 'repository')
+    for findings in try_on(two_hosts):
+        assert UNFIT not in verdicts(findings).values(), {
+            key: f.detail for key, f in findings.items() if f.detail}
 
 
 @pytest.mark.parametrize('options, wanted', [

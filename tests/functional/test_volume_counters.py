@@ -49,7 +49,7 @@ def test_counters_outlive_the_server(repository, server, written):
     assert (found['written'], found['checkpoints']) == (
         (1000, 1) if written else (0, 0))
     assert (found['unique'] > 0) == written
-    # What is stored is still there, and needs one journal only.
+    # The volume has its bytes, and needs one journal only.
     assert len(journals(repository)) == 1
     with server.start().session() as session:
         assert session.read(0, 1001) == (

@@ -2,15 +2,10 @@
 
 """Volumes: every system call of an owner fails, and dies, once (V1 to V8)."""
 
-import errno
-import shutil
-import zlib
-
 import pytest
 
 from glance_dedup.repository import openvolumes
 from tests.functional import protocol
-from tests.functional import witness as witness_module
 from tests.support import repositories
 from tests.support.repositories import noise
 
@@ -88,38 +83,9 @@ def judge(path, run):
     repositories.need_clean(path)
 
 
-def count_calls(witness, path, tmp_path):
-    shutil.copytree(path, tmp_path / 'counted')
-    run = witness.run(tmp_path / 'counted', STEPS)
-    assert [o['error'] for o in run.outcomes] == [None] * len(STEPS)
-    judge(tmp_path / 'counted', run)
-    return len([call for call in run.calls if call.result is None])
-
-
-@pytest.mark.parametrize('fault', [
-    pytest.param('kill', id='kill'),
-    pytest.param(errno.EIO, id='EIO'),
-    pytest.param(errno.ENOSPC, id='ENOSPC'),
-    pytest.param(errno.EMFILE, id='EMFILE'),
-])
+@protocol.FAULTS
 @pytest.mark.parametrize('every', [
     pytest.param(17, marks=pytest.mark.slow),
     pytest.param(1, marks=pytest.mark.long, id='all')])
 def test_every_call_fails_once(witness, path, tmp_path, fault, every):
-    total = count_calls(witness, path, tmp_path)
-    assert total > 100
-    start = 0 if every == 1 else zlib.crc32(str(fault).encode()) % every
-    for number in range(start, total, every):
-        place = tmp_path / f'n{number}'
-        shutil.copytree(path, place)
-        calls = iter(range(total + 1000))
-
-        def fail(call, number=number, calls=calls):
-            if call.result is not None or next(calls) != number or (
-                    call.name == 'close'):
-                return 0
-            return witness_module.KILL if fault == 'kill' else fault
-        run = witness.run(place, STEPS, fail)
-        assert run.status == (-9 if len(run.outcomes) < len(STEPS) else 0)
-        judge(place, run)
-        shutil.rmtree(place)
+    protocol.sweep(witness, path, tmp_path, STEPS, fault, every, judge)

@@ -83,6 +83,11 @@ def test_duplicates(repository, tmp_path, index):
         server.start('--index-mib', 2)
         writer = Writer(server)
         repositories.eventually(writer.is_filled)
+        repositories.eventually(lambda: server.number('index_complete'))
+        status = server.control.status()
+        assert (status['index'], status['index_dropped']) == (index, '0')
+        # LMDB's cache is the kernel's.
+        assert bool(int(status['index_bytes'])) == (index != 'lmdb')
         assert writer.write(DATA) == len(DATA) // BLOCK
         own = repositories.noise(MIB, 10)
         assert writer.write(own) == 0
@@ -133,7 +138,7 @@ def remove(files):
 
 @pytest.mark.parametrize('index', KEPT)
 def test_that_of_another_repository(repository, tmp_path, index):
-    """It leads to other blocks, or none; what is stored is found again."""
+    """Its hints lead to other blocks, or none; new blocks get true hints."""
     other = volumes.create_repository(tmp_path / 'other' / 'repository')
     with repositories.open_repository(other) as repo:
         # DATA comes to other groups.
@@ -204,6 +209,7 @@ def test_a_full_disk(repository, tmp_path, index):
         with serve(repository, tmp_path, index) as server:
             writer = Writer(server.start())
             writer.write(repositories.noise(MIB, 14))
+            assert not server.number('index_complete')
             server.stop()
             (tmp_path / 'index' / 'filling').unlink()
             server.start()

@@ -20,6 +20,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.cli import volumeserve
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import openvolumes
 from tests.support import certificates
 from tests.support import daemons
 from tests.support import disks
@@ -70,6 +71,26 @@ def test_facts(server):
     # The default export is the volume, too; there are no others.
     run('nbdinfo', f'nbd+unix:///?socket={server.socket}')
     run('nbdinfo', f'nbd+unix:///other?socket={server.socket}', status=1)
+
+
+def test_read_only(repository, tmp_path):
+    """Clients know, their writes are refused, and it is one owner's."""
+    data = repositories.mixture(SIZE, 4)
+    volumes.create(repository, 'disk', SIZE)
+    with repositories.open_repository(repository) as repo:
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            volume.write(data, 0)       # stays in the journal
+    (tmp_path / 'other').write_bytes(bytes(SIZE))
+    with volumes.Server(repository, tmp_path) as server:
+        server.start('--read-only')
+        found, = json.loads(run('nbdinfo', '--json', server.uri))['exports']
+        assert found['is_read_only'] and not found['can_trim']
+        run('nbdcopy', tmp_path / 'other', server.uri, status=1)
+        with pytest.raises(exceptions.BusyError):
+            with repositories.open_repository(repository) as repo:
+                openvolumes.open_volume(repo, 'disk')
+        run('nbdcopy', server.uri, tmp_path / 'back')
+    assert (tmp_path / 'back').read_bytes() == data
 
 
 def test_nbdcopy(server, tmp_path):

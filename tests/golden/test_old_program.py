@@ -16,9 +16,13 @@ import sys
 
 import pytest
 
+from dedupd.tasks import merger
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import upgrade
 from tests.support import daemons
+from tests.support import hostile_names
 from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -160,3 +164,67 @@ def test_its_daemon_refuses_format_2(old, with_volumes, mode):
     assert done.returncode != 0
     assert 'repository.json has format version 2' in done.stdout + done.stderr
     assert everything(with_volumes) == before
+
+
+def test_it_merges_by_turns_with_this_program(old, path):
+    """Each keeps an exact index of its own, and misreads nothing.
+
+    So the index in files needed no other version of the format.
+    """
+    with repositories.open_repository(path) as repo:
+        merge(repo)
+    before = {file: file.read_bytes() for file in path.glob('index/*')}
+    assert before
+    found = old.run(path, 'image put other ' + str(SCRIPT), 'merge',
+                    'collect', 'merge', 'repository check', 'orphans --help',
+                    datadir=str(path))
+    assert [c['status'] for c in found['commands']] == [0] * 6, found
+    assert 'damage:' not in found['commands'][4]['words']
+    assert {file: file.read_bytes()
+            for file in path.glob('index/*')} == before
+    with repositories.open_repository(path) as repo:
+        with maintainer_module.Maintainer(repo) as maintainer:
+            assert maintainer.warnings == []
+            assert maintainer.catalog.has_index_pages()
+        merge(repo)
+        with maintainer_module.Maintainer(repo) as maintainer:
+            assert not maintainer.catalog.has_index_pages()
+        assert repositories.read_all(repo, 'image') == DATA
+    repositories.need_clean(path)
+    # And back: it begins again, with the blocks that it lacks.
+    found = old.run(path, 'merge', 'repository check', datadir=str(path))
+    assert [c['status'] for c in found['commands']] == [0] * 2, found
+    repositories.need_clean(path)
+
+
+def test_it_leaves_what_helpers_made(old, path):
+    """Their notes, their numbers, and the index in files."""
+    with repositories.open_repository(path) as repo:
+        merge(repo)
+        hostile_names.help_maintaining(repo)
+
+    def made():
+        return {str(file.relative_to(path)): file.read_bytes()
+                for name in ('helpers/*', 'locks/*', 'index/*')
+                for file in path.glob(name)}
+    before = made()
+    assert {'helpers/0.json', 'locks/hosts', 'locks/index'} <= set(before)
+    found = old.run(path, 'image put other ' + str(SCRIPT), 'collect',
+                    'merge', 'recompress', 'scrub --full',
+                    'repository rebuild-catalog', 'repository check',
+                    datadir=str(path))
+    assert [c['status'] for c in found['commands']] == [0] * 7, found
+    words = found['commands'][-1]['words']
+    assert 'damage:' not in words and 'helpers' in words, words
+    assert found['driver'] is None
+    assert made() == before
+    with repositories.open_repository(path) as repo:
+        merge(repo)
+        hostile_names.help_maintaining(repo)
+        assert repositories.read_all(repo, 'image') == DATA
+    repositories.need_clean(path)
+
+
+def merge(repo):
+    with maintainer_module.Maintainer(repo) as maintainer:
+        merger.run_once(maintainer, task.Pace())

@@ -92,6 +92,10 @@ def connect_as(path, uid, data):
                         sock.sendall(data)
                     with contextlib.suppress(OSError):
                         os.write(writer, sock.recv(9))
+                        # Who leaves before the end is no request.
+                        sock.shutdown(socket.SHUT_WR)
+                        while sock.recv(65536):
+                            pass
         finally:
             os._exit(0)
     os.close(writer)
@@ -166,12 +170,12 @@ class Daemon:
             assert time.monotonic() < deadline, self.text()
             time.sleep(0.02)
 
-    def wait_for_catalog(self, role='maintainer'):
+    def wait_for_catalog(self, role='maintainer', limit=LIMIT):
         """Until it maintains the repository, or does not."""
         self.wait_for(lambda: (
             self.status()['daemon']['role'] == role and (
                 role != 'maintainer'
-                or self.status()['catalog']['state'] == 'ready')))
+                or self.status()['catalog']['state'] == 'ready')), limit)
         return self
 
     def text(self):

@@ -22,11 +22,16 @@ import sys
 import traceback
 
 from dedupd.tasks import collector
+from dedupd.tasks import findings
+from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
+from dedupd.tasks import sharescrub
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
+from glance_dedup.maintenance import helper as helper_module
+from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import parameters
@@ -38,13 +43,14 @@ FOREIGN = 65531
 
 NAMES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          'catalog-reserve-1', 'locks/groups', 'locks/images',
-         'locks/maintainer', 'groups/00000001', 'groups/00000002',
+         'locks/maintainer', 'locks/hosts', 'locks/index', 'helpers/0.json',
+         'index/cursors', 'index/shard', 'groups/00000001', 'groups/00000002',
          'images/one', 'spool/T', 'spool/D', 'spares/00000001',
          'quarantine/catalog-0', 'catalog/CURRENT', 'catalog/LOCK',
          'catalog/LOG', 'catalog/MANIFEST', 'catalog/NEXT',
          'filter', 'filter.new', 'volumes/disk/lock', 'volumes/disk/journal')
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', 'spares',
-               'catalog', 'volumes', 'volumes/disk')
+               'catalog', 'volumes', 'volumes/disk', 'helpers', 'index')
 KINDS = ('link', 'dangling', 'hard-link', 'fifo', 'directory', 'socket',
          'device')
 
@@ -58,10 +64,20 @@ def make_template(path):
         repositories.put(repo, 'gone', repositories.noise(40000, 3))
         with maintainer_module.Maintainer(repo) as maintainer:
             maintenance.account(maintainer)
+            merger.run_once(maintainer, task.Pace())
+        help_maintaining(repo)
         repositories.put(repo, 'three', b'not counted')
         repo.delete('gone')
         openvolumes.create(repo, 'disk', 1 << 20)
     (path / 'spares').mkdir(mode=0o700)
+
+
+def help_maintaining(repo):
+    """What a daemon does that is no maintainer."""
+    with (hosts_module.Hosts(repo.path) as hosts,
+          helper_module.Helper(repo, hosts) as helper):
+        sharescrub.run_once(helper, task.Pace(), lambda group: True)
+        recompressor.run_once(helper, task.Pace(), 'zstd')
 
 
 def place_of(path, name, repository_id):
@@ -74,6 +90,8 @@ def place_of(path, name, repository_id):
         return next((path / 'spool').glob('D-*'))
     if name == 'volumes/disk/journal':
         return next((path / 'volumes' / 'disk').glob('journal-*'))
+    if path.joinpath(name).parent == path / 'index':
+        return next(path.glob(f'{name}-*'))
     if name == 'catalog/MANIFEST':
         return next((path / 'catalog').glob('MANIFEST-*'))
     if name == 'catalog/NEXT':
@@ -143,6 +161,7 @@ class Uses:
                          repositories.noise(90000, 4))
             self.attempt(repo.delete, 'two')
             self.attempt(self.use_volume, repo)
+            self.attempt(help_maintaining, repo)
             self.attempt(self.maintain, repo)
             self.attempt(repo.delete, 'one')
             self.attempt(openvolumes.delete, repo, 'disk')
@@ -163,6 +182,8 @@ class Uses:
         with maintainer_module.Maintainer(repo) as maintainer:
             self.errors += maintainer.warnings
             self.attempt(maintenance.account, maintainer)
+            self.attempt(findings.take, maintainer, task.Pace())
+            self.attempt(merger.run_once, maintainer, task.Pace())
             self.attempt(collector.run_once, maintainer, task.Pace())
             self.attempt(scrubber.run_once, maintainer, task.Pace(), True)
             self.attempt(recompressor.run_once, maintainer, task.Pace(),
@@ -201,7 +222,8 @@ def examine(directory, case):
     for error in uses.errors:
         if not any(word in error for word in (
                 str(path), 'groups', 'images', 'spool', 'locks', 'fence',
-                'key', 'spares', 'quarantine', 'image', 'volume')):
+                'key', 'spares', 'quarantine', 'image', 'volume',
+                'helpers', 'index')):
             return f'names no file: {error}'
     return 'ok'
 

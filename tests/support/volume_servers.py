@@ -54,6 +54,8 @@ class Server:
                 'ok', 'pid 1234', f'volume_id {info.volume_id}',
                 f'size {info.size}',
                 f'journal_bytes {info.journal_bytes}',
+                'index lmdb', 'index_complete 0', 'index_bytes 4096',
+                'index_dropped 5',
                 f'broken {info.broken}',
                 *(f'{key} {value}' for key, value in info.counters.items())])
         if word == 'snapshot':

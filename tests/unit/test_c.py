@@ -68,14 +68,12 @@ def is_threaded(program):
                      program.read_text())
 
 
-def runs():
-    for program in sources(TESTS, 'test_'):
-        for variant in VARIANTS:
-            if variant != 'tsan' or is_threaded(program):
-                yield pytest.param(
-                    program, variant, id=f'{program.stem}-{variant}',
-                    # Of the three it finds the least.
-                    marks=pytest.mark.slow if variant == 'plain' else ())
+def programs(variant):
+    """The parameters of the tests that run each program."""
+    return pytest.mark.parametrize('source', [
+        pytest.param(program, id=f'{program.stem}-{variant}')
+        for program in sources(TESTS, 'test_')
+        if variant != 'tsan' or is_threaded(program)])
 
 
 def execute(command, timeout):
@@ -163,13 +161,41 @@ def test_a_check_that_fails_in_support(tmp_path):
     assert '1 == 2' in output and '0 passed, 1 failed' in output
 
 
-@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)
-@pytest.mark.parametrize('source, variant', list(runs()))
-def test_c(source, variant, objects, tmp_path):
-    program = tmp_path / source.stem
+def need_passes(variant, source, objects, directory):
+    program = directory / source.stem
     build([*COMPILE, *VARIANTS[variant], source, *objects(variant),
            '-o', program, *LIBRARIES])
     status, output = run(program)
     assert status == 0, f'{source.name} ({variant}): {status}\n{output}'
     assert re.search(r'^[1-9]\d* passed, 0 failed$', output, re.MULTILINE), (
         f'{source.name} ({variant}) did not say how it went\n{output}')
+
+
+# Classes, since all tests of a class have one process: these take the longest.
+
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)
+class TestAddresses:
+    """With the sanitizers of addresses and of undefined behaviour."""
+
+    @programs('asan')
+    def test_c(self, source, objects, tmp_path):
+        need_passes('asan', source, objects, tmp_path)
+
+
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)
+class TestThreads:
+    """With the sanitizer of threads."""
+
+    @programs('tsan')
+    def test_c(self, source, objects, tmp_path):
+        need_passes('tsan', source, objects, tmp_path)
+
+
+@pytest.mark.slow      # of the three it finds the least
+@pytest.mark.timeout(BUILD_TIMEOUT + RUN_TIMEOUT)
+class TestPlain:
+    """As it is installed."""
+
+    @programs('plain')
+    def test_c(self, source, objects, tmp_path):
+        need_passes('plain', source, objects, tmp_path)

@@ -184,7 +184,8 @@ def measured(tmp_path, name, scope, stored, sent):
         before = repo.statistics(), Calls()
         stat = put(repo, 'two', sent, project='q', scope=scope)
         after = repo.statistics(), Calls()
-        work = {key: after[0][key] - before[0][key] for key in before[0]}
+        work = {key: after[0][key] - before[0][key] for key in before[0]
+                if key != 'filter_looked'}      # a time
     return work, after[1] - before[1], stat.new_bytes, stat.stored_bytes
 
 

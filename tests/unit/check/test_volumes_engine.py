@@ -7,6 +7,8 @@ import random
 import pytest
 
 from glance_dedup.check import checker
+from glance_dedup.check import directories
+from glance_dedup.check import volumes as checker_volumes
 from glance_dedup.repository import openvolumes
 from tests.support import repositories
 from tests.unit.check import fixtures
@@ -69,6 +71,42 @@ def test_life_of_a_volume(repo, cloned):
     with openvolumes.open_volume(repo, 'disk') as volume:
         volume.resize(2 * SIZE)
         need_clean(repo, 1)
+    with repo.open_image('snapshot') as snapshot:
+        openvolumes.roll_back(repo, 'disk', snapshot)
+    need_clean(repo, 0)
+    openvolumes.rename(repo, 'disk', 'other')
+    need_clean(repo, 0)
+    openvolumes.rename(repo, 'other', 'disk')
     openvolumes.delete(repo, 'disk')
     report = checker.check(repo.path)
     assert report.ok and report.figures['volumes'] == 0
+
+
+@pytest.mark.parametrize('old, new', [('a', 'b'), ('b', 'a')])
+@pytest.mark.parametrize('both', [True, False])
+def test_renamed_during_the_check(repo, monkeypatch, old, new, both):
+    """It is neither a copy of itself, nor are its recipes nobody's."""
+    openvolumes.create(repo, old, SIZE, part_size=65536)
+    with openvolumes.open_volume(repo, old) as volume:
+        volume.write(b'content', 0)
+        volume.checkpoint()
+    real = directories.Directories.names
+    todo = [old]
+
+    def names(self, directory):
+        found = real(self, directory)
+        if directory == 'volumes' and todo:
+            if both:        # the list met it under both names
+                found = sorted((old, new))
+            else:
+                openvolumes.rename(repo, todo.pop(), new)
+        return found
+    look = checker_volumes._Look.run
+
+    def run(self):
+        look(self)
+        if todo:
+            openvolumes.rename(repo, todo.pop(), new)
+    monkeypatch.setattr(directories.Directories, 'names', names)
+    monkeypatch.setattr(checker_volumes._Look, 'run', run)
+    need_clean(repo, 0)

@@ -3,12 +3,14 @@
 import argparse
 import json
 import random
+import re
 
 import pytest
 
 from glance_dedup.cli import volume as volume_commands
 from glance_dedup.repository import openvolumes
 from tests.support import repositories
+from tests.support.repositories import noise
 from tests.support import volume_servers
 
 MIB = 1 << 20
@@ -67,6 +69,8 @@ def test_create_list_show_delete(made):
     assert found['created'] > 1700000000 and len(found['volume_id']) == 32
     assert found['written_bytes'] == found['checkpoints'] == 0
     assert found['journal_bytes'] is None and found['broken'] == ''
+    assert found['index'] == '' and found['index_complete'] is None
+    assert found['index_bytes'] is found['index_dropped'] is None
     assert made('volume', 'show', 'disk', '-f', 'json').json() == found
     listed = made('volume', 'list', '-f', 'json').json()
     assert listed == [{key: found[key] for key in (
@@ -159,6 +163,12 @@ def test_a_volume_that_is_served(made, repo):
         found = made('volume', 'show', 'disk', '-f', 'json').json()
         assert (found['in_use'], found['written_bytes']) == (True, 7)
         assert found['journal_bytes'] > 0
+        assert {key: found[key] for key in found if 'index' in key} == {
+            'index': 'lmdb', 'index_complete': False, 'index_bytes': 4096,
+            'index_dropped': 5}
+        shown = made('volume', 'show', 'disk').out
+        assert re.search(r'index_complete +\| no ', shown), shown
+        assert re.search(r'index_bytes +\| 4.0 KiB ', shown), shown
         made('volume', 'snapshot', 'disk', 'image', '--project', 'p',
              '-f', 'json').json()
         assert 'snapshot image p' in server.asked
@@ -173,7 +183,53 @@ def test_a_volume_that_is_served(made, repo):
         assert result.status == 2
         assert 'process 1234' in result.err
         assert 'glance-dedup-volume@disk' in result.err
+        for arguments in (('rollback', 'disk', 'image'),
+                          ('rename', 'disk', 'other')):
+            made('volume', *arguments).refused(
+                'process 1234', 'glance-dedup-volume@disk')
     assert openvolumes.names(repo) == ['disk']
+
+
+def test_rollback(made, repo):
+    """To a snapshot, and to an image of another size and scope."""
+    openvolumes.create(repo, 'disk', MIB, project='a project')
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        volume.write(b'before', 0)
+        volume.snapshot('moment')
+        volume.resize(2 * MIB)
+        volume.write(b'after ', 0)
+        volume.flush()
+    found = made('volume', 'rollback', 'disk', 'moment', '-f', 'json').json()
+    assert (found['size'], found['source'], found['copied_bytes'],
+            found['project']) == (MIB, 'moment', 0, 'a project')
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        assert volume.read(MIB, 0) == b'before'.ljust(MIB, bytes(1))
+    data = noise(3 * MIB + 7, 1)
+    for scope, copied in (('project', len(data)), ('global', 0)):
+        repositories.put(repo, scope, data, project='p', scope=scope)
+        found = made('volume', 'rollback', 'disk', scope, '-f', 'json').json()
+        assert (found['size'], found['scope']) == (3 * MIB + 512, 'global')
+        # In the volume's scope only the block at the end, which is not whole.
+        assert found['copied_bytes'] >= copied >= (
+            found['copied_bytes'] - 4096)
+        with openvolumes.open_volume(repo, 'disk') as volume:
+            assert volume.read(volume.size, 0) == data.ljust(
+                3 * MIB + 512, bytes(1))
+    made('volume', 'rollback', 'disk', 'none').refused('none')
+    made('volume', 'rollback', 'none', 'moment').refused(
+        'there is no volume none')
+
+
+def test_rename(made, repo):
+    openvolumes.create(repo, 'taken', MIB)
+    found = made('volume', 'create', 'disk', '2M', '-f', 'json').json()
+    renamed = made('volume', 'rename', 'disk', 'other', '-f', 'json').json()
+    assert renamed == {**found, 'name': 'other'}
+    assert openvolumes.names(repo) == ['other', 'taken']
+    made('volume', 'rename', 'other', 'taken').refused('taken exists already')
+    made('volume', 'rename', 'disk', 'new').refused('there is no volume disk')
+    made('volume', 'rename', 'other', 'a name').refused(
+        "a volume's name")
 
 
 def test_a_volume_whose_owner_does_not_answer(made, repo):

@@ -54,6 +54,7 @@ def full(status):
     status['daemon']['role'] = 'maintainer'
     status['catalog'].update({
         'state': 'ready', 'unreadable': {'a"\n\\b': 'no reason'}})
+    status['filter'].update({'filter_looked': 2.5, 'filter_behind': 3})
     status['damage'] = {'blocks': 2, 'images': ['x', 'y', 'z']}
     status['reads'].update({'connections': 1, 'requests': 10, 'bytes': 1000,
                             'cache_hits': 6, 'cache_misses': 4})
@@ -108,6 +109,8 @@ def test_values(full):
     full['filter']['filter_error'] = 'somebody else has it'
     assert values(parse(full)[1])['dedupd_filter_available',] == 0
     assert found['dedupd_filter_places',] == full['filter']['filter_places']
+    assert found['dedupd_filter_look_age_seconds',] == 2.5
+    assert found['dedupd_filter_behind_groups',] == 3
 
 
 def test_every_known_figure_is_published(full):

@@ -61,7 +61,7 @@ class Tasks:
         self.log = []
         self.work = {}
 
-    def run(self, name, maintainer, pace, options, **arguments):
+    def run(self, name, maintainer, pace, options, is_mine=None, **arguments):
         self.log.append(name)
         return self.work.get(name, lambda *a, **k: Result())(
             maintainer, pace, **arguments)
@@ -472,6 +472,34 @@ def test_reader_takes_over(repository, conf, done, monkeypatch):
     wait_for(lambda: scheduler.is_maintainer)
     scheduler.stop()
     assert scheduler.join(LIMIT)
+
+
+def test_a_maintainer_that_had_a_successor(repository, conf, done,
+                                           monkeypatch):
+    """The server dropped its locks; somebody else has opened the catalog."""
+    monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.05)
+
+    def work(maintainer, pace, **arguments):
+        lost.append(maintainer)
+        if len(lost) == 1:
+            current = os.path.join(repository.path, 'catalog/CURRENT')
+            with open(current, 'rb') as f, open(current + '.new', 'wb') as g:
+                g.write(f.read())
+            os.rename(current + '.new', current)
+        return maintainer.guard(Result)
+    lost = []
+    done.work['collect'] = work
+    with running(repository, conf) as scheduler:
+        first = scheduler.maintainer
+        scheduler.request('collect')
+        wait_for(lambda: first.lost and scheduler.is_maintainer
+                 and scheduler.maintainer not in (None, first))
+        assert any('it was cut off' in error['text']
+                   for error in scheduler.errors)
+        number = scheduler.request('collect')
+        last = scheduler.wait('collect', number, LIMIT)['last']
+        assert last['error'] is None
+        assert lost == [first, scheduler.maintainer]
 
 
 def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):

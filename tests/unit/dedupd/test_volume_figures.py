@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from dedupd import figures as figures_module
 from dedupd import volume_figures
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
@@ -29,7 +30,13 @@ def repo(tmp_path):
 
 @pytest.fixture
 def figures(repo):
-    return volume_figures.VolumeFigures(repo)
+    return of(repo)
+
+
+def of(repo):
+    """New figures: they know nothing of before."""
+    return volume_figures.VolumeFigures(
+        repo, lambda: figures_module.journals(repo.path))
 
 
 def make(repo, name='disk', size=MIB):
@@ -69,6 +76,30 @@ def test_of_a_volume_that_nobody_uses(repo, figures):
     assert sums['duplicate_percent'] == found['duplicate_percent']
 
 
+def test_directories_are_measured_once(repo, monkeypatch):
+    """The sums of the space, and the figures of volumes, have one source."""
+    make(repo, 'one')
+    make(repo, 'two')
+    measured = []
+    real = figures_module.disk_bytes
+    monkeypatch.setattr(figures_module, 'disk_bytes', lambda path: (
+        measured.append(os.path.relpath(path, repo.path)) or real(path)))
+    with contextlib.closing(
+            figures_module.Figures(repo, lambda: None)) as space:
+        found = volume_figures.VolumeFigures(repo, space.journals).all()
+        sums = space.space()
+        assert [fields['name'] for fields in found] == ['one', 'two']
+        assert (sums['volumes'], sums['journal_bytes']) == (
+            2, sum(fields['journal_bytes'] for fields in found))
+        assert found[0]['journal_bytes'] > 0
+        assert sorted(measured) == sorted([
+            'groups', 'spares', 'images', 'catalog', 'volumes/one',
+            'volumes/two'])
+        make(repo, 'three')
+        space.forget()
+        assert set(space.journals()) == {'one', 'two', 'three'}
+
+
 def test_the_share_that_was_stored_already(repo, figures):
     """Of the bytes that are not zero: zeros are no merit."""
     make(repo)
@@ -80,7 +111,7 @@ def test_the_share_that_was_stored_already(repo, figures):
             server.volume.write(content, offset)
             server.volume.checkpoint()
         counters = server.volume.info().counters
-        found = only(volume_figures.VolumeFigures(repo))
+        found = only(of(repo))
     assert counters['duplicate'] and counters['unique']
     assert found['duplicate_percent'] == pytest.approx(
         100 * counters['duplicate'] / (
@@ -137,7 +168,7 @@ def test_volumes_that_are_not_whole(repo, figures):
 def test_a_repository_without_volumes(tmp_path):
     with repositories.open_repository(
             repositories.create(tmp_path / 'r')) as repo:
-        assert volume_figures.VolumeFigures(repo).sums()['broken'] == 0
+        assert of(repo).sums()['broken'] == 0
 
 
 # -- servers that may not be trusted ------------------------------------------

@@ -76,7 +76,7 @@ def test_key_and_counts_are_as_the_format_says(catalog, path):
         assert value == bytes(4) + b'\1\0\0\0' + bytes(4088)
         assert json.loads(db.get(b'l' + txid(0xabcdef))) == facts('an-image')
         assert json.loads(db.get(b'g\x01\x02\x03\x04')) == {
-            'judged': 0, 'dirty': False, 'indexed': 0, 'used': 1,
+            'judged': 0, 'dirty': False, 'used': 1,
             'rewritten': 0}
         meta = json.loads(db.get(b'meta'))
         assert set(meta) == {'format', 'repository_id', 'catalog_id',
@@ -276,7 +276,7 @@ def test_disk_bytes(catalog):
 
 def test_groups_facts(catalog):
     assert catalog.group(3) == {
-        'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
+        'judged': 0, 'dirty': False, 'used': 0,
         'rewritten': 0}
     batch = catalog.batch()
     catalog.set_group(batch, 3, judged=7)
@@ -353,19 +353,24 @@ def test_scrub_state(catalog):
     assert catalog.scrub_state() == {'group': 3, 'slot': 9}
 
 
-def test_index_pages(catalog):
-    assert catalog.index_page(0) == b''
+def test_pages_of_an_older_program(catalog):
+    assert not catalog.has_index_pages()
     batch = catalog.batch()
-    catalog.set_index_page(batch, 0, b'x' * 13)
-    catalog.set_index_page(batch, 0x10000, b'y' * 13 + b'z' * 13)
-    catalog.write(batch, index_bits=17)
-    assert catalog.index_page(0) == b'x' * 13
-    assert catalog.index_page(0x10000) == b'y' * 13 + b'z' * 13
-    assert catalog.index_bits == 17
-    batch = catalog.batch()
-    catalog.set_index_page(batch, 0, b'')
-    catalog.write(batch)
-    assert catalog.index_page(0) == b''
+    for page in range(5):
+        batch.put(b'f' + page.to_bytes(4, 'big'), b'x' * 13)
+    catalog.write(batch, index_bits=3)
+    assert catalog.has_index_pages()
+    removed = []
+    while True:
+        batch = catalog.batch()
+        removed.append(catalog.remove_index_pages(batch, 2))
+        if not removed[-1]:
+            break
+        catalog.write(batch)
+    assert removed == [2, 2, 1, 0]
+    assert catalog.has_index_pages()    # until it says so itself
+    catalog.write(catalog.batch(), index_bits=0)
+    assert not catalog.has_index_pages()
 
 
 def test_history(catalog):

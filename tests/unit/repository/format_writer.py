@@ -167,7 +167,8 @@ class Catalog:
         self.repository = repository
         self.id = some_id(name)
         self.sequence = 7
-        self.bits = 0
+        self.bits = 0       # of all shards of the index
+        self.cursors: dict[int, int] = {}
         self.fence: dict[int, bytes] = {}
         self.counts: dict[int, list[int]] = {}
         self.ledger: dict[bytes, dict] = {}
@@ -219,19 +220,12 @@ class Catalog:
         for group, facts in self.groups.items():
             used = sum(map(bool, self.counts.get(group, [])))
             items[struct.pack('>cI', b'g', group)] = json.dumps({
-                'judged': 0, 'dirty': False, 'indexed': 0, 'used': used,
-                'rewritten': 0, **facts}).encode()
-        pages: dict[int, bytes] = {}
-        for fingerprint, address in sorted(self.records):
-            page = int.from_bytes(fingerprint) >> 64 - self.bits
-            pages[page] = pages.get(page, b'') + fingerprint + (
-                address.to_bytes(5, 'little'))
-        for page, records in pages.items():
-            items[struct.pack('>cI', b'f', page)] = records
+                'judged': 0, 'dirty': False, 'used': used, 'rewritten': 0,
+                **facts}).encode()
         items[b'meta'] = json.dumps({
             'format': 1, 'repository_id': self.repository.repository_id.hex(),
             'catalog_id': self.id.hex(), 'sequence': self.sequence,
-            'valid': True, 'index_bits': self.bits,
+            'valid': True, 'index_bits': 0,
             'ledger': f'{together(self.ledger):032x}', **self.meta}).encode()
         items.update(self.more)
         return {k: v for k, v in items.items() if v is not None}
@@ -257,6 +251,60 @@ class Catalog:
                 db.put(key, value)
         self.save_fence(self.sequence - 1, self.sequence)
         return path
+
+    def shards(self) -> dict[int, bytes]:
+        found = {shard: b'' for shard in range(1 << self.bits)}
+        for fingerprint, address in sorted(self.records):
+            found[int.from_bytes(fingerprint) >> 64 - self.bits] += (
+                fingerprint + address.to_bytes(5, 'little'))
+        return found
+
+    def save_index(self) -> None:
+        """Write the exact index, of the records and cursors that there are."""
+        for shard, records in self.shards().items():
+            IndexFile(self, 'shard', records, self.bits, shard).save()
+        IndexFile(self, 'cursors', b''.join(
+            struct.pack('<II', *item)
+            for item in sorted(self.cursors.items()))).save()
+
+
+class IndexFile:
+    """A file of the exact index as it is to be; `save` writes it."""
+
+    KINDS = {'shard': 1, 'run': 2, 'gone': 3, 'pairs': 4, 'cursors': 5}
+    SIZES = {1: 13, 2: 13, 3: 13, 4: 16, 5: 8}
+
+    def __init__(self, catalog: Catalog, kind: str, items: bytes,
+                 bits: int = 0, shard: int = 0, number: int = 1):
+        self.catalog = catalog
+        self.kind = self.KINDS[kind]
+        self.items = items
+        self.bits, self.shard, self.number = bits, shard, number
+        self.name = f'{kind}-{bits:02x}-{shard:04x}.{number:016x}'
+        self.head: dict = {}
+
+    def content(self) -> bytes:
+        size = self.SIZES[self.kind]
+        facts = {'magic': b'GDINDEX\0', 'major': 1, 'minor': 0,
+                 'kind': self.kind, 'catalog_id': self.catalog.id,
+                 'number': self.number, 'bits': self.bits,
+                 'shard': self.shard, 'items': len(self.items) // size,
+                 'seed': 77, 'flags': 0, **self.head}
+        head = struct.pack('<8sHHI16sQIIQQI', *facts.values())
+        head = head.ljust(504, b'\0')
+        parts = [head, struct.pack('<Q', xxh3(head))]
+        frame = 65528 // size * size
+        for number, at in enumerate(range(0, len(self.items), frame)):
+            items = self.items[at:at + frame]
+            parts += [items, struct.pack('<Q', xxh3(
+                items, facts['seed'] + number))]
+        return b''.join(parts)
+
+    def save(self) -> pathlib.Path:
+        directory = self.catalog.repository.path / 'index'
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self.catalog.repository.write(directory / self.name, self.content())
+        return directory / self.name
 
 
 class Repository:

@@ -2,6 +2,7 @@
 
 """The API: the filter in memory, and its directory."""
 
+import fcntl
 import os
 import pathlib
 import pwd
@@ -15,7 +16,9 @@ import warnings
 import pytest
 
 from glance_dedup import _engine
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
+from glance_dedup.base import filesystem
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import repository
 from tests.support import repositories
@@ -157,6 +160,81 @@ def test_rebuild_filter(path):
         assert seen[-1] == (4, 4)
         assert repo.statistics()['filter_complete']
         assert put(repo, 'found', data).new_bytes == 0
+
+
+def test_rebuilding_waits_for_another_process(path):
+    """The lock is somebody else's, as while a daemon looks at the groups."""
+    data = noise(512 * 64 * 2)
+    with open_repository(path) as repo:
+        put(repo, 'first', data)
+        lock = os.open(filter_file(path), os.O_RDWR)
+        assert filesystem.lock(lock, fcntl.F_WRLCK, 0)
+        waiting = threading.Thread(target=repo.rebuild_filter)
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        os.close(lock)
+        waiting.join(60)
+        assert repo.statistics()['filter_complete']
+        assert repo.statistics()['filter_looked'] < 60
+        assert put(repo, 'second', data).new_bytes == 0
+
+
+def test_rebuilding_gives_up(path, monkeypatch):
+    monkeypatch.setattr(hostfilter, '_REBUILD_WAIT', 0.2)
+    with open_repository(path) as repo:
+        put(repo, 'first', noise(5000))
+        with closing.descriptor(os.open(filter_file(path),
+                                        os.O_RDWR)) as lock:
+            assert filesystem.lock(lock, fcntl.F_WRLCK, 0)
+            with pytest.raises(exceptions.BusyError, match='does not go on'):
+                repo.rebuild_filter()
+
+
+def other_filter(path):
+    """Options of another host: the same repository, a filter of its own."""
+    return {'filter_dir': str(path.parent / 'other-host')}
+
+
+def test_blocks_of_another_host(path, monkeypatch):
+    """A complete filter learns of them at the next upload."""
+    first, second = noise(512 * 200), noise(512 * 200, 2)
+    with (open_repository(path) as here,
+          open_repository(path, **other_filter(path)) as there):
+        put(there, 'first', first)
+        put(here, 'one', b'x')
+        assert here.statistics()['filter_complete']
+        assert here.statistics()['filter_looked'] < 60
+        # Nobody looks again so soon, and the upload misses them.
+        put(there, 'second', second)
+        assert put(here, 'missed', second).new_bytes == len(second)
+        put(there, 'third', noise(512 * 200, 3))
+        monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
+        assert put(here, 'found', noise(512 * 200, 3)).new_bytes == 0
+        assert here.statistics()['filter_behind'] == 0
+
+
+def test_more_than_one_upload_reads_at_once(path, monkeypatch):
+    """A thread reads the rest."""
+    data = noise(512 * 64 * 20)
+    monkeypatch.setattr(hostfilter, '_READ_AT_ONCE', 64)
+    monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
+    with (open_repository(path) as here,
+          open_repository(path, **other_filter(path)) as there):
+        put(here, 'one', b'x')
+        put(there, 'first', data)
+        put(here, 'two', b'y')
+        repositories.eventually(lambda: not here.filter._filling)
+        monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 1 << 30)
+        assert put(here, 'second', data[-512 * 64:]).new_bytes == 0
+        assert put(here, 'third', data[:512 * 64]).new_bytes == 0
+
+
+def test_following_makes_no_filter(path):
+    with open_repository(path) as repo:
+        assert not repo.follow()
+        assert repo.statistics()['filter_bytes'] == 0
+        assert repo.statistics()['filter_looked'] is None
 
 
 def test_filter_budget(tmp_path):
@@ -340,8 +418,8 @@ def test_a_process_id_used_again(path):
     assert len(os.listdir(path / 'spool')) == 2  # the other's, untouched
 
 
-def test_nobody_rebuilds_before_the_filter_is_there(path):
-    """Without a filter there would seem to be nothing left to rebuild."""
+def test_nobody_reads_groups_before_the_filter_is_there(path):
+    """Without a filter there would seem to be nothing left to read."""
     order, opening, go = [], threading.Event(), threading.Event()
 
     class Handle:
@@ -354,9 +432,9 @@ def test_nobody_rebuilds_before_the_filter_is_there(path):
             self.engine.attach_filter(*args)
             order.append('attached')
 
-        def rebuild_filter(self, *args):
-            order.append('rebuilt')
-            return self.engine.rebuild_filter(*args)
+        def follow(self, *args):
+            order.append('read')
+            return self.engine.follow(*args)
 
         def __getattr__(self, name):
             return getattr(self.engine, name)
@@ -373,4 +451,4 @@ def test_nobody_rebuilds_before_the_filter_is_there(path):
         go.set()
         for thread in (first, second):
             thread.join(60)
-        assert order[0] == 'attached' and 'rebuilt' in order
+        assert order[0] == 'attached' and 'read' in order

@@ -72,7 +72,10 @@ def test_what_was_stored_before(path, index):
         assert repo.statistics()['filter_complete']
     with open_with(path, index) as repo:
         repo.filter.attach(repo.handle())
-        assert repo.statistics()['filter_complete'] == (index == 'lmdb')
+        assert repo.statistics()['filter_complete']
+        # What serves one process has not looked yet in this one.
+        looked = repo.statistics()['filter_looked']
+        assert looked is None if index == 'dtb' else looked < 60
 
 
 def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
@@ -92,6 +95,26 @@ def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
     assert sizes[0] < sizes[1] < sizes[2] < 1 << 20
 
 
+@pytest.mark.parametrize('index', ['dtb', 'leveldb', 'lmdb', 'inram'],
+                         indirect=True)
+def test_what_others_store_at_the_same_time(path, index, monkeypatch):
+    """The index follows: on other hosts, and with other indexes."""
+    data = [noise(512 * 200, n) for n in range(3)]
+    with (open_with(path, index) as repo,
+          open_repository(path) as other):
+        put(repo, 'one', b'x')
+        wait_for_filling(repo)
+        put(other, 'first', data[0])
+        assert put(repo, 'missed', data[0]).new_bytes == len(data[0])
+        monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
+        put(other, 'second', data[1])
+        assert put(repo, 'found', data[1]).new_bytes == 0
+        assert repo.statistics()['filter_looked'] < 60
+        # Its own blocks too, as ever.
+        put(repo, 'third', data[2])
+        assert put(repo, 'again', data[2]).new_bytes == 0
+
+
 @pytest.mark.parametrize('index', ['dtb', 'leveldb'], indirect=True)
 def test_what_others_stored_meanwhile(path, index):
     """An index of one process learns it when it is opened again."""
@@ -103,7 +126,7 @@ def test_what_others_stored_meanwhile(path, index):
         put(repo, 'other', noise(512 * 200, 2))
     with open_with(path, index) as repo:
         repo.filter.attach(repo.handle())
-        # Groups before the last one are not read again.
+        # What was read is not read again.
         assert repo.statistics()['filter_rebuilt'] > 0
         wait_for_filling(repo)
         assert put(repo, 'second', noise(512 * 200, 2)).new_bytes == 0

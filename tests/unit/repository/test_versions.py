@@ -235,15 +235,15 @@ def test_newer_filter(filled):
     directory = filled.parent / f'{filled.name}-filter'
     file, = directory.iterdir()
     data = bytearray(file.read_bytes())
-    struct.pack_into('<I', data, 8, 2)
+    struct.pack_into('<I', data, 8, 3)
     data[56:64] = struct.pack('<Q', xxhash.xxh3_64_intdigest(
         bytes(data[:56])))
-    data[4096:] = b'\xff' * (len(data) - 4096)
+    data[16384:] = b'\xff' * (len(data) - 16384)
     file.write_bytes(data)
     with repositories.open_repository(filled) as repo:
         assert repositories.put(repo, 'once-more', DATA).new_bytes == 0
         assert repositories.read_all(repo, 'once-more') == DATA
-    assert struct.unpack_from('<I', file.read_bytes(), 8) == (1,)
+    assert struct.unpack_from('<I', file.read_bytes(), 8) == (2,)
 
 
 def test_newer_spare_copies(filled):

@@ -22,9 +22,11 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.base import workers
+from glance_dedup.check import format as form
 from glance_dedup.cli import main
 from glance_dedup.maintenance import addresses
 from glance_dedup import mount
+from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
 from tests.support import maintenance
 from tests.support.repositories import noise
@@ -58,22 +60,59 @@ def part(volume):
     return volume.recipe(3, 7)
 
 
-@pytest.mark.parametrize('image_id, found', [
-    (f'v_{ID}_base_0', (ID, None, 0)),
-    (f'v_{ID}_0_1', (ID, 0, 1)),
-    (f'v_{ID}_262143_18446744073709551615', (ID, 262143, 2 ** 64 - 1)),
-    *((name, None) for name in (
-        'image', f'v_{ID}', f'v_{ID}_base_1', f'v_{ID}_1', f'V_{ID}_0_1',
-        f'v_{ID[:-1]}_0_1', f'v_{ID}a_0_1', f'v_{ID.upper()}_0_1',
-        f'v_{ID}_-1_1', f'v_{ID}_0_1_', f'v_{ID}_0_1\n', f'v_{ID}_a_1',
-        f'xv_{ID}_0_1', f'v_{ID}_0_' + '1' * 21, ''))])
-def test_ids(image_id, found):
-    assert imageids.of_volume(image_id) == found
-    if found is not None:
-        assert imageids.is_valid(image_id)
-        assert not imageids.is_image(image_id)
-    elif image_id and imageids.is_valid(image_id):
-        assert imageids.is_image(image_id)
+#: Names that begin as the recipes of a volume do, and what they are.
+OF_VOLUME = {
+    f'v_{ID}_base_0': 'the base',
+    f'v_{ID}_0_1': 'part 0',
+    f'v_{ID}_262143_18446744073709551615': 'part 262143',
+    **{f'v_{ID}_{rest}': 'a recipe' for rest in (
+        '', 'base_1', '1', '-1_1', '0_1_', '0_0', '00_1', '0_01', 'a_1',
+        '0_' + '1' * 21, 'base_0_0', 'x' * 93)}}
+#: Names that resemble them, of which some are no ids at all.
+OTHERS = (
+    'image', f'v_{ID}', f'v_{ID}-0_1', f'V_{ID}_0_1', f'v{ID}_0_1',
+    f'v_{ID[:-1]}_0_1', f'v_{ID}a_0_1', f'v_{ID.upper()}_0_1',
+    f'v_{ID[:-1]}g_0_1', f'xv_{ID}_0_1', f'_v_{ID}_0_1', f'v__{ID}_0_1',
+    f'v_{ID}_0_1\n', f'v_{ID}_0_1 ', f'v_{ID}_0.1', f'v_{ID}_\u0661_1',
+    f'v_{ID}_' + 'x' * 94, '')
+
+
+@pytest.mark.parametrize('image_id', [*OF_VOLUME, *OTHERS])
+def test_ids(image_id):
+    what = OF_VOLUME.get(image_id)
+    assert imageids.of_volume(image_id) == (None if what is None else (
+        ID, what))
+    assert imageids.is_image(image_id) == (
+        what is None and bool(imageids.is_valid(image_id)))
+    # The program that checks repositories has the rule for itself.
+    assert bool(form.VOLUME_RECIPE.match(image_id)) == (what is not None)
+
+
+def test_the_engine_has_the_same_ids(repo):
+    """It refuses an image that the owner of the volume would delete."""
+    openvolumes.create(repo, 'other', 512)
+    volume = repo.handle().open_volume('other')
+    with contextlib.closing(volume):
+        for image_id in filter(imageids.is_valid, [*OF_VOLUME, *OTHERS]):
+            if imageids.is_image(image_id):
+                volume.snapshot(image_id, '')
+                continue
+            with pytest.raises(exceptions.InvalidParameter,
+                               match="a name for a volume's recipe"):
+                volume.snapshot(image_id, '')
+    assert repo.recipes() == sorted(filter(imageids.is_image, OTHERS))
+
+
+def test_an_owner_deletes_what_it_does_not_need(path, repo, volume, part):
+    """Also what has a name that no version gave: nobody else can have it."""
+    names = [f'v_{volume.id.hex()}_{rest}' for rest in (
+        '', 'x', '3_07', '03_7', '3_7_', 'base_0')]
+    for name in names:
+        writer.store_recipe(repo, name, maintenance.content(2))
+    stranger = f'v_{ID}_3_7'
+    writer.store_recipe(repo, stranger, maintenance.content(2))
+    openvolumes.open_volume(repo, 'disk').close()
+    assert repo.recipes() == sorted(['image', part, stranger])
 
 
 def test_only_the_store_sees_them(repo, part):
@@ -115,6 +154,26 @@ def test_the_name_of_a_volume(path, repo, volume, part):
     volume.journal(2, volume_id=writer.some_id('another')).save()
     assert volumes.name_of(repo, digits) is None
     assert volumes.words(repo, part) == f'part 3 of volume {digits}'
+
+
+@pytest.mark.parametrize('missed', ['during a look', 'in a list'])
+def test_a_volume_that_is_renamed_is_found(repo, monkeypatch, missed):
+    """Or else its recipes could be deleted as nobody's."""
+    openvolumes.create(repo, 'old', 512)
+    volume_id = openvolumes.look(repo, 'old').volume_id
+    real = volumes.names
+    lists = []
+
+    def names(path):
+        found = real(path)
+        lists.append(found)
+        if len(lists) == 1:
+            openvolumes.rename(repo, 'old', 'new')
+            return found if missed == 'during a look' else []
+        return found
+    monkeypatch.setattr(volumes, 'names', names)
+    assert volumes.name_of(repo, volume_id) == 'new'
+    assert volumes.name_of(repo, '0' * 32) is None
 
 
 @pytest.mark.parametrize('damage, kind', [

@@ -19,11 +19,11 @@ import sys
 import pytest
 
 from dedupd.tasks import collector
+from dedupd.tasks import exactindex
 from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -88,6 +88,22 @@ def addresses(maintainer, image_id):
             for group, slot, blocks in zip(words[::3], words[1::3],
                                            words[2::3])
             for i in range(blocks)]
+
+
+def shards(maintainer):
+    """The files of the shards that count."""
+    with contextlib.closing(_engine.Index(
+            maintainer.handle, maintainer.catalog.id)) as index:
+        found, complete = index.shards()
+    assert complete
+    return found
+
+
+def records(maintainer):
+    """How many records the exact index has."""
+    sizes = [os.stat(path).st_size for path in pathlib.Path(
+        maintainer.repository.path, 'index').glob('shard-*')]
+    return sum((size - 512) // 13 for size in sizes)
 
 
 def blocks_of(data, size=BLOCK):
@@ -223,10 +239,11 @@ def test_filter_that_was_rebuilt(path):
 def test_older_address_that_comes_late(repo, maintainer, monkeypatch, grows):
     """The lower address of a block may be published after the higher ones.
 
-    Then what was known of duplicates of a higher one is now of the lower; the
-    index may grow just then.
+    Then what was known of duplicates of a higher one is now of the lower; a
+    shard may be split just then.
     """
-    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 512 if grows else 4096)
+    if grows:
+        monkeypatch.setattr(exactindex, 'SPLIT_RECORDS', 100)
     data = repositories.noise(MIB)
     with contextlib.ExitStack() as stack:
         first, second, third = (
@@ -238,11 +255,11 @@ def test_older_address_that_comes_late(repo, maintainer, monkeypatch, grows):
         merge(maintainer, exclude=lambda facts: True)
         known = maintainer.catalog.groups_with_duplicates()
         first.commit()
-    assert not maintainer.catalog.index_bits
+    assert len(shards(maintainer)) == 1
     assert addresses(maintainer, 'a')[0] >> 15 < min(known)
     images = {'a': data, 'b': data, 'c': data}
     merge(maintainer)
-    assert bool(maintainer.catalog.index_bits) == grows
+    assert len(shards(maintainer)) == 1 + grows
     need_exact(maintainer, images)
     need_settled(maintainer)
 
@@ -327,8 +344,7 @@ def test_block_that_nobody_uses(repo, maintainer):
 
 
 def test_index_grows(repo, maintainer, monkeypatch):
-    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 64)
-    monkeypatch.setattr(merger, 'PAGE_RECORDS', 32)
+    monkeypatch.setattr(exactindex, 'SPLIT_RECORDS', 64)
     images = {}
     for i in range(4):
         data = repositories.noise(MIB, i)
@@ -336,49 +352,20 @@ def test_index_grows(repo, maintainer, monkeypatch):
         put_at_once(repo, **{f'a{i}': data, f'b{i}': data})
         merge(maintainer)
         need_exact(maintainer, images)
-        assert maintainer.catalog.index_bits > 2 + i // 2
+        assert len(shards(maintainer)) == 1 << i
     put_at_once(repo, c=images['a0'], d=images['a3'][::-1])
     images.update(c=images['a0'], d=images['a3'][::-1])
     merge(maintainer)
     need_exact(maintainer, images)
-    catalog = maintainer.catalog
-    for number in range(1 << catalog.index_bits):
-        page = catalog.index_page(number)
-        assert _engine.index_split(page, catalog.index_bits) == (
-            [(number, page)] if page else [])
+    with contextlib.closing(_engine.Index(
+            repo.handle(), maintainer.catalog.id)) as index:
+        for file in index.files():
+            index.verify(file)
     need_settled(maintainer)
 
 
-def test_index_that_is_begun_anew(repo, maintainer, monkeypatch):
-    """Cursors go before pages: what a page lacks must be found again."""
-    data = repositories.noise(MIB)
-    put_at_once(repo, a=data, b=data[::-1])
-    merge(maintainer)
-    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 1)
-    catalog, write = maintainer.catalog, maintainer.write
-    pages = []
-
-    def watch(batch, **options):
-        if any(key.startswith(b'f') and value is None
-               for key, value in batch.items()):
-            pages.append(len(batch))
-            assert not any(f['indexed'] for _, f in catalog.groups())
-        write(batch, **options)
-    monkeypatch.setattr(maintainer, 'write', watch)
-    merge(maintainer)
-    assert pages
-    need_exact(maintainer, {'a': data, 'b': data[::-1]})
-
-
-def test_index_that_is_worn(repo, maintainer, monkeypatch):
+def test_index_that_is_worn(repo, maintainer):
     """It does not grow with all that was ever stored."""
-    monkeypatch.setattr(merger, 'WORN_RECORDS', 100)
-
-    def records():
-        catalog = maintainer.catalog
-        return sum(len(catalog.index_page(number))
-                   for number in range(1 << catalog.index_bits)) // 13
-
     kept = repositories.noise(BLOCK * 20, 99)
     images = {'kept': kept}
     repositories.put(repo, 'kept', kept)
@@ -386,7 +373,7 @@ def test_index_that_is_worn(repo, maintainer, monkeypatch):
     for i in range(25):
         repositories.put(repo, 'a', repositories.noise(BLOCK * 200, i))
         merge(maintainer)
-        most = max(most, records())
+        most = max(most, records(maintainer))
         repo.delete('a')
         collect(maintainer)
     merge(maintainer)
@@ -400,8 +387,9 @@ def test_index_that_is_worn(repo, maintainer, monkeypatch):
 
 def test_small_portions(repo, maintainer, monkeypatch):
     """Whatever is bounded, at its bound."""
-    monkeypatch.setattr(merger, 'SORTED_RECORDS', 100)
-    monkeypatch.setattr(merger, 'PAIRS_AT_ONCE', 3)
+    monkeypatch.setattr(exactindex, 'SORTED_RECORDS', 100)
+    monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 3)
+    monkeypatch.setattr(exactindex, 'STEP_RECORDS', 7)
     monkeypatch.setattr(merger, 'ROUND_BLOCKS', 50)
     monkeypatch.setattr(merger, 'ACCOUNT_EVERY', 1)
     monkeypatch.setattr(merger, '_CACHED_COUNTS', 1)
@@ -424,24 +412,6 @@ def test_catalog_made_anew(repo, maintainer):
     assert maintainer.catalog.groups_with_duplicates() == []
     merge(maintainer)
     need_exact(maintainer, {'a': data, 'b': data})
-    need_settled(maintainer)
-
-
-def test_page_that_is_damaged(repo, maintainer, monkeypatch):
-    """A page that is not in order makes the catalog anew."""
-    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 1 << 20)
-    data = repositories.noise(MIB)
-    repositories.put(repo, 'a', data)
-    merge(maintainer)
-    page = maintainer.catalog.index_page(0)
-    batch = maintainer.catalog.batch()
-    maintainer.catalog.set_index_page(batch, 0, page[-13:] + page[:-13])
-    maintainer.catalog.write(batch)
-    put_at_once(repo, b=data[::-1], c=data[::-1])
-    images = {'a': data, 'b': data[::-1], 'c': data[::-1]}
-    merge(maintainer)
-    need_exact(maintainer, images)
-    assert any('page 0' in text for text in maintainer.warnings)
     need_settled(maintainer)
 
 
@@ -550,32 +520,6 @@ def test_damaged_block_is_healed_by_a_later_upload(repo, maintainer):
     with pytest.raises(exceptions.DamagedError):
         repositories.read_all(repo, 'a')
     assert repositories.read_all(repo, 'b') == data
-
-
-def test_what_later_steps_build_on_is_synced(repo, maintainer, monkeypatch):
-    """A crash may lose a batch that was not synced, and keep later ones.
-
-    So pages of the index are durable before a cursor says that a block is in
-    them: what is in front of the cursor is never looked for again.
-    """
-    monkeypatch.setattr(merger, 'PAGE_RECORDS_MOST', 300)
-    written = []
-    write = catalog_module.Catalog.write
-
-    def watching_write(catalog, batch, sync=False, **options):
-        keys = {key[:1] for key, _ in batch.items()}
-        written.append((b'f' in keys, sync, 'index_bits' in options))
-        write(catalog, batch, sync=sync, **options)
-
-    monkeypatch.setattr(catalog_module.Catalog, 'write', watching_write)
-    for number in range(3):
-        put_at_once(repo, **{f'image-{number}': repositories.noise(
-            MIB, number)})
-        merge(maintainer)
-    pages = [entry for entry in written if entry[0] or entry[2]]
-    assert len(pages) > 3
-    assert any(is_resized for _, _, is_resized in pages)
-    assert all(sync for _, sync, _ in pages)
 
 
 # -- others at work -----------------------------------------------------------
@@ -815,7 +759,8 @@ def test_killed_in_the_exchange(path):
 
 def die_before_write(maintainer, number):
     """Merge in small steps, and die before the n-th write to the catalog."""
-    merger.SORTED_RECORDS = 200
+    exactindex.SORTED_RECORDS = 200
+    exactindex.PAIRS_AT_ONCE = 50
     merger.ROUND_BLOCKS = 300
     maintainer_module.BATCH_BYTES = 500
     left = int(number)
@@ -890,10 +835,7 @@ def test_only_the_maintainer_merges(repo):
 
 def test_arguments_that_cannot_be(repo, maintainer):
     for call in (lambda: _engine.Merge(maintainer.engine, 'a', b'123'),
-                 lambda: _engine.index_update(b'1', b'', b''),
                  lambda: _engine.index_sort(b'1'),
-                 lambda: _engine.index_split(b'1', 3),
-                 lambda: _engine.index_split(b'', 32),
                  lambda: _engine.index_records(b'1', 1, 0),
                  lambda: _engine.index_records(bytes(48), 0, 0),
                  lambda: _engine.index_records(bytes(96), 1, 32767)):

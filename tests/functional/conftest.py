@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Two hosts on one directory: a model of a file system, or a real one."""
+
+import contextlib
+import os
+import pathlib
+import tempfile
+import uuid
+
+import pytest
+
+from tests.sharedfs import guest
+from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import kinds
+from tests.sharedfs import shared as shared_module
+
+#: On which tests of two hosts run, besides the model; ``-k gluster`` chooses
+#: one. NFS is mounted in a guest alone: test_nfs.py runs these tests there.
+REAL_FILE_SYSTEMS = ['nfs'] if guest.inside() else [
+    pytest.param('juicefs', marks=pytest.mark.slow),
+    pytest.param('gluster', marks=pytest.mark.slow),
+    pytest.param('ceph', marks=pytest.mark.long)]
+FILE_SYSTEMS = [*([] if guest.inside() else ['model']), *REAL_FILE_SYSTEMS]
+
+
+@pytest.fixture(scope='session')
+def real_file_systems():
+    """Real ones by name: each is started for the first test that asks."""
+    with contextlib.ExitStack() as stack:
+        running = {}
+
+        def get(kind):
+            if kind == 'nfs':
+                running[kind] = shared_module.Shared(
+                    kind, kinds.KINDS[kind], os.environ[guest.VARIABLE])
+                running[kind].up()
+            elif kind not in running:
+                # In a place of its own: the path of a socket must be short.
+                place = stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix=f'{kind}-'))
+                running[kind] = stack.enter_context(shared_module.Shared(
+                    kind, kinds.KINDS[kind], pathlib.Path(place, 'fs')))
+                running[kind].up()
+            return running[kind]
+
+        yield get
+
+
+@pytest.fixture(params=FILE_SYSTEMS)
+def two_hosts(request, tmp_path, real_file_systems):
+    """Two hosts, each with a mount of one empty directory at its ``root``.
+
+    On the model their caches last as long as any test. Of a real file system
+    they are mounts that later tests use, too, which are up again by then.
+    """
+    if request.param == 'model':
+        with hosts_module.hosts(tmp_path, names=600, attributes=600) as found:
+            yield found
+        return
+    shared = real_file_systems(request.param)
+    with shared.place(f'{tmp_path.name}-{uuid.uuid4().hex[:8]}') as found:
+        yield found

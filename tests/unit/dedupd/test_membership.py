@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""This daemon among those that live, and what a helper's scheduler does."""
+
+import contextlib
+import itertools
+import os
+
+from oslo_config import cfg
+import pytest
+
+from dedupd import membership as membership_module
+from dedupd import opts
+from dedupd import scheduler as scheduler_module
+from glance_dedup.base import task
+from glance_dedup.maintenance import hosts as hosts_module
+from tests.support import maintenance
+from tests.support import repositories
+from tests.support import schedulers
+from tests.support.schedulers import wait_for
+
+pytest_plugins = ['tests.support.maintainer_fixtures']
+
+NAMES = ('account', 'collect', 'scrub', 'recompress')
+
+
+@pytest.fixture
+def conf():
+    found = cfg.ConfigOpts()
+    found.register_opts(opts.dedupd_opts, group='dedupd')
+    found([], default_config_files=[])
+    for name in ('collect', 'merge'):
+        found.set_override(f'{name}_interval', 0, 'dedupd')
+    return found
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(hosts_module, 'LONGEST_MEMORY', 0.01)
+    monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.1)
+    monkeypatch.setattr(task, 'WATCH', 0.001)
+    monkeypatch.setattr(task, 'idle_seconds',
+                        itertools.count(0, 1000).__next__)
+
+
+@pytest.fixture
+def join(repo, conf):
+    with contextlib.ExitStack() as stack:
+        def joined():
+            found = stack.enter_context(
+                membership_module.Membership(repo, conf, NAMES))
+            found.join()
+            return found
+        yield joined
+
+
+def test_the_options_say_of_which_tasks_it_takes_a_share(join, conf):
+    mine = join()
+    assert mine.members() == {0: ['scrub', 'recompress']}
+    conf.set_override('scrub_interval', 0, 'dedupd')
+    mine.follow()
+    assert mine.members() == {0: ['recompress']}
+    conf.set_override('recompress_codec', 'none', 'dedupd')
+    mine.follow()
+    assert mine.members() == {0: []}
+    # Whoever takes no part may be asked for all.
+    assert mine.share('recompress')(7) and mine.share('collect') is None
+
+
+def test_who_lives(join):
+    mine, other = join(), join()
+    host = {'host': os.uname().nodename, 'tasks': ['scrub', 'recompress']}
+    assert mine.described() == {'0': host, '1': {**host, 'host': None}}
+    assert (mine.number, other.number) == (0, 1)
+    other.close()
+    wait_for(lambda: mine.described() == {'0': host})
+
+
+def test_when_to_try(path, join, repo):
+    mine = join()
+    assert mine.is_time_to_try(60)      # nobody is the maintainer
+    assert not mine.is_time_to_try(60)  # it has just looked
+    with maintenance.maintaining(repo):
+        assert not mine.is_time_to_try(0)
+    assert mine.is_time_to_try(0)
+    mine.note_try(again=True)
+    assert mine.is_time_to_try(60)
+
+
+def test_a_daemon_without_a_number_works_alone(path, conf, repo, caplog):
+    (path / 'locks/hosts').mkdir()
+    with schedulers.running(repo, conf) as scheduler:
+        assert scheduler.membership.number is None
+        assert scheduler.membership.described() == {}
+        number = scheduler.request('scrub')
+        assert scheduler.wait('scrub', number, 20)['last']['error'] is None
+    assert 'cannot share the work' in caplog.text
+    (path / 'locks/hosts').rmdir()
+
+
+def test_a_helper_runs_its_tasks_and_takes_over(path, repo, other, conf):
+    """It runs no other, is asked for none, and then is the maintainer."""
+    text = repositories.noise(
+        maintenance.SLOTS * maintenance.BLOCK, 1).hex().encode()
+    repositories.put(other, 'text', text)
+    for name in ('recompress', 'scrub', 'collect', 'merge'):
+        conf.set_override(f'{name}_interval', 1, 'dedupd')
+    helper = scheduler_module.Scheduler(other, conf)
+    helper.events = []
+    helper.listeners.append(lambda *event: helper.events.append(event))
+    with maintenance.maintaining(repo):
+        helper.start()
+        try:
+            wait_for(lambda: helper.tasks()['recompress']['runs']
+                     and helper.tasks()['scrub']['runs']
+                     and helper.tasks()['merge']['runs'])
+            assert not helper.is_maintainer
+            with pytest.raises(scheduler_module.NotMaintainer):
+                helper.request('scrub')
+            wait_for(lambda: helper.tasks()['recompress']['runs'] > 1)
+            done = {name for name, status in helper.tasks().items()
+                    if status['runs']}
+            assert done == {'recompress', 'scrub', 'merge'}
+            assert sum(event[2]['groups'] for event in helper.events
+                       if event[:2] == ('end', 'recompress')) == 2
+            assert {event[:2] for event in helper.events} >= {
+                ('start', 'recompress'), ('end', 'scrub')}
+            assert not (path / 'tasks.json').exists()
+            assert (path / 'helpers/0.json').exists()
+        except BaseException:
+            helper.stop()
+            raise
+    try:
+        wait_for(lambda: helper.is_maintainer
+                 and helper.tasks()['account']['runs'])
+        assert repositories.read_all(other, 'text') == text
+    finally:
+        helper.stop()
+        assert helper.join(20)
+
+
+def test_a_long_task_of_a_helper_ends_when_it_is_needed(
+        path, repo, other, conf):
+    """The maintainer dies while a helper scrubs for hours."""
+    repositories.put(other, 'noise', repositories.noise(1 << 20, 1))
+    conf.set_override('scrub_interval', 1, 'dedupd')
+    conf.set_override('scrub_rate_mib', 1, 'dedupd')
+    helper = scheduler_module.Scheduler(other, conf)
+    with maintenance.maintaining(repo):
+        helper.start()
+        wait_for(lambda: helper.task('scrub')['state'] == 'running')
+    try:
+        wait_for(lambda: helper.is_maintainer)
+    finally:
+        helper.stop()
+        assert helper.join(20)

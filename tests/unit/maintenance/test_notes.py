@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The files in which helpers note what they found."""
+
+import json
+
+import pytest
+
+from glance_dedup.base import files
+from glance_dedup.check import checker
+from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import notes as notes_module
+from tests.support import maintenance
+
+
+@pytest.fixture
+def path(tmp_path):
+    return maintenance.create(tmp_path)
+
+
+def full():
+    notes = notes_module.Notes('a-host')
+    notes.begin_scrub(1234.5)
+    notes.scrub.update(group=3, slot=4)
+    notes.found = {addresses.address(1, 5), addresses.address(2, 0)}
+    notes.unreadable = {7: 'why'}
+    notes.kept = {9: (2, 19)}
+    return notes
+
+
+def test_they_come_back(path):
+    assert notes_module.load(path, 3) == notes_module.Notes()
+    notes_module.save(path, 3, full().encode())
+    assert notes_module.load(path, 3) == full()
+    assert [n for n, _ in notes_module.contents(path)] == [3]
+    assert checker.check(path).findings == []
+    assert (path / 'helpers').stat().st_mode & 0o7777 == 0o700
+    assert (path / 'helpers/3.json').stat().st_mode & 0o7777 == 0o600
+
+
+def changed(**fields):
+    found = json.loads(full().encode())
+    found.update(fields)
+    found.pop('kind'), found.pop('version'), found.pop('checksum')
+    return files.pack_json(notes_module.KIND, **found)
+
+
+@pytest.mark.parametrize('content', [
+    b'', b'{}', b'[' * 100000, b'\xff', bytes(2 << 20), full().encode()[:-4],
+    full().encode().replace(b'a-host', b'b-host'),
+    changed(host=1), changed(host='x' * 301), changed(scrub={}),
+    changed(scrub={**full().scrub, 'group': -1}),
+    changed(scrub={**full().scrub, 'complete': 0}),
+    changed(scrub={**full().scrub, 'started': float('inf')}),
+    changed(found=[1]), changed(found=[1 << 60]), changed(found=['1']),
+    changed(found=[True]), changed(found=[32768] * 4097),
+    changed(found={}), changed(unreadable=[[0, 'x']]),
+    changed(unreadable=[[1 << 40, 'x']]), changed(unreadable=[[1]]),
+    changed(kept=[[1, 2]]), changed(kept=[[1, 2, 'x']])])
+def test_anybody_may_have_written_them(path, content):
+    with pytest.raises(ValueError):
+        notes_module.decode(content)
+    notes_module.save(path, 3, full().encode())
+    (path / 'helpers/3.json').write_bytes(content)
+    assert notes_module.load(path, 3) == notes_module.Notes()
+    assert checker.check(path).ok
+
+
+def test_bounds_are_kept(path):
+    """What may be noted can be read again."""
+    notes = notes_module.Notes('x' * 1000)
+    notes.found = {addresses.address(1 << 24, slot) for slot in range(
+        notes_module.MOST_FOUND)}
+    notes.unreadable = {(1 << 24) + n: 'y' * 1000
+                        for n in range(notes_module.MOST_UNREADABLE)}
+    notes.kept = {(1 << 24) + n: (255, 255)
+                  for n in range(notes_module.MOST_KEPT)}
+    notes_module.save(path, 63, notes.encode())
+    found = notes_module.load(path, 63)
+    assert found.kept == notes.kept and found.found == notes.found
+    assert len(found.unreadable) == notes_module.MOST_UNREADABLE
+    assert checker.check(path).findings == []
+
+
+def test_other_names_are_left_alone(path):
+    notes_module.save(path, 0, full().encode())
+    for name in ('64.json', '00.json', 'x', '1.json.new'):
+        (path / 'helpers' / name).write_bytes(full().encode())
+        (path / 'helpers' / name).chmod(0o600)
+    (path / 'helpers/2.json').mkdir()
+    assert [n for n, _ in notes_module.contents(path)] == [0]
+    assert {f.file for f in checker.check(path).findings} == {
+        'helpers/64.json', 'helpers/00.json', 'helpers/x', 'helpers/2.json'}
+
+
+def test_a_directory_that_leads_elsewhere(path, tmp_path):
+    """Nothing is written, and nothing is believed, outside the repository."""
+    outside = tmp_path / 'outside'
+    outside.mkdir()
+    (path / 'helpers').symlink_to(outside)
+    with pytest.raises(NotADirectoryError):
+        notes_module.save(path, 3, full().encode())
+    assert list(outside.iterdir()) == []
+    (outside / '3.json').write_bytes(full().encode())
+    with pytest.raises(NotADirectoryError):
+        notes_module.load(path, 3)
+    assert list(notes_module.contents(path)) == []
