@@ -7,6 +7,7 @@ while the others observe; their steps are kept together by what they say.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import subprocess
@@ -28,6 +29,8 @@ LINKS = 50
 #: have room for some forty.
 LINKS_OF_ONE = 10
 RENAMES = 30
+#: Each look finds a file that is gone only if it was replaced once more.
+_MOST_LOOKS = 10
 
 _HOLDER = """
 import fcntl, os, struct, sys, time
@@ -156,9 +159,8 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
     while (not meeting.said(actor, 'renamed')
             and time.monotonic() < deadline):
         for _ in range(20):
-            try:
-                fd = _open_as_the_store_does(path)
-            except FileNotFoundError:
+            fd = _open_as_the_store_does(path)
+            if fd is None:
                 missing += 1
                 continue
             # A file that was replaced by now may be gone: see `unlinked`.
@@ -172,17 +174,23 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
     meeting.answer(actor, 'looked')
 
 
-def _open_as_the_store_does(path: str) -> int:
-    """A missing name is asked for again, once its directory was opened.
+def _open_as_the_store_does(path: str) -> int | None:
+    """Ask anew for a name that is missing, or whose file is gone by then.
 
     A client may have found the file just before it was replaced, and ask the
-    server for that very file.
+    server for that very file (the engine's `gd_open`). None: it stays missing.
     """
-    try:
-        return os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        with files.opened(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY):
+    for look in range(_MOST_LOOKS):
+        try:
             return os.open(path, os.O_RDONLY)
+        except OSError as e:
+            if e.errno == errno.ENOENT and look > 0:
+                return None
+            if e.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+        with files.opened(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY):
+            pass
+    return None
 
 
 def new_names(meeting: Meeting, findings: Findings, actor: Member) -> None:

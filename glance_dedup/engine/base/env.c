@@ -17,6 +17,7 @@
 
 enum {
     LARGE_PAGE = 2 << 20,
+    MOST_LOOKS = 10,
     LEASE_MS = 60000, /* by default, Linux breaks a lease after 45 s */
     LEASE_STEP_MS = 10,
 };
@@ -533,12 +534,24 @@ renew(const gd_env *env, int dir, const char *path)
     return dir == AT_FDCWD ? 0 : env->renew(env, dir, path);
 }
 
+/* Whether the server may know better than what this host answered.  A name that
+ * was missing may have come: one new look tells.  A file that the server has no
+ * more was replaced between look and opening: that may happen again and again,
+ * but each time another host has replaced it once more. */
+static bool
+may_be_outdated(int rc, int flags, unsigned looks)
+{
+    return (rc == -ENOENT && looks == 0 && (flags & O_CREAT) == 0) ||
+           (rc == -ESTALE && looks < MOST_LOOKS);
+}
+
 gd_status
 gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
         int *fd, gd_error *err)
 {
     int rc = open_once(env, dir, path, flags, mode);
-    if (rc == -ENOENT && dir != AT_FDCWD && (flags & O_CREAT) == 0) {
+    for (unsigned looks = 0;
+         dir != AT_FDCWD && may_be_outdated(rc, flags, looks); looks++) {
         rc = renew(env, dir, path);
         rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
     }

@@ -314,6 +314,32 @@ test_missing_names(void)
     teardown(&x);
 }
 
+/* Another host replaced the file after this host looked its name up. */
+static void
+test_replaced_names(void)
+{
+    fixture x;
+    gd_error err;
+    int dir, fd;
+    setup(&x);
+    CHECK_INT(gd_open(x.env, AT_FDCWD, x.dir, O_RDONLY | O_DIRECTORY, 0, &dir,
+                      &err),
+              GD_OK);
+    fault_env_fail(&x.f, FAULT_OPENAT, 1, ESTALE, false);
+    CHECK_INT(gd_open(x.env, dir, "file", O_RDONLY, 0, &fd, &err), GD_OK);
+    x.env->close(x.env, fd);
+    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 1);
+    fault_env_fail(&x.f, FAULT_OPENAT, 1, ESTALE, true);
+    CHECK_INT(gd_open(x.env, dir, "file", O_RDWR | O_CREAT, 0600, &fd, &err),
+              GD_IO);
+    CHECK_CONTAINS(err.text, "file");
+    uint64_t looks = fault_env_count(&x.f, FAULT_RENEW);
+    CHECK(looks > 2 && looks < 100);
+    fault_env_heal(&x.f);
+    x.env->close(x.env, dir);
+    teardown(&x);
+}
+
 /* Whether a name leads to an open file is asked of the server; a file that it
  * has no more has no name. */
 static void
@@ -555,6 +581,7 @@ main(int argc, char **argv)
     RUN(test_sync_dir);
     RUN(test_same_file);
     RUN(test_missing_names);
+    RUN(test_replaced_names);
     RUN(test_same_file_is_asked_anew);
     RUN(test_locks);
     RUN(test_list);
