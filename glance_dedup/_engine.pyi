@@ -53,6 +53,11 @@ class Repository:
     def open_image(self, image_id: str,
                    upload_id: bytes | None = None) -> 'Image': ...
     def block_reader(self) -> 'BlockReader': ...
+    def scan(self, data: Any, scope: bytes = bytes(16)) -> bytes:
+        """Cut data that begins and ends with a block, and fingerprint the
+        blocks: 36 bytes each, fingerprint and length; a block of zeros has
+        only zeros as its fingerprint. InvalidParameter where the policy is
+        'value'. Thread-safe."""
     def create_volume(self, name: str, size: int, project: str, scope: bytes,
                       image: 'Image | None', part_size: int = 0) -> int:
         """Make a volume, a clone of an image that the same Repository has
@@ -116,6 +121,11 @@ class Transaction:
         each): one address each, 0 where it is not stored. The shared lock of
         each group is held until the transaction ends, so an address stays
         good (I6). All are 0 where the policy is 'value'."""
+    def find_at(self, fingerprints: bytes, lengths: bytes,
+                addresses: bytes) -> bytes:
+        """The same for blocks of which others say where they are (0: nobody
+        does): the address stays if the block is there, else it becomes 0. An
+        address may be anything."""
     def add(self, fingerprints: bytes, lengths: bytes,
             addresses: bytes) -> None:
         """Append blocks that `find` of this transaction found; each address
@@ -542,6 +552,9 @@ class Index:
     def verify(self, file: tuple[str, int, int, int]) -> None: ...
     def find(self, fingerprint: bytes) -> int:
         """The address that the index has; 0: none."""
+    def answer(self, requests: bytes) -> tuple[bytes, bytes, int]:
+        """Answers to requests (see `requests_of`), the requests that wait for
+        another one's block, and how many files could not be read."""
     def begin_merge(self, bits: int, shard: int, split_ns: int,
                     split_records: int) -> bool:
         """Begin to merge a shard with its runs. False: it has none, another
@@ -619,3 +632,26 @@ def pairs_choose(pairs: bytes, addresses: bytes, entries: bytes,
 def replacements_sort(replacements: bytes) -> bytes:
     """Replacements in order, each old address once, and none whose new address
     is the old one of another."""
+
+# What the ranks of a batch backup send each other (``batch.rst``, "Stages"). All
+# are laid out as index records of 13 bytes: a key (64 bits, big-endian) and a
+# value (40 bits, little-endian). A request's key is the first 8 bytes of a
+# fingerprint, and its value the requester: rank << 28 | number of a block. A
+# reference has the same key, and an address. An answer's key is the requester
+# << 24, and its value an address; 0: not known; all ones: wait.
+def requests_of(scanned: bytes, requester: int) -> bytes:
+    """Requests for the blocks of `Repository.scan` that are not zeros. The
+    first block has this requester, the next one the next."""
+def split_records(records: bytes, parts: int, first: int,
+                  ways: int) -> list[bytes]:
+    """Records by the part of their key, of so many equal parts, from part
+    `first` on. ValueError for one of another part."""
+def answer_requests(requests: bytes) -> tuple[bytes, bytes]:
+    """As `Index.answer` where there is no index."""
+def resolve_requests(requests: bytes, references: bytes) -> bytes:
+    """Answers to the requests whose key is among the references."""
+def fill_answers(answers: bytes, first: int,
+                 places: bytearray | memoryview) -> None:
+    """Put what each answer says in the place (64 bits) of its requester's
+    number; the first place is that of number `first`. ValueError for an answer
+    without a place."""

@@ -16,6 +16,7 @@
  *     scrub             spare
  *     fingerprint       runs
  *     duplicates        estimate       what images would take
+ *     batch                            what ranks send each other
  *     opened            part           what these two have open
  *     call                             calls of the engine, without the GIL
  *     common                           what all stand on
@@ -29,6 +30,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "engine/format/index.h"
 #include "engine/format/recipe.h"
 #include "engine/handle/repo.h"
 #include "engine/read/reader.h"
@@ -223,6 +225,13 @@ void gd_py_close_opened(opened_object *self);
 PyObject *gd_py_opened_close(PyObject *object, PyObject *unused);
 void gd_py_opened_dealloc(PyObject *object);
 
+/* ---- batch.c ---- */
+
+/* Decodes and sorts records.  Returns NULL with an exception set on error.
+ * *room is for the caller to free. */
+gd_item *gd_py_sorted_items(const Py_buffer *records, size_t *count,
+                            gd_item **room);
+
 /* ---- part.c ---- */
 
 typedef struct part_object part_object;
@@ -288,6 +297,7 @@ void gd_py_part_dealloc(PyObject *object);
 extern PyMethodDef gd_py_fingerprint_functions[]; /* fingerprint.c */
 extern PyMethodDef gd_py_run_functions[];         /* runs.c */
 extern PyMethodDef gd_py_duplicates_functions[];  /* duplicates.c */
+extern PyMethodDef gd_py_batch_functions[];       /* batch.c */
 extern PyMethodDef gd_py_scrub_functions[];       /* scrub.c */
 extern PyMethodDef gd_py_spare_functions[];       /* spare.c */
 extern PyMethodDef gd_py_rewriting_functions[];   /* rewriting.c */

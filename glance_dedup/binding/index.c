@@ -8,8 +8,10 @@
 
 #include <string.h>
 
+#include "engine/files/indexjoin.h"
 #include "engine/files/shardmerge.h"
 #include "engine/format/duplicates.h"
+#include "engine/format/requests.h"
 
 typedef struct index_handle {
     gd_shards *shards;
@@ -355,6 +357,60 @@ index_find(PyObject *object, PyObject *args)
     return gd_py_end_number(&call, s, address);
 }
 
+/* The answers to requests, sorted already. */
+static PyObject *
+answer(PyObject *object, const gd_item *requests, size_t count)
+{
+    uint32_t unread = 0;
+    uint8_t *answers = NULL, *waiting = NULL;
+    gd_py_call call;
+    PyObject *result = NULL;
+    uint64_t *addresses = PyMem_Calloc(count + 1, sizeof *addresses);
+    PyObject *told =
+        gd_py_new_bytes(count * GD_INDEX_RECORD, &answers);
+    waiting = PyMem_Malloc(count * GD_INDEX_RECORD + 1);
+    if (addresses == NULL || told == NULL || waiting == NULL) {
+        PyErr_NoMemory();
+    } else if (gd_py_call_opened(object, &call)) {
+        size_t waits = 0;
+        gd_status s = gd_shards_join(shards_of(object), requests, count,
+                                     addresses, &unread, &call.err);
+        if (s == GD_OK) {
+            waits = gd_requests_answer(requests, addresses, count, answers,
+                                       waiting);
+        }
+        if (gd_py_end(&call, s)) {
+            result = Py_BuildValue("(Oy#I)", told, (const char *)waiting,
+                                   (Py_ssize_t)(waits * GD_INDEX_RECORD),
+                                   (unsigned)unread);
+        }
+    }
+    PyMem_Free(waiting);
+    Py_XDECREF(told);
+    PyMem_Free(addresses);
+    return result;
+}
+
+/* answer(requests) -> answers, waiting requests, files that were not read */
+static PyObject *
+index_answer(PyObject *object, PyObject *requests)
+{
+    Py_buffer view;
+    gd_item *room;
+    size_t count;
+    PyObject *result = NULL;
+    if (PyObject_GetBuffer(requests, &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    const gd_item *items = gd_py_sorted_items(&view, &count, &room);
+    PyBuffer_Release(&view);
+    if (items != NULL) {
+        result = answer(object, items, count);
+    }
+    PyMem_Free(room);
+    return result;
+}
+
 /* ---- the lock, and what its holder does ---- */
 
 static PyObject *
@@ -515,6 +571,7 @@ static PyMethodDef index_methods[] = {
     {"set_aside", index_set_aside, METH_VARARGS, NULL},
     {"verify", index_verify, METH_VARARGS, NULL},
     {"find", index_find, METH_VARARGS, NULL},
+    {"answer", index_answer, METH_O, NULL},
     {"begin_merge", index_begin_merge, METH_VARARGS, NULL},
     {"step", index_step, METH_VARARGS, NULL},
     {"finish_merge", index_finish_merge, METH_NOARGS, NULL},

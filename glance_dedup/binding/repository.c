@@ -16,6 +16,7 @@
 #include "engine/files/spool.h"
 #include "engine/handle/follow.h"
 #include "engine/handle/segcache.h"
+#include "engine/write/scan.h"
 
 /* Parameters not yet in the engine's form. */
 typedef struct raw_params {
@@ -384,11 +385,39 @@ repository_exclude_version(PyObject *object, PyObject *Py_UNUSED(unused))
         &call, gd_locks_exclude_version(self->repo->locks, &call.err));
 }
 
+/* scan(data, scope = global) -> scanned blocks */
+static PyObject *
+repository_scan(PyObject *object, PyObject *args)
+{
+    repository_object *self = (repository_object *)object;
+    const char *id = (const char *)gd_global_scope.id;
+    Py_ssize_t id_length = GD_SCOPE_SIZE;
+    gd_scope scope;
+    Py_buffer data;
+    uint8_t *scanned = NULL;
+    size_t count = 0;
+    gd_py_call call;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*|y#", &data, &id, &id_length)) {
+        return NULL;
+    }
+    if (gd_py_copy_id("scope", id, id_length, scope.id) &&
+        gd_py_call_repository(object, &call)) {
+        gd_status s = gd_scan(self->repo, &scope, data.buf, (size_t)data.len,
+                              &scanned, &count, &call.err);
+        result = gd_py_end_bytes(&call, s, scanned, count * GD_SCANNED_SIZE);
+    }
+    gd_env_posix()->release(gd_env_posix(), scanned);
+    PyBuffer_Release(&data);
+    return result;
+}
+
 static PyMethodDef repository_methods[] = {
     {"begin", gd_py_begin, METH_VARARGS, NULL},
     {"share_version", repository_share_version, METH_VARARGS, NULL},
     {"exclude_version", repository_exclude_version, METH_NOARGS, NULL},
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
+    {"scan", repository_scan, METH_VARARGS, NULL},
     {"open_image", gd_py_open_image, METH_VARARGS, NULL},
     {"delete", repository_delete, METH_VARARGS, NULL},
     {"create_volume", gd_py_create_volume, METH_VARARGS, NULL},

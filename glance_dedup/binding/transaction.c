@@ -180,6 +180,29 @@ transaction_find(PyObject *object, PyObject *args)
     return result;
 }
 
+/* find_at(fingerprints, lengths, addresses) -> addresses */
+static PyObject *
+transaction_find_at(PyObject *object, PyObject *args)
+{
+    opened_object *self = (opened_object *)object;
+    gd_py_blocks list;
+    gd_py_call call;
+    PyObject *result = NULL;
+    if (!gd_py_parse_blocks(args, &list)) {
+        return NULL;
+    }
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = gd_transaction_find_at(self->handle, list.fps,
+                                             list.lengths, list.count,
+                                             list.addresses, &call.err);
+        if (gd_py_end(&call, s)) {
+            result = gd_py_pack_addresses(list.addresses, list.count);
+        }
+    }
+    gd_py_free_blocks(&list);
+    return result;
+}
+
 /* Copies packed lengths.  Returns NULL with an exception set if their sum is
  * not this number of bytes. */
 static uint32_t *
@@ -323,6 +346,7 @@ transaction_upload_id(PyObject *object, void *Py_UNUSED(unused))
 static PyMethodDef transaction_methods[] = {
     {"write", transaction_write, METH_O, NULL},
     {"find", transaction_find, METH_VARARGS, NULL},
+    {"find_at", transaction_find_at, METH_VARARGS, NULL},
     {"add", transaction_add, METH_VARARGS, NULL},
     {"write_blocks", transaction_write_blocks, METH_VARARGS, NULL},
     {"add_runs", transaction_add_runs, METH_VARARGS, NULL},

@@ -96,6 +96,8 @@ def _is_ours_alone(found: os.stat_result) -> bool:
 STORES = ('lmdb', 'dtb', 'leveldb')
 #: What may give hints: the filter, a store, or a table in memory.
 INDEXES = ('filter', *STORES, 'inram')
+#: No index at all.
+NONE = 'none'
 
 
 class HostFilter:
@@ -110,7 +112,7 @@ class HostFilter:
         of this user's in ``/dev/shm``
     :param budget: bytes of a new filter, of the table of ``inram``, or of the
         cache of ``dtb`` and ``leveldb``
-    :param index: one of :data:`INDEXES`
+    :param index: one of :data:`INDEXES`, or :data:`NONE`
     :param index_dir: where stores lie
     :param block_size: of an average block: a new store has places for as many
         as the repository's file system can hold
@@ -171,7 +173,8 @@ class HostFilter:
         :param create: make the filter if there is none; processes that only
             read don't create one
         """
-        if self._attached or time.monotonic() < self._again:
+        if (self._attached or self.index == NONE
+                or time.monotonic() < self._again):
             return
         try:
             path = self._path()

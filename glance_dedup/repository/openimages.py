@@ -122,9 +122,22 @@ class Transaction:
         """
         return self._engine.find(fingerprints, lengths)
 
+    def find_at(self, fingerprints: bytes, lengths: bytes,
+                addresses: bytes) -> bytes:
+        """Look for blocks where somebody says they are, for :meth:`add`.
+
+        :param addresses: as :meth:`find` returns them, but from anywhere; 0:
+            nothing is said
+        :returns: each address at which the block is indeed, and 0 in place of
+            the others
+
+        For the rest as :meth:`find`.
+        """
+        return self._engine.find_at(fingerprints, lengths, addresses)
+
     def add(self, fingerprints: bytes, lengths: bytes,
             addresses: bytes) -> None:
-        """Append blocks that :meth:`find` found.
+        """Append blocks that :meth:`find` or :meth:`find_at` found.
 
         :param fingerprints: as for :meth:`find`
         :param lengths: as for :meth:`find`

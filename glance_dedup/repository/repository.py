@@ -62,7 +62,8 @@ class Repository(closing.Closing):
         counts only if the filter does not exist yet
     :param index: what gives look-ups their hints: ``'filter'``; or a store in
         `index_dir`: ``'lmdb'``, or ``'dtb'`` or ``'leveldb'``, which serve one
-        process; or ``'inram'``, a table of this process
+        process; or ``'inram'``, a table of this process; or ``'none'``: only
+        blocks are found of which the caller says where they are
     :param index_dir: a directory of this host, where the stores lie; unused
         ones are removed from it, whatever the index is
     :param lock_timeout: seconds to wait for another process that is deleting
@@ -107,7 +108,7 @@ class Repository(closing.Closing):
         parameters_module.need_range(
             'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
         parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
-        if index not in hostfilter.INDEXES:
+        if index not in (*hostfilter.INDEXES, hostfilter.NONE):
             raise exceptions.InvalidParameter(
                 f"there is no index '{index}': choose "
                 f'{", ".join(hostfilter.INDEXES)}')

@@ -626,6 +626,26 @@ gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
     return result;
 }
 
+gd_status
+gd_lookup_verify(gd_lookup *lookup, gd_block *blocks, size_t count,
+                 gd_error *err)
+{
+    uint32_t last = 0; /* the group that was asked for */
+    bool shared = false;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t group = blocks[i].address.group;
+        if (group != 0 && group != last) {
+            last = group;
+            shared = is_in_scope(lookup, group) &&
+                     lock_group(lookup, group) == GD_OK;
+        }
+        if (!shared) {
+            blocks[i].address = (gd_address){0, 0};
+        }
+    }
+    return gd_lookup_confirm(lookup, blocks, count, err);
+}
+
 bool
 gd_lookup_share(gd_lookup *lookup, const gd_scope *scope, uint32_t group)
 {

@@ -80,6 +80,10 @@ void gd_lookup_batch(gd_lookup *lookup, gd_block *blocks, size_t count,
  * REQUIRES: the shared locks of all groups named. */
 gd_status gd_lookup_confirm(gd_lookup *lookup, gd_block *blocks, size_t count,
                             gd_error *err);
+/* The same for addresses that others told, which may be anything: takes the
+ * shared locks first.  Addresses become group 0 where a lock is refused, too. */
+gd_status gd_lookup_verify(gd_lookup *lookup, gd_block *blocks, size_t count,
+                           gd_error *err);
 /* Takes the group's shared lock, until the look-up is closed.  Returns false if
  * the scope is another one than the look-up's, or the lock is refused. */
 bool gd_lookup_share(gd_lookup *lookup, const gd_scope *scope, uint32_t group);

@@ -257,10 +257,53 @@ fill_places(gd_intake *intake, const gd_fingerprint *fps,
         intake->batch.blocks[i] = (gd_block){
             .length = lengths[i],
             .fingerprint = fps[i],
-            .address = addresses == NULL ? (gd_address){0, 0} : addresses[i],
+            .address = addresses[i],
         };
     }
     return n;
+}
+
+/* Finds the blocks in the batch's places: anywhere, or where the places say. */
+typedef gd_status find_step(gd_intake *intake, size_t count, gd_error *err);
+
+static gd_status
+find_anywhere(gd_intake *intake, size_t count, GD_UNUSED gd_error *err)
+{
+    find_batch(intake, count);
+    return GD_OK;
+}
+
+static gd_status
+find_there(gd_intake *intake, size_t count, gd_error *err)
+{
+    return gd_lookup_verify(intake->lookup, intake->batch.blocks, count, err);
+}
+
+static gd_status
+find_blocks(gd_transaction *transaction, const gd_fingerprint *fps,
+            const uint32_t *lengths, size_t count, gd_address *addresses,
+            find_step *find, gd_error *err)
+{
+    gd_intake *intake = &transaction->intake;
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    intake->told = true;
+    if (transaction->repo->params.by_value) { /* no bytes to compare (I5) */
+        memset(addresses, 0, count * sizeof *addresses);
+        count = 0;
+    }
+    for (size_t at = 0; s == GD_OK && at < count;) {
+        size_t n = fill_places(intake, fps + at, lengths + at, addresses + at,
+                               count - at);
+        s = find(intake, n, err);
+        for (size_t i = 0; i < n; i++) {
+            addresses[at + i] = intake->batch.blocks[i].address;
+        }
+        at += n;
+    }
+    return s;
 }
 
 gd_status
@@ -268,28 +311,18 @@ gd_transaction_find(gd_transaction *transaction, const gd_fingerprint *fps,
                     const uint32_t *lengths, size_t count,
                     gd_address *addresses, gd_error *err)
 {
-    gd_status s = check_under_way(transaction, err);
-    if (s == GD_OK) {
-        s = store_waiting(transaction, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    transaction->intake.told = true;
     memset(addresses, 0, count * sizeof *addresses);
-    if (transaction->repo->params.by_value) {
-        return GD_OK; /* there are no bytes to compare (I5) */
-    }
-    for (size_t at = 0; at < count;) {
-        size_t n = fill_places(&transaction->intake, fps + at, lengths + at,
-                               NULL, count - at);
-        find_batch(&transaction->intake, n);
-        for (size_t i = 0; i < n; i++) {
-            addresses[at + i] = transaction->intake.batch.blocks[i].address;
-        }
-        at += n;
-    }
-    return GD_OK;
+    return find_blocks(transaction, fps, lengths, count, addresses,
+                       find_anywhere, err);
+}
+
+gd_status
+gd_transaction_find_at(gd_transaction *transaction, const gd_fingerprint *fps,
+                       const uint32_t *lengths, size_t count,
+                       gd_address *addresses, gd_error *err)
+{
+    return find_blocks(transaction, fps, lengths, count, addresses, find_there,
+                       err);
 }
 
 /* Accepts only addresses that find could have returned.  Either we hold the

@@ -56,6 +56,13 @@ gd_status gd_transaction_find(gd_transaction *transaction,
                               const gd_fingerprint *fps,
                               const uint32_t *lengths, size_t count,
                               gd_address *addresses, gd_error *err);
+/* The same for blocks of which somebody says where they are: *addresses[i] stays
+ * if the block is there, else it becomes group 0.  Where nothing is said, it is
+ * group 0. */
+gd_status gd_transaction_find_at(gd_transaction *transaction,
+                                 const gd_fingerprint *fps,
+                                 const uint32_t *lengths, size_t count,
+                                 gd_address *addresses, gd_error *err);
 /* Appends blocks that gd_transaction_find of this transaction found.  The
  * addresses are checked: if one is not of a block that find could return,
  * returns GD_INVALID and appends nothing.  Also GD_INVALID after a write that

@@ -130,6 +130,81 @@ test_find_and_add_many(void)
     transaction_teardown();
 }
 
+static void
+find_at(gd_transaction *transaction, pulled *p)
+{
+    CHECK_INT(gd_transaction_find_at(transaction, p->fps, p->lengths, p->count,
+                                     p->addresses, &the_scratch.err), GD_OK);
+}
+
+/* What others say of addresses is believed of no block that is not there. */
+static void
+test_find_at(void)
+{
+    enum { BLOCKS = 100 };
+    static uint8_t data[BLOCKS * PULL_BLOCK];
+    static pulled p, told;
+    gd_recipe_header header;
+    setup_pull(false);
+    fill_random(data, sizeof data, 1);
+    store_in_one("a", data, sizeof data, sizeof data, NULL);
+    gd_transaction *transaction = begin_image("look");
+    describe(&p, data, sizeof data);
+    find_blocks(transaction, &p);
+    gd_transaction_end(transaction);
+    transaction_other_handle(); /* which has looked at nothing yet */
+    transaction = begin_image("b");
+    told = p;
+    told.addresses[3] = p.addresses[4];
+    told.lengths[5]++;
+    told.fps[6].bytes[31] ^= 1;
+    told.addresses[7].group += 1000;
+    told.addresses[8].slot += 50000;
+    told.addresses[9] = (gd_address){0, 0};
+    /* Words that no honest rank sends. */
+    for (size_t i = 10; i < 40; i++) {
+        told.addresses[i] = (gd_address){GD_MAX_GROUP, (uint32_t)i * 7919};
+    }
+    find_at(transaction, &told);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        bool honest = i < 3 || i == 4 || i >= 40;
+        CHECK_INT(told.addresses[i].group, honest ? p.addresses[i].group : 0);
+    }
+    CHECK_INT(add_blocks(transaction, &told, 9, 1), GD_INVALID);
+    find_at(transaction, &p);
+    CHECK_INT(count_addresses(&p), BLOCKS);
+    CHECK_INT(add_blocks(transaction, &p, 0, BLOCKS), GD_OK);
+    commit(transaction, &header);
+    CHECK_INT(header.new_bytes, 0);
+    check_stored_image("b", data, sizeof data);
+    transaction_teardown();
+}
+
+/* A group that a collector has is not waited for, and its blocks are not
+ * there. */
+static void
+test_find_at_without_the_lock(void)
+{
+    enum { BLOCKS = 20 };
+    static uint8_t data[BLOCKS * PULL_BLOCK];
+    static pulled p;
+    setup_pull(false);
+    fill_random(data, sizeof data, 1);
+    store_in_one("a", data, sizeof data, sizeof data, NULL);
+    gd_transaction *transaction = begin_image("look");
+    describe(&p, data, sizeof data);
+    find_blocks(transaction, &p);
+    gd_transaction_end(transaction);
+    CHECK_INT(gd_locks_announce(the_repo->locks, p.addresses[0].group,
+                                &the_scratch.err), GD_OK);
+    transaction = begin_image("b");
+    find_at(transaction, &p);
+    CHECK_INT(count_addresses(&p), 0);
+    gd_transaction_end(transaction);
+    gd_locks_withdraw_all(the_repo->locks);
+    transaction_teardown();
+}
+
 /* Blocks of several groups, each for itself and in no order of theirs, between
  * written ones and zeros. */
 static void
@@ -545,6 +620,8 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_find_and_add_many);
+    RUN(test_find_at);
+    RUN(test_find_at_without_the_lock);
     RUN(test_find_and_add);
     RUN(test_find_what_is_not_there);
     RUN(test_find_own_blocks);

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_requests.c - records of batch backups against the simplest possible
+ * implementation.
+ */
+#include "engine/format/requests.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/format/fingerprint.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+enum { R = GD_INDEX_RECORD, MOST = 500 };
+
+static uint8_t records[MOST * R], out[MOST * R], more[MOST * R];
+static gd_item items[MOST], sorted_room[MOST], others[MOST];
+
+static void
+test_make(void)
+{
+    uint8_t scanned[3 * GD_SCANNED_SIZE] = {0};
+    memset(scanned, 0xa1, GD_FINGERPRINT_SIZE);
+    /* The second block is zeros, which nobody asks for. */
+    memset(scanned + 2 * GD_SCANNED_SIZE, 0xb2, GD_FINGERPRINT_SIZE);
+    CHECK_INT(gd_requests_make(scanned, 3, (UINT64_C(7) << 28) + 5, out), 2);
+    CHECK_INT(gd_index_key(out), UINT64_C(0xa1a1a1a1a1a1a1a1));
+    CHECK_INT(gd_index_address(out), (UINT64_C(7) << 28) + 5);
+    CHECK_INT(gd_index_key(out + R), UINT64_C(0xb2b2b2b2b2b2b2b2));
+    CHECK_INT(gd_index_address(out + R), (UINT64_C(7) << 28) + 7);
+    CHECK_INT(gd_requests_make(scanned, 0, 0, out), 0);
+}
+
+static void
+test_split(void)
+{
+    uint64_t seed = 1;
+    size_t counts[10];
+    for (uint64_t parts = 1; parts <= 10; parts++) {
+        for (size_t i = 0; i < MOST; i++) {
+            gd_index_put_record(records + i * R, next_random(&seed), i);
+        }
+        CHECK(gd_records_split(records, MOST, parts, 0, parts, counts, out));
+        size_t at = 0;
+        for (uint64_t part = 0; part < parts; part++) {
+            uint64_t last = 0;
+            for (size_t i = 0; i < counts[part]; i++, at++) {
+                const uint8_t *record = out + at * R;
+                CHECK_INT(gd_part_of_key(gd_index_key(record), parts), part);
+                /* Stable: in the order in which they came. */
+                CHECK(i == 0 || gd_index_address(record) > last);
+                last = gd_index_address(record);
+            }
+        }
+        CHECK_INT(at, MOST);
+    }
+    CHECK(!gd_records_split(records, MOST, 10, 1, 9, counts, out));
+    CHECK(!gd_records_split(records, MOST, 10, 0, 9, counts, out));
+}
+
+/* Few keys, so that many are asked for several times. */
+static const gd_item *
+some_requests(size_t count, uint64_t seed)
+{
+    for (size_t i = 0; i < count; i++) {
+        items[i] = (gd_item){next_random(&seed) % 60, 1000 + i};
+    }
+    return gd_sort_items(items, sorted_room, count);
+}
+
+static void
+test_answer(void)
+{
+    static uint64_t addresses[MOST];
+    const gd_item *requests = some_requests(MOST, 3);
+    for (size_t i = 0; i < MOST; i++) {
+        addresses[i] = requests[i].key % 3 == 0 ? 900 + requests[i].key : 0;
+    }
+    size_t waiting =
+        gd_requests_answer(requests, addresses, MOST, out, more), seen = 0;
+    for (size_t i = 0; i < MOST; i++) {
+        const uint8_t *answer = out + i * R;
+        bool again = i > 0 && requests[i].key == requests[i - 1].key;
+        CHECK_INT(gd_index_key(answer),
+                  requests[i].address << GD_REQUESTER_SHIFT);
+        CHECK_INT(gd_index_address(answer),
+                  addresses[i] != 0 ? addresses[i]
+                  : again           ? GD_ANSWER_WAIT
+                                    : 0);
+        if (gd_index_address(answer) == GD_ANSWER_WAIT) {
+            CHECK_INT(gd_index_key(more + seen * R), requests[i].key);
+            CHECK_INT(gd_index_address(more + seen * R), requests[i].address);
+            seen++;
+        }
+    }
+    CHECK_INT(seen, waiting);
+    CHECK(waiting > 0);
+}
+
+static void
+test_resolve(void)
+{
+    const gd_item *requests = some_requests(MOST, 4);
+    size_t count = 0, at = 0;
+    for (uint64_t key = 0; key < 60; key += 2) {
+        others[count++] = (gd_item){key, 5000 + key};
+    }
+    size_t answered =
+        gd_requests_resolve(requests, MOST, others, count, out);
+    for (size_t i = 0; i < MOST; i++) {
+        if (requests[i].key % 2 == 0) {
+            CHECK_INT(gd_index_key(out + at * R),
+                      requests[i].address << GD_REQUESTER_SHIFT);
+            CHECK_INT(gd_index_address(out + at++ * R),
+                      5000 + requests[i].key);
+        }
+    }
+    CHECK_INT(at, answered);
+    CHECK_INT(gd_requests_resolve(requests, MOST, others, 0, out), 0);
+}
+
+static void
+test_fill(void)
+{
+    uint8_t places[8 * 8] = {0};
+    const uint64_t rank = UINT64_C(9) << GD_NUMBER_BITS;
+    gd_index_put_record(records, (rank | 100) << GD_REQUESTER_SHIFT, 77);
+    gd_index_put_record(records + R, (rank | 107) << GD_REQUESTER_SHIFT,
+                        GD_ANSWER_WAIT);
+    CHECK(gd_answers_fill(records, 2, 100, places, 8));
+    CHECK_INT(gd_get64(places), 77);
+    CHECK_INT(gd_get64(places + 7 * 8), GD_ANSWER_WAIT);
+    CHECK(!gd_answers_fill(records, 2, 100, places, 7));
+    CHECK(!gd_answers_fill(records, 2, 101, places, 8));
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_make);
+    RUN(test_split);
+    RUN(test_answer);
+    RUN(test_resolve);
+    RUN(test_fill);
+    return REPORT();
+}
