@@ -72,8 +72,9 @@ def settings():
 def test_the_units_run_what_the_commands_take():
     service = (ETC / UNITS[0]).read_text()
     assert 'EnvironmentFile=/etc/glance-dedup/backup.conf\n' in service
-    found = re.findall(r'^Exec(\w+)=/usr/bin/glance-dedup backup (\w+) \$(\w+)$',
-                       service, re.MULTILINE)
+    found = re.findall(
+        r'^Exec(\w+)=/usr/bin/glance-dedup backup (\w+) \$(\w+)$', service,
+        re.MULTILINE)
     assert found == [('Start', 'run', 'RUN'), ('StopPost', 'prune', 'PRUNE')]
     assert set(settings()) == {'RUN', 'PRUNE'}
     parser = backup.Prune(None, None).get_parser('backup prune')
