@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
@@ -120,8 +121,8 @@ class Figures:
         disk['journals'] = sum(self._journals.values())
         file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
-            'images', 'logical_bytes', 'zero_bytes', 'nonzero_bytes',
-            'unique_blocks', 'unique_bytes'))
+            'images', 'backups', 'logical_bytes', 'zero_bytes',
+            'nonzero_bytes', 'unique_blocks', 'unique_bytes'))
         sums = self._known(lambda catalog: catalog.statistics())
         if sums is not None:
             fields = {name: sums[name] for name in fields if name in sums}
@@ -172,7 +173,8 @@ class Figures:
                         'image_id', 'project', 'size', 'zero_bytes',
                         'new_bytes', 'stored_bytes', 'blocks', 'fragments',
                         'created')}
-                    | {'damaged': facts.get('damaged', False)
+                    | {'backup': imageids.of_backup(image_id) is not None,
+                       'damaged': facts.get('damaged', False)
                        or image_id in damaged or unhurt})
         return found
 
@@ -225,10 +227,12 @@ class Figures:
     def sharing(self) -> Fields:
         """The number of blocks that each two of the largest images both name.
 
-        Images whose extents would take too much memory are left out.
+        Backups are left out, and images whose extents would take too much
+        memory.
         """
         largest = sorted(
-            (i for i in self.images() if i['size'] and not i['damaged']),
+            (i for i in self.images() if i['size'] and not i['damaged']
+             and not i['backup']),
             key=lambda i: (-i['size'], i['image_id']))[:SHARING_IMAGES]
         key = [(i['image_id'], i['created'], i['size']) for i in largest]
         with self._listing:

@@ -127,7 +127,7 @@ PACKAGES = {
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
-        'mount trial tasks figures volume_figures'),
+        'mount trial batch tasks figures volume_figures'),
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {

@@ -259,7 +259,9 @@ class Held:
                 self._touch()
 
     def candidates(self) -> list[str]:
-        """All images, in the order in which to evict them.
+        """All images but backups, in the order in which to evict them.
+
+        No Glance could give a backup back.
 
         Images whose last use is not known come first. The others follow, the
         least recently used first.
@@ -267,7 +269,8 @@ class Held:
         with self._changed:
             # List with the lock held, or images that come meanwhile would be
             # forgotten.
-            here = self._repository.images()
+            here = [image_id for image_id in self._repository.images()
+                    if imageids.of_backup(image_id) is None]
             for image_id in self._images.keys() - set(here):
                 del self._images[image_id]
                 self._touch()

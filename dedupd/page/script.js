@@ -416,6 +416,7 @@
     setFigure('metadata', number(space.metadata_bytes),
               bytes(space.metadata_bytes));
     setText($('images-note'), plural(space.images, 'image')
+            + (space.backups ? ', ' + plural(space.backups, 'backup') : '')
             + (space.volumes ? ', ' + plural(space.volumes, 'volume') : ''));
     drawSplit(space);
     setText($('filesystem'),
@@ -820,7 +821,7 @@
     const images = state.images && state.images.images || [];
     const nothing = state.images && state.images.refused || 'No images yet.';
     const projects = new Map();
-    const rows = images.map((image) => {
+    const rows = images.flatMap((image) => {
       const row = { size: image.size || 0, zeros: image.zero_bytes || 0,
                     fresh: image.new_bytes || 0,
                     stored: image.stored_bytes || 0 };
@@ -830,13 +831,16 @@
       for (const key of Object.keys(row)) {
         sum[key] += row[key];
       }
-      sum.images += 1;
       projects.set(project, sum);
+      if (image.backup) {
+        return [];              // they would fill the list
+      }
+      sum.images += 1;
       row.label = name(image.image_id);
       if (image.damaged) {
         row.label.append(' (damaged)');
       }
-      return row;
+      return [row];
     });
     for (const node of document.querySelectorAll('.bars-legend')) {
       node.hidden = !images.length;

@@ -260,6 +260,9 @@ class Reads:
             raise messages.HTTPError(404, 'There is no such image.')
         said = None
         if not _needs_no_token(request):
+            if imageids.of_backup(image_id) is not None:
+                # None of Glance's images, whatever Glance says.
+                raise messages.HTTPError(404, 'There is no such image.')
             said = await self._ask_glance(request, image_id)
         return upload_id, said
 

@@ -298,7 +298,7 @@ class _Run:
         """
         before = len(self._evicted)
         unreadable = self._maintainer.unreadable.reasons().keys()
-        for image_id in sorted(unreadable & {*self._repository.images()}):
+        for image_id in sorted(unreadable & {*self._held.candidates()}):
             try:
                 scrubber.mark_lost(self._maintainer, image_id,
                                    self._pace.step)

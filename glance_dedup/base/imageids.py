@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The valid ids of images, and those among them that volumes keep.
+"""The valid ids of images, and those among them of volumes and backups.
 
 The engine refuses all other ids. A volume stores its bytes in recipes, which
-are images for the engine, but not for users (``volumes.rst``).
+are images for the engine, but not for users (``volumes.rst``). A backup is an
+image for both, but never one of Glance's (``batch.rst``).
 """
 
+import datetime
 import re
 from typing import NamedTuple
 
@@ -19,6 +21,14 @@ is_valid = re.compile(PATTERN).fullmatch
 # the versions that make it.
 _OF_VOLUME = re.compile('v_([0-9a-f]{32})_([A-Za-z0-9_-]*)')
 _OF_PART = re.compile('(0|[1-9][0-9]{0,19})_[1-9][0-9]{0,19}')
+
+_TIME = '%Y%m%dT%H%M%SZ'
+_NAME = '[A-Za-z0-9_-]{1,109}'
+_OF_BACKUP = re.compile(f'b_({_NAME})_([0-9]{{8}}T[0-9]{{6}}Z)')
+
+#: Whether a string can be the name of backups: with it, an id has at most 128
+#: characters.
+is_backup_name = re.compile(_NAME).fullmatch
 
 
 class VolumeRecipe(NamedTuple):
@@ -49,3 +59,49 @@ def of_volume(image_id: str) -> VolumeRecipe | None:
 def is_image(image_id: str) -> bool:
     """Whether a string can be the id of an image that users have."""
     return bool(is_valid(image_id)) and of_volume(image_id) is None
+
+
+class Backup(NamedTuple):
+    """What the id of a backup says. Sorted by name, then by time."""
+
+    name: str
+    """The name of what was backed up."""
+    time: datetime.datetime
+    """When, in UTC, to the second."""
+
+    @property
+    def image_id(self) -> str:
+        """The id."""
+        # strftime writes years before 1000 with fewer digits.
+        return (f'b_{self.name}_{self.time.year:04}'
+                f'{self.time:{_TIME.removeprefix("%Y")}}')
+
+
+def of_backup(image_id: str) -> Backup | None:
+    """What an id says if it is that of a backup; None: it is not.
+
+    The time is the last part, so that a name may have any underscores.
+    """
+    match = _OF_BACKUP.fullmatch(image_id)
+    if match is None:
+        return None
+    try:
+        time = datetime.datetime.strptime(match[2], _TIME)
+    except ValueError:      # such as the 30th of February
+        return None
+    return Backup(match[1], time.replace(tzinfo=datetime.timezone.utc))
+
+
+def backup_id(name: str, time: datetime.datetime) -> str:
+    """The id of a backup.
+
+    :param time: with a time zone; parts of a second are cut off
+    :raises ValueError: backups cannot have this name, or the time has no zone
+    """
+    if not is_backup_name(name):
+        raise ValueError(
+            f'{name!r} cannot name backups: a name has 1 to 109 characters '
+            'of A-Z a-z 0-9 _ -')
+    if time.tzinfo is None:
+        raise ValueError(f'{time} has no time zone')
+    return Backup(name, time.astimezone(datetime.timezone.utc)).image_id

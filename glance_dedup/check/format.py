@@ -9,6 +9,7 @@ by the size of the file, before it is used.
 """
 
 import contextlib
+import datetime
 import hashlib
 import re
 import struct
@@ -74,6 +75,8 @@ POISONED, UNSETTLED = 1, 2
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')
 VOLUME_RECIPE = re.compile(r'v_([0-9a-f]{32})_[A-Za-z0-9_-]{0,93}\Z')
+_BACKUP = re.compile(r'b_[A-Za-z0-9_-]{1,109}_(\d{4})(\d\d)(\d\d)'
+                     r'T(\d\d)(\d\d)(\d\d)Z\Z', re.ASCII)
 SPOOL_NAME = re.compile(r'[TDGMOX]-[0-9a-f]{32}\Z')
 HEX_ID = re.compile(r'[0-9a-f]{32}\Z')
 
@@ -109,6 +112,19 @@ def printable(name: str) -> str:
     return ''.join(
         c if c.isprintable() else
         c.encode('unicode_escape').decode('ascii') for c in name)
+
+
+def is_backup(image_id: str) -> bool:
+    """Whether an image is a backup, by its id."""
+    match = _BACKUP.match(image_id)
+    if match is None:
+        return False
+    year, month, day, hour, minute, second = map(int, match.groups())
+    try:
+        datetime.datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return False
+    return True
 
 
 def scope_of(project: bytes) -> bytes:

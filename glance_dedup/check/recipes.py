@@ -138,7 +138,10 @@ class Recipes:
                 self.counts_unknown()
             if again:
                 continue
-            figures['images'] += form.VOLUME_RECIPE.match(name) is None
+            if form.is_backup(name):
+                figures['backups'] += 1
+            else:
+                figures['images'] += form.VOLUME_RECIPE.match(name) is None
             if header is not None:
                 figures['logical_bytes'] += header.size
                 figures['zero_bytes'] += header.zero_bytes

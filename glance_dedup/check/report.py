@@ -10,7 +10,7 @@ from glance_dedup.check import format as form
 
 # Findings beyond these are only counted: a hostile directory may be large.
 MAX_FINDINGS = 10000
-FIGURES = ('images', 'groups', 'logical_bytes', 'zero_bytes',
+FIGURES = ('images', 'backups', 'groups', 'logical_bytes', 'zero_bytes',
            'referenced_bytes', 'stored_bytes', 'garbage_bytes',
            'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
            'garbage_blocks', 'freed_blocks', 'damaged_blocks',

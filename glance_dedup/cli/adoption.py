@@ -275,7 +275,7 @@ class Export(common.RepositoryCommand, lister.Lister):
         parser.add_argument('directory', metavar='DIR')
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
-            '--all', action='store_true', help='All images.')
+            '--all', action='store_true', help='All images but backups.')
 
     def take_action(self, parsed_args):
         if bool(parsed_args.ids) == parsed_args.all:
@@ -285,6 +285,8 @@ class Export(common.RepositoryCommand, lister.Lister):
             raise common.UsageError(f'{directory} is not a directory')
         rows = []
         with self.open() as repo:
+            if parsed_args.all:
+                common.tell_of_backups(repo, self.app)
             stats = (list(common.stats(repo, self.app)) if parsed_args.all
                      else [repo.stat(image_id)
                            for image_id in parsed_args.ids])
@@ -400,6 +402,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
 
         with self.open() as repo:
             # First: images that are stored from now on are not looked at.
+            # Backups are none of Glance's, and are left out.
             stats = list(common.stats(repo, self.app))
             glances = [_connect(cloud)
                        for cloud in parsed_args.os_cloud or [None]]
@@ -505,7 +508,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
             '--all', action='store_true',
-            help='All images whose hash is not recorded yet.')
+            help='All images but backups, whose hash is not recorded yet.')
         parser.add_argument(
             '--algorithm', metavar='NAME',
             help="The hash, as Glance's option hashing_algorithm names it. "

@@ -186,12 +186,12 @@ def add_stat(fields: dict, stat) -> dict:
     return fields
 
 
-def stats(repo, app, of_volumes=False):
-    """The stats of all images; tells `app` of recipes that cannot be read.
+def stats(repo, app, all_recipes=False):
+    """The stats of images; tells `app` of recipes that cannot be read.
 
-    :param of_volumes: also the stats of the recipes of volumes
+    :param all_recipes: also the stats of backups, and of recipes of volumes
     """
-    for image_id in repo.recipes() if of_volumes else repo.images():
+    for image_id in repo.recipes() if all_recipes else plain_images(repo):
         try:
             yield repo.stat(image_id)
         except exceptions.ImageNotFound:
@@ -201,12 +201,40 @@ def stats(repo, app, of_volumes=False):
             app.report(e)
 
 
+def plain_images(repo) -> list[str]:
+    """The ids of all images that are no backups."""
+    return [image_id for image_id in repo.images()
+            if imageids.of_backup(image_id) is None]
+
+
+def tell_of_backups(repo, app):
+    """Say that ``--all`` leaves backups out, if there are any."""
+    number = len(repo.backups())
+    if number:
+        app.tell(f'--all leaves {number} backups out: name those that you '
+                 'want')
+
+
+def need_no_backup(image_id: str):
+    """Refuse to store what is no backup under the id of one.
+
+    It would be deleted when the backups are pruned.
+
+    :raises UsageError: the id is that of a backup
+    """
+    if imageids.of_backup(image_id) is not None:
+        raise UsageError(f'{image_id} is the id of a backup: choose another')
+
+
 def sums(repo, app) -> dict[str, int]:
-    """The sums over all recipes; only images are counted."""
+    """The sums over all recipes; only images and backups are counted."""
     names = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes')
-    total = dict.fromkeys(('images', *names), 0)
-    for found in stats(repo, app, of_volumes=True):
-        total['images'] += imageids.is_image(found.image_id)
+    total = dict.fromkeys(('images', 'backups', *names), 0)
+    for found in stats(repo, app, all_recipes=True):
+        if imageids.of_backup(found.image_id) is not None:
+            total['backups'] += 1
+        elif imageids.is_image(found.image_id):
+            total['images'] += 1
         for name in names:
             total[name] += getattr(found, name)
     return total

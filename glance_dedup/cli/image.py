@@ -41,8 +41,14 @@ class Put(common.RepositoryCommand, show.ShowOne):
             '--no-dedup', action='store_true',
             help='Store every block without looking for it, for data that is '
             'known to share none. Merging may find its duplicates later.')
+        parser.add_argument(
+            '--backup', action='store_true',
+            help='Allow the id of a backup, to take back one that was '
+            'exported.')
 
     def take_action(self, parsed_args):
+        if not parsed_args.backup:
+            common.need_no_backup(parsed_args.id)
         with contextlib.ExitStack() as stack:
             repo = stack.enter_context(self.open(codec=parsed_args.codec))
             source, size = open_source(parsed_args.file, stack)
@@ -104,6 +110,7 @@ class Copy(common.RepositoryCommand, show.ShowOne):
         common.add_codec(parser)
 
     def take_action(self, parsed_args):
+        common.need_no_backup(parsed_args.id)
         with (self.open(codec=parsed_args.codec) as repo,
               repo.open_image(parsed_args.source) as source,
               self.progress(f'copying {parsed_args.source}', source.size
@@ -240,19 +247,30 @@ class Target:
     def fill(self, f, image, progress):
         """Write an image's bytes to an open file, with holes for zeros."""
         for start, end in filled_ranges(image):
-            while start < end:
-                piece = memoryview(image.read(
-                    min(PIECE, end - start), start))
-                if not piece:
-                    raise exceptions.DamagedError(
-                        f'image {image.stat.image_id} ends at {start}')
-                while piece:
-                    written = os.pwrite(f.fileno(), piece, start)
-                    piece = piece[written:]
-                    start += written
-                progress.update(start)
+            copy_range(f.fileno(), image, start, end, progress)
         f.truncate(image.size)
         progress.update(image.size)
+
+
+def copy_range(fd, image, start, end, progress):
+    """Write the bytes of an image from `start` to `end` to the same place."""
+    while start < end:
+        piece = image.read(min(PIECE, end - start), start)
+        if not piece:
+            raise exceptions.DamagedError(
+                f'image {image.stat.image_id} ends at {start}')
+        write_all(fd, piece, start)
+        start += len(piece)
+        progress.update(start)
+
+
+def write_all(fd, data, offset):
+    """Write all bytes, even if the system takes them in parts."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left, offset)
+        left = left[written:]
+        offset += written
 
 
 def filled_ranges(image):
@@ -315,7 +333,7 @@ class List(Known, lister.Lister):
     """List the images with the figures of their recipes.
 
     The last scrub tells whether they are damaged; the answer comes from the
-    daemon or from the catalog.
+    daemon or from the catalog. For backups there is backup list.
     """
 
     def take_action(self, parsed_args):

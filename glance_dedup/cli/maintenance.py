@@ -135,7 +135,8 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
             if catalog is None:
                 sums = common.sums(repo, self.app)
                 space |= {
-                    'images': sums['images'], 'logical_bytes': sums['size'],
+                    'images': sums['images'], 'backups': sums['backups'],
+                    'logical_bytes': sums['size'],
                     'zero_bytes': sums['zero_bytes'],
                     'nonzero_bytes': sums['size'] - sums['zero_bytes']}
             return {

@@ -27,7 +27,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
     def add_arguments(self, parser):
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
-            '--all', action='store_true', help='All images.')
+            '--all', action='store_true', help='All images but backups.')
         parser.add_argument(
             '--to', dest='address', metavar='URL', required=True,
             help="The other site's daemon: https://HOST:PORT, or unix:/PATH.")
@@ -107,11 +107,13 @@ class Replicate(common.RepositoryCommand, lister.Lister):
             '(--from-cloud, --to-cloud)')
         return None
 
-    @staticmethod
-    def _sizes(parsed_args, repo):
+    def _sizes(self, parsed_args, repo):
         """The size of each image to send; 0 if its recipe cannot be read."""
         sizes = {}
-        for image_id in repo.images() if parsed_args.all else parsed_args.ids:
+        if parsed_args.all:
+            common.tell_of_backups(repo, self.app)
+        for image_id in (common.plain_images(repo) if parsed_args.all
+                         else parsed_args.ids):
             sizes[image_id] = 0
             # Its error is reported when it is sent.
             with contextlib.suppress(exceptions.RepositoryError):

@@ -118,6 +118,7 @@ class Show(common.RepositoryCommand, show.ShowOne):
         sums = common.sums(repo, self.app)
         return {
             'images': sums['images'],
+            'backups': sums['backups'],
             'volumes': len(volumes.names(self.path)),
             'logical_bytes': common.Size(sums['size']),
             'zero_bytes': common.Size(sums['zero_bytes']),
@@ -154,7 +155,7 @@ class Space(common.RepositoryCommand, lister.Lister):
                 parts = space.parts(repo, progress.update, self.app.report)
             nonzero = sum(found.size - found.zero_bytes
                           for found in common.stats(repo, self.app,
-                                                    of_volumes=True))
+                                                    all_recipes=True))
         plain = sum(part.plain_bytes or 0 for part in parts)
         parts.append(space.Part('all', sum(part.bytes for part in parts),
                                 plain))

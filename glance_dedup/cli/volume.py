@@ -261,6 +261,7 @@ class Snapshot(VolumeCommand, show.ShowOne):
                 project = openvolumes.look(repo, parsed_args.name).project
             # A server of an older program would not refuse it.
             repo.need_image(parsed_args.image)
+            common.need_no_backup(parsed_args.image)
             with self.owned(repo, parsed_args.name) as volume:
                 volume.snapshot(parsed_args.image, project)
             return common.shown(common.add_stat(

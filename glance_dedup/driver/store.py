@@ -424,14 +424,17 @@ class Store(driver.Store):
         """The repository and a location's parts, after verifying its mac.
 
         :raises glance_store.exceptions.NotFound: the location is another
-            repository's, or this repository did not make it.  This is not
-            Forbidden: that would tell a guesser which images exist, and would
-            keep Glance from deleting an image to which somebody attached a
-            false location.
+            repository's or a backup's, or this repository did not make it.
+            This is not Forbidden: that would tell a guesser which images
+            exist, and would keep Glance from deleting an image to which
+            somebody attached a false location.
         """
         opened = self._opened()
         parts = loc.store_location
         if parts.repository_id != opened.repository_id:
+            raise exceptions.NotFound(image=parts.image_id)
+        if imageids.of_backup(parts.image_id) is not None:
+            # None of Glance's, whoever has signed it.
             raise exceptions.NotFound(image=parts.image_id)
         mac = locations.sign(opened.key, parts.repository_id,
                              parts.image_id, parts.upload_id)
@@ -461,7 +464,7 @@ class Store(driver.Store):
                   digits, metadata of the location
         :raises glance_store.exceptions.Duplicate: the image exists
         :raises glance_store.exceptions.Invalid: the source does not have
-            `image_size` bytes, or the id is malformed
+            `image_size` bytes, or the id is malformed or that of a backup
         :raises glance_store.exceptions.StorageFull: there is no room
         :raises glance_store.exceptions.StorageWriteDenied: the storage
             refuses or fails
@@ -489,6 +492,10 @@ class Store(driver.Store):
                 self._limit.call(opened.need_room,
                                  -(-image_size * percent // 100))
             project = _project(context)
+            if imageids.of_backup(image_id) is not None:
+                raise dedup_exceptions.InvalidParameter(
+                    f'{image_id} is the id of a backup, which Glance cannot '
+                    'store.')
             transaction = self._limit.call(
                 opened.begin, image_id, project, self._option('scope'),
                 project not in self._option('no_dedup_projects'),

@@ -25,6 +25,8 @@ from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import records
 
+# What is counted, and of what the sums are.
+_KINDS = ('images', 'backups')
 _LEDGER_SUMS = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes', 'blocks')
 
 # Of samples older than a day one an hour is kept, of those older than 90 days
@@ -67,12 +69,14 @@ class Catalog(accounts.Accounts):
     def statistics(self) -> dict[str, Any]:
         """Sums over the counted recipes, and over all groups.
 
-        The recipes of volumes are in all sums but ``images``.
+        The recipes of backups and volumes are in all sums but ``images``;
+        ``backups`` counts those of backups.
 
-        ``images``, ``logical_bytes``, ``zero_bytes``, ``nonzero_bytes``,
-        ``new_bytes``, ``stored_bytes``, ``blocks`` (counted each time that a
-        recipe names them), ``unique_blocks``; and ``projects``: the same sums
-        for each project, without ``unique_blocks``.
+        ``images``, ``backups``, ``logical_bytes``, ``zero_bytes``,
+        ``nonzero_bytes``, ``new_bytes``, ``stored_bytes``, ``blocks`` (counted
+        each time that a recipe names them), ``unique_blocks``; and
+        ``projects``: the same sums for each project, without
+        ``unique_blocks``.
         """
         changes = self._changes
         if self._statistics is None or self._statistics[0] != changes:
@@ -81,14 +85,17 @@ class Catalog(accounts.Accounts):
                 try:
                     sums = projects.setdefault(
                         facts['project'],
-                        dict.fromkeys(('images', *_LEDGER_SUMS), 0))
-                    sums['images'] += (
-                        imageids.of_volume(facts['image_id']) is None)
+                        dict.fromkeys((*_KINDS, *_LEDGER_SUMS), 0))
+                    image_id = facts['image_id']
+                    if imageids.of_backup(image_id) is not None:
+                        sums['backups'] += 1
+                    elif imageids.of_volume(image_id) is None:
+                        sums['images'] += 1
                     for name in _LEDGER_SUMS:
                         sums[name] += facts[name]
                 except (KeyError, TypeError) as e:
                     raise self._damaged(f'facts of an image lack {e}')
-            total = dict.fromkeys(('images', *_LEDGER_SUMS), 0)
+            total = dict.fromkeys((*_KINDS, *_LEDGER_SUMS), 0)
             for sums in projects.values():
                 for name, value in sums.items():
                     total[name] += value

@@ -233,7 +233,7 @@ class Repository(closing.Closing):
 
     @property
     def has_volumes(self) -> bool:
-        """Whether the repository may have volumes."""
+        """Whether the repository may have volumes, and backups."""
         return self.parameters.has_volumes
 
     @property
@@ -250,18 +250,23 @@ class Repository(closing.Closing):
             return False    # it never had a maintainer
 
     def need_volumes(self) -> None:
-        """Prepare for the first use of a volume.
+        """Prepare for the first use of a volume, as :meth:`need_version`."""
+        self.need_version('volumes')
+
+    def need_version(self, what: str) -> None:
+        """Prepare for the first use of what only format 2.0 has.
 
         A killed upgrade may have left the new ``repository.json`` under its
         name, but not durably. After a crash of the machine the old one would
-        let older programs in, which know nothing of volumes.
+        let older programs in, which know nothing of it.
 
+        :param what: for the message: ``volumes``, ``backups``
         :raises VersionError: the repository has none; says what to do
         """
         if not self.has_volumes:
             raise exceptions.VersionError(
                 f'{self.path} has format version {self.parameters.version}, '
-                'which has no volumes: stop all programs that use the '
+                f'which has no {what}: stop all programs that use the '
                 'repository, on all hosts, upgrade them, and run '
                 "'glance-dedup repository upgrade --volumes'")
         with files.os_errors(f'cannot sync {self.path}'):
@@ -298,9 +303,13 @@ class Repository(closing.Closing):
         :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of
             ``A-Z a-z 0-9 _ -``, and for that of a volume's recipe
+        :raises VersionError: the id is that of a backup, which the repository
+            cannot have
         """
         need_text('project', project)
         self.need_image(image_id)
+        if imageids.of_backup(image_id) is not None:
+            self.need_version('backups')
         scope_id = scopes.choose(scope, project)
         handle = self.handle()
         self.filter.complete(handle)
@@ -451,8 +460,15 @@ class Repository(closing.Closing):
             self.need_image(image_id)
 
     def images(self) -> list[str]:
-        """The ids of all committed images, sorted; see :meth:`recipes`."""
+        """The ids of all committed images, sorted; see :meth:`recipes`.
+
+        Backups are among them: see :meth:`backups`.
+        """
         return list(filter(imageids.is_image, self.recipes()))
+
+    def backups(self) -> list[imageids.Backup]:
+        """All backups, sorted by name, then by time."""
+        return sorted(filter(None, map(imageids.of_backup, self.recipes())))
 
     def recipes(self) -> list[str]:
         """The ids of all images and of all recipes of volumes, sorted.

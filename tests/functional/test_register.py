@@ -126,6 +126,27 @@ def test_a_snapshot_becomes_an_image(client, run, place):
         assert image_id not in repo.images()
 
 
+def test_a_backup_becomes_an_image(client, run, place):
+    """By two commands; the backup stays, and is none of Glance's."""
+    backup, image_id = 'b_web_20261123T180000Z', str(uuid.uuid4())
+    new(place, b'disk', backup, project='')
+    assert run('orphans', '--store', 'dedup1', backup)[1] == []
+    status, _, err = run('image', 'register', backup)
+    assert status == 2 and f'image copy {backup} NEW' in err
+    assert run('image', 'copy', backup, image_id, '--project', OWNER)[0] == 0
+    status, found, err = run('image', 'register', image_id, '--name', 'web')
+    assert status == 0, err
+    assert client.download(image_id) == b'disk'
+    client.delete(image_id)
+    # Not even if nearly all images are backups.
+    found = run('orphans', '--store', 'dedup1', '--delete', '--older-than',
+                '0s')[1]
+    assert backup not in {row['image_id'] for row in found}
+    with repositories.open_repository(place / 'dedup1') as repo:
+        assert repositories.read_all(repo, backup) == b'disk'
+        repo.delete(backup)
+
+
 def test_visibility(client, run, place):
     image_id = new(place)
     status, _, err = run('image', 'register', image_id, '--visibility',

@@ -42,7 +42,7 @@ def status(tmp_path):
 def full(status):
     """The same with every figure that can be known."""
     status['space'].update({
-        'images': 3, 'logical_bytes': 1 << 40, 'zero_bytes': 5,
+        'images': 3, 'backups': 4, 'logical_bytes': 1 << 40, 'zero_bytes': 5,
         'nonzero_bytes': (1 << 40) - 5, 'unique_blocks': 7,
         'unique_bytes': 28672, 'disk_bytes': 12345678901234567})
     for name, task in status['tasks'].items():
@@ -178,6 +178,7 @@ def test_hostile_text_is_escaped(full):
     full['repository']['path'] = 'a"} 1\ndedupd_images 666\\'
     found = parse(full)[1]
     assert values(found)['dedupd_images',] == 3
+    assert values(found)['dedupd_backups',] == 4
     info, = (f for f in found if f.name == 'dedupd_repository_info')
     assert info.samples[0].labels['path'] == full['repository']['path']
 

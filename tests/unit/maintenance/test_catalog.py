@@ -304,21 +304,23 @@ def test_statistics(catalog):
     count(catalog, 1, (1, 5, 2), image_id='a', project='p')
     count(catalog, 2, (1, 5, 3), image_id='b', project='p')
     count(catalog, 3, (2, 5, 1), image_id='c', project='q', size=100)
+    count(catalog, 4, (2, 6, 1), image_id='b_web_20261123T180000Z',
+          project='q')
     found = catalog.statistics()
     assert found.pop('projects') == {
-        'p': {'images': 2, 'logical_bytes': 20, 'zero_bytes': 8,
+        'p': {'images': 2, 'backups': 0, 'logical_bytes': 20, 'zero_bytes': 8,
               'nonzero_bytes': 12, 'new_bytes': 6, 'stored_bytes': 4,
               'blocks': 2},
-        'q': {'images': 1, 'logical_bytes': 100, 'zero_bytes': 4,
-              'nonzero_bytes': 96, 'new_bytes': 3, 'stored_bytes': 2,
-              'blocks': 1}}
+        'q': {'images': 1, 'backups': 1, 'logical_bytes': 110, 'zero_bytes': 8,
+              'nonzero_bytes': 102, 'new_bytes': 6, 'stored_bytes': 4,
+              'blocks': 2}}
     assert found == {
-        'images': 3, 'logical_bytes': 120, 'zero_bytes': 12,
-        'nonzero_bytes': 108, 'new_bytes': 9, 'stored_bytes': 6, 'blocks': 3,
-        'unique_blocks': 4}
+        'images': 3, 'backups': 1, 'logical_bytes': 130, 'zero_bytes': 16,
+        'nonzero_bytes': 114, 'new_bytes': 12, 'stored_bytes': 8, 'blocks': 4,
+        'unique_blocks': 5}
     uncount(catalog, 3, (2, 5, 1))
     assert catalog.statistics()['images'] == 2
-    assert catalog.statistics()['unique_blocks'] == 3
+    assert catalog.statistics()['unique_blocks'] == 4
 
 
 def test_facts_of():

@@ -42,9 +42,10 @@ def small_reserve(monkeypatch):
     monkeypatch.setattr(reserve, 'RESERVE_BYTES', 1 << 16)
 
 
-def create(directory):
-    return repositories.create(directory / 'repository', block_size=4096,
-                               group_slots=256, segment_size=65536)
+def create(directory, **parameters):
+    return repositories.create(
+        directory / 'repository', block_size=4096, group_slots=256,
+        segment_size=65536, **parameters)
 
 
 @pytest.fixture
@@ -342,6 +343,29 @@ def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
         assert image.size == len(data)
     assert evict(maintainer, held, 2 * MIB).short is None
     assert 'damaged' not in repo.images()
+
+
+def test_backups_stay(tmp_path):
+    """Also one that cannot be read: nobody could give it back."""
+    backup = 'b_web_20261123T180000Z'
+    path = create(tmp_path, volumes=True)
+    with (repositories.open_repository(path, codec='none') as repo,
+          contextlib.closing(index_module.Held(repo)) as held):
+        add(repo, held, 'image', (1, 1024))
+        data = noise(2 * MIB, 2)
+        put(repo, backup, data)
+        held.note(backup, len(data), None)
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            result = evict(maintainer, held, 1.2 * MIB)
+            assert result.evicted == ['image'] and result.short is not None
+            maintenance.need_contents(repo, {backup: data})
+            recipe = path / 'images' / backup
+            content = bytearray(recipe.read_bytes())
+            content[4100] ^= 255
+            recipe.write_bytes(content)
+            assert evict(maintainer, held, 1.2 * MIB).evicted == []
+            assert recipe.read_bytes() == content
 
 
 def test_a_limit_that_is_too_small(maintainer, held, repo):

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The commands on backups: listing, restoring and pruning them.
+
+A backup is an image; its id says of what it is, and when it was made
+(``base/imageids.py``).
+"""
+
+import argparse
+import fcntl
+import os
+import stat
+import struct
+
+from cliff import lister
+from cliff import show
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
+from glance_dedup.batch import retention
+from glance_dedup.cli import common
+from glance_dedup.cli import image as image_module
+
+# ioctl: the bytes of a range of a block device become zeros.
+_BLKZEROOUT = 0x127f
+# A multiple of every device's block size.
+_BLOCK = 4096
+# Zeros are told in pieces of this many bytes, so that progress is shown.
+_ZEROS = 256 << 20
+
+
+def _name(text):
+    if not imageids.is_backup_name(text):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} cannot name backups: a name has 1 to 109 characters '
+            'of A-Z a-z 0-9 _ -')
+    return text
+
+
+def _time(text):
+    try:
+        return retention.parse_time(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no time such as 2026-11-23T18:00:00Z, or a day '
+            'such as 2026-11-23') from e
+
+
+def _number(text):
+    if not (text.isascii() and text.isdigit() and len(text) < 10
+            and int(text)):
+        raise argparse.ArgumentTypeError(f'{text!r} is no number above 0')
+    return int(text)
+
+
+def _add_names(parser):
+    parser.add_argument(
+        'names', metavar='NAME', nargs='*', type=_name,
+        help='Of what the backups are. Default: of everything.')
+
+
+def _named(repo, names):
+    """The backups of each name: of these, or of all.
+
+    :raises ImageNotFound: a name has none
+    """
+    backups = repo.backups()
+    return {name: retention.of_name(backups, name) for name in (
+        names or sorted({backup.name for backup in backups}))}
+
+
+class List(image_module.Known, lister.Lister):
+    """List the backups, by name and time.
+
+    The figures are those of image list.
+    """
+
+    def add_arguments(self, parser):
+        _add_names(parser)
+        parser.add_argument(
+            '--newest', action='store_true',
+            help='Only the newest backup of each name.')
+
+    def take_action(self, parsed_args):
+        rows = []
+        with self.open() as repo:
+            damaged = self._damaged_images(repo)
+            for backups in _named(repo, parsed_args.names).values():
+                for backup in backups[-1 if parsed_args.newest else 0:]:
+                    try:
+                        found = repo.stat(backup.image_id)
+                    except exceptions.ImageNotFound:
+                        continue            # pruned meanwhile
+                    except exceptions.RepositoryError as e:
+                        self.app.report(e)
+                        continue
+                    rows.append(self._row(backup, self._described(
+                        found, damaged), backup == backups[-1]))
+        return _COLUMNS, rows
+
+    @staticmethod
+    def _row(backup, fields, is_newest):
+        fields |= {'name': backup.name, 'newest': common.YesNo(is_newest),
+                   'time': common.Time(int(backup.time.timestamp()))}
+        return tuple(fields[column] for column in _COLUMNS)
+
+
+_COLUMNS = ('name', 'time', 'newest', 'size', 'zero_bytes', 'new_bytes',
+            'stored_bytes', 'damaged', 'image_id')
+
+
+class Restore(common.RepositoryCommand, show.ShowOne):
+    """Write a backup to a file or to a block device.
+
+    Every byte is verified. A file appears whole or not at all, and long runs
+    of zeros become holes. A block device must be at least as large as the
+    backup and not be in use; what is behind the backup's end stays as it is.
+    """
+
+    def add_arguments(self, parser):
+        parser.add_argument('name', metavar='NAME', type=_name)
+        parser.add_argument('file', metavar='FILE')
+        parser.add_argument(
+            '--at', metavar='TIME', type=_time,
+            help='Restore the newest backup of this time or before. A time '
+            'without a zone is in UTC; a day means its end in UTC. Default: '
+            'the newest of all.')
+        parser.add_argument(
+            '--force', action='store_true',
+            help='Replace the file if it exists, or overwrite the device.')
+
+    def take_action(self, parsed_args):
+        target = _target(parsed_args.file, parsed_args.force)
+        target.need_allowed()
+        with self.open() as repo:
+            backup = retention.chosen(
+                repo.backups(), parsed_args.name, parsed_args.at)
+            when = retention.words(backup.time)
+            self.app.tell(f'restoring {backup.name} of {when}')
+            with (_opened(repo, backup) as image,
+                  self.progress(f'restoring {backup.name}', image.size
+                                ) as progress):
+                target.write(image, progress)
+                return common.shown({
+                    'name': backup.name,
+                    'time': common.Time(int(backup.time.timestamp())),
+                    'image_id': backup.image_id, 'file': parsed_args.file,
+                    'size': common.Size(image.size)})
+
+
+def _opened(repo, backup):
+    """A backup, opened.
+
+    :raises ImageNotFound: it was pruned; the message says what there is
+    """
+    try:
+        return repo.open_image(backup.image_id)
+    except exceptions.ImageNotFound as e:
+        now = [other for other in repo.backups() if other != backup]
+        newest = retention.chosen(now, backup.name)
+        raise exceptions.ImageNotFound(
+            f'the backup of {backup.name} of {retention.words(backup.time)} '
+            'was deleted meanwhile: the newest is of '
+            f'{retention.words(newest.time)}') from e
+
+
+def _target(file, force):
+    target = image_module.Target(file, force)
+    try:
+        mode = os.stat(target.path).st_mode
+    except FileNotFoundError:
+        return target
+    return Device(file, force) if stat.S_ISBLK(mode) else target
+
+
+class Device:
+    """A block device that gets the bytes of an image.
+
+    Nobody else may have it: an open that is exclusive fails while the device,
+    or a part of it, is mounted or used by the kernel otherwise.
+    """
+
+    def __init__(self, file: str, force: bool):
+        self.file = file
+        self.force = force
+
+    def need_allowed(self):
+        """Check that the device may be overwritten.
+
+        :raises UsageError: it may not
+        """
+        if not self.force:
+            raise common.UsageError(
+                f'{self.file} is a block device; --force would overwrite it')
+
+    def write(self, image, progress):
+        """Write an image to the device.
+
+        :raises UsageError: the device is too small
+        :raises RepositoryError: the image cannot be read; the device then has
+            a part of it
+        :raises OSError: the device is in use, or cannot be written
+        """
+        fd = os.open(self.file, os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC)
+        try:
+            size = os.lseek(fd, 0, os.SEEK_END)
+            if size < image.size:
+                raise common.UsageError(
+                    f'{self.file} has {size} bytes, and the backup has '
+                    f'{image.size}')
+            self._fill(fd, image, progress)
+            os.fsync(fd)
+        except OSError as e:
+            e.filename = e.filename or self.file
+            raise
+        finally:
+            os.close(fd)
+
+    def _fill(self, fd, image, progress):
+        end = 0
+        for begin, after in image_module.filled_ranges(image):
+            self._zero(fd, end, begin, progress)
+            image_module.copy_range(fd, image, begin, after, progress)
+            end = after
+        self._zero(fd, end, image.size, progress)
+
+    @staticmethod
+    def _zero(fd, begin, end, progress):
+        """Make the bytes from `begin` to `end` zeros.
+
+        The kernel does it for whole blocks of the device.
+        """
+        first = min(end, -(-begin // _BLOCK) * _BLOCK)
+        last = max(first, end // _BLOCK * _BLOCK)
+        image_module.write_all(fd, bytes(first - begin), begin)
+        for at in range(first, last, _ZEROS):
+            length = min(_ZEROS, last - at)
+            fcntl.ioctl(fd, _BLKZEROOUT, struct.pack('=QQ', at, length))
+            progress.update(at + length)
+        image_module.write_all(fd, bytes(end - last), last)
+
+
+class Prune(common.RepositoryCommand, lister.Lister):
+    """Delete backups that no rule keeps.
+
+    Of each name, --keep-last N keeps the newest N backups. The other rules
+    keep the newest backup of each of the last N days, ISO weeks or months that
+    have any, in UTC. A backup that several rules keep counts for each. The
+    newest backup of a name always stays. The next collection frees the space.
+    """
+
+    def add_arguments(self, parser):
+        _add_names(parser)
+        for rule, help in (
+                ('last', 'Keep the newest N backups.'),
+                ('daily', 'Keep the newest of each of the last N days.'),
+                ('weekly', 'Keep the newest of each of the last N weeks.'),
+                ('monthly', 'Keep the newest of each of the last N months.')):
+            parser.add_argument(
+                f'--keep-{rule}', type=_number, default=0, metavar='N',
+                help=help)
+        common.add_dry_run(parser)
+
+    def take_action(self, parsed_args):
+        rules = {rule: getattr(parsed_args, f'keep_{rule}')
+                 for rule in retention.RULES}
+        if not any(rules.values()):
+            raise common.UsageError(
+                'say which backups to keep: give at least one of '
+                + ', '.join(f'--keep-{rule}' for rule in rules))
+        rows = []
+        with self.open() as repo:
+            # Before anything is deleted, all names are looked at.
+            for backups in _named(repo, parsed_args.names).values():
+                for backup, reasons in retention.kept(backups, rules).items():
+                    deleted = error = None
+                    if not reasons and not parsed_args.dry_run:
+                        deleted, error = self._delete(repo, backup)
+                    rows.append((
+                        backup.name,
+                        common.Time(int(backup.time.timestamp())),
+                        common.YesNo(bool(reasons)), common.Words(reasons),
+                        common.YesNo(deleted), error))
+        return ('name', 'time', 'kept', 'reasons', 'deleted', 'error'), rows
+
+    def _delete(self, repo, backup):
+        """Delete a backup; returns whether that worked, and the error."""
+        try:
+            repo.delete(backup.image_id)
+        except exceptions.ImageNotFound:
+            pass                # somebody else has pruned it
+        except exceptions.RepositoryError as e:
+            self.app.report(e)
+            return False, common.sentence_of(e)
+        return True, None

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The guide's page on backups of servers, and the units for them."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import uuid
+
+import pytest
+
+from glance_dedup.cli import backup
+from glance_dedup.cli import main
+from tests.support import documents
+from tests.support import repositories
+from tests.support.repositories import noise
+from tests.support.repositories import put
+from tests.support.repositories import read_all
+
+PAGE = documents.SOURCE / 'admin' / 'server-backups.rst'
+ETC = documents.TOP / 'etc'
+UNITS = ('glance-dedup-backup.service', 'glance-dedup-backup.timer')
+TIMES = ('20261123T103000Z', '20261123T180000Z', '20261124T010000Z')
+
+
+@pytest.fixture
+def repo(tmp_path):
+    path = repositories.create(tmp_path / 'repository', volumes=True)
+    with repositories.open_repository(path) as repo:
+        for number, time in enumerate(TIMES):
+            put(repo, f'b_web1_{time}', noise(8192, number))
+        yield repo
+
+
+def commands(*sections):
+    return [line.text for block in documents.blocks(PAGE)
+            if block.section in sections
+            for line in documents.commands(block)
+            if line.text.startswith('glance-dedup')]
+
+
+def test_the_page_s_commands(repo, tmp_path, monkeypatch, capfd):
+    """But ``image register``, of which test_register.py has a backup."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('GLANCE_DEDUP_REPOSITORY', repo.path)
+    monkeypatch.setenv('GLANCE_DEDUP_FILTER_DIR', str(tmp_path / 'filter'))
+    image_id = str(uuid.uuid4())
+    run = 0
+    for text in commands('Backups and their names', 'Restore', 'Prune'):
+        words = shlex.split(text.replace('$IMAGE', image_id))[1:]
+        if words[:2] != ['image', 'register']:
+            assert main.main(words) == 0, (text, capfd.readouterr().err)
+            run += 1
+    assert run >= 9
+    newest, noon, monday = (
+        (tmp_path / name).read_bytes() for name in (
+            'web1.raw', 'noon.raw', 'monday.raw'))
+    assert [noon, monday, newest] == [noise(8192, n) for n in range(3)]
+    assert read_all(repo, image_id) == monday
+    # The newest of each day.
+    assert [found.image_id for found in repo.backups()] == [
+        f'b_web1_{time}' for time in TIMES[1:]]
+
+
+def settings():
+    return dict(line.split('=', 1) for line in (
+        ETC / 'glance-dedup-backup.conf').read_text().splitlines()
+        if line and not line.startswith('#'))
+
+
+def test_the_units_run_what_the_commands_take():
+    service = (ETC / UNITS[0]).read_text()
+    assert 'EnvironmentFile=/etc/glance-dedup/backup.conf\n' in service
+    found = re.findall(
+        r'^Exec(\w+)=/usr/bin/glance-dedup backup (\w+) \$(\w+)$', service,
+        re.MULTILINE)
+    assert found == [('Start', 'run', 'RUN'), ('StopPost', 'prune', 'PRUNE')]
+    assert set(settings()) == {'RUN', 'PRUNE'}
+    parser = backup.Prune(None, None).get_parser('backup prune')
+    args = parser.parse_args(settings()['PRUNE'].split())
+    assert (args.keep_daily, args.keep_weekly, args.keep_monthly) == (7, 4, 12)
+    text = PAGE.read_text()
+    for name in (*UNITS, 'glance-dedup-backup.conf'):
+        assert f'etc/{name}' in text
+    assert f"backup prune {settings()['PRUNE']}\n" in text
+
+
+def test_the_units_are_valid(tmp_path):
+    if shutil.which('systemd-analyze') is None:
+        pytest.skip('needs systemd-analyze')
+    for name in UNITS:
+        (tmp_path / name).write_text((ETC / name).read_text().replace(
+            '/usr/bin/glance-dedup', '/bin/true'))
+    done = subprocess.run(
+        ['systemd-analyze', 'verify', '--man=no',
+         *(tmp_path / name for name in UNITS)],
+        capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, '')
