@@ -19,6 +19,7 @@ from dedupd import opts
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
@@ -164,8 +165,8 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
 
 
 def _rebuild(maintainer: Maintainer, pace: task.Pace,
-             options: Any) -> None:
-    maintainer.rebuild(pace.step)
+             options: Any, processes: int = 1) -> None:
+    maintainer.rebuild(pace.step, processes=processes)
 
 
 def _check_limit(limit_mib: int = 0, **others: Any) -> None:
@@ -173,6 +174,12 @@ def _check_limit(limit_mib: int = 0, **others: Any) -> None:
     if not 0 <= limit_mib <= _MOST_LIMIT_MIB:
         raise exceptions.InvalidParameter(
             f'limit_mib: {limit_mib} is not from 0 to {_MOST_LIMIT_MIB}')
+
+
+def _check_processes(processes: int = 1, **others: Any) -> None:
+    if not 1 <= processes <= counting.MOST:
+        raise exceptions.InvalidParameter(
+            f'processes: {processes} is not from 1 to {counting.MOST}')
 
 
 def _check_codec(codec: str | None = None, level: int | None = None,
@@ -270,7 +277,7 @@ TASKS = {row.name: row for row in (
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
-    Task('rebuild-catalog', _rebuild),
+    Task('rebuild-catalog', _rebuild, {'processes': int}, _check_processes),
     Task('replicate'))}
 
 

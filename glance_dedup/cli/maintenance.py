@@ -21,6 +21,7 @@ from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
+from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import maintainer as maintainer_module
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
@@ -242,12 +243,15 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             try:
                 with maintainer_module.Maintainer(
                         repo, pace.step) as maintainer:
+                    told = len(maintainer.warnings)
                     for warning in maintainer.warnings:
                         self.app.tell(warning)
                     if registry.TASKS[self.task].counts_first:
                         registry.run('account', maintainer, pace, options)
                     result = registry.run(self.task, maintainer, pace,
                                           options, **arguments)
+                    for warning in maintainer.warnings[told:]:
+                        self.app.tell(warning)
             except task_module.Stopped as e:
                 raise KeyboardInterrupt() from e
         return {} if result is None else dataclasses.asdict(result)
@@ -411,6 +415,21 @@ class RebuildCatalog(TaskCommand):
 
     task = 'rebuild-catalog'
     what = 'counting'
+
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
+        parser.add_argument(
+            '--local', type=int, metavar='N', dest='processes', default=1,
+            help='Count by N processes on this host, at most 64. Each takes '
+            '35 MB of memory; the disk of TMPDIR, or of /var/tmp, needs as '
+            "many bytes as the images' recipes. Default: one.")
+
+    def take_action(self, parsed_args):
+        if not 1 <= parsed_args.processes <= counting.MOST:
+            raise common.UsageError(
+                f'--local {parsed_args.processes} is not from 1 to '
+                f'{counting.MOST}')
+        return super().take_action(parsed_args)
 
     def _judged(self, result):
         return common.shown({'rebuilt': True, **result})

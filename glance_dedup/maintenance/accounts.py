@@ -55,7 +55,7 @@ def facts_of(header: dict[str, Any], blocks: int) -> dict[str, Any]:
     return facts
 
 
-def _by_chunk(runs: bytes) -> dict[tuple[int, int], bytearray]:
+def by_chunk(runs: bytes) -> dict[tuple[int, int], bytearray]:
     """Runs by the chunks of counters that they touch: (group, chunk).
 
     A run that touches two chunks is in both.
@@ -218,6 +218,23 @@ class Accounts(database.Database):
             self._set_begun(batch, txid, image_id, part + 1 if page else 0)
         return not page
 
+    def record(self, batch: database.Batch, txid: bytes,
+               facts: dict[str, Any]) -> None:
+        """Put the ledger key of a recipe that :meth:`record_counts` counts.
+
+        REQUIRES: the recipe has no ledger key yet.
+        """
+        batch.put(records.LEDGER + txid, records.to_json(facts))
+        batch.note_recipe(txid)
+
+    def record_counts(self, batch: database.Batch, group: int, chunk: int,
+                      counts: bytes) -> None:
+        """Put the counts of a chunk that has none yet, of all recipes."""
+        batch.put(records.counts_key(group, chunk), counts)
+        facts = self.group(group, batch)
+        self.set_group(batch, group, used=facts['used'] + records.CHUNK_SLOTS
+                       - addresses.unpack(counts).count(0))
+
     def discount(self, batch: database.Batch, runs: bytes) -> int:
         """Take runs off the counts in a batch that is never written.
 
@@ -305,7 +322,7 @@ class Accounts(database.Database):
         Returns by how much the number of blocks with a count above 0 grew.
         """
         used: dict[int, int] = {}
-        for (group, chunk), some in _by_chunk(runs).items():
+        for (group, chunk), some in by_chunk(runs).items():
             key = records.counts_key(group, chunk)
             counts = bytearray(self._counts(key, batch))
             before = _zeros(counts)

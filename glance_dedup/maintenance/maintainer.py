@@ -25,6 +25,7 @@ from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import fence as fence_module
 from glance_dedup.maintenance import recipes
@@ -253,13 +254,14 @@ class Maintainer(closing.Closing):
     # -- rebuilding the catalog (N2.3) ------------------------------------
 
     def rebuild(self, progress: Progress | None = None,
-                why: str | None = None) -> None:
+                why: str | None = None, processes: int = 1) -> None:
         """Rebuild the catalog.
 
         A bad catalog is set aside. If the rebuild fails or is killed, the next
         start, or task, begins it again (N2.4).
 
         :param why: what is wrong with the old catalog, in words; None: nothing
+        :param processes: how many count; if they fail, this one counts alone
         :raises LostLocks: it is another maintainer's
         """
         self._confirm_lock()
@@ -269,10 +271,11 @@ class Maintainer(closing.Closing):
                 os.path.lexists(self._path(_CATALOG))
                 else f'{why}; the catalog was rebuilt')
         self.reserve.with_room(
-            lambda: self._rebuild(progress, why is not None))
+            lambda: self._rebuild(progress, why is not None, processes))
         self.reserve.keep()
 
-    def _rebuild(self, progress: Progress | None, set_aside: bool) -> None:
+    def _rebuild(self, progress: Progress | None, set_aside: bool,
+                 processes: int) -> None:
         sequence, kept = self._clear_away(set_aside)
         self.unreadable.clear()
         self._fence.doubt()
@@ -280,7 +283,19 @@ class Maintainer(closing.Closing):
             self._path(_CATALOG), self.repository.repository_id, create=True)
         self._catalog = catalog
         catalog.write(kept)
-        self._count(self.recipes.images(), progress, unfinished=True)
+        images = self.recipes.images()
+        if processes > 1 and len(images) > 1:
+            try:
+                counting.Counting(
+                    catalog, self.engine, self.unreadable, BATCH_BYTES,
+                    progress).run(self.repository.path, images, processes)
+            except counting.Broken as e:
+                self.warnings.append(
+                    f'{e}; so the catalog was rebuilt by one process')
+                self._rebuild(progress, False, 1)
+                return
+        else:
+            self._count(images, progress, unfinished=True)
         # N2.3. If a crash loses the link of an image that was counted, the
         # image has an entry in the spool. An image that was already unlinked,
         # and so was not counted, does not come back.

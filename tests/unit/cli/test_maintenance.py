@@ -265,8 +265,13 @@ def test_what_fails_is_told(filled, monkeypatch):
 
 
 def test_rebuild_catalog(either):
-    assert either('repository', 'rebuild-catalog', '-f', 'json').json() == {
-        'rebuilt': True}
+    for processes in ([], ['--local', '2']):
+        result = either('repository', 'rebuild-catalog', '-f', 'json',
+                        *processes)
+        assert result.json() == {'rebuilt': True} and not result.err
+    for wrong in ('0', '65', '-1'):
+        result = either('repository', 'rebuild-catalog', f'--local={wrong}')
+        assert result.status == 2 and 'not from 1 to 64' in result.err
     assert either('collect').status == 0
     repositories.need_clean(either.path)
 

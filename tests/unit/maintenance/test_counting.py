@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Counts of several processes are those of one."""
+
+import collections
+import os
+import random
+import time
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies
+import pytest
+
+from glance_dedup.base import task
+from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import records
+from tests.support import maintenance
+from tests.support.repositories import put
+
+pytest_plugins = ['tests.support.maintainer_fixtures']
+
+GROUPS = addresses.GROUP_SLOTS
+
+
+# -- adding up ----------------------------------------------------------------
+
+def packed(runs):
+    return addresses.pack(number for run in runs for number in run)
+
+
+_RUNS = strategies.lists(strategies.tuples(
+    strategies.integers(1, 5), strategies.integers(0, GROUPS - 1),
+    strategies.integers(1, 3000)).filter(lambda r: r[1] + r[2] <= GROUPS),
+    max_size=40)
+
+
+@settings(deadline=None)
+@given(strategies.lists(_RUNS, max_size=4), strategies.integers(1, 9))
+def test_sums(pieces, most):
+    """With little memory, too: then the runs are read several times."""
+    expected = collections.Counter(
+        (group, slot + i) for runs in pieces for group, slot, blocks in runs
+        for i in range(blocks))
+    found = collections.Counter()
+    keys = []
+    for (group, chunk), counts in counting.summed(
+            lambda: map(packed, pieces), most):
+        keys.append((group, chunk))
+        found.update({
+            (group, chunk * records.CHUNK_SLOTS + slot): count
+            for slot, count in enumerate(addresses.unpack(counts)) if count})
+    assert found == expected
+    assert keys == sorted(set(keys))
+
+
+@pytest.mark.parametrize('groups, partitions', [
+    (0, 1), (1, 1), (128, 1), (129, 2), (8192, 64), (1 << 24, 256)])
+def test_partitions(groups, partitions):
+    assert counting.partitions_for(groups) == partitions
+    found = {counting.partition_of(group, partitions)
+             for group in range(1, min(groups, 40000) + 1)}
+    assert found <= set(range(partitions))
+
+
+# -- a whole catalog ----------------------------------------------------------
+
+@pytest.fixture
+def small_partitions(monkeypatch):
+    monkeypatch.setattr(counting, '_GROUPS', 1)
+
+
+def fill(repo, images=12):
+    rng = random.Random(1)
+    for number in range(images):
+        put(repo, f'image-{number:02}', maintenance.content(
+            *(rng.randrange(20) for _ in range(8))))
+    put(repo, 'empty', b'')
+
+
+def contents(maintainer):
+    """All that a rebuild derives."""
+    return {key: value for kind in (records.LEDGER, records.BEGUN,
+                                    records.PART, records.GROUP,
+                                    records.COUNTS)
+            for key, value in maintainer.catalog._items(kind)}
+
+
+def need_settled(maintainer):
+    """With what accounting adds, the counts are those of the recipes."""
+    maintenance.account(maintainer)
+    maintenance.need_counted(maintainer)
+
+
+@pytest.mark.parametrize('processes', [2, 3])
+def test_the_same_catalog(repo, maintainer, processes, small_partitions):
+    """Key by key; and with one partition for each group."""
+    fill(repo)
+    maintainer.rebuild()
+    expected = contents(maintainer)
+    assert len(expected) > 13 and len(maintainer.engine.groups()) > 3
+    told = []
+    maintainer.rebuild(lambda *step: told.append(step), processes=processes)
+    assert contents(maintainer) == expected and not maintainer.warnings
+    assert maintainer.catalog.valid
+    assert {what for _, _, what in told} == {
+        'reading images', 'adding up counts'}
+    assert all(done <= total for done, total, _ in told)
+    # The ledger is complete, and accounting goes on from there.
+    maintainer.reconcile()
+    repo.delete('image-03')
+    need_settled(maintainer)
+
+
+def test_large_recipes(repo, maintainer, monkeypatch):
+    """Whose counting takes many batches, and un-counting, too."""
+    monkeypatch.setattr('glance_dedup.maintenance.maintainer.BATCH_BYTES',
+                        1 << 13)
+    put(repo, 'large', maintenance.scattered(*range(4)))
+    put(repo, 'other', maintenance.scattered(2, 5))
+    maintainer.rebuild(processes=2)
+    assert not maintainer.warnings
+    need_settled(maintainer)
+    repo.delete('large')
+    need_settled(maintainer)
+
+
+@pytest.mark.parametrize('at', [100, 4196])
+def test_unreadable_recipes(path, repo, maintainer, at):
+    """The header, or a page: nothing of the recipe is counted."""
+    fill(repo)
+    recipe = path / 'images' / 'image-05'
+    content = bytearray(recipe.read_bytes())
+    content[at] ^= 255
+    recipe.write_bytes(content)
+    maintainer.rebuild()
+    expected = contents(maintainer), maintainer.unreadable.reasons()
+    assert len(expected[1]) == 1
+    maintainer.rebuild(processes=2)
+    assert (contents(maintainer), maintainer.unreadable.reasons()) == expected
+    assert not maintainer.warnings
+
+
+# -- what can go wrong --------------------------------------------------------
+
+def test_images_that_go_meanwhile(repo, maintainer, monkeypatch):
+    """As for one process: accounting settles what follows."""
+    fill(repo)
+    real = maintainer.recipes.images
+
+    def images():
+        found = real()
+        repo.delete('image-04')
+        repo.delete('image-05')
+        put(repo, 'image-05', maintenance.content(99))
+        return found
+    monkeypatch.setattr(maintainer.recipes, 'images', images)
+    maintainer.rebuild(processes=2)
+    monkeypatch.undo()
+    need_settled(maintainer)
+
+
+@pytest.mark.parametrize('killed', [(0,), (1, 0)])
+@pytest.mark.parametrize('when', ['reading images', 'adding up counts'])
+def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
+                                 small_partitions):
+    """The maintainer counts alone then."""
+    fill(repo)
+    maintainer.rebuild()
+    expected = contents(maintainer)
+    children = []
+    real = counting.subprocess.Popen
+
+    def popen(*args, **kwargs):
+        children.append(real(*args, **kwargs))
+        return children[-1]
+    monkeypatch.setattr(counting.subprocess, 'Popen', popen)
+
+    def progress(done, total, what):
+        if what == when and not done:
+            for number in killed:
+                children[number].kill()
+    maintainer.rebuild(progress, processes=2)
+    assert 'rebuilt by one process' in maintainer.warnings[-1]
+    assert contents(maintainer) == expected and maintainer.catalog.valid
+    assert all(child.returncode is not None for child in children)
+
+
+@pytest.mark.parametrize('directory', ['/nowhere', '/dev/full'])
+def test_no_disk_for_the_partitions(repo, maintainer, monkeypatch, directory):
+    fill(repo)
+    monkeypatch.setenv('TMPDIR', directory)
+    maintainer.rebuild(processes=2)
+    assert 'cannot be started' in maintainer.warnings[-1]
+    need_settled(maintainer)
+
+
+def test_a_full_disk(repo, maintainer, monkeypatch):
+    fill(repo)
+    monkeypatch.setattr(
+        counting.tempfile, 'TemporaryFile',
+        lambda *args, **kwargs: open('/dev/full', 'ab', buffering=0))
+    maintainer.rebuild(processes=2)
+    assert 'No space left on device' in maintainer.warnings[-1]
+    need_settled(maintainer)
+
+
+def test_it_can_be_stopped(repo, maintainer):
+    """Then no worker is left; the next task begins again (N2.4)."""
+    fill(repo)
+    pace = task.Pace()
+    pace.stop()
+    with pytest.raises(task.Stopped):
+        maintainer.rebuild(pace.step, processes=2)
+    assert not maintainer.catalog.valid
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    maintainer.guard(lambda: None)
+    need_settled(maintainer)
+
+
+def test_workers_end_with_the_maintainer(repo):
+    """They find the socket closed."""
+    workers = counting.Workers(repo.path, 2, 1)
+    for peer in workers._peers:
+        peer.close()
+    pids = [int(name) for name in os.listdir('/proc') if name.isdigit()
+            and _is_worker(int(name))]
+    assert len(pids) == 2
+    end = time.monotonic() + 60
+    while any(map(_is_running, pids)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    workers.close()
+
+
+def _fields(pid):
+    try:
+        with open(f'/proc/{pid}/stat') as f:
+            return f.read().rsplit(') ', 1)[1].split()
+    except OSError:
+        return ['X', '0']
+
+
+def _is_worker(pid):
+    return _fields(pid)[1] == str(os.getpid())
+
+
+def _is_running(pid):
+    return _fields(pid)[0] not in 'XZ'
