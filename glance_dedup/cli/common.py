@@ -311,11 +311,11 @@ class RepositoryCommand(command.Command):
         # Help and usage errors need no engine.
         from glance_dedup.repository import repository
 
-        return repository.Repository(
-            self.path, filter_dir=self.app.options.filter_dir or None,
-            reserve_mib=self.app.options.reserve_mib,
-            index=self.app.options.index,
-            index_dir=self.app.options.index_dir or None, **options)
+        return repository.Repository(self.path, **{
+            'filter_dir': self.app.options.filter_dir or None,
+            'reserve_mib': self.app.options.reserve_mib,
+            'index': self.app.options.index,
+            'index_dir': self.app.options.index_dir or None, **options})
 
     def progress(self, what, total=None, **options):
         """A `Progress`, which is silent with ``--quiet``."""

@@ -58,6 +58,8 @@ COMMANDS = {
     'image pull': 'glance_dedup.cli.image:Pull',
     'image verify': 'glance_dedup.cli.adoption:Verify',
     'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
+    'backup run': 'glance_dedup.cli.batch:Run',
+    'backup plan': 'glance_dedup.cli.batch:Plan',
     'backup list': 'glance_dedup.cli.backup:List',
     'backup restore': 'glance_dedup.cli.backup:Restore',
     'backup prune': 'glance_dedup.cli.backup:Prune',

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A batch backup as a whole: plans rounds, and has ``mpiexec`` run each.
+
+A round that breaks, since a rank or its host died, is run again, and goes on
+where all ranks were (B5). If it breaks each time, its sources are given up,
+and the next round begins.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
+from glance_dedup.batch import rounds
+from glance_dedup.batch import spool
+from glance_dedup.batch import volumes
+from glance_dedup.repository import repository as repository_module
+
+#: How often a round is run, if it breaks.
+ATTEMPTS = 3
+# Seconds without a word from any rank, which gives up earlier by itself.
+_SILENCE = 1800.0
+_END_SECONDS = 30.0
+# What a round without any disk takes, seconds, and how fast a host reads.
+_OVERHEAD = 5.0
+_RATE = 100e6
+# The last bytes of what MPI itself says of an error.
+_TAIL = 2000
+
+
+class Broken(exceptions.RepositoryError):
+    """The ranks ended before the round was complete."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What is to be backed up."""
+
+    name: str
+    """Of a disk's or volume's backups; libvirt's name of a server."""
+    kind: str
+    """'disk', 'server' or 'volume'"""
+    path: str = ''
+    """Of a disk."""
+    format: str | None = None
+    """Of a disk: 'raw' or 'qcow2'; None: raw, unless it looks otherwise."""
+
+
+@dataclasses.dataclass
+class Result:
+    """What became of one backup. Sizes are in bytes."""
+
+    name: str
+    backup_id: str = ''
+    size: int = 0
+    read: int = 0
+    stored: int = 0
+    """Plain bytes that were not in the repository before."""
+    note: str = ''
+    """Why there is no backup; or what to know of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How backups are made."""
+
+    codec: str = 'lz4'
+    codec_level: int = 0
+    threads: int = 0
+    """Besides the one that each rank has."""
+    ranks: int = 1
+    """On this host, unless there are `hosts`."""
+    hosts: tuple[str, ...] = ()
+    """One rank runs on each, started by ssh."""
+    state: str = '/var/lib/glance-dedup/backup'
+    """A directory of each host for what is kept between backups."""
+    spool: str = '/var/lib/glance-dedup/backup/spool'
+    """A directory of each host for the spool of a round."""
+    scratch: str = '/var/lib/glance-dedup/backup/scratch'
+    """A directory of each host, for what running servers overwrite."""
+    views: float = 10 * 1024 ** 3
+    """Bytes that the views on one host may take."""
+    weight: float = 0.5
+    """Of the total time in a plan's cost (``rounds.py``)."""
+    project: str = ''
+    scope: bytes = bytes(16)
+
+
+def read_hosts(path: str) -> tuple[str, ...]:
+    """The hosts in a file: one on each line; ``#`` begins a comment.
+
+    :raises InvalidParameter: the file cannot be read, or names none
+    """
+    try:
+        with open(path, encoding='utf-8') as file:
+            words = [line.partition('#')[0].strip() for line in file]
+    except (OSError, UnicodeDecodeError) as e:
+        raise exceptions.InvalidParameter(
+            f'cannot read the hosts in {path}: {e}') from e
+    hosts = tuple(word for word in words if word)
+    for host in hosts:
+        if host.startswith('-') or any(c in ' ,:' for c in host):
+            raise exceptions.InvalidParameter(
+                f'{path}: {host!r} is no name of a host: give one on each '
+                'line')
+    if not hosts:
+        raise exceptions.InvalidParameter(f'{path} names no hosts')
+    return hosts
+
+
+class Job:
+    """A run of backups.
+
+    :param progress: called with what is done, the total, and words for it
+    :raises InvalidParameter: MPI is not installed
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 settings: Settings, time_: datetime.datetime,
+                 progress: Callable[[int, int, str], None]) -> None:
+        self._repository = repository
+        self._settings = settings
+        self._time = time_
+        self._progress = progress
+        self._identities: dict[str, str] = {}
+        self._results: dict[str, Result] = {}
+
+    def plan(self, sources: list[Source]) -> rounds.Plan:
+        """Find out where the sources are, and which go together."""
+        return self._plan(self._find(sources))
+
+    def missing(self) -> list[Result]:
+        """The sources that were found on no host."""
+        return list(self._results.values())
+
+    def run(self, sources: list[Source]) -> list[Result]:
+        """Back everything up. A source that fails does not stop the others."""
+        self._repository.need_version('backups')
+        for source in sources:
+            if source.kind == 'volume':
+                self._back_up_volume(source)
+        found = self._find([s for s in sources if s.kind != 'volume'])
+        plan = self._plan(found)
+        for number, disks in enumerate(plan.rounds, 1):
+            self._run_round([found[disk.name] for disk in disks],
+                            f'round {number} of {len(plan.rounds)}')
+        return sorted(self._results.values(), key=lambda result: result.name)
+
+    def _back_up_volume(self, source: Source) -> None:
+        result = self._results[source.name] = Result(source.name)
+        backup_id = imageids.backup_id(source.name, self._time)
+        try:
+            volumes.back_up(self._repository, source.name, backup_id)
+            stat = self._repository.stat(backup_id)
+        except exceptions.RepositoryError as e:
+            result.note = str(e)
+        else:
+            result.backup_id, result.size = backup_id, stat.size
+
+    # -- plan ---------------------------------------------------------------
+
+    def _find(self, sources: list[Source]) -> dict[str, dict[str, Any]]:
+        """Where each source is, and how large; by name."""
+        found: dict[str, dict[str, Any]] = {}
+        if not sources:
+            return found
+        wanted = {source.name: dataclasses.asdict(source)
+                  for source in sources}
+
+        def note(event: dict[str, Any]) -> None:
+            if event['event'] == 'source' and event['name'] not in found:
+                found[event['name']] = {
+                    **wanted[event['name']], 'host': event['host'],
+                    'size': event['size']}
+        self._run_ranks({'do': 'look', 'sources': list(wanted.values())},
+                        note)
+        for name in wanted.keys() - found.keys():
+            self._results[name] = Result(name, note=(
+                'it was found on no host: see whether the file, or the '
+                'server, exists'))
+        return found
+
+    def _plan(self, found: dict[str, dict[str, Any]]) -> rounds.Plan:
+        return rounds.best(
+            [rounds.Disk(name, source['host'], source['size'] / _RATE,
+                         source['size'])
+             for name, source in sorted(found.items())],
+            rounds.Limits(_OVERHEAD, self._settings.views),
+            self._settings.weight)
+
+    # -- rounds -------------------------------------------------------------
+
+    def _run_round(self, sources: list[dict[str, Any]], words: str) -> None:
+        left = {source['name']: source for source in sources}
+        total = 3 * sum(source['size'] for source in sources)
+        why = ''
+        for attempt in range(ATTEMPTS):
+            watch = Watch(self._results, self._identities, left, total,
+                          lambda done, stage: self._progress(
+                              done, total, f'{words}: {stage}'))
+            try:
+                self._run_ranks({
+                    'do': 'back up', 'sources': list(left.values()),
+                    'identities': self._identities,
+                    'partitions': self._partitions(left.values())},
+                    watch.note)
+                return
+            except Broken as e:
+                why = str(e)
+            if not left:
+                return
+        for name in left:
+            self._results[name] = Result(
+                name, note=f'the round broke {ATTEMPTS} times: {why}')
+
+    def _partitions(self, sources: Any) -> int:
+        """How many each rank has, so that one fits into memory."""
+        blocks = sum(source['size'] for source in sources) // (
+            self._repository.parameters.block_size)
+        ranks = len(self._settings.hosts) or self._settings.ranks
+        return max(1, -(-blocks // (ranks * spool.PIECE)))
+
+    # -- ranks --------------------------------------------------------------
+
+    def _run_ranks(self, order: dict[str, Any],
+                   note: Callable[[dict[str, Any]], None]) -> None:
+        """Start the ranks, give them an order, and pass on what they tell.
+
+        :raises Broken: they did not end well
+        """
+        settings = self._settings
+        order = {
+            **order, 'repository': self._repository.path,
+            'repository_id': self._repository.repository_id,
+            'codec': settings.codec, 'codec_level': settings.codec_level,
+            'threads': settings.threads, 'state': os.path.join(
+                settings.state, self._repository.repository_id),
+            'spool': settings.spool, 'scratch': settings.scratch,
+            'project': settings.project, 'scope': settings.scope.hex(),
+            'time': self._time.isoformat()}
+        errors: list[str] = []
+        with ranks_running(settings) as process:
+            process.stdin.write(json.dumps(order).encode() + b'\n')
+            process.stdin.flush()
+            for event in _events(process):
+                if event['event'] == 'broken':
+                    errors.append(f'{event["host"]}: {event["error"]}')
+                else:
+                    note(event)
+            status = process.wait(_END_SECONDS)
+            if status != 0:
+                raise Broken('; '.join(errors) or _tail(process.said))
+
+
+class Watch:
+    """Follows a round by what its ranks tell.
+
+    :param left: sources without a backup yet; they are taken out
+    """
+
+    def __init__(self, results: dict[str, Result], identities: dict[str, str],
+                 left: dict[str, dict[str, Any]], total: int,
+                 progress: Callable[[int, str], None]) -> None:
+        self._results = results
+        self._identities = identities
+        self._left = left
+        self._total = total
+        self._progress = progress
+        self._done: dict[tuple[int, str], int] = {}
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Take a line."""
+        match event['event']:
+            case 'view':
+                self._identities[event['name']] = event['identity']
+            case 'backup':
+                self._results[event['name']] = Result(**{
+                    field.name: event[field.name]
+                    for field in dataclasses.fields(Result)})
+                self._end(event['source'])
+            case 'failed':
+                self._results[event['name']] = Result(
+                    event['name'], note=event['error'])
+                self._end(event['source'])
+            case 'progress':
+                self._done[event['rank'], event['stage']] = event['done']
+                self._progress(min(sum(self._done.values()), self._total),
+                               event['stage'])
+
+    def _end(self, name: str) -> None:
+        # A server's disks end one by one. Those that a later attempt backs up
+        # again only get a second backup.
+        self._left.pop(name, None)
+
+
+@contextlib.contextmanager
+def ranks_running(settings: Settings) -> Iterator[Any]:
+    """The process ``mpiexec``; it is gone behind this, with all ranks.
+
+    :raises InvalidParameter: there is none
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    program = beside if os.path.exists(beside) else shutil.which('mpiexec')
+    if program is None:
+        raise exceptions.InvalidParameter(
+            "MPI is not installed: 'pip install glance-dedup[backup]', or "
+            'install Open MPI and mpi4py from the distribution')
+    command = [program, '-n', str(len(settings.hosts) or settings.ranks)]
+    if settings.hosts:
+        command += ['--host', ','.join(f'{host}:1' for host in settings.hosts)]
+    else:
+        command += ['--oversubscribe']
+    with tempfile.TemporaryFile() as said:
+        process: Any = subprocess.Popen(
+            [*command, sys.executable, '-m', 'glance_dedup.batch.rank'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
+            env={**os.environ, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
+                 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
+        process.said = said
+        try:
+            yield process
+        finally:
+            process.terminate()     # mpiexec ends its ranks
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_END_SECONDS)
+            process.stdin.close()
+            process.stdout.close()
+
+
+def _events(process: Any) -> Iterator[dict[str, Any]]:
+    """What the ranks tell, until all have ended.
+
+    :raises Broken: nothing came for a long time
+    """
+    rest = b''
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if not selector.select(_SILENCE):
+                raise Broken(f'no rank said anything for {_SILENCE:.0f} s')
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b'\n')
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and 'event' in event:
+                        yield event
+
+
+def _tail(said: Any) -> str:
+    """The end of what MPI said, on one line."""
+    said.seek(0, os.SEEK_END)
+    said.seek(max(0, said.tell() - _TAIL))
+    return ' '.join(said.read().decode(errors='replace').split())

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""One rank of a batch backup: the process that ``mpiexec`` starts.
+
+::
+
+    mpiexec ... python -m glance_dedup.batch.rank < order
+
+Rank 0 reads the *order* of a round from its standard input, a JSON object, and
+tells it to the others. Each rank writes what happens to its standard output, a
+JSON object on each line (``job.py`` reads both). An exit status other than 0
+means that the round has to be run again.
+"""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
+from glance_dedup.base import version
+from glance_dedup.batch import images
+from glance_dedup.batch import places
+from glance_dedup.batch import ranks as ranks_module
+from glance_dedup.batch import servers
+from glance_dedup.batch import spool as spool_module
+from glance_dedup.batch import stages
+from glance_dedup.batch import views
+from glance_dedup.repository import openimages
+from glance_dedup.repository import repository as repository_module
+
+# Seconds between two lines on the progress of a stage.
+_PROGRESS = 1.0
+_FAILED = 3
+_STAGES = ('scan', 'answer', 'store', 'resolve', 'finish')
+
+
+def tell(rank: int, event: str, **facts: Any) -> None:
+    """Write a line for the job."""
+    line = json.dumps({'event': event, 'rank': rank, **facts}) + '\n'
+    os.write(1, line.encode())
+
+
+class Rank:
+    """This process during a round."""
+
+    def __init__(self, ranks: ranks_module.Ranks, order: dict[str, Any]
+                 ) -> None:
+        self._ranks = ranks
+        self._order = order
+        self._stack = contextlib.ExitStack()
+        self._told = 0.0
+        self._time = datetime.datetime.fromisoformat(order['time'])
+        self._settings = servers.Settings(
+            order['state'], order['scratch'], order['repository_id'])
+        self._tasks: list[stages.Task] = []
+
+    def run(self) -> None:
+        """Take part in the round."""
+        with self._stack:
+            self._repository = self._stack.enter_context(
+                self._open_repository())
+            if self._order['do'] == 'look':
+                self._look()
+                return
+            for source in self._own_sources():
+                self._open(source)
+            self._run_stages()
+
+    def _look(self) -> None:
+        """Tell which sources are on this host."""
+        for source in self._order['sources']:
+            size = self._size_of(source)
+            if size is not None:
+                tell(self._ranks.rank, 'source', name=source['name'],
+                     host=os.uname().nodename, size=size)
+
+    def _size_of(self, source: dict[str, Any]) -> int | None:
+        """How many bytes a source has; None: it is not on this host."""
+        if source['kind'] == 'server':
+            return servers.size_of(self._settings, source['name'])
+        try:
+            with open(source['path'], 'rb') as file:
+                return file.seek(0, os.SEEK_END)
+        except OSError:
+            return None
+
+    def _open_repository(self) -> repository_module.Repository:
+        order = self._order
+        repository = repository_module.Repository(
+            order['repository'], codec=order['codec'],
+            codec_level=order['codec_level'], threads=order['threads'],
+            index='none')
+        if repository.repository_id != order['repository_id']:
+            repository.close()
+            raise exceptions.InvalidParameter(
+                f'on {os.uname().nodename}, {order["repository"]} is another '
+                'repository than where the backup was started: mount the '
+                'shared directory under the same path on all hosts')
+        return repository
+
+    def _own_sources(self) -> list[dict[str, Any]]:
+        """What this rank reads: a share of what is on its host."""
+        hosts = self._ranks.agree(os.uname().nodename)
+        mine = hosts[self._ranks.rank]
+        beside = [rank for rank, host in enumerate(hosts) if host == mine]
+        here = [source for source in self._order['sources']
+                if source['host'] in (None, mine)]
+        # The largest first, so that the shares are about equal.
+        here.sort(key=lambda source: (-source['size'], source['name']))
+        loads = dict.fromkeys(beside, 0)
+        own = []
+        for source in here:
+            rank = min(loads, key=lambda rank: (loads[rank], rank))
+            loads[rank] += max(source['size'], 1)
+            if rank == self._ranks.rank:
+                own.append(source)
+        return own
+
+    def _open(self, source: dict[str, Any]) -> None:
+        """Open a source's views, or tell why that is impossible (B5)."""
+        try:
+            found = self._views_of(source)
+        except exceptions.RepositoryError as e:
+            tell(self._ranks.rank, 'failed', name=source['name'],
+                 source=source['name'], error=str(e))
+            return
+        for view in found:
+            self._stack.enter_context(view)
+            previous = self._open_previous(view)
+            tell(self._ranks.rank, 'view', name=view.name,
+                 identity=view.identity, size=view.size)
+            self._tasks.append(stages.Task(
+                view, source['name'],
+                imageids.backup_id(view.name, self._time), previous))
+
+    def _views_of(self, source: dict[str, Any]) -> list[views.View]:
+        order, name = self._order, source['name']
+        identities = order['identities']
+        if source['kind'] == 'disk':
+            place = places.Place(order['state'], name,
+                                 self._repository.repository_id)
+            return [images.open_disk(place, source['path'],
+                                     source.get('format'),
+                                     identities.get(name))]
+        return servers.open_server(self._settings, name,
+                                   identities=identities)
+
+    def _open_previous(self, view: views.View) -> openimages.Image | None:
+        """The backup with which the view is compared, held open (B4)."""
+        if view.base is not None:
+            try:
+                return self._stack.enter_context(self._repository.open_image(
+                    view.base.backup_id, view.base.upload_id))
+            except exceptions.RepositoryError:
+                view.drop_base()
+        return None
+
+    # -- stages -------------------------------------------------------------
+
+    def _run_stages(self) -> None:
+        round_ = self._make_round()
+        done = self._completed()
+        if done < 1:
+            round_.scan()
+            self._note('scan')
+        if done < 2:
+            round_.answer()
+            self._note('answer')
+        round_.store()
+        self._tell_stage('resolve')
+        round_.resolve()
+        self._tell_stage('finish')
+        round_.finish(self._committed)
+        # Nobody ends before all have the blocks that they share (B1).
+        self._ranks.agree(None)
+        for task in self._tasks:
+            if task.error:
+                tell(self._ranks.rank, 'failed', name=task.view.name,
+                     source=task.source, error=task.error)
+        self._spool.remove()
+        tell(self._ranks.rank, 'ended', unread=round_.unread)
+
+    def _make_round(self) -> stages.Round:
+        order = self._order
+        facts = self._ranks.agree([
+            [task.view.name, task.view.identity, task.view.size]
+            for task in self._tasks])
+        key = hashlib.sha256(json.dumps(
+            [facts, order['partitions'], order['scope']]).encode()).hexdigest()
+        place = os.path.join(order['spool'], self._repository.repository_id)
+        spool_module.remove_dead(place, key[:16])
+        self._spool = self._stack.enter_context(spool_module.Spool(
+            os.path.join(place, f'{key[:16]}-{self._ranks.rank}')))
+        return stages.Round(
+            self._repository, self._ranks, self._spool, self._tasks,
+            order['partitions'], order['project'],
+            bytes.fromhex(order['scope']), self._tell_progress)
+
+    def _completed(self) -> int:
+        """After which stage an earlier run of this round can go on (B5)."""
+        done = 0
+        for number, stage in enumerate(('scan', 'answer'), 1):
+            noted = self._spool.noted(stage)
+            if noted is not None and len(noted['tasks']) == len(self._tasks):
+                done = number
+                for task, (clean, blocks) in zip(self._tasks, noted['tasks'],
+                                                 strict=True):
+                    task.clean = bytearray.fromhex(clean)
+                    task.blocks = blocks
+        done = min(self._ranks.agree(done))
+        if done == 0:
+            for task in self._tasks:
+                task.clean, task.blocks = bytearray(), 0
+        return done
+
+    def _note(self, stage: str) -> None:
+        """Note a stage, unless it went wrong for a view of this rank."""
+        if not any(task.error for task in self._tasks):
+            self._spool.note(stage, {'tasks': [
+                (task.clean.hex(), task.blocks) for task in self._tasks]})
+        self._tell_stage(_STAGES[_STAGES.index(stage) + 1])
+
+    def _tell_stage(self, stage: str) -> None:
+        tell(self._ranks.rank, 'stage', stage=stage)
+
+    def _tell_progress(self, stage: str, done: int) -> None:
+        now = time.monotonic()
+        if now - self._told > _PROGRESS:
+            self._told = now
+            tell(self._ranks.rank, 'progress', stage=stage, done=done)
+
+    def _committed(self, task: stages.Task, stat: openimages.ImageStat
+                   ) -> None:
+        note = ''
+        try:
+            task.view.commit(stat.image_id, stat.upload_id)     # B3
+        except exceptions.RepositoryError as e:
+            note = str(e)
+        tell(self._ranks.rank, 'backup', name=task.view.name,
+             source=task.source, backup_id=stat.image_id, size=stat.size,
+             read=task.read, stored=task.stored, zeros=stat.zero_bytes,
+             note=note,
+             clean=sum(task.clean))
+
+
+def _need_same_software(ranks: ranks_module.Ranks) -> None:
+    """Check that all hosts run one version (B7)."""
+    found = ranks.agree([os.uname().nodename, version.version()])
+    if len({number for _, number in found}) > 1:
+        raise exceptions.VersionError(
+            'the hosts have different versions of this software: '
+            + ', '.join(f'{host} {number}' for host, number in found)
+            + '. Install one version on all')
+
+
+def main() -> int:
+    """Run one rank."""
+    from mpi4py import MPI
+    comm = MPI.COMM_WORLD
+    ranks = ranks_module.Ranks(comm)
+    try:
+        order = (json.loads(sys.stdin.readline()) if ranks.rank == 0
+                 else None)
+        _need_same_software(ranks)
+        Rank(ranks, ranks.agree(order)[0]).run()
+    except BaseException as e:
+        # The other ranks wait for this one, so all have to end.
+        expected = isinstance(e, (exceptions.RepositoryError, OSError))
+        if not expected:
+            traceback.print_exc()
+        tell(ranks.rank, 'broken', host=os.uname().nodename,
+             error=str(e) if expected else f'{type(e).__name__}: {e}')
+        comm.Abort(_FAILED)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How the ranks of a batch backup talk: streams of records, to all from all.
+
+MPI carries the messages. A rank that waits sleeps, since MPI's own barriers
+would keep a processor busy. A rank has at most one message under way to each
+other rank, and the sender waits until it is received. So a slow rank has at
+most one message of each other in its memory.
+"""
+
+from collections.abc import Callable
+import json
+import struct
+import time
+from typing import Any
+
+import xxhash
+
+from glance_dedup.base import exceptions
+
+#: Bytes of a send buffer, and so of a message's records, at most. They are
+#: whole records, of 13 bytes.
+BUFFER = 5000 * 13
+
+# Kind, bytes of the records, and their checksum (B7).
+_HEAD = struct.Struct('<8sQQ')
+_END = b'end'
+
+# Seconds between two looks at what has come, while there is nothing to do; and
+# without any message from a rank for which this rank waits.
+_PAUSE = 0.001
+_LIMIT = 900.0
+
+
+class BrokenMessage(exceptions.RepositoryError):
+    """A message is not what its head says."""
+
+
+def pack(kind: bytes, payload: bytes) -> bytes:
+    """A message."""
+    return _HEAD.pack(kind, len(payload), xxhash.xxh3_64_intdigest(payload)
+                      ) + payload
+
+
+def unpack(message: bytes | bytearray, source: int) -> tuple[bytes, bytes]:
+    """The kind and the payload of a message.
+
+    :raises BrokenMessage: it was cut off, or its bytes have changed
+    """
+    if len(message) >= _HEAD.size:
+        kind, length, checksum = _HEAD.unpack_from(message)
+        payload = bytes(message[_HEAD.size:])
+        if (length == len(payload)
+                and checksum == xxhash.xxh3_64_intdigest(payload)):
+            return kind.rstrip(b'\0'), payload
+    raise BrokenMessage(
+        f'a message of rank {source} came with {len(message)} bytes that do '
+        'not agree with its head: the network, or the software on that host, '
+        'is broken')
+
+
+class Ranks:
+    """This rank among the others.
+
+    :param comm: MPI's communicator of all ranks
+    :param limit: seconds without any message, while this rank waits for one,
+        after which it gives up
+
+    :ivar rank: this rank's number, from 0
+    :ivar size: how many ranks there are
+    """
+
+    def __init__(self, comm: Any, limit: float = _LIMIT) -> None:
+        self._comm = comm
+        self._limit = limit
+        self._tag = 0
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    def exchange(self, kind: bytes,
+                 receive: Callable[[int, bytes], None]) -> 'Exchange':
+        """Begin a stage in which all ranks send records to all.
+
+        All ranks begin the same exchanges in the same order.
+
+        :param kind: its name, of at most 8 bytes
+        :param receive: called with the source and its records
+        """
+        self._tag = self._tag % 1000 + 1
+        return Exchange(self._comm, self._tag, kind, receive, self._limit)
+
+    def agree(self, value: Any) -> list[Any]:
+        """Tell all ranks a value, and return all values, in their order.
+
+        :param value: what JSON can hold
+        """
+        found: list[bytearray] = [bytearray() for _ in range(self.size)]
+        with self.exchange(b'agree',
+                           lambda source, data: found[source].extend(data)
+                           ) as all_to_all:
+            text = json.dumps(value).encode()
+            for rank in range(self.size):
+                all_to_all.send(rank, text)
+        return [json.loads(text) for text in found]
+
+
+class Exchange:
+    """One stage's records on their way. Leaving it waits for all of them."""
+
+    def __init__(self, comm: Any, tag: int, kind: bytes,
+                 receive: Callable[[int, bytes], None],
+                 limit: float) -> None:
+        self._comm = comm
+        self._tag = tag
+        self._kind = kind
+        self._receive = receive
+        self._limit = limit
+        size = comm.Get_size()
+        self._rank = comm.Get_rank()
+        self._buffers = [bytearray() for _ in range(size)]
+        # What is under way to each rank; the bytes stay until it is there.
+        self._sending: list[tuple[Any, bytes] | None] = [None] * size
+        self._open = set(range(size)) - {self._rank}
+        self._heard = time.monotonic()
+
+    def __enter__(self) -> 'Exchange':
+        return self
+
+    def __exit__(self, kind: type | None, *rest: Any) -> None:
+        if kind is None:
+            self._finish()
+
+    def send(self, rank: int, records: bytes) -> None:
+        """Send records; they may wait in a buffer until the end."""
+        buffer = self._buffers[rank]
+        buffer += records
+        while len(buffer) >= BUFFER:
+            piece = bytes(buffer[:BUFFER])
+            del buffer[:BUFFER]
+            self._flush(rank, self._kind, piece)
+
+    def _flush(self, rank: int, kind: bytes, payload: bytes) -> None:
+        if kind != _END and not payload:
+            return
+        if rank == self._rank:
+            if kind != _END:
+                self._receive(rank, payload)
+            return
+        self._wait(lambda: self._is_free(rank), f'receive from rank {rank}')
+        message = pack(kind, payload)
+        self._sending[rank] = self._comm.Issend(
+            [message, len(message), _byte_type()], dest=rank,
+            tag=self._tag), message
+
+    def _is_free(self, rank: int) -> bool:
+        under_way = self._sending[rank]
+        if under_way is not None and under_way[0].Test():
+            self._sending[rank] = under_way = None
+            self._heard = time.monotonic()
+        return under_way is None
+
+    def _finish(self) -> None:
+        size = len(self._buffers)
+        # Each rank begins with another one, so that they do not all wait for
+        # the same.
+        for rank in ((self._rank + step) % size for step in range(size)):
+            self._flush(rank, self._kind, bytes(self._buffers[rank]))
+            self._flush(rank, _END, b'')
+        self._wait(lambda: not self._open, 'finish')
+        self._wait(lambda: all(map(self._is_free, range(size))), 'finish')
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Receive what comes until something holds."""
+        while not condition():
+            if self._take():
+                continue
+            if time.monotonic() - self._heard > self._limit:
+                raise exceptions.BusyError(
+                    f'rank {self._rank} waited {self._limit:.0f} s for others '
+                    f'to {what} in the stage {self._kind.decode()}: look for '
+                    'a host that hangs, and start again')
+            time.sleep(_PAUSE)
+
+    def poll(self) -> None:
+        """Receive what has come; for stages with long pauses between sends."""
+        while self._take():
+            pass
+
+    def _take(self) -> bool:
+        """Receive a message, if one has come."""
+        status = _new_status()
+        message = self._comm.Improbe(tag=self._tag, status=status)
+        if message is None:
+            return False
+        data = bytearray(status.Get_count(_byte_type()))
+        message.Recv([data, len(data), _byte_type()])
+        self._heard = time.monotonic()
+        source = status.Get_source()
+        kind, payload = unpack(data, source)
+        if kind == _END:
+            self._open.discard(source)
+        elif kind != self._kind:
+            raise BrokenMessage(
+                f'rank {source} is in the stage {kind.decode()!r}, not in '
+                f'{self._kind.decode()}')
+        else:
+            self._receive(source, payload)
+        return True
+
+
+def _byte_type() -> Any:
+    from mpi4py import MPI  # only in a process that mpiexec started
+    return MPI.BYTE
+
+
+def _new_status() -> Any:
+    from mpi4py import MPI
+    return MPI.Status()

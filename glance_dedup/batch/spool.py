@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a rank keeps on its host's disk during a round.
+
+A spool is a directory of one round and one rank. Its files only grow, and are
+read from their beginning. They are not synced: after a crash of the machine
+the round starts again.
+
+``blocks``
+    What was scanned of all views, in order: 36 bytes for each block.
+``found``
+    64 bits for each block, behind stage 2a: its address; 0: this rank has to
+    store it; or :data:`WAIT`.
+``stored``
+    The same behind stage 2b, with the addresses of blocks that were stored.
+``references``
+    A record for each block that this rank stored.
+``KIND-NUMBER``
+    Records of one own partition (``requests``, ``waiting``, ``known``), or
+    answers to 2 ** 18 own blocks (``same``, ``answers``, ``again``).
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from typing import Any
+
+from glance_dedup import _engine
+from glance_dedup.base import closing
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+
+#: Bytes of a record, and of a scanned block.
+RECORD = 13
+SCANNED = 36
+#: Blocks whose answers are put in their places together.
+BUCKET = 1 << 18
+#: Records that are sorted and joined together: some 12 MB with all that is
+#: computed from them.
+PIECE = 200_000
+
+#: In place of an address: another rank was told to store the block.
+WAIT = (1 << 40) - 1
+
+_NUMBERS = 1 << 28
+_RANKS = 1 << 12
+
+
+def answer(requester: int, address: int) -> bytes:
+    """An answer, as the engine makes them."""
+    return (requester << 24).to_bytes(8, 'big') + address.to_bytes(5, 'little')
+
+
+def _lock(path: str) -> int | None:
+    """Lock a directory; None: somebody else has."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def remove_dead(directory: str, key: str) -> None:
+    """Remove the spools that processes which died left on this host (B6).
+
+    :param directory: where the spools of a repository lie
+    :param key: how the names of those begin that stay
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):
+                fd = None if name.startswith(key) else _lock(path)
+                if fd is not None:
+                    with closing.descriptor(fd):
+                        shutil.rmtree(path, ignore_errors=True)
+
+
+class Spool(closing.Closing):
+    """A rank's files of a round, locked until :meth:`close`.
+
+    :param path: of the directory, made if it is missing
+    :param buffer: bytes of memory for each file of a partition
+    :raises BusyError: another process has it
+    """
+
+    def __init__(self, path: str, buffer: int = 16384) -> None:
+        self.path = path
+        self._buffer = buffer
+        self._files: dict[str, Any] = {}
+        with files.os_errors(f'cannot make the spool {path}'):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            self._fd = _lock(path)
+        if self._fd is None:
+            raise exceptions.BusyError(
+                f'another process works in the spool {path}: wait for its end')
+
+    def close(self) -> None:
+        """Close all files; they stay."""
+        try:
+            self._close_files()
+        finally:
+            fd, self._fd = self._fd, None
+            if fd is not None:
+                os.close(fd)
+
+    def _close_files(self) -> None:
+        while self._files:
+            name, file = self._files.popitem()
+            with self._errors(name):
+                file.close()
+
+    def clear(self) -> None:
+        """Remove all files."""
+        with contextlib.suppress(exceptions.RepositoryError):
+            self._close_files()
+        with self._errors('.'):
+            for name in os.listdir(self.path):
+                os.unlink(os.path.join(self.path, name))
+
+    def remove(self) -> None:
+        """Remove everything, and close."""
+        self.clear()
+        with self._errors('.'):
+            os.rmdir(self.path)
+        self.close()
+
+    def _errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return files.os_errors(f'the spool {os.path.join(self.path, name)}')
+
+    # -- records ------------------------------------------------------------
+
+    def append(self, name: str, data: bytes) -> None:
+        """Append bytes to a file.
+
+        :raises NoSpaceError: the disk is full
+        """
+        with self._errors(name):
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = open(
+                    os.path.join(self.path, name), 'ab',
+                    buffering=self._buffer)
+            file.write(data)
+
+    def end(self, kind: str) -> None:
+        """Write what memory holds of all files of a kind, and close them."""
+        for name in [name for name in self._files
+                     if name == kind or name.startswith(kind + '-')]:
+            with self._errors(name):
+                self._files.pop(name).close()
+
+    def pieces(self, name: str, size: int, count: int = PIECE
+               ) -> Iterator[bytes]:
+        """A file's items, so many at a time. A missing file has none.
+
+        :param size: bytes of an item
+        :raises DamagedError: the file ends within an item
+        """
+        with self._errors(name), contextlib.suppress(FileNotFoundError):
+            with open(os.path.join(self.path, name), 'rb',
+                      buffering=0) as file:
+                while piece := _read_full(file, size * count):
+                    if len(piece) % size != 0:
+                        raise exceptions.DamagedError(
+                            f'the spool {os.path.join(self.path, name)} ends '
+                            'within a record')
+                    yield piece
+
+    def drop(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with self._errors(name), contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, name))
+
+    def drop_all(self, kind: str) -> None:
+        """Remove the files of a kind."""
+        self.end(kind)
+        for name in os.listdir(self.path):
+            if name == kind or name.startswith(kind + '-'):
+                self.drop(name)
+
+    # -- answers ------------------------------------------------------------
+
+    def place_answers(self, kinds: Sequence[str], name: str,
+                      blocks: int) -> None:
+        """Put answers into their places, one bucket after the other.
+
+        :param kinds: of the files with the answers
+        :param name: the file with the places; it is made if it is missing
+        :param blocks: how many were scanned
+        :raises ValueError: an answer is to no block
+        """
+        for kind in kinds:
+            self.end(kind)
+        with self._errors(name), open(os.path.join(self.path, name), 'ab'):
+            pass
+        with self._errors(name), open(os.path.join(self.path, name),
+                                      'r+b') as file:
+            for bucket in range(-(-blocks // BUCKET)):
+                first = bucket * BUCKET
+                length = min(BUCKET, blocks - first) * 8
+                file.seek(first * 8)
+                places = bytearray(file.read(length).ljust(length, b'\0'))
+                for kind in kinds:
+                    for answers in self.pieces(f'{kind}-{bucket}', RECORD):
+                        _engine.fill_answers(answers, first, places)
+                file.seek(first * 8)
+                file.write(places)
+
+    def sort_answers(self, kind: str, rank: int, answers: bytes) -> None:
+        """Append answers to this rank's blocks to the files of their buckets.
+
+        :raises ValueError: an answer is to another rank
+        """
+        buckets = _NUMBERS // BUCKET
+        for bucket, part in enumerate(_engine.split_records(
+                answers, _RANKS * buckets, rank * buckets, buckets)):
+            if part:
+                self.append(f'{kind}-{bucket}', part)
+
+    # -- stages -------------------------------------------------------------
+
+    def note(self, stage: str, facts: dict[str, Any]) -> None:
+        """Note that a stage is complete on this rank."""
+        path = os.path.join(self.path, f'done-{stage}')
+        with self._errors(f'done-{stage}'):
+            with open(path + '.new', 'w', encoding='utf-8') as file:
+                json.dump(facts, file)
+            os.rename(path + '.new', path)
+
+    def noted(self, stage: str) -> dict[str, Any] | None:
+        """What was noted of a stage; None: it is not complete."""
+        with contextlib.suppress(OSError, ValueError):
+            with open(os.path.join(self.path, f'done-{stage}'),
+                      encoding='utf-8') as file:
+                found = json.load(file)
+                return found if isinstance(found, dict) else None
+        return None
+
+
+def _read_full(file: Any, length: int) -> bytes:
+    """Up to so many bytes; fewer only at the end."""
+    data = bytearray()
+    while len(data) < length and (piece := file.read(length - len(data))):
+        data += piece
+    return bytes(data)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The commands that plan and make batch backups."""
+
+import datetime
+import os
+
+from cliff import lister
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
+from glance_dedup.base import scopes
+from glance_dedup.cli import common
+
+_PREFIX = 'volume:'
+
+
+def source_of(text: str, format_: str | None):
+    """What an argument names.
+
+    ``volume:NAME`` is a volume, ``[NAME=]PATH`` with a slash a file, and
+    anything else a server.
+
+    :raises UsageError: its backups cannot be named like this
+    """
+    from glance_dedup.batch import job
+
+    if text.startswith(_PREFIX):
+        return job.Source(text.removeprefix(_PREFIX), 'volume')
+    if '/' not in text:
+        return job.Source(text, 'server')
+    name, equals, path = text.partition('=')
+    if not equals or '/' in name:
+        path = text
+        name = os.path.basename(text).partition('.')[0]
+    if not imageids.is_backup_name(name):
+        raise common.UsageError(
+            f'the backups of {path} cannot be named {name!r}: a name has 1 to '
+            '109 characters of A-Z a-z 0-9 _ -. Give one: NAME=FILE')
+    return job.Source(name, 'disk', os.path.abspath(path), format_)
+
+
+class _Batch(common.RepositoryCommand, lister.Lister):
+    """What both commands share."""
+
+    def add_arguments(self, parser):
+        from glance_dedup.batch import job
+
+        parser.add_argument(
+            'sources', metavar='FILE|SERVER|volume:VOLUME', nargs='+',
+            help="What to back up: a disk in a file or on a device, whose "
+            "name is the file's without its suffix, or NAME in NAME=FILE; a "
+            'server of libvirt; or a volume of this repository. A FILE has a '
+            'slash in it.')
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument(
+            '--local', metavar='N', type=int, default=1,
+            help='Work with N processes on this host. Default: %(default)s.')
+        where.add_argument(
+            '--hosts', metavar='FILE',
+            help='Work with one process on each of the hosts in this file, '
+            'one on each line. They are reached by ssh, and have the '
+            'repository under the same path.')
+        parser.add_argument(
+            '--format', choices=('raw', 'qcow2'),
+            help='Of all FILEs. Default: raw, and a file that looks '
+            'otherwise is refused.')
+        parser.add_argument(
+            '--view-mib', metavar='MIB', type=int, default=10240,
+            help='The most that the views on one host may take: what running '
+            'servers overwrite during their backup. Default: %(default)s.')
+        for name, words in (
+                ('state', 'for what is kept between backups'),
+                ('spool', 'for the spool of a round'),
+                ('scratch', 'for what running servers overwrite')):
+            parser.add_argument(
+                f'--{name}', metavar='DIR', default=getattr(job.Settings,
+                                                            name),
+                help=f'A directory of each host {words}. '
+                'Default: %(default)s.')
+
+    def settings(self, parsed_args, **more):
+        """The job's settings.
+
+        :raises UsageError: a number is out of its bounds
+        """
+        from glance_dedup.batch import job
+
+        if not 1 <= parsed_args.local <= 256:
+            raise common.UsageError('--local: 1 to 256 processes')
+        if parsed_args.view_mib < 1:
+            raise common.UsageError('--view-mib: a number above 0')
+        return job.Settings(
+            ranks=parsed_args.local, hosts=(
+                () if parsed_args.hosts is None
+                else job.read_hosts(parsed_args.hosts)),
+            state=os.path.abspath(parsed_args.state),
+            spool=os.path.abspath(parsed_args.spool),
+            scratch=os.path.abspath(parsed_args.scratch),
+            views=float(parsed_args.view_mib << 20), **more)
+
+    def sources(self, parsed_args):
+        """What is to be backed up.
+
+        :raises UsageError: two of them have one name
+        """
+        found = {}
+        for text in parsed_args.sources:
+            source = source_of(text, parsed_args.format)
+            if found.setdefault(source.name, source) != source:
+                raise common.UsageError(
+                    f'two of the sources are named {source.name}: give one of '
+                    'them another name (NAME=FILE)')
+        return list(found.values())
+
+
+class Plan(_Batch):
+    """Show which sources would be backed up together, in rounds.
+
+    The times are estimates: 100 MB/s for each host.
+    """
+
+    def take_action(self, parsed_args):
+        from glance_dedup.batch import job
+
+        sources = self.sources(parsed_args)
+        with self.open(index='none') as repo:
+            found = job.Job(
+                repo, self.settings(parsed_args), _now(),
+                lambda done, total, words: None)
+            plan = found.plan(
+                [source for source in sources if source.kind != 'volume'])
+            for missing in found.missing():
+                self.app.report(exceptions.ImageNotFound(
+                    f'{missing.name}: {missing.note}'))
+        return ('round', 'host', 'name', 'size', 'seconds'), [
+            (number, disk.host, disk.name, common.Size(disk.size),
+             round(disk.seconds)) for number, disks in enumerate(
+                 plan.rounds, 1) for disk in disks]
+
+
+class Run(_Batch):
+    """Back up disks, servers and volumes.
+
+    Equal blocks are stored once, and clean parts of a disk are not sent. A
+    source that fails does not stop the others; the exit status is then 2.
+    """
+
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
+        common.add_codec(parser)
+        parser.add_argument(
+            '--project', default='', help='To which the backups belong.')
+        common.add_scope(parser)
+
+    def take_action(self, parsed_args):
+        from glance_dedup.batch import job
+
+        sources = self.sources(parsed_args)
+        settings = self.settings(
+            parsed_args, codec=parsed_args.codec, project=parsed_args.project,
+            scope=scopes.choose(parsed_args.scope, parsed_args.project))
+        rows = []
+        with (self.open(index='none') as repo,
+              self.progress('backing up') as progress):
+            for result in job.Job(repo, settings, _now(), progress.step).run(
+                    sources):
+                if not result.backup_id:
+                    self.app.report(exceptions.RepositoryError(
+                        f'{result.name} was not backed up: {result.note}'))
+                rows.append((result.name, result.backup_id or None,
+                             common.Size(result.size),
+                             common.Size(result.read),
+                             common.Size(result.stored), result.note))
+        return ('name', 'backup_id', 'size', 'read_bytes', 'new_bytes',
+                'note'), rows
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)

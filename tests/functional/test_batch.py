@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch backups by real ranks under mpiexec: every disk comes back, whatever
+dies, and equal blocks of different ranks are stored once."""
+
+import datetime
+import hashlib
+import os
+import pathlib
+import shutil
+import signal
+
+import pytest
+
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.base import imageids
+from glance_dedup.batch import job as job_module
+from glance_dedup.batch import ranks
+from glance_dedup.repository import repository
+from tests.support import maintenance
+from tests.support import repositories
+from tests.unit.dedupd.tasks import collecting
+
+SEGMENT = 2 << 20
+NIGHT = datetime.datetime(2026, 11, 20, 22, tzinfo=datetime.timezone.utc)
+
+
+class Disks:
+    """Files that are backed up, and what they held each night."""
+
+    def __init__(self, directory, count=4):
+        self.directory = directory
+        self.directory.mkdir()
+        common = repositories.noise(2 * SEGMENT, 9)
+        for number in range(count):
+            (directory / f'disk{number}').write_bytes(
+                common + repositories.noise(SEGMENT, number)
+                + bytes(SEGMENT) + repositories.noise(5000, 100 + number))
+
+    def sources(self):
+        return [job_module.Source(path.name, 'disk', str(path), 'raw')
+                for path in sorted(self.directory.iterdir())]
+
+    def digests(self):
+        return {path.name: digest_of([path.read_bytes()])
+                for path in self.directory.iterdir()}
+
+
+def digest_of(pieces):
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class Cloud:
+    """A repository, disks, and runs of backups."""
+
+    def __init__(self, tmp_path, ranks_=3):
+        self.path = repositories.create(tmp_path / 'repo', volumes=True)
+        self.disks = Disks(tmp_path / 'disks')
+        self.state = tmp_path / 'state'
+        self.spool = tmp_path / 'spool'
+        self.settings = job_module.Settings(
+            ranks=ranks_, state=str(self.state), spool=str(self.spool),
+            scratch=str(tmp_path / 'scratch'))
+
+    def run(self, night=0, watch=None, sources=None, monkeypatch=None):
+        """Back up; `watch` is called with each line of the ranks."""
+        with repository.Repository(self.path) as repo:
+            job = job_module.Job(repo, self.settings, self.time(night),
+                                 lambda done, total, words: None)
+            if watch is not None:
+                events = job_module._events
+
+                def watched(process):
+                    for event in events(process):
+                        watch(process, event)
+                        yield event
+                monkeypatch.setattr(job_module, '_events', watched)
+            try:
+                return {result.name: result for result in job.run(
+                    self.disks.sources() if sources is None else sources)}
+            finally:
+                if monkeypatch is not None:
+                    monkeypatch.undo()
+
+    @staticmethod
+    def time(night):
+        return NIGHT + datetime.timedelta(days=night)
+
+    def backups(self, night=0):
+        """Each backup of a night as its bytes' digest, by name."""
+        found = {}
+        with repository.Repository(self.path) as repo:
+            for image_id in repo.recipes():
+                backup = imageids.of_backup(image_id)
+                if backup is not None and backup.time == self.time(night):
+                    with repo.open_image(image_id) as image:
+                        found[backup.name] = digest_of(image.pieces())
+        return found
+
+    def need_clean(self):
+        repositories.need_clean(self.path)
+
+    def spooled(self):
+        return [str(path) for path in self.spool.rglob('*')
+                if path.is_file()]
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    return Cloud(tmp_path)
+
+
+def test_equal_blocks_are_stored_once(cloud):
+    results = cloud.run()
+    assert cloud.backups() == cloud.disks.digests()
+    # Four times 2 MiB of their own and a rest, and 4 MiB that all have.
+    assert sum(result.stored for result in results.values()) == (
+        2 * SEGMENT + 4 * (SEGMENT + 5000))
+    assert not cloud.spooled()
+    cloud.need_clean()
+
+
+def test_second_night_reads_what_changed(cloud):
+    cloud.run()
+    first = cloud.disks.digests()
+    path = cloud.disks.directory / 'disk1'
+    with open(path, 'r+b') as disk:
+        disk.seek(SEGMENT + 70000)
+        disk.write(repositories.noise(9000, 77))
+    results = cloud.run(night=1)
+    assert cloud.backups() == first
+    assert cloud.backups(1) == cloud.disks.digests() != first
+    # Blocks of 4096 bytes, of which the first and the last changed in part.
+    assert results['disk1'].stored == 12288
+    assert {name: result.read > 0 for name, result in results.items()} == {
+        'disk0': False, 'disk1': True, 'disk2': False, 'disk3': False}
+    cloud.need_clean()
+
+
+def test_backup_that_is_gone_is_no_base(cloud):
+    """Digests of a backup that was deleted are of no use, and say so."""
+    cloud.run()
+    with repository.Repository(cloud.path) as repo:
+        repo.delete(imageids.backup_id('disk0', cloud.time(0)))
+    results = cloud.run(night=1)
+    assert cloud.backups(1) == cloud.disks.digests()
+    assert results['disk0'].read > 0 and results['disk1'].read == 0
+
+
+STAGES = ['scan', 'answer', 'store', 'resolve', 'finish']
+
+
+def ranks_of(process):
+    """The process ids of the ranks of mpiexec, by its children."""
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*'):
+        try:
+            command = (path / 'cmdline').read_bytes()
+            parent = int((path / 'stat').read_text().rsplit(')')[1].split()[1])
+        except OSError:
+            continue
+        if b'glance_dedup.batch.rank' in command and parent == process.pid:
+            found.append(int(path.name))
+    return sorted(found)
+
+
+@pytest.mark.parametrize('stage', STAGES)
+def test_rank_that_is_killed(cloud, stage, monkeypatch):
+    """The round is run again, and nothing of the first try is in the way."""
+    killed = []
+
+    def kill(process, event):
+        begun = event['event'] == 'view' if stage == 'scan' else (
+            event['event'] == 'stage' and event['stage'] == stage)
+        if begun and not killed:
+            killed.extend(ranks_of(process)[1:2])
+            os.kill(killed[0], signal.SIGKILL)
+    results = cloud.run(watch=kill, monkeypatch=monkeypatch)
+    assert killed
+    assert [result.note for result in results.values()] == [''] * 4
+    assert cloud.backups() == cloud.disks.digests()
+    # If all backups were complete, the next run on the host tidies up.
+    cloud.run(night=1)
+    assert not cloud.spooled()
+    cloud.need_clean()
+
+
+def test_round_that_breaks_each_time(cloud, monkeypatch):
+    """The sources are given up with a reason; the next run succeeds."""
+    def kill(process, event):
+        if event['event'] == 'stage':
+            for rank in ranks_of(process)[:1]:
+                os.kill(rank, signal.SIGKILL)
+    results = cloud.run(watch=kill, monkeypatch=monkeypatch)
+    assert all('broke 3 times' in result.note for result in results.values())
+    assert cloud.backups() == {}
+    assert all(not result.note for result in cloud.run().values())
+    assert cloud.backups() == cloud.disks.digests()
+    cloud.need_clean()
+
+
+def test_disk_that_changes_meanwhile(cloud, monkeypatch):
+    """Its backup is given up; the others are complete (B2, B5)."""
+    changed = []
+
+    def change(process, event):
+        if event['event'] == 'stage' and not changed:
+            changed.append(cloud.disks.directory / 'disk2')
+            with open(changed[0], 'r+b') as disk:
+                disk.write(b'new')
+    results = cloud.run(watch=change, monkeypatch=monkeypatch)
+    assert 'changed' in results['disk2'].note
+    digests = cloud.disks.digests()
+    del digests['disk2']
+    assert cloud.backups() == digests
+    cloud.need_clean()
+
+
+def test_source_that_is_nowhere(cloud):
+    results = cloud.run(sources=[
+        *cloud.disks.sources(),
+        job_module.Source('gone', 'disk', '/nonexistent/disk')])
+    assert 'found on no host' in results['gone'].note
+    assert cloud.backups() == cloud.disks.digests()
+
+
+def test_two_backups_of_one_disk(cloud, monkeypatch):
+    """The second one is refused while the first goes on."""
+    second = {}
+
+    def run_again(process, event):
+        if event['event'] == 'stage' and not second:
+            second['run'] = None
+            settings = job_module.Settings(
+                ranks=1, state=str(cloud.state), spool=str(cloud.spool) + '2',
+                scratch=cloud.settings.scratch)
+            with repository.Repository(cloud.path) as repo:
+                second['results'] = job_module.Job(
+                    repo, settings, cloud.time(1),
+                    lambda done, total, words: None).run(
+                        cloud.disks.sources()[:1])
+    results = cloud.run(watch=run_again, monkeypatch=monkeypatch)
+    assert not results['disk0'].note
+    assert 'another backup of disk0' in second['results'][0].note
+
+
+def test_garbage_of_a_broken_run_is_collected(cloud, monkeypatch):
+    """What ranks stored and nobody committed does not stay (B6)."""
+    def kill(process, event):
+        if event['event'] == 'stage' and event['stage'] == 'resolve':
+            for rank in ranks_of(process):
+                os.kill(rank, signal.SIGKILL)
+    cloud.run(watch=kill, monkeypatch=monkeypatch)
+    assert maintenance.live_slots(cloud.path)
+    with repository.Repository(cloud.path) as repo:
+        with maintainer_module.Maintainer(repo) as maintainer:
+            collecting.collect(maintainer)
+    assert not maintenance.live_slots(cloud.path)
+    cloud.need_clean()
+
+
+@pytest.mark.parametrize('change', [
+    lambda message: message[:-1], lambda message: message[:10],
+    lambda message: b'', lambda message: message + b'x',
+    lambda message: message[:40] + b'?' + message[41:]])
+def test_broken_message(change):
+    message = ranks.pack(b'scan', bytes(range(200)))
+    assert ranks.unpack(message, 1) == (b'scan', bytes(range(200)))
+    with pytest.raises(ranks.BrokenMessage, match='rank 1'):
+        ranks.unpack(change(message), 1)
+
+
+def test_hosts_file(tmp_path):
+    path = tmp_path / 'hosts'
+    path.write_text('# the rack\none\n\ntwo.example  # new\n')
+    assert job_module.read_hosts(path) == ('one', 'two.example')
+    for text in '', '-oProxyCommand=x\n', 'a b\n', 'one:4\n':
+        path.write_text(text)
+        with pytest.raises(Exception, match=str(path)):
+            job_module.read_hosts(path)
+
+
+def test_no_mpi(cloud, monkeypatch):
+    monkeypatch.setattr(shutil, 'which', lambda name: None)
+    monkeypatch.setattr(job_module.sys, 'executable', '/nowhere/python')
+    with pytest.raises(Exception, match='MPI is not installed'):
+        cloud.run()
