@@ -15,11 +15,9 @@ from collections.abc import Iterable
 import contextlib
 import json
 import os
-import shutil
 import stat
 import struct
 import subprocess
-import tempfile
 import time
 from typing import Any
 
@@ -153,18 +151,17 @@ class ImageContent(views.Content):
 
     def _serve(self) -> exports.ExportContent:
         """Start qemu-nbd, with this process as its only client."""
-        program = shutil.which(_PROGRAM)
-        if program is None:
-            raise _refuse(self._path, f'{_PROGRAM} is missing. Install '
-                          'qemu-utils')
+        # Only for this kind of disk: it loads much.
+        import tempfile
+
         directory = self._stack.enter_context(tempfile.TemporaryDirectory())
         path = os.path.join(directory, 'nbd')
         fds = [file.fileno() for _, file in self._files]
-        with places.source_errors(
-                f'{program} cannot be started for {self._path}'):
+        with places.source_errors(f'{_PROGRAM}, of the package qemu-utils, '
+                                  f'cannot be started for {self._path}'):
             # It ends when its only client is gone, however that ends.
             process = subprocess.Popen(
-                [program, '--read-only', f'--export-name={_EXPORT}',
+                [_PROGRAM, '--read-only', f'--export-name={_EXPORT}',
                  f'--socket={path}', f'json:{json.dumps(self._nodes(fds))}'],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE, pass_fds=fds)

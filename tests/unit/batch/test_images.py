@@ -104,7 +104,10 @@ def test_a_change_while_it_is_read_is_noticed(disk, change):
 
 
 def test_a_write_right_before_and_after_the_opening_is_noticed(disk):
-    """A file's time has steps of some milliseconds."""
+    """A file's time has steps of some milliseconds.
+
+    Before Linux 6.13: since then a time that was looked at has no equal.
+    """
     for number in range(20):
         write(disk, 0, bytes([number]))
         with view(disk) as opened:

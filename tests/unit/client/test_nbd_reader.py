@@ -82,6 +82,7 @@ def test_answers(tmp_path, script):
 @pytest.mark.parametrize('script', [
     b'', b'x' * 20, data(10, b'abc'), data(10, b'ab', flags=0) + chunk(0),
     data(10, b'ab', flags=0) + data(10, b'ab'),         # twice the same
+    data(10, b'a', flags=0) + data(13, b'd'),           # with a gap
     data(9, b'abcd'), data(11, b'abcd'), data(1 << 63, b'abcd'),
     data(10, b'abcde'), hole(10, 0), hole(10, 1 << 31), hole(0, 4),
     chunk(1, length=1 << 31), chunk(2, b'x' * 11), chunk(0, b'x'),
