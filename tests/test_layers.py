@@ -73,7 +73,8 @@ PACKAGES = {
     'glance_dedup.mount': ('images as files', 'base repository client'),
     'glance_dedup.trial': (
         'what two hosts try together on a shared file system', 'base'),
-    'glance_dedup.batch': ('backups of many disks by many hosts', 'base'),
+    'glance_dedup.batch': (
+        'backups of many disks by many hosts', 'base repository client'),
     'dedupd.opts': ('all options of the daemon', 'base'),
     'dedupd.logs': ("the daemon's log", 'base'),
     'dedupd.page': ('the status page', ''),
@@ -140,6 +141,12 @@ TESTED_BY = {
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
     'glance_dedup.base.locations': 'unit/driver/test_store_locations.py',
     'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',
+    'glance_dedup.batch.diskfiles': 'unit/batch/test_images.py',
+    'glance_dedup.batch.exports': 'functional/test_running_servers.py',
+    'glance_dedup.batch.libvirt_jobs': 'functional/test_running_servers.py',
+    'glance_dedup.batch.servers': 'functional/test_running_servers.py',
+    'glance_dedup.batch.views': 'unit/batch/test_images.py',
+    'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',

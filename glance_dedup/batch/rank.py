@@ -76,7 +76,10 @@ class Rank:
     def _look(self) -> None:
         """Tell which sources are on this host."""
         for source in self._order['sources']:
-            size = self._size_of(source)
+            try:
+                size = self._size_of(source)
+            except exceptions.RepositoryError:
+                continue    # as if it were not here
             if size is not None:
                 tell(self._ranks.rank, 'source', name=source['name'],
                      host=os.uname().nodename, size=size)

@@ -104,7 +104,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
 
         :raises UsageError: two of them have one name
         """
-        found = {}
+        found: dict = {}
         for text in parsed_args.sources:
             source = source_of(text, parsed_args.format)
             if found.setdefault(source.name, source) != source:

@@ -108,7 +108,8 @@ class Export:
 
     def _ask(self, sock: socket.socket, length: int, offset: int) -> bytes:
         with self._talking():
-            sock.sendall(protocol.read_request(length, offset))
+            sock.sendall(protocol.request(
+                protocol.Command.READ, length, offset))
             magic, error, _ = protocol.SIMPLE.unpack(
                 self._receive(sock, protocol.SIMPLE.size))
             if magic != protocol.SIMPLE_MAGIC:

@@ -44,9 +44,10 @@ REQUEST = struct.Struct('>IHHQQI')
 _REQUEST_MAGIC = 0x25609513
 SIMPLE = struct.Struct('>IIQ')
 SIMPLE_MAGIC = 0x67446698
-_CHUNK = struct.Struct('>IHHQI')
+CHUNK = struct.Struct('>IHHQI')
 _CHUNK_MAGIC = 0x668e33ef
 _DONE = 1
+_IS_ERROR = 1 << 15
 
 #: The longest string of the protocol.
 LONGEST_STRING = 4096
@@ -136,8 +137,12 @@ class Error(enum.IntEnum):
     EINVAL = 22
 
 
-class _Chunk(enum.IntEnum):
+class Chunk(enum.IntEnum):
+    """The kind of a chunk."""
+
+    NONE = 0
     OFFSET_DATA = 1
+    OFFSET_HOLE = 2
     BLOCK_STATUS = 5
     ERROR = 1 << 15 | 1
 
@@ -308,7 +313,7 @@ def parse_request(data: bytes) -> Request:
 
 #: The bytes in front of the data of a read, in a simple reply and in a chunk.
 SIMPLE_HEAD = SIMPLE.size
-DATA_HEAD = _CHUNK.size + 8
+DATA_HEAD = CHUNK.size + 8
 
 
 def simple_reply(cookie: int, error: int = 0) -> bytes:
@@ -321,14 +326,14 @@ def data_head(cookie: int, offset: int, length: int, last: bool) -> bytes:
 
     :param last: whether the chunk is the last one of its reply
     """
-    return _chunk(cookie, _Chunk.OFFSET_DATA, 8 + length, last) + (
+    return _chunk(cookie, Chunk.OFFSET_DATA, 8 + length, last) + (
         offset.to_bytes(8, 'big'))
 
 
 def error_chunk(cookie: int, error: Error, message: str) -> bytes:
     """A chunk that reports an error; it is the last one of its reply."""
     text = _text(message)
-    return _chunk(cookie, _Chunk.ERROR, 6 + len(text), True) + struct.pack(
+    return _chunk(cookie, Chunk.ERROR, 6 + len(text), True) + struct.pack(
         '>IH', error, len(text)) + text
 
 
@@ -340,20 +345,37 @@ def status_chunk(cookie: int, extents: Iterable[tuple[int, bool]]) -> bytes:
     data = b''.join([_CONTEXT_ID.to_bytes(4, 'big'), *(
         struct.pack('>II', length, _HOLE | _ZERO if zeros else 0)
         for length, zeros in extents)])
-    return _chunk(cookie, _Chunk.BLOCK_STATUS, len(data), True) + data
+    return _chunk(cookie, Chunk.BLOCK_STATUS, len(data), True) + data
 
 
-def _chunk(cookie: int, kind: _Chunk, length: int, last: bool) -> bytes:
-    return _CHUNK.pack(_CHUNK_MAGIC, _DONE if last else 0, kind, cookie,
-                       length)
+def _chunk(cookie: int, kind: Chunk, length: int, last: bool) -> bytes:
+    return CHUNK.pack(_CHUNK_MAGIC, _DONE if last else 0, kind, cookie,
+                      length)
 
 
 # -- for our own client -------------------------------------------------------
 
 def go_request(name: bytes, wanted: Info) -> bytes:
     """The option GO for an export, which asks for one fact."""
-    data = struct.pack('>I', len(name)) + name + struct.pack('>HH', 1, wanted)
-    return OPTION.pack(OPTION_MAGIC, Option.GO, len(data)) + data
+    return option_request(
+        Option.GO, _counted(name) + struct.pack('>HH', 1, wanted))
+
+
+def contexts_request(name: bytes, contexts: Iterable[bytes]) -> bytes:
+    """The option SET_META_CONTEXT for an export."""
+    queries = list(contexts)
+    return option_request(Option.SET_META_CONTEXT, b''.join([
+        _counted(name), len(queries).to_bytes(4, 'big'),
+        *map(_counted, queries)]))
+
+
+def _counted(text: bytes) -> bytes:
+    return len(text).to_bytes(4, 'big') + text
+
+
+def option_request(option: Option, data: bytes = b'') -> bytes:
+    """An option with its data."""
+    return OPTION.pack(OPTION_MAGIC, option, len(data)) + data
 
 
 def parse_option_reply(data: bytes) -> tuple[int, int]:
@@ -367,9 +389,32 @@ def parse_option_reply(data: bytes) -> tuple[int, int]:
     return kind, length
 
 
-def read_request(length: int, offset: int) -> bytes:
+def request(command: Command, length: int, offset: int) -> bytes:
     """A request for a range, with the cookie 0."""
-    return REQUEST.pack(_REQUEST_MAGIC, 0, Command.READ, 0, offset, length)
+    return REQUEST.pack(_REQUEST_MAGIC, 0, command, 0, offset, length)
+
+
+class ChunkHead(NamedTuple):
+    """What stands in front of a chunk's payload."""
+
+    kind: int
+    length: int
+    """Of the payload. Nobody has checked it."""
+    is_last: bool
+    is_error: bool
+
+
+def parse_chunk(data: bytes) -> ChunkHead:
+    """The head of a chunk of the reply with the cookie 0.
+
+    :raises Violation: the bytes are no such head
+    """
+    magic, flags, kind, cookie, length = CHUNK.unpack(data)
+    if magic != _CHUNK_MAGIC or cookie:
+        raise Violation(
+            f'a chunk begins with {magic:#010x} and the cookie {cookie}')
+    return ChunkHead(kind, length, bool(flags & _DONE),
+                     bool(kind & _IS_ERROR))
 
 
 def _text(message: str) -> bytes:

@@ -1,0 +1,567 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Running servers as sources of backups: a real libvirt with real QEMUs.
+
+Most servers here never run an instruction: they are started paused, and what
+they "write" goes through their disk's own block device in QEMU, as a driver's
+requests do. So a test knows every byte that was written.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from glance_dedup.batch import checkpoints
+from glance_dedup.batch import servers
+from glance_dedup.batch import views
+from glance_dedup.client import nbd_reader
+from tests.cloud import cloud as cloud_module
+from tests.cloud import disk as disk_module
+from tests.cloud import test_libvirt
+from tests.support import nbd
+from tests.support import repositories
+from tests.support import sources
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MIB = 1 << 20
+SEGMENT = views.SEGMENT
+SIZE = 64 * MIB
+UUID = '0b4ba7a6-6fbe-4cd5-a1c0-0d9e06bb4d53'
+XML = """
+<domain type='qemu'>
+  <name>{name}</name>
+  <uuid>{uuid}</uuid>
+  <memory unit='MiB'>64</memory>
+  <os><type>hvm</type></os>
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2'/><source file='{place}/vda'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw'/><source file='{place}/vdb'/>
+      <target dev='vdb' bus='virtio'/>
+    </disk>
+    <disk type='file' device='cdrom'>
+      <source file='{place}/cdrom'/><target dev='sda' bus='sata'/><readonly/>
+    </disk>
+  </devices>
+</domain>
+"""
+
+
+def run(*command):
+    return subprocess.run([str(word) for word in command], check=True,
+                          capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.fixture(scope='module')
+def libvirt():
+    """A libvirt of the tests' own."""
+    nbd.need('libvirtd')
+    # The path of a socket has to be short.
+    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
+    with cloud_module.Cloud(place) as cloud:
+        cloud.up(['libvirt'])
+        yield cloud.services['libvirt']
+
+
+class Server:
+    """A server with a qcow2 disk, a raw one, and a CD."""
+
+    name = 'web'
+
+    def __init__(self, libvirt, place):
+        self.libvirt = libvirt
+        self.place = place
+        for name in ('scratch', 'state'):
+            (place / name).mkdir()
+        run('qemu-img', 'create', '-f', 'qcow2', place / 'vda', SIZE)
+        for name in ('vdb', 'cdrom'):
+            run('qemu-img', 'create', '-f', 'raw', place / name, 8 * MIB)
+        self.xml = place / 'web.xml'
+        self.xml.write_text(XML.format(
+            name=self.name, place=place, uuid=UUID))
+        self.settings = self.with_settings()
+
+    def with_settings(self, **options):
+        return servers.Settings(
+            str(self.place / 'state'), str(self.place / 'scratch'),
+            sources.REPOSITORY, self.libvirt.uri,
+            **{'free_bytes': 0, **options})
+
+    def virsh(self, *arguments):
+        done = self.libvirt.virsh(*map(str, arguments))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self):
+        self.virsh('start', '--paused', self.name)
+        return self
+
+    def monitor(self, command):
+        return self.virsh('qemu-monitor-command', self.name, '--hmp', command)
+
+    def write(self, offset, length, pattern, disk='vda'):
+        """Write through the server's own device."""
+        number = int(disk == 'vdb')
+        for command in (f'write -P {pattern} {offset} {length}', 'flush'):
+            # What the command prints goes to QEMU's log.
+            told = self.monitor(
+                f'qemu-io -d /machine/peripheral/virtio-disk{number}/'
+                f'virtio-backend "{command}"')
+            assert not told.strip(), told
+
+    def bitmaps(self):
+        """The named bitmaps in QEMU."""
+        return set(re.findall(f'"name": ?"({checkpoints.PREFIX}[^"]*)"',
+                              self.virsh('qemu-monitor-command', self.name,
+                                         '{"execute": "query-named-block-'
+                                         'nodes"}')))
+
+    def has_job(self):
+        return self.libvirt.virsh(
+            'backup-dumpxml', self.name).returncode == 0
+
+    def kill(self):
+        """End QEMU as a crash does."""
+        for process in self.libvirt.servers():
+            os.kill(process.pid, signal.SIGKILL)
+        repositories.eventually(
+            lambda: 'shut off' in self.virsh('domstate', self.name))
+
+    def open(self, **options):
+        return servers.open_server(self.settings, self.name, **options)
+
+    @contextlib.contextmanager
+    def opened(self, **options):
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(view)
+                   for view in self.open(**options)]
+
+    def remove(self):
+        self.libvirt.virsh('destroy', self.name)
+        assert self.libvirt.virsh('undefine', self.name).returncode == 0
+
+
+@pytest.fixture
+def short_path():
+    """A directory in which a socket can be named."""
+    with tempfile.TemporaryDirectory(prefix='backup-') as directory:
+        yield pathlib.Path(directory)
+
+
+@pytest.fixture
+def server(libvirt, short_path):
+    one = Server(libvirt, short_path)
+    one.virsh('define', one.xml)
+    one.start()
+    yield one
+    # Fails while libvirt knows of a checkpoint.
+    one.remove()
+
+
+def night(server, number, before=None):
+    """A backup of all disks; what was found and the bytes, by name.
+
+    The bytes of clean segments are those of the night before.
+    """
+    found, data = {}, {}
+    with server.opened() as opened:
+        for view in opened:
+            found[view.name] = sources.scan(view)
+            data[view.name] = whole = bytearray(sources.read(view))
+            for at, kind in enumerate(found[view.name]):
+                if kind == 'c' and before:
+                    place = slice(at * SEGMENT, at * SEGMENT
+                                  + view.length(at))
+                    assert whole[place] == before[1][view.name][place]
+            view.check()
+            view.commit(f'b_{view.name}_{number}', sources.UPLOAD)
+    assert not server.has_job()
+    assert len(server.bitmaps()) == 1
+    assert not list((server.place / 'scratch').iterdir())
+    return found, data
+
+
+def test_three_nights(server):
+    """Only what was written is read, and nothing of it is missed."""
+    server.write(0, 16 * MIB, 1)
+    server.write(0, 4 * MIB, 1, 'vdb')
+    first = night(server, 1)
+    assert first[0] == {'web-vda': 'd' * 8 + 'z' * 24, 'web-vdb': 'ddzz'}
+    server.write(4 * MIB - 10, 20, 2)
+    server.write(40 * MIB, 2 * MIB, 2)
+    server.write(2 * MIB, 512, 2, 'vdb')
+    second = night(server, 2, first)
+    assert second[0] == {
+        'web-vda': 'cddccccc' + 'z' * 12 + 'd' + 'z' * 11, 'web-vdb': 'cdcc'}
+    third = night(server, 3, second)
+    assert third[0] == {
+        'web-vda': 'c' * 8 + 'z' * 12 + 'c' + 'z' * 11, 'web-vdb': 'cccc'}
+    expected = bytearray(b'\1' * 16 * MIB + bytes(48 * MIB))
+    expected[4 * MIB - 10:4 * MIB + 10] = b'\2' * 20
+    expected[40 * MIB:42 * MIB] = b'\2' * 2 * MIB
+    assert third[1]['web-vda'] == expected
+
+
+def test_both_passes_read_what_was_written(server, monkeypatch):
+    server.write(0, 60 * MIB, 1)
+    night(server, 1)
+    written = 0
+    for offset, length in ((2 * MIB, 6 * MIB), (30 * MIB, 4 * MIB)):
+        server.write(offset, length, 3)
+        written += length
+    counted = []
+    readinto = nbd_reader.NbdReader.readinto
+
+    def count(self, buffer, offset):
+        counted.append(len(buffer))
+        readinto(self, buffer, offset)
+
+    monkeypatch.setattr(nbd_reader.NbdReader, 'readinto', count)
+    with server.opened(targets=['vda']) as (view,):
+        buffer = memoryview(bytearray(SEGMENT))
+        for number in range(view.segments):
+            if view.scan(number, buffer) == views.Found.DATA:
+                view.readinto(buffer[:view.length(number)], number * SEGMENT)
+    assert written <= sum(counted) / 2 <= 1.1 * written
+
+
+def test_a_view_stays_as_it_was(server):
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    with server.opened() as opened:
+        server.write(2 * MIB, 2 * MIB, 5)
+        server.write(0, MIB, 5, 'vdb')
+        vda, vdb = opened
+        assert sources.scan(vda) == 'cccc' + 'z' * 28
+        data = sources.read(vda)
+        assert data[:8 * MIB] == b'\1' * 8 * MIB
+        assert sources.scan(vdb) == 'cccc' and not any(sources.read(vdb))
+        for view in opened:
+            view.commit(f'b_{view.name}_2', sources.UPLOAD)
+    with server.opened() as opened:
+        assert [view.base.backup_id for view in opened] == [
+            'b_web-vda_2', 'b_web-vdb_2']
+        assert sources.scan(opened[0]) == 'cdcc' + 'z' * 28
+        assert sources.scan(opened[1]) == 'dccc'
+
+
+def test_without_the_commit_the_old_checkpoint_stays(server):
+    """B3; for each disk by itself."""
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    old = server.bitmaps()
+    server.write(0, MIB, 2)
+    with server.opened() as opened:
+        sources.scan(opened[0])
+        assert len(server.bitmaps()) == 2
+    assert server.bitmaps() == old
+    with server.opened() as (vda, vdb):
+        assert vda.base.backup_id == 'b_web-vda_1'
+        assert sources.scan(vda) == 'dccc' + 'z' * 28
+        sources.scan(vdb)
+        vdb.commit('b_web-vdb_2', sources.UPLOAD)
+    with server.opened() as (vda, vdb):
+        assert vda.base.backup_id == 'b_web-vda_1'
+        assert vdb.base.backup_id == 'b_web-vdb_2'
+
+
+def in_a_process_that_dies(work):
+    """What `work` gives, as text, from a process that closes nothing."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            os.write(write_end, work().encode())
+        os._exit(0)
+    os.close(write_end)
+    os.waitpid(pid, 0)
+    with os.fdopen(read_end) as f:
+        return f.read()
+
+
+def test_a_job_outlives_its_process(server):
+    """B5: the view is found again, with the same bytes."""
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    server.write(0, MIB, 2)
+
+    def scan():
+        opened = server.open()
+        for view in opened:
+            sources.scan(view)
+        return ' '.join(view.identity for view in opened)
+
+    found = in_a_process_that_dies(scan).split()
+    identities = dict(zip(('web-vda', 'web-vdb'), found, strict=True))
+    assert server.has_job()
+    server.write(0, MIB, 9)
+    with server.opened(identities=identities) as opened:
+        assert [view.identity for view in opened] == found
+        # A scan would find the same.
+        assert sources.scan(opened[0]) == 'dccc' + 'z' * 28
+        assert sources.read(opened[0])[:MIB] == b'\2' * MIB
+        for view in opened:
+            view.commit(f'b_{view.name}_2', sources.UPLOAD)
+    with pytest.raises(views.SourceError, match='has ended'):
+        server.open(identities=identities)
+    with server.opened() as (vda, vdb):
+        assert (vda.base.backup_id, vdb.base.backup_id) == (
+            'b_web-vda_2', 'b_web-vdb_2')
+        assert sources.scan(vda) == 'dccc' + 'z' * 28
+        assert sources.scan(vdb) == 'cccc'
+
+
+def test_what_a_dead_process_left_is_removed(server):
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    for _ in range(3):
+        in_a_process_that_dies(lambda: server.open()[0].identity)
+    assert server.has_job() and len(server.bitmaps()) == 2
+    server.write(2 * MIB, MIB, 2)
+    found, _ = night(server, 2, night(server, 1))
+    assert found['web-vda'] == 'cccc' + 'z' * 28
+
+
+def test_a_server_that_is_stopped_ends_its_view(server):
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    server.write(0, MIB, 2)
+    with server.opened() as opened:
+        buffer = memoryview(bytearray(SEGMENT))
+        opened[0].scan(0, buffer)
+        server.virsh('destroy', server.name)
+        with pytest.raises(views.SourceError, match='view of web-vda has end'):
+            opened[0].readinto(buffer, 0)
+        for view in opened:
+            with pytest.raises(views.SourceError, match='Back it up again'):
+                view.check()
+    # The disk's file has its bitmaps, so nothing is read that need not be.
+    server.start()
+    with server.opened() as (vda, _):
+        assert sources.scan(vda) == 'dccc' + 'z' * 28
+    assert len(server.bitmaps()) == 1
+
+
+def test_a_server_that_is_shut_off_has_files(server):
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    server.virsh('destroy', server.name)
+    for number, wanted in enumerate(('dddd', 'cccc'), 2):
+        with server.opened() as (vda, vdb):
+            assert sources.scan(vda) == wanted + (
+                'z' if number == 2 else 'c') * 28
+            assert sources.scan(vdb) == 'cccc'
+            for view in (vda, vdb):
+                view.commit(f'b_{view.name}_{number}', sources.UPLOAD)
+    server.start()
+    server.write(0, MIB, 2)
+    with server.opened() as (vda, vdb):
+        # Each hint names its own backup.
+        assert vda.base.backup_id == 'b_web-vda_1'
+        assert vdb.base.backup_id == 'b_web-vdb_3'
+        assert sources.scan(vda) == 'dccc' + 'z' * 28
+
+
+def test_a_crash_of_qemu_makes_the_whole_disk_dirty(server):
+    """Its bitmap was not written, and is inconsistent."""
+    server.write(0, 8 * MIB, 1)
+    before = night(server, 1)
+    server.write(0, MIB, 2)
+    server.kill()
+    server.start()
+    with server.opened() as (vda, _):
+        assert vda.base is None
+        assert sources.scan(vda) == 'dddd' + 'z' * 28
+    second = night(server, 2, before)
+    assert second[0]['web-vda'] == 'dddd' + 'z' * 28
+    assert second[1] != before[1]
+    assert night(server, 3, second)[0]['web-vda'] == 'cccc' + 'z' * 28
+
+
+def test_a_crash_amid_a_backup(server):
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    with server.opened() as opened:
+        server.kill()
+        with pytest.raises(views.SourceError):
+            opened[0].check()
+    server.start()
+    night(server, 2)
+
+
+def test_a_resized_disk_is_dirty(server):
+    server.write(0, 8 * MIB, 1)
+    first = night(server, 1)
+    server.virsh('blockresize', server.name, 'vda', f'{SIZE + MIB}B')
+    with server.opened(targets=['vda']) as (view,):
+        assert view.size == SIZE + MIB and view.base is None
+        assert sources.scan(view) == 'dddd' + 'z' * 29
+    # Shrunk, and as large as before: no bitmap tells.
+    server.virsh('blockresize', server.name, 'vda', f'{4 * MIB}B')
+    server.virsh('blockresize', server.name, 'vda', f'{SIZE}B')
+    assert night(server, 2, first)[0]['web-vda'] == 'cc' + 'z' * 30
+
+
+def test_a_bitmap_that_somebody_removed(server):
+    server.write(0, 8 * MIB, 1)
+    night(server, 1)
+    server.virsh('destroy', server.name)
+    name, = re.findall(f'{checkpoints.PREFIX}[0-9a-f]+',
+                       run('qemu-img', 'info', server.place / 'vda'))
+    run('qemu-img', 'bitmap', '--remove', server.place / 'vda', name)
+    server.start()
+    assert night(server, 2)[0]['web-vda'] == 'dddd' + 'z' * 28
+
+
+def test_a_job_of_another_program_is_left_alone(server, tmp_path):
+    (tmp_path / 'job.xml').write_text(
+        "<domainbackup mode='pull'><server transport='unix' "
+        f"socket='{tmp_path}/other'/></domainbackup>")
+    server.virsh('backup-begin', server.name, tmp_path / 'job.xml')
+    with pytest.raises(views.SourceError, match='of another program'):
+        server.open()
+    assert server.has_job()
+    server.virsh('domjobabort', server.name)
+    night(server, 1)
+
+
+def test_two_backups_at_once(server):
+    with server.opened():
+        with pytest.raises(views.SourceError, match='of web-vda is running'):
+            server.open()
+        with pytest.raises(views.SourceError, match='of web-vdb is running'):
+            server.open(targets=['vdb'])
+    night(server, 1)
+
+
+def test_a_view_ends_before_its_scratch_file_is_too_large(server):
+    """And the server goes on."""
+    server.settings = server.with_settings(scratch_bytes=4 * MIB)
+    server.write(0, 16 * MIB, 1)
+    with server.opened() as opened:
+        server.write(0, 16 * MIB, 2)
+
+        def ended():
+            with contextlib.suppress(views.SourceError):
+                opened[0].check()
+                return False
+            return True
+
+        repositories.eventually(ended)
+        with pytest.raises(views.SourceError, match='and may have 4'):
+            opened[0].check()
+        server.write(0, 16 * MIB, 3)
+    assert not server.bitmaps()
+    server.settings = server.with_settings(free_bytes=1 << 60)
+    with pytest.raises(views.SourceError, match='MiB free, and'):
+        server.open()
+
+
+def test_libvirt_knows_of_no_checkpoint(server):
+    """Else it would refuse to undefine the server, as Nova does."""
+    with server.opened() as opened:
+        assert not server.virsh('checkpoint-list', '--name',
+                                server.name).strip()
+        for view in opened:
+            sources.scan(view)
+            view.commit(f'b_{view.name}_1', sources.UPLOAD)
+    server.virsh('undefine', server.name)
+    server.virsh('define', server.xml)
+    assert night(server, 2, night(server, 1))[0]['web-vda'] == 'z' * 32
+
+
+def test_wrong_names(server):
+    with pytest.raises(views.SourceError, match='there is no server none at'):
+        servers.open_server(server.settings, 'none')
+    with pytest.raises(views.SourceError, match='has no disk vdz'):
+        server.open(targets=['vda', 'vdz'])
+    with pytest.raises(views.SourceError, match='Give another name'):
+        server.open(name='web.example.com')
+    with server.opened(name='other', targets=['vdb']) as (view,):
+        assert view.name == 'other-vdb'
+    settings = servers.Settings(
+        str(server.place / 'state'), str(server.place / 'scratch'),
+        sources.REPOSITORY, f'qemu+unix:///session?socket={server.place}/no')
+    with pytest.raises(views.SourceError, match='cannot be backed up'):
+        servers.open_server(settings, 'web')
+
+
+def test_memory(server):
+    """A rank may have 35 MB in all."""
+    program = (
+        'import sys, resource\n'
+        'from glance_dedup.repository import repository\n'
+        'def pss():\n'
+        '    for line in open("/proc/self/smaps_rollup"):\n'
+        '        if line.startswith("Pss:"):\n'
+        '            return int(line.split()[1])\n'
+        'before = pss()\n'
+        'from glance_dedup.batch import servers\n'
+        'from tests.support import sources\n'
+        f'opened = servers.open_server(servers.{server.settings!r}, "web")\n'
+        'found = [sources.scan(view) for view in opened]\n'
+        'after = pss()\n'
+        'assert not {"libvirt", "cliff", "oslo_config"} & {*sys.modules}\n'
+        'print(after - before)\n')
+    server.write(0, 40 * MIB, 1)
+    told = run(sys.executable, '-c', program)
+    # Two buffers of 2 MiB are the test's.
+    assert int(told) < 4096 + 4096, told
+
+
+def test_a_restored_server_boots(libvirt, short_path):
+    """Three nights of a server that counts how often it was started."""
+    tmp_path = short_path
+    if not shutil.which('qemu-system-x86_64'):
+        pytest.skip('QEMU is not installed')
+    booting = test_libvirt.Server.__new__(test_libvirt.Server)
+    booting.libvirt = libvirt
+    booting.console = tmp_path / 'console.log'
+    booting._domain = tmp_path / 'domain.xml'
+    booting._domain.write_text(test_libvirt.DOMAIN.replace(
+        '<name>', f'<uuid>{UUID}</uuid><name>').format(
+        disk=test_libvirt.copy(disk_module.images().qcow2, tmp_path),
+        console=booting.console))
+    (tmp_path / 'scratch').mkdir()
+    settings = servers.Settings(
+        str(tmp_path / 'state'), str(tmp_path / 'scratch'),
+        sources.REPOSITORY, libvirt.uri, free_bytes=0)
+    restored = bytearray()
+    for number in (1, 2, 3):
+        booting.start()
+        assert booting.shown().boots == number
+        view, = servers.open_server(settings, 'instance-00000001')
+        with view:
+            found = sources.scan(view)
+            if number < 3:
+                restored = restored or bytearray(view.size)
+                _add(view, found, restored)
+            assert ('c' in found) == (number > 1)
+            view.commit(f'b_{number}', sources.UPLOAD)
+        booting.press_power_button()
+    (tmp_path / 'restored').mkdir()
+    image = tmp_path / 'restored' / 'disk.raw'
+    image.write_bytes(restored)
+    with nbd.Guest(tmp_path / 'restored', image) as guest:
+        assert guest.wait_until_up().boots == 3
+
+
+def _add(view, found, restored):
+    """What a backup adds to the one before."""
+    for number, kind in enumerate(found):
+        if kind != 'c':
+            place = slice(number * SEGMENT, number * SEGMENT
+                          + view.length(number))
+            view.readinto(memoryview(restored)[place], place.start)
