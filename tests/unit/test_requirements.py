@@ -15,7 +15,9 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('glance_dedup', 'dedupd')
 NAME = re.compile(r'^[A-Za-z0-9_.-]+')
 # Whose modules are only imported where an extra was installed.
-EXTRAS = {'glance': {'glance_dedup/client/glance_api.py'},
+EXTRAS = {'backup': {'glance_dedup/batch/rank.py',
+                     'glance_dedup/batch/ranks.py'},
+          'glance': {'glance_dedup/client/glance_api.py'},
           'libvirt': {'glance_dedup/batch/libvirt_jobs.py'},
           'mount': {'glance_dedup/mount.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.
