@@ -74,7 +74,7 @@ PACKAGES = {
     'glance_dedup.trial': (
         'what two hosts try together on a shared file system', 'base'),
     'glance_dedup.batch': (
-        'backups of many disks by many hosts', 'base repository client'),
+        'backups of many disks by many hosts', '_engine base repository client'),
     'dedupd.opts': ('all options of the daemon', 'base'),
     'dedupd.logs': ("the daemon's log", 'base'),
     'dedupd.page': ('the status page', ''),
@@ -143,8 +143,13 @@ TESTED_BY = {
     'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',
     'glance_dedup.batch.diskfiles': 'unit/batch/test_images.py',
     'glance_dedup.batch.exports': 'functional/test_running_servers.py',
+    'glance_dedup.batch.job': 'functional/test_batch.py',
     'glance_dedup.batch.libvirt_jobs': 'functional/test_running_servers.py',
+    'glance_dedup.batch.rank': 'functional/test_batch.py',
+    'glance_dedup.batch.ranks': 'functional/test_batch.py',
     'glance_dedup.batch.servers': 'functional/test_running_servers.py',
+    'glance_dedup.batch.spool': 'functional/test_batch.py',
+    'glance_dedup.batch.stages': 'functional/test_batch.py',
     'glance_dedup.batch.views': 'unit/batch/test_images.py',
     'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',

@@ -11,11 +11,11 @@ import signal
 
 import pytest
 
-from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.base import imageids
 from glance_dedup.batch import job as job_module
 from glance_dedup.batch import places
 from glance_dedup.batch import ranks
+from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 from tests.support import maintenance
 from tests.support import repositories
