@@ -5,6 +5,7 @@
 import collections
 import os
 import random
+import shutil
 import time
 
 from hypothesis import given
@@ -185,6 +186,17 @@ def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
     assert 'rebuilt by one process' in maintainer.warnings[-1]
     assert contents(maintainer) == expected and maintainer.catalog.valid
     assert all(child.returncode is not None for child in children)
+
+
+def test_two_files_of_one_transaction(path, repo, maintainer):
+    """Somebody has copied a recipe; it must not be counted twice."""
+    fill(repo)
+    shutil.copy(path / 'images' / 'image-01', path / 'images' / 'copy')
+    maintainer.rebuild()
+    expected = contents(maintainer), maintainer.unreadable.reasons()
+    maintainer.rebuild(processes=2)
+    assert (contents(maintainer), maintainer.unreadable.reasons()) == expected
+    assert 'is a copy of another recipe file' in maintainer.warnings[-1]
 
 
 @pytest.mark.parametrize('directory', ['/nowhere', '/dev/full'])
