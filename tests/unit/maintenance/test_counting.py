@@ -5,6 +5,7 @@
 import collections
 import os
 import random
+import shutil
 import time
 
 from hypothesis import given
@@ -71,6 +72,21 @@ def small_partitions(monkeypatch):
     monkeypatch.setattr(counting, '_GROUPS', 1)
 
 
+def test_each_group_is_in_one_partition(tmp_path, small_partitions):
+    runs = [(group, slot, 1) for slot in range(50) for group in (1, 2, 2, 6)]
+    files = [os.open(tmp_path / str(part), os.O_RDWR | os.O_CREAT
+                     | os.O_APPEND) for part in range(3)]
+    buffers = counting._Buffers(files)
+    for begin in range(0, len(runs), 9):
+        buffers.add(packed(runs[begin:begin + 9]))
+    buffers.flush()
+    for part, file in enumerate(files):
+        found = b''.join(counting._pieces(file))
+        os.close(file)
+        assert list(addresses.runs_in(found)) == [
+            run for run in runs if run[0] % 3 == part]
+
+
 def fill(repo, images=12):
     rng = random.Random(1)
     for number in range(images):
@@ -111,6 +127,17 @@ def test_the_same_catalog(repo, maintainer, processes, small_partitions):
     maintainer.reconcile()
     repo.delete('image-03')
     need_settled(maintainer)
+
+
+def test_chunks_of_one_group(maintainer):
+    """All of them count for what the group uses."""
+    catalog = maintainer.catalog
+    batch = catalog.batch()
+    for chunk, slots in ((0, 3), (1, 5)):
+        catalog.record_counts(batch, 7, chunk, addresses.pack(
+            [2] * slots + [0] * (records.CHUNK_SLOTS - slots)))
+    assert catalog.group(7, batch)['used'] == 8
+    assert addresses.unpack(catalog.counts(7, 2048, batch)).count(2) == 8
 
 
 def test_large_recipes(repo, maintainer, monkeypatch):
@@ -185,6 +212,17 @@ def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
     assert 'rebuilt by one process' in maintainer.warnings[-1]
     assert contents(maintainer) == expected and maintainer.catalog.valid
     assert all(child.returncode is not None for child in children)
+
+
+def test_two_files_of_one_transaction(path, repo, maintainer):
+    """Somebody has copied a recipe; it must not be counted twice."""
+    fill(repo)
+    shutil.copy(path / 'images' / 'image-01', path / 'images' / 'copy')
+    maintainer.rebuild()
+    expected = contents(maintainer), maintainer.unreadable.reasons()
+    maintainer.rebuild(processes=2)
+    assert (contents(maintainer), maintainer.unreadable.reasons()) == expected
+    assert 'is a copy of another recipe file' in maintainer.warnings[-1]
 
 
 @pytest.mark.parametrize('directory', ['/nowhere', '/dev/full'])

@@ -345,27 +345,29 @@ def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
     assert 'damaged' not in repo.images()
 
 
-def test_backups_stay(tmp_path):
+@pytest.mark.parametrize('damaged', [False, True])
+def test_backups_stay(tmp_path, damaged):
     """Also one that cannot be read: nobody could give it back."""
     backup = 'b_web_20261123T180000Z'
     path = create(tmp_path, volumes=True)
     with (repositories.open_repository(path, codec='none') as repo,
           contextlib.closing(index_module.Held(repo)) as held):
-        add(repo, held, 'image', (1, 1024))
-        data = noise(2 * MIB, 2)
-        put(repo, backup, data)
-        held.note(backup, len(data), None)
-        with maintaining(repo) as maintainer:
-            maintenance.account(maintainer)
-            result = evict(maintainer, held, 1.2 * MIB)
-            assert result.evicted == ['image'] and result.short is not None
-            maintenance.need_contents(repo, {backup: data})
-            recipe = path / 'images' / backup
-            content = bytearray(recipe.read_bytes())
+        data = {'image': add(repo, held, 'image', (1, 1024)),
+                backup: add(repo, held, backup, (2, 2048))}
+        recipe = path / 'images' / backup
+        content = bytearray(recipe.read_bytes())
+        if damaged:
             content[4100] ^= 255
             recipe.write_bytes(content)
-            assert evict(maintainer, held, 1.2 * MIB).evicted == []
-            assert recipe.read_bytes() == content
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            assert bool(maintainer.unreadable.reasons()) == damaged
+            result = evict(maintainer, held, 1.2 * MIB)
+        assert result.short is not None and backup not in result.evicted
+        assert recipe.read_bytes() == content
+        if not damaged:
+            assert result.evicted == ['image']
+            maintenance.need_contents(repo, {backup: data[backup]})
 
 
 def test_a_limit_that_is_too_small(maintainer, held, repo):
