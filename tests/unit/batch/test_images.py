@@ -310,7 +310,7 @@ def test_nothing_is_left_of_the_server(qcow2):
         found = set()
         for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
             with contextlib.suppress(OSError):
-                if b'/qemu-nbd\0' in path.read_bytes():
+                if path.read_bytes().partition(b'\0')[0] == b'qemu-nbd':
                     found.add(path.parent.name)
         return found
 
