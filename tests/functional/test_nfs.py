@@ -17,7 +17,7 @@ LIMIT = 1500
 HERE = pathlib.Path(__file__).resolve().parent
 FILES = ['test_hosts.py', 'test_following.py', 'test_hosts_merging.py',
          'test_trial.py', 'test_helpers.py']
-#: In the guest's memory: other tests here change this machine's /tmp meanwhile.
+#: In the guest's memory: other tests change this machine's /tmp meanwhile.
 TEMPORARY = '/run/tests'
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT + 120),
