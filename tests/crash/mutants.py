@@ -94,8 +94,8 @@ _MERGER = 'dedupd/tasks/merger.py'
 _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
 _CHECK = 'glance_dedup/check/group_reader.py'
-_VOLUME_TESTS = ('tests/unit/test_c.py::test_c[test_journal-plain]',
-                 'tests/unit/test_c.py::test_c[test_opening-plain]')
+_VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
+                 'tests/unit/test_c.py::TestPlain::test_c[test_opening-plain]')
 _MOMENTS = ('tests/functional/test_volume_moments.py::'
             'test_snapshots[library-50]',)
 
@@ -185,7 +185,8 @@ MUTANTS = (
                  '    gd_status s = sync_group(appender, err);\n'
                  '    if (s != GD_OK) {\n'),),
         workload='store',
-        tests=('tests/unit/test_c.py::test_c[test_appender-plain]',)),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_appender-plain]',)),
     Mutant(
         'hints-before-the-sync', 'I1, N7.4', (
             Edit(_APPENDER,
@@ -197,7 +198,8 @@ MUTANTS = (
                  'appender->entries);\n'
                  '    gd_status s = gd_group_write_entries(appender->group, '
                  'base, count,\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_appender-plain]',),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_appender-plain]',),
         why_not='a hint leads to the fingerprint store, of which only what is '
         'published is believed'),
     Mutant(
@@ -249,7 +251,8 @@ MUTANTS = (
             Edit(_TAIL,
                  '            *any |= blocks[k].good;\n',
                  ''),),
-        tests=('tests/unit/test_c.py::test_c[test_appender_tail-plain]',),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_appender_tail-plain]',),
         why_not='the new owner\'s own fdatasync makes the tail durable, '
         'unless an earlier one failed'),
     Mutant(
@@ -257,7 +260,8 @@ MUTANTS = (
             Edit(_TAIL,
                  '    mend_checksum(own->in, &header, group->bounds.seed);\n',
                  '    (void)mend_checksum;\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_tailrecovery-plain]',),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_tailrecovery-plain]',),
         why_not='check only notes a segment that is not whole, unless all of '
         'its blocks live; then a tear must have hit no more than a checksum'),
     Mutant(
@@ -384,7 +388,7 @@ MUTANTS = (
                  '                          err);\n'
                  '    }\n'
                  '    return s;\n')),
-        tests=('tests/unit/test_c.py::test_c[test_fence-plain]',),
+        tests=('tests/unit/test_c.py::TestPlain::test_c[test_fence-plain]',),
         why_not='the fence tells of a catalog that lost what it had synced, '
         'which the explorer\'s does not'),
     # -- collecting (N6) --------------------------------------------------
@@ -410,7 +414,8 @@ MUTANTS = (
                  '    if (s == GD_OK) {\n'
                  '        s = next_generation(owned, err);\n'
                  '    }\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_ownedgroup_free-plain]',),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_ownedgroup_free-plain]',),
         why_not='it takes a process that outlives the collector, with a '
         'fingerprint store that it believes'),
     Mutant(
@@ -435,7 +440,7 @@ MUTANTS = (
                  '    if (s != GD_OK) {\n'
                  '        return s;\n'),),
         tests=('tests/unit/test_c.py'
-               '::test_c[test_grouprewrite_stages-plain]',),
+               '::TestPlain::test_c[test_grouprewrite_stages-plain]',),
         why_not='the addresses and blocks are the same in both files, so it '
         'takes a process that compares bytes in the old one'),
     # -- merging (N10) ----------------------------------------------------
@@ -703,7 +708,8 @@ MUTANTS = (
             Edit(_SHARD_MERGE,
                  '        s = need_count(m, &m->made[i], err);\n',
                  '        (void)need_count(m, &m->made[i], err);\n'),),
-        tests=('tests/unit/test_c.py::test_c[test_shardmerge-plain]',),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_shardmerge-plain]',),
         why_not='others must go on while a host is cut off'),
     Mutant(
         'pairs-not-synced', 'I8', (

@@ -53,6 +53,15 @@ def test_fits(mutant):
     assert mutant.workload or mutant.tests
 
 
+def test_ordinary_tests_exist():
+    """Those that are to find a mutant have not been renamed."""
+    names = {name for mutant in mutants.MUTANTS for name in mutant.tests
+             if name.startswith('tests/')}
+    found = run(mutants.TOP, 'pytest', '-q', '--collect-only', '-n', '0',
+                '-p', 'no:cacheprovider', *sorted(names))
+    assert names and found.returncode == 0, found.stderr
+
+
 @pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize('mutant', by_explorer())
 def test_explorer_finds(mutant, builder, tmp_path):

@@ -684,25 +684,33 @@ def evacuation(stage):
 
 @workload
 def merging(stage):
-    """Duplicates that the upload missed are merged."""
+    """Duplicates that the upload missed are merged.
+
+    The last ones come to lower addresses than those that the index has.
+    """
+    def others(group):
+        """No upload finds this group's blocks, or appends to it."""
+        return repositories.holding(
+            os.path.join(stage.path, 'locks', 'groups'),
+            repositories.SHARE_BYTE + group)
+
     stage.create()
     shutil.rmtree(stage.filters, ignore_errors=True)
     with stage.open() as one:
         stage.put(one, 'a', (1, 20), (2, 10))
-        with repositories.holding(
-                os.path.join(stage.path, 'locks', 'groups'),
-                repositories.SHARE_BYTE + 1):
+        with others(1):
             stage.put(one, 'b', (1, 20), (3, 10))
             stage.put(one, 'c', (2, 10), (1, 20), (3, 10))
+            stage.put(one, 'd', (5, 10))
         with maintaining(one) as maintainer:
             account(maintainer)
             merge(maintainer)
             collect(maintainer, live_share=0, evacuate_share=0)
             stage.delete(one, 'b')
-            with repositories.holding(
-                    os.path.join(stage.path, 'locks', 'groups'),
-                    repositories.SHARE_BYTE + 1):
+            with others(1):
                 stage.put(one, 'b', (1, 20), (4, 10))
+            with others(2):
+                stage.put(one, 'e', (5, 10))
             merge(maintainer)
             stage.delete(one, 'a')
             account(maintainer)

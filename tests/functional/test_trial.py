@@ -80,10 +80,14 @@ def test_file_system_that_is_fine(tmp_path, count):
 @pytest.mark.parametrize('two_hosts', conftest.REAL_FILE_SYSTEMS,
                          indirect=True)
 def test_real_file_systems(two_hosts):
-    """None has a property that is not fine."""
+    """None has a property that is not fine, but for a fault of Ceph 16."""
     repositories.create(two_hosts[0].root / 'repository')
+    kind = two_hosts[0].mount.shared.kind
+    known = {'locks-fall'} if kind == 'ceph' else set()
     for findings in try_on(two_hosts):
-        assert UNFIT not in verdicts(findings).values(), {
+        unfit = {key for key, verdict in verdicts(findings).items()
+                 if verdict == UNFIT}
+        assert unfit == known, {
             key: f.detail for key, f in findings.items() if f.detail}
 
 

@@ -28,7 +28,7 @@
 /* Constants of a scenario.  What never changes is hidden from the state. */
 hidden byte mutant;
 hidden byte parts;     /* the processes that take part */
-hidden byte may_happen;
+hidden short may_happen;
 hidden byte alone;     /* there is no maintainer */
 hidden byte id_of[4];  /* image id, by transaction */
 hidden byte first[4];  /* contents of the first block: 1 or 2 */
@@ -45,6 +45,7 @@ hidden byte second[4]; /* of the second block; 0: there is none */
 #define STAYS 32   /* the reader never goes away */
 #define SUSPENDS 64 /* the helper may lose its lease without noticing */
 #define ABORTS 128 /* transactions may be given up */
+#define DROPS 256  /* a delete may lose its locks without noticing */
 
 byte merged_from;   /* the transaction whose recipe the merge replaces */
 byte whole;         /* recipes that are complete, by bits */

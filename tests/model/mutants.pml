@@ -80,3 +80,4 @@
 #define GENERATION_NOT_COMPARED 72 /* N12.4: only the name is looked at again */
 #define GENERATION_KEPT 73 /* N12.5: the new file has the old one's generation */
 #define NEXT_HOLDER_DOES_NOT_SETTLE 74 /* N12.6: the next holder does not fsync groups/ */
+#define ENTRY_NOT_LOOKED_FOR 75 /* N9.4: a delete that lost its locks goes on without its entry */

@@ -14,7 +14,7 @@ import dataclasses
 _PARTS = {'writer': 1, 'second writer': 2, 'third writer': 4, 'delete': 8,
           'second delete': 16, 'reader': 32, 'helper': 128}
 _EVENTS = {'caches': 1, 'failures': 2, 'losses': 4, 'merges': 8, 'misses': 16,
-           'stays': 32, 'suspends': 64, 'aborts': 128}
+           'stays': 32, 'suspends': 64, 'aborts': 128, 'drops': 256}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,9 @@ SCENARIOS = {
     'failing-delete': Scenario(
         'the fsyncs of a commit and of a delete fail',
         ('writer', 'delete'), ('failures',)),
+    'cut-off-delete': Scenario(
+        'a delete may lose its locks, and the machine crashes',
+        ('writer', 'delete'), ('drops',), crashes=1),
     'two-deletes': Scenario(
         'two deletes of one image, of which one may be killed',
         ('writer', 'delete', 'second delete'), kills=1),
@@ -208,6 +211,7 @@ FOUND_IN = {
     'aborted-after-the-link': ('failing-delete', 'I9_no_count_is_too_low'),
     'unlinked-after-the-link': ('failing-delete', 'I8_nothing_leaks'),
     'failed-delete-taken-back': ('failing-delete', 'I8_nothing_leaks'),
+    'entry-not-looked-for': ('cut-off-delete', 'I8_nothing_leaks'),
     'no-image-lock': ('merging', 'I8_nothing_leaks'),
     'merge-spool-not-synced': ('merging', 'I8_nothing_leaks'),
     'merge-without-image-lock': ('merging', 'I8_nothing_leaks'),

@@ -300,12 +300,25 @@ proctype Delete(byte p; byte i)
         :: !IS(DELETE_SPOOL_NOT_SYNCED) -> fsync_spool()
         :: else
         fi };
-    /* N9.5 */
-    d_step {
+    /* The server was out of reach, and has dropped the locks meanwhile. */
+    if
+    :: d_step { (may_happen & DROPS) -> drop_locks(p) }
+    :: d_step { true -> skip }
+    fi;
+    /* N9.4 and N9.5 in one step, which does not come while the entry is being
+     * settled.  A delete that goes on without its locks just then leaves space
+     * that only a rebuild brings back ("A host that lost its locks" in
+     * design.rst). */
+    if
+    :: d_step { (may_happen & DROPS) && entry[k] == 0 &&
+        !IS(ENTRY_NOT_LOOKED_FOR) -> end_delete(p, r, i) } -> goto ended
+    :: d_step { !(may_happen & DROPS) || IS(ENTRY_NOT_LOOKED_FOR) ||
+        (entry[k] != 0 && !(judging & BIT(r))) ->
         u = (images[i] != 0 -> ORIGIN(images[i]) : u);
         promise_of(i, GOING);
         set_image(i, 0);
-        check() };
+        check() }
+    fi;
     goto unlinked;
 by_rename:
     atomic { skip; d_step {

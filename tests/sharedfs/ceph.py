@@ -31,6 +31,8 @@ mgr initial modules =
 osd objectstore = bluestore
 bluestore block size = {disk}
 osd crush chooseleaf type = 0
+osd crush update on start = false
+osd class update on start = false
 osd memory target = 939524096
 run dir = {directory}/run
 admin socket = {directory}/run/$name.asok
@@ -120,6 +122,11 @@ class Objects(_Server):
         data.mkdir()
         identity = uuid.uuid4()
         self.ceph('osd', 'new', identity, self.identity)
+        # It would do that itself when it starts.  On a busy machine it then
+        # sometimes asks before it knows the cluster, is told 'wrong fsid', and
+        # ends.
+        self.ceph('osd', 'crush', 'add', f'osd.{self.identity}', '1.0',
+                  'root=default', 'host=one')
         self.ask(*self.command('ceph-osd', '--mkfs', '--id', self.identity,
                                '--osd-uuid', identity))
 

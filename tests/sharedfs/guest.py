@@ -27,7 +27,8 @@ from tests.sharedfs import shared as shared_module
 
 #: In the guest, the directory of the file system that it belongs to.
 VARIABLE = 'GLANCE_DEDUP_GUEST'
-TOP = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parents[1]
 MEMORY_MIB = 2048
 #: Links, by number: ``vecN`` in the guest.
 LINKS = (*shared_module.HOSTS, 'control')
@@ -91,13 +92,19 @@ class Guest(shared_module.Server):
         init.write_text(_INIT)
         init.chmod(0o755)
         self.find('modprobe', 'kmod')
+        registers = self.directory / 'registers.so'
+        self.ask(self.find('gcc', 'gcc'), '-std=c11', '-D_GNU_SOURCE', '-O2',
+                 '-Wall', '-Wextra', '-Werror', '-shared', '-fPIC',
+                 HERE / 'preload/registers.c', '-o', registers)
         # The kernel hands what it does not know to its first process.
         self.spawn([
-            *self.shared.enter(), self.find('linux.uml', 'user-mode-linux'),
+            *self.shared.enter(), 'env', f'LD_PRELOAD={registers}',
+            self.find('linux.uml', 'user-mode-linux'),
             f'mem={MEMORY_MIB}M', 'rootfstype=hostfs', 'rootflags=/', 'ro',
             f'init={init}', f'uml_dir={self.directory}', 'con=null',
             'con0=null,fd:1', 'quiet', 'panic=-1',
-            *(f'vec{number}:transport=tap,ifname={link}'
+            # This machine sends several segments of TCP in one frame.
+            *(f'vec{number}:transport=tap,ifname={link},gro=1'
               for number, link in enumerate(LINKS)),
             f'python={sys.executable}', f'top={TOP}',
             f'directory={self.shared.directory}',

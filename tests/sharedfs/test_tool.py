@@ -91,6 +91,9 @@ def test_life_of_nfs(place):
     run = ['run', '--directory', place, 'sh', '-c']
     tool(*run, f'echo from one >{one}/word')
     assert tool(*run, f'cat {two}/word') == 'from one\n'
+    # Frames of this machine with several segments arrive.
+    tool(*run, f'head -c 64M /dev/urandom >{one}/large; '
+         f'timeout 30 cmp {one}/large {two}/large')
     assert len(set(tool(*run, f'stat -c %d {one} {two}').split())) == 2
     tool(*run, 'exit 3', status=3)
     assert 'runs already' in tool('up', 'nfs', '--directory', place)
