@@ -2,6 +2,8 @@
 
 """Volumes as disks: nbdkit with our plugin, libnbd's and others' clients."""
 
+import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -334,6 +336,65 @@ def test_the_last_checkpoint(server):
     assert server.number('journal_records') == 0
     with server.session() as session:
         assert session.read(0, 10_000) == b'x' * 10_000
+
+
+class Stream(threading.Thread):
+    """A client that writes to its sectors until the server is gone.
+
+    :ivar number: of the writes that were acknowledged
+    :ivar errors: of all answers
+    """
+
+    PER_STREAM = 512            # sectors
+    AT_ONCE = 16
+
+    def __init__(self, server, first):
+        super().__init__()
+        self._session = server.session()
+        self._first = first
+        self.number = 0
+        self.errors = set()
+
+    def place(self, number):
+        return (self._first + number % self.PER_STREAM) * SECTOR
+
+    @staticmethod
+    def data(number):
+        return number.to_bytes(8, 'little') * (SECTOR // 8)
+
+    def run(self):
+        waiting = set()
+        with self._session as session, contextlib.suppress(OSError, EOFError):
+            for number in itertools.count():
+                session.send_request(nbd.WRITE, self.place(number), SECTOR,
+                                     cookie=number, data=self.data(number))
+                waiting.add(number)
+                while len(waiting) == self.AT_ONCE:
+                    cookie, error, _ = session.reply()
+                    self.errors.add(error)
+                    waiting.remove(cookie)
+                # All before it are.
+                self.number = min(waiting)
+
+
+def test_an_end_is_no_error(server):
+    """A client goes on at the next server; an error would reach a guest."""
+    streams = [Stream(server, 2000 * i) for i in range(4)]
+    for stream in streams:
+        stream.start()
+    repositories.eventually(lambda: all(s.number > 1000 for s in streams))
+    server.stop()
+    for stream in streams:
+        stream.join(60)
+        assert not stream.is_alive() and stream.errors == {0}
+    server.start()
+    with server.session() as session:
+        for stream in streams:
+            for number in range(stream.number - stream.PER_STREAM,
+                                stream.number):
+                data = session.read(stream.place(number), SECTOR)
+                later = int.from_bytes(data[:8], 'little')
+                assert data == stream.data(later) and later >= number
 
 
 def test_blocks_are_shared_with_images(repository, tmp_path):
