@@ -65,6 +65,7 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
     :param seconds: that fio writes, altogether
     """
     rng = random.Random(kills)
+    lives = [rng.random() for _ in range(kills)]
     repository = volumes.create_repository(tmp_path / 'repository')
     writing_guest.clone_formatted(repository, tmp_path, kind, SIZE)
     console = tmp_path / 'console'
@@ -78,7 +79,8 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
                 guest.wait_for(guest.is_checked)
                 if number == kills:
                     break
-                end = time.monotonic() + 2 * rng.random() * seconds / kills
+                end = time.monotonic() + (
+                    seconds * lives[number] / sum(lives))
                 guest.wait_for(lambda: time.monotonic() > end
                                and guest.last() > last)
                 guest.need_well()

@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -111,22 +112,45 @@ def test_nbdcopy(server, tmp_path):
     assert (tmp_path / 'again').read_bytes() == data
 
 
+def run_while_it_works(server, *command):
+    """What a client of a server shows, if it works on to its end.
+
+    The machine may stand still for minutes, so looks are counted, not seconds.
+    """
+    nbd.need(command[0])
+    with (tempfile.TemporaryFile('w+') as output,
+          subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output
+                           ) as process):
+        idle, before = 0, None
+        try:
+            while process.poll() is None:
+                done = server.number('written') + server.number('read')
+                idle, before = (idle + 1 if done == before else 0), done
+                assert idle < 100, f'{command[0]} has stopped'
+                time.sleep(1)
+        finally:
+            process.kill()
+        output.seek(0)
+        text = output.read()
+    assert process.returncode == 0, text
+    return text
+
+
 @pytest.mark.parametrize('seconds, depth', [
     (4, 16), pytest.param(1800, 16, marks=[
-        pytest.mark.long, pytest.mark.timeout(2400)])])
+        pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_fio(repository, tmp_path, seconds, depth):
     """Random writes, each verified when it is read."""
     volumes.create(repository, 'disk', 64 * MIB, 16 * MIB)
     with volumes.Server(repository, tmp_path) as server:
         server.start()
-        text = run(
-            'fio', '--name=random', '--ioengine=nbd', f'--uri={server.uri}',
-            '--rw=randwrite', '--bs=4k',
+        text = run_while_it_works(
+            server, 'fio', '--name=random', '--ioengine=nbd',
+            f'--uri={server.uri}', '--rw=randwrite', '--bs=4k',
             f'--iodepth={depth}', '--size=64m', '--fsync=32',
             '--time_based', f'--runtime={seconds}', '--randseed=7',
             '--verify=xxhash', '--verify_fatal=1', '--verify_backlog=512',
-            '--verify_state_save=0', '--output-format=json',
-            limit=seconds + 300)
+            '--verify_state_save=0', '--output-format=json')
         job, = json.loads(text[text.index('{'):])['jobs']
         assert job['error'] == 0 and job['write']['total_ios'] > 200
         server.stop()
