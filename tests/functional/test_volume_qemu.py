@@ -6,6 +6,7 @@ The guide's page on volumes in QEMU says the same ("While it runs").
 """
 
 import contextlib
+import time
 
 import pytest
 
@@ -34,12 +35,12 @@ def server(tmp_path):
 
 
 @contextlib.contextmanager
-def running(system, server, place, last=0, *options):
+def running(system, server, place, last=0, *options, **more):
     """A guest, and the monitor of its QEMU."""
     place.mkdir()
     with writing_guest.Guest(
             system, place / 'console', server, 'ext4', last, FILE, *options,
-            *qmp.option(place / 'qmp')) as guest:
+            *qmp.option(place / 'qmp'), **more) as guest:
         with qmp.Monitor(place / 'qmp') as monitor:
             yield guest, monitor
 
@@ -58,6 +59,28 @@ def need_found(system, server, place, last):
         guest.wait_for(guest.is_checked)
     server.stop()
     repositories.need_clean(server.repository)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('reconnects', [True, False])
+def test_restart(system, server, tmp_path, reconnects):
+    """The guest notices nothing, if QEMU waits, or stops it at an error."""
+    def goes_on():
+        if monitor.ask('query-status')['status'] == 'io-error':
+            time.sleep(1)       # for QEMU to connect
+            monitor.ask('cont')
+        return guest.last() > last
+
+    with running(system, server, tmp_path / 'a', reconnects=reconnects) as (
+            guest, monitor):
+        for _ in range(2):
+            wait_for_writes(guest)
+            last = guest.last() + 1
+            server.stop()
+            server.start()
+            guest.wait_for(goes_on)
+        last = guest.last()
+    need_found(system, server, tmp_path / 'b', last)
 
 
 @pytest.mark.slow

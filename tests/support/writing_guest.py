@@ -194,9 +194,12 @@ class Guest:
     :param last: the last job that a guest before has told
     :param size: of each job's file, as fio takes it
     :param options: more of QEMU's
+    :param reconnects: requests wait for the disk's next server; otherwise
+        QEMU stops the guest at an error
     """
 
-    def __init__(self, system, console, server, kind, last, size, *options):
+    def __init__(self, system, console, server, kind, last, size, *options,
+                 reconnects=True):
         nbd.need('qemu-system-x86_64')
         kernel, initramfs = system
         self._console = console
@@ -209,9 +212,11 @@ class Guest:
              'console=ttyS0 quiet panic=-1 no_timer_check mitigations=off '
              f'random.trust_cpu=on kind={kind} last={last} size={size}',
              '-blockdev', 'driver=nbd,node-name=disk,discard=unmap,'
-             f'reconnect-delay={LIMIT},export={server.name},'
+             f'reconnect-delay={LIMIT if reconnects else 0},'
+             f'export={server.name},'
              f'server.type=unix,server.path={server.socket}',
-             '-device', 'virtio-blk-pci,drive=disk', *options],
+             '-device', 'virtio-blk-pci,drive=disk' + (
+                 '' if reconnects else ',werror=stop,rerror=stop'), *options],
             stdin=subprocess.DEVNULL)
 
     def text(self):
