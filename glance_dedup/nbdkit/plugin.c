@@ -22,8 +22,11 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/handle/segcache.h"
 #include "engine/volume/volume.h"
@@ -43,8 +46,10 @@ enum {
 static gd_nbdkit_settings settings;
 
 /* What is served, from before the first request to after the last.  Requests
- * hold the lock shared, and the end of the server holds it exclusively. */
+ * hold the lock shared, and the end of the server holds it exclusively.  Those
+ * that begin when it is coming would keep it from the lock. */
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static atomic_bool ending;
 static gd_repo *repo;
 static gd_volume *volume;
 static gd_nbdkit_keeper *keeper;
@@ -165,8 +170,9 @@ close_volume(void)
 static void
 end_volume(void)
 {
-    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    const struct timespec step = {.tv_nsec = 10 * 1000 * 1000};
     uint64_t deadline = gd_nbdkit_now_ms() + DRAIN_MS;
+    atomic_store(&ending, true);
     while (pthread_rwlock_trywrlock(&lock) != 0) {
         if (gd_nbdkit_now_ms() > deadline) {
             gd_nbdkit_complain("a request does not end, so there is no last "
@@ -174,7 +180,7 @@ end_volume(void)
                                "written");
             return;
         }
-        nanosleep(&pause, NULL);
+        nanosleep(&step, NULL);
     }
     close_volume();
 }
@@ -246,6 +252,9 @@ plugin_default_export(int readonly, int is_tls)
 static void
 begin_request(void)
 {
+    while (atomic_load(&ending)) {
+        pause();
+    }
     pthread_rwlock_rdlock(&lock);
 }
 

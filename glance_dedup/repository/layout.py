@@ -28,7 +28,8 @@ _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 #: In repositories whose format has volumes.
 VOLUMES = 'volumes'
 MAINTAINER_LOCK = 'locks/maintainer'
-_LOCK_FILES = ('locks/groups', 'locks/images')
+IMAGE_LOCKS = 'locks/images'
+_LOCK_FILES = ('locks/groups', IMAGE_LOCKS)
 
 
 def _key_file(digits: bytes) -> bytes:

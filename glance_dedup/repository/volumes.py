@@ -3,17 +3,30 @@
 """Which volumes a repository has, for everything that is no volume itself."""
 
 from collections.abc import Iterable
+from collections.abc import Iterator
 import contextlib
 import dataclasses
+import fcntl
 import os
 import re
+import time
 from typing import Protocol
 
 from glance_dedup import _engine
+from glance_dedup.base import access
+from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import filesystem
 from glance_dedup.base import imageids
 from glance_dedup.repository import layout
+
+#: The byte of locks/images that the engine locks while it renames a volume.
+_NAMES_BYTE = 1 << 62
+#: Seconds to wait for it, or for volumes that come and go, and between two
+#: attempts.
+_LIMIT = 30.0
+_PAUSE = 0.005
 
 is_name = re.compile('[A-Za-z0-9_-]{1,64}').fullmatch
 
@@ -93,14 +106,45 @@ def look(repository: Repository, name: str) -> Volume:
 def name_of(repository: Repository, volume_id: str) -> str | None:
     """The name of the volume with an id; None: no volume has the id.
 
-    A volume that is renamed meanwhile may be missed under both names: it
-    leaves one list too early for a look, and was not in it under the other
-    name. So nothing counts as missing before two lists were the same, and
-    every volume in them was there.
+    Nobody renames a volume meanwhile, apart from a host that was cut off: its
+    rename may come when it has lost its lock. Then a list may miss the volume
+    under both names, or a look comes too late. So nothing counts as missing
+    before two lists were the same, and every volume in them was there.
 
     :raises DamagedError, VersionError: no volume is known to have the id, and
         one cannot be read, which may be the one
+    :raises BusyError: for 30 seconds volumes were being renamed, or made and
+        deleted
     """
+    deadline = time.monotonic() + _LIMIT
+    with _no_renames(repository.path, deadline):
+        return _find(repository, volume_id, deadline)
+
+
+@contextlib.contextmanager
+def _no_renames(path: str, deadline: float) -> Iterator[None]:
+    """Share the lock on the volumes' names: who renames one must be alone."""
+    file = os.path.join(path, layout.IMAGE_LOCKS)
+    what = f'cannot lock {file}'
+    with files.os_errors(what, exceptions.StorageError):
+        opened = access.open_file(file, os.O_RDONLY | os.O_NOFOLLOW)
+    with closing.descriptor(opened) as fd:
+        with files.os_errors(what):
+            while not filesystem.lock(fd, fcntl.F_RDLCK, _NAMES_BYTE):
+                _need_time(deadline)
+                time.sleep(_PAUSE)
+        yield
+
+
+def _need_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise exceptions.BusyError(
+            'cannot look for a volume by its id: other processes rename, make '
+            f'or delete volumes for more than {_LIMIT:.0f} seconds; try again')
+
+
+def _find(repository: Repository, volume_id: str, deadline: float
+          ) -> str | None:
     before = None
     while True:
         listed = names(repository.path)
@@ -115,6 +159,7 @@ def name_of(repository: Repository, volume_id: str) -> str | None:
                 unread = unread or e
         if listed == before and not gone:
             break
+        _need_time(deadline)
         before = listed
     if unread is not None:
         raise unread

@@ -8,22 +8,18 @@ The guest checks its file system, and what fio had synced, after each kill.
 import contextlib
 import itertools
 import random
-import subprocess
 import threading
 import time
 
 import pytest
 
-from glance_dedup.repository import openvolumes
 from tests.support import daemons
-from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
 from tests.support import writing_guest
 
 MIB = 1 << 20
 SIZE = 600 * MIB        # three parts; XFS needs 300 MiB
-MAKE = {'ext4': ('mkfs.ext4', '-q', '-F'), 'xfs': ('mkfs.xfs', '-q')}
 TASKS = ('collect', 'merge', 'recompress', 'scrub', 'account')
 
 
@@ -58,22 +54,8 @@ def working(daemon):
     assert not errors
 
 
-def clone_formatted(repository, place, kind):
-    """A volume that begins as an image with an empty file system."""
-    image = place / 'image'
-    with open(image, 'wb') as f:
-        f.truncate(SIZE)
-    nbd.need(MAKE[kind][0])
-    subprocess.run([*MAKE[kind], image], check=True, timeout=nbd.LIMIT)
-    with repositories.open_repository(repository) as repo:
-        repo.put('image', image)
-        with repo.open_image('image') as opened:
-            openvolumes.create(repo, 'disk', image=opened)
-        repo.delete('image')
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', MAKE)
+@pytest.mark.parametrize('kind', writing_guest.MAKE)
 @pytest.mark.parametrize('kills, seconds, size', [
     (1, 5, '2m'), pytest.param(20, 1800, '16m', marks=[
         pytest.mark.long, pytest.mark.timeout(7200)])])
@@ -83,20 +65,22 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
     :param seconds: that fio writes, altogether
     """
     rng = random.Random(kills)
+    lives = [rng.random() for _ in range(kills)]
     repository = volumes.create_repository(tmp_path / 'repository')
-    clone_formatted(repository, tmp_path, kind)
+    writing_guest.clone_formatted(repository, tmp_path, kind, SIZE)
     console = tmp_path / 'console'
     last = 0
     with (daemons.running(repository) as daemon, working(daemon) as counts,
           volumes.Server(repository, tmp_path) as server):
         for number in range(kills + 1):
             server.start()
-            with writing_guest.Guest(system, console, server.uri, kind, last,
+            with writing_guest.Guest(system, console, server, kind, last,
                                      size) as guest:
                 guest.wait_for(guest.is_checked)
                 if number == kills:
                     break
-                end = time.monotonic() + 2 * rng.random() * seconds / kills
+                end = time.monotonic() + (
+                    seconds * lives[number] / sum(lives))
                 guest.wait_for(lambda: time.monotonic() > end
                                and guest.last() > last)
                 guest.need_well()

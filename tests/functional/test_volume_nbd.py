@@ -2,6 +2,8 @@
 
 """Volumes as disks: nbdkit with our plugin, libnbd's and others' clients."""
 
+import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -109,22 +112,45 @@ def test_nbdcopy(server, tmp_path):
     assert (tmp_path / 'again').read_bytes() == data
 
 
+def run_while_it_works(server, *command):
+    """What a client of a server shows, if it works on to its end.
+
+    The machine may stand still for minutes, so looks are counted, not seconds.
+    """
+    nbd.need(command[0])
+    with (tempfile.TemporaryFile('w+') as output,
+          subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output
+                           ) as process):
+        idle, before = 0, None
+        try:
+            while process.poll() is None:
+                done = server.number('written') + server.number('read')
+                idle, before = (idle + 1 if done == before else 0), done
+                assert idle < 100, f'{command[0]} has stopped'
+                time.sleep(1)
+        finally:
+            process.kill()
+        output.seek(0)
+        text = output.read()
+    assert process.returncode == 0, text
+    return text
+
+
 @pytest.mark.parametrize('seconds, depth', [
     (4, 16), pytest.param(1800, 16, marks=[
-        pytest.mark.long, pytest.mark.timeout(2400)])])
+        pytest.mark.long, pytest.mark.timeout(7200)])])
 def test_fio(repository, tmp_path, seconds, depth):
     """Random writes, each verified when it is read."""
     volumes.create(repository, 'disk', 64 * MIB, 16 * MIB)
     with volumes.Server(repository, tmp_path) as server:
         server.start()
-        text = run(
-            'fio', '--name=random', '--ioengine=nbd', f'--uri={server.uri}',
-            '--rw=randwrite', '--bs=4k',
+        text = run_while_it_works(
+            server, 'fio', '--name=random', '--ioengine=nbd',
+            f'--uri={server.uri}', '--rw=randwrite', '--bs=4k',
             f'--iodepth={depth}', '--size=64m', '--fsync=32',
             '--time_based', f'--runtime={seconds}', '--randseed=7',
             '--verify=xxhash', '--verify_fatal=1', '--verify_backlog=512',
-            '--verify_state_save=0', '--output-format=json',
-            limit=seconds + 300)
+            '--verify_state_save=0', '--output-format=json')
         job, = json.loads(text[text.index('{'):])['jobs']
         assert job['error'] == 0 and job['write']['total_ios'] > 200
         server.stop()
@@ -334,6 +360,65 @@ def test_the_last_checkpoint(server):
     assert server.number('journal_records') == 0
     with server.session() as session:
         assert session.read(0, 10_000) == b'x' * 10_000
+
+
+class Stream(threading.Thread):
+    """A client that writes to its sectors until the server is gone.
+
+    :ivar number: of the writes that were acknowledged
+    :ivar errors: of all answers
+    """
+
+    PER_STREAM = 512            # sectors
+    AT_ONCE = 16
+
+    def __init__(self, server, first):
+        super().__init__()
+        self._session = server.session()
+        self._first = first
+        self.number = 0
+        self.errors = set()
+
+    def place(self, number):
+        return (self._first + number % self.PER_STREAM) * SECTOR
+
+    @staticmethod
+    def data(number):
+        return number.to_bytes(8, 'little') * (SECTOR // 8)
+
+    def run(self):
+        waiting = set()
+        with self._session as session, contextlib.suppress(OSError, EOFError):
+            for number in itertools.count():
+                session.send_request(nbd.WRITE, self.place(number), SECTOR,
+                                     cookie=number, data=self.data(number))
+                waiting.add(number)
+                while len(waiting) == self.AT_ONCE:
+                    cookie, error, _ = session.reply()
+                    self.errors.add(error)
+                    waiting.remove(cookie)
+                # All before it are.
+                self.number = min(waiting)
+
+
+def test_an_end_is_no_error(server):
+    """A client goes on at the next server; an error would reach a guest."""
+    streams = [Stream(server, 2000 * i) for i in range(4)]
+    for stream in streams:
+        stream.start()
+    repositories.eventually(lambda: all(s.number > 1000 for s in streams))
+    server.stop()
+    for stream in streams:
+        stream.join(60)
+        assert not stream.is_alive() and stream.errors == {0}
+    server.start()
+    with server.session() as session:
+        for stream in streams:
+            for number in range(stream.number - stream.PER_STREAM,
+                                stream.number):
+                data = session.read(stream.place(number), SECTOR)
+                later = int.from_bytes(data[:8], 'little')
+                assert data == stream.data(later) and later >= number
 
 
 def test_blocks_are_shared_with_images(repository, tmp_path):

@@ -14,11 +14,15 @@ import subprocess
 import tempfile
 import time
 
+from glance_dedup.repository import openvolumes
 from tests.cloud import disk
 from tests.support import nbd
+from tests.support import repositories
 
 #: Seconds to start and to check the disk. The processor is emulated.
 LIMIT = 300
+#: What makes each kind of file system.
+MAKE = {'ext4': ('mkfs.ext4', '-q', '-F'), 'xfs': ('mkfs.xfs', '-q')}
 _PROGRAMS = ('fio', 'e2fsck', 'xfs_repair')
 _MODULES = ('virtio_pci', 'virtio_blk', 'crc32c_generic', 'ext4', 'xfs')
 
@@ -64,6 +68,14 @@ else
     xfs_repair -n /dev/vda
 fi >/log 2>&1 || give_up "fsck $?"
 say checked
+
+# Whoever makes the disk larger waits for this.
+known=
+while sleep 1; do
+    sectors=$(cat /sys/block/vda/size)
+    [ "$sectors" = "$known" ] || say "sectors $sectors"
+    known=$sectors
+done &
 
 # Names and small files come and go beside fio's.
 attach
@@ -158,18 +170,36 @@ def build(place):
     return kernel, initramfs
 
 
+def clone_formatted(repository, place, kind, size):
+    """A volume, disk, that begins as an image with an empty file system."""
+    image = place / 'image'
+    with open(image, 'wb') as f:
+        f.truncate(size)
+    nbd.need(MAKE[kind][0])
+    _run(*MAKE[kind], image)
+    with repositories.open_repository(repository) as repo:
+        repo.put('image', image)
+        with repo.open_image('image') as opened:
+            openvolumes.create(repo, 'disk', image=opened)
+        repo.delete('image')
+
+
 class Guest:
     """A guest from its start until it is killed.
 
     :param system: what `build` made
     :param console: the file for what it tells
-    :param uri: its disk, over NBD
+    :param server: of its disk
     :param kind: of the disk's file system
     :param last: the last job that a guest before has told
     :param size: of each job's file, as fio takes it
+    :param options: more of QEMU's
+    :param reconnects: requests wait for the disk's next server; otherwise
+        QEMU stops the guest at an error
     """
 
-    def __init__(self, system, console, uri, kind, last, size):
+    def __init__(self, system, console, server, kind, last, size, *options,
+                 reconnects=True):
         nbd.need('qemu-system-x86_64')
         kernel, initramfs = system
         self._console = console
@@ -181,7 +211,12 @@ class Guest:
              '-kernel', str(kernel), '-initrd', str(initramfs), '-append',
              'console=ttyS0 quiet panic=-1 no_timer_check mitigations=off '
              f'random.trust_cpu=on kind={kind} last={last} size={size}',
-             '-drive', f'file={uri},format=raw,if=virtio,discard=unmap'],
+             '-blockdev', 'driver=nbd,node-name=disk,discard=unmap,'
+             f'reconnect-delay={LIMIT if reconnects else 0},'
+             f'export={server.name},'
+             f'server.type=unix,server.path={server.socket}',
+             '-device', 'virtio-blk-pci,drive=disk' + (
+                 '' if reconnects else ',werror=stop,rerror=stop'), *options],
             stdin=subprocess.DEVNULL)
 
     def text(self):
@@ -199,6 +234,10 @@ class Guest:
         told = re.findall(r'guest: written (\d+) = written \1\r?\n',
                           self.text())
         return int(told[-1]) if told else 0
+
+    def has_sectors(self, count):
+        """Whether its disk has so many, as far as it has told."""
+        return f'guest: sectors {count} = sectors {count}' in self.text()
 
     def wait_for(self, condition):
         """Until a condition is true, while the guest runs without errors."""

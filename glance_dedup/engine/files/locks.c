@@ -342,43 +342,69 @@ gd_locks_exclude_version(gd_locks *locks, gd_error *err)
 
 /* Each caller opens the file anew, so the lock separates the threads of one
  * process as it separates processes. */
+/* Waits for a byte of locks/images alone.  Returns a negative errno, and no
+ * descriptor: -EAGAIN if others had it for so long. */
+static int
+wait_for_byte(const gd_env *env, uint64_t byte, unsigned timeout_ms, int *fd)
+{
+    enum { STEP_MS = 5 };
+    int rc = env->lock(env, *fd, byte, F_WRLCK);
+    for (unsigned waited = 0;
+         (rc == -EAGAIN || rc == -EINTR) && waited < timeout_ms;
+         waited += STEP_MS) {
+        env->sleep_ms(env, STEP_MS);
+        rc = env->lock(env, *fd, byte, F_WRLCK);
+    }
+    if (rc < 0) {
+        env->close(env, *fd);
+        *fd = -1;
+    }
+    return rc == -EINTR ? -EAGAIN : rc;
+}
+
 gd_status
 gd_image_lock(const gd_env *env, int root, const char *image_id,
               unsigned timeout_ms, int *fd, gd_error *err)
 {
-    enum { STEP_MS = 5 };
     uint64_t byte = gd_checksum(image_id, strlen(image_id), 0) >> 2;
     gd_status s = open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err);
     if (s != GD_OK) {
         return s;
     }
-    for (unsigned waited = 0;; waited += STEP_MS) {
-        int rc = env->lock(env, *fd, byte, F_WRLCK);
-        if (rc >= 0) {
-            return GD_OK;
-        }
-        if (rc != -EAGAIN && rc != -EINTR) {
-            s = gd_fail_errno(err, -rc, "cannot lock image %s", image_id);
-            break;
-        }
-        if (waited >= timeout_ms) {
-            s = gd_fail(err, GD_BUSY,
-                        "image %s is being deleted or merged by another "
-                        "process for more than %u ms; try again",
-                        image_id, timeout_ms);
-            break;
-        }
-        env->sleep_ms(env, STEP_MS);
+    int rc = wait_for_byte(env, byte, timeout_ms, fd);
+    if (rc == -EAGAIN) {
+        return gd_fail(err, GD_BUSY,
+                       "image %s is being deleted or merged by another "
+                       "process for more than %u ms; try again",
+                       image_id, timeout_ms);
     }
-    env->close(env, *fd);
-    *fd = -1;
-    return s;
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock image %s", image_id)
+                  : GD_OK;
 }
 
 void
 gd_image_unlock(const gd_env *env, int fd)
 {
     env->close(env, fd);
+}
+
+gd_status
+gd_names_lock(const gd_env *env, int root, unsigned timeout_ms, int *fd,
+              gd_error *err)
+{
+    const uint64_t names_byte = UINT64_C(1) << 62; /* images' are below it */
+    gd_status s = open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = wait_for_byte(env, names_byte, timeout_ms, fd);
+    if (rc == -EAGAIN) {
+        return gd_fail(err, GD_BUSY,
+                       "other processes rename volumes, or look for one by its "
+                       "id, for more than %u ms; try again", timeout_ms);
+    }
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot lock the volumes' names")
+                  : GD_OK;
 }
 
 enum { MAINTAINER_BYTE = 0 };

@@ -8,8 +8,8 @@
  * transactions of one process share the group lock of a group, and the last one
  * to leave releases it.
  *
- * Nothing here waits except gd_image_lock (N9: the only wait).  All functions
- * are thread-safe.
+ * Nothing here waits except gd_image_lock (N9.1) and gd_names_lock.  All
+ * functions are thread-safe.
  */
 #ifndef GD_LOCKS_H
 #define GD_LOCKS_H
@@ -94,6 +94,12 @@ gd_status gd_locks_exclude_version(gd_locks *locks, gd_error *err);
 gd_status gd_image_lock(const gd_env *env, int root, const char *image_id,
                         unsigned timeout_ms, int *fd, gd_error *err);
 void gd_image_unlock(const gd_env *env, int fd);
+
+/* The lock on the volumes' names, for who renames a volume.  Who looks for a
+ * volume by its id shares it (repository/volumes.py).  Waits up to timeout_ms,
+ * then returns GD_BUSY with words.  *fd is the lock: closing it releases it. */
+gd_status gd_names_lock(const gd_env *env, int root, unsigned timeout_ms,
+                        int *fd, gd_error *err);
 
 /* Makes the caller the one maintainer.  *fd is the lock: closing it releases
  * it.  The lock file is created if missing.  GD_BUSY, without words, if there

@@ -4,12 +4,14 @@
  *
  * No file of the volume has its name, so one rename of the directory does it.
  * The lock moves with the directory: who waits for it under the old name finds
- * that the name does not lead to it any more (V1).
+ * that the name does not lead to it any more (V1).  Who looks for the volume by
+ * its id keeps the rename waiting.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "engine/files/file.h"
+#include "engine/files/locks.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/state.h"
 
@@ -44,6 +46,23 @@ move_directory(gd_repo *repo, const char *name, const char *new_name,
                   : gd_sync_dir(env, repo->root, GD_DIR_VOLUMES, err);
 }
 
+/* The names' lock comes last, and for the rename alone: its holder waits for
+ * nothing.
+ * REQUIRES: the owner's lock. */
+static gd_status
+move_alone(gd_repo *repo, const char *name, const char *new_name,
+           gd_error *err)
+{
+    int names;
+    gd_status s = gd_names_lock(repo->env, repo->root,
+                                repo->params.lock_timeout_ms, &names, err);
+    if (s == GD_OK) {
+        s = move_directory(repo, name, new_name, err);
+        repo->env->close(repo->env, names);
+    }
+    return s;
+}
+
 static gd_status
 check_whole(gd_repo *repo, const char *name, gd_error *err)
 {
@@ -75,7 +94,7 @@ gd_volume_rename(gd_repo *repo, const char *name, const char *new_name,
         s = free_name(repo, new_name, err);
     }
     if (s == GD_OK) {
-        s = move_directory(repo, name, new_name, err);
+        s = move_alone(repo, name, new_name, err);
     }
     repo->env->close(repo->env, lock);
     return s;

@@ -117,7 +117,8 @@ gd_status gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err);
 gd_status gd_volume_roll_back(gd_repo *repo, const char *name, gd_image *image,
                               uint64_t *stored, gd_error *err);
 /* A volume that nobody owns gets another name.  After an error it has either.
- * GD_BUSY, GD_NOTFOUND; GD_EXISTS if the new name is taken. */
+ * GD_BUSY, also if others look for volumes by their ids for too long;
+ * GD_NOTFOUND; GD_EXISTS if the new name is taken. */
 gd_status gd_volume_rename(gd_repo *repo, const char *name,
                            const char *new_name, gd_error *err);
 /* Deletes a volume that nobody owns, or finishes what an owner began (V9).

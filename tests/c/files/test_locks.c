@@ -511,6 +511,30 @@ test_image_lock_is_waited_for(void)
     teardown(&t);
 }
 
+/* Who looks for a volume shares the byte, and keeps a rename out. */
+static void
+test_names_lock(void)
+{
+    const gd_env *env = gd_env_posix();
+    const uint64_t byte = UINT64_C(1) << 62;
+    fixture t;
+    gd_error err;
+    int fd;
+    setup(&t);
+    int raw = openat(t.x.root, GD_FILE_IMAGE_LOCKS, O_RDWR | O_CLOEXEC);
+    CHECK_INT(env->lock(env, raw, byte, F_RDLCK), 0);
+    CHECK_INT(gd_names_lock(t.x.env, t.x.root, 20, &fd, &err), GD_BUSY);
+    CHECK_CONTAINS(err.text, "20 ms");
+    CHECK_INT(fd, -1);
+    CHECK_INT(env->lock(env, raw, byte, F_UNLCK), 0);
+    CHECK_INT(gd_names_lock(t.x.env, t.x.root, 0, &fd, &err), GD_OK);
+    CHECK_INT(env->lock(env, raw, byte, F_RDLCK), -EAGAIN);
+    t.x.env->close(t.x.env, fd);
+    CHECK_INT(env->lock(env, raw, byte, F_RDLCK), 0);
+    close(raw);
+    teardown(&t);
+}
+
 /* ---- failures ---- */
 
 /* ---- the version bytes ---- */
@@ -723,6 +747,7 @@ main(int argc, char **argv)
     RUN(test_maintainer_lock_of_a_file_that_was_replaced);
     RUN(test_image_lock);
     RUN(test_image_lock_is_waited_for);
+    RUN(test_names_lock);
     RUN(test_version_byte_is_shared);
     RUN(test_excluding_a_version);
     RUN(test_version_byte_across_processes);

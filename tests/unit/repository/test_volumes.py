@@ -3,9 +3,13 @@
 """Recipes of volumes are no images, for everybody but the store itself."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import fcntl
 import io
 import json
+import pathlib
+import time
 
 import pyfuse3
 import pytest
@@ -19,6 +23,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
+from glance_dedup.base import filesystem
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.base import workers
@@ -29,6 +34,7 @@ from glance_dedup import mount
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
 from tests.support import maintenance
+from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import put
 from tests.support.repositories import read_all
@@ -157,8 +163,8 @@ def test_the_name_of_a_volume(path, repo, volume, part):
 
 
 @pytest.mark.parametrize('missed', ['during a look', 'in a list'])
-def test_a_volume_that_is_renamed_is_found(repo, monkeypatch, missed):
-    """Or else its recipes could be deleted as nobody's."""
+def test_a_rename_of_a_host_that_was_cut_off(repo, monkeypatch, missed):
+    """It comes when its lock is lost. Yet the volume is found."""
     openvolumes.create(repo, 'old', 512)
     volume_id = openvolumes.look(repo, 'old').volume_id
     real = volumes.names
@@ -168,12 +174,65 @@ def test_a_volume_that_is_renamed_is_found(repo, monkeypatch, missed):
         found = real(path)
         lists.append(found)
         if len(lists) == 1:
-            openvolumes.rename(repo, 'old', 'new')
+            directory = pathlib.Path(path, 'volumes')
+            (directory / 'old').rename(directory / 'new')
             return found if missed == 'during a look' else []
         return found
     monkeypatch.setattr(volumes, 'names', names)
     assert volumes.name_of(repo, volume_id) == 'new'
     assert volumes.name_of(repo, '0' * 32) is None
+
+
+def test_nobody_renames_while_a_volume_is_looked_for(repo, monkeypatch):
+    """Or else its recipes could be deleted as nobody's.
+
+    Each list misses a volume that is renamed while it is made.
+    """
+    openvolumes.create(repo, 'name0', 512)
+    volume_id = openvolumes.look(repo, 'name0').volume_id
+    real = volumes.names
+    renames = []
+
+    def names(path):
+        found = real(path)
+        number = len(renames)
+        renames.append(pool.submit(
+            openvolumes.rename, repo, f'name{number}', f'name{number + 1}'))
+        done, _ = concurrent.futures.wait(renames, 0.3)
+        return found if len(done) < len(renames) else []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(volumes, 'names', names)
+        assert volumes.name_of(repo, volume_id) == 'name0'
+        for rename in renames:
+            rename.result(60)
+    assert real(repo.path) == [f'name{len(renames)}']
+
+
+def test_a_look_and_a_rename_wait_for_no_longer_than_they_may(
+        path, repo, monkeypatch):
+    openvolumes.create(repo, 'disk', 512)
+    volume_id = openvolumes.look(repo, 'disk').volume_id
+    monkeypatch.setattr(volumes, '_LIMIT', 0.02)
+    # The lock's place is part of the format.
+    with open(path / 'locks' / 'images', 'rb+') as f:
+        filesystem.lock(f.fileno(), fcntl.F_WRLCK, 1 << 62)
+        with pytest.raises(exceptions.BusyError, match='rename.* try again'):
+            volumes.name_of(repo, volume_id)
+        assert filesystem.lock(f.fileno(), fcntl.F_RDLCK, 1 << 62)
+        assert volumes.name_of(repo, volume_id) == 'disk'
+        with (repositories.open_repository(path, lock_timeout=0.02) as other,
+              pytest.raises(exceptions.BusyError, match='id.* try again')):
+            openvolumes.rename(other, 'disk', 'new')
+    openvolumes.rename(repo, 'disk', 'new')
+    assert volumes.names(repo.path) == ['new']
+
+
+def test_a_look_ends_if_volumes_come_and_go(repo, monkeypatch):
+    monkeypatch.setattr(volumes, '_LIMIT', 0.02)
+    monkeypatch.setattr(volumes, 'names', lambda path: [
+        str(time.monotonic_ns())])
+    with pytest.raises(exceptions.BusyError, match='make or delete'):
+        volumes.name_of(repo, '0' * 32)
 
 
 @pytest.mark.parametrize('damage, kind', [

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What an operator does to a volume while a guest of QEMU writes to it.
+
+The guide's page on volumes in QEMU says the same ("While it runs").
+"""
+
+import contextlib
+import time
+
+import pytest
+
+from tests.support import qmp
+from tests.support import repositories
+from tests.support import volumes
+from tests.support import writing_guest
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+#: Of each job's file.
+FILE = '2m'
+
+
+@pytest.fixture(scope='module')
+def system(tmp_path_factory):
+    return writing_guest.build(tmp_path_factory.mktemp('system'))
+
+
+@pytest.fixture
+def server(tmp_path):
+    repository = volumes.create_repository(tmp_path / 'repository')
+    writing_guest.clone_formatted(repository, tmp_path, 'ext4', SIZE)
+    with volumes.Server(repository, tmp_path) as found:
+        yield found.start()
+
+
+@contextlib.contextmanager
+def running(system, server, place, last=0, *options, **more):
+    """A guest, and the monitor of its QEMU."""
+    place.mkdir()
+    with writing_guest.Guest(
+            system, place / 'console', server, 'ext4', last, FILE, *options,
+            *qmp.option(place / 'qmp'), **more) as guest:
+        with qmp.Monitor(place / 'qmp') as monitor:
+            yield guest, monitor
+
+
+def wait_for_writes(guest):
+    """Until a job that has not begun yet is on the disk."""
+    last = guest.last()
+    guest.wait_for(lambda: guest.last() > last + 1)
+
+
+def need_found(system, server, place, last):
+    """After a power failure of guest and server all that was told is there."""
+    server.kill()
+    server.start()
+    with running(system, server, place, last) as (guest, _):
+        guest.wait_for(guest.is_checked)
+    server.stop()
+    repositories.need_clean(server.repository)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('reconnects', [True, False])
+def test_restart(system, server, tmp_path, reconnects):
+    """The guest notices nothing, if QEMU waits, or stops it at an error."""
+    def goes_on():
+        if monitor.ask('query-status')['status'] == 'io-error':
+            time.sleep(1)       # for QEMU to connect
+            monitor.ask('cont')
+        return guest.last() > last
+
+    with running(system, server, tmp_path / 'a', reconnects=reconnects) as (
+            guest, monitor):
+        for _ in range(2):
+            wait_for_writes(guest)
+            last = guest.last() + 1
+            server.stop()
+            server.start()
+            guest.wait_for(goes_on)
+        last = guest.last()
+    need_found(system, server, tmp_path / 'b', last)
+
+
+@pytest.mark.slow
+def test_grow(system, server, tmp_path):
+    """QEMU takes the new size once it has connected again, and was told."""
+    new = {'node-name': 'disk', 'size': 2 * SIZE}
+
+    def is_grown():
+        # QEMU connects again with the guest's next request.
+        with contextlib.suppress(qmp.Refused):
+            monitor.ask('block_resize', **new)
+            return True
+        return False
+
+    with running(system, server, tmp_path / 'a') as (guest, monitor):
+        guest.wait_for(lambda: guest.has_sectors(SIZE // 512))
+        server.control.resize(2 * SIZE)
+        with pytest.raises(qmp.Refused, match='Cannot grow NBD nodes'):
+            monitor.ask('block_resize', **new)
+        server.stop()
+        server.start()
+        guest.wait_for(is_grown)
+        guest.wait_for(lambda: guest.has_sectors(2 * SIZE // 512))
+        wait_for_writes(guest)
+        last = guest.last()
+    need_found(system, server, tmp_path / 'b', last)
+
+
+@pytest.mark.slow
+def test_migrate(system, server, tmp_path):
+    """The guest goes on in another QEMU, with the same server of its disk."""
+    state = f'unix:{tmp_path}/state'
+    with (running(system, server, tmp_path / 'a') as (guest, source),
+          running(system, server, tmp_path / 'b', 0, '-incoming', 'defer') as (
+              moved, target)):
+        wait_for_writes(guest)
+        target.ask('migrate-incoming', uri=state)
+        source.ask('migrate', uri=state)
+        repositories.eventually(lambda: source.ask(
+            'query-migrate').get('status') in ('completed', 'failed'), 60)
+        assert source.ask('query-migrate')['status'] == 'completed'
+        before = guest.last()
+        guest.kill()
+        moved.wait_for(lambda: moved.last() > before + 1)
+        last = moved.last()
+    need_found(system, server, tmp_path / 'c', last)
