@@ -74,7 +74,8 @@ PACKAGES = {
     'glance_dedup.trial': (
         'what two hosts try together on a shared file system', 'base'),
     'glance_dedup.batch': (
-        'backups of many disks by many hosts', '_engine base repository client'),
+        'backups of many disks by many hosts',
+        '_engine base repository client'),
     'dedupd.opts': ('all options of the daemon', 'base'),
     'dedupd.logs': ("the daemon's log", 'base'),
     'dedupd.page': ('the status page', ''),
@@ -152,6 +153,7 @@ TESTED_BY = {
     'glance_dedup.batch.stages': 'functional/test_batch.py',
     'glance_dedup.batch.views': 'unit/batch/test_images.py',
     'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
+    'glance_dedup.cli.batch': 'functional/test_batch.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',
