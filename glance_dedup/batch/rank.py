@@ -74,7 +74,9 @@ class Rank:
             self._run_stages()
 
     def _look(self) -> None:
-        """Tell which sources are on this host."""
+        """Tell which sources are on this host: one rank for all on it."""
+        if self._beside()[0] != self._ranks.rank:
+            return
         for source in self._order['sources']:
             try:
                 size = self._size_of(source)
@@ -108,16 +110,19 @@ class Rank:
                 'shared directory under the same path on all hosts')
         return repository
 
+    def _beside(self) -> list[int]:
+        """The ranks on this host."""
+        mine = os.uname().nodename
+        return [rank for rank, host in enumerate(self._ranks.agree(mine))
+                if host == mine]
+
     def _own_sources(self) -> list[dict[str, Any]]:
         """What this rank reads: a share of what is on its host."""
-        hosts = self._ranks.agree(os.uname().nodename)
-        mine = hosts[self._ranks.rank]
-        beside = [rank for rank, host in enumerate(hosts) if host == mine]
         here = [source for source in self._order['sources']
-                if source['host'] in (None, mine)]
+                if source['host'] == os.uname().nodename]
         # The largest first, so that the shares are about equal.
         here.sort(key=lambda source: (-source['size'], source['name']))
-        loads = dict.fromkeys(beside, 0)
+        loads = dict.fromkeys(self._beside(), 0)
         own = []
         for source in here:
             rank = min(loads, key=lambda rank: (loads[rank], rank))

@@ -26,9 +26,11 @@ BUFFER = 5000 * 13
 _HEAD = struct.Struct('<8sQQ')
 _END = b'end'
 
-# Seconds between two looks at what has come, while there is nothing to do; and
-# without any message from a rank for which this rank waits.
-_PAUSE = 0.001
+# Seconds between two looks at what has come, while nothing is to be done: more
+# and more, so that a rank that waits long costs its host nothing.
+_PAUSE = 0.0005
+_LONGEST_PAUSE = 0.02
+# Seconds without any message from a rank for which this rank waits.
 _LIMIT = 900.0
 
 
@@ -171,15 +173,18 @@ class Exchange:
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         """Receive what comes until something holds."""
+        pause = _PAUSE
         while not condition():
             if self._take():
+                pause = _PAUSE
                 continue
             if time.monotonic() - self._heard > self._limit:
                 raise exceptions.BusyError(
                     f'rank {self._rank} waited {self._limit:.0f} s for others '
                     f'to {what} in the stage {self._kind.decode()}: look for '
                     'a host that hangs, and start again')
-            time.sleep(_PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def poll(self) -> None:
         """Receive what has come; for stages with long pauses between sends."""
