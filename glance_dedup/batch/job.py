@@ -90,8 +90,12 @@ class Settings:
     """A directory of each host for the spool of a round."""
     scratch: str = '/var/lib/glance-dedup/backup/scratch'
     """A directory of each host, for what running servers overwrite."""
-    views: float = 10 * 1024 ** 3
+    views: int = 10 << 30
     """Bytes that the views on one host may take."""
+    libvirt: str = 'qemu:///system'
+    """The URI of each host's libvirt."""
+    backing: tuple[str, ...] = ()
+    """Directories of backing files, of servers that are shut off."""
     weight: float = 0.5
     """Of the total time in a plan's cost (``rounds.py``)."""
     project: str = ''
@@ -134,7 +138,7 @@ class Job:
         self._settings = settings
         self._time = time_
         self._progress = progress
-        self._identities: dict[str, str] = {}
+        self._identities: dict[str, dict[str, str]] = {}
         self._results: dict[str, Result] = {}
 
     def plan(self, sources: list[Source]) -> rounds.Plan:
@@ -178,18 +182,21 @@ class Job:
             return found
         wanted = {source.name: dataclasses.asdict(source)
                   for source in sources}
+        why: dict[str, str] = {}
 
         def note(event: dict[str, Any]) -> None:
-            if event['event'] == 'source' and event['name'] not in found:
+            if event['event'] == 'unseen':
+                why[event['name']] = f'{event["host"]}: {event["error"]}'
+            elif event['event'] == 'source' and event['name'] not in found:
                 found[event['name']] = {
                     **wanted[event['name']], 'host': event['host'],
                     'size': event['size']}
         self._run_ranks({'do': 'look', 'sources': list(wanted.values())},
                         note)
         for name in wanted.keys() - found.keys():
-            self._results[name] = Result(name, note=(
+            self._results[name] = Result(name, note=why.get(name, (
                 'it was found on no host: see whether the file, or the '
-                'server, exists'))
+                'server, exists')))
         return found
 
     def _plan(self, found: dict[str, dict[str, Any]]) -> rounds.Plan:
@@ -248,6 +255,8 @@ class Job:
             'threads': settings.threads, 'state': os.path.join(
                 settings.state, self._repository.repository_id),
             'spool': settings.spool, 'scratch': settings.scratch,
+            'views': settings.views, 'libvirt': settings.libvirt,
+            'backing': settings.backing,
             'project': settings.project, 'scope': settings.scope.hex(),
             'time': self._time.isoformat()}
         errors: list[str] = []
@@ -267,10 +276,12 @@ class Job:
 class Watch:
     """Follows a round by what its ranks tell.
 
+    :param identities: of the views of each source; they are filled in
     :param left: sources without a backup yet; they are taken out
     """
 
-    def __init__(self, results: dict[str, Result], identities: dict[str, str],
+    def __init__(self, results: dict[str, Result],
+                 identities: dict[str, dict[str, str]],
                  left: dict[str, dict[str, Any]], total: int,
                  progress: Callable[[int, str], None]) -> None:
         self._results = results
@@ -284,7 +295,8 @@ class Watch:
         """Take a line."""
         match event['event']:
             case 'view':
-                self._identities[event['name']] = event['identity']
+                self._identities.setdefault(event['source'], {})[
+                    event['name']] = event['identity']
             case 'backup':
                 self._results[event['name']] = Result(**{
                     field.name: event[field.name]

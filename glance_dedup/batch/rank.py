@@ -58,7 +58,9 @@ class Rank:
         self._told = 0.0
         self._time = datetime.datetime.fromisoformat(order['time'])
         self._settings = servers.Settings(
-            order['state'], order['scratch'], order['repository_id'])
+            order['state'], order['scratch'], order['repository_id'],
+            order['libvirt'], scratch_bytes=order['views'],
+            backing_directories=tuple(order['backing']))
         self._tasks: list[stages.Task] = []
 
     def run(self) -> None:
@@ -80,8 +82,10 @@ class Rank:
         for source in self._order['sources']:
             try:
                 size = self._size_of(source)
-            except exceptions.RepositoryError:
-                continue    # as if it were not here
+            except exceptions.RepositoryError as e:
+                tell(self._ranks.rank, 'unseen', name=source['name'],
+                     host=os.uname().nodename, error=str(e))
+                continue
             if size is not None:
                 tell(self._ranks.rank, 'source', name=source['name'],
                      host=os.uname().nodename, size=size)
@@ -143,22 +147,34 @@ class Rank:
             self._stack.enter_context(view)
             previous = self._open_previous(view)
             tell(self._ranks.rank, 'view', name=view.name,
-                 identity=view.identity, size=view.size)
+                 source=source['name'], identity=view.identity, size=view.size)
             self._tasks.append(stages.Task(
                 view, source['name'],
                 imageids.backup_id(view.name, self._time), previous))
 
     def _views_of(self, source: dict[str, Any]) -> list[views.View]:
+        """Those of a round that broke, if they are still there; or new ones.
+
+        :raises SourceError: the source cannot be backed up
+        """
+        known = self._order['identities'].get(source['name'])
+        if known is not None:
+            with contextlib.suppress(views.SourceError):
+                return self._opened(source, known)
+        return self._opened(source, None)
+
+    def _opened(self, source: dict[str, Any],
+                identities: dict[str, str] | None) -> list[views.View]:
         order, name = self._order, source['name']
-        identities = order['identities']
-        if source['kind'] == 'disk':
-            place = places.Place(order['state'], name,
-                                 self._repository.repository_id)
-            return [images.open_disk(place, source['path'],
-                                     source.get('format'),
-                                     identities.get(name))]
-        return servers.open_server(self._settings, name,
-                                   identities=identities)
+        if source['kind'] == 'server':
+            return servers.open_server(self._settings, name,
+                                       identities=identities)
+        place = places.Place(order['state'], name,
+                             self._repository.repository_id)
+        return [images.open_disk(
+            place, source['path'], source.get('format'),
+            None if identities is None else identities.get(name),
+            order['backing'])]
 
     def _open_previous(self, view: views.View) -> openimages.Image | None:
         """The backup with which the view is compared, held open (B4)."""

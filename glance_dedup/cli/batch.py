@@ -69,6 +69,14 @@ class _Batch(common.RepositoryCommand, lister.Lister):
             '--view-mib', metavar='MIB', type=int, default=10240,
             help='The most that the views on one host may take: what running '
             'servers overwrite during their backup. Default: %(default)s.')
+        parser.add_argument(
+            '--libvirt', metavar='URI', default=job.Settings.libvirt,
+            help="Of each host's libvirt. Default: %(default)s.")
+        parser.add_argument(
+            '--backing', metavar='DIR', action='append', default=[],
+            help='Where backing files may lie of the disks of servers that '
+            'are shut off, and of FILEs in the format qcow2. May be given '
+            'several times.')
         for name, words in (
                 ('state', 'for what is kept between backups'),
                 ('spool', 'for the spool of a round'),
@@ -97,7 +105,8 @@ class _Batch(common.RepositoryCommand, lister.Lister):
             state=os.path.abspath(parsed_args.state),
             spool=os.path.abspath(parsed_args.spool),
             scratch=os.path.abspath(parsed_args.scratch),
-            views=float(parsed_args.view_mib << 20), **more)
+            views=parsed_args.view_mib << 20, libvirt=parsed_args.libvirt,
+            backing=tuple(map(os.path.abspath, parsed_args.backing)), **more)
 
     def sources(self, parsed_args):
         """What is to be backed up.

@@ -8,6 +8,7 @@ requests do. So a test knows every byte that was written.
 """
 
 import contextlib
+import datetime
 import os
 import pathlib
 import re
@@ -20,14 +21,17 @@ import tempfile
 import pytest
 
 from glance_dedup.batch import checkpoints
+from glance_dedup.batch import job
 from glance_dedup.batch import servers
 from glance_dedup.batch import views
 from glance_dedup.client import nbd_reader
+from glance_dedup.repository import repository
 from tests.cloud import cloud as cloud_module
 from tests.cloud import disk as disk_module
 from tests.cloud import test_libvirt
 from tests.support import nbd
 from tests.support import repositories
+from tests.support.repositories import read_all
 from tests.support import sources
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -212,6 +216,42 @@ def test_three_nights(server):
     expected[4 * MIB - 10:4 * MIB + 10] = b'\2' * 20
     expected[40 * MIB:42 * MIB] = b'\2' * 2 * MIB
     assert third[1]['web-vda'] == expected
+
+
+def test_three_nights_by_ranks(server, tmp_path):
+    """Acceptance: the passes read dirty bytes, and backups are the disks."""
+    path = repositories.create(tmp_path / 'repository', volumes=True)
+    settings = job.Settings(
+        ranks=2, state=str(tmp_path / 'state'), spool=str(tmp_path / 'spool'),
+        scratch=str(server.place / 'scratch'), libvirt=server.libvirt.uri)
+    disks = {'vda': bytearray(SIZE), 'vdb': bytearray(8 * MIB)}
+    nights = []
+    for number in range(3):
+        for disk, length in (('vda', 10 * MIB), ('vdb', MIB)):
+            start = number * 2 * MIB
+            server.write(start, length, number + 1, disk)
+            disks[disk][start:start + length] = bytes([number + 1]) * length
+        when = datetime.datetime(2026, 11, number + 1,
+                                 tzinfo=datetime.timezone.utc)
+        with repository.Repository(path) as repo:
+            results = {result.name: result for result in job.Job(
+                repo, settings, when, lambda done, total, words: None).run(
+                    [job.Source('web', 'server')])}
+            assert {name: result.note for name, result in results.items()} == {
+                'web-vda': '', 'web-vdb': ''}
+            # The second pass reads only blocks that are new.
+            assert results['web-vda'].read <= 2 * 1.1 * 10 * MIB
+            nights.append({disk: bytes(content)
+                           for disk, content in disks.items()})
+            for disk in disks:
+                assert read_all(repo, results[f'web-{disk}'].backup_id) == (
+                    nights[number][disk])
+    with repository.Repository(path) as repo:
+        for backup in repo.backups():
+            night = nights[backup.time.day - 1]
+            assert read_all(repo, backup.image_id) == (
+                night[backup.name.removeprefix('web-')])
+    repositories.need_clean(path)
 
 
 def test_both_passes_read_what_was_written(server, monkeypatch):
