@@ -48,13 +48,18 @@ SKIPPED = {
         'Nova is not available',
 }
 
-#: Tests that may be skipped or pass, with either store, and why.
+#: Tests that may be skipped or pass, with either store, and why. Or fail with
+#: these words.
 VARIES = {
     'tempest.api.image.v2.test_images.HashCalculationRemoteDeletionTest.'
     'test_hash_calculation_cancelled':
         'it wants an address of the machine that is not of the loopback '
-        'interface, and is skipped where there is none',
+        'interface, and is skipped where there is none. It also wants the '
+        "name of the hash as soon as the image is active, which Glance's own "
+        'task notes a moment later',
 }
+#: What such a test says if it was too early.
+TOO_EARLY = re.compile(r"MismatchError: 'sha512' != None")
 
 
 def stores(kind, directory):
@@ -201,6 +206,8 @@ def check(name, results):
         wanted = {kept.get(test, 'unknown')}
         if test in VARIES:
             wanted |= {tempest_run.OK, tempest_run.SKIPPED}
+            if TOO_EARLY.search(result.words):
+                continue
         if result.outcome not in wanted:
             problems.append(
                 f'{test}: {result.outcome}, but {kept.get(test, "missing")} '

@@ -127,7 +127,7 @@ def test_hosts_append_to_one_group_in_turn(both):
 
 def collect(repo, live_share=100):
     pace = task.Pace()
-    with maintenance.maintaining(repo) as maintainer:
+    with maintenance.maintaining(repo, wait=10) as maintainer:
         accounting.run_once(maintainer, pace)
         return collector.run_once(maintainer, pace, evacuate_share=0,
                                   live_share=live_share)

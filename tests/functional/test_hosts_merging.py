@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 def merge(repo):
     """Merge all that can be merged; the images that were changed."""
-    with maintenance.maintaining(repo) as maintainer:
+    with maintenance.maintaining(repo, wait=10) as maintainer:
         maintenance.account(maintainer)
         result = merger.run_once(maintainer, task.Pace())
         assert not result.failed and not result.gave_up, result

@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUCKETS = 1 << 12, VERSIONS = 1 << 16 };
+/* As many versions as an ordinary file system has inodes, in a sparse file. */
+enum { BUCKETS = 1 << 12, VERSIONS = 1 << 24 };
 
 struct name {
     name *next;
@@ -40,7 +41,7 @@ seconds(void)
 int
 versions_open(const char *path)
 {
-    size_t length = VERSIONS * sizeof *versions;
+    size_t length = (size_t)VERSIONS * sizeof *versions;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0 || ftruncate(fd, (off_t)length) < 0) {
         return -1;

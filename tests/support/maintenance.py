@@ -14,9 +14,11 @@ import os
 import pathlib
 import random
 import signal
+import time
 
 from dedupd.tasks import accounting
 from glance_dedup import _engine
+from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openimages
@@ -255,9 +257,24 @@ def kill(maintainer):
             _real(part).close()
 
 
+def _maintainer(repo, deadline):
+    while True:
+        try:
+            return maintainer_module.Maintainer(repo)
+        except exceptions.BusyError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 @contextlib.contextmanager
-def maintaining(repo, hook=None):
-    with maintainer_module.Maintainer(repo) as maintainer:
+def maintaining(repo, hook=None, wait=0):
+    """A maintainer of the repository.
+
+    :param wait: seconds; the locks of the last one on another host may fall a
+        moment after it closed them
+    """
+    with _maintainer(repo, time.monotonic() + wait) as maintainer:
         yield maintainer if hook is None else watch(maintainer, hook)
 
 
