@@ -110,8 +110,8 @@ def children_seconds() -> float:
 
 
 def run_night(repo: repository.Repository, settings: job.Settings,
-              sources: list[job.Source], night: int) -> None:
-    """Back all disks up, and print what it took."""
+              sources: list[job.Source], night: int) -> int:
+    """Back all disks up, and print what it took; the new bytes."""
     work = job.Job(repo, settings, FIRST + datetime.timedelta(days=night),
                    lambda done, total, words: None)
     before, start = children_seconds(), time.monotonic()
@@ -127,19 +127,15 @@ def run_night(repo: repository.Repository, settings: job.Settings,
           f'{sum(result.read for result in results) / size:5.2f}, stored '
           f'{sum(result.stored for result in results) / size:6.4f} of '
           f'{size / 1e9:.1f} GB; a rank took {sampler.peak / 1e6:.1f} MB')
+    return sum(result.stored for result in results)
 
 
-def upload_all(path: str, paths: list[str], filters: str, night: int) -> None:
-    """The same bytes, uploaded one after the other."""
+def upload_all(path: str, paths: list[str], filters: str, night: int) -> int:
+    """The same bytes, uploaded one after the other; the new bytes."""
     with repository.Repository(path, filter_dir=filters) as repo:
-        for source in paths:
-            repo.put(f'{os.path.basename(source)}-{night}', source)
-
-
-def live_bytes(path: str) -> int:
-    """Bytes of the groups' files on the disk."""
-    return sum(entry.stat().st_blocks * 512
-               for entry in os.scandir(os.path.join(path, 'groups')))
+        return sum(repo.put(
+            f'{os.path.basename(source).partition(".")[0]}-{night}',
+            source).new_bytes for source in paths)
 
 
 def need_equal(repo: repository.Repository, paths: list[str],
@@ -186,16 +182,15 @@ def measure(options, top: str) -> None:
     common.warm_pages(sum(map(os.path.getsize, paths)), top)
     with repository.Repository(os.path.join(top, 'batch'),
                                index='none') as repo:
+        batch = uploads = 0
         for night in range(NIGHTS):
             if night and not options.paths:
                 change(paths, options.dirty, night)
-            run_night(repo, settings, sources, night)
-            upload_all(os.path.join(top, 'uploads'), paths,
-                       os.path.join(top, 'filters'), night)
+            batch += run_night(repo, settings, sources, night)
+            uploads += upload_all(os.path.join(top, 'uploads'), paths,
+                                  os.path.join(top, 'filters'), night)
         need_equal(repo, paths, NIGHTS - 1)
-    batch, uploads = (live_bytes(os.path.join(top, name))
-                      for name in ('batch', 'uploads'))
-    print(f'groups: {batch / 1e6:.1f} MB, uploaded one after the other '
+    print(f'new: {batch / 1e6:.1f} MB, uploaded one after the other '
           f'{uploads / 1e6:.1f} MB: {batch / uploads:.4f}')
 
 
