@@ -253,7 +253,7 @@ class Database:
         """
         return self._opening != self._last_opening()
 
-    def _last_opening(self) -> tuple[bytes, int, int] | None:
+    def _last_opening(self) -> tuple[bytes, int] | None:
         """What tells when the catalog was opened last; None: there is none.
 
         Whoever opens a LevelDB begins a manifest, and replaces the file that
@@ -264,8 +264,8 @@ class Database:
                 # So that the server is asked for the names in it.
                 os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
             with open(os.path.join(self.path, _CURRENT), 'rb') as f:
-                found = os.fstat(f.fileno())
-                return f.read(_CURRENT_MOST), found.st_ino, found.st_mtime_ns
+                # No times: some file systems change their minds on them.
+                return f.read(_CURRENT_MOST), os.fstat(f.fileno()).st_ino
         except OSError:
             return None
 

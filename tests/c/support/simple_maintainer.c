@@ -48,6 +48,24 @@ count_recipe(const gd_spool_entry *entry, counts *c, gd_error *err)
     return s;
 }
 
+/* N4.6: whether somebody deletes the image of a live entry, who would find the
+ * entry gone. */
+static bool
+is_being_deleted(const gd_spool_entry *entry)
+{
+    int fd;
+    gd_error err;
+    if (entry->kind != GD_SPOOL_DELETED) {
+        return false;
+    }
+    gd_status s = gd_image_lock(entry->env, entry->root,
+                                entry->recipe.header.image_id, 0, &fd, &err);
+    if (s == GD_OK) {
+        gd_image_unlock(entry->env, fd);
+    }
+    return s != GD_OK;
+}
+
 /* *settled: it is finished, and only its name is to go. */
 static gd_status
 judge(gd_spool_entry *entry, bool *settled, gd_error *err)
@@ -55,6 +73,10 @@ judge(gd_spool_entry *entry, bool *settled, gd_error *err)
     bool live;
     *settled = true;
     gd_status s = gd_spool_entry_live(entry, &live, err); /* N4.1 */
+    if (s == GD_OK && live && is_being_deleted(entry)) {
+        *settled = false;
+        return GD_OK;
+    }
     if (s != GD_OK || live || entry->kind == GD_SPOOL_EXCHANGE) {
         return s;
     }
