@@ -125,7 +125,7 @@ class Database:
         # would crash.
         self._mutex = threading.RLock()
         self._db: plyvel.DB | None = None
-        self._opening: tuple[bytes, int, int] | None = None
+        self._opening: tuple[bytes, int] | None = None
         self._meta: dict[str, Any] = {}
         self._changes = 0       # how many batches were written
         if create:
