@@ -366,7 +366,7 @@ class Index:
                 if file[1:3] in with_runs]
 
     def _is_worth(self, shard: File, runs: Iterable[File]) -> bool:
-        """Whether the runs of a shard are many enough to write it anew."""
+        """Whether a shard has enough runs to be worth a merge."""
         with contextlib.suppress(exceptions.ImageNotFound):
             return HELP_SHARE * sum(
                 self._files.count(file) for file in runs

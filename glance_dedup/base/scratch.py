@@ -20,7 +20,7 @@ PREFIX = 'glance-dedup-scratch-'
 _TRIES = 10
 
 
-def _lock(path: str) -> int | None:
+def lock_directory(path: str) -> int | None:
     """Open and lock a directory; None: another process uses it.
 
     :raises OSError: it is not known whether somebody uses the directory
@@ -48,7 +48,7 @@ def _remove_dead() -> None:
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid != os.geteuid():
                 continue
-            fd = _lock(path)
+            fd = lock_directory(path)
             if fd is not None:
                 with closing.descriptor(fd):
                     shutil.rmtree(path, ignore_errors=True)
@@ -68,7 +68,7 @@ class Directory:
         for _ in range(_TRIES):
             self.name = tempfile.mkdtemp(prefix=PREFIX)
             try:
-                fd = self._fd = _lock(self.name)
+                fd = self._fd = lock_directory(self.name)
             except FileNotFoundError:
                 continue
             except OSError:

@@ -4,8 +4,8 @@
 
 QEMU serves a running server's disk as it was when its backup job began, and
 keeps what the server overwrites in a scratch file. The name of the export is
-drawn anew for each job, so a connection to it reaches this job or none: it is
-the identity of the view.
+drawn anew for each job, so a connection to it either reaches this job or
+fails. The name is the identity of the view.
 
 The extents are asked for in windows of 256 MiB, so memory does not grow with
 the disk.

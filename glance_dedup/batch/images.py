@@ -5,7 +5,7 @@
 A raw file or a block device is read as it is. A qcow2 file is opened by
 qemu-nbd, read-only, in a process that ends with ours.
 
-A qcow2 file can name a backing file, and whoever made it chose the name. So
+A qcow2 file can name a backing file, and its maker chose the name. So
 nothing is left to qemu-nbd: this module follows the chain itself, only into
 directories that the operator names, only in formats that the files note, and
 gives it the open files. External data files and encryption are refused.

@@ -73,6 +73,8 @@ class Ranks:
     """
 
     def __init__(self, comm: Any, limit: float = _LIMIT) -> None:
+        from mpi4py import MPI  # only in a process that mpiexec started
+        self._mpi = MPI
         self._comm = comm
         self._limit = limit
         self._tag = 0
@@ -89,7 +91,8 @@ class Ranks:
         :param receive: called with the source and its records
         """
         self._tag = self._tag % 1000 + 1
-        return Exchange(self._comm, self._tag, kind, receive, self._limit)
+        return Exchange(self._mpi, self._comm, self._tag, kind, receive,
+                        self._limit)
 
     def agree(self, value: Any) -> list[Any]:
         """Tell all ranks a value, and return all values, in their order.
@@ -109,9 +112,11 @@ class Ranks:
 class Exchange:
     """One stage's records on their way. Leaving it waits for all of them."""
 
-    def __init__(self, comm: Any, tag: int, kind: bytes,
+    def __init__(self, mpi: Any, comm: Any, tag: int, kind: bytes,
                  receive: Callable[[int, bytes], None],
                  limit: float) -> None:
+        self._byte = mpi.BYTE
+        self._status = mpi.Status()
         self._comm = comm
         self._tag = tag
         self._kind = kind
@@ -151,7 +156,7 @@ class Exchange:
         self._wait(lambda: self._is_free(rank), f'receive from rank {rank}')
         message = pack(kind, payload)
         self._sending[rank] = self._comm.Issend(
-            [message, len(message), _byte_type()], dest=rank,
+            [message, len(message), self._byte], dest=rank,
             tag=self._tag), message
 
     def _is_free(self, rank: int) -> bool:
@@ -193,12 +198,12 @@ class Exchange:
 
     def _take(self) -> bool:
         """Receive a message, if one has come."""
-        status = _new_status()
+        status = self._status
         message = self._comm.Improbe(tag=self._tag, status=status)
         if message is None:
             return False
-        data = bytearray(status.Get_count(_byte_type()))
-        message.Recv([data, len(data), _byte_type()])
+        data = bytearray(status.Get_count(self._byte))
+        message.Recv([data, len(data), self._byte])
         self._heard = time.monotonic()
         source = status.Get_source()
         kind, payload = unpack(data, source)
@@ -211,13 +216,3 @@ class Exchange:
         else:
             self._receive(source, payload)
         return True
-
-
-def _byte_type() -> Any:
-    from mpi4py import MPI  # only in a process that mpiexec started
-    return MPI.BYTE
-
-
-def _new_status() -> Any:
-    from mpi4py import MPI
-    return MPI.Status()

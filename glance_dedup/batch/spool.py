@@ -23,7 +23,6 @@ the round starts again.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -33,6 +32,7 @@ from glance_dedup import _engine
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import scratch
 
 #: Bytes of a record, and of a scanned block.
 RECORD = 13
@@ -55,17 +55,6 @@ def answer(requester: int, address: int) -> bytes:
     return (requester << 24).to_bytes(8, 'big') + address.to_bytes(5, 'little')
 
 
-def _lock(path: str) -> int | None:
-    """Lock a directory; None: somebody else has."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
 def remove_dead(directory: str, key: str) -> None:
     """Remove the spools that processes which died left on this host (B6).
 
@@ -76,7 +65,8 @@ def remove_dead(directory: str, key: str) -> None:
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):
-                fd = None if name.startswith(key) else _lock(path)
+                fd = (None if name.startswith(key)
+                      else scratch.lock_directory(path))
                 if fd is not None:
                     with closing.descriptor(fd):
                         shutil.rmtree(path, ignore_errors=True)
@@ -96,7 +86,7 @@ class Spool(closing.Closing):
         self._files: dict[str, Any] = {}
         with files.os_errors(f'cannot make the spool {path}'):
             os.makedirs(path, mode=0o700, exist_ok=True)
-            self._fd = _lock(path)
+            self._fd = scratch.lock_directory(path)
         if self._fd is None:
             raise exceptions.BusyError(
                 f'another process works in the spool {path}: wait for its end')
@@ -164,9 +154,8 @@ class Spool(closing.Closing):
         :raises DamagedError: the file ends within an item
         """
         with self._errors(name), contextlib.suppress(FileNotFoundError):
-            with open(os.path.join(self.path, name), 'rb',
-                      buffering=0) as file:
-                while piece := _read_full(file, size * count):
+            with open(os.path.join(self.path, name), 'rb') as file:
+                while piece := file.read(size * count):
                     if len(piece) % size != 0:
                         raise exceptions.DamagedError(
                             f'the spool {os.path.join(self.path, name)} ends '
@@ -242,11 +231,3 @@ class Spool(closing.Closing):
                 found = json.load(file)
                 return found if isinstance(found, dict) else None
         return None
-
-
-def _read_full(file: Any, length: int) -> bytes:
-    """Up to so many bytes; fewer only at the end."""
-    data = bytearray()
-    while len(data) < length and (piece := file.read(length - len(data))):
-        data += piece
-    return bytes(data)

@@ -160,15 +160,16 @@ class Stored:
         self._new: list[int] = []
 
     def add_segment(self, blocks: list[tuple[bytes, int, int]],
-                    data: memoryview, start: int) -> None:
-        """Take a segment's blocks.
+                    data: memoryview, start: int) -> int:
+        """Take a segment's blocks; returns how many bytes are new.
 
         :param data: bytes of the segment from `start` on, with all blocks
             whose address is 0, except those of zeros
         """
-        offset = -start
+        offset, new = -start, 0
         for fingerprint, length, address in blocks:
             if is_new(fingerprint, address):
+                new += length
                 self._data += data[offset:offset + length]
                 self._keys.append(fingerprint[:8])
                 self._lengths.append(length)
@@ -178,6 +179,7 @@ class Stored:
         if (len(self._data) >= _NEW_BYTES
                 or len(self._places) >= _NEW_BLOCKS):
             self.flush()
+        return new
 
     def flush(self) -> None:
         """Store what waits."""
@@ -255,7 +257,8 @@ class Round:
             exchange = stack.enter_context(
                 self._ranks.exchange(b'scan', self._take_requests))
             look = None
-            if self._tasks and self._is_cut_evenly:
+            if (self._is_cut_evenly
+                    and any(task.previous for task in self._tasks)):
                 look = stack.enter_context(
                     self._begin(self._tasks[0].backup_id))
             for task in self._tasks:
@@ -281,18 +284,15 @@ class Round:
             elif found is views.Found.DATA:
                 task.read += length
                 scanned = self._engine.scan(self._buffer[:length], self._scope)
-                self._ask_for(exchange, self._first + before + task.blocks,
-                              self._without_same(task, look, index, scanned,
-                                                 before + task.blocks))
+                number = before + task.blocks
+                self._route(exchange, _engine.requests_of(
+                    self._without_same(task, look, index, scanned, number),
+                    self._first + number))
                 self._note_scanned(task, scanned)
             self._need_numbers(before + task.blocks)
             exchange.poll()
             self._progress('scan', done + index * views.SEGMENT + length)
         task.view.end_scan()
-
-    def _ask_for(self, exchange: ranks_module.Exchange, requester: int,
-                 scanned: bytes) -> None:
-        self._route(exchange, _engine.requests_of(scanned, requester))
 
     def _without_same(self, task: Task, look: openimages.Transaction | None,
                       index: int, scanned: bytes, number: int) -> bytes:
@@ -444,9 +444,7 @@ class Round:
                 found = [(_ZEROS, length, place)
                          for _, length, place in found]
             task.read += end - start
-            task.stored += sum(length for fingerprint, length, address in found
-                               if is_new(fingerprint, address))
-            stored.add_segment(found, data, start)
+            task.stored += stored.add_segment(found, data, start)
             self._progress('store', done + index * views.SEGMENT + length)
 
     # -- 3a, 3b and 4a: refer and resolve ------------------------------------

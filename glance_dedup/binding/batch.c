@@ -132,6 +132,26 @@ gd_py_sorted_items(const Py_buffer *records, size_t *count, gd_item **room)
     return gd_sort_items(items, items + *count, *count);
 }
 
+PyObject *
+gd_py_answers(const gd_item *requests, const uint64_t *addresses, size_t count,
+              const uint32_t *unread)
+{
+    uint8_t *answers = PyMem_Malloc(count * 2 * GD_INDEX_RECORD + 1);
+    if (answers == NULL) {
+        return PyErr_NoMemory();
+    }
+    uint8_t *waiting = answers + count * GD_INDEX_RECORD;
+    size_t waits =
+        gd_requests_answer(requests, addresses, count, answers, waiting);
+    PyObject *result = Py_BuildValue(
+        unread == NULL ? "(y#y#)" : "(y#y#I)", (const char *)answers,
+        (Py_ssize_t)(count * GD_INDEX_RECORD), (const char *)waiting,
+        (Py_ssize_t)(waits * GD_INDEX_RECORD),
+        unread == NULL ? 0U : (unsigned)*unread);
+    PyMem_Free(answers);
+    return result;
+}
+
 /* answer_requests(requests) -> answers, waiting requests; without an index */
 static PyObject *
 engine_answer_requests(PyObject *Py_UNUSED(module), PyObject *requests)
@@ -139,30 +159,19 @@ engine_answer_requests(PyObject *Py_UNUSED(module), PyObject *requests)
     Py_buffer view;
     gd_item *room;
     size_t count;
-    uint8_t *answers = NULL;
     PyObject *result = NULL;
     if (PyObject_GetBuffer(requests, &view, PyBUF_SIMPLE) < 0) {
         return NULL;
     }
     const gd_item *items = gd_py_sorted_items(&view, &count, &room);
     PyBuffer_Release(&view);
-    uint64_t *nowhere = PyMem_Calloc(count + 1, sizeof *nowhere);
-    if (items != NULL && nowhere != NULL) {
-        answers = PyMem_Malloc(count * 2 * GD_INDEX_RECORD + 1);
+    if (items != NULL) {
+        uint64_t *nowhere = PyMem_Calloc(count + 1, sizeof *nowhere);
+        result = nowhere == NULL
+                     ? PyErr_NoMemory()
+                     : gd_py_answers(items, nowhere, count, NULL);
+        PyMem_Free(nowhere);
     }
-    if (answers != NULL) {
-        uint8_t *waiting = answers + count * GD_INDEX_RECORD;
-        size_t waits =
-            gd_requests_answer(items, nowhere, count, answers, waiting);
-        result = Py_BuildValue("(y#y#)", (const char *)answers,
-                               (Py_ssize_t)(count * GD_INDEX_RECORD),
-                               (const char *)waiting,
-                               (Py_ssize_t)(waits * GD_INDEX_RECORD));
-    } else if (items != NULL) {
-        PyErr_NoMemory();
-    }
-    PyMem_Free(answers);
-    PyMem_Free(nowhere);
     PyMem_Free(room);
     return result;
 }

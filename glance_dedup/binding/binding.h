@@ -232,6 +232,11 @@ void gd_py_opened_dealloc(PyObject *object);
 gd_item *gd_py_sorted_items(const Py_buffer *records, size_t *count,
                             gd_item **room);
 
+/* The answers to sorted requests, and the requests that wait; behind them how
+ * many files were not read, unless NULL. */
+PyObject *gd_py_answers(const gd_item *requests, const uint64_t *addresses,
+                        size_t count, const uint32_t *unread);
+
 /* ---- part.c ---- */
 
 typedef struct part_object part_object;

@@ -11,7 +11,6 @@
 #include "engine/files/indexjoin.h"
 #include "engine/files/shardmerge.h"
 #include "engine/format/duplicates.h"
-#include "engine/format/requests.h"
 
 typedef struct index_handle {
     gd_shards *shards;
@@ -140,19 +139,6 @@ index_files(PyObject *object, PyObject *Py_UNUSED(unused))
     return result;
 }
 
-static gd_status
-find_current(gd_shards *shards, gd_index_id **current, size_t *count,
-             bool *complete, gd_error *err)
-{
-    gd_index_list list;
-    gd_status s = gd_shards_list(shards, &list, err);
-    if (s == GD_OK) {
-        s = gd_shards_current(shards, &list, current, count, complete, err);
-        gd_shards_env(shards)->release(gd_shards_env(shards), list.files);
-    }
-    return s;
-}
-
 static PyObject *
 index_shards(PyObject *object, PyObject *Py_UNUSED(unused))
 {
@@ -164,8 +150,8 @@ index_shards(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     const gd_env *env = gd_shards_env(shards_of(object));
-    gd_status s = find_current(shards_of(object), &current, &count, &complete,
-                               &call.err);
+    gd_status s = gd_shards_look(shards_of(object), &current, &count,
+                                 &complete, &call.err);
     PyObject *result =
         gd_py_end(&call, s)
             ? Py_BuildValue("(NN)", list_of(current, count),
@@ -362,31 +348,19 @@ static PyObject *
 answer(PyObject *object, const gd_item *requests, size_t count)
 {
     uint32_t unread = 0;
-    uint8_t *answers = NULL, *waiting = NULL;
     gd_py_call call;
     PyObject *result = NULL;
     uint64_t *addresses = PyMem_Calloc(count + 1, sizeof *addresses);
-    PyObject *told =
-        gd_py_new_bytes(count * GD_INDEX_RECORD, &answers);
-    waiting = PyMem_Malloc(count * GD_INDEX_RECORD + 1);
-    if (addresses == NULL || told == NULL || waiting == NULL) {
-        PyErr_NoMemory();
-    } else if (gd_py_call_opened(object, &call)) {
-        size_t waits = 0;
+    if (addresses == NULL) {
+        return PyErr_NoMemory();
+    }
+    if (gd_py_call_opened(object, &call)) {
         gd_status s = gd_shards_join(shards_of(object), requests, count,
                                      addresses, &unread, &call.err);
-        if (s == GD_OK) {
-            waits = gd_requests_answer(requests, addresses, count, answers,
-                                       waiting);
-        }
         if (gd_py_end(&call, s)) {
-            result = Py_BuildValue("(Oy#I)", told, (const char *)waiting,
-                                   (Py_ssize_t)(waits * GD_INDEX_RECORD),
-                                   (unsigned)unread);
+            result = gd_py_answers(requests, addresses, count, &unread);
         }
     }
-    PyMem_Free(waiting);
-    Py_XDECREF(told);
     PyMem_Free(addresses);
     return result;
 }

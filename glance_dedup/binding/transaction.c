@@ -150,57 +150,50 @@ transaction_commit_open(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* ---- blocks by their fingerprints ---- */
 
+/* Runs one of the engine's look-ups, and frees the list. */
+static PyObject *
+find_blocks(PyObject *object, gd_py_blocks *list,
+            gd_status (*find)(gd_transaction *, const gd_fingerprint *,
+                              const uint32_t *, size_t, gd_address *,
+                              gd_error *))
+{
+    opened_object *self = (opened_object *)object;
+    gd_py_call call;
+    PyObject *result = NULL;
+    if (gd_py_call_opened(object, &call)) {
+        gd_status s = find(self->handle, list->fps, list->lengths, list->count,
+                           list->addresses, &call.err);
+        if (gd_py_end(&call, s)) {
+            result = gd_py_pack_addresses(list->addresses, list->count);
+        }
+    }
+    gd_py_free_blocks(list);
+    return result;
+}
+
 /* find(fingerprints, lengths) -> addresses */
 static PyObject *
 transaction_find(PyObject *object, PyObject *args)
 {
-    opened_object *self = (opened_object *)object;
     Py_buffer fps, lengths;
     gd_py_blocks list;
-    gd_py_call call;
-    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*", &fps, &lengths)) {
         return NULL;
     }
     int copied = gd_py_copy_blocks(&fps, &lengths, NULL, &list);
     PyBuffer_Release(&fps);
     PyBuffer_Release(&lengths);
-    if (!copied) {
-        return NULL;
-    }
-    if (gd_py_call_opened(object, &call)) {
-        gd_status s = gd_transaction_find(self->handle, list.fps, list.lengths,
-                                          list.count, list.addresses,
-                                          &call.err);
-        if (gd_py_end(&call, s)) {
-            result = gd_py_pack_addresses(list.addresses, list.count);
-        }
-    }
-    gd_py_free_blocks(&list);
-    return result;
+    return copied ? find_blocks(object, &list, gd_transaction_find) : NULL;
 }
 
 /* find_at(fingerprints, lengths, addresses) -> addresses */
 static PyObject *
 transaction_find_at(PyObject *object, PyObject *args)
 {
-    opened_object *self = (opened_object *)object;
     gd_py_blocks list;
-    gd_py_call call;
-    PyObject *result = NULL;
-    if (!gd_py_parse_blocks(args, &list)) {
-        return NULL;
-    }
-    if (gd_py_call_opened(object, &call)) {
-        gd_status s = gd_transaction_find_at(self->handle, list.fps,
-                                             list.lengths, list.count,
-                                             list.addresses, &call.err);
-        if (gd_py_end(&call, s)) {
-            result = gd_py_pack_addresses(list.addresses, list.count);
-        }
-    }
-    gd_py_free_blocks(&list);
-    return result;
+    return gd_py_parse_blocks(args, &list)
+               ? find_blocks(object, &list, gd_transaction_find_at)
+               : NULL;
 }
 
 /* Copies packed lengths.  Returns NULL with an exception set if their sum is

@@ -395,7 +395,7 @@ def request(command: Command, length: int, offset: int) -> bytes:
 
 
 class ChunkHead(NamedTuple):
-    """What stands in front of a chunk's payload."""
+    """The header of a chunk; its payload follows."""
 
     kind: int
     length: int

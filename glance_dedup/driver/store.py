@@ -434,7 +434,7 @@ class Store(driver.Store):
         if parts.repository_id != opened.repository_id:
             raise exceptions.NotFound(image=parts.image_id)
         if imageids.of_backup(parts.image_id) is not None:
-            # None of Glance's, whoever has signed it.
+            # Glance has no backups, even if the location is signed.
             raise exceptions.NotFound(image=parts.image_id)
         mac = locations.sign(opened.key, parts.repository_id,
                              parts.image_id, parts.upload_id)

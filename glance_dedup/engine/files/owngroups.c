@@ -2,8 +2,9 @@
 /*
  * owngroups.c - see owngroups.h.
  *
- * Memory order: whoever finds a word must find its hints too, and whoever sees
- * an epoch must see the index empty before it.  Hence releases and acquires.
+ * Memory order: a thread that finds a word must find its hints, too, and one
+ * that sees an epoch must see that the index was emptied before.  Hence
+ * releases and acquires.
  */
 #include "engine/files/owngroups.h"
 

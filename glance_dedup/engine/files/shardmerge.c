@@ -211,8 +211,8 @@ list_and_open(gd_shard_merge *m, gd_error *err)
     return s;
 }
 
-/* A split needs the lock of the runs, and all runs of the shard: whoever has
- * the lock writes none meanwhile.  If another has it, a later merge splits. */
+/* A split needs all runs of the shard, and the lock of the runs: while it is
+ * held, nobody else writes a run.  If another has it, a later merge splits. */
 static gd_status
 prepare_split(gd_shard_merge *m, gd_error *err)
 {

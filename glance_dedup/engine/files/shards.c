@@ -406,22 +406,30 @@ is_current(const gd_index_id *current, size_t count, const gd_index_id *id)
 }
 
 gd_status
+gd_shards_look(gd_shards *shards, gd_index_id **current, size_t *count,
+               bool *complete, gd_error *err)
+{
+    gd_index_list list;
+    *current = NULL;
+    *count = 0;
+    gd_status s = gd_shards_list(shards, &list, err);
+    if (s == GD_OK) {
+        s = gd_shards_current(shards, &list, current, count, complete, err);
+        shards->env->release(shards->env, list.files);
+    }
+    return s;
+}
+
+gd_status
 gd_shards_counts(gd_shards *shards, const gd_index_id *id, bool *counts,
                  gd_error *err)
 {
-    gd_index_list list;
     gd_index_id *current;
     size_t count;
     bool complete;
-    *counts = false;
-    gd_status s = gd_shards_list(shards, &list, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_shards_current(shards, &list, &current, &count, &complete, err);
+    gd_status s = gd_shards_look(shards, &current, &count, &complete, err);
     *counts = s == GD_OK && is_current(current, count, id);
     shards->env->release(shards->env, current);
-    shards->env->release(shards->env, list.files);
     return s;
 }
 
@@ -762,18 +770,12 @@ gd_status
 gd_shards_find(gd_shards *shards, uint64_t key, uint64_t *address,
                gd_error *err)
 {
-    gd_index_list list;
     gd_index_id *current;
     gd_index_reader *reader = NULL;
     size_t count;
     bool complete;
     *address = 0;
-    gd_status s = gd_shards_list(shards, &list, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_shards_current(shards, &list, &current, &count, &complete, err);
-    shards->env->release(shards->env, list.files);
+    gd_status s = gd_shards_look(shards, &current, &count, &complete, err);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (gd_index_shard(key, current[i].bits) == current[i].shard) {
             s = gd_shards_read(shards, &current[i], &reader, err);

@@ -3,8 +3,8 @@
  * follow.c - see follow.h.  position.h says what is known of the groups between
  * two looks.
  *
- * Entries are added before the position moves, so whoever is killed in between
- * has them read again.  Hints that are added twice do no harm.  The last ones
+ * Entries are added before the position moves.  After a kill in between, they
+ * are read again.  Hints that are added twice do no harm.  The last ones
  * are added with the position: a store then commits once, not twice, for each
  * group that is filled in.
  */
