@@ -183,6 +183,9 @@ TESTED_BY = {
         'unit/repository/test_repository_images.py',
     'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
     'glance_dedup.maintenance.accounts': 'unit/maintenance/test_catalog.py',
+    'glance_dedup.maintenance.comparison':
+        'unit/dedupd/tasks/test_collector_partitions.py',
+    'glance_dedup.maintenance.counter': 'unit/maintenance/test_counting.py',
     'glance_dedup.maintenance.database': 'unit/maintenance/test_catalog.py',
     'glance_dedup.maintenance.fence': 'unit/maintenance/test_maintainer.py',
     'glance_dedup.maintenance.recipes':

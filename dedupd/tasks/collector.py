@@ -24,6 +24,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import comparison
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 
@@ -136,19 +137,23 @@ def plan(maintainer: maintainer_module.Maintainer,
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              live_share: int = LIVE_SHARE,
-             evacuate_share: int = EVACUATE_SHARE) -> Result:
+             evacuate_share: int = EVACUATE_SHARE,
+             hosts: tuple[str, ...] = ()) -> Result:
     """Free the blocks that no image needs, in groups that are not in use.
 
     :param live_share: percent; a group is rewritten if live blocks have a
         smaller share of its segments' bytes
     :param evacuate_share: percent; a full group is evacuated if a smaller
         share of its slots lives
+    :param hosts: if there are any, a process on each first computes all counts
+        again, and nothing is freed before they are those of the catalog; ''
+        is this host
     :raises task.Stopped: between two groups; the work on those before stands
     :raises NoSpaceError: if the disk has no room even to count
     """
     return maintainer.guard(
-        lambda: _Run(maintainer, pace, live_share, evacuate_share).run(),
-        pace.step)
+        lambda: _Run(maintainer, pace, live_share, evacuate_share).run(hosts),
+        pace.step, hosts)
 
 
 # -- for planning and executing -----------------------------------------------
@@ -340,7 +345,7 @@ class _Run:
         self._merge_refused = False     # an image is in use
         self._cost = 0          # bytes read and written since the last step
 
-    def run(self) -> Result:
+    def run(self, hosts: tuple[str, ...]) -> Result:
         try:
             result = self._result
             result.removed_volumes, result.failed_volumes = volumes.finish(
@@ -349,6 +354,8 @@ class _Run:
             # counted recipe may have been lost.
             self._maintainer.reconcile(self._pace.step)
             self._drain()
+            if hosts:
+                self._compare(hosts)
             self._forget_unlinked()
             wanted, self._result.failed = _candidates(
                 self._maintainer, self._maintainer.catalog)
@@ -369,6 +376,13 @@ class _Run:
     def _drain(self) -> None:
         """Judge every spool entry (N6.2)."""
         _refuse_if_unreadable(self._accountant.run().unreadable)
+
+    def _compare(self, hosts: tuple[str, ...]) -> None:
+        """Compare the catalog's counts with the recipes."""
+        try:
+            comparison.compare(self._maintainer, self._pace.step, hosts)
+        except comparison.Unknown as e:
+            raise _Refused(str(e)) from e
 
     def _forget_unlinked(self) -> None:
         """Forget groups that a collection unlinked before it was killed."""

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+from typing import Any
 
 from oslo_log import log
 
@@ -112,8 +113,8 @@ class _Run:
         self._held = held
         self._limit = limit
         self._coming = coming
-        self._shares = {'live_share': live_share,
-                        'evacuate_share': evacuate_share}
+        self._shares: dict[str, Any] = {
+            'live_share': live_share, 'evacuate_share': evacuate_share}
         self._evicted: list[str] = []
         self._failed: dict[str, str] = {}
         self._in_use: set[str] = set()

@@ -70,13 +70,17 @@ def _account(maintainer: Maintainer, pace: task.Pace,
 
 
 def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
-             dry_run: bool = False) -> Any:
+             dry_run: bool = False, by_partition: bool = False,
+             processes: int = 1, hosts: tuple[str, ...] = ()) -> Any:
     from dedupd.tasks import collector
 
-    function = collector.plan if dry_run else collector.run_once
-    return function(maintainer, pace,
-                    live_share=options.collect_live_share,
-                    evacuate_share=options.collect_evacuate_share)
+    shares = {'live_share': options.collect_live_share,
+              'evacuate_share': options.collect_evacuate_share}
+    if dry_run:
+        return collector.plan(maintainer, pace, **shares)
+    return collector.run_once(
+        maintainer, pace, **shares, hosts=(
+            hosts or counting.local(processes) if by_partition else ()))
 
 
 def _merge(maintainer: Maintainer, pace: task.Pace, options: Any,
@@ -165,8 +169,11 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
 
 
 def _rebuild(maintainer: Maintainer, pace: task.Pace,
-             options: Any, processes: int = 1) -> None:
-    maintainer.rebuild(pace.step, processes=processes)
+             options: Any, processes: int = 1,
+             hosts: tuple[str, ...] = ()) -> None:
+    if processes > 1:
+        hosts = counting.local(processes)
+    maintainer.rebuild(pace.step, hosts=hosts)
 
 
 def _check_limit(limit_mib: int = 0, **others: Any) -> None:
@@ -180,6 +187,19 @@ def _check_processes(processes: int = 1, **others: Any) -> None:
     if not 1 <= processes <= counting.MOST:
         raise exceptions.InvalidParameter(
             f'processes: {processes} is not from 1 to {counting.MOST}')
+
+
+def _check_collect(dry_run: bool = False, by_partition: bool = False,
+                   processes: int | None = None, **others: Any) -> None:
+    """Refuse arguments that would do nothing."""
+    if dry_run and by_partition:
+        raise exceptions.InvalidParameter(
+            'by_partition: a collection that changes nothing compares nothing')
+    if processes is not None:
+        if not by_partition:
+            raise exceptions.InvalidParameter(
+                'processes: they are only for by_partition')
+        _check_processes(processes)
 
 
 def _check_codec(codec: str | None = None, level: int | None = None,
@@ -262,7 +282,9 @@ class Task:
 #: Every task by its name, in the order in which people see them.
 TASKS = {row.name: row for row in (
     Task('account', _account, interval=60, is_routine=True),
-    Task('collect', _collect, {'dry_run': bool}, interval='collect_interval',
+    Task('collect', _collect,
+         {'dry_run': bool, 'by_partition': bool, 'processes': int},
+         _check_collect, interval='collect_interval',
          rate='collect_rate_mib', counts_first=True, is_told=True),
     Task('merge', _merge, {'dry_run': bool}, interval='merge_interval',
          rate='merge_rate_mib', counts_first=True, is_told=True,

@@ -8,6 +8,7 @@ import os
 from cliff import lister
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import hostlist
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
 from glance_dedup.cli import common
@@ -101,7 +102,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
         return job.Settings(
             ranks=parsed_args.local, hosts=(
                 () if parsed_args.hosts is None
-                else job.read_hosts(parsed_args.hosts)),
+                else hostlist.read(parsed_args.hosts)),
             state=os.path.abspath(parsed_args.state),
             spool=os.path.abspath(parsed_args.spool),
             scratch=os.path.abspath(parsed_args.scratch),

@@ -17,6 +17,7 @@ from cliff import show
 from oslo_config import cfg
 
 from dedupd.tasks import registry
+from glance_dedup.base import hostlist
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
@@ -299,6 +300,47 @@ def _column(name: str, value):
     return value
 
 
+def _add_counters(parser):
+    """The options that say where to count."""
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        '--local', type=int, metavar='N', dest='processes',
+        help='Count by N processes on this host, at most '
+        f'{counting.MOST}. Each takes 35 MB of memory; the disk of TMPDIR, or '
+        "of /var/tmp, needs as many bytes as the images' recipes. Default: "
+        'one.')
+    where.add_argument(
+        '--hosts', metavar='FILE',
+        help='Count by one process on each of the hosts in this file, one on '
+        'each line. They are reached by ssh, and have the repository under '
+        'the same path. No daemon may run.')
+
+
+def _counters(command, parsed_args) -> dict:
+    """The task's arguments that say where to count.
+
+    :raises UsageError: too many are to count, or a daemon would have to
+    """
+    number = parsed_args.processes
+    if number is not None:
+        if not 1 <= number <= counting.MOST:
+            raise common.UsageError(
+                f'--local {number} is not from 1 to {counting.MOST}')
+        return {'processes': number}
+    if parsed_args.hosts is None:
+        return {}
+    hosts = hostlist.read(parsed_args.hosts)
+    if len(hosts) > counting.MOST:
+        raise common.UsageError(
+            f'{parsed_args.hosts} names {len(hosts)} hosts: at most '
+            f'{counting.MOST} can count')
+    if command.need_daemon_or_repository() is not None:
+        raise common.UsageError(
+            'the daemon maintains this repository, and starts no process on '
+            'other hosts: stop it, or use --local')
+    return {'hosts': hosts}
+
+
 class Collect(TaskCommand):
     """Free the blocks that no image uses any more.
 
@@ -309,6 +351,27 @@ class Collect(TaskCommand):
     task = 'collect'
     what = 'collecting'
     unit = 'group'
+
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
+        _add_counters(parser)
+        parser.add_argument(
+            '--by-partition', action='store_true',
+            help='First count again how often recipes name each block. '
+            "Nothing is freed before the catalog's counts are the same; a "
+            'catalog with a wrong count is rebuilt.')
+
+    def take_action(self, parsed_args):
+        arguments = _counters(self, parsed_args)
+        if parsed_args.by_partition:
+            if parsed_args.dry_run:
+                raise common.UsageError(
+                    '--by-partition compares nothing with --dry-run')
+            arguments['by_partition'] = True
+        elif arguments:
+            raise common.UsageError(
+                '--local and --hosts are only for --by-partition')
+        return self._run_task(dry_run=parsed_args.dry_run, **arguments)
 
 
 class Merge(TaskCommand):
@@ -418,18 +481,10 @@ class RebuildCatalog(TaskCommand):
 
     def add_arguments(self, parser):
         super().add_arguments(parser)
-        parser.add_argument(
-            '--local', type=int, metavar='N', dest='processes', default=1,
-            help='Count by N processes on this host, at most 64. Each takes '
-            '35 MB of memory; the disk of TMPDIR, or of /var/tmp, needs as '
-            "many bytes as the images' recipes. Default: one.")
+        _add_counters(parser)
 
     def take_action(self, parsed_args):
-        if not 1 <= parsed_args.processes <= counting.MOST:
-            raise common.UsageError(
-                f'--local {parsed_args.processes} is not from 1 to '
-                f'{counting.MOST}')
-        return super().take_action(parsed_args)
+        return self._run_task(**_counters(self, parsed_args))
 
     def _judged(self, result):
         return common.shown({'rebuilt': True, **result})

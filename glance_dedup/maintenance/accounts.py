@@ -235,6 +235,14 @@ class Accounts(database.Database):
         self.set_group(batch, group, used=facts['used'] + records.CHUNK_SLOTS
                        - addresses.unpack(counts).count(0))
 
+    def chunk(self, group: int, chunk: int) -> bytes:
+        """The counts of :data:`records.CHUNK_SLOTS` slots of a group."""
+        return self._counts(records.counts_key(group, chunk), None)
+
+    def chunks(self) -> int:
+        """How many chunks have a count above zero."""
+        return sum(1 for _ in self._items(records.COUNTS, values=False))
+
     def discount(self, batch: database.Batch, runs: bytes) -> int:
         """Take runs off the counts in a batch that is never written.
 

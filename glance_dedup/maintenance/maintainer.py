@@ -25,6 +25,7 @@ from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import counter
 from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import fence as fence_module
@@ -254,14 +255,15 @@ class Maintainer(closing.Closing):
     # -- rebuilding the catalog (N2.3) ------------------------------------
 
     def rebuild(self, progress: Progress | None = None,
-                why: str | None = None, processes: int = 1) -> None:
+                why: str | None = None, hosts: tuple[str, ...] = ()) -> None:
         """Rebuild the catalog.
 
         A bad catalog is set aside. If the rebuild fails or is killed, the next
         start, or task, begins it again (N2.4).
 
         :param why: what is wrong with the old catalog, in words; None: nothing
-        :param processes: how many count; if they fail, this one counts alone
+        :param hosts: a process on each counts; '' is this host. If they fail,
+            or if there are none, this process counts alone
         :raises LostLocks: it is another maintainer's
         """
         self._confirm_lock()
@@ -271,11 +273,11 @@ class Maintainer(closing.Closing):
                 os.path.lexists(self._path(_CATALOG))
                 else f'{why}; the catalog was rebuilt')
         self.reserve.with_room(
-            lambda: self._rebuild(progress, why is not None, processes))
+            lambda: self._rebuild(progress, why is not None, hosts))
         self.reserve.keep()
 
     def _rebuild(self, progress: Progress | None, set_aside: bool,
-                 processes: int) -> None:
+                 hosts: tuple[str, ...]) -> None:
         sequence, kept = self._clear_away(set_aside)
         self.unreadable.clear()
         self._fence.doubt()
@@ -284,15 +286,15 @@ class Maintainer(closing.Closing):
         self._catalog = catalog
         catalog.write(kept)
         images = self.recipes.images()
-        if processes > 1 and len(images) > 1:
+        if hosts and len(images) > 1:
             try:
                 counting.Counting(
                     catalog, self.engine, self.unreadable, BATCH_BYTES,
-                    progress).run(self.repository.path, images, processes)
-            except counting.Broken as e:
+                    progress).run(self.repository, images, hosts)
+            except counter.Broken as e:
                 self.warnings.append(
                     f'{e}; so the catalog was rebuilt by one process')
-                self._rebuild(progress, False, 1)
+                self._rebuild(progress, False, ())
                 return
         else:
             self._count(images, progress, unfinished=True)
@@ -396,20 +398,22 @@ class Maintainer(closing.Closing):
         self.unreadable.note_counted(image_id)
 
     def guard(self, work: Callable[[], _Result],
-              progress: Progress | None = None) -> _Result:
+              progress: Progress | None = None,
+              hosts: tuple[str, ...] = ()) -> _Result:
         """Do `work`. If the catalog is bad, rebuild it and do `work` again.
 
         Every task runs its work through this method.
 
+        :param hosts: as for :meth:`rebuild`
         :raises LostLocks: this process is not the maintainer any more
         """
         self.confirm()
         if self._catalog is None or not self._catalog.valid:
-            self.rebuild(progress)
+            self.rebuild(progress, hosts=hosts)
         try:
             return work()
         except database.CatalogError as e:
-            self.rebuild(progress, str(e))
+            self.rebuild(progress, str(e), hosts)
             return work()
 
     def scrub_state(self) -> dict[str, Any]:

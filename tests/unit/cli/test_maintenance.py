@@ -276,6 +276,30 @@ def test_rebuild_catalog(either):
     repositories.need_clean(either.path)
 
 
+def test_collect_by_partition(either):
+    assert either('image', 'delete', 'c').status == 0
+    for words, why in (
+            (['--local', '2'], 'only for --by-partition'),
+            (['--by-partition', '--dry-run'], 'compares nothing'),
+            (['--by-partition', '--local', '65'], 'not from 1 to 64'),
+            (['--by-partition', '--hosts', '/nowhere'], 'cannot read')):
+        result = either('collect', *words)
+        assert result.status == 2 and why in result.err, result.err
+    result = either('collect', '--by-partition', '--local', '2', '-f', 'json')
+    assert result.status == 0 and not result.err
+    assert result.json()['freed_blocks'] > 0
+    repositories.need_clean(either.path)
+
+
+def test_a_daemon_reaches_no_other_hosts(filled, daemon, tmp_path):
+    hosts = tmp_path / 'hosts'
+    hosts.write_text('localhost\n')
+    for words in (['collect', '--by-partition'],
+                  ['repository', 'rebuild-catalog']):
+        result = filled(*words, '--hosts', str(hosts))
+        assert result.status == 2 and 'stop it, or use --local' in result.err
+
+
 def test_what_is_not_known_of_damage(filled):
     """No daemon, and no catalog yet."""
     rows = filled('image', 'list', '-f', 'json').json()

@@ -15,6 +15,7 @@ import pytest
 
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import counter
 from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import records
 from tests.support import maintenance
@@ -24,6 +25,7 @@ from tests.unit.repository import format_writer as writer
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
 GROUPS = addresses.GROUP_SLOTS
+TWO = counting.local(2)
 
 
 # -- adding up ----------------------------------------------------------------
@@ -47,7 +49,7 @@ def test_sums(pieces, most):
         for i in range(blocks))
     found = collections.Counter()
     keys = []
-    for (group, chunk), counts in counting.summed(
+    for (group, chunk), counts in counter.summed(
             lambda: map(packed, pieces), most):
         keys.append((group, chunk))
         found.update({
@@ -60,8 +62,8 @@ def test_sums(pieces, most):
 @pytest.mark.parametrize('groups, partitions', [
     (0, 1), (1, 1), (128, 1), (129, 2), (8192, 64), (1 << 24, 256)])
 def test_partitions(groups, partitions):
-    assert counting.partitions_for(groups) == partitions
-    found = {counting.partition_of(group, partitions)
+    assert counter.partitions_for(groups) == partitions
+    found = {counter.partition_of(group, partitions)
              for group in range(1, min(groups, 40000) + 1)}
     assert found <= set(range(partitions))
 
@@ -70,21 +72,21 @@ def test_partitions(groups, partitions):
 
 @pytest.fixture
 def small_partitions(monkeypatch):
-    monkeypatch.setattr(counting, '_GROUPS', 1)
+    monkeypatch.setattr(counter, '_GROUPS', 1)
 
 
-def test_each_group_is_in_one_partition(tmp_path, small_partitions):
+def test_each_group_is_in_one_partition(small_partitions):
     runs = [(group, slot, 1) for slot in range(50) for group in (1, 2, 2, 6)]
-    files = [os.open(tmp_path / str(part), os.O_RDWR | os.O_CREAT
-                     | os.O_APPEND) for part in range(3)]
-    buffers = counting._Buffers(files)
+    found = [b''] * 3
+
+    def write(part, more):
+        found[part] += more
+    buffers = counter.Buffers(3, write)
     for begin in range(0, len(runs), 9):
         buffers.add(packed(runs[begin:begin + 9]))
     buffers.flush()
-    for part, file in enumerate(files):
-        found = b''.join(counting._pieces(file))
-        os.close(file)
-        assert list(addresses.runs_in(found)) == [
+    for part in range(3):
+        assert list(addresses.runs_in(found[part])) == [
             run for run in runs if run[0] % 3 == part]
 
 
@@ -118,7 +120,8 @@ def test_the_same_catalog(repo, maintainer, processes, small_partitions):
     expected = contents(maintainer)
     assert len(expected) > 13 and len(maintainer.engine.groups()) > 3
     told = []
-    maintainer.rebuild(lambda *step: told.append(step), processes=processes)
+    maintainer.rebuild(lambda *step: told.append(step),
+                       hosts=counting.local(processes))
     assert contents(maintainer) == expected and not maintainer.warnings
     assert maintainer.catalog.valid
     assert {what for _, _, what in told} == {
@@ -147,7 +150,7 @@ def test_large_recipes(repo, maintainer, monkeypatch):
                         1 << 13)
     put(repo, 'large', maintenance.scattered(*range(4)))
     put(repo, 'other', maintenance.scattered(2, 5))
-    maintainer.rebuild(processes=2)
+    maintainer.rebuild(hosts=TWO)
     assert not maintainer.warnings
     need_settled(maintainer)
     repo.delete('large')
@@ -165,7 +168,7 @@ def test_unreadable_recipes(path, repo, maintainer, at):
     maintainer.rebuild()
     expected = contents(maintainer), maintainer.unreadable.reasons()
     assert len(expected[1]) == 1
-    maintainer.rebuild(processes=2)
+    maintainer.rebuild(hosts=TWO)
     assert (contents(maintainer), maintainer.unreadable.reasons()) == expected
     assert not maintainer.warnings
 
@@ -184,7 +187,7 @@ def test_images_that_go_meanwhile(repo, maintainer, monkeypatch):
         put(repo, 'image-05', maintenance.content(99))
         return found
     monkeypatch.setattr(maintainer.recipes, 'images', images)
-    maintainer.rebuild(processes=2)
+    maintainer.rebuild(hosts=TWO)
     monkeypatch.undo()
     need_settled(maintainer)
 
@@ -209,7 +212,7 @@ def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
         if what == when and not done:
             for number in killed:
                 children[number].kill()
-    maintainer.rebuild(progress, processes=2)
+    maintainer.rebuild(progress, hosts=TWO)
     assert 'rebuilt by one process' in maintainer.warnings[-1]
     assert contents(maintainer) == expected and maintainer.catalog.valid
     assert all(child.returncode is not None for child in children)
@@ -225,7 +228,7 @@ def test_two_files_of_one_transaction(path, repo, maintainer):
     (path / 'images' / 'image-99').write_bytes(forged)
     maintainer.rebuild()
     expected = contents(maintainer), maintainer.unreadable.reasons()
-    maintainer.rebuild(processes=2)
+    maintainer.rebuild(hosts=TWO)
     assert (contents(maintainer), maintainer.unreadable.reasons()) == expected
     assert 'is a copy of another recipe file' in maintainer.warnings[-1]
 
@@ -234,8 +237,8 @@ def test_two_files_of_one_transaction(path, repo, maintainer):
 def test_no_disk_for_the_partitions(repo, maintainer, monkeypatch, directory):
     fill(repo)
     monkeypatch.setenv('TMPDIR', directory)
-    maintainer.rebuild(processes=2)
-    assert 'cannot be started' in maintainer.warnings[-1]
+    maintainer.rebuild(hosts=TWO)
+    assert 'processes cannot count' in maintainer.warnings[-1]
     need_settled(maintainer)
 
 
@@ -244,7 +247,7 @@ def test_a_full_disk(repo, maintainer, monkeypatch):
     monkeypatch.setattr(
         counting.tempfile, 'TemporaryFile',
         lambda *args, **kwargs: open('/dev/full', 'ab', buffering=0))
-    maintainer.rebuild(processes=2)
+    maintainer.rebuild(hosts=TWO)
     assert 'No space left on device' in maintainer.warnings[-1]
     need_settled(maintainer)
 
@@ -256,7 +259,7 @@ def test_it_can_be_stopped(repo, maintainer):
     pace = task.Pace()
     pace.stop()
     with pytest.raises(task.Stopped):
-        maintainer.rebuild(pace.step, processes=2)
+        maintainer.rebuild(pace.step, hosts=TWO)
     assert not maintainer.catalog.valid
     assert children() <= before
     maintainer.guard(lambda: None)
@@ -266,9 +269,9 @@ def test_it_can_be_stopped(repo, maintainer):
 def test_workers_end_with_the_maintainer(repo):
     """They find the socket closed."""
     before = children()
-    workers = counting.Workers(repo.path, 2, 1)
-    for peer in workers._peers:
-        peer.close()
+    workers = counting.Workers(repo, TWO, 1)
+    for worker in workers._workers:
+        worker.peer.close()
     pids = children() - before
     assert len(pids) == 2
     end = time.monotonic() + 60

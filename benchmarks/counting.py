@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What it takes to compute the catalog's counts, by one process and several.
+
+Run it from a checkout in which the extension is built::
+
+    python benchmarks/counting.py [--images 300] [--runs 10000] [--dir DIR]
+
+The repository has many recipes and few bytes: each image is a copy of one of
+eight, whose blocks of 512 bytes lie apart, so that each block is a run. Rounds
+alternate between
+
+* rebuilding the catalog: in this process, and by one and two counters;
+* a collection that finds nothing to free: as usual, and by partitions with one
+  and two counters.
+
+The table has the medians of wall and processor time, counters included, and
+the largest proportional set size (PSS) that a counter was seen to have.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+import threading
+from typing import Any
+from typing import NamedTuple
+
+import common
+
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from glance_dedup.base import task
+from glance_dedup.maintenance import counter
+from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+
+BLOCK = 512
+BASES = 8
+
+
+class Step(NamedTuple):
+    """What is measured: a row of the table."""
+
+    name: str
+    rebuilds: bool
+    counters: int
+
+
+STEPS = (
+    Step('rebuild, sequential', True, 0), Step('rebuild, 1 counter', True, 1),
+    Step('rebuild, 2 counters', True, 2), Step('collection', False, 0),
+    Step('by partitions, 1 counter', False, 1),
+    Step('by partitions, 2 counters', False, 2))
+
+
+def fill(repo: repository.Repository, images: int, runs: int) -> None:
+    """Store the images."""
+    for base in range(BASES):
+        with repo.begin(f'base-{base}') as transaction:
+            for _ in range(runs):
+                transaction.write(os.urandom(BLOCK) + bytes(BLOCK))
+            transaction.commit()
+    for number in range(images - BASES):
+        with repo.open_image(f'base-{number % BASES}') as source:
+            repo.copy(source, f'copy-{number}')
+
+
+class Watch:
+    """The largest PSS of a counter, while this is open."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.2):
+            with open(f'/proc/self/task/{os.getpid()}/children') as f:
+                children = f.read().split()
+            for pid in children:
+                with contextlib.suppress(OSError):
+                    with open(f'/proc/{pid}/cmdline') as f:
+                        counts = counter.__name__ in f.read()
+                    if counts:
+                        self.bytes = max(self.bytes,
+                                         common.memory(pid).proportional)
+
+
+def run(maintainer: maintainer_module.Maintainer, step: Step) -> Any:
+    """Do one step."""
+    hosts = counting.local(step.counters)
+    if step.rebuilds:
+        maintainer.rebuild(hosts=hosts)
+    else:
+        result = collector.run_once(maintainer, task.Pace(), hosts=hosts)
+        if result.refused or result.freed_blocks:
+            raise SystemExit(f'this is not what was to be measured: {result}')
+    if maintainer.warnings:
+        raise SystemExit(f'it went wrong: {maintainer.warnings}')
+
+
+def measure(repo: repository.Repository, rounds: int) -> None:
+    """Print the table."""
+    spent: dict[str, list[common.Spent]] = {step.name: [] for step in STEPS}
+    most = dict.fromkeys(spent, 0)
+    with maintainer_module.Maintainer(repo) as maintainer:
+        accounting.run_once(maintainer, task.Pace())
+        collector.run_once(maintainer, task.Pace())
+        for _ in range(rounds):
+            for step in STEPS:
+                with contextlib.closing(Watch()) as watch:
+                    spent[step.name].append(common.timed(
+                        run, maintainer, step))
+                most[step.name] = max(most[step.name], watch.bytes)
+    print(f'{"":28}{"wall, s":>9}{"CPU, s":>9}{"PSS, MiB":>10}')
+    for name, times in spent.items():
+        print(f'{name:28}{statistics.median(t.wall for t in times):9.2f}'
+              f'{statistics.median(t.cpu for t in times):9.2f}'
+              f'{most[name] / common.MIB:10.1f}')
+
+
+def main() -> None:
+    """Measure what the command line says."""
+    parser = argparse.ArgumentParser(
+        description='What it takes to compute the counts.')
+    parser.add_argument('--images', type=int, default=300,
+                        help='how many (default: %(default)s)')
+    parser.add_argument('--runs', type=int, default=10000,
+                        help='of each image (default: %(default)s)')
+    parser.add_argument('--rounds', type=int, default=3,
+                        help='(default: %(default)s)')
+    common.add_directory(parser)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+        path = os.path.join(os.path.abspath(d), 'repository')
+        repository.Repository.create(path, block_size=BLOCK,
+                                     group_slots=32768)
+        with repository.Repository(path, codec='none', filter_mib=1,
+                                   filter_dir=os.path.abspath(d)) as repo:
+            fill(repo, args.images, args.runs)
+            measure(repo, args.rounds)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Compares the catalog's counts with the recipes (``batch.rst``).
+
+The maintainer has settled the spool, and settles nothing meanwhile. So the
+counted recipes are those of the ledger, and the counted pages of recipes that
+are begun. Each is in ``images/`` or, if it was deleted, in the spool, since
+only the maintainer removes what a deleter put there (N9.3).
+"""
+
+import collections
+import contextlib
+
+from glance_dedup.base import exceptions
+from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import counter
+from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import database
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import records
+
+# A counter that got so high stays there.
+_MOST_COUNT = 2**32 - 1
+
+
+class Unknown(Exception):
+    """The counts cannot be computed, so nothing may be freed."""
+
+
+def compare(maintainer: maintainer_module.Maintainer,
+            progress: counting.Progress | None,
+            hosts: tuple[str, ...]) -> None:
+    """Compare all counts. If processes fail, one of this host counts alone.
+
+    REQUIRES: the spool was settled.
+
+    :param hosts: a process on each counts; '' is this host
+    :raises CatalogError: the catalog has a wrong count
+    :raises Unknown: a counted recipe is lost or cannot be read, or no process
+        can count
+    :raises LostLocks: another maintainer may have changed the catalog
+    """
+    try:
+        _Comparison(maintainer).run(progress, hosts)
+    except counter.Broken as e:
+        maintainer.warnings.append(f'{e}; so one process counts again')
+        try:
+            _Comparison(maintainer).run(progress, counting.local(1))
+        except counter.Broken as again:
+            raise Unknown(
+                f'the counts cannot be compared: {again}') from again
+
+
+class _Comparison:
+    def __init__(self, maintainer: maintainer_module.Maintainer) -> None:
+        self._maintainer = maintainer
+        self._catalog = maintainer.catalog
+        self._chunks = 0
+        self._used: collections.Counter[int] = collections.Counter()
+
+    def run(self, progress: counting.Progress | None,
+            hosts: tuple[str, ...]) -> None:
+        maintainer = self._maintainer
+        wanted: list[counting.Wanted] = [
+            (facts['image_id'], txid.hex())
+            for txid, facts in self._catalog.ledger()]
+        partitions = counter.partitions_for(len(maintainer.engine.groups()))
+        try:
+            with contextlib.closing(counting.Workers(
+                    maintainer.repository, hosts, partitions)) as workers:
+                counting.count(workers, wanted, self._note, self._look_again,
+                               self._take, progress)
+        except OSError as e:
+            raise counter.Broken(f'processes cannot count: {e}') from e
+        self._need_no_more()
+
+    def _note(self, host: str, wanted: counting.Wanted, said: list) -> None:
+        if said[0] != 'counted':
+            raise Unknown(
+                f'image {wanted[0]} cannot be read on host {host}, so its '
+                f'counts cannot be compared: {said[-1]}. Collect without '
+                '--by-partition, or put the file back')
+
+    def _look_again(self, gone: list[counting.Wanted],
+                    buffers: counter.Buffers) -> None:
+        """Spread what was not in images/, and what is begun.
+
+        First images/, then the spool: a deleter puts the recipe into the one
+        before it takes it out of the other.
+        """
+        engine = self._maintainer.engine
+        left: dict[bytes, tuple[str, int | None]] = {
+            txid: (image_id, self._catalog.begun(txid))
+            for txid, image_id in self._catalog.all_begun()}
+        for wanted in gone:
+            said = counter.spread(engine, *wanted, buffers)
+            if said == ['gone']:
+                image_id, txid = wanted
+                left[bytes.fromhex(txid or '')] = image_id, None
+            else:
+                self._note('', wanted, said)
+        for name in engine.spool():
+            self._look_at_entry(name, left, buffers)
+        if left:
+            txid_, (image_id, _) = min(left.items())
+            raise Unknown(
+                f'the recipe {txid_.hex()} of image {image_id} is counted, '
+                'and is neither in images/ nor in the spool, though it was '
+                'not deleted: put it back')
+
+    def _look_at_entry(self, name: str,
+                       left: dict[bytes, tuple[str, int | None]],
+                       buffers: counter.Buffers) -> None:
+        with contextlib.suppress(exceptions.ImageNotFound,
+                                 *exceptions.UNREADABLE):
+            with contextlib.closing(
+                    self._maintainer.engine.open_entry(name)) as recipe:
+                if not recipe.complete:
+                    return
+                txid = recipe.header()['transaction_id']
+                if txid in left:
+                    pages = left[txid][1]
+                    counter.spread_pages(
+                        recipe, recipe.pages if pages is None else pages,
+                        buffers)
+                    del left[txid]
+
+    def _take(self, key: counter.Chunk, counts: bytes) -> None:
+        """Compare a chunk that recipes name."""
+        self._chunks += 1
+        self._used[key[0]] += records.CHUNK_SLOTS - addresses.unpack(
+            counts).count(0)
+        known = self._catalog.chunk(*key)
+        if known == counts:
+            return
+        for slot, (wrong, right) in enumerate(zip(
+                addresses.unpack(known), addresses.unpack(counts))):
+            if wrong not in (right, _MOST_COUNT):
+                self._differ(
+                    f'{wrong} recipes name the block of group {key[0]} in '
+                    f'slot {key[1] * records.CHUNK_SLOTS + slot}, not {right}')
+
+    def _need_no_more(self) -> None:
+        """What no recipe names has no counts; and groups have the sums."""
+        more = self._catalog.chunks() - self._chunks
+        if more:
+            self._differ(f'recipes name blocks in {more} more pieces of '
+                         f'{records.CHUNK_SLOTS} slots than they do')
+        for number, facts in self._catalog.groups():
+            if facts['used'] != self._used[number]:
+                self._differ(
+                    f'{facts["used"]} blocks of group {number} are used, not '
+                    f'{self._used[number]}')
+
+    def _differ(self, how: str) -> None:
+        # What another maintainer changed meanwhile is no contradiction.
+        self._maintainer.confirm()
+        raise database.CatalogError(
+            f'the catalog {self._catalog.path} is wrong: it says that {how}')
