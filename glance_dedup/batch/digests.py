@@ -16,7 +16,8 @@ The last page is filled up with zeros. A digest is valid if and only if (1) the
 head is whole and names what it should, (2) the file has exactly the pages for
 the size, and (3) its page has the key of the head. So a page of an older file,
 of another source, or with one false bit says nothing, and its segments are
-read. A user who can write to the state directory can forge all of this: it is as secret, and as safe, as the repository.
+read. A user who can write to the state directory can forge all of this: it is
+as secret, and as safe, as the repository.
 
 Reading and writing hold one page, whatever the size. The digests of a disk of
 1 TiB have 16 MiB. The new file is written beside the scan, with the name
