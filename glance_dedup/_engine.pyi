@@ -144,9 +144,12 @@ class Transaction:
         likewise. Returns how many bytes had to be read and stored."""
     def add_zeros(self, length: int) -> None:
         """Append zeros; at a block's boundary, likewise."""
-    def keep(self) -> None:
+    def keep(self) -> tuple[int, int]:
         """Make a sync point: what was stored so far stays, and is found by
-        the next transaction, though this one be aborted."""
+        the next transaction, though this one be aborted. Returns the plain
+        bytes that were stored so far, and what they take on the disk."""
+    def credit(self, new_bytes: int, stored_bytes: int) -> None:
+        """Count these bytes as stored for this image, too."""
 
 class Image:
     def header(self) -> dict[str, Any]: ...

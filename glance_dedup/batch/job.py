@@ -23,6 +23,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
+from glance_dedup.batch import ranks as ranks_module
 from glance_dedup.batch import rounds
 from glance_dedup.batch import spool
 from glance_dedup.batch import volumes
@@ -30,8 +31,6 @@ from glance_dedup.repository import repository as repository_module
 
 #: How often a round is run, if it breaks.
 ATTEMPTS = 3
-# Seconds without a word from any rank, which gives up earlier by itself.
-_SILENCE = 1800.0
 _END_SECONDS = 30.0
 # What a round without any disk takes, seconds, and how fast a host reads.
 _OVERHEAD = 5.0
@@ -100,6 +99,9 @@ class Settings:
     """Of the total time in a plan's cost (``rounds.py``)."""
     project: str = ''
     scope: bytes = bytes(16)
+    silence: float = ranks_module.SILENCE
+    """Seconds without a word from other ranks, after which a rank gives up,
+    and the round is run again."""
 
 
 class Job:
@@ -107,6 +109,8 @@ class Job:
 
     :param progress: called with what is done, the total, and words for it
     :raises InvalidParameter: MPI is not installed
+
+    :ivar notices: sentences on what the operator should know
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -118,6 +122,7 @@ class Job:
         self._progress = progress
         self._identities: dict[str, dict[str, str]] = {}
         self._results: dict[str, Result] = {}
+        self.notices: list[str] = []
 
     def plan(self, sources: list[Source]) -> rounds.Plan:
         """Find out where the sources are, and which go together."""
@@ -189,9 +194,16 @@ class Job:
 
     def _run_round(self, sources: list[dict[str, Any]], words: str) -> None:
         left = {source['name']: source for source in sources}
-        total = 3 * sum(source['size'] for source in sources)
-        why = ''
-        for attempt in range(ATTEMPTS):
+        try:
+            self._attempt_round(left, words)
+        finally:
+            if left:
+                self._tidy(left)
+
+    def _attempt_round(self, left: dict[str, dict[str, Any]], words: str
+                       ) -> None:
+        total = 3 * sum(source['size'] for source in left.values())
+        for attempt in range(1, ATTEMPTS + 1):
             watch = Watch(self._results, self._identities, left, total,
                           lambda done, stage: self._progress(
                               done, total, f'{words}: {stage}'))
@@ -203,12 +215,27 @@ class Job:
                     watch.note)
                 return
             except Broken as e:
+                self._note(f'{words} broke, time {attempt} of {ATTEMPTS}: {e}')
                 why = str(e)
             if not left:
                 return
         for name in left:
             self._results[name] = Result(
                 name, note=f'the round broke {ATTEMPTS} times: {why}')
+
+    def _tidy(self, left: dict[str, dict[str, Any]]) -> None:
+        """End what sources have left that were given up (B6)."""
+        try:
+            self._run_ranks({'do': 'tidy', 'sources': list(left.values()),
+                             'identities': self._identities},
+                            lambda event: None)
+        except Broken as e:
+            self._note('what was left of the round could not be removed, and '
+                       f'the next run does it: {e}')
+
+    def _note(self, text: str) -> None:
+        if text not in self.notices:
+            self.notices.append(text)
 
     def _partitions(self, sources: Any) -> int:
         """How many each rank has, so that one fits into memory."""
@@ -236,14 +263,16 @@ class Job:
             'views': settings.views, 'libvirt': settings.libvirt,
             'backing': settings.backing,
             'project': settings.project, 'scope': settings.scope.hex(),
-            'time': self._time.isoformat()}
+            'time': self._time.isoformat(), 'silence': settings.silence}
         errors: list[str] = []
         with ranks_running(settings) as process:
             process.stdin.write(json.dumps(order).encode() + b'\n')
             process.stdin.flush()
-            for event in _events(process):
+            for event in _events(process, 2 * settings.silence):
                 if event['event'] == 'broken':
                     errors.append(f'{event["host"]}: {event["error"]}')
+                elif event['event'] == 'notice':
+                    self._note(event['text'])
                 else:
                     note(event)
             status = process.wait(_END_SECONDS)
@@ -334,17 +363,18 @@ def ranks_running(settings: Settings) -> Iterator[Any]:
             process.stdout.close()
 
 
-def _events(process: Any) -> Iterator[dict[str, Any]]:
+def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
     """What the ranks tell, until all have ended.
 
+    :param silence: seconds; the ranks give up earlier by themselves
     :raises Broken: nothing came for a long time
     """
     rest = b''
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
-            if not selector.select(_SILENCE):
-                raise Broken(f'no rank said anything for {_SILENCE:.0f} s')
+            if not selector.select(silence):
+                raise Broken(f'no rank said anything for {silence:.0f} s')
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
                 return

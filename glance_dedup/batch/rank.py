@@ -16,8 +16,10 @@ import contextlib
 import datetime
 import hashlib
 import json
+import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -35,6 +37,8 @@ from glance_dedup.batch import views
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 
+# By its name, since the module runs as '__main__'.
+_LOG = logging.getLogger('glance_dedup.batch.rank')
 # Seconds between two lines on the progress of a stage.
 _PROGRESS = 1.0
 _FAILED = 3
@@ -45,6 +49,19 @@ def tell(rank: int, event: str, **facts: Any) -> None:
     """Write a line for the job."""
     line = json.dumps({'event': event, 'rank': rank, **facts}) + '\n'
     os.write(1, line.encode())
+
+
+class _Notices(logging.Handler):
+    """Tells the job what this process warns of."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(logging.WARNING)
+        self._rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell of a warning."""
+        tell(self._rank, 'notice', text=f'{os.uname().nodename}: '
+             f'{record.getMessage()}')
 
 
 class Rank:
@@ -71,9 +88,26 @@ class Rank:
             if self._order['do'] == 'look':
                 self._look()
                 return
+            if self._order['do'] == 'tidy':
+                self._tidy()
+                return
             for source in self._own_sources():
                 self._open(source)
             self._run_stages()
+
+    def _tidy(self) -> None:
+        """End the views of sources that were given up; remove spools (B6)."""
+        for source in self._own_sources():
+            with contextlib.suppress(exceptions.RepositoryError):
+                for view in self._views_of(source):
+                    view.close()
+        spool_module.remove_dead(self._spools, None)
+
+    @property
+    def _spools(self) -> str:
+        """Where this repository's spools lie on this host."""
+        return os.path.join(self._order['spool'],
+                            self._repository.repository_id)
 
     def _look(self) -> None:
         """Tell which sources are on this host: one rank for all on it."""
@@ -209,19 +243,22 @@ class Rank:
                 tell(self._ranks.rank, 'failed', name=task.view.name,
                      source=task.source, error=task.error)
         self._spool.remove()
-        tell(self._ranks.rank, 'ended', unread=round_.unread)
 
     def _make_round(self) -> stages.Round:
         order = self._order
+        # Clean segments are those of one base, so another one is another
+        # round (B4). Another run is, too: see "Runs that are killed".
         facts = self._ranks.agree([
-            [task.view.name, task.view.identity, task.view.size]
-            for task in self._tasks])
+            [task.view.name, task.view.identity, task.view.size,
+             task.view.base] for task in self._tasks])
         key = hashlib.sha256(json.dumps(
-            [facts, order['partitions'], order['scope']]).encode()).hexdigest()
-        place = os.path.join(order['spool'], self._repository.repository_id)
-        spool_module.remove_dead(place, key[:16])
+            [facts, order['partitions'], order['scope'], order['time']]
+        ).encode()).hexdigest()
+        for path in spool_module.remove_dead(self._spools, key[:16]):
+            _LOG.warning('removed %s: a round that was not completed left it',
+                         path)
         self._spool = self._stack.enter_context(spool_module.Spool(
-            os.path.join(place, f'{key[:16]}-{self._ranks.rank}')))
+            os.path.join(self._spools, f'{key[:16]}-{self._ranks.rank}')))
         return stages.Round(
             self._repository, self._ranks, self._spool, self._tasks,
             order['partitions'], order['project'],
@@ -269,7 +306,7 @@ class Rank:
             note = str(e)
         tell(self._ranks.rank, 'backup', name=task.view.name,
              source=task.source, backup_id=stat.image_id, size=stat.size,
-             read=task.read, stored=task.stored, zeros=stat.zero_bytes,
+             read=task.read, stored=stat.new_bytes, zeros=stat.zero_bytes,
              note=note,
              clean=sum(task.clean))
 
@@ -284,16 +321,28 @@ def _need_same_software(ranks: ranks_module.Ranks) -> None:
             + '. Install one version on all')
 
 
+def _end_with_job() -> None:
+    """End all ranks when the job has died: its end of the pipe is closed."""
+    while os.read(0, 1):
+        pass
+    os._exit(_FAILED)   # so mpiexec ends the others
+
+
 def main() -> int:
     """Run one rank."""
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
     ranks = ranks_module.Ranks(comm)
+    logging.getLogger('glance_dedup').addHandler(_Notices(ranks.rank))
     try:
-        order = (json.loads(sys.stdin.readline()) if ranks.rank == 0
-                 else None)
+        order = None
+        if ranks.rank == 0:
+            order = json.loads(sys.stdin.readline())
+            threading.Thread(target=_end_with_job, daemon=True).start()
         _need_same_software(ranks)
-        Rank(ranks, ranks.agree(order)[0]).run()
+        order = ranks.agree(order)[0]
+        ranks.limit = order['silence']
+        Rank(ranks, order).run()
     except BaseException as e:
         # The other ranks wait for this one, so all have to end.
         expected = isinstance(e, (exceptions.RepositoryError, OSError))

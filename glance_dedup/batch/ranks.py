@@ -26,12 +26,13 @@ BUFFER = 5000 * 13
 _HEAD = struct.Struct('<8sQQ')
 _END = b'end'
 
+#: Seconds without a word from other ranks, after which a rank gives up.
+SILENCE = 900.0
+
 # Seconds between two looks at what has come, while nothing is to be done: more
 # and more, so that a rank that waits long costs its host nothing.
 _PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
-# Seconds without any message from a rank for which this rank waits.
-_LIMIT = 900.0
 
 
 class BrokenMessage(exceptions.RepositoryError):
@@ -65,18 +66,18 @@ class Ranks:
     """This rank among the others.
 
     :param comm: MPI's communicator of all ranks
-    :param limit: seconds without any message, while this rank waits for one,
-        after which it gives up
 
     :ivar rank: this rank's number, from 0
     :ivar size: how many ranks there are
+    :ivar limit: seconds without any message, while this rank waits for one,
+        after which it gives up
     """
 
-    def __init__(self, comm: Any, limit: float = _LIMIT) -> None:
+    def __init__(self, comm: Any) -> None:
         from mpi4py import MPI  # only in a process that mpiexec started
         self._mpi = MPI
         self._comm = comm
-        self._limit = limit
+        self.limit = SILENCE
         self._tag = 0
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
@@ -92,7 +93,7 @@ class Ranks:
         """
         self._tag = self._tag % 1000 + 1
         return Exchange(self._mpi, self._comm, self._tag, kind, receive,
-                        self._limit)
+                        self.limit)
 
     def agree(self, value: Any) -> list[Any]:
         """Tell all ranks a value, and return all values, in their order.

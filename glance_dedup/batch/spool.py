@@ -12,18 +12,25 @@ the round starts again.
     64 bits for each block, behind stage 2a: its address; 0: this rank has to
     store it; or :data:`WAIT`.
 ``stored``
-    The same behind stage 2b, with the addresses of blocks that were stored.
+    The same behind stage 2b, with the addresses of blocks that were stored;
+    :data:`OWN` is added to those that this rank stored.
 ``references``
     A record for each block that this rank stored.
 ``KIND-NUMBER``
     Records of one own partition (``requests``, ``waiting``, ``known``), or
     answers to 2 ** 18 own blocks (``same``, ``answers``, ``again``).
+
+A spool that cannot be written, such as on a full disk, is *lost*: its files
+are removed, and from then on it takes everything and keeps nothing. So the
+rank gives up its own views, and other ranks lose no more than hints.
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import json
+import logging
 import os
 import shutil
 from typing import Any
@@ -45,7 +52,10 @@ PIECE = 200_000
 
 #: In place of an address: another rank was told to store the block.
 WAIT = (1 << 40) - 1
+#: Added to an address: the block was stored for the view that has it.
+OWN = 1 << 40
 
+_LOG = logging.getLogger(__name__)
 _NUMBERS = 1 << 28
 _RANKS = 1 << 12
 
@@ -55,21 +65,25 @@ def answer(requester: int, address: int) -> bytes:
     return (requester << 24).to_bytes(8, 'big') + address.to_bytes(5, 'little')
 
 
-def remove_dead(directory: str, key: str) -> None:
+def remove_dead(directory: str, key: str | None) -> list[str]:
     """Remove the spools that processes which died left on this host (B6).
 
     :param directory: where the spools of a repository lie
-    :param key: how the names of those begin that stay
+    :param key: how the names of those begin that stay; None: none stays
+    :returns: what was removed
     """
+    removed = []
     with contextlib.suppress(OSError):
         for name in os.listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):
-                fd = (None if name.startswith(key)
+                fd = (None if key is not None and name.startswith(key)
                       else scratch.lock_directory(path))
                 if fd is not None:
                     with closing.descriptor(fd):
                         shutil.rmtree(path, ignore_errors=True)
+                    removed.append(path)
+    return removed
 
 
 class Spool(closing.Closing):
@@ -78,60 +92,86 @@ class Spool(closing.Closing):
     :param path: of the directory, made if it is missing
     :param buffer: bytes of memory for each file of a partition
     :raises BusyError: another process has it
+
+    :ivar lost: why it keeps nothing; '': it keeps what it was given
     """
 
     def __init__(self, path: str, buffer: int = 16384) -> None:
         self.path = path
         self._buffer = buffer
         self._files: dict[str, Any] = {}
-        with files.os_errors(f'cannot make the spool {path}'):
+        self._fd: int | None = None
+        self.lost = ''
+        with self._writing():
             os.makedirs(path, mode=0o700, exist_ok=True)
             self._fd = scratch.lock_directory(path)
-        if self._fd is None:
+        if self._fd is None and not self.lost:
             raise exceptions.BusyError(
                 f'another process works in the spool {path}: wait for its end')
 
     def close(self) -> None:
         """Close all files; they stay."""
-        try:
-            self._close_files()
-        finally:
-            fd, self._fd = self._fd, None
-            if fd is not None:
-                os.close(fd)
+        self._close_files(self._files)
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
 
-    def _close_files(self) -> None:
-        while self._files:
-            name, file = self._files.popitem()
-            with self._errors(name):
-                file.close()
+    def _close_files(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            with self._writing():
+                if name in self._files:
+                    self._files.pop(name).close()
 
     def clear(self) -> None:
         """Remove all files."""
-        with contextlib.suppress(exceptions.RepositoryError):
-            self._close_files()
-        with self._errors('.'):
+        self._close_files(self._files)
+        with self._writing():
             for name in os.listdir(self.path):
                 os.unlink(os.path.join(self.path, name))
 
     def remove(self) -> None:
         """Remove everything, and close."""
         self.clear()
-        with self._errors('.'):
+        with contextlib.suppress(OSError):      # the next run tries again
             os.rmdir(self.path)
         self.close()
 
     def _errors(self, name: str) -> contextlib.AbstractContextManager[None]:
         return files.os_errors(f'the spool {os.path.join(self.path, name)}')
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """If this fails, the spool is lost."""
+        try:
+            yield
+        except OSError as e:
+            if not self.lost:
+                self._lose(e)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = (
+            f'on {os.uname().nodename} the spool {self.path} cannot be '
+            f'written: {error.strerror or error}. Make room there, or give '
+            'another directory (--spool), and back up again')
+        _LOG.warning(
+            'the spool %s cannot be written: %s. So the blocks that this '
+            'host compares for all are stored as new ones, until the next '
+            'merge', self.path, error.strerror or error)
+        while self._files:      # what memory holds cannot be written either
+            with contextlib.suppress(OSError):
+                self._files.popitem()[1].close()
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                for name in os.listdir(self.path):
+                    os.unlink(os.path.join(self.path, name))
+
     # -- records ------------------------------------------------------------
 
     def append(self, name: str, data: bytes) -> None:
-        """Append bytes to a file.
-
-        :raises NoSpaceError: the disk is full
-        """
-        with self._errors(name):
+        """Append bytes to a file."""
+        with self._writing():
+            if self.lost:
+                return
             file = self._files.get(name)
             if file is None:
                 file = self._files[name] = open(
@@ -141,10 +181,8 @@ class Spool(closing.Closing):
 
     def end(self, kind: str) -> None:
         """Write what memory holds of all files of a kind, and close them."""
-        for name in [name for name in self._files
-                     if name == kind or name.startswith(kind + '-')]:
-            with self._errors(name):
-                self._files.pop(name).close()
+        self._close_files([name for name in self._files if name == kind
+                           or name.startswith(kind + '-')])
 
     def pieces(self, name: str, size: int, count: int = PIECE
                ) -> Iterator[bytes]:
@@ -162,17 +200,13 @@ class Spool(closing.Closing):
                             'within a record')
                     yield piece
 
-    def drop(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with self._errors(name), contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, name))
-
     def drop_all(self, kind: str) -> None:
         """Remove the files of a kind."""
         self.end(kind)
-        for name in os.listdir(self.path):
-            if name == kind or name.startswith(kind + '-'):
-                self.drop(name)
+        with self._writing():
+            for name in os.listdir(self.path):
+                if name == kind or name.startswith(kind + '-'):
+                    os.unlink(os.path.join(self.path, name))
 
     # -- answers ------------------------------------------------------------
 
@@ -187,10 +221,16 @@ class Spool(closing.Closing):
         """
         for kind in kinds:
             self.end(kind)
-        with self._errors(name), open(os.path.join(self.path, name), 'ab'):
-            pass
-        with self._errors(name), open(os.path.join(self.path, name),
-                                      'r+b') as file:
+        with self._writing():
+            if self.lost:
+                return
+            path = os.path.join(self.path, name)
+            with open(path, 'ab'):
+                pass
+            self._fill(path, kinds, blocks)
+
+    def _fill(self, path: str, kinds: Sequence[str], blocks: int) -> None:
+        with open(path, 'r+b') as file:
             for bucket in range(-(-blocks // BUCKET)):
                 first = bucket * BUCKET
                 length = min(BUCKET, blocks - first) * 8
@@ -218,7 +258,9 @@ class Spool(closing.Closing):
     def note(self, stage: str, facts: dict[str, Any]) -> None:
         """Note that a stage is complete on this rank."""
         path = os.path.join(self.path, f'done-{stage}')
-        with self._errors(f'done-{stage}'):
+        with self._writing():
+            if self.lost:
+                return
             with open(path + '.new', 'w', encoding='utf-8') as file:
                 json.dump(facts, file)
             os.rename(path + '.new', path)

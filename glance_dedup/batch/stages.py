@@ -40,6 +40,10 @@ _NEW_BLOCKS = 1 << 16
 _RUN = 1 << 18
 _LOCK_TRIES = 100
 _LOCK_PAUSE = 0.1
+# What follows if the exact index is of no use.
+_ANEW = ('blocks that the repository has may be stored once more, and take '
+         'space until the next merge. Turn merging on in dedupd, or run '
+         'glance-dedup merge; it makes the index, and mends it')
 
 
 @dataclasses.dataclass
@@ -59,8 +63,10 @@ class Task:
     error: str = ''
     """Why it was given up."""
     read: int = 0
-    stored: int = 0
-    """Bytes: read from the view, and newly stored."""
+    """Bytes read from the view."""
+    new: int = 0
+    packed: int = 0
+    """Plain bytes that stage 2b stored, and what they take on the disk."""
 
     def dirty(self) -> Iterator[int]:
         """The dirty segments among those that were scanned."""
@@ -160,16 +166,15 @@ class Stored:
         self._new: list[int] = []
 
     def add_segment(self, blocks: list[tuple[bytes, int, int]],
-                    data: memoryview, start: int) -> int:
-        """Take a segment's blocks; returns how many bytes are new.
+                    data: memoryview, start: int) -> None:
+        """Take a segment's blocks.
 
         :param data: bytes of the segment from `start` on, with all blocks
             whose address is 0, except those of zeros
         """
-        offset, new = -start, 0
+        offset = -start
         for fingerprint, length, address in blocks:
             if is_new(fingerprint, address):
-                new += length
                 self._data += data[offset:offset + length]
                 self._keys.append(fingerprint[:8])
                 self._lengths.append(length)
@@ -179,7 +184,6 @@ class Stored:
         if (len(self._data) >= _NEW_BYTES
                 or len(self._places) >= _NEW_BLOCKS):
             self.flush()
-        return new
 
     def flush(self) -> None:
         """Store what waits."""
@@ -190,7 +194,7 @@ class Stored:
         references = bytearray()
         for place, key, address in zip(self._new, self._keys, addresses,
                                        strict=True):
-            self._places[place] = address
+            self._places[place] = address and address | spool_module.OWN
             if address:
                 references += key + address.to_bytes(5, 'little')
         self._note(self._places.tobytes(), bytes(references))
@@ -221,8 +225,6 @@ class Round:
         self._progress = progress
         self._buffer = memoryview(bytearray(views.SEGMENT))
         self._first = ranks.rank << _REQUESTER_BITS
-        self.unread = 0
-        """Files of the index that could not be read."""
 
     @property
     def _blocks(self) -> int:
@@ -242,10 +244,25 @@ class Round:
         for task in self._tasks:
             self._attempt(task, lambda task: task.view.check())
 
-    def _give_up(self, why: Exception) -> None:
+    def _give_up(self, why: object) -> None:
         """Give up all views of this rank; it goes on for the others."""
         for task in self._tasks:
             task.error = task.error or str(why)
+
+    def _need_spool(self) -> None:
+        """Check that the spool still keeps what it is given.
+
+        :raises SourceError: it does not
+        """
+        if self._spool.lost:
+            raise views.SourceError(self._spool.lost)
+
+    def _end_stage(self, *kinds: str) -> None:
+        """Write these files; without them, this rank's views are given up."""
+        for kind in kinds:
+            self._spool.end(kind)
+        if self._spool.lost:
+            self._give_up(self._spool.lost)
 
     # -- 1a: scan -----------------------------------------------------------
 
@@ -265,8 +282,7 @@ class Round:
                 self._attempt(task, functools.partial(
                     self._scan_view, exchange=exchange, look=look, done=done))
                 done += task.view.size
-        for kind in ('blocks', 'requests', 'same'):
-            self._spool.end(kind)
+        self._end_stage('blocks', 'requests', 'same')
 
     @property
     def _is_cut_evenly(self) -> bool:
@@ -291,6 +307,7 @@ class Round:
                 self._note_scanned(task, scanned)
             self._need_numbers(before + task.blocks)
             exchange.poll()
+            self._need_spool()
             self._progress('scan', done + index * views.SEGMENT + length)
         task.view.end_scan()
 
@@ -353,18 +370,23 @@ class Round:
         """Stages 1b and 2a."""
         for kind in ('waiting', 'answers', 'found'):
             self._spool.drop_all(kind)
-        index = self._open_index()
+        index, unread = self._open_index(), 0
+        self._tell_of_index(index)
         with self._ranks.exchange(b'answer', self._take_answers) as exchange:
             for number in range(self._partitions):
                 for requests in self._spool.pieces(f'requests-{number}',
                                                    spool_module.RECORD):
-                    self._answer_piece(index, number, requests, exchange)
+                    unread += self._answer_piece(index, number, requests,
+                                                 exchange)
                     exchange.poll()
+        if unread:
+            _LOG.warning('%d files of the exact index of the repository '
+                         'could not be read, so %s', unread, _ANEW)
         if index is not None:
             index.close()
-        self._spool.end('waiting')
         self._spool.place_answers(('same', 'answers'), 'found', self._blocks)
         self._spool.drop_all('answers')
+        self._end_stage('waiting')
 
     def _open_index(self) -> _engine.Index | None:
         """The exact index; None: there is none, and all blocks are new."""
@@ -373,17 +395,28 @@ class Round:
         except exceptions.ImageNotFound:
             return None
 
+    def _tell_of_index(self, index: _engine.Index | None) -> None:
+        """Warn, once for all ranks, if blocks cannot be looked up."""
+        if self._ranks.rank == 0 and index is None:
+            _LOG.warning('the repository has no exact index, so %s', _ANEW)
+        elif self._ranks.rank == 0 and index is not None and (
+                not index.shards()[1]):
+            _LOG.warning('the exact index of the repository is not complete, '
+                         'so %s', _ANEW)
+
     def _answer_piece(self, index: _engine.Index | None, number: int,
                       requests: bytes, exchange: ranks_module.Exchange
-                      ) -> None:
+                      ) -> int:
+        """Answer requests; returns how many files were of no use."""
+        unread = 0
         if index is None:
             answers, waiting = _engine.answer_requests(requests)
         else:
             answers, waiting, unread = index.answer(requests)
-            self.unread = max(self.unread, unread)
         if waiting:
             self._spool.append(f'waiting-{number}', waiting)
         self._send_answers(exchange, answers)
+        return unread
 
     def _send_answers(self, exchange: ranks_module.Exchange,
                       answers: bytes) -> None:
@@ -405,22 +438,24 @@ class Round:
             return
         try:
             self._store_all()
-        except exceptions.NoSpaceError as e:
+        except (exceptions.NoSpaceError, views.SourceError) as e:
             self._give_up(e)
         self._check()
-        self._spool.end('stored')
-        self._spool.end('references')
+        self._end_stage('stored', 'references')
 
     def _store_all(self) -> None:
-        blocks, done = Blocks(self._spool, 'found'), 0
+        blocks, done, before = Blocks(self._spool, 'found'), 0, (0, 0)
+        self._need_spool()
         transaction = self._begin(self._tasks[0].backup_id)
         try:
             stored = Stored(transaction, self._note_stored)
             for task in self._tasks:
                 self._store_view(task, blocks, stored, done)
                 done += task.view.size
-            stored.flush()
-            transaction.keep()
+                stored.flush()
+                now = transaction.keep()
+                task.new, task.packed = now[0] - before[0], now[1] - before[1]
+                before = now
         finally:
             transaction.abort()     # what was kept stays
 
@@ -444,7 +479,8 @@ class Round:
                 found = [(_ZEROS, length, place)
                          for _, length, place in found]
             task.read += end - start
-            task.stored += stored.add_segment(found, data, start)
+            stored.add_segment(found, data, start)
+            self._need_spool()
             self._progress('store', done + index * views.SEGMENT + length)
 
     # -- 3a, 3b and 4a: refer and resolve ------------------------------------
@@ -464,6 +500,7 @@ class Round:
                 self._resolve_partition(number, exchange)
         self._spool.place_answers(('again',), 'stored', self._blocks)
         self._spool.drop_all('again')
+        self._end_stage('known')
         self._add_to_index()
 
     def _take_references(self, _source: int, references: bytes) -> None:
@@ -498,7 +535,9 @@ class Round:
                         f'known-{number}', spool_module.RECORD, _RUN):
                     index.add(_engine.index_sort(references), False)
         except exceptions.RepositoryError as e:
-            _LOG.warning('The new blocks are not in the index yet: %s', e)
+            _LOG.warning('the new blocks are not in the exact index yet, so '
+                         'other backups store them again until the next '
+                         'merge: %s', e)
         finally:
             index.close()
 
@@ -554,6 +593,7 @@ class Recipe:
         self._clean: list[int] = []     # segments in a row that wait
         self._lot: list[tuple[bytes, int, int]] = []
         self._start = 0                 # where the lot begins
+        self._own = 0                   # bytes that stage 2b stored for this
 
     def __enter__(self) -> 'Recipe':
         return self
@@ -582,13 +622,21 @@ class Recipe:
 
     def commit(self) -> openimages.ImageStat:
         """Make the backup exist."""
+        own = min(self._own, self._task.new)
+        if own:
+            self._transaction.credit(
+                own, self._task.packed * own // self._task.new)
         return self._transaction.commit()
 
     def _flush_clean(self) -> None:
-        if not self._clean or self._task.previous is None:
+        if not self._clean:
             return
+        if self._task.previous is None:
+            raise exceptions.DamagedError(
+                f'segments of {self._task.view.name} are said to be as in a '
+                'backup that is not open')
         last = self._clean[-1]
-        self._task.stored += self._transaction.add_runs(
+        self._transaction.add_runs(
             self._task.previous, self._clean[0] * views.SEGMENT,
             last * views.SEGMENT + self._task.view.length(last))
         self._clean.clear()
@@ -598,9 +646,14 @@ class Recipe:
         lengths = array.array('I', [item[1] for item in self._lot])
         told = array.array('Q', [
             0 if address == spool_module.WAIT or fingerprint == _ZEROS
-            else address for fingerprint, _, address in self._lot])
+            else address & ~spool_module.OWN
+            for fingerprint, _, address in self._lot])
         places = array.array('Q', self._transaction.find_at(
             fingerprints, lengths.tobytes(), told.tobytes()))
+        self._own += sum(
+            length for (_, length, address), place in zip(
+                self._lot, places, strict=True)
+            if place and address & spool_module.OWN)
         at, offset = 0, self._start
         for kind, run in itertools.groupby(
                 zip(self._lot, places, strict=True), _kind_of):
@@ -636,7 +689,6 @@ class Recipe:
             self._task.view.readinto(data, offset)
             self._transaction.write_blocks(data, lengths[at:end].tobytes())
             self._task.read += size
-            self._task.stored += size
             at, offset = end, offset + size
 
 

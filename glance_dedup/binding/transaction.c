@@ -312,15 +312,39 @@ transaction_add_zeros(PyObject *object, PyObject *args)
         &call, gd_transaction_add_zeros(self->handle, length, &call.err));
 }
 
+/* keep() -> (new bytes, stored bytes) */
 static PyObject *
 transaction_keep(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     opened_object *self = (opened_object *)object;
+    uint64_t new_bytes = 0, stored_bytes = 0;
     gd_py_call call;
     if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    return gd_py_end_none(&call, gd_transaction_keep(self->handle, &call.err));
+    gd_status s = gd_transaction_keep(self->handle, &call.err);
+    if (s == GD_OK) {
+        gd_transaction_count(self->handle, &new_bytes, &stored_bytes);
+    }
+    return gd_py_end(&call, s)
+               ? Py_BuildValue("(KK)", (unsigned long long)new_bytes,
+                               (unsigned long long)stored_bytes)
+               : NULL;
+}
+
+/* credit(new bytes, stored bytes) */
+static PyObject *
+transaction_credit(PyObject *object, PyObject *args)
+{
+    opened_object *self = (opened_object *)object;
+    unsigned long long new_bytes, stored_bytes;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "KK", &new_bytes, &stored_bytes) ||
+        !gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    gd_transaction_credit(self->handle, new_bytes, stored_bytes);
+    return gd_py_end_none(&call, GD_OK);
 }
 
 static PyObject *
@@ -345,6 +369,7 @@ static PyMethodDef transaction_methods[] = {
     {"add_runs", transaction_add_runs, METH_VARARGS, NULL},
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
+    {"credit", transaction_credit, METH_VARARGS, NULL},
     {"set_dedup", transaction_set_dedup, METH_VARARGS, NULL},
     {"set_hash", transaction_set_hash, METH_VARARGS, NULL},
     {"commit", transaction_commit, METH_NOARGS, NULL},

@@ -173,8 +173,11 @@ class Run(_Batch):
         rows = []
         with (self.open(index='none') as repo,
               self.progress('backing up') as progress):
-            for result in job.Job(repo, settings, _now(), progress.step).run(
-                    sources):
+            run = job.Job(repo, settings, _now(), progress.step)
+            results = run.run(sources)
+            for notice in run.notices:
+                self.app.tell(notice)
+            for result in results:
                 if not result.backup_id:
                     self.app.report(exceptions.RepositoryError(
                         f'{result.name} was not backed up: {result.note}'))

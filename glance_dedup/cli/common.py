@@ -29,6 +29,8 @@ class Plain(columns.FormattableColumn):
 
     def human_readable(self):
         cell = self._cell
+        if cell is None:
+            return '-'
         if isinstance(cell, columns.FormattableColumn):
             # A cell with several lines has them on purpose.
             return _plain(cell.human_readable(), '\n')

@@ -192,15 +192,25 @@ class Transaction:
         parameters.need_range('length', length, 0, (1 << 63) - 1)
         self._engine.add_zeros(length)
 
-    def keep(self) -> None:
+    def keep(self) -> tuple[int, int]:
         """Make the blocks stored so far durable, and known to others.
 
         Later transactions find these blocks, even if this one is aborted,
         until a collection frees them.
 
+        :returns: the plain bytes that were stored so far, and the bytes that
+            they take on the disk
         :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
-        self._engine.keep()
+        return self._engine.keep()
+
+    def credit(self, new_bytes: int, stored_bytes: int) -> None:
+        """Count bytes as the image's that an earlier transaction stored.
+
+        :param new_bytes: plain bytes
+        :param stored_bytes: what they take on the disk
+        """
+        self._engine.credit(new_bytes, stored_bytes)
 
     def set_hash(self, name: str, value: bytes) -> None:
         """Set the whole image's hash, which the recipe records.

@@ -2,13 +2,7 @@
 """Batch backups by real ranks under mpiexec: every disk comes back, whatever
 dies, and equal blocks of different ranks are stored once."""
 
-import contextlib
-import datetime
-import hashlib
-import os
-import pathlib
 import shutil
-import signal
 
 import pytest
 
@@ -18,100 +12,17 @@ from glance_dedup.batch import places
 from glance_dedup.batch import ranks
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
+from tests.support import batches
 from tests.support import maintenance
 from tests.support import repositories
 from tests.unit.dedupd.tasks import collecting
 
-SEGMENT = 2 << 20
-NIGHT = datetime.datetime(2026, 11, 20, 22, tzinfo=datetime.timezone.utc)
-
-
-class Disks:
-    """Files that are backed up, and what they held each night."""
-
-    def __init__(self, directory, count=4):
-        self.directory = directory
-        self.directory.mkdir()
-        common = repositories.noise(2 * SEGMENT, 9)
-        for number in range(count):
-            (directory / f'disk{number}').write_bytes(
-                common + repositories.noise(SEGMENT, number)
-                + bytes(SEGMENT) + repositories.noise(5000, 100 + number))
-
-    def sources(self):
-        return [job_module.Source(path.name, 'disk', str(path), 'raw')
-                for path in sorted(self.directory.iterdir())]
-
-    def digests(self):
-        return {path.name: digest_of([path.read_bytes()])
-                for path in self.directory.iterdir()}
-
-
-def digest_of(pieces):
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-class Cloud:
-    """A repository, disks, and runs of backups."""
-
-    def __init__(self, tmp_path, ranks_=3):
-        self.path = repositories.create(tmp_path / 'repo', volumes=True)
-        self.disks = Disks(tmp_path / 'disks')
-        self.state = tmp_path / 'state'
-        self.spool = tmp_path / 'spool'
-        self.settings = job_module.Settings(
-            ranks=ranks_, state=str(self.state), spool=str(self.spool),
-            scratch=str(tmp_path / 'scratch'))
-
-    def run(self, night=0, watch=None, sources=None, monkeypatch=None):
-        """Back up; `watch` is called with each line of the ranks."""
-        with repository.Repository(self.path) as repo:
-            job = job_module.Job(repo, self.settings, self.time(night),
-                                 lambda done, total, words: None)
-            if watch is not None:
-                events = job_module._events
-
-                def watched(process):
-                    for event in events(process):
-                        watch(process, event)
-                        yield event
-                monkeypatch.setattr(job_module, '_events', watched)
-            try:
-                return {result.name: result for result in job.run(
-                    self.disks.sources() if sources is None else sources)}
-            finally:
-                if monkeypatch is not None:
-                    monkeypatch.undo()
-
-    @staticmethod
-    def time(night):
-        return NIGHT + datetime.timedelta(days=night)
-
-    def backups(self, night=0):
-        """Each backup of a night as its bytes' digest, by name."""
-        found = {}
-        with repository.Repository(self.path) as repo:
-            for image_id in repo.recipes():
-                backup = imageids.of_backup(image_id)
-                if backup is not None and backup.time == self.time(night):
-                    with repo.open_image(image_id) as image:
-                        found[backup.name] = digest_of(image.pieces())
-        return found
-
-    def need_clean(self):
-        repositories.need_clean(self.path)
-
-    def spooled(self):
-        return [str(path) for path in self.spool.rglob('*')
-                if path.is_file()]
+STAGES = ['scan', 'answer', 'store', 'resolve', 'finish']
 
 
 @pytest.fixture
 def cloud(tmp_path):
-    return Cloud(tmp_path)
+    return batches.Cloud(tmp_path)
 
 
 def test_equal_blocks_are_stored_once(cloud):
@@ -119,7 +30,7 @@ def test_equal_blocks_are_stored_once(cloud):
     assert cloud.backups() == cloud.disks.digests()
     # Four times 2 MiB of their own and a rest, and 4 MiB that all have.
     assert sum(result.stored for result in results.values()) == (
-        2 * SEGMENT + 4 * (SEGMENT + 5000))
+        2 * batches.SEGMENT + 4 * (batches.SEGMENT + 5000))
     assert not cloud.spooled()
     cloud.need_clean()
 
@@ -129,7 +40,7 @@ def test_second_night_reads_what_changed(cloud):
     first = cloud.disks.digests()
     path = cloud.disks.directory / 'disk1'
     with open(path, 'r+b') as disk:
-        disk.seek(SEGMENT + 70000)
+        disk.seek(batches.SEGMENT + 70000)
         disk.write(repositories.noise(9000, 77))
     results = cloud.run(night=1)
     assert cloud.backups() == first
@@ -151,30 +62,6 @@ def test_backup_that_is_gone_is_no_base(cloud):
     assert results['disk0'].read > 0 and results['disk1'].read == 0
 
 
-STAGES = ['scan', 'answer', 'store', 'resolve', 'finish']
-
-
-def ranks_of(process):
-    """The process ids of the ranks of mpiexec, by its children."""
-    found = []
-    for path in pathlib.Path('/proc').glob('[0-9]*'):
-        try:
-            command = (path / 'cmdline').read_bytes()
-            parent = int((path / 'stat').read_text().rsplit(')')[1].split()[1])
-        except OSError:
-            continue
-        if b'glance_dedup.batch.rank' in command and parent == process.pid:
-            found.append(int(path.name))
-    return sorted(found)
-
-
-def kill_all(ranks_):
-    """Kill ranks; MPI may have ended some, since another one died."""
-    for rank in ranks_:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(rank, signal.SIGKILL)
-
-
 @pytest.mark.parametrize('stage', STAGES)
 def test_rank_that_is_killed(cloud, stage, monkeypatch):
     """The round is run again, and nothing of the first try is in the way."""
@@ -184,8 +71,8 @@ def test_rank_that_is_killed(cloud, stage, monkeypatch):
         begun = event['event'] == 'view' if stage == 'scan' else (
             event['event'] == 'stage' and event['stage'] == stage)
         if begun and not killed:
-            killed.extend(ranks_of(process)[1:2])
-            kill_all(killed)
+            killed.extend(batches.ranks_of(process)[1:2])
+            batches.kill_all(killed)
     results = cloud.run(watch=kill, monkeypatch=monkeypatch)
     assert killed
     assert [result.note for result in results.values()] == [''] * 4
@@ -200,7 +87,7 @@ def test_round_that_breaks_each_time(cloud, monkeypatch):
     """The sources are given up with a reason; the next run succeeds."""
     def kill(process, event):
         if event['event'] == 'stage':
-            kill_all(ranks_of(process)[:1])
+            batches.kill_all(batches.ranks_of(process)[:1])
     results = cloud.run(watch=kill, monkeypatch=monkeypatch)
     assert all('broke 3 times' in result.note for result in results.values())
     assert cloud.backups() == {}
@@ -251,7 +138,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, monkeypatch):
     """What ranks stored and nobody committed does not stay (B6)."""
     def kill(process, event):
         if event['event'] == 'stage' and event['stage'] == 'resolve':
-            kill_all(ranks_of(process))
+            batches.kill_all(batches.ranks_of(process))
     cloud.run(watch=kill, monkeypatch=monkeypatch)
     assert maintenance.live_slots(cloud.path)
 

@@ -29,6 +29,7 @@ from glance_dedup.repository import repository
 from tests.cloud import cloud as cloud_module
 from tests.cloud import disk as disk_module
 from tests.cloud import test_libvirt
+from tests.support import batches
 from tests.support import nbd
 from tests.support import repositories
 from tests.support.repositories import read_all
@@ -251,6 +252,106 @@ def test_three_nights_by_ranks(server, tmp_path):
             night = nights[backup.time.day - 1]
             assert read_all(repo, backup.image_id) == (
                 night[backup.name.removeprefix('web-')])
+    repositories.need_clean(path)
+
+
+def backed_up(server, place, path, number, work=None):
+    """Results and notices of a backup by two ranks.
+
+    :param path: the repository's
+    :param work: what happens to the server between its two reads
+    """
+    settings = job.Settings(
+        ranks=2, state=str(place / 'state'), spool=str(place / 'spool'),
+        scratch=str(server.place / 'scratch'), libvirt=server.libvirt.uri)
+    events, did = job._events, []
+
+    def watched(process, silence):
+        for event in events(process, silence):
+            if work and not did and event == {
+                    **event, 'event': 'stage', 'stage': 'store'}:
+                did.append(event)
+                ranks = batches.ranks_of(process)
+                for rank in ranks:
+                    os.kill(rank, signal.SIGSTOP)
+                work(ranks)
+                for rank in ranks:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rank, signal.SIGCONT)
+            yield event
+
+    with (repository.Repository(path) as repo,
+          pytest.MonkeyPatch.context() as patch):
+        patch.setattr(job, '_events', watched)
+        one = job.Job(repo, settings, datetime.datetime(
+            2026, 11, number, tzinfo=datetime.timezone.utc),
+            lambda done, total, words: None)
+        results = {result.name: result for result in one.run([
+            job.Source('web', 'server'),
+            job.Source('file', 'disk', str(place / 'file'), 'raw')])}
+        assert not results['file'].note
+        assert read_all(repo, results['file'].backup_id) == (
+            place / 'file').read_bytes()
+    assert bool(did) == bool(work)
+    assert not server.has_job()
+    assert not list((server.place / 'scratch').iterdir())
+    assert not [path for path in (place / 'spool').rglob('*')
+                if path.is_file()]
+    return results, one.notices
+
+
+def test_a_server_that_changes_by_ranks(server, tmp_path):
+    """It ends between its two reads, crashes, and grows; others go on."""
+    path = repositories.create(tmp_path / 'repository', volumes=True)
+    (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
+    server.write(0, 10 * MIB, 1)
+    results, _ = backed_up(server, tmp_path, path, 1)
+    assert not results['web-vda'].note
+
+    server.write(0, MIB, 2)
+    results, _ = backed_up(server, tmp_path, path, 2, lambda ranks: (
+        server.virsh('destroy', server.name)))
+    assert 'view of web-vda has ended' in results['web-vda'].note
+    assert 'Back it up again' in results['web-vda'].note
+    server.start()
+    results, _ = backed_up(server, tmp_path, path, 3)
+    # From the last that was completed: no more than the one segment, twice.
+    assert not results['web-vda'].note
+    assert 0 < results['web-vda'].read <= 2 * SEGMENT
+
+    server.kill()               # the bitmap is inconsistent
+    server.start()
+    results, _ = backed_up(server, tmp_path, path, 4)
+    assert not results['web-vda'].note
+    assert results['web-vda'].read >= 10 * MIB
+
+    server.virsh('blockresize', server.name, 'vda', f'{SIZE + MIB}B')
+    results, _ = backed_up(server, tmp_path, path, 5)
+    assert not results['web-vda'].note
+    assert results['web-vda'].size == SIZE + MIB
+    expected = b'\2' * MIB + b'\1' * 9 * MIB + bytes(SIZE - 9 * MIB)
+    with repository.Repository(path) as repo:
+        assert read_all(repo, results['web-vda'].backup_id) == expected
+    repositories.need_clean(path)
+
+
+def test_a_round_that_is_given_up_ends_its_jobs(server, tmp_path, monkeypatch):
+    """Else scratch files would grow, and nobody would watch them (B6)."""
+    path = repositories.create(tmp_path / 'repository', volumes=True)
+    (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
+    monkeypatch.setattr(job, 'ATTEMPTS', 1)
+    server.write(0, 4 * MIB, 1)
+
+    def kill(ranks):
+        assert server.has_job()
+        batches.kill_all(ranks)
+    with pytest.raises(AssertionError, match='broke 1 times'):
+        backed_up(server, tmp_path, path, 1, kill)
+    assert not server.has_job()
+    assert not list((server.place / 'scratch').iterdir())
+    monkeypatch.undo()
+    results, _ = backed_up(server, tmp_path, path, 2)
+    assert not results['web-vda'].note
     repositories.need_clean(path)
 
 

@@ -22,6 +22,7 @@ struct gd_transaction {
     gd_spool_file spool;
     gd_intake intake;
     gd_content_hash hash;
+    uint64_t credited_new, credited_stored;
     bool failed;
     bool linked;
 };
@@ -522,6 +523,21 @@ gd_transaction_keep(gd_transaction *transaction, gd_error *err)
     return s;
 }
 
+void
+gd_transaction_count(const gd_transaction *transaction, uint64_t *new_bytes,
+                     uint64_t *stored_bytes)
+{
+    gd_packer_count(transaction->intake.packer, new_bytes, stored_bytes);
+}
+
+void
+gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,
+                      uint64_t stored_bytes)
+{
+    transaction->credited_new += new_bytes;
+    transaction->credited_stored += stored_bytes;
+}
+
 /* ---- committing ---- */
 
 /* N8.1: every block is durable and published. */
@@ -546,6 +562,8 @@ finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
     memcpy(header->project, transaction->project, sizeof header->project);
     header->hash = transaction->hash;
     gd_packer_count(intake->packer, &header->new_bytes, &header->stored_bytes);
+    header->new_bytes += transaction->credited_new;
+    header->stored_bytes += transaction->credited_stored;
     header->created = (uint64_t)repo->env->now(repo->env);
     return gd_recipe_finish(intake->recipe, &repo->params, header, err);
 }

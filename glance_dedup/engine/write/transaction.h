@@ -96,6 +96,14 @@ gd_status gd_transaction_add_zeros(gd_transaction *transaction,
 /* Makes a sync point.  What was stored so far stays, and the next transaction
  * finds it, even if this one is aborted. */
 gd_status gd_transaction_keep(gd_transaction *transaction, gd_error *err);
+/* Plain bytes that were stored so far, and what they take on the disk.  Exact
+ * right after gd_transaction_keep. */
+void gd_transaction_count(const gd_transaction *transaction,
+                          uint64_t *new_bytes, uint64_t *stored_bytes);
+/* The recipe counts these bytes too: an earlier transaction stored them for
+ * this image. */
+void gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,
+                           uint64_t stored_bytes);
 
 /* Records in the recipe the hash of all bytes, which the caller computed over
  * what he wrote.  GD_INVALID if a recipe has no room for it. */

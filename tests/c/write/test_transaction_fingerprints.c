@@ -180,6 +180,44 @@ test_find_at(void)
     transaction_teardown();
 }
 
+/* What one transaction stores for the image of another counts as the image's,
+ * once. */
+static void
+test_credit(void)
+{
+    enum { BLOCKS = 30 };
+    static uint8_t data[BLOCKS * PULL_BLOCK];
+    static pulled p;
+    uint64_t new_bytes, stored_bytes, again, rest;
+    gd_recipe_header header;
+    setup_pull(false);
+    fill_random(data, sizeof data, 1);
+    describe(&p, data, sizeof data);
+    gd_transaction *transaction = begin_image("a");
+    CHECK_INT(gd_transaction_write_blocks(transaction, data, p.lengths,
+                                          BLOCKS - 1, p.addresses,
+                                          &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    gd_transaction_count(transaction, &new_bytes, &stored_bytes);
+    CHECK_INT(new_bytes, (BLOCKS - 1) * PULL_BLOCK);
+    CHECK(stored_bytes >= new_bytes); /* noise does not shrink */
+    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    gd_transaction_count(transaction, &again, &rest);
+    CHECK(again == new_bytes && rest == stored_bytes);
+    gd_transaction_end(transaction);
+    transaction = begin_image("a");
+    find_blocks(transaction, &p);
+    CHECK_INT(add_blocks(transaction, &p, 0, BLOCKS - 1), GD_OK);
+    gd_transaction_credit(transaction, new_bytes - 1, stored_bytes);
+    gd_transaction_credit(transaction, 1, 0);
+    write_all(transaction, data + (BLOCKS - 1) * PULL_BLOCK, PULL_BLOCK);
+    commit(transaction, &header);
+    CHECK_INT(header.new_bytes, sizeof data);
+    CHECK(header.stored_bytes >= stored_bytes + PULL_BLOCK);
+    check_stored_image("a", data, sizeof data);
+    transaction_teardown();
+}
+
 /* A group that a collector has is not waited for, and its blocks are not
  * there. */
 static void
@@ -621,6 +659,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_find_and_add_many);
     RUN(test_find_at);
+    RUN(test_credit);
     RUN(test_find_at_without_the_lock);
     RUN(test_find_and_add);
     RUN(test_find_what_is_not_there);

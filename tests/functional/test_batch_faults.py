@@ -1,0 +1,469 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Batch backups when a host, a disk, the repository or an operator fails.
+
+The ranks are real, and those of several hosts have names and mounts of their
+own. The others' backups complete, the error says what to do, and nothing of
+the run is left.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dedupd.tasks import merger
+from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
+from glance_dedup.base import task
+from glance_dedup.batch import images
+from glance_dedup.batch import places
+from glance_dedup.batch import stages
+from glance_dedup.cli import main
+from glance_dedup.repository import repository
+from tests.support import batches
+from tests.support import maintenance
+from tests.support import repositories
+
+SEGMENT = batches.SEGMENT
+LIMIT = 120
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    return batches.Cloud(tmp_path)
+
+
+class Rack(batches.Cloud):
+    """Two hosts; each has two of the disks."""
+
+    def __init__(self, tmp_path, monkeypatch):
+        super().__init__(tmp_path)
+        self.hosts = batches.Hosts(tmp_path / 'hosts', monkeypatch)
+        self.settings = dataclasses.replace(
+            self.settings, hosts=self.hosts.names)
+        for name in self.hosts.names:
+            (tmp_path / name).mkdir()
+            self.hosts.mount(name, tmp_path / name, self.disks.directory)
+        for number in range(4):
+            (tmp_path / self.hosts.names[number // 2] / f'disk{number}'
+             ).write_bytes((self.disks.directory / f'disk{number}'
+                            ).read_bytes())
+
+    def need_only(self, results, names, error):
+        """These were backed up, and the others were not, for this reason."""
+        digests = self.disks.digests()
+        assert self.backups() == {name: digests[name] for name in names}
+        for name in results.keys() - names:
+            assert re.search(error, results[name].note), results[name].note
+        assert not any(results[name].note for name in names)
+
+
+@pytest.fixture
+def rack(tmp_path, monkeypatch):
+    return Rack(tmp_path, monkeypatch)
+
+
+# -- hosts --------------------------------------------------------------------
+
+STAGES = ('scan', 'answer', 'store', 'resolve', 'finish')
+# Bytes of the spool's disk on the second host, and the stage it fails in.
+ROOM = {4096: 'scan', 172032: 'scan', 245760: 'answer', 301056: 'store',
+        331776: 'resolve'}
+
+
+@pytest.mark.parametrize('size', ROOM)
+def test_host_without_room_for_its_spool(rack, tmp_path, size):
+    """It gives up its own disks, and the others lose no backup."""
+    reached = []
+    with repositories.small_disk(tmp_path / 'small', size) as small:
+        rack.spool.mkdir()
+        rack.hosts.mount('two', small, rack.spool)
+        with pytest.MonkeyPatch.context() as patch:
+            results = rack.run(
+                watch=lambda process, event: reached.append(event),
+                monkeypatch=patch)
+        assert not [path for path in small.rglob('*') if path.is_file()]
+    rack.need_only(results, {'disk0', 'disk1'},
+                   'on two the spool .* No space left on device. Make room '
+                   r'there, or give another directory \(--spool\)')
+    assert any('two: the spool' in text for text in rack.notices)
+    assert not any('broke' in text for text in rack.notices)
+    rack.need_nothing_left()
+    mine = [event.get('stage', '') for event in reached
+            if event['rank'] == 1 and event['event'] in ('stage', 'notice')]
+    assert mine.index('') == STAGES.index(ROOM[size]), mine
+
+
+def test_host_without_room_and_without_disks(rack, tmp_path):
+    """It only compares for others; equal blocks are stored once more."""
+    with repositories.small_disk(tmp_path / 'small', 4096) as small:
+        rack.spool.mkdir()
+        rack.hosts.mount('two', small, rack.spool)
+        results = rack.run(sources=rack.disks.sources()[:2])
+    rack.need_only(results, {'disk0', 'disk1'}, 'unused')
+
+
+def test_host_that_may_not_write_its_spool(rack, tmp_path):
+    file = tmp_path / 'file'
+    file.touch()
+    rack.spool.mkdir()
+    with open(rack.hosts.directory / 'two', 'a') as mounts:
+        mounts.write(f'mount --bind -o ro {rack.spool} {rack.spool}\n')
+    rack.need_only(rack.run(), {'disk0', 'disk1'}, 'Read-only file system')
+
+
+def test_host_with_another_version(rack, tmp_path):
+    """A real second installation: its package has another number."""
+    mine, = pathlib.Path(sys.prefix).glob(
+        'lib/python3*/site-packages/glance_dedup-*.dist-info')
+    other = tmp_path / 'other'
+    shutil.copytree(mine, other)
+    text = (other / 'METADATA').read_text()
+    (other / 'METADATA').write_text(
+        re.sub('^Version: .*$', 'Version: 99.1', text, flags=re.MULTILINE))
+    rack.hosts.mount('two', other, mine)
+    with pytest.raises(Exception, match=r'different versions.*one [^,]*, two '
+                       r'99\.1\. Install one version on all'):
+        rack.run()
+    assert rack.backups() == {}
+    rack.need_nothing_left()
+
+
+def test_host_with_another_repository(rack, tmp_path):
+    other = repositories.create(tmp_path / 'other', volumes=True)
+    rack.hosts.mount('two', other, rack.path)
+    with pytest.raises(Exception, match='on two, .* is another repository'):
+        rack.run()
+    assert rack.backups() == {}
+    rack.need_nothing_left()
+
+
+# -- ranks --------------------------------------------------------------------
+
+class Once:
+    """Does something when a stage begins, once for each of so many tries."""
+
+    def __init__(self, stage, work, times=1):
+        self.stage = stage
+        self.work = work
+        self.left = times
+
+    def __call__(self, process, event):
+        if self.left and event['event'] == 'stage' and (
+                event['stage'] == self.stage):
+            self.left -= 1
+            self.work(process)
+
+
+def test_slow_rank(cloud, monkeypatch):
+    """A rank that stops for some seconds costs these seconds."""
+    def pause(process):
+        rank = batches.ranks_of(process)[1]
+        os.kill(rank, signal.SIGSTOP)
+        threading.Timer(3, os.kill, (rank, signal.SIGCONT)).start()
+    results = cloud.run(watch=Once('answer', pause), monkeypatch=monkeypatch)
+    assert not any(result.note for result in results.values())
+    assert not any('broke' in text for text in cloud.notices)
+    assert cloud.backups() == cloud.disks.digests()
+    cloud.need_nothing_left()
+
+
+def test_rank_that_hangs(cloud, monkeypatch):
+    """The others wait for the limit; then the round is run again."""
+    cloud.settings = dataclasses.replace(cloud.settings, silence=4.0)
+
+    def stop(process):
+        os.kill(batches.ranks_of(process)[1], signal.SIGSTOP)
+    results = cloud.run(watch=Once('answer', stop), monkeypatch=monkeypatch)
+    assert not any(result.note for result in results.values())
+    assert any('waited 4 s for others' in text and 'broke, time 1 of 3' in text
+               for text in cloud.notices)
+    assert cloud.backups() == cloud.disks.digests()
+    cloud.need_nothing_left()
+
+
+DAMAGE = """
+import os
+from glance_dedup.batch import ranks
+pack = ranks.pack
+def damage(kind, payload):
+    message = pack(kind, payload)
+    if kind != b'scan' or os.path.exists({mark!r}):
+        return message
+    open({mark!r}, 'w').close()
+    return {how}
+ranks.pack = damage
+"""
+
+
+@pytest.mark.parametrize('how', [
+    'message[:-5]', 'message[:60] + bytes([message[60] ^ 1]) + message[61:]'])
+def test_damaged_message(cloud, tmp_path, monkeypatch, how):
+    """A rank sends a message that is cut off, or has one wrong bit (B7)."""
+    place = tmp_path / 'site'
+    place.mkdir()
+    (place / 'sitecustomize.py').write_text(
+        "import sys\nif 'glance_dedup.batch.rank' in sys.orig_argv:\n"
+        + ''.join(f'    {line}\n' for line in DAMAGE.format(
+            mark=str(place / 'mark'), how=how).splitlines()))
+    monkeypatch.setenv('PYTHONPATH', str(place))
+    results = cloud.run()
+    assert (place / 'mark').exists()
+    assert any('do not agree with its head' in text for text in cloud.notices)
+    assert not any(result.note for result in results.values())
+    assert cloud.backups() == cloud.disks.digests()
+    cloud.need_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_twenty_nights_with_a_dead_rank(cloud, monkeypatch):
+    """Acceptance: each stage in turn, another rank each time."""
+    order = ('answer', 'store', 'resolve', 'finish')
+    for night, stage in zip(range(20), itertools.cycle(order)):
+        path = cloud.disks.directory / f'disk{night % 4}'
+        with open(path, 'r+b') as disk:
+            disk.seek(night * 65536)
+            disk.write(repositories.noise(70000, 1000 + night))
+        kill = Once(stage, lambda process, night=night: batches.kill_all(
+            batches.ranks_of(process)[night % 3:][:1]))
+        results = cloud.run(night, watch=kill, monkeypatch=monkeypatch)
+        assert not kill.left
+        assert not any(result.note for result in results.values())
+        assert cloud.backups(night) == cloud.disks.digests()
+    cloud.run(20)
+    cloud.need_nothing_left()
+
+
+# -- the repository -----------------------------------------------------------
+
+def merge(path):
+    """What the daemon does each night: it makes and mends the index, too."""
+    with (repositories.open_repository(path) as repo,
+          maintenance.maintaining(repo, wait=10) as maintainer):
+        maintenance.account(maintainer)
+        result = merger.run_once(maintainer, task.Pace())
+        assert not result.failed, result
+
+
+def test_index_that_is_missing_or_damaged(cloud):
+    """The operator is told, and told what to do."""
+    cloud.run()
+    assert [text for text in cloud.notices if 'has no exact index' in text
+            and 'glance-dedup merge' in text]
+    merge(cloud.path)
+    (cloud.disks.directory / 'copy').write_bytes(
+        (cloud.disks.directory / 'disk1').read_bytes())
+    results = cloud.run(1)
+    assert not cloud.notices and results['copy'].stored == 0
+    shards = [path for path in (cloud.path / 'index').rglob('*')
+              if path.is_file() and path.stat().st_size > 4096]
+    assert shards
+    for shard in shards:
+        repositories.ruin(shard, shard.stat().st_size // 2)
+    (cloud.disks.directory / 'copy2').write_bytes(
+        (cloud.disks.directory / 'disk1').read_bytes())
+    results = cloud.run(2)
+    assert [text for text in cloud.notices if re.search(
+        '[0-9]+ files of the exact index .* could not be read', text)]
+    assert results['copy2'].stored > 0
+    assert cloud.backups(2) == cloud.disks.digests()
+    merge(cloud.path)
+    cloud.run(3)
+    assert not cloud.notices
+    cloud.need_nothing_left()
+
+
+def test_new_bytes_are_those_of_the_recipe(cloud, capfd):
+    """`backup list` and `backup run` say the same."""
+    results = cloud.run()
+    with repository.Repository(cloud.path) as repo:
+        stats = {name: repo.stat(result.backup_id)
+                 for name, result in results.items()}
+    for name, stat in stats.items():
+        assert stat.new_bytes == results[name].stored > 0
+        assert stat.stored_bytes >= stat.new_bytes      # noise
+    assert main.main(['--repository', str(cloud.path), 'backup', 'list',
+                      '-f', 'value', '-c', 'new_bytes']) == 0
+    assert capfd.readouterr().out.split() == [
+        str(stats[name].new_bytes) for name in sorted(stats)]
+
+
+def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
+    """Clean segments are those of one base: without it, all is read (B4)."""
+    cloud.run()
+    for path in cloud.disks.directory.iterdir():
+        with open(path, 'r+b') as disk:
+            disk.seek(2 * SEGMENT)
+            disk.write(b'new')
+
+    def kill(process):
+        batches.kill_all(batches.ranks_of(process))
+        time.sleep(1)           # they have the recipes open
+        with repository.Repository(cloud.path) as repo:
+            for backup in repo.backups():
+                repo.delete(backup.image_id)
+        cloud.collect()
+    results = cloud.run(1, Once('store', kill), monkeypatch=monkeypatch)
+    assert any('broke, time 1' in text for text in cloud.notices)
+    assert not any(result.note for result in results.values())
+    assert cloud.backups(1) == cloud.disks.digests()
+    cloud.need_nothing_left()
+
+
+def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
+    """Its blocks were found in the index; a collection frees them (B1)."""
+    with repository.Repository(cloud.path) as repo:
+        for source in cloud.disks.sources():
+            repositories.put(repo, f'of-{source.name}', pathlib.Path(
+                source.path).read_bytes())
+    merge(cloud.path)
+    gone = []
+
+    def delete(process):
+        with repository.Repository(cloud.path) as repo:
+            for image_id in list(repo.images()):
+                repo.delete(image_id)
+        before = len(maintenance.live_slots(cloud.path))
+        cloud.collect()
+        gone.append(before - len(maintenance.live_slots(cloud.path)))
+
+    def held(process):      # the ranks wait meanwhile
+
+        ranks = batches.ranks_of(process)
+        for rank in ranks:
+            os.kill(rank, signal.SIGSTOP)
+        delete(process)
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
+    results = cloud.run(watch=Once('store', held), monkeypatch=monkeypatch)
+    assert gone[0] > 1000
+    assert not any(result.note for result in results.values())
+    assert cloud.backups() == cloud.disks.digests()
+    assert sum(result.stored for result in results.values()) > 0
+    cloud.need_nothing_left()
+
+
+def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
+    cloud.run()
+    cloud.run(1)
+    with repository.Repository(cloud.path) as repo:
+        repo.delete(imageids.backup_id('disk0', cloud.time(0)))
+    place = ['--repository', str(cloud.path), 'backup', 'restore', 'disk0',
+             str(tmp_path / 'restored')]
+    assert main.main([*place, '--at', '2026-11-20']) == 2
+    told = capfd.readouterr().err
+    assert 'disk0' in told and '2026-11-21' in told, told
+    assert not (tmp_path / 'restored').exists()
+    assert main.main(place) == 0
+    assert (tmp_path / 'restored').read_bytes() == (
+        cloud.disks.directory / 'disk0').read_bytes()
+
+
+# -- the command --------------------------------------------------------------
+
+def ranks_in(session):
+    """The ranks that a command has started."""
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*'):
+        try:
+            words = (path / 'cmdline').read_bytes().split(b'\0')
+            if (words[1:3] == [b'-m', b'glance_dedup.batch.rank']
+                    and os.getsid(int(path.name)) == session):
+                found.append(int(path.name))
+        except (OSError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.fixture
+def large(tmp_path):
+    """Disks that take a while."""
+    cloud = batches.Cloud(tmp_path, 2)
+    for number in range(4):
+        with open(cloud.disks.directory / f'disk{number}', 'ab') as disk:
+            disk.write(repositories.noise(8 * SEGMENT, 200 + number))
+    return cloud
+
+
+@pytest.mark.parametrize('kind', [
+    signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_command_that_is_killed(large, kind):
+    """Its ranks end. The next run begins again, and says what it removed."""
+    command = large.start()
+    repositories.eventually(
+        lambda: list(large.spool.rglob('done-scan')), LIMIT)
+    ranks = ranks_in(command.pid)
+    for rank in ranks:      # which would be done before they are ended
+        os.kill(rank, signal.SIGSTOP)
+    os.kill(command.pid, kind)
+    if kind == signal.SIGKILL:
+        command.wait(LIMIT)
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
+    _, told = command.communicate(timeout=LIMIT)
+    repositories.eventually(lambda: not ranks_in(command.pid), LIMIT)
+    if kind != signal.SIGKILL:
+        assert command.returncode == main.INTERRUPTED
+        assert 'glance-dedup: interrupted' in told
+        large.need_nothing_left()
+    done = large.start()
+    out, told = done.communicate(timeout=LIMIT)
+    assert done.returncode == 0, told
+    assert ('a round that was not completed left it' in told) == (
+        kind == signal.SIGKILL)
+    with repository.Repository(large.path) as repo:
+        found = {}
+        for backup in repo.backups():       # the newest is the last
+            with repo.open_image(backup.image_id) as image:
+                found[backup.name] = batches.digest_of(image.pieces())
+    assert found == large.disks.digests()
+    large.need_nothing_left()
+
+
+def test_two_commands_at_once(large):
+    """The second is refused, for each disk, and harms the first not."""
+    first = large.start()
+    repositories.eventually(
+        lambda: list(large.spool.rglob('done-scan')), LIMIT)
+    for rank in ranks_in(first.pid):
+        os.kill(rank, signal.SIGSTOP)
+    second = subprocess.run(
+        large.command(), stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=LIMIT)
+    for rank in ranks_in(first.pid):
+        os.kill(rank, signal.SIGCONT)
+    out, told = first.communicate(timeout=LIMIT)
+    assert (first.returncode, second.returncode) == (0, 2), told
+    for name in large.disks.digests():
+        assert f'another backup of {name} is running on this host' in (
+            second.stderr)
+    assert 'None' not in second.stdout
+    with repository.Repository(large.path) as repo:
+        assert len(repo.backups()) == 4
+    large.need_nothing_left()
+
+
+def test_recipe_without_its_base_is_refused(cloud):
+    """Segments are never left out in silence."""
+    disk = cloud.disks.sources()[0]
+    with (repository.Repository(cloud.path) as repo,
+          places.Place(str(cloud.state), disk.name, 'x') as place,
+          images.open_disk(place, disk.path, 'raw') as view,
+          stages.Recipe(
+              repo.begin('b_disk0_20261120T220000Z', '', bytes(16)),
+              stages.Task(view, disk.name, '', None),
+              memoryview(bytearray(SEGMENT))) as recipe):
+        recipe.add_segment(0, None)
+        with pytest.raises(exceptions.DamagedError, match='segments of disk0'):
+            recipe.flush()

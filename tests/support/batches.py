@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Disks and a repository, and runs of batch backups by real ranks."""
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from dedupd.tasks import collector
+from glance_dedup.base import imageids
+from glance_dedup.base import task
+from glance_dedup.batch import job as job_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
+from tests.support import maintenance
+from tests.support import repositories
+
+SEGMENT = 2 << 20
+NIGHT = datetime.datetime(2026, 11, 20, 22, tzinfo=datetime.timezone.utc)
+
+
+class Disks:
+    """Files that are backed up, and what they held each night."""
+
+    def __init__(self, directory, count=4):
+        self.directory = directory
+        self.directory.mkdir()
+        common = repositories.noise(2 * SEGMENT, 9)
+        for number in range(count):
+            (directory / f'disk{number}').write_bytes(
+                common + repositories.noise(SEGMENT, number)
+                + bytes(SEGMENT) + repositories.noise(5000, 100 + number))
+
+    def sources(self):
+        return [job_module.Source(path.name, 'disk', str(path), 'raw')
+                for path in sorted(self.directory.iterdir())]
+
+    def digests(self):
+        return {path.name: digest_of([path.read_bytes()])
+                for path in self.directory.iterdir()}
+
+
+def digest_of(pieces):
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class Cloud:
+    """A repository, disks, and runs of backups."""
+
+    def __init__(self, tmp_path, ranks_=3):
+        self.path = repositories.create(tmp_path / 'repo', volumes=True)
+        self.disks = Disks(tmp_path / 'disks')
+        self.state = tmp_path / 'state'
+        self.spool = tmp_path / 'spool'
+        self.settings = job_module.Settings(
+            ranks=ranks_, state=str(self.state), spool=str(self.spool),
+            scratch=str(tmp_path / 'scratch'))
+
+    def run(self, night=0, watch=None, sources=None, monkeypatch=None):
+        """Back up; `watch` is called with each line of the ranks."""
+        with repository.Repository(self.path) as repo:
+            job = job_module.Job(repo, self.settings, self.time(night),
+                                 lambda done, total, words: None)
+            self.notices = job.notices
+            if watch is not None:
+                events = job_module._events
+
+                def watched(process, silence):
+                    for event in events(process, silence):
+                        watch(process, event)
+                        yield event
+                monkeypatch.setattr(job_module, '_events', watched)
+            try:
+                return {result.name: result for result in job.run(
+                    self.disks.sources() if sources is None else sources)}
+            finally:
+                if monkeypatch is not None:
+                    monkeypatch.undo()
+
+    def command(self, *arguments, **options):
+        """The command line of `backup run` for all disks."""
+        return [
+            sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+            str(self.path), 'backup', 'run', '--local',
+            str(self.settings.ranks), '--disk-format', 'raw',
+            *(word for name in ('state', 'spool', 'scratch') for word in (
+                f'--{name}', getattr(self.settings, name))),
+            *(source.path for source in self.disks.sources()), *arguments]
+
+    def start(self, *arguments):
+        """Start the command, in a session of its own."""
+        return subprocess.Popen(
+            self.command(*arguments), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True)
+
+    @staticmethod
+    def time(night):
+        return NIGHT + datetime.timedelta(days=night)
+
+    def backups(self, night=0):
+        """Each backup of a night as its bytes' digest, by name."""
+        found = {}
+        with repository.Repository(self.path) as repo:
+            for image_id in repo.recipes():
+                backup = imageids.of_backup(image_id)
+                if backup is not None and backup.time == self.time(night):
+                    with repo.open_image(image_id) as image:
+                        found[backup.name] = digest_of(image.pieces())
+        return found
+
+    def need_clean(self):
+        repositories.need_clean(self.path)
+
+    def spooled(self):
+        return [str(path) for path in self.spool.rglob('*')
+                if path.is_file()]
+
+    def need_nothing_left(self):
+        """No spool, digests, lock or upload of a run is left (B6)."""
+        assert not self.spooled()
+        assert not [path.name for path in self.state.rglob('*.new')]
+        for path in self.state.rglob('*.lock'):
+            with open(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.collect()
+        assert not list((self.path / 'spool').glob('T*'))
+        self.need_clean()
+
+    def collect(self):
+        """Free what nothing refers to."""
+        with (repository.Repository(self.path) as repo,
+              maintainer_module.Maintainer(repo) as maintainer):
+            maintenance.account(maintainer)
+            collector.run_once(maintainer, task.Pace(), live_share=0)
+
+
+def ranks_of(process):
+    """The process ids of the ranks of mpiexec, by its children."""
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*'):
+        try:
+            command = (path / 'cmdline').read_bytes()
+            parent = int((path / 'stat').read_text().rsplit(')')[1].split()[1])
+        except OSError:
+            continue
+        if b'glance_dedup.batch.rank' in command and parent == process.pid:
+            found.append(int(path.name))
+    return sorted(found)
+
+
+def kill_all(ranks_):
+    """Kill ranks; MPI may have ended some, since another one died."""
+    for rank in ranks_:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+
+
+class Hosts:
+    """Hosts of a batch job: each has its own name, and its own mounts.
+
+    They share everything else with this host. What mpiexec starts by ssh is
+    started here by a program that makes the namespaces.
+    """
+
+    def __init__(self, directory, monkeypatch, names=('one', 'two')):
+        if os.geteuid() != 0:
+            pytest.skip('mounting needs root')
+        self.names = names
+        self.directory = directory
+        directory.mkdir()
+        for name in names:
+            (directory / name).touch()
+        agent = directory / 'agent'
+        agent.write_text(
+            '#!/bin/sh\nhost=$1; shift\n'
+            "exec unshare --mount --uts sh -ec 'hostname \"$1\"; "
+            f'. {directory}/"$1"; shift; exec sh -c "$*"\' sh "$host" "$@"\n')
+        agent.chmod(0o700)
+        monkeypatch.setenv('PRTE_MCA_plm_ssh_agent', str(agent))
+
+    def mount(self, name, source, target):
+        """Have a host see another directory or file at a path."""
+        with open(self.directory / name, 'a') as file:
+            file.write(f'mount --bind {source} {target}\n')
