@@ -186,12 +186,12 @@ def add_stat(fields: dict, stat) -> dict:
     return fields
 
 
-def stats(repo, app, all_recipes=False):
-    """The stats of images; tells `app` of recipes that cannot be read.
+def stats(repo, app, image_ids=None):
+    """The stats of those that exist; tells `app` of what cannot be read.
 
-    :param all_recipes: also the stats of backups, and of recipes of volumes
+    :param image_ids: None: all images that are no backups
     """
-    for image_id in repo.recipes() if all_recipes else plain_images(repo):
+    for image_id in plain_images(repo) if image_ids is None else image_ids:
         try:
             yield repo.stat(image_id)
         except exceptions.ImageNotFound:
@@ -230,7 +230,7 @@ def sums(repo, app) -> dict[str, int]:
     """The sums over all recipes; only images and backups are counted."""
     names = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes')
     total = dict.fromkeys(('images', 'backups', *names), 0)
-    for found in stats(repo, app, all_recipes=True):
+    for found in stats(repo, app, repo.recipes()):
         if imageids.of_backup(found.image_id) is not None:
             total['backups'] += 1
         elif imageids.is_image(found.image_id):

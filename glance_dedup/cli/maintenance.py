@@ -14,15 +14,10 @@ import threading
 
 from cliff import columns
 from cliff import show
-from oslo_config import cfg
-
-from dedupd.tasks import registry
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
-from glance_dedup.maintenance import counting
-from glance_dedup.maintenance import maintainer as maintainer_module
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
 
@@ -198,6 +193,8 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
     config_file: str | None = None
 
     def add_arguments(self, parser):
+        from dedupd.tasks import registry
+
         parser.add_argument(
             '--config-file', metavar='FILE',
             help="The daemon's options, if no daemon runs. Default: "
@@ -207,6 +204,8 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             common.add_dry_run(parser)
 
     def take_action(self, parsed_args):
+        from dedupd.tasks import registry
+
         return self._run_task(**{
             name: getattr(parsed_args, name)
             for name in registry.TASKS[self.task].arguments})
@@ -237,6 +236,9 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         return result if isinstance(result, dict) else {}
 
     def _run_here(self, update, arguments) -> dict:
+        from dedupd.tasks import registry
+        from glance_dedup.maintenance import maintainer as maintainer_module
+
         pace = task_module.Pace(update)
         with self.open() as repo, Interrupt(pace):
             options = self._options_of(repo.path)
@@ -258,6 +260,10 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
 
     def _options_of(self, path):
         """The daemon's options, from the file given or the default one."""
+        from oslo_config import cfg
+
+        from dedupd.tasks import registry
+
         given = self.config_file
         if given is None and os.path.exists(CONFIG_FILE):
             given = CONFIG_FILE
@@ -425,6 +431,8 @@ class RebuildCatalog(TaskCommand):
             "many bytes as the images' recipes. Default: one.")
 
     def take_action(self, parsed_args):
+        from glance_dedup.maintenance import counting
+
         if not 1 <= parsed_args.processes <= counting.MOST:
             raise common.UsageError(
                 f'--local {parsed_args.processes} is not from 1 to '
@@ -469,6 +477,7 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
 
     def _mark_here(self, image_id):
         from dedupd.tasks import scrubber
+        from glance_dedup.maintenance import maintainer as maintainer_module
 
         with self.open() as repo, maintainer_module.Maintainer(
                 repo) as maintainer:

@@ -435,6 +435,10 @@ class Maintainer(closing.Closing):
         """
         header, extents = recipe.header(), recipes.Extents(recipe)
         facts = accounts.facts_of(header, recipes.measure(recipe))
+        # So neither a collection nor a list has to open it again.
+        self.catalog.set_seen(
+            batch, header['image_id'].encode(),
+            (recipe.inode, recipe.modified, header['transaction_id']))
         while not self.catalog.count(batch, header['transaction_id'], extents,
                                      facts, BATCH_BYTES):
             write()

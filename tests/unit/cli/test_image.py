@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from glance_dedup.cli import image as image_commands
+from glance_dedup.repository import repository
 
 BAD_IDS = ['', 'a/b', '../a', '/etc/passwd', '.', '..', 'a.b', 'a b', 'a\nb',
            'x' * 129, 'x' * 300, 'größe', '图像', 'صورة', 'a\0b', '\udcff']
@@ -282,6 +283,41 @@ def test_list(stored, content):
     result = stored('image', 'list')
     assert '1.3 MiB' in result.out
     assert result.err == ''
+
+
+def test_list_opens_only_recipes_that_are_not_counted(
+        stored, content, tmp_path, monkeypatch):
+    def listed():
+        opened.clear()
+        return {row['image_id']: row
+                for row in stored('image', 'list', '-f', 'json').json()}
+    opened: list[str] = []
+    stat = repository.Repository.stat
+
+    def noted(self, image_id):
+        opened.append(image_id)
+        return stat(self, image_id)
+    monkeypatch.setattr(repository.Repository, 'stat', noted)
+    assert stored('image', 'put', 'two', content).status == 0
+    before = listed()
+    assert opened == ['one', 'two']
+    assert stored('collect').status == 0
+    counted = listed()
+    assert opened == [] and counted.keys() == before.keys()
+    for image_id, row in counted.items():
+        # Without a catalog nobody knew of damage.
+        assert row == {**before[image_id], 'damaged': False}
+    # What was deleted, replaced or stored since is shown as it is now.
+    for image_id in ('one', 'two'):
+        assert stored('image', 'delete', image_id).status == 0
+    (tmp_path / 'other').write_bytes(b'x' * 5000)
+    for image_id in ('two', 'three'):
+        assert stored('image', 'put', image_id, tmp_path / 'other',
+                      '--project', 'new').status == 0
+    now = listed()
+    assert opened == ['three', 'two'] == list(now)
+    assert {(row['size'], row['project']) for row in now.values()} == {
+        (5000, 'new')}
 
 
 def test_list_with_damage_and_unknown_names(stored):
