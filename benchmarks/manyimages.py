@@ -16,8 +16,9 @@ brackets, of wall time. If a command on a single image takes longer with more
 images, something in it depends on their number.
 
 ``delete, collect`` is an image's deletion and the collection after it, each in
-a process of its own. The last lines show what starting costs: the interpreter
-alone, the help, and how many modules each command imports.
+a process of its own; ``delete --collect`` does the same in one process. The
+last lines show what starting costs: the interpreter alone, the help, and how
+many modules each command imports.
 
 No daemon runs. With ``--dir`` on a disk, syncs are part of the wall time.
 """
@@ -46,6 +47,7 @@ SINGLE = {
     'image verify': ['image verify synthetic-7'],
     'image delete': ['image delete synthetic-{n}{n}'],
     'delete, collect': ['image delete put-{n}', 'collect'],
+    'delete --collect': ['image delete --collect copy-{n}'],
 }
 WHOLE = {
     'image list': ['image list -f json'],

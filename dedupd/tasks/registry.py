@@ -19,7 +19,6 @@ from dedupd import opts
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
@@ -177,6 +176,8 @@ def _check_limit(limit_mib: int = 0, **others: Any) -> None:
 
 
 def _check_processes(processes: int = 1, **others: Any) -> None:
+    from glance_dedup.maintenance import counting
+
     if not 1 <= processes <= counting.MOST:
         raise exceptions.InvalidParameter(
             f'processes: {processes} is not from 1 to {counting.MOST}')

@@ -296,6 +296,10 @@ class Delete(common.RepositoryCommand, lister.Lister):
 
     def add_arguments(self, parser):
         parser.add_argument('ids', metavar='ID', nargs='+')
+        parser.add_argument(
+            '--collect', action='store_true',
+            help='Then free the blocks that no image uses any more, as the '
+            'command collect does.')
 
     def take_action(self, parsed_args):
         rows = []
@@ -309,6 +313,20 @@ class Delete(common.RepositoryCommand, lister.Lister):
                 else:
                     rows.append((image_id, True, ''))
         return ('image_id', 'deleted', 'error'), rows
+
+    def produce_output(self, parsed_args, column_names, data):
+        # First: what was deleted is shown even if the collection fails.
+        result = super().produce_output(parsed_args, column_names, data)
+        if parsed_args.collect:
+            from glance_dedup.cli import maintenance
+
+            names, values = maintenance.Collect(
+                self.app, self.app_args).run_task(dry_run=False)
+            freed = dict(zip(names, values))
+            self.app.tell(
+                f'{freed["freed_blocks"]} blocks were freed; the file system '
+                f'got {freed["disk_bytes"].human_readable()} back')
+        return result
 
 
 class Known(daemon.DaemonCommand):

@@ -206,7 +206,7 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
     def take_action(self, parsed_args):
         from dedupd.tasks import registry
 
-        return self._run_task(**{
+        return self.run_task(**{
             name: getattr(parsed_args, name)
             for name in registry.TASKS[self.task].arguments})
 
@@ -214,7 +214,8 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         self.config_file = parsed_args.config_file
         return super().run(parsed_args)
 
-    def _run_task(self, **arguments):
+    def run_task(self, **arguments):
+        """Run the task, here or in the daemon; returns the columns."""
         client = self.need_daemon_or_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
@@ -381,7 +382,7 @@ class Recompress(TaskCommand):
                           'level': parsed_args.level}
         elif parsed_args.level:
             raise common.UsageError('--level is only for --codec')
-        return self._run_task(**arguments)
+        return self.run_task(**arguments)
 
 
 class Evict(TaskCommand):
@@ -411,7 +412,7 @@ class Evict(TaskCommand):
         if limit is None and self.need_daemon_or_repository() is None:
             raise common.UsageError('no daemon answers for this cache: use '
                                     '--limit-mib')
-        return self._run_task(
+        return self.run_task(
             dry_run=parsed_args.dry_run,
             **({} if limit is None else {'limit_mib': limit}))
 

@@ -25,7 +25,6 @@ from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import fence as fence_module
 from glance_dedup.maintenance import recipes
@@ -285,6 +284,9 @@ class Maintainer(closing.Closing):
         catalog.write(kept)
         images = self.recipes.images()
         if processes > 1 and len(images) > 1:
+            # Only here: most maintainers need no multiprocessing.
+            from glance_dedup.maintenance import counting
+
             try:
                 counting.Counting(
                     catalog, self.engine, self.unreadable, BATCH_BYTES,
