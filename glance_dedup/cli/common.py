@@ -288,6 +288,14 @@ class RepositoryCommand(command.Command):
         self.add_arguments(parser)
         return parser
 
+    def get_epilog(self) -> str:
+        """What the help ends with.
+
+        cliff would add which distribution a command is from, and would read
+        the metadata of all installed ones for that, at every start.
+        """
+        return self._epilog or ''
+
     def add_arguments(self, parser):
         """Add the command's own arguments to its parser."""
 

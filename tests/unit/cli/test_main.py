@@ -51,6 +51,20 @@ def test_start_imports_only_what_the_command_needs(cli, line):
         assert 'glance_dedup._engine' not in imported
 
 
+def test_start_reads_no_metadata_of_other_distributions(created, monkeypatch):
+    """There may be hundreds."""
+    from cliff import command
+
+    asked = []
+    monkeypatch.setattr(command, '_dists_by_mods', None)
+    monkeypatch.setattr(command, 'packages_distributions',
+                        lambda: asked.append(1) or {})
+    assert created('image', 'list').status == 0
+    assert asked == []
+    assert created('image', 'list', '--help').status == 0
+    assert asked == [1]     # the command help is cliff's own
+
+
 def test_every_command_has_help_and_json(cli):
     for name in main.COMMANDS:
         result = cli(*name.split(), '--help')
