@@ -20,6 +20,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import recipes
 from glance_dedup.repository import layout
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
@@ -158,13 +159,12 @@ class Figures:
 
         ``damaged`` is None if it is not known.
         """
-        ledger = self._known(lambda catalog: {
-            facts['image_id']: facts for _, facts in catalog.ledger()}) or {}
+        counted = self._known(lambda catalog: catalog.images()) or {}
         blocks, damaged = self.damage()
         unhurt = None if blocks is None else False
         found = []
         for image_id in self._repository.images():
-            facts = ledger.get(image_id)
+            facts = recipes.facts_of(self._repository.path, image_id, counted)
             if facts is None:
                 facts = self._read_facts(image_id)
             if facts is not None:

@@ -24,7 +24,6 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.maintenance import comparison
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 
@@ -379,6 +378,8 @@ class _Run:
 
     def _compare(self, hosts: tuple[str, ...]) -> None:
         """Compare the catalog's counts with the recipes."""
+        from glance_dedup.maintenance import comparison
+
         try:
             comparison.compare(self._maintainer, self._pace.step, hosts)
         except comparison.Unknown as e:

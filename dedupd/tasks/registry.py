@@ -19,7 +19,6 @@ from dedupd import opts
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository as repository_module
@@ -73,6 +72,7 @@ def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
              dry_run: bool = False, by_partition: bool = False,
              processes: int = 1, hosts: tuple[str, ...] = ()) -> Any:
     from dedupd.tasks import collector
+    from glance_dedup.maintenance import counting
 
     shares = {'live_share': options.collect_live_share,
               'evacuate_share': options.collect_evacuate_share}
@@ -171,6 +171,8 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
 def _rebuild(maintainer: Maintainer, pace: task.Pace,
              options: Any, processes: int = 1,
              hosts: tuple[str, ...] = ()) -> None:
+    from glance_dedup.maintenance import counting
+
     if processes > 1:
         hosts = counting.local(processes)
     maintainer.rebuild(pace.step, hosts=hosts)
@@ -184,6 +186,8 @@ def _check_limit(limit_mib: int = 0, **others: Any) -> None:
 
 
 def _check_processes(processes: int = 1, **others: Any) -> None:
+    from glance_dedup.maintenance import counting
+
     if not 1 <= processes <= counting.MOST:
         raise exceptions.InvalidParameter(
             f'processes: {processes} is not from 1 to {counting.MOST}')

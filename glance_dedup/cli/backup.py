@@ -82,24 +82,17 @@ class List(image_module.Known, lister.Lister):
             help='Only the newest backup of each name.')
 
     def take_action(self, parsed_args):
-        rows = []
         with self.open() as repo:
-            damaged = self._damaged_images(repo)
+            listed = {}
             for backups in _named(repo, parsed_args.names).values():
                 for backup in backups[-1 if parsed_args.newest else 0:]:
-                    try:
-                        found = repo.stat(backup.image_id)
-                    except exceptions.ImageNotFound:
-                        continue            # pruned meanwhile
-                    except exceptions.RepositoryError as e:
-                        self.app.report(e)
-                        continue
-                    rows.append(self._row(backup, self._described(
-                        found, damaged), backup == backups[-1]))
+                    listed[backup.image_id] = backup, backup == backups[-1]
+            rows = [self._row(*listed[fields['image_id']], fields)
+                    for fields in self.described(repo, list(listed))]
         return _COLUMNS, rows
 
     @staticmethod
-    def _row(backup, fields, is_newest):
+    def _row(backup, is_newest, fields):
         fields |= {'name': backup.name, 'newest': common.YesNo(is_newest),
                    'time': common.Time(int(backup.time.timestamp()))}
         return tuple(fields[column] for column in _COLUMNS)

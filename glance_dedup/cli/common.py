@@ -188,12 +188,12 @@ def add_stat(fields: dict, stat) -> dict:
     return fields
 
 
-def stats(repo, app, all_recipes=False):
-    """The stats of images; tells `app` of recipes that cannot be read.
+def stats(repo, app, image_ids=None):
+    """The stats of those that exist; tells `app` of what cannot be read.
 
-    :param all_recipes: also the stats of backups, and of recipes of volumes
+    :param image_ids: None: all images that are no backups
     """
-    for image_id in repo.recipes() if all_recipes else plain_images(repo):
+    for image_id in plain_images(repo) if image_ids is None else image_ids:
         try:
             yield repo.stat(image_id)
         except exceptions.ImageNotFound:
@@ -232,7 +232,7 @@ def sums(repo, app) -> dict[str, int]:
     """The sums over all recipes; only images and backups are counted."""
     names = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes')
     total = dict.fromkeys(('images', 'backups', *names), 0)
-    for found in stats(repo, app, all_recipes=True):
+    for found in stats(repo, app, repo.recipes()):
         if imageids.of_backup(found.image_id) is not None:
             total['backups'] += 1
         elif imageids.is_image(found.image_id):
@@ -289,6 +289,14 @@ class RepositoryCommand(command.Command):
         parser = super().get_parser(prog_name)
         self.add_arguments(parser)
         return parser
+
+    def get_epilog(self) -> str:
+        """What the help ends with.
+
+        cliff would add which distribution a command is from, and would read
+        the metadata of all installed ones for that, at every start.
+        """
+        return self._epilog or ''
 
     def add_arguments(self, parser):
         """Add the command's own arguments to its parser."""

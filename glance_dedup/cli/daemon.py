@@ -2,12 +2,16 @@
 
 """Finding the daemon and the catalog, for the commands that use them."""
 
+from collections.abc import Callable
 import contextlib
 import os
+import typing
 
 from glance_dedup.base import exceptions
 from glance_dedup.cli import common
-from glance_dedup.client import daemon as daemon_module
+
+if typing.TYPE_CHECKING:
+    from glance_dedup.client import daemon as client_module
 
 # Commands do without a daemon that takes longer to answer.
 _CONNECT_SECONDS = 2.0
@@ -22,7 +26,7 @@ class DaemonCommand(common.RepositoryCommand):
 
     status: dict | None = None
 
-    def daemon(self) -> daemon_module.Client | None:
+    def daemon(self) -> 'client_module.Client | None':
         """The daemon behind ``--socket``; None if it does not answer.
 
         It is also None if the daemon serves another repository than that of
@@ -31,25 +35,43 @@ class DaemonCommand(common.RepositoryCommand):
         :raises UsageError: ``--socket`` is not a valid path
         """
         path = self.app.options.socket
-        if not path:
+        if not self._may_answer():
             return None
+        # Only here: HTTP and TLS take longer to import than a command runs.
+        from glance_dedup.client import daemon as client_module
+
         try:
-            client = daemon_module.Client(
+            client = client_module.Client(
                 f'unix:{path}', connect_timeout=_CONNECT_SECONDS,
                 timeout=_ANSWER_SECONDS)
         except ValueError as e:
             raise common.UsageError(f'--socket: {e}') from e
         try:
             status = client.status()
-            found = daemon_module.repository_of(status)
-        except daemon_module.DaemonUnavailable:
+            found = client_module.repository_of(status)
+        except client_module.DaemonUnavailable:
             return None
         if self.app.options.repository and found != self._repository_id():
             return None
         self.status = status
         return client
 
-    def need_daemon_or_repository(self) -> daemon_module.Client | None:
+    def _may_answer(self) -> bool:
+        """Whether there is a socket, or a path that the client refuses."""
+        path = self.app.options.socket
+        return bool(path) and ('\0' in path or os.path.exists(path))
+
+    def healthy_daemon(self) -> 'client_module.Client | None':
+        """As `daemon`; also None if the daemon is in trouble."""
+        if not self._may_answer():
+            return None
+        from glance_dedup.client import daemon as client_module
+
+        with contextlib.suppress(client_module.ClientError):
+            return self.daemon()
+        return None
+
+    def need_daemon_or_repository(self) -> 'client_module.Client | None':
         """As `daemon`; None means that the command works without it.
 
         :raises UsageError: there is neither a daemon nor ``--repository``
@@ -96,12 +118,57 @@ def damaged_images(repo, status: dict | None) -> set[str] | None:
     :param status: of the daemon, if there is one
     """
     if status is not None:
-        try:
-            if status['catalog']['state'] != 'ready':
-                return None
-            return {*status['damage']['images'],
-                    *status['catalog']['unreadable']}
-        except (KeyError, TypeError):
-            return None
+        return _damaged_in(status)
     with catalog_of(repo) as catalog:
         return None if catalog is None else catalog.damaged_images()
+
+
+def _damaged_in(status: dict) -> set[str] | None:
+    try:
+        if status['catalog']['state'] != 'ready':
+            return None
+        return {*status['damage']['images'],
+                *status['catalog']['unreadable']}
+    except (KeyError, TypeError):
+        return None
+
+
+#: What a list shows of an image, beside whether it is damaged.
+LISTED = ('image_id', 'size', 'zero_bytes', 'new_bytes', 'stored_bytes',
+          'created', 'project')
+
+
+def known_images(repo, client: 'client_module.Client | None',
+                 status: dict | None
+                 ) -> tuple[Callable[[str], dict | None], set[str] | None]:
+    """What the daemon, or else the catalog, knows of images.
+
+    :param client: of the daemon, if there is one
+    :param status: the daemon's
+    :returns: a function that returns the figures of the image that has an id
+        now, or None if its recipe must be read; and the images that are known
+        to be damaged, or None if nothing is known
+    """
+    if client is not None and status is not None:
+        return _images_of(client).get, _damaged_in(status)
+    with catalog_of(repo) as catalog:
+        counted, damaged = {}, None
+        if catalog is not None:
+            damaged = catalog.damaged_images()
+            # The recipes have the same figures; the maintainer reports damage.
+            with contextlib.suppress(exceptions.RepositoryError):
+                counted = catalog.images()
+    from glance_dedup.maintenance import recipes
+
+    return lambda image_id: recipes.facts_of(
+        repo.path, image_id, counted), damaged
+
+
+def _images_of(client: 'client_module.Client') -> dict[str, dict]:
+    """The daemon's figures, by the id; without those that it cannot read."""
+    from glance_dedup.client import daemon as client_module
+
+    with contextlib.suppress(client_module.ClientError):
+        return {image['image_id']: image for image in client.images()
+                if all(image.get(name) is not None for name in LISTED)}
+    return {}

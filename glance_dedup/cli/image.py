@@ -2,6 +2,7 @@
 
 """The commands on images: storing, reading and deleting them."""
 
+from collections.abc import Iterator
 import contextlib
 import errno
 import os
@@ -295,6 +296,10 @@ class Delete(common.RepositoryCommand, lister.Lister):
 
     def add_arguments(self, parser):
         parser.add_argument('ids', metavar='ID', nargs='+')
+        parser.add_argument(
+            '--collect', action='store_true',
+            help='Then free the blocks that no image uses any more, as the '
+            'command collect does.')
 
     def take_action(self, parsed_args):
         rows = []
@@ -309,45 +314,75 @@ class Delete(common.RepositoryCommand, lister.Lister):
                     rows.append((image_id, True, ''))
         return ('image_id', 'deleted', 'error'), rows
 
+    def produce_output(self, parsed_args, column_names, data):
+        # First: what was deleted is shown even if the collection fails.
+        result = super().produce_output(parsed_args, column_names, data)
+        if parsed_args.collect:
+            from glance_dedup.cli import maintenance
+
+            names, values = maintenance.Collect(
+                self.app, self.app_args).run_task(dry_run=False)
+            freed = dict(zip(names, values))
+            self.app.tell(
+                f'{freed["freed_blocks"]} blocks were freed; the file system '
+                f'got {freed["disk_bytes"].human_readable()} back')
+        return result
+
 
 class Known(daemon.DaemonCommand):
-    """A command that shows which images are known to be damaged."""
+    """A command that lists images, and which are known to be damaged."""
 
-    def _damaged_images(self, repo) -> set[str] | None:
-        from glance_dedup.client import daemon as client
+    def described(self, repo, image_ids: list[str]) -> Iterator[dict]:
+        """The columns of those images that exist and can be read.
 
-        # Images can be listed even if the daemon is in trouble.
-        with contextlib.suppress(client.ClientError):
-            self.daemon()
-        return daemon.damaged_images(repo, self.status)
+        The caller has listed `image_ids` just now. Images that were deleted
+        since are left out, because the figures are looked up later.
+        """
+        figures, damaged = daemon.known_images(
+            repo, self.healthy_daemon(), self.status)
+        for image_id in image_ids:
+            found = figures(image_id)
+            if found is None:
+                for read in common.stats(repo, self.app, [image_id]):
+                    found = vars(read)
+            if found is not None:
+                yield self._columns(found, damaged)
 
     @staticmethod
-    def _described(stat, damaged) -> dict:
-        fields = common.add_stat({}, stat)
-        fields['damaged'] = common.YesNo(
-            None if damaged is None else stat.image_id in damaged)
-        return fields
+    def _columns(found: dict, damaged: set[str] | None) -> dict:
+        return {
+            'image_id': found['image_id'],
+            **{name: common.Size(found[name]) for name in (
+                'size', 'zero_bytes', 'new_bytes', 'stored_bytes')},
+            'saved_percent': common.saved(
+                found['size'] - found['zero_bytes'], found['stored_bytes']),
+            'created': common.Time(found['created']),
+            'project': found['project'],
+            'damaged': _damaged(found['image_id'], damaged)}
+
+
+def _damaged(image_id: str, damaged: set[str] | None) -> common.YesNo:
+    return common.YesNo(None if damaged is None else image_id in damaged)
 
 
 class List(Known, lister.Lister):
     """List the images with the figures of their recipes.
 
-    The last scrub tells whether they are damaged; the answer comes from the
-    daemon or from the catalog. For backups there is backup list.
+    The figures of counted images come from the daemon or from the catalog,
+    which is faster than opening each recipe. The last scrub tells whether
+    images are damaged. For backups there is backup list.
     """
 
     def take_action(self, parsed_args):
         with self.open() as repo:
-            damaged = self._damaged_images(repo)
-            rows = [self._described(found, damaged)
-                    for found in common.stats(repo, self.app)]
+            rows = list(self.described(repo, common.plain_images(repo)))
         names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
                  'stored_bytes', 'saved_percent', 'created', 'project',
                  'damaged')
         return names, [tuple(row[name] for name in names) for row in rows]
 
 
-class Show(Known, show.ShowOne):
+class Show(daemon.DaemonCommand, show.ShowOne):
     """Show the figures of an image's recipe."""
 
     def add_arguments(self, parser):
@@ -357,8 +392,12 @@ class Show(Known, show.ShowOne):
         with self.open() as repo:
             repo.need_image(parsed_args.id)
             found = repo.stat(parsed_args.id)
-            return common.shown(
-                self._described(found, self._damaged_images(repo)))
+            # Images can be shown even if the daemon is in trouble.
+            self.healthy_daemon()
+            fields = common.add_stat({}, found)
+            fields['damaged'] = _damaged(
+                parsed_args.id, daemon.damaged_images(repo, self.status))
+            return common.shown(fields)
 
 
 class Pull(common.RepositoryCommand, show.ShowOne):

@@ -23,7 +23,7 @@ from glance_dedup.base import version
 from glance_dedup.cli import common
 
 NAMESPACE = 'glance_dedup.cli'
-# The same as in setup.cfg, for a tree that was not installed.
+# The same as in setup.cfg, where the documents' builder finds them.
 COMMANDS = {
     'status': 'glance_dedup.cli.maintenance:Status',
     'collect': 'glance_dedup.cli.maintenance:Collect',
@@ -79,13 +79,15 @@ NO_READER = 141
 
 
 class CommandManager(commandmanager.CommandManager):
-    """Finds the commands, even in a source tree that is not installed."""
+    """Finds the commands, and imports a command's module when it is run."""
 
     def load_commands(self, namespace):
-        super().load_commands(namespace)
-        for name, value in COMMANDS.items():
-            self.commands.setdefault(name, importlib.metadata.EntryPoint(
-                name, value, namespace))
+        # cliff's own would import the modules of all commands at every start,
+        # and find none of them in a tree that is not installed.
+        self.group_list.append(namespace)
+        self.commands.update(
+            (name, importlib.metadata.EntryPoint(name, value, namespace))
+            for name, value in COMMANDS.items())
 
 
 class App(common.Program):

@@ -14,16 +14,11 @@ import threading
 
 from cliff import columns
 from cliff import show
-from oslo_config import cfg
-
-from dedupd.tasks import registry
 from glance_dedup.base import hostlist
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
-from glance_dedup.maintenance import counting
-from glance_dedup.maintenance import maintainer as maintainer_module
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
 
@@ -199,6 +194,8 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
     config_file: str | None = None
 
     def add_arguments(self, parser):
+        from dedupd.tasks import registry
+
         parser.add_argument(
             '--config-file', metavar='FILE',
             help="The daemon's options, if no daemon runs. Default: "
@@ -208,7 +205,9 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             common.add_dry_run(parser)
 
     def take_action(self, parsed_args):
-        return self._run_task(**{
+        from dedupd.tasks import registry
+
+        return self.run_task(**{
             name: getattr(parsed_args, name)
             for name in registry.TASKS[self.task].arguments})
 
@@ -216,7 +215,8 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         self.config_file = parsed_args.config_file
         return super().run(parsed_args)
 
-    def _run_task(self, **arguments):
+    def run_task(self, **arguments):
+        """Run the task, here or in the daemon; returns the columns."""
         client = self.need_daemon_or_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
@@ -238,6 +238,9 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
         return result if isinstance(result, dict) else {}
 
     def _run_here(self, update, arguments) -> dict:
+        from dedupd.tasks import registry
+        from glance_dedup.maintenance import maintainer as maintainer_module
+
         pace = task_module.Pace(update)
         with self.open() as repo, Interrupt(pace):
             options = self._options_of(repo.path)
@@ -259,6 +262,10 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
 
     def _options_of(self, path):
         """The daemon's options, from the file given or the default one."""
+        from oslo_config import cfg
+
+        from dedupd.tasks import registry
+
         given = self.config_file
         if given is None and os.path.exists(CONFIG_FILE):
             given = CONFIG_FILE
@@ -302,6 +309,8 @@ def _column(name: str, value):
 
 def _add_counters(parser):
     """The options that say where to count."""
+    from glance_dedup.maintenance import counting
+
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         '--local', type=int, metavar='N', dest='processes',
@@ -321,6 +330,8 @@ def _counters(command, parsed_args) -> dict:
 
     :raises UsageError: too many are to count, or a daemon would have to
     """
+    from glance_dedup.maintenance import counting
+
     number = parsed_args.processes
     if number is not None:
         if not 1 <= number <= counting.MOST:
@@ -371,7 +382,7 @@ class Collect(TaskCommand):
         elif arguments:
             raise common.UsageError(
                 '--local and --hosts are only for --by-partition')
-        return self._run_task(dry_run=parsed_args.dry_run, **arguments)
+        return self.run_task(dry_run=parsed_args.dry_run, **arguments)
 
 
 class Merge(TaskCommand):
@@ -438,7 +449,7 @@ class Recompress(TaskCommand):
                           'level': parsed_args.level}
         elif parsed_args.level:
             raise common.UsageError('--level is only for --codec')
-        return self._run_task(**arguments)
+        return self.run_task(**arguments)
 
 
 class Evict(TaskCommand):
@@ -468,7 +479,7 @@ class Evict(TaskCommand):
         if limit is None and self.need_daemon_or_repository() is None:
             raise common.UsageError('no daemon answers for this cache: use '
                                     '--limit-mib')
-        return self._run_task(
+        return self.run_task(
             dry_run=parsed_args.dry_run,
             **({} if limit is None else {'limit_mib': limit}))
 
@@ -484,7 +495,7 @@ class RebuildCatalog(TaskCommand):
         _add_counters(parser)
 
     def take_action(self, parsed_args):
-        return self._run_task(**_counters(self, parsed_args))
+        return self.run_task(**_counters(self, parsed_args))
 
     def _judged(self, result):
         return common.shown({'rebuilt': True, **result})
@@ -524,6 +535,7 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
 
     def _mark_here(self, image_id):
         from dedupd.tasks import scrubber
+        from glance_dedup.maintenance import maintainer as maintainer_module
 
         with self.open() as repo, maintainer_module.Maintainer(
                 repo) as maintainer:

@@ -9,7 +9,6 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
-from glance_dedup.check import checker
 from glance_dedup.cli import common
 from glance_dedup.cli import daemon as daemon_module
 
@@ -155,7 +154,7 @@ class Space(common.RepositoryCommand, lister.Lister):
                 parts = space.parts(repo, progress.update, self.app.report)
             nonzero = sum(found.size - found.zero_bytes
                           for found in common.stats(repo, self.app,
-                                                    all_recipes=True))
+                                                    repo.recipes()))
         plain = sum(part.plain_bytes or 0 for part in parts)
         parts.append(space.Part('all', sum(part.bytes for part in parts),
                                 plain))
@@ -176,6 +175,8 @@ class Check(common.RepositoryCommand, show.ShowOne):
     """
 
     def take_action(self, parsed_args):
+        from glance_dedup.check import checker
+
         with self.progress('checking') as progress:
             report = checker.check(self.path, progress.update)
         figures = report.figures

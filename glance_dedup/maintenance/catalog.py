@@ -64,6 +64,18 @@ class Catalog(accounts.Accounts):
         batch.put(records.SEEN + image_id,
                   None if file is None else records.pack_seen(file))
 
+    def images(self) -> dict[str, tuple[tuple[int, int], dict[str, Any]]]:
+        """The counted images and volumes' recipes, by their ids.
+
+        Of each the file, as :meth:`seen` gives it, and the ledger's facts. A
+        reader compares the file with the one that is there now
+        (:func:`~glance_dedup.maintenance.recipes.facts_of`).
+        """
+        ledger = dict(self.ledger())
+        return {image_id.decode(): ((inode, modified), ledger[txid])
+                for image_id, (inode, modified, txid) in self.seen()
+                if txid in ledger}
+
     # -- statistics -------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:

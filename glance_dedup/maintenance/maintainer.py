@@ -25,8 +25,6 @@ from glance_dedup.base import files
 from glance_dedup.maintenance import accounts
 from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import counting
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import fence as fence_module
 from glance_dedup.maintenance import recipes
@@ -287,6 +285,10 @@ class Maintainer(closing.Closing):
         catalog.write(kept)
         images = self.recipes.images()
         if hosts and len(images) > 1:
+            # Only here: most maintainers need no multiprocessing.
+            from glance_dedup.maintenance import counter
+            from glance_dedup.maintenance import counting
+
             try:
                 counting.Counting(
                     catalog, self.engine, self.unreadable, BATCH_BYTES,
@@ -439,6 +441,10 @@ class Maintainer(closing.Closing):
         """
         header, extents = recipe.header(), recipes.Extents(recipe)
         facts = accounts.facts_of(header, recipes.measure(recipe))
+        # So neither a collection nor a list has to open it again.
+        self.catalog.set_seen(
+            batch, header['image_id'].encode(),
+            (recipe.inode, recipe.modified, header['transaction_id']))
         while not self.catalog.count(batch, header['transaction_id'], extents,
                                      facts, BATCH_BYTES):
             write()

@@ -3,9 +3,11 @@
 """Recipes, as the maintainer finds them in ``images/`` and counts them."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import os
 import re
+from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -58,6 +60,31 @@ def measure(recipe: _engine.Recipe) -> int:
         raise RecipeError(str(e)) from e
 
 
+def file_of(path: str, image_id: str) -> tuple[int, int] | None:
+    """A recipe's inode and time of writing; None: they are not known.
+
+    :param path: the repository's
+    """
+    try:
+        found = os.lstat(os.path.join(path, 'images', image_id))
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def facts_of(path: str, image_id: str,
+             counted: Mapping[str, tuple[tuple[int, int], dict[str, Any]]]
+             ) -> dict[str, Any] | None:
+    """The ledger's facts about the image that has this id now.
+
+    :param path: the repository's
+    :param counted: what :meth:`Catalog.images` returned
+    :returns: None: the image is gone, or only its recipe has the facts
+    """
+    file, facts = counted.get(image_id, (None, None))
+    return facts if facts and file == file_of(path, image_id) else None
+
+
 def _listing() -> contextlib.AbstractContextManager[None]:
     return files.os_errors('cannot list images', exceptions.StorageError)
 
@@ -73,6 +100,7 @@ class Recipes:
     def __init__(self, path: str, engine: _engine.Maintenance,
                  unreadable: unreadable_module.Unreadable,
                  warnings: list[str]) -> None:
+        self._path = path
         self._images = os.path.join(path, 'images')
         self._engine = engine
         self._unreadable = unreadable
@@ -90,7 +118,8 @@ class Recipes:
         changed = []
         for image_id in self.images():
             file = known.pop(image_id.encode(), None)
-            if file is not None and file[:2] == self._file_of(image_id):
+            if file is not None and (
+                    file[:2] == file_of(self._path, image_id)):
                 yield image_id, file[2]
             else:
                 changed.append(image_id)
@@ -111,14 +140,6 @@ class Recipes:
             # Without room for this batch, the next call reads them again.
             with contextlib.suppress(exceptions.NoSpaceError):
                 catalog.write(batch)
-
-    def _file_of(self, image_id: str) -> tuple[int, int] | None:
-        """A recipe's inode and time of writing; None: they are not known."""
-        try:
-            found = os.lstat(os.path.join(self._images, image_id))
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
 
     def entry_facts(self, name: str) -> tuple[bytes | None, bool]:
         """The transaction id of an entry, and whether it is live."""

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 
 from glance_dedup.cli import image as image_commands
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 
 BAD_IDS = ['', 'a/b', '../a', '/etc/passwd', '.', '..', 'a.b', 'a b', 'a\nb',
            'x' * 129, 'x' * 300, 'größe', '图像', 'صورة', 'a\0b', '\udcff']
@@ -282,6 +284,67 @@ def test_list(stored, content):
     result = stored('image', 'list')
     assert '1.3 MiB' in result.out
     assert result.err == ''
+
+
+def test_delete_and_collect_in_one_process(stored, content, tmp_path):
+    (tmp_path / 'other').write_bytes(random.Random(2).randbytes(40 * 4096))
+    for image_id in ('two', 'three'):
+        assert stored('image', 'put', image_id,
+                      tmp_path / 'other').status == 0
+    result = stored('image', 'delete', 'two', '-f', 'json')
+    assert result.err == '' and len(result.json()) == 1
+    result = stored('image', 'delete', 'three', 'none', '--collect',
+                    '-f', 'json')
+    assert result.status == 2
+    assert [row['deleted'] for row in json.loads(result.out)] == [
+        True, False]
+    assert 'none' in result.err.splitlines()[0]
+    assert ' 40 blocks were freed; ' in result.err
+    assert stored('collect', '-f', 'json').json()['freed_blocks'] == 0
+
+
+def test_deleted_images_are_told_if_the_collection_fails(stored):
+    with repository.Repository(stored.path) as repo, \
+            maintainer_module.Maintainer(repo):
+        result = stored('image', 'delete', 'one', '--collect', '-f', 'json')
+    assert result.status == 2
+    assert [row['deleted'] for row in json.loads(result.out)] == [True]
+    assert 'maintainer' in result.err
+
+
+def test_list_opens_only_recipes_that_are_not_counted(
+        stored, content, tmp_path, monkeypatch):
+    def listed():
+        opened.clear()
+        return {row['image_id']: row
+                for row in stored('image', 'list', '-f', 'json').json()}
+    opened: list[str] = []
+    stat = repository.Repository.stat
+
+    def noted(self, image_id):
+        opened.append(image_id)
+        return stat(self, image_id)
+    monkeypatch.setattr(repository.Repository, 'stat', noted)
+    assert stored('image', 'put', 'two', content).status == 0
+    before = listed()
+    assert opened == ['one', 'two']
+    assert stored('collect').status == 0
+    counted = listed()
+    assert opened == [] and counted.keys() == before.keys()
+    for image_id, row in counted.items():
+        # Without a catalog nobody knew of damage.
+        assert row == {**before[image_id], 'damaged': False}
+    # What was deleted, replaced or stored since is shown as it is now.
+    for image_id in ('one', 'two'):
+        assert stored('image', 'delete', image_id).status == 0
+    (tmp_path / 'other').write_bytes(b'x' * 5000)
+    for image_id in ('two', 'three'):
+        assert stored('image', 'put', image_id, tmp_path / 'other',
+                      '--project', 'new').status == 0
+    now = listed()
+    assert opened == ['three', 'two'] == list(now)
+    assert {(row['size'], row['project']) for row in now.values()} == {
+        (5000, 'new')}
 
 
 def test_list_with_damage_and_unknown_names(stored):

@@ -5,6 +5,7 @@ import io
 import json
 import signal
 import subprocess
+import sys
 import time
 import traceback
 
@@ -25,6 +26,43 @@ def test_commands_are_those_of_setup_cfg():
         (part.strip() for part in line.split('=')) for line in lines if line)
     assert main.COMMANDS == {
         name.replace('_', ' '): value for name, value in expected.items()}
+
+
+@pytest.mark.parametrize('line', [
+    '--help', 'image show --help', 'image delete --help', 'status --help',
+    'repository check --help', 'image show a', 'image list', 'image delete a'])
+def test_start_imports_only_what_the_command_needs(cli, line):
+    """Imports are most of the time that a small command takes."""
+    cli.program('repository', 'create')
+    script = ('import sys; from glance_dedup.cli import main; '
+              'main.main(sys.argv[1:]); '
+              'print(*sorted(sys.modules), file=sys.stderr)')
+    found = subprocess.run(
+        [sys.executable, '-c', script, *cli.options, *line.split()],
+        env=cli.environment(), capture_output=True, text=True, timeout=60)
+    imported = set(found.stderr.splitlines()[-1].split())
+    assert 'glance_dedup.cli.main' in imported
+    # TLS, options, tasks, the second reader: of no use to these.
+    assert not imported & {
+        'ssl', 'http.client', 'oslo_config.cfg', 'multiprocessing',
+        'glance_dedup.client.daemon', 'dedupd.tasks.registry',
+        'glance_dedup.maintenance.maintainer', 'glance_dedup.check.checker'}
+    if line.endswith(' --help'):
+        assert 'glance_dedup._engine' not in imported
+
+
+def test_start_reads_no_metadata_of_other_distributions(created, monkeypatch):
+    """There may be hundreds."""
+    from cliff import command
+
+    asked = []
+    monkeypatch.setattr(command, '_dists_by_mods', None)
+    monkeypatch.setattr(command, 'packages_distributions',
+                        lambda: asked.append(1) or {})
+    assert created('image', 'list').status == 0
+    assert asked == []
+    assert created('image', 'list', '--help').status == 0
+    assert asked == [1]     # the command help is cliff's own
 
 
 def test_every_command_has_help_and_json(cli):

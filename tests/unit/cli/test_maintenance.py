@@ -17,6 +17,7 @@ from glance_dedup.base import task
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import repository
 from tests.support import daemons
 from tests.support import repositories
 from tests.unit.cli import conftest
@@ -340,6 +341,20 @@ def test_the_daemon_is_asked(filled, daemon):
     del filled.options[:2]
     assert filled('collect', '-f', 'json').json()['freed_blocks'] == 0
     assert filled('scrub').status == 0
+
+
+def test_lists_come_from_the_daemon(filled, daemon, monkeypatch):
+    """It has the catalog, so that the command cannot read it."""
+    expected = filled('--socket', '', 'image', 'list', '-f', 'json').json()
+    with daemon.client() as client:
+        client.wait('account', client.start('account'))
+    opened: list[str] = []
+    monkeypatch.setattr(repository.Repository, 'stat',
+                        lambda self, image_id: opened.append(image_id))
+    found = filled('image', 'list', '-f', 'json').json()
+    assert opened == []
+    assert found and found == [
+        {**row, 'damaged': False} for row in expected]
 
 
 def test_another_repositorys_daemon_is_not(filled, daemon, tmp_path):

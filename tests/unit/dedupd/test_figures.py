@@ -76,6 +76,23 @@ def test_a_recipe_that_cannot_be_read_is_damage(tmp_path):
             assert hit(found) == {'a': True, 'b': None}
 
 
+def test_replaced_images_have_their_own_figures(tmp_path):
+    """The ledger knows only the old one, until the new one is counted."""
+    path = maintenance.create(tmp_path)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'a', maintenance.content(1))
+        with maintenance.maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            found = figures.Figures(repo, lambda: maintainer.catalog)
+            with contextlib.closing(found):
+                old = found.images()[0]['size']
+                assert maintainer.catalog.images()['a'][1]['size'] == old
+                repo.delete('a')
+                assert found.images() == []
+                repositories.put(repo, 'a', maintenance.content(1) * 2)
+                assert found.images()[0]['size'] == 2 * old
+
+
 def test_images_compared_have_bounded_extents(tmp_path, monkeypatch):
     """However scattered they are: all of a recipe's runs are in memory."""
     path = maintenance.create(tmp_path)
