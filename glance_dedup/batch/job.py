@@ -30,6 +30,8 @@ from glance_dedup.repository import repository as repository_module
 
 #: How often a round is run, if it breaks.
 ATTEMPTS = 3
+#: What each rank runs with its Python.
+RANK: tuple[str, ...] = ('-m', 'glance_dedup.batch.rank')
 # Seconds without a word from any rank, which gives up earlier by itself.
 _SILENCE = 1800.0
 _END_SECONDS = 30.0
@@ -338,7 +340,7 @@ def ranks_running(settings: Settings) -> Iterator[Any]:
         command += ['--oversubscribe']
     with tempfile.TemporaryFile() as said:
         process: Any = subprocess.Popen(
-            [*command, sys.executable, '-m', 'glance_dedup.batch.rank'],
+            [*command, sys.executable, *RANK],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
             env={**os.environ, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
                  'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
