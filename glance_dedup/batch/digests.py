@@ -9,15 +9,17 @@ it is bound to that backup::
     0       the head: JSON with a checksum (files.pack_json), filled up with
             spaces to 4096 bytes: repository, backup, upload, SHA-256 of the
             view's identity, size, size of a segment, and a random key
-    4096 i  page i, from 1: the SHA-256 of 127 segments, and SHA-256 over the
+    4096 i  page i, from 1: the digests of 127 segments, and SHA-256 over the
             key, the page's number, and these digests
 
-The last page is filled up with zeros. A digest is valid if and only if (1) the
-head is whole and names what it should, (2) the file has exactly the pages for
-the size, and (3) its page has the key of the head. So a page of an older file,
-of another source, or with one false bit says nothing, and its segments are
-read. A user who can write to the state directory can forge all of this: it is
-as secret, and as safe, as the repository.
+A segment's digest is the SHA-256 of the SHA-256 of each of its blocks of 4096
+bytes, which the engine computes for many blocks at a time. The last page is
+filled up with zeros. A digest is valid if and only if (1) the head is whole
+and names what it should, (2) the file has exactly the pages for the size, and
+(3) its page has the key of the head. So a page of an older file, of another
+source, or with one false bit says nothing, and its segments are read. A user
+who can write to the state directory can forge all of this: it is as secret,
+and as safe, as the repository.
 
 Reading and writing hold one page, whatever the size. The digests of a disk of
 1 TiB have 16 MiB. The new file is written beside the scan, with the name
@@ -36,6 +38,7 @@ import stat
 import struct
 from typing import Any
 
+from glance_dedup import _engine
 from glance_dedup.base import closing
 from glance_dedup.base import files
 from glance_dedup.batch import places
@@ -227,7 +230,7 @@ class DigestChanges(views.Changes):
     def is_same(self, number: int, data: Any) -> bool:
         """Whether the segment has the digest that it had in the base."""
         digest = (self._zero_digest(number) if data is None
-                  else hashlib.sha256(data).digest())
+                  else _engine.tree_digest(data))
         self._add(digest)
         return (self.base is not None and self._known is not None
                 and self._known.get(number) == digest)
@@ -235,7 +238,7 @@ class DigestChanges(views.Changes):
     def _zero_digest(self, number: int) -> bytes:
         length = min(views.SEGMENT, self._size - number * views.SEGMENT)
         if length not in self._zeros:
-            self._zeros[length] = hashlib.sha256(bytes(length)).digest()
+            self._zeros[length] = _engine.tree_digest(bytes(length))
         return self._zeros[length]
 
     def _begin(self) -> None:

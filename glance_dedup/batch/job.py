@@ -31,6 +31,8 @@ from glance_dedup.repository import repository as repository_module
 
 #: How often a round is run, if it breaks.
 ATTEMPTS = 3
+#: What each rank runs with its Python.
+RANK: tuple[str, ...] = ('-m', 'glance_dedup.batch.rank')
 _END_SECONDS = 30.0
 # What a round without any disk takes, seconds, and how fast a host reads.
 _OVERHEAD = 5.0
@@ -345,7 +347,7 @@ def ranks_running(settings: Settings) -> Iterator[Any]:
         command += ['--oversubscribe']
     with tempfile.TemporaryFile() as said:
         process: Any = subprocess.Popen(
-            [*command, sys.executable, '-m', 'glance_dedup.batch.rank'],
+            [*command, sys.executable, *RANK],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
             env={**os.environ, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
                  'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})

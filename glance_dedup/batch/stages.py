@@ -30,6 +30,7 @@ _REQUESTER_BITS = 28
 _MOST_BLOCKS = 1 << _REQUESTER_BITS
 _ZEROS = bytes(32)
 _BLOCK = struct.Struct('<32sI')
+_RECORD = struct.Struct(f'{spool_module.RECORD}s')
 # Blocks that are looked up, and appended, together.
 _LOT = 4096
 # Bytes of new blocks, and blocks of any kind, that wait for being stored.
@@ -146,6 +147,20 @@ def span_of_new(blocks: list[tuple[bytes, int, int]]) -> tuple[int, int]:
             start, end = start if end else offset, offset + length
         offset += length
     return start, end
+
+
+def each_key_once(records: bytes) -> bytes:
+    """The first record of each key, of sorted ones, as the index wants them.
+
+    A partition that was joined in pieces may have a new block twice, at one
+    address or at two in any order.
+    """
+    found, before = bytearray(), b''
+    for record, in _RECORD.iter_unpack(records):
+        if record[:8] != before:
+            found += record
+            before = record[:8]
+    return bytes(found)
 
 
 class Stored:
@@ -533,7 +548,8 @@ class Round:
             for number in range(self._partitions):
                 for references in self._spool.pieces(
                         f'known-{number}', spool_module.RECORD, _RUN):
-                    index.add(_engine.index_sort(references), False)
+                    index.add(each_key_once(_engine.index_sort(references)),
+                              False)
         except exceptions.RepositoryError as e:
             _LOG.warning('the new blocks are not in the exact index yet, so '
                          'other backups store them again until the next '

@@ -49,6 +49,40 @@ engine_fingerprint(PyObject *module, PyObject *args)
                                      GD_FINGERPRINT_SIZE);
 }
 
+/* tree_digest(data): see gd_hasher_compute_tree; of SHA-256. */
+static PyObject *
+engine_tree_digest(PyObject *module, PyObject *data)
+{
+    const gd_env *env = gd_env_posix();
+    Py_buffer view;
+    gd_error err;
+    gd_digest *digest = NULL;
+    gd_hasher *hasher = NULL;
+    gd_fingerprint fp;
+    gd_status s;
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s = gd_digest_open(env, "sha256", false, &digest, &err);
+    if (s == GD_OK) {
+        s = gd_hasher_open(env, digest, &hasher, &err);
+    }
+    if (s == GD_OK) {
+        s = gd_hasher_compute_tree(hasher, env, view.buf, (size_t)view.len,
+                                   &fp, &err);
+        gd_hasher_close(env, hasher);
+    }
+    gd_digest_close(env, digest);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    if (s != GD_OK) {
+        return gd_py_raise_in(PyModule_GetState(module), &err);
+    }
+    return PyBytes_FromStringAndSize((const char *)fp.bytes,
+                                     GD_FINGERPRINT_SIZE);
+}
+
 /* is_cryptographic(name): whether comparison by hash may rely on it.  Raises
  * InvalidParameter for a digest that is not available. */
 static PyObject *
@@ -70,6 +104,7 @@ engine_is_cryptographic(PyObject *module, PyObject *args)
 
 PyMethodDef gd_py_fingerprint_functions[] = {
     {"fingerprint", engine_fingerprint, METH_VARARGS, NULL},
+    {"tree_digest", engine_tree_digest, METH_O, NULL},
     {"is_cryptographic", engine_is_cryptographic, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The benchmark of batch backups stores what uploads would."""
+"""The benchmarks of batch backups store what uploads would, and tell it."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -11,20 +12,77 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-BENCHMARK = (pathlib.Path(__file__).resolve().parents[2]
-             / 'benchmarks' / 'batch.py')
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
+
+
+def run(program, *words):
+    done = subprocess.run([sys.executable, BENCHMARKS / program, *words],
+                          capture_output=True, text=True, timeout=400)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def rows(text, pattern):
+    """The numbers in each line that begins as the pattern says."""
+    return [[float(word) for word in line.split()]
+            for line in text.splitlines() if re.match(pattern, line)]
 
 
 def test_three_nights(tmp_path):
-    done = subprocess.run(
-        [sys.executable, BENCHMARK, '--mib', '12', '--disks', '3', '--ranks',
-         '2', '--dir', tmp_path], capture_output=True, text=True, timeout=400)
-    assert not done.returncode, done.stderr
-    read = [float(share) for share in re.findall('read +([0-9.]+)',
-                                                 done.stdout)]
+    said = run('batch.py', 'nights', '--mib', '12', '--disks', '3', '--ranks',
+               '2', '--dir', tmp_path)
+    nights = rows(said, r' +[1-3] ')
     # The first night reads all but zeros twice, or once where it is known.
+    read = [row[11] for row in nights]
     assert len(read) == 3 and max(read[1:]) < 0.5 < read[0]
-    assert 'have the bytes of their disks' in done.stdout
+    # Each stage took some time, and all of them not more than everything.
+    for row in nights:
+        assert min(row[3:9]) >= 0 and 0 < sum(row[3:9]) <= row[2]
+    assert 'have the bytes of their disks' in said
     # Acceptance: within 0.5 %.
-    assert abs(float(done.stdout.split()[-1]) - 1) < 0.005
+    assert abs(float(said.split()[-1]) - 1) < 0.005
     assert not list(tmp_path.iterdir())
+
+
+def test_memory(tmp_path):
+    """No option stores a block twice, unless a partition is too large."""
+    said = run('batch.py', 'memory', '--mib', '16', '--disks', '3', '--ranks',
+               '2', '--partitions', '1', '3', '--dir', tmp_path)
+    found = rows(said, r' +[12] +[13] ')
+    assert [row[:2] for row in found] == [[2, 1], [1, 1], [2, 3], [1, 3]]
+    assert all(row[-1] == 0 for row in found)
+    pieces = next(line for line in said.splitlines() if 'pieces' in line)
+    assert float(pieces.split()[-1]) > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_buffers(tmp_path):
+    said = run('batch.py', 'buffers', '--mib', '6', '--disks', '2', '--ranks',
+               '2', '--bytes', '1300', '65000', '--dir', tmp_path)
+    found = rows(said, r' *(1300|65000) ')
+    assert [row[0] for row in found] == [1300, 65000]
+    assert all(row[-1] == 0 for row in found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounts file systems')
+def test_levels(tmp_path):
+    root = tmp_path / 'root'
+    root.mkdir()
+    (root / 'program').write_bytes(os.urandom(8 << 20))
+    (root / 'DEBIAN').mkdir()
+    (root / 'DEBIAN' / 'control').write_text(
+        'Package: program\nVersion: 1\nArchitecture: all\n'
+        'Maintainer: me <me@example.org>\nDescription: text\n')
+    debs = tmp_path / 'debs'
+    debs.mkdir()
+    subprocess.run(['dpkg-deb', '-b', root, debs / 'program.deb'], check=True,
+                   capture_output=True)
+    said = run('levels.py', '--disks', '2', '--mib', '48', '--nights', '2',
+               '--rows', '2000', '--debs', debs, '--dir', tmp_path, root)
+    level1, level2, both = (
+        float(word.rstrip('%')) for word in said.splitlines()[3].split()[2:5])
+    assert level1 > 10 and level2 > 10
+    # What both find is what level 1 leaves to level 2.
+    assert abs(100 - both - (100 - level1) * (100 - level2) / 100) < 0.2
+    assert 'have the bytes of their disks' in said
+    assert abs(float(said.split()[-1]) - 1) < 0.005

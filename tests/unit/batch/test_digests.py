@@ -2,6 +2,7 @@
 
 """The digests of a source: bound to one backup, and trusted in nothing."""
 
+import hashlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import resource
 
 import pytest
 
+from glance_dedup import _engine
 from glance_dedup.base import files
 from glance_dedup.batch import digests
 from glance_dedup.batch import views
@@ -56,6 +58,17 @@ def base_of(directory, **options):
 def state(tmp_path):
     assert not any(scan(tmp_path))
     return tmp_path
+
+
+@pytest.mark.parametrize('length', [
+    0, 1, 4095, 4096, 4097, 16 * 4096, 17 * 4096 + 5, views.SEGMENT - 512,
+    views.SEGMENT])
+def test_the_digest_of_a_segment(length):
+    """It is computed in lanes, and is what plain SHA-256 says."""
+    data = random.Random(length).randbytes(length)
+    leaves = b''.join(hashlib.sha256(data[at:at + 4096]).digest()
+                      for at in range(0, length, 4096))
+    assert _engine.tree_digest(data) == hashlib.sha256(leaves).digest()
 
 
 def test_they_are_of_one_backup(state):

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A rank of a batch backup that is measured (``batch.py`` starts it).
+
+It is the product's rank, and writes what happens to a file besides: each event
+with the processor time of this process so far. The environment variable
+``BATCH_RANK`` has the :class:`Trial` as JSON: what is varied.
+"""
+
+import cProfile
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import common  # noqa: F401  finds the packages beside it
+
+from glance_dedup import _engine
+from glance_dedup.batch import rank as product
+from glance_dedup.batch import ranks
+from glance_dedup.batch import spool
+from glance_dedup.batch import stages
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What is varied. The defaults are the product's."""
+
+    log: str
+    """A directory for what the ranks write."""
+    buffer: int = ranks.BUFFER
+    """Bytes of a message's records; in option 1 of each buffer."""
+    piece: int = spool.PIECE
+    """Requests that are sorted and joined together."""
+    option: int = 2
+    """How requests go to their partitions."""
+    profile: bool = False
+
+
+def read_trial() -> Trial:
+    return Trial(**json.loads(os.environ['BATCH_RANK']))
+
+
+class Spool(spool.Spool):
+    """A spool that gives pieces of the trial's size."""
+
+    trial: Trial
+
+    def __init__(self, path: str) -> None:
+        # In option 1 a message is of one partition, and is written at once.
+        super().__init__(path, *([0] if self.trial.option == 1 else []))
+
+    def pieces(self, name: str, size: int, count: int = 0):
+        return super().pieces(name, size, count or self.trial.piece)
+
+
+class PartitionExchange(ranks.Exchange):
+    """Option 1 of the paper: a send buffer for each partition of each rank."""
+
+    partitions = 0      # of each rank
+
+    def send(self, rank: int, records: bytes) -> None:
+        if not hasattr(self, '_parts'):
+            self._parts = [bytearray() for _ in range(
+                len(self._buffers) * self.partitions)]
+        first, size = rank * self.partitions, ranks.BUFFER
+        for number, part in enumerate(_engine.split_records(
+                records, len(self._parts), first, self.partitions), first):
+            buffer = self._parts[number]
+            buffer += part
+            while len(buffer) >= size:
+                piece = bytes(buffer[:size])
+                del buffer[:size]
+                self._flush(rank, self._kind, piece)
+
+    def _finish(self) -> None:
+        for number, buffer in enumerate(getattr(self, '_parts', ())):
+            self._flush(number // self.partitions, self._kind, bytes(buffer))
+        super()._finish()
+
+
+class Ranks(ranks.Ranks):
+    """Ranks that send requests and references as option 1 says."""
+
+    def exchange(self, kind: bytes, receive: Any) -> ranks.Exchange:
+        found = super().exchange(kind, receive)
+        if kind in (b'scan', b'refer'):
+            found.__class__ = PartitionExchange
+        return found
+
+
+class Round(stages.Round):
+    """A round that tells option 1's exchange how many partitions there are."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        PartitionExchange.partitions = self._partitions
+
+
+class Rank(product.Rank):
+    """A rank that tells which segments were clean."""
+
+    def _committed(self, task: stages.Task, stat: Any) -> None:
+        product.tell(self._ranks.rank, 'segments', name=task.view.name,
+                     segments=task.clean.hex())
+        super()._committed(task, stat)
+
+
+def main() -> int:
+    """Run one rank, as the trial says."""
+    trial = read_trial()
+    ranks.BUFFER = trial.buffer // spool.RECORD * spool.RECORD
+    Spool.trial = trial
+    spool.Spool = Spool  # type: ignore[assignment,misc]
+    product.Rank = Rank  # type: ignore[misc]
+    if trial.option == 1:
+        ranks.Ranks = Ranks  # type: ignore[misc]
+        stages.Round = Round  # type: ignore[assignment,misc]
+    told = product.tell
+    path = os.path.join(trial.log, str(os.getpid()))
+    with open(path, 'w', encoding='utf-8') as log:
+        def tell(rank: int, event: str, **facts: Any) -> None:
+            if event != 'progress':
+                log.write(json.dumps({
+                    'event': event, 'rank': rank, 'wall': time.monotonic(),
+                    'used': time.process_time(), **facts}) + '\n')
+            if event != 'segments':
+                told(rank, event, **facts)
+        product.tell = tell
+        if not trial.profile:
+            return product.main()
+        profile = cProfile.Profile()
+        try:
+            return profile.runcall(product.main)
+        finally:
+            profile.dump_stats(path + '.profile')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

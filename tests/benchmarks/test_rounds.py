@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The simulator of rounds."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+BENCHMARK = (pathlib.Path(__file__).resolve().parents[2]
+             / 'benchmarks' / 'rounds.py')
+
+
+def test_rounds():
+    done = subprocess.run(
+        [sys.executable, BENCHMARK, '--hosts', '3', '--disks', '4'],
+        capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr
+    assert len(re.findall('(all alike|hosts differ) ', done.stdout)) == 22
+    factors = [float(factor) for factor in re.findall(
+        r'T is ([0-9.]+) T_opt at most, in 22 sets', done.stdout)]
+    # Acceptance: both heuristics, and no plan is better than the best.
+    assert len(factors) == 2
+    assert all(1 <= factor <= 2 for factor in factors)
