@@ -70,6 +70,7 @@ class Rank:
                 self._open_repository())
             if self._order['do'] == 'look':
                 self._look()
+                tell(self._ranks.rank, 'ended')
                 return
             for source in self._own_sources():
                 self._open(source)

@@ -92,6 +92,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
 
         :raises UsageError: a number is out of its bounds
         """
+        from glance_dedup.batch import hosts
         from glance_dedup.batch import job
 
         if not 1 <= parsed_args.local <= 256:
@@ -101,7 +102,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
         return job.Settings(
             ranks=parsed_args.local, hosts=(
                 () if parsed_args.hosts is None
-                else job.read_hosts(parsed_args.hosts)),
+                else hosts.read_hosts(parsed_args.hosts)),
             state=os.path.abspath(parsed_args.state),
             spool=os.path.abspath(parsed_args.spool),
             scratch=os.path.abspath(parsed_args.scratch),
@@ -122,6 +123,12 @@ class _Batch(common.RepositoryCommand, lister.Lister):
                     'them another name (NAME=FILE)')
         return list(found.values())
 
+    def report_lost(self, work):
+        """Report the hosts that could not take part."""
+        for host, why in work.lost.items():
+            self.app.report(exceptions.RepositoryError(
+                f'{host} was left out: {why}'))
+
 
 class Plan(_Batch):
     """Show which sources would be backed up together, in rounds.
@@ -139,6 +146,7 @@ class Plan(_Batch):
                 lambda done, total, words: None)
             plan = found.plan(
                 [source for source in sources if source.kind != 'volume'])
+            self.report_lost(found)
             for missing in found.missing():
                 self.app.report(exceptions.ImageNotFound(
                     f'{missing.name}: {missing.note}'))
@@ -172,8 +180,8 @@ class Run(_Batch):
         rows = []
         with (self.open(index='none') as repo,
               self.progress('backing up') as progress):
-            for result in job.Job(repo, settings, _now(), progress.step).run(
-                    sources):
+            work = job.Job(repo, settings, _now(), progress.step)
+            for result in work.run(sources):
                 if not result.backup_id:
                     self.app.report(exceptions.RepositoryError(
                         f'{result.name} was not backed up: {result.note}'))
@@ -181,6 +189,7 @@ class Run(_Batch):
                              common.Size(result.size),
                              common.Size(result.read),
                              common.Size(result.stored), result.note))
+            self.report_lost(work)
         return ('name', 'backup_id', 'size', 'read_bytes', 'new_bytes',
                 'note'), rows
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import shutil
 import signal
+import sys
 
 import pytest
 
@@ -276,18 +277,8 @@ def test_broken_message(change):
         ranks.unpack(change(message), 1)
 
 
-def test_hosts_file(tmp_path):
-    path = tmp_path / 'hosts'
-    path.write_text('# the rack\none\n\ntwo.example  # new\n')
-    assert job_module.read_hosts(path) == ('one', 'two.example')
-    for text in '', '-oProxyCommand=x\n', 'a b\n', 'one:4\n':
-        path.write_text(text)
-        with pytest.raises(Exception, match=str(path)):
-            job_module.read_hosts(path)
-
-
 def test_no_mpi(cloud, monkeypatch):
     monkeypatch.setattr(shutil, 'which', lambda name: None)
-    monkeypatch.setattr(job_module.sys, 'executable', '/nowhere/python')
+    monkeypatch.setattr(sys, 'executable', '/nowhere/python')
     with pytest.raises(Exception, match='MPI is not installed'):
         cloud.run()
