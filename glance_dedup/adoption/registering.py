@@ -12,6 +12,7 @@ and has an id that no image of Glance's can have.
 
 from collections.abc import Callable
 import contextlib
+import uuid
 
 from glance_dedup.adoption import filestore
 from glance_dedup.base import exceptions
@@ -25,10 +26,37 @@ REGISTERED, PRESENT = 'registered', 'present'
 
 # Behind an image's id: that of the copy.
 _KEPT = '-registering'
+# Of the ids of backups' copies.
+_COPIES = uuid.UUID('6f3d1f0a-6c43-5b0e-9a2f-1d7c5be0a948')
 
 
 class NotRegistered(Exception):
     """Why Glance gets no record of an image, and what to do instead."""
+
+
+def copy_backup(repository: repository_module.Repository, backup_id: str,
+                project: str) -> str:
+    """Store a backup again, as an image that Glance can have; its id.
+
+    The id follows from the backup and the project. So a run after one that was
+    interrupted finds the copy.
+
+    :param project: the copy's; '': that of the backup
+    :raises NotRegistered: there is no project
+    """
+    with repository.open_image(backup_id) as backup:
+        project = project or backup.stat.project
+        if not project:
+            raise NotRegistered(
+                f'the backup {backup_id} belongs to no project: name the one '
+                'that the image is to belong to (--project)')
+        image_id = str(uuid.uuid5(
+            _COPIES, f'{backup_id}/{backup.stat.upload_id}/{project}'))
+        restore(repository, image_id)
+        with contextlib.suppress(exceptions.ImageExists):
+            repository.copy(backup, image_id, project, scopes.describe(
+                bytes.fromhex(backup.stat.scope)))
+    return image_id
 
 
 def register(repository: repository_module.Repository,

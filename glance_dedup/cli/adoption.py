@@ -12,6 +12,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.cli import common
 from glance_dedup.cli import image as image_module
 from glance_dedup.cli import progress as progress_module
@@ -604,14 +605,21 @@ class Register(common.RepositoryCommand, show.ShowOne):
     volume snapshot makes them. The whole image is read twice: here for the
     hash that the record gets, and by Glance. The account must have the roles
     admin and service. If the command was interrupted, start it again: it
-    continues.
+    continues. A backup is first stored again, as an image with a new id. That
+    takes a moment and no space, and the backup stays when the image is
+    deleted.
     """
 
     def add_arguments(self, parser):
-        parser.add_argument('id', metavar='IMAGE',
-                            help='The id of the stored image, a UUID.')
         parser.add_argument(
-            '--name', help="The image's name in Glance. Default: its id.")
+            'id', metavar='IMAGE',
+            help='The id of the stored image, a UUID, or of a backup.')
+        parser.add_argument(
+            '--name', help="The image's name in Glance. Default: IMAGE.")
+        parser.add_argument(
+            '--project', default='', metavar='PROJECT',
+            help="The project's id to which the image of a backup is to "
+            "belong. Default: the backup's.")
         parser.add_argument(
             '--visibility', default='private',
             choices=('private', 'shared', 'community', 'public'),
@@ -622,7 +630,15 @@ class Register(common.RepositoryCommand, show.ShowOne):
         from glance_dedup.adoption import registering
 
         image_id = parsed_args.id
+        is_backup = imageids.of_backup(image_id) is not None
+        if parsed_args.project and not is_backup:
+            raise common.UsageError(
+                f'--project is for backups; {image_id} has a project, or '
+                'gets one by: glance-dedup image copy')
         with self.open() as repo:
+            if is_backup:
+                image_id = registering.copy_backup(
+                    repo, image_id, parsed_args.project)
             registering.restore(repo, image_id)
             size = repo.stat(image_id).size
             glance = _connect(parsed_args.os_cloud)
@@ -630,7 +646,7 @@ class Register(common.RepositoryCommand, show.ShowOne):
             with self.progress(f'hashing {image_id}', size) as progress:
                 result, record = registering.register(
                     repo, glance, image_id,
-                    name=parsed_args.name or image_id,
+                    name=parsed_args.name or parsed_args.id,
                     visibility=parsed_args.visibility,
                     progress=progress.update)
         fields = {'image_id': image_id, 'result': result}

@@ -123,6 +123,12 @@ class _Batch(common.RepositoryCommand, lister.Lister):
                     'them another name (NAME=FILE)')
         return list(found.values())
 
+    def report_lost(self, work):
+        """Report the hosts that could not take part."""
+        for host, why in work.lost.items():
+            self.app.report(exceptions.RepositoryError(
+                f'{host} was left out: {why}'))
+
 
 class Plan(_Batch):
     """Show which sources would be backed up together, in rounds.
@@ -140,6 +146,7 @@ class Plan(_Batch):
                 lambda done, total, words: None)
             plan = found.plan(
                 [source for source in sources if source.kind != 'volume'])
+            self.report_lost(found)
             for missing in found.missing():
                 self.app.report(exceptions.ImageNotFound(
                     f'{missing.name}: {missing.note}'))
@@ -173,9 +180,9 @@ class Run(_Batch):
         rows = []
         with (self.open(index='none') as repo,
               self.progress('backing up') as progress):
-            run = job.Job(repo, settings, _now(), progress.step)
-            results = run.run(sources)
-            for notice in run.notices:
+            work = job.Job(repo, settings, _now(), progress.step)
+            results = work.run(sources)
+            for notice in work.notices:
                 self.app.tell(notice)
             for result in results:
                 if not result.backup_id:
@@ -185,6 +192,7 @@ class Run(_Batch):
                              common.Size(result.size),
                              common.Size(result.read),
                              common.Size(result.stored), result.note))
+            self.report_lost(work)
         return ('name', 'backup_id', 'size', 'read_bytes', 'new_bytes',
                 'note'), rows
 

@@ -165,6 +165,6 @@ def test_broken_message(change):
 
 def test_no_mpi(cloud, monkeypatch):
     monkeypatch.setattr(shutil, 'which', lambda name: None)
-    monkeypatch.setattr(job_module.sys, 'executable', '/nowhere/python')
+    monkeypatch.setattr(sys, 'executable', '/nowhere/python')
     with pytest.raises(Exception, match='MPI is not installed'):
         cloud.run()

@@ -13,6 +13,7 @@ import pytest
 from glance_dedup.cli import main
 from glance_dedup.client import glance_api
 from glance_dedup.repository import openvolumes
+from glance_dedup.repository import repository
 from tests.support import cache_harness
 from tests.support import repositories
 from tests.support.repositories import noise
@@ -126,25 +127,75 @@ def test_a_snapshot_becomes_an_image(client, run, place):
         assert image_id not in repo.images()
 
 
-def test_a_backup_becomes_an_image(client, run, place):
-    """By two commands; the backup stays, and is none of Glance's."""
-    backup, image_id = 'b_web_20261123T180000Z', str(uuid.uuid4())
-    new(place, b'disk', backup, project='')
+BACKUP = 'b_web_20261123T180000Z'
+
+
+@pytest.fixture
+def backup(place):
+    """A backup, as the batch makes it: of no project."""
+    new(place, b'disk', BACKUP, project='')
+    yield BACKUP
+    with repositories.open_repository(place / 'dedup1') as repo:
+        assert repositories.read_all(repo, BACKUP) == b'disk'
+        repo.delete(BACKUP)
+
+
+def test_a_backup_becomes_an_image(client, run, place, backup):
+    """By one command; the backup stays, and is none of Glance's."""
     assert run('orphans', '--store', 'dedup1', backup)[1] == []
     status, _, err = run('image', 'register', backup)
-    assert status == 2 and f'image copy {backup} NEW' in err
-    assert run('image', 'copy', backup, image_id, '--project', OWNER)[0] == 0
-    status, found, err = run('image', 'register', image_id, '--name', 'web')
+    assert status == 2 and '--project' in err
+    status, found, err = run('image', 'register', backup, '--project', OWNER)
     assert status == 0, err
+    image_id = found['image_id']
+    assert (found['name'], found['owner']) == (backup, OWNER)
     assert client.download(image_id) == b'disk'
-    client.delete(image_id)
+    # Again: the same image. For another project: another one.
+    again = run('image', 'register', backup, '--project', OWNER)[1]
+    assert (again['image_id'], again['result']) == (image_id, 'present')
+    other = run('image', 'register', backup, '--project', 'bob', '--name',
+                'web')[1]
+    assert (other['name'], other['owner']) == ('web', 'bob')
+    assert other['image_id'] != image_id
+    for one in (image_id, other['image_id']):
+        client.delete(one)
     # Not even if nearly all images are backups.
     found = run('orphans', '--store', 'dedup1', '--delete', '--older-than',
                 '0s')[1]
     assert backup not in {row['image_id'] for row in found}
+    # Glance uses no id twice.
+    status, _, err = run('image', 'register', backup, '--project', OWNER)
+    assert status == 2 and 'was deleted' in err and 'image copy' in err
+
+
+def test_project_is_for_backups(run, place):
+    status, _, err = run('image', 'register', new(place), '--project', 'bob')
+    assert status == 2 and '--project is for backups' in err
+
+
+@pytest.mark.parametrize('step', [
+    (repository.Repository, 'copy'), (glance_api.Glance, 'create'),
+    (glance_api.Glance, 'add_data')])
+def test_killed_with_a_backup(client, run, place, backup, step, tmp_path):
+    """The command, started again, finds the copy."""
+    arguments = 'image', 'register', backup, '--project', f'of-{step[1]}'
+    process = multiprocessing.get_context('fork').Process(
+        target=child, args=(command(place, *arguments), step[1],
+                            tmp_path / 'log', step[0]))
+    process.start()
+    process.join(LIMIT)
+    assert process.exitcode == -signal.SIGKILL, (
+        (tmp_path / 'log').read_text())
     with repositories.open_repository(place / 'dedup1') as repo:
-        assert repositories.read_all(repo, backup) == b'disk'
-        repo.delete(backup)
+        copies = {image_id for image_id in repo.images()
+                  if repo.stat(image_id).project == arguments[-1]}
+    for _ in range(5):
+        status, found, err = run(*arguments)
+        if status == 0:
+            break
+        assert 'run the command again' in err
+    assert found['image_id'] in copies
+    assert client.download(found['image_id']) == b'disk'
 
 
 def test_visibility(client, run, place):
@@ -262,15 +313,15 @@ def test_killed_before_a_task_of_glance_failed(client, run, place, tmp_path):
     assert client.download(image_id) == data
 
 
-def child(arguments, step, log):
+def child(arguments, step, log, owner=glance_api.Glance):
     with open(log, 'w') as f:
         os.dup2(f.fileno(), 2)
-    real = getattr(glance_api.Glance, step)
+    real = getattr(owner, step)
 
     def killed(*args, **kwargs):
         real(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGKILL)
-    setattr(glance_api.Glance, step, killed)
+    setattr(owner, step, killed)
     main.main(arguments)
 
 

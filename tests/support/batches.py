@@ -72,7 +72,7 @@ class Cloud:
         with repository.Repository(self.path) as repo:
             job = job_module.Job(repo, self.settings, self.time(night),
                                  lambda done, total, words: None)
-            self.notices = job.notices
+            self.notices, self.lost = job.notices, job.lost
             if watch is not None:
                 events = job_module._events
 
@@ -170,8 +170,9 @@ def kill_all(ranks_):
 class Hosts:
     """Hosts of a batch job: each has its own name, and its own mounts.
 
-    They share everything else with this host. What mpiexec starts by ssh is
-    started here by a program that makes the namespaces.
+    They share everything else with this host. In place of ssh there is a
+    program that makes the namespaces. (``test_batch_hosts.py`` has the real
+    one, and hosts with networks of their own.)
     """
 
     def __init__(self, directory, monkeypatch, names=('one', 'two')):
@@ -182,13 +183,19 @@ class Hosts:
         directory.mkdir()
         for name in names:
             (directory / name).touch()
-        agent = directory / 'agent'
-        agent.write_text(
-            '#!/bin/sh\nhost=$1; shift\n'
+        ssh = directory / 'ssh'
+        ssh.write_text(
+            '#!/bin/sh\n'
+            'while [ "${1#-}" != "$1" ]; do\n'
+            '    if [ "$1" = -o ]; then shift; fi\n'
+            '    shift\n'
+            'done\n'
+            'host=$1; shift\n'
+            "export SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22'\n"
             "exec unshare --mount --uts sh -ec 'hostname \"$1\"; "
             f'. {directory}/"$1"; shift; exec sh -c "$*"\' sh "$host" "$@"\n')
-        agent.chmod(0o700)
-        monkeypatch.setenv('PRTE_MCA_plm_ssh_agent', str(agent))
+        ssh.chmod(0o700)
+        monkeypatch.setenv('PATH', f'{directory}:{os.environ["PATH"]}')
 
     def mount(self, name, source, target):
         """Have a host see another directory or file at a path."""

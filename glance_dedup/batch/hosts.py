@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The hosts of a job: which of them can take part, and by which networks.
+
+::
+
+    ssh HOST python -m glance_dedup.batch.hosts
+
+tells of a host what has to fit. MPI would end the whole job if one host cannot
+be reached, and its errors often name none. So each host is asked before MPI
+is started, and one that cannot take part is left out.
+"""
+
+import collections
+from collections.abc import Iterable
+import concurrent.futures
+import dataclasses
+import importlib.util
+import ipaddress
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import version
+
+# Seconds.
+_CONNECT = 10
+_ASK = 60
+# How many hosts are asked at once.
+_AT_ONCE = 32
+_SSH = ('ssh', '-o', 'BatchMode=yes', '-o', f'ConnectTimeout={_CONNECT}')
+
+
+# Seconds until Open MPI asks a silent host, seconds between questions, and how
+# many may have no answer. Its own values take eight minutes.
+_KEEPALIVE = {'time': 20, 'intvl': 5, 'probes': 6}
+
+
+class HostError(exceptions.RepositoryError):
+    """A host cannot take part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A host that can take part.
+
+    The networks are those of its address and of the asking host's address, by
+    which ssh reached it.
+    """
+
+    name: str
+    nodename: str
+    networks: frozenset[str]
+
+
+def mpiexec() -> str | None:
+    """The program that starts ranks: of this environment, or the system's."""
+    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+    return beside if os.path.exists(beside) else shutil.which('mpiexec')
+
+
+def reach(names: Iterable[str]) -> tuple[list[Host], dict[str, str]]:
+    """Ask hosts; returns those that can take part, and why others cannot."""
+    found, lost = [], {}
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = {name: pool.submit(_ask, name) for name in names}
+        for name, future in asked.items():
+            try:
+                found.append(future.result())
+            except HostError as e:
+                lost[name] = str(e)
+    by_nodename = collections.defaultdict(list)
+    for host in found:
+        by_nodename[host.nodename].append(host.name)
+    for host in found:
+        same = by_nodename[host.nodename]
+        if len(same) > 1:
+            lost[host.name] = (
+                f'{" and ".join(same)} both have the hostname '
+                f'{host.nodename}: name each host once, and give each a '
+                'hostname of its own')
+    return [host for host in found if host.name not in lost], lost
+
+
+def _ask(name: str) -> Host:
+    """Ask a host what it has.
+
+    :raises HostError: it cannot take part
+    """
+    command = [*_SSH, name, shlex.join(
+        [sys.executable, '-m', 'glance_dedup.batch.hosts'])]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors='replace', timeout=_ASK)
+    except FileNotFoundError as e:
+        raise HostError('ssh is not installed on this host') from e
+    except subprocess.TimeoutExpired as e:
+        raise HostError(f'it did not answer in {_ASK} s') from e
+    said = ' '.join(done.stderr.split())
+    if done.returncode == 255:
+        raise HostError(f'ssh cannot log in: {said}')
+    try:
+        if done.returncode:
+            raise ValueError
+        # A shell may print something of its own before.
+        facts = json.loads(done.stdout.splitlines()[-1])
+        server, client = facts['server'], facts['client']
+    except (ValueError, IndexError, KeyError, TypeError) as e:
+        raise HostError(
+            f'{sys.executable} does not run there with this software: {said}. '
+            'Install it under the same path on all hosts') from e
+    if facts['version'] != version.version():
+        raise HostError(
+            f'it has version {facts["version"]} of this software, and this '
+            f'host has {version.version()}: install one version on all hosts')
+    if not facts['mpi']:
+        raise HostError('Open MPI or mpi4py is not installed there')
+    return Host(name, facts['nodename'],
+                frozenset(filter(None, (server, network_of(client)))))
+
+
+def network_of(address: str, routes: str = '/proc/net/route') -> str | None:
+    """The network of an address of this host; None: not known.
+
+    Of IPv4 only, as Open MPI takes no others.
+    """
+    try:
+        own = ipaddress.IPv4Address(address)
+        with open(routes) as file:
+            rows = [line.split() for line in file][1:]
+    except (ValueError, OSError):
+        return None
+    found = []
+    for row in rows:
+        target, gateway, mask = (
+            int.from_bytes(bytes.fromhex(row[column]), sys.byteorder)
+            for column in (1, 2, 7))
+        if not gateway and mask and int(own) & mask == target:
+            found.append(ipaddress.IPv4Network((target, mask.bit_count())))
+    if not found:
+        return None
+    return str(max(found, key=lambda network: network.prefixlen))
+
+
+def environment(hosts: list[Host]) -> dict[str, str]:
+    """What Open MPI needs to know to work on hosts; nothing without any.
+
+    The networks: else each process offers all addresses of its host, and
+    others connect to any. The bridges of libvirt and containers have the same
+    addresses on all hosts, so a process would connect to its own host.
+
+    And after which time a host that no longer answers is dead. What the
+    operator has set himself stays.
+    """
+    if not hosts:
+        return {}
+    found = {f'{prefix}_MCA_oob_tcp_keepalive_{name}': str(value)
+             for name, value in _KEEPALIVE.items()
+             for prefix in ('PRTE', 'OMPI')}    # Open MPI 5, and 4
+    networks = {network for host in hosts for network in host.networks}
+    name = 'OMPI_MCA_btl_tcp_if_include'
+    if networks and 'OMPI_MCA_btl_tcp_if_exclude' not in os.environ:
+        found[name] = ','.join(sorted(networks))
+    return {name: value for name, value in found.items()
+            if name not in os.environ}
+
+
+def main() -> None:
+    """Tell the asking host about this one."""
+    client, _, server, _ = os.environ['SSH_CONNECTION'].split()
+    print(json.dumps({
+        'nodename': os.uname().nodename, 'version': version.version(),
+        'mpi': bool(mpiexec() and importlib.util.find_spec('mpi4py')),
+        'client': client, 'server': network_of(server)}))
+
+
+if __name__ == '__main__':
+    main()
