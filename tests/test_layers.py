@@ -150,7 +150,6 @@ TESTED_BY = {
     'glance_dedup.batch.ranks': 'functional/test_batch.py',
     'glance_dedup.batch.servers': 'functional/test_running_servers.py',
     'glance_dedup.batch.spool': 'functional/test_batch_faults.py',
-    'glance_dedup.batch.stages': 'functional/test_batch.py',
     'glance_dedup.batch.views': 'unit/batch/test_images.py',
     'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
     'glance_dedup.cli.batch': 'functional/test_batch.py',

@@ -3,6 +3,7 @@
 dies, and equal blocks of different ranks are stored once."""
 
 import shutil
+import sys
 
 import pytest
 
