@@ -17,9 +17,10 @@
  * format.rst specifies all of this: repositories that share images should cut
  * alike.
  */
-#include "engine/format/chunker.h"
+#include "engine/format/gear.h"
 
 #include "engine/base/zero.h"
+#include "engine/format/chunker.h"
 
 /* ---- the constants ---- */
 
@@ -34,7 +35,7 @@
 #define C16(b) C4(b), C4((b) + 4), C4((b) + 8), C4((b) + 12)
 #define C64(b) C16(b), C16((b) + 16), C16((b) + 32), C16((b) + 48)
 
-static const uint64_t constant[256] = {C64(0), C64(64), C64(128), C64(192)};
+const uint64_t gd_gear[256] = {C64(0), C64(64), C64(128), C64(192)};
 
 /* ---- limits ---- */
 
@@ -80,7 +81,7 @@ hash_before(const uint8_t *data, size_t at)
 {
     uint64_t hash = 0;
     for (size_t i = at - (GD_GEAR_WINDOW - 1); i < at; i++) {
-        hash = (hash << 1) + constant[data[i]];
+        hash = (hash << 1) + gd_gear[data[i]];
     }
     return hash;
 }
@@ -95,8 +96,8 @@ find_cut(const uint8_t *data, size_t from, size_t to, uint64_t limit,
     uint64_t h = *hash;
     size_t length = from;
     for (; length + 1 < to; length += 2) {
-        uint64_t one = constant[data[length - 1]];
-        uint64_t two = (one << 1) + constant[data[length]];
+        uint64_t one = gd_gear[data[length - 1]];
+        uint64_t two = (one << 1) + gd_gear[data[length]];
         one += h << 1;
         h = (h << 2) + two;
         if (one < limit) {
@@ -107,7 +108,7 @@ find_cut(const uint8_t *data, size_t from, size_t to, uint64_t limit,
         }
     }
     if (length < to) {
-        h = (h << 1) + constant[data[length - 1]];
+        h = (h << 1) + gd_gear[data[length - 1]];
         if (h < limit) {
             return length;
         }
@@ -194,7 +195,7 @@ gd_gear_next_scalar(const gd_chunker *chunker, const uint8_t *data, size_t len,
             return length - 1;
         }
         zeros = zeros && byte == 0;
-        hash = (hash << 1) + constant[byte];
+        hash = (hash << 1) + gd_gear[byte];
         uint64_t limit =
             length <= chunker->average ? chunker->hard : chunker->easy;
         if (length >= chunker->minimum && length < chunker->max_length &&

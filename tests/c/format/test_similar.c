@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_similar.c - an order is a permutation, whatever the blocks are, and
+ * blocks that resemble each other come together.
+ */
+#include "engine/format/similar.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+enum { BLOCK = 4096, MOST = 4096 };
+
+static gd_features features[MOST];
+static uint32_t order[MOST];
+
+static void
+check_permutation(uint32_t count)
+{
+    static bool seen[MOST];
+    gd_error err;
+    memset(seen, 0, sizeof seen);
+    memset(order, 0xff, sizeof order);
+    REQUIRE(gd_similar_order(gd_env_posix(), features, count, order, &err) ==
+            GD_OK);
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(order[i] < count && !seen[order[i]]);
+        seen[order[i] % MOST] = true;
+    }
+}
+
+/* In order, and not in another one for no reason. */
+static void
+check_unchanged(uint32_t count)
+{
+    check_permutation(count);
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK_INT(order[i], i);
+    }
+}
+
+static void
+test_few(void)
+{
+    memset(features, 0, sizeof features);
+    for (uint32_t count = 0; count < 20; count++) {
+        check_unchanged(count);
+    }
+}
+
+static void
+test_all_equal(void)
+{
+    uint8_t block[BLOCK];
+    fill_random(block, sizeof block, 1);
+    for (uint32_t i = 0; i < MOST; i++) {
+        gd_features_of(block, sizeof block, &features[i]);
+    }
+    check_unchanged(MOST);
+}
+
+static void
+test_all_different(void)
+{
+    uint8_t block[BLOCK];
+    for (uint32_t i = 0; i < MOST; i++) {
+        fill_random(block, sizeof block, i);
+        gd_features_of(block, sizeof block, &features[i]);
+    }
+    check_unchanged(MOST);
+}
+
+static void
+test_without_features(void)
+{
+    uint8_t block[BLOCK] = {0};
+    gd_features_of(block, 0, &features[0]);
+    gd_features_of(block, 1, &features[1]);
+    gd_features_of(block, sizeof block, &features[2]);
+    for (int i = 0; i < 3; i++) {
+        for (int f = 0; f < GD_FEATURES; f++) {
+            CHECK_INT(features[i].feature[f], 0);
+        }
+    }
+    check_unchanged(3);
+}
+
+/* Values that all belong at one place of a table. */
+static void
+test_crowded_tables(void)
+{
+    uint64_t seed = 5;
+    for (uint32_t i = 0; i < MOST; i++) {
+        for (int f = 0; f < GD_FEATURES; f++) {
+            uint32_t wanted = (uint32_t)next_random(&seed) & 127;
+            features[i].feature[f] = wanted * UINT32_C(244002641);
+        }
+    }
+    check_permutation(MOST);
+    seed = 6;
+    for (uint32_t i = 0; i < MOST; i++) {
+        for (int f = 0; f < GD_FEATURES; f++) {
+            features[i].feature[f] = (uint32_t)next_random(&seed);
+        }
+    }
+    check_permutation(MOST);
+}
+
+/* Families whose members differ in some bytes and in where they begin, and come
+ * by turns. */
+static void
+test_families(void)
+{
+    enum { FAMILIES = 100, MEMBERS = 10 };
+    static uint8_t data[BLOCK + 64];
+    uint64_t seed = 9;
+    for (uint32_t i = 0; i < FAMILIES * MEMBERS; i++) {
+        fill_random(data, sizeof data, i % FAMILIES);
+        for (int change = 0; change < 8; change++) {
+            uint64_t at = next_random(&seed);
+            data[at % sizeof data] ^= 1 + (uint8_t)(at >> 32) % 255;
+        }
+        gd_features_of(data + next_random(&seed) % 64, BLOCK, &features[i]);
+    }
+    check_permutation(FAMILIES * MEMBERS);
+    uint32_t together = 0;
+    for (uint32_t i = 1; i < FAMILIES * MEMBERS; i++) {
+        together += order[i] % FAMILIES == order[i - 1] % FAMILIES;
+    }
+    /* At most FAMILIES * (MEMBERS - 1) pairs. */
+    CHECK(together > FAMILIES * (MEMBERS - 1) * 9 / 10);
+    CHECK_INT(order[0], 0);
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_few);
+    RUN(test_all_equal);
+    RUN(test_all_different);
+    RUN(test_without_features);
+    RUN(test_crowded_tables);
+    RUN(test_families);
+    return REPORT();
+}
