@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gear.h - the constants of the rolling hash (format.rst, "Cutting").
+ * gear.h - content-defined cutting (chunker.h): the constants of its hash
+ * (format.rst, "Cutting").
  *
  * With hash = 2 * hash + gd_gear[byte], modulo 2^64, the hash behind a byte
  * depends on 64 bytes.
