@@ -206,6 +206,11 @@ class Job:
         finally:
             if left:
                 self._tidy(left)
+        for source in sources:
+            for name in self._identities.get(source['name'], {}):
+                self._results.setdefault(name, Result(
+                    name, note='the round broke after another disk of '
+                    f'{source["name"]} was backed up: run it again'))
 
     def _attempt_round(self, left: dict[str, dict[str, Any]], words: str
                        ) -> None:
@@ -361,8 +366,8 @@ class Watch:
                                event['stage'])
 
     def _end(self, name: str) -> None:
-        # A server's disks end one by one. Those that a later attempt backs up
-        # again only get a second backup.
+        # A server's disks end one by one. A later attempt would back up those
+        # again that have a backup, so there is none.
         self._left.pop(name, None)
 
 

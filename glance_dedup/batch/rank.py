@@ -85,16 +85,16 @@ class Rank:
         with self._stack:
             self._repository = self._stack.enter_context(
                 self._open_repository())
-            if self._order['do'] == 'look':
-                self._look()
-                tell(self._ranks.rank, 'ended')
-                return
-            if self._order['do'] == 'tidy':
-                self._tidy()
-                return
-            for source in self._own_sources():
-                self._open(source)
-            self._run_stages()
+            match self._order['do']:
+                case 'look':
+                    self._look()
+                case 'tidy':
+                    self._tidy()
+                case _:
+                    for source in self._own_sources():
+                        self._open(source)
+                    self._run_stages()
+        tell(self._ranks.rank, 'ended')
 
     def _tidy(self) -> None:
         """End the views of sources that were given up; remove spools (B6)."""

@@ -288,20 +288,23 @@ class Round:
         with contextlib.ExitStack() as stack:
             exchange = stack.enter_context(
                 self._ranks.exchange(b'scan', self._take_requests))
-            look = None
-            if (self._is_cut_evenly
-                    and any(task.previous for task in self._tasks)):
-                look = stack.enter_context(
-                    self._begin(self._tasks[0].backup_id))
+            look = self._begin_look(stack)
             for task in self._tasks:
                 self._attempt(task, functools.partial(
                     self._scan_view, exchange=exchange, look=look, done=done))
                 done += task.view.size
         self._end_stage('blocks', 'requests', 'same')
 
-    @property
-    def _is_cut_evenly(self) -> bool:
-        return not self._repository.parameters.cuts[1]
+    def _begin_look(self, stack: contextlib.ExitStack
+                    ) -> openimages.Transaction | None:
+        """What finds blocks where the base has them; None: nothing can."""
+        if self._repository.parameters.cuts[1] or not any(
+                task.previous for task in self._tasks):
+            return None
+        try:
+            return stack.enter_context(self._begin(self._tasks[0].backup_id))
+        except exceptions.NoSpaceError:
+            return None     # stage 2b says so, if there is something to store
 
     def _scan_view(self, task: Task, exchange: ranks_module.Exchange,
                    look: openimages.Transaction | None, done: int) -> None:
