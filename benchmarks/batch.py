@@ -238,8 +238,8 @@ class Job(job.Job):
 
     partitions: int | None = None
 
-    def _partitions(self, sources: Any) -> int:
-        return self.partitions or super()._partitions(sources)
+    def _partitions(self, sources: Any, ranks: int) -> int:
+        return self.partitions or super()._partitions(sources, ranks)
 
 
 def show_profile(log: str) -> None:
