@@ -14,13 +14,16 @@ then what of each thing is there, with the scarcest first.
 import argparse
 import dataclasses
 
+import common  # noqa: F401  finds the packages beside it
+
+from glance_dedup.batch import ranks
+
 #: What a rank may take, in MB.
 MEMORY = 35
 #: How many ranks there may be in a job.
 RANKS = 4096
 BLOCK = 4096
 RECORD = 13
-BUFFER = 64 << 10
 #: All ranks send to all, in the stages 1a, 2a, 3a and 4a.
 EXCHANGES = 4
 
@@ -44,14 +47,16 @@ class Figures:
     rate_mb: float = figure(
         100, 'MB/s of a host', 'plan of backup run; the paper: 88')
     cpu_gb: float = figure(
-        0.23, 'GB/s of a processor', 'benchmarks/batch.py, night 2')
+        0.54, 'GB/s of a processor',
+        'benchmarks/batch.py nights --ranks 1: working')
     exchanged: float = figure(
         6.2, 'M records/s', 'the exchange alone, ranks on one host')
     merged: float = figure(
         0.115, 'M blocks/s', 'a whole merging task, one maintainer')
     shard_mb: float = figure(12, 'MB', 'design: sort and join in memory')
     rank_mb: float = figure(
-        38, 'MB without send buffers', 'benchmarks/batch.py --ranks 2')
+        32.4, 'MB without send buffers',
+        'benchmarks/batch.py nights --ranks 1: nights 2 and 3')
     shared_gb: float = figure(
         1.25, 'GB/s of the shared directory', 'assumed: 10 Gbit/s')
     kept: float = figure(30, 'nights of new blocks', 'assumed: retention')
@@ -70,6 +75,7 @@ def night(figures: Figures, hosts: int) -> dict[str, float]:
     unique = hosts * size / 10 / BLOCK + new * figures.kept
     index = unique * RECORD
     pairs = hosts * (hosts - 1)
+    buffer = ranks.buffer_of(hosts)
     # A request and its answer, and a reference of what was stored.
     sent = (2 * asked + new) * RECORD
     reading = dirty / hosts * (
@@ -79,7 +85,7 @@ def night(figures: Figures, hosts: int) -> dict[str, float]:
         'dirty TB': dirty / 1e12, 'requests, M': asked / 1e6,
         'new blocks, M': new / 1e6, 'new TB': new * BLOCK / 1e12,
         'sent between hosts, GB': sent / 1e9,
-        'messages, M': (EXCHANGES * pairs * 2 + sent / BUFFER) / 1e6,
+        'messages, M': (EXCHANGES * pairs * 2 + sent / buffer) / 1e6,
         'index GB': index / 1e9,
         'index shards': index / (figures.shard_mb * 1e6),
         'recipes': hosts * figures.disks,
@@ -91,7 +97,8 @@ def night(figures: Figures, hosts: int) -> dict[str, float]:
         'shared directory, h': (new * BLOCK + 2 * index) / (
             figures.shared_gb * 1e9) / 3600,
         'merging, h': new / (figures.merged * 1e6) / 3600,
-        'memory of a rank, MB': figures.rank_mb + hosts * BUFFER / 1e6,
+        # Each buffer, and as much under way.
+        'memory of a rank, MB': figures.rank_mb + 2 * hosts * buffer / 1e6,
     }
 
 

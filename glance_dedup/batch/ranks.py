@@ -18,9 +18,13 @@ import xxhash
 
 from glance_dedup.base import exceptions
 
+_RECORD = 13
 #: Bytes of a send buffer, and so of a message's records, at most. They are
-#: whole records, of 13 bytes.
-BUFFER = 5000 * 13
+#: whole records.
+BUFFER = 5000 * _RECORD
+# With more ranks, the buffers are smaller, but not smaller than this.
+_RANKS = 16
+_LEAST = 100 * _RECORD
 
 # Kind, bytes of the records, and their checksum (B7).
 _HEAD = struct.Struct('<8sQQ')
@@ -33,6 +37,15 @@ SILENCE = 900.0
 # and more, so that a rank that waits long costs its host nothing.
 _PAUSE = 0.0005
 _LONGEST_PAUSE = 0.02
+
+
+def buffer_of(ranks: int) -> int:
+    """Bytes of each send buffer of a rank, so that all take 1 MiB at most.
+
+    As much again is under way. With more than 800 ranks it is more.
+    """
+    return max(_LEAST,
+               min(BUFFER, _RANKS * BUFFER // ranks // _RECORD * _RECORD))
 
 
 class BrokenMessage(exceptions.RepositoryError):
@@ -125,6 +138,7 @@ class Exchange:
         self._limit = limit
         size = comm.Get_size()
         self._rank = comm.Get_rank()
+        self._size = buffer_of(size)
         self._buffers = [bytearray() for _ in range(size)]
         # What is under way to each rank; the bytes stay until it is there.
         self._sending: list[tuple[Any, bytes] | None] = [None] * size
@@ -142,9 +156,9 @@ class Exchange:
         """Send records; they may wait in a buffer until the end."""
         buffer = self._buffers[rank]
         buffer += records
-        while len(buffer) >= BUFFER:
-            piece = bytes(buffer[:BUFFER])
-            del buffer[:BUFFER]
+        while len(buffer) >= self._size:
+            piece = bytes(buffer[:self._size])
+            del buffer[:self._size]
             self._flush(rank, self._kind, piece)
 
     def _flush(self, rank: int, kind: bytes, payload: bytes) -> None:

@@ -46,9 +46,9 @@ RECORD = 13
 SCANNED = 36
 #: Blocks whose answers are put in their places together.
 BUCKET = 1 << 18
-#: Records that are sorted and joined together: some 12 MB with all that is
+#: Records that are sorted and joined together: some 6 MB with all that is
 #: computed from them.
-PIECE = 200_000
+PIECE = 100_000
 
 #: In place of an address: another rank was told to store the block.
 WAIT = (1 << 40) - 1

@@ -34,7 +34,7 @@ _RECORD = struct.Struct(f'{spool_module.RECORD}s')
 # Blocks that are looked up, and appended, together.
 _LOT = 4096
 # Bytes of new blocks, and blocks of any kind, that wait for being stored.
-_NEW_BYTES = 2 << 20
+_NEW_BYTES = 1 << 20
 _NEW_BLOCKS = 1 << 16
 # Records that are added to the index together, and how often, with a pause of
 # so many seconds, the lock of its runs is asked for.

@@ -24,6 +24,9 @@
 enum {
     SYNC_BYTES = 256 << 20,
     BUNDLE_BYTES = 4 << 20, /* plain */
+    /* Without threads nothing is filled while a bundle is packed, so a small
+     * one is as fast.  Batch backups need the memory. */
+    LONE_BUNDLE_BYTES = 1 << 20,
     TIMED_BYTES = 64 << 10, /* one segment for so many bytes is timed */
 };
 
@@ -117,7 +120,9 @@ gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
     }
     packer->repo = repo;
     packer->scope = *scope;
-    packer->room = BUNDLE_BYTES / repo->params.segment_size + 2;
+    packer->room = (gd_pool_threads(repo->pool) == 0 ? LONE_BUNDLE_BYTES
+                                                     : BUNDLE_BYTES) /
+                       repo->params.segment_size + 2;
     gd_groupmap_init(&packer->shared, repo->env);
     gd_groupmap_init(&packer->avoided, repo->env);
     gd_status s = open_coders(packer, err);
