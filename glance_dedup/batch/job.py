@@ -211,11 +211,6 @@ class Job:
         finally:
             if left:
                 self._tidy(left)
-        for source in sources:
-            for name in self._identities.get(source['name'], {}):
-                self._results.setdefault(name, Result(
-                    name, note='the round broke after another disk of '
-                    f'{source["name"]} was backed up: run it again'))
 
     def _attempt_round(self, left: dict[str, dict[str, Any]], words: str
                        ) -> None:
@@ -349,6 +344,7 @@ class Watch:
         self._total = total
         self._progress = progress
         self._done: dict[tuple[int, str], int] = {}
+        self._ended: dict[str, set[str]] = {}   # disks of sources
 
     def note(self, event: dict[str, Any]) -> None:
         """Take a line."""
@@ -360,20 +356,22 @@ class Watch:
                 self._results[event['name']] = Result(**{
                     field.name: event[field.name]
                     for field in dataclasses.fields(Result)})
-                self._end(event['source'])
+                self._end(event['source'], event['name'])
             case 'failed':
                 self._results[event['name']] = Result(
                     event['name'], note=event['error'])
-                self._end(event['source'])
+                self._end(event['source'], event['name'])
             case 'progress':
                 self._done[event['rank'], event['stage']] = event['done']
                 self._progress(min(sum(self._done.values()), self._total),
                                event['stage'])
 
-    def _end(self, name: str) -> None:
-        # A server's disks end one by one. A later attempt would back up those
-        # again that have a backup, so there is none.
-        self._left.pop(name, None)
+    def _end(self, source: str, name: str) -> None:
+        """A disk has ended; a server has when all its disks have."""
+        ended = self._ended.setdefault(source, set())
+        ended.add(name)
+        if name == source or ended >= self._identities[source].keys():
+            self._left.pop(source, None)
 
 
 @contextlib.contextmanager

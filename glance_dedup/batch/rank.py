@@ -180,12 +180,38 @@ class Rank:
             return
         for view in found:
             self._stack.enter_context(view)
-            previous = self._open_previous(view)
             tell(self._ranks.rank, 'view', name=view.name,
                  source=source['name'], identity=view.identity, size=view.size)
-            self._tasks.append(stages.Task(
-                view, source['name'],
-                imageids.backup_id(view.name, self._time), previous))
+        for view in found:
+            backup_id = imageids.backup_id(view.name, self._time)
+            if not self._is_there(view, backup_id, source['name']):
+                self._tasks.append(stages.Task(
+                    view, source['name'], backup_id,
+                    self._open_previous(view)))
+
+    def _is_there(self, view: views.View, backup_id: str, source: str) -> bool:
+        """Whether a view has its backup; if so, tells of it.
+
+        A rank that dies may have committed it and told nobody. The view may
+        be another one by now, so it is not committed (B3).
+        """
+        try:
+            stat = self._repository.stat(backup_id)
+        except exceptions.ImageNotFound:
+            return False
+        if view.name in self._order['identities'].get(source, {}):
+            self._tell_backup(view.name, source, stat)
+        else:
+            tell(self._ranks.rank, 'failed', name=view.name, source=source,
+                 error=f'there is {backup_id} already: start again')
+        return True
+
+    def _tell_backup(self, name: str, source: str, stat: openimages.ImageStat,
+                     **more: Any) -> None:
+        tell(self._ranks.rank, 'backup', **{
+            'name': name, 'source': source, 'backup_id': stat.image_id,
+            'size': stat.size, 'read': 0, 'stored': stat.new_bytes,
+            'zeros': stat.zero_bytes, 'note': '', 'clean': 0, **more})
 
     def _views_of(self, source: dict[str, Any]) -> list[views.View]:
         """Those of a round that broke, if they are still there; or new ones.
@@ -305,11 +331,8 @@ class Rank:
             task.view.commit(stat.image_id, stat.upload_id)     # B3
         except exceptions.RepositoryError as e:
             note = str(e)
-        tell(self._ranks.rank, 'backup', name=task.view.name,
-             source=task.source, backup_id=stat.image_id, size=stat.size,
-             read=task.read, stored=stat.new_bytes, zeros=stat.zero_bytes,
-             note=note,
-             clean=sum(task.clean))
+        self._tell_backup(task.view.name, task.source, stat, read=task.read,
+                          note=note, clean=sum(task.clean))
 
 
 def _need_same_software(ranks: ranks_module.Ranks) -> None:

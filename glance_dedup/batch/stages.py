@@ -303,7 +303,7 @@ class Round:
             return None
         try:
             return stack.enter_context(self._begin(self._tasks[0].backup_id))
-        except exceptions.NoSpaceError:
+        except exceptions.RepositoryError:
             return None     # stage 2b says so, if there is something to store
 
     def _scan_view(self, task: Task, exchange: ranks_module.Exchange,
@@ -456,7 +456,8 @@ class Round:
             return
         try:
             self._store_all()
-        except (exceptions.NoSpaceError, views.SourceError) as e:
+        except (exceptions.NoSpaceError, exceptions.ImageExists,
+                views.SourceError) as e:
             self._give_up(e)
         self._check()
         self._end_stage('stored', 'references')

@@ -84,6 +84,25 @@ def test_rank_that_is_killed(cloud, stage, monkeypatch):
     cloud.need_clean()
 
 
+def test_server_ends_with_its_last_disk():
+    """If a rank dies between two disks, the next attempt has the second."""
+    results, left = {}, {'web': {}, 'mail': {}}
+    watch = job_module.Watch(results, {}, left, 1, lambda *progress: None)
+    for name in 'web-vda', 'web-vdb':
+        watch.note({'event': 'view', 'source': 'web', 'name': name,
+                    'identity': 'x'})
+    facts = {'backup_id': 'b', 'size': 1, 'read': 1, 'stored': 1, 'note': ''}
+    watch.note({'event': 'backup', 'source': 'web', 'name': 'web-vda',
+                **facts})
+    assert set(left) == {'web', 'mail'}
+    watch.note({'event': 'failed', 'source': 'web', 'name': 'web-vdb',
+                'error': 'its disk is gone'})
+    assert set(left) == {'mail'}
+    watch.note({'event': 'failed', 'source': 'mail', 'name': 'mail',
+                'error': 'it cannot be opened'})
+    assert not left and len(results) == 3
+
+
 def test_round_that_breaks_each_time(cloud, monkeypatch):
     """The sources are given up with a reason; the next run succeeds."""
     def kill(process, event):
