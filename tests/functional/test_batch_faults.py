@@ -420,11 +420,12 @@ def test_command_that_is_killed(large, kind):
         assert command.returncode == main.INTERRUPTED
         assert 'glance-dedup: interrupted' in told
         large.need_nothing_left()
+    # If only the command is killed, its ranks may complete the round first.
+    left = bool(large.spooled())
     done = large.start()
     out, told = done.communicate(timeout=LIMIT)
     assert done.returncode == 0, told
-    assert ('a round that was not completed left it' in told) == (
-        kind == signal.SIGKILL)
+    assert ('a round that was not completed left it' in told) == left
     with repository.Repository(large.path) as repo:
         found = {}
         for backup in repo.backups():       # the newest is the last
