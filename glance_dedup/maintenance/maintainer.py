@@ -441,13 +441,13 @@ class Maintainer(closing.Closing):
         """
         header, extents = recipe.header(), recipes.Extents(recipe)
         facts = accounts.facts_of(header, recipes.measure(recipe))
+        while not self.catalog.count(batch, header['transaction_id'], extents,
+                                     facts, BATCH_BYTES):
+            write()
         # So neither a collection nor a list has to open it again.
         self.catalog.set_seen(
             batch, header['image_id'].encode(),
             (recipe.inode, recipe.modified, header['transaction_id']))
-        while not self.catalog.count(batch, header['transaction_id'], extents,
-                                     facts, BATCH_BYTES):
-            write()
 
     def uncount(self, batch: database.Batch, recipe: _engine.Recipe,
                 write: Callable[[], None]) -> None:
