@@ -19,12 +19,12 @@ the size, and (3) its page has the key of the head. So a page of an older file,
 of another source, or with one false bit says nothing, and its segments are
 read.
 
-A segment's digest is keyed (GMAC), since that takes a third of the time of
-SHA-256. The key is random, one for each source, and goes on from file to file,
-so that digests can be compared. Whoever does not know it finds two segments
-with one digest by chance only: 2^-110 for each pair (``keyeddigest.h``). Whoever
-knows it can make such segments, and can also forge the whole file. So the
-state directory is as secret, and as safe, as the repository.
+A segment's digest is keyed (GMAC), which takes a third of the time of SHA-256.
+The key is random, one for each source, and goes on from file to file, so that
+digests can be compared. Whoever does not know it finds two segments with one
+digest by chance only: 2^-110 for each pair (``keyeddigest.h``). Whoever knows
+it can make such segments, and can also forge the whole file. So the state
+directory is as secret, and as safe, as the repository.
 
 Reading and writing hold one page, whatever the size. The digests of a disk of
 1 TiB have 8 MiB. The new file is written beside the scan, with the name
@@ -104,13 +104,13 @@ class _Head:
                     or fields['segment'] != views.SEGMENT
                     or strings[0] != repository_id):
                 return None
-            keys = [bytes.fromhex(text) for text in strings[2:4]]
+            key, digest_key = map(bytes.fromhex, strings[2:4])
         except (ValueError, KeyError, TypeError, AttributeError,
                 RecursionError):
             return None
-        if list(map(len, keys)) != [_KEY, _DIGEST_KEY]:
+        if (len(key), len(digest_key)) != (_KEY, _DIGEST_KEY):
             return None
-        return cls(repository_id, strings[1], size, *keys,
+        return cls(repository_id, strings[1], size, key, digest_key,
                    views.Base(*strings[4:]))
 
 
