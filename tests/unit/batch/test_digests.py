@@ -166,8 +166,8 @@ def test_pages_in_another_order_say_nothing(tmp_path):
     {'size': 1 << 62}, {'size': -1}, {'size': True}, {'size': '1'},
     {'size': 1 << 200}, {'segment': 1}, {'key': 'x'}, {'key': ''},
     {'key': None}, {'digest_key': ''}, {'digest_key': 'ab' * 16},
-    {'digest_key': 1}, {'backup_id': ''}, {'upload_id': ''}, {'backup_id': [1]},
-    {'identity': 1}, {'repository_id': ''}])
+    {'digest_key': 1}, {'backup_id': ''}, {'upload_id': ''},
+    {'backup_id': [1]}, {'identity': 1}, {'repository_id': ''}])
 def test_heads_that_are_whole_and_say_nonsense(state, fields):
     path = state / 'disk.digests'
     data = path.read_bytes()
