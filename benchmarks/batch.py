@@ -4,7 +4,8 @@
 
 Run it from a checkout, on an idle machine::
 
-    python benchmarks/batch.py nights [--dirty 22] [--profile] [DISK...]
+    python benchmarks/batch.py nights [--dirty 22] [--dirty-bits] [--profile]
+        [DISK...]
     python benchmarks/batch.py memory [--partitions 1 2 ...] [--plot DIR]
     python benchmarks/batch.py buffers [--bytes 1300 ...] [--plot DIR]
 
@@ -14,11 +15,13 @@ made: half of each is common to all, a tenth is zeros, the rest is its own.
 nights
     Three nights; on each but the first, so many percent of the segments
     change, each in two blocks of 4 KiB. The DISKs are read in their place, if
-    there are any. For each night: processor seconds of each stage, the rate of
-    virtual bytes for each second of a processor, bytes read and stored, and
-    the most memory of a rank (PSS, sampled every 50 ms). At the end, the
-    stored bytes next to those of the same disks uploaded one after the other,
-    and whether each backup has its disk's bytes.
+    there are any. With ``--dirty-bits`` the ranks are told which segments
+    changed, as by a driver that keeps dirty bits; else they read each one. For
+    each night: processor seconds of each stage, the rate of virtual bytes for
+    each second of a processor, bytes read and stored, and the most memory of a
+    rank (PSS, sampled every 50 ms). At the end, the stored bytes next to those
+    of the same disks uploaded one after the other, and whether each backup has
+    its disk's bytes.
 memory
     Agun's table 1 and figure 8: the number of partitions varies, with the
     buffers of option 2 (the product's) and of option 1 (a send buffer for each
@@ -84,12 +87,13 @@ FIRST = datetime.datetime(2026, 1, 1, 1, tzinfo=datetime.timezone.utc)
 class Sampler:
     """The most memory that a rank takes.
 
-    :param log: the directory of the trial, which its ranks' environments have
+    :param log: the directory of the trial, in which each rank has a file that
+        is called as its process; their environments have it
     """
 
     def __init__(self, log: str) -> None:
         self.peak = 0
-        self._log = log.encode()
+        self._log = log
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look)
 
@@ -103,14 +107,12 @@ class Sampler:
 
     def _look(self) -> None:
         while not self._ended.wait(0.05):
-            for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):
+            for path in pathlib.Path(self._log).glob('[0-9]*'):
                 with contextlib.suppress(OSError):
-                    words = path.read_bytes().split(b'\0')
-                    if (words[1:2] == [batchrank.__file__.encode()]
-                            and self._log in path.with_name(
-                                'environ').read_bytes()):
+                    environ = pathlib.Path('/proc', path.name, 'environ')
+                    if self._log.encode() in environ.read_bytes():
                         self.peak = max(self.peak, common.memory(
-                            path.parent.name).proportional)
+                            path.name).proportional)
 
 
 def made_disks(directory: str, count: int, size: int) -> list[str]:
@@ -129,18 +131,22 @@ def made_disks(directory: str, count: int, size: int) -> list[str]:
     return paths
 
 
-def change(paths: list[str], percent: float, night: int) -> None:
-    """Change so many percent of each disk's segments."""
+def change(paths: list[str], percent: float, night: int
+           ) -> dict[str, list[int]]:
+    """Change so many percent of each disk's segments; which, by name."""
+    written = {}
     for number, path in enumerate(paths):
         rng = random.Random(1000 * night + number)
         segments = os.path.getsize(path) // SEGMENT
+        changed = rng.sample(range(segments), round(segments * percent / 100))
+        written[os.path.basename(path)] = changed
         with open(path, 'r+b') as disk:
-            for segment in rng.sample(range(segments),
-                                      round(segments * percent / 100)):
+            for segment in changed:
                 for _ in range(2):
                     disk.seek(segment * SEGMENT
                               + rng.randrange(SEGMENT // BLOCK) * BLOCK)
                     disk.write(rng.randbytes(BLOCK))
+    return written
 
 
 def children_seconds() -> float:
@@ -321,10 +327,11 @@ def measure_nights(options: argparse.Namespace, top: str) -> None:
                                index='none') as repo:
         batch = uploads = 0
         for night in range(NIGHTS):
-            if night and not options.paths:
-                change(paths, options.dirty, night)
+            written = (change(paths, options.dirty, night)
+                       if night and not options.paths else None)
             found = run_night(repo, settings, sources_of(paths), night,
-                              profile=options.profile)
+                              profile=options.profile,
+                              written=written if options.dirty_bits else None)
             show_night(night, found)
             batch += found.stored
             uploads += upload_all(os.path.join(top, 'uploads'), paths,
@@ -494,6 +501,8 @@ def make_parser() -> argparse.ArgumentParser:
         if name == 'nights':
             command.add_argument('--dirty', type=float, default=22.0,
                                  help='percent of segments')
+            command.add_argument('--dirty-bits', action='store_true',
+                                 help='do not read clean segments')
             command.add_argument('--profile', action='store_true',
                                  help='show where the ranks spend their time')
             command.add_argument('paths', metavar='DISK', nargs='*')
@@ -511,7 +520,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure."""
-    options = make_parser().parse_args()
+    parser = make_parser()
+    options = parser.parse_args()
+    if getattr(options, 'dirty_bits', False) and options.paths:
+        parser.error('--dirty-bits is for disks that are made: nobody knows '
+                     'what was written to a DISK')
     top = tempfile.mkdtemp(prefix='batch-', dir=options.dir)
     try:
         options.measure(options, top)

@@ -18,6 +18,7 @@ from typing import Any
 import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup import _engine
+from glance_dedup.batch import digests
 from glance_dedup.batch import rank as product
 from glance_dedup.batch import ranks
 from glance_dedup.batch import spool
@@ -36,6 +37,9 @@ class Trial:
     """Requests that are sorted and joined together."""
     option: int = 2
     """How requests go to their partitions."""
+    written: dict[str, list[int]] | None = None
+    """For each disk, the segments that were written to, as a driver that keeps
+    dirty bits knows them. None: digests tell."""
     profile: bool = False
 
 
@@ -99,6 +103,19 @@ class Round(stages.Round):
         PartitionExchange.partitions = self._partitions
 
 
+class DirtyBits(digests.DigestChanges):
+    """Digests, which go on unread for segments that nobody wrote to."""
+
+    written: dict[str, list[int]] = {}
+
+    def is_clean(self, number: int) -> bool:
+        if (self._known is None or self.base is None
+                or number in self.written[self._place.name]):
+            return False
+        self._add(self._known.get(number))
+        return True
+
+
 class Rank(product.Rank):
     """A rank that tells which segments were clean."""
 
@@ -118,6 +135,9 @@ def main() -> int:
     if trial.option == 1:
         ranks.Ranks = Ranks  # type: ignore[misc]
         stages.Round = Round  # type: ignore[assignment,misc]
+    if trial.written is not None:
+        DirtyBits.written = trial.written
+        digests.DigestChanges = DirtyBits  # type: ignore[misc]
     told = product.tell
     path = os.path.join(trial.log, str(os.getpid()))
     with open(path, 'w', encoding='utf-8') as log:

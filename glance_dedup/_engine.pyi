@@ -587,9 +587,9 @@ def codec_mark(codec: str, level: int) -> tuple[int, int]:
     or a level that it lacks."""
 def fingerprint(name: str, data: Any, scope: bytes = bytes(16)) -> bytes:
     """What the engine computes for a block of this scope."""
-def tree_digest(data: Any) -> bytes:
-    """SHA-256 of the SHA-256 of each piece of 4096 bytes; the last piece may
-    be shorter."""
+def keyed_digest(key: bytes, data: Any) -> bytes:
+    """16 bytes that nobody can predict without the key, of 32 bytes. Who knows
+    it can make data with one digest: this is no fingerprint."""
 def is_cryptographic(name: str) -> bool: ...
 def after_fork() -> None: ...
 def add_runs(counts: bytearray | memoryview, group: int, chunk: int,

@@ -8,7 +8,14 @@ import pathlib
 import signal
 import time
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    'tests', deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile('tests')
 
 # Seconds. A test that hangs must fail long before the whole run is given up.
 # Tests share the processors with those beside them.

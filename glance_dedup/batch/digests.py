@@ -8,21 +8,26 @@ it is bound to that backup::
 
     0       the head: JSON with a checksum (files.pack_json), filled up with
             spaces to 4096 bytes: repository, backup, upload, SHA-256 of the
-            view's identity, size, size of a segment, and a random key
-    4096 i  page i, from 1: the digests of 127 segments, and SHA-256 over the
-            key, the page's number, and these digests
+            view's identity, size, size of a segment, a random key for the
+            pages, and the key of the digests
+    4096 i  page i, from 1: the digests of 254 segments, and SHA-256 over the
+            pages' key, the page's number, and these digests
 
-A segment's digest is the SHA-256 of the SHA-256 of each of its blocks of 4096
-bytes, which the engine computes for many blocks at a time. The last page is
-filled up with zeros. A digest is valid if and only if (1) the head is whole
-and names what it should, (2) the file has exactly the pages for the size, and
-(3) its page has the key of the head. So a page of an older file, of another
-source, or with one false bit says nothing, and its segments are read. A user
-who can write to the state directory can forge all of this: it is as secret,
-and as safe, as the repository.
+The last page is filled up with zeros. A digest is valid if and only if (1) the
+head is whole and names what it should, (2) the file has exactly the pages for
+the size, and (3) its page has the key of the head. So a page of an older file,
+of another source, or with one false bit says nothing, and its segments are
+read.
+
+A segment's digest is keyed (GMAC), which takes a third of the time of SHA-256.
+The key is random, one for each source, and goes on from file to file, so that
+digests can be compared. Whoever does not know it finds two segments with one
+digest by chance only: 2^-110 for each pair (``keyeddigest.h``). Whoever knows
+it can make such segments, and can also forge the whole file. So the state
+directory is as secret, and as safe, as the repository.
 
 Reading and writing hold one page, whatever the size. The digests of a disk of
-1 TiB have 16 MiB. The new file is written beside the scan, with the name
+1 TiB have 8 MiB. The new file is written beside the scan, with the name
 ``<name>.digests.new``, and gets its head twice: at the end of the scan,
 without a backup, so that a process that goes on after a crash finds it by the
 view's identity; and after the commit, before the rename (B3).
@@ -48,9 +53,11 @@ LOG = logging.getLogger(__name__)
 
 _KIND = 'segment digests'
 _PAGE = 4096
-_DIGEST = 32
-_PER_PAGE = _PAGE // _DIGEST - 1
+_DIGEST = 16
+_SEAL = 32
+_PER_PAGE = (_PAGE - _SEAL) // _DIGEST
 _KEY = 16
+_DIGEST_KEY = 32
 _NO_BASE = views.Base('', '')
 
 
@@ -68,19 +75,20 @@ class _Head:
     """What a file of digests belongs to."""
 
     def __init__(self, repository_id: str, identity: str, size: int,
-                 key: bytes, base: views.Base) -> None:
+                 key: bytes, digest_key: bytes, base: views.Base) -> None:
         self.repository_id = repository_id
         self.identity = identity
         self.size = size
         self.key = key
+        self.digest_key = digest_key
         self.base = base
 
     def pack(self) -> bytes:
         return files.pack_json(
             _KIND, repository_id=self.repository_id, identity=self.identity,
             size=self.size, segment=views.SEGMENT, key=self.key.hex(),
-            backup_id=self.base.backup_id, upload_id=self.base.upload_id
-        ).ljust(_PAGE)
+            digest_key=self.digest_key.hex(), backup_id=self.base.backup_id,
+            upload_id=self.base.upload_id).ljust(_PAGE)
 
     @classmethod
     def unpack(cls, data: bytes, repository_id: str) -> '_Head | None':
@@ -88,19 +96,22 @@ class _Head:
         try:
             fields = files.unpack_json(data, _KIND, _PAGE)
             strings = [fields[name] for name in (
-                'repository_id', 'identity', 'key', 'backup_id', 'upload_id')]
+                'repository_id', 'identity', 'key', 'digest_key', 'backup_id',
+                'upload_id')]
             size = fields['size']
             if (not all(isinstance(text, str) for text in strings)
                     or type(size) is not int or not 0 <= size < 1 << 63
                     or fields['segment'] != views.SEGMENT
                     or strings[0] != repository_id):
                 return None
-            key = bytes.fromhex(strings[2])
+            key, digest_key = map(bytes.fromhex, strings[2:4])
         except (ValueError, KeyError, TypeError, AttributeError,
                 RecursionError):
             return None
-        return cls(repository_id, strings[1], size, key,
-                   views.Base(*strings[3:])) if len(key) == _KEY else None
+        if (len(key), len(digest_key)) != (_KEY, _DIGEST_KEY):
+            return None
+        return cls(repository_id, strings[1], size, key, digest_key,
+                   views.Base(*strings[4:]))
 
 
 def _open(path: str, repository_id: str) -> tuple[int, _Head] | None:
@@ -136,6 +147,11 @@ class _Known(closing.Closing):
         """The backup that they are of."""
         return self._head.base
 
+    @property
+    def digest_key(self) -> bytes:
+        """Digests of segments can be compared with these if they have it."""
+        return self._head.digest_key
+
     def get(self, number: int) -> bytes:
         """The digest of a segment; b'': it is not known."""
         page, place = divmod(number, _PER_PAGE)
@@ -151,7 +167,7 @@ class _Known(closing.Closing):
         except OSError as e:
             LOG.warning('digests cannot be read, so segments are: %s', e)
             return b''
-        digests, seal = data[:-_DIGEST], data[-_DIGEST:]
+        digests, seal = data[:-_SEAL], data[-_SEAL:]
         # The seal has the page's key, so it also finds a page that is short.
         whole = seal == _seal(self._head.key, page, digests)
         return digests if whole else b''
@@ -182,15 +198,17 @@ class DigestChanges(views.Changes):
         self._new_path = place.path('digests.new')
         self._size = size
         self._zeros: dict[int, bytes] = {}
-        self._head = _Head(
-            place.repository_id,
-            hashlib.sha256(identity.encode()).hexdigest(), size,
-            secrets.token_bytes(_KEY), _NO_BASE)
         self._new: int | None = None
         self._page = 0
         self._pending = bytearray()
         self._known = self._find_known()
         self.base = self._known.base if self._known else None
+        self._head = _Head(
+            place.repository_id,
+            hashlib.sha256(identity.encode()).hexdigest(), size,
+            secrets.token_bytes(_KEY),
+            self._known.digest_key if self._known
+            else secrets.token_bytes(_DIGEST_KEY), _NO_BASE)
         try:
             if resumed:
                 self._new = self._find_scanned()
@@ -230,7 +248,7 @@ class DigestChanges(views.Changes):
     def is_same(self, number: int, data: Any) -> bool:
         """Whether the segment has the digest that it had in the base."""
         digest = (self._zero_digest(number) if data is None
-                  else _engine.tree_digest(data))
+                  else self._digest(data))
         self._add(digest)
         return (self.base is not None and self._known is not None
                 and self._known.get(number) == digest)
@@ -238,8 +256,11 @@ class DigestChanges(views.Changes):
     def _zero_digest(self, number: int) -> bytes:
         length = min(views.SEGMENT, self._size - number * views.SEGMENT)
         if length not in self._zeros:
-            self._zeros[length] = _engine.tree_digest(bytes(length))
+            self._zeros[length] = self._digest(bytes(length))
         return self._zeros[length]
+
+    def _digest(self, data: Any) -> bytes:
+        return _engine.keyed_digest(self._head.digest_key, data)
 
     def _begin(self) -> None:
         try:
@@ -256,7 +277,7 @@ class DigestChanges(views.Changes):
             self._flush()
 
     def _flush(self) -> None:
-        digests = bytes(self._pending).ljust(_PER_PAGE * _DIGEST, b'\0')
+        digests = bytes(self._pending).ljust(_PAGE - _SEAL, b'\0')
         self._pending.clear()
         self._write(digests + _seal(self._head.key, self._page, digests),
                     _PAGE * (1 + self._page))

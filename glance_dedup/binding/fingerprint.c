@@ -6,6 +6,7 @@
 #include "binding/binding.h"
 
 #include "engine/format/fingerprint.h"
+#include "engine/format/keyeddigest.h"
 
 /* fingerprint(name, data, scope): returns what the engine would compute for a
  * block of this scope. */
@@ -49,38 +50,34 @@ engine_fingerprint(PyObject *module, PyObject *args)
                                      GD_FINGERPRINT_SIZE);
 }
 
-/* tree_digest(data): see gd_hasher_compute_tree; of SHA-256. */
+/* keyed_digest(key, data): see keyeddigest.h. */
 static PyObject *
-engine_tree_digest(PyObject *module, PyObject *data)
+engine_keyed_digest(PyObject *module, PyObject *args)
 {
-    const gd_env *env = gd_env_posix();
+    const char *key;
+    Py_ssize_t key_length;
     Py_buffer view;
+    uint8_t digest[GD_KEYED_DIGEST_SIZE];
     gd_error err;
-    gd_digest *digest = NULL;
-    gd_hasher *hasher = NULL;
-    gd_fingerprint fp;
-    gd_status s;
-    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) {
+    if (!PyArg_ParseTuple(args, "y#y*", &key, &key_length, &view)) {
         return NULL;
     }
+    if (key_length != GD_KEYED_KEY_SIZE) {
+        PyBuffer_Release(&view);
+        PyErr_Format(PyExc_ValueError, "a key has %d bytes, not %zd",
+                     GD_KEYED_KEY_SIZE, key_length);
+        return NULL;
+    }
+    gd_status s;
     Py_BEGIN_ALLOW_THREADS
-    s = gd_digest_open(env, "sha256", false, &digest, &err);
-    if (s == GD_OK) {
-        s = gd_hasher_open(env, digest, &hasher, &err);
-    }
-    if (s == GD_OK) {
-        s = gd_hasher_compute_tree(hasher, env, view.buf, (size_t)view.len,
-                                   &fp, &err);
-        gd_hasher_close(env, hasher);
-    }
-    gd_digest_close(env, digest);
+    s = gd_keyed_digest((const uint8_t *)key, view.buf, (size_t)view.len,
+                        digest, &err);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     if (s != GD_OK) {
         return gd_py_raise_in(PyModule_GetState(module), &err);
     }
-    return PyBytes_FromStringAndSize((const char *)fp.bytes,
-                                     GD_FINGERPRINT_SIZE);
+    return PyBytes_FromStringAndSize((const char *)digest, sizeof digest);
 }
 
 /* is_cryptographic(name): whether comparison by hash may rely on it.  Raises
@@ -104,7 +101,7 @@ engine_is_cryptographic(PyObject *module, PyObject *args)
 
 PyMethodDef gd_py_fingerprint_functions[] = {
     {"fingerprint", engine_fingerprint, METH_VARARGS, NULL},
-    {"tree_digest", engine_tree_digest, METH_O, NULL},
+    {"keyed_digest", engine_keyed_digest, METH_VARARGS, NULL},
     {"is_cryptographic", engine_is_cryptographic, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

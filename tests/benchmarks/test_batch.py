@@ -35,6 +35,8 @@ def test_three_nights(tmp_path):
     # The first night reads all but zeros twice, or once where it is known.
     read = [row[11] for row in nights]
     assert len(read) == 3 and max(read[1:]) < 0.5 < read[0]
+    # Acceptance: a rank has 35 MB in all.
+    assert all(0 < row[13] <= 35 for row in nights)
     # Each stage took some time, and all of them not more than everything.
     for row in nights:
         assert min(row[3:9]) >= 0 and 0 < sum(row[3:9]) <= row[2]
@@ -42,6 +44,23 @@ def test_three_nights(tmp_path):
     # Acceptance: within 0.5 %.
     assert abs(float(said.split()[-1]) - 1) < 0.005
     assert not list(tmp_path.iterdir())
+
+
+def test_dirty_bits(tmp_path):
+    """Digests go on for what is not read: each night finds its base."""
+    said = run('batch.py', 'nights', '--mib', '12', '--disks', '1', '--ranks',
+               '1', '--dirty', '40', '--dirty-bits', '--dir', tmp_path)
+    read = [row[11] for row in rows(said, r' +[1-3] ')]
+    # 2 of 6 segments, and again from their first new block to the last.
+    assert all(0.33 <= share <= 0.67 for share in read[1:])
+    assert 'have the bytes of their disks' in said
+
+
+def test_dirty_bits_of_other_disks(tmp_path):
+    disk = tmp_path / 'disk'
+    disk.touch()
+    with pytest.raises(AssertionError, match='nobody knows'):
+        run('batch.py', 'nights', '--dirty-bits', disk)
 
 
 def test_memory(tmp_path):

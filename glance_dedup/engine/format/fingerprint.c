@@ -300,32 +300,3 @@ gd_hasher_compute_many(gd_hasher *hasher, const gd_scope *scope,
     }
     return s;
 }
-
-gd_status
-gd_hasher_compute_tree(gd_hasher *hasher, const gd_env *env,
-                       const uint8_t *data, size_t len, gd_fingerprint *out,
-                       gd_error *err)
-{
-    size_t count = len / GD_DIGEST_PIECE + (len % GD_DIGEST_PIECE != 0);
-    gd_fingerprint *leaves = gd_calloc(env, count + 1, sizeof *leaves, err);
-    gd_status s = leaves == NULL ? GD_NOMEM : GD_OK;
-    for (size_t i = 0, n; s == GD_OK && i < count; i += n) {
-        gd_hash_input inputs[GD_SHA256MB_LANES];
-        for (n = 0; n < GD_SHA256MB_LANES && i + n < count; n++) {
-            size_t at = (i + n) * GD_DIGEST_PIECE;
-            size_t left = len - at;
-            inputs[n] = (gd_hash_input){
-                .data = data + at,
-                .length = left < GD_DIGEST_PIECE ? left : GD_DIGEST_PIECE,
-                .out = &leaves[i + n],
-            };
-        }
-        s = gd_hasher_compute_many(hasher, &gd_global_scope, inputs, n, err);
-    }
-    if (s == GD_OK) {
-        s = gd_hasher_compute(hasher, &gd_global_scope, leaves,
-                              count * sizeof *leaves, out, err);
-    }
-    env->release(env, leaves);
-    return s;
-}

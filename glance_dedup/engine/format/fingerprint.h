@@ -73,14 +73,6 @@ gd_status gd_hasher_compute_many(gd_hasher *hasher, const gd_scope *scope,
                                  const gd_hash_input *inputs, size_t count,
                                  gd_error *err);
 
-/* A digest of data of any length: the digest of the digests of its pieces of
- * GD_DIGEST_PIECE bytes, the last of which may be shorter.  The lanes work on
- * the pieces of one segment, which a plain digest does not allow. */
-enum { GD_DIGEST_PIECE = 4096 };
-gd_status gd_hasher_compute_tree(gd_hasher *hasher, const gd_env *env,
-                                 const uint8_t *data, size_t len,
-                                 gd_fingerprint *out, gd_error *err);
-
 static inline bool
 gd_fingerprint_equal(const gd_fingerprint *a, const gd_fingerprint *b)
 {

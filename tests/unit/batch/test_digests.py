@@ -2,13 +2,13 @@
 
 """The digests of a source: bound to one backup, and trusted in nothing."""
 
-import hashlib
 import json
 import logging
 import os
 import random
 import resource
 
+from cryptography.hazmat.primitives.ciphers import aead
 import pytest
 
 from glance_dedup import _engine
@@ -17,7 +17,7 @@ from glance_dedup.batch import digests
 from glance_dedup.batch import views
 from tests.support import sources
 
-COUNT = 300                     # segments; three pages
+COUNT = 600                     # segments; three pages
 SIZE = COUNT * views.SEGMENT - 1000
 DATA = [bytes([number % 7]) * 100 for number in range(COUNT)]
 BASE = views.Base(sources.BACKUP, sources.UPLOAD)
@@ -61,14 +61,33 @@ def state(tmp_path):
 
 
 @pytest.mark.parametrize('length', [
-    0, 1, 4095, 4096, 4097, 16 * 4096, 17 * 4096 + 5, views.SEGMENT - 512,
-    views.SEGMENT])
+    0, 1, 15, 16, 17, 4096, views.SEGMENT - 512, views.SEGMENT])
 def test_the_digest_of_a_segment(length):
-    """It is computed in lanes, and is what plain SHA-256 says."""
-    data = random.Random(length).randbytes(length)
-    leaves = b''.join(hashlib.sha256(data[at:at + 4096]).digest()
-                      for at in range(0, length, 4096))
-    assert _engine.tree_digest(data) == hashlib.sha256(leaves).digest()
+    """It is GMAC, as another program computes it."""
+    rng = random.Random(length)
+    data, key = rng.randbytes(length), rng.randbytes(32)
+    assert _engine.keyed_digest(key, data) == aead.AESGCM(key).encrypt(
+        bytes(12), b'', data)
+
+
+@pytest.mark.parametrize('length', [0, 16, 31, 33])
+def test_keys_of_another_length(length):
+    with pytest.raises(ValueError, match='32 bytes'):
+        _engine.keyed_digest(bytes(length), b'data')
+
+
+def test_each_source_has_a_key(state):
+    """It goes on with its digests; those of another source say nothing."""
+    def key(name):
+        return json.loads((state / f'{name}.digests').read_bytes()[:4096])[
+            'digest_key']
+    first = key('disk')
+    assert all(scan(state)) and key('disk') == first
+    scan(state, name='other')
+    assert key('other') != first
+    pages = [(state / f'{name}.digests').read_bytes()[4096:4112]
+             for name in ('disk', 'other')]
+    assert pages[0] != pages[1]
 
 
 def test_they_are_of_one_backup(state):
@@ -118,7 +137,7 @@ def test_no_bit_may_be_wrong(state):
         same = scan(state, base=None)
         if at >= 4096:
             page = (at - 4096) // 4096
-            assert same == [number // 127 != page for number in range(COUNT)]
+            assert same == [number // 254 != page for number in range(COUNT)]
         assert not any(scan(state, other, base=None))
 
 
@@ -140,14 +159,15 @@ def test_pages_in_another_order_say_nothing(tmp_path):
     path.write_bytes(old[:4096] + old[8192:12288] + old[4096:8192]
                      + old[12288:])
     assert scan(tmp_path, [b'same'] * COUNT, base=None) == [
-        number >= 254 for number in range(COUNT)]
+        number >= 508 for number in range(COUNT)]
 
 
 @pytest.mark.parametrize('fields', [
     {'size': 1 << 62}, {'size': -1}, {'size': True}, {'size': '1'},
     {'size': 1 << 200}, {'segment': 1}, {'key': 'x'}, {'key': ''},
-    {'key': None}, {'backup_id': ''}, {'upload_id': ''}, {'backup_id': [1]},
-    {'identity': 1}, {'repository_id': ''}])
+    {'key': None}, {'digest_key': ''}, {'digest_key': 'ab' * 16},
+    {'digest_key': 1}, {'backup_id': ''}, {'upload_id': ''},
+    {'backup_id': [1]}, {'identity': 1}, {'repository_id': ''}])
 def test_heads_that_are_whole_and_say_nonsense(state, fields):
     path = state / 'disk.digests'
     data = path.read_bytes()
@@ -168,7 +188,7 @@ def test_what_is_no_file_of_digests(tmp_path, plant):
 
 
 def test_memory_does_not_grow_with_the_disk(tmp_path):
-    """A disk of 1 TiB has 16 MiB of digests."""
+    """A disk of 1 TiB has 8 MiB of digests."""
     count = 1 << 19
     place, found = changes(tmp_path, count * views.SEGMENT)
     before = resident()

@@ -659,7 +659,7 @@ changes = strategies.lists(strategies.tuples(
 
 @hypothesis.settings(
     max_examples=60, deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+    suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(which=strategies.integers(0, 1), changes=changes,
                   size=strategies.integers(0, 20000) | strategies.none(),
                   checksum=strategies.booleans())
@@ -681,7 +681,7 @@ def test_any_bytes(repository, whole, which, changes, size, checksum):
 
 @hypothesis.settings(
     max_examples=60, deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+    suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(content=strategies.binary(max_size=6000),
                   start=strategies.sampled_from([b'', b'GDVOLJ\0\0\1\0\0\0']))
 def test_random_bytes(repository, volume, content, start):
