@@ -272,7 +272,8 @@ class Resize(VolumeCommand, show.ShowOne):
     """Change the size of a volume.
 
     New bytes are zeros. Clients that are connected to a volume in use see the
-    new size when they connect again.
+    new size when they connect again. A volume does not become smaller while
+    clients are connected.
     """
 
     def add_arguments(self, parser):

@@ -77,6 +77,8 @@ class VolumeControl:
         """Change the volume's size, in bytes.
 
         Clients that are connected see the new size when they connect again.
+
+        :raises BusyError: it would become smaller, and a client is connected
         """
         self._ask(f'resize {size}')
 

@@ -12,7 +12,7 @@
  *
  *     status
  *     snapshot IMAGE [PROJECT]    PROJECT may hold spaces
- *     resize BYTES                in decimal
+ *     resize BYTES                in decimal (clients.h)
  *     checkpoint
  *
  * The answer is lines of text.  The first is "ok", or "error STATUS TEXT" with

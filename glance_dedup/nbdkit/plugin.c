@@ -30,6 +30,7 @@
 
 #include "engine/handle/segcache.h"
 #include "engine/volume/volume.h"
+#include "nbdkit/clients.h"
 #include "nbdkit/complain.h"
 #include "nbdkit/control.h"
 #include "nbdkit/ending.h"
@@ -54,6 +55,7 @@ static gd_repo *repo;
 static gd_volume *volume;
 static gd_nbdkit_keeper *keeper;
 static gd_nbdkit_control *control;
+static gd_nbdkit_clients clients = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- errors ---- */
 
@@ -138,7 +140,8 @@ open_volume(gd_error *err)
     }
     if (s == GD_OK) {
         s = gd_nbdkit_control_start(
-            &(gd_nbdkit_served){repo, volume, &settings}, &control, err);
+            &(gd_nbdkit_served){repo, volume, &clients, &settings}, &control,
+            err);
     }
     return s;
 }
@@ -229,7 +232,15 @@ plugin_open(int readonly)
                            name, settings.volume);
         return NULL;
     }
+    gd_nbdkit_clients_enter(&clients);
     return NBDKIT_HANDLE_NOT_NEEDED;
+}
+
+static void
+plugin_close(void *handle)
+{
+    (void)handle;
+    gd_nbdkit_clients_leave(&clients);
 }
 
 static int
@@ -449,6 +460,7 @@ static struct nbdkit_plugin plugin = {
     .list_exports = plugin_list_exports,
     .default_export = plugin_default_export,
     .open = plugin_open,
+    .close = plugin_close,
     .get_size = plugin_get_size,
     .block_size = plugin_block_size,
     .is_rotational = no,

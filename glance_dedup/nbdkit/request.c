@@ -159,7 +159,8 @@ run_resize(const gd_nbdkit_served *served, char *words,
         return gd_fail(err, GD_INVALID,
                        "resize: the size is not a number of bytes");
     }
-    gd_status s = gd_volume_resize(served->volume, size, err);
+    gd_status s = gd_nbdkit_clients_resize(served->clients,
+                                           served->volume, size, err);
     if (s == GD_OK) {
         add_line(answer, "ok");
         add_number(answer, "size", size);

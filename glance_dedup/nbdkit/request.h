@@ -7,12 +7,14 @@
 #define GD_NBDKIT_REQUEST_H
 
 #include "engine/volume/volume.h"
+#include "nbdkit/clients.h"
 #include "nbdkit/settings.h"
 
 /* What requests are about.  All of it is borrowed. */
 typedef struct gd_nbdkit_served {
     gd_repo *repo;
     gd_volume *volume;
+    gd_nbdkit_clients *clients;
     const gd_nbdkit_settings *settings;
 } gd_nbdkit_served;
 

@@ -9,6 +9,7 @@ not what a test can know.
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -109,6 +110,17 @@ def test_after_a_loss_of_power(tmp_path):
     assert done.returncode == 0, done.stderr
     assert 'after a loss of power' in done.stdout
     assert not list(directory.iterdir())
+
+
+def test_what_a_sync_costs_the_disk(tmp_path):
+    """It asks the kernel for the figures of one disk: those of a loop."""
+    with disks.mounted(tmp_path, 'ext4') as root:
+        done = run('journal', ['--writes', '20', '--rounds', '1', '--dir',
+                               root], tmp_path)
+        assert done.returncode == 0, done.stderr
+        *_, last = done.stdout.splitlines()
+        assert re.fullmatch(r'a volume( +\d+\.\d){3} +\d+', last), last
+        assert {path.name for path in root.iterdir()} <= {'lost+found'}
 
 
 def test_all_say_what_they_take(tmp_path):

@@ -86,6 +86,61 @@ def test_snapshot(server):
         server.control.snapshot('three', 'x' * 129)
 
 
+def shrink(server, size):
+    """Make it smaller, once the server has seen that its clients went."""
+    def is_smaller():
+        try:
+            server.control.resize(size)
+        except exceptions.BusyError:
+            return False
+        return True
+    repositories.eventually(is_smaller)
+
+
+def test_no_client_finds_its_disk_smaller(server):
+    with server.session() as one, server.session():
+        with pytest.raises(exceptions.BusyError, match=r'connected \(2\)'):
+            server.control.resize(SIZE - 512)
+        server.control.resize(SIZE)         # which is no less
+        assert one.read(SIZE - 1, 1) == b'\0'
+    shrink(server, SIZE - 512)
+    with server.session() as session:
+        assert session.size == SIZE - 512
+
+
+def editions(server):
+    """The recipes that hold parts of the volume."""
+    return {path.name for path in (server.repository / 'images').rglob('v_*')}
+
+
+def test_who_connects_while_it_becomes_smaller_sees_the_new_size(server):
+    """Its owner is stopped where the old edition of a part is deleted."""
+    for _ in range(2):
+        with server.session() as session:
+            volumes.write(session, 0, b'x')
+        if not (old := editions(server)):
+            server.control.checkpoint()
+    images = server.repository / 'locks' / 'images'
+    sizes = []
+
+    def connect():
+        with server.session() as session:
+            sizes.append(session.size)
+
+    shrinking = threading.Thread(target=shrink, args=(server, SIZE - MIB))
+    connecting = threading.Thread(target=connect)
+    with repositories.holding(
+            images, *map(repositories.image_lock_byte, old)):
+        shrinking.start()
+        repositories.eventually(lambda: editions(server) > old)
+        connecting.start()
+        connecting.join(1)      # long enough for a server that lets it in
+    shrinking.join(nbd.LIMIT)
+    connecting.join(nbd.LIMIT)
+    assert sizes == [SIZE - MIB]
+    assert not editions(server) & old
+
+
 def test_resize(server):
     with server.session() as old:
         volumes.write(old, SIZE - 10, b'the end...')
@@ -94,15 +149,10 @@ def test_resize(server):
             assert session.size == SIZE + 2 * MIB
             assert session.read(SIZE - 10, 20) == b'the end...' + bytes(10)
             volumes.write(session, SIZE + MIB, b'beyond')
-            server.control.resize(SIZE - 2 * MIB)
-            # It still believes in the larger size.
-            error, _ = session.answer(nbd.READ, SIZE, 1)
-            assert error == nbd.EINVAL
-            error, _ = session.answer(nbd.WRITE, SIZE, 1, data=b'x')
-            assert error == nbd.EINVAL
-        server.control.resize(SIZE + 2 * MIB)
-        with server.session() as session:
-            assert not any(session.read(SIZE - 2 * MIB, 4 * MIB))
+    shrink(server, SIZE - 2 * MIB)
+    server.control.resize(SIZE + 2 * MIB)
+    with server.session() as session:
+        assert not any(session.read(SIZE - 2 * MIB, 4 * MIB))
     for wrong in (0, 1, SIZE + 1, 1 << 47, -1):
         with pytest.raises(exceptions.InvalidParameter):
             server.control.resize(wrong)

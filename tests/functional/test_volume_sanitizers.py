@@ -94,9 +94,11 @@ def test_all_at_once(plugin, tmp_path):
             server.control.snapshot(f'image-{next(count)}')
 
         def resize():
-            server.control.resize(SIZE + 512 * (next(count) % 9))
+            server.control.resize(SIZE + 512 * next(count))
             with pytest.raises(exceptions.InvalidParameter):
-                server.control.resize(3)
+                server.control.resize(SIZE * 512 + 3)
+            with pytest.raises(exceptions.BusyError):
+                server.control.resize(SIZE - 512)
 
         for work in (snapshot, resize, server.control.checkpoint,
                      server.control.status):

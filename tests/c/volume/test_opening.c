@@ -719,13 +719,40 @@ test_missing_recipe(void)
     model_teardown();
 }
 
-/* A needed journal is missing, or ends early, or is another volume's. */
+/* Damages a journal that is needed, but not the newest; the words of the error
+ * that says so. */
+static const char *
+spoil(int how, const char *name, uint64_t end)
+{
+    uint8_t raw[GD_VOLUME_HEAD];
+    gd_volume_head head;
+    switch (how) {
+    case 0:
+        CHECK(unlinkat(the_scratch.root, name, 0) == 0);
+        return "is missing; what was written to it is lost";
+    case 1:
+        scratch_truncate(&the_scratch, name, end - 8);
+        return "is lost, though it was acknowledged";
+    case 2:
+        scratch_flip(&the_scratch, name, end - 8, 1);
+        return "is lost, though it was acknowledged";
+    default:
+        scratch_read(&the_scratch, name, raw, sizeof raw, 0);
+        CHECK_OK(gd_volume_head_decode(raw, name, &head, &the_scratch.err));
+        head.volume_id[0] ^= 1;
+        gd_volume_head_encode(&head, raw);
+        scratch_write(&the_scratch, name, raw, sizeof raw, 0);
+        return "is of another volume";
+    }
+}
+
+/* A needed journal is missing, ends early, is damaged, or is another
+ * volume's. */
 static void
 test_spoiled_chain(void)
 {
-    for (int what = 0; what < 3; what++) {
-        uint32_t other[2] = {0};
-        char first[GD_NAME_SIZE], name[GD_NAME_SIZE];
+    for (int how = 0; how < 4; how++) {
+        char first[GD_NAME_SIZE];
         begin(false);
         model_kill();
         CHECK_OK(model_open()); /* a second journal, which needs the first */
@@ -746,18 +773,9 @@ test_spoiled_chain(void)
         CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
         CHECK_INT(head.needed, head.journal - 1);
         gd_volume_journal_name("disk", head.needed, first);
-        gd_volume_journal_name("disk", head.journal, name);
-        (void)other;
-        if (what == 0) {
-            CHECK(unlinkat(the_scratch.root, first, 0) == 0);
-        } else if (what == 1) {
-            scratch_truncate(&the_scratch, first, head.before - 8);
-        } else {
-            scratch_flip(&the_scratch, first, head.before - 8, 1);
-        }
+        const char *words = spoil(how, first, head.before);
         CHECK_INT(model_open(), GD_CORRUPT);
-        CHECK_CONTAINS(model_words(), what == 0 ? "missing" : first);
-        CHECK_CONTAINS(model_words(), "lost");
+        CHECK_CONTAINS(model_words(), words);
         the_volume = NULL;
         model_delete();
         model_teardown();

@@ -254,6 +254,65 @@ def test_clone_into_another_scope(repo):
             scopes.of_project('p').hex())
 
 
+def base_of(repo):
+    return f'v_{openvolumes.look(repo, "disk").volume_id}_base_0'
+
+
+def clone(repo, size):
+    """Of an image of noise, with an edition of part 1."""
+    put(repo, 'image', noise(size))
+    with repo.open_image('image') as image:
+        openvolumes.create(repo, 'disk', image=image, part_size=PART)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        volume.write(noise(PART, 7), PART)
+        volume.checkpoint()
+
+
+@pytest.mark.parametrize('damage', [
+    lambda recipe: recipe.unlink(),
+    lambda recipe: repositories.ruin(recipe, 100),
+    lambda recipe: os.truncate(recipe, 4096),
+    lambda recipe: recipe.write_bytes(b'')])
+def test_the_base_is_missing_or_damaged(path, repo, damage):
+    """V7: no zeros in its place. What was written since can be read."""
+    clone(repo, 3 * PART)
+    base = base_of(repo)
+    damage(path / 'images' / base)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        for offset in (0, 2 * PART):
+            with pytest.raises(exceptions.DamagedError, match=base):
+                volume.read(512, offset)
+        assert volume.read(PART, PART) == noise(PART, 7)
+        volume.write(noise(512, 8), 100)
+        volume.flush()
+        # The rest of this part would have to come from the base.
+        with pytest.raises(exceptions.DamagedError, match=base):
+            volume.checkpoint()
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        assert volume.read(512, 100) == noise(512, 8)
+        with pytest.raises(exceptions.DamagedError, match=base):
+            volume.read(1, 99)
+    openvolumes.delete(repo, 'disk')
+    assert read_all(repo, 'image') == noise(3 * PART)
+
+
+def test_an_image_that_is_damaged_is_cloned(path, repo):
+    """Its addresses are copied. The damage shows where it is read."""
+    put(repo, 'image', noise(PART))
+    group = repositories.Group(path, 1)
+    repositories.ruin(group.path, group.data_start() + 100)
+    with repo.open_image('image') as image:
+        openvolumes.create(repo, 'disk', image=image, part_size=PART)
+    with openvolumes.open_volume(repo, 'disk') as volume:
+        with pytest.raises(exceptions.DamagedError):
+            volume.read(PART, 0)
+        assert volume.read(512, PART - 512) == noise(PART)[-512:]
+        # What is written over it is well, and is stored.
+        volume.write(noise(PART, 7), 0)
+        volume.checkpoint()
+        assert volume.read(PART, 0) == noise(PART, 7)
+
+
 # -- several owners -----------------------------------------------------------
 
 def test_one_of_many_threads_opens_it(repo):

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * clients.h - how many clients are connected to the volume.
+ *
+ * NBD tells a client the size when it connects, and never again.  A client that
+ * believes in a larger size asks for bytes behind the end.  QEMU 7.2 aborts when
+ * that happens to it after it has connected again.  So a volume becomes smaller
+ * only while nobody is connected, and who connects meanwhile waits.
+ */
+#ifndef GD_NBDKIT_CLIENTS_H
+#define GD_NBDKIT_CLIENTS_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "engine/volume/volume.h"
+
+typedef struct gd_nbdkit_clients {
+    pthread_mutex_t mutex; /* held while the size changes */
+    uint64_t connected;    /* guarded by it */
+} gd_nbdkit_clients;
+
+/* A client has connected, and does not know the size yet.  Waits while the size
+ * changes. */
+void gd_nbdkit_clients_enter(gd_nbdkit_clients *clients);
+void gd_nbdkit_clients_leave(gd_nbdkit_clients *clients);
+/* Changes the volume's size.  GD_BUSY if it would become smaller and a client is
+ * connected.  Thread-safe; one call at a time does its work. */
+gd_status gd_nbdkit_clients_resize(gd_nbdkit_clients *clients,
+                                   gd_volume *volume, uint64_t size,
+                                   gd_error *err);
+
+#endif
