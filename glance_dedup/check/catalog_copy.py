@@ -73,7 +73,7 @@ class Copy:
 
     def changed(self) -> bool:
         """Whether a maintainer opened the catalog since."""
-        return _snapshot(self._directory) != self._before
+        return _needed(_snapshot(self._directory)) != _needed(self._before)
 
     def copy_files(self) -> None:
         """Copy the database; files with unknown names are reported.
@@ -198,11 +198,22 @@ class Copy:
         return None
 
 
-def _snapshot(directory: int) -> dict[str, tuple]:
-    """The identity of each file; it differs once somebody opened them."""
+def _snapshot(directory: int) -> dict[str, tuple[int, int]]:
+    """The inode and size of each file.
+
+    Those of the database differ once somebody opened it: that begins a
+    manifest. Times are left out: on a shared file system, what was written a
+    moment ago may get another one.
+    """
     found = {}
     for name in os.listdir(directory):
         with contextlib.suppress(FileNotFoundError):
-            found[name] = files.identity(os.stat(
-                name, dir_fd=directory, follow_symlinks=False))
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            found[name] = status.st_ino, status.st_size
     return found
+
+
+def _needed(snapshot: dict[str, tuple[int, int]]
+            ) -> dict[str, tuple[int, int]]:
+    return {name: file for name, file in snapshot.items()
+            if NEEDED_NAME.match(name)}

@@ -62,11 +62,11 @@ class Hosts(closing.Closing):
 
     def __init__(self, path: str) -> None:
         self._path = os.path.join(path, FILE)
-        self._mode = access.file_mode(path)
         self._mutex = threading.Lock()
         self._tasks: set[int] = set()
         self._known: dict[int, tuple[float, list[int]]] = {}
         with self._errors():
+            self._mode = access.file_mode(path)
             self._fd = self._open()
             try:
                 self.number = self._take_number()

@@ -17,6 +17,8 @@ import warnings
 
 from dedupd.cache import index as index_module
 from dedupd.tasks import evictor
+from dedupd.tasks import exactindex
+from dedupd.tasks import shareindex
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
@@ -330,13 +332,17 @@ def evict(world):
 
 
 def help_maintaining(world):
-    """A helper's share is all; then the maintainer takes its findings."""
+    """A helper's share is all; then the maintainer takes what it found."""
     with world.open() as repo:
         with template.helping(repo) as helper:
             for name in 'scrub', 'recompress':
                 template.run(helper, name, is_mine=lambda group: True)
+            with mock.patch.multiple(exactindex, HELP_ENTRIES=1,
+                                     HELP_PAUSE=0):
+                shareindex.run_once(helper, task.Pace())
         with maintainer_module.Maintainer(repo) as maintainer:
             template.run(maintainer, 'account')
+            template.run(maintainer, 'merge')
 
 
 collect = maintain('collect')

@@ -117,7 +117,7 @@ class Faults:
 CONTENTS = {
     'a': range(1, 9), 'b': (1, 17, 18), 'twin': range(1, 5),
     'sparse': (9, 25), 'new': range(30, 38), 'gone': range(9, 17),
-    'late': range(40, 43), 'driven': range(43, 49)}
+    'late': range(40, 43), 'driven': range(43, 49), 'again': range(5, 9)}
 THERE = ('a', 'b', 'twin', 'sparse', 'new')
 
 
@@ -214,6 +214,37 @@ def _recompress(path, state, worth=-1):
 def _recompress_in_vain(path, state):
     """It is not."""
     _recompress(path, state, worth=1)
+
+
+def _make_index(path, state):
+    """The exact index lacks an image, and has its blocks."""
+    from tests.support import repositories
+    _merge(path, state)
+    with (repositories.open_repository(path, codec='none') as repo,
+          _without_hints(repo)):
+        repositories.put(repo, 'again', data_of('again'), dedup=False)
+    state['again'] = 'there'
+
+
+def _help(path, state):
+    """All that a daemon does that is no maintainer."""
+    from dedupd.tasks import exactindex
+    from dedupd.tasks import recompressor
+    from dedupd.tasks import shareindex
+    from dedupd.tasks import sharescrub
+    from glance_dedup.base import task
+    from glance_dedup.maintenance import helper as helper_module
+    from glance_dedup.maintenance import hosts as hosts_module
+    from tests.support import repositories
+    with (repositories.open_repository(path, codec='none') as repo,
+          hosts_module.Hosts(repo.path) as hosts,
+          helper_module.Helper(repo, hosts) as helper,
+          mock.patch.multiple(exactindex, HELP_ENTRIES=1, HELP_PAUSE=0),
+          mock.patch.object(recompressor, '_WORTH', -1)):
+        recompressor.run_once(helper, task.Pace(), 'zstd', 1)
+        sharescrub.run_once(helper, task.Pace(), lambda group: True)
+        helper.save()
+        shareindex.run_once(helper, task.Pace())
 
 
 def _make_cache(path, state):
@@ -518,6 +549,7 @@ TASKS = {
     'scrub': (None, _scrub),
     'recompress': (None, _recompress),
     'recompress-in-vain': (None, _recompress_in_vain),
+    'help': (_make_index, _help),
     'evict': (_make_cache, _evict),
     'mark-lost': (_spoil, _mark_lost),
     'put': (None, _put),

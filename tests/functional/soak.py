@@ -14,13 +14,11 @@ there, and nothing of any process that died.
 
 import collections
 import contextlib
-import errno
 import fcntl
 import itertools
 import json
 import os
 import random
-import struct
 import subprocess
 import sys
 import threading
@@ -505,7 +503,11 @@ def users_of(path):
 
 
 def need_no_locks(path):
-    """Nobody has a lock of any file, and a new process may take them all."""
+    """Nobody has a lock of any file, and a new process may take them all.
+
+    On file systems in user space a lock falls a moment after its file was
+    closed, or its process has ended: the kernel waits for no answer.
+    """
     inodes = {}
     for directory, _, names in os.walk(path):
         for name in names:
@@ -520,14 +522,14 @@ def need_no_locks(path):
             ).rpartition(':')
             assert major_minor != mine or int(inode) not in inodes, (
                 line, inodes[int(inode)])
-    whole = struct.pack('@hhqqi4x', fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     for file in inodes.values():
         with open(file, 'r+b') as f:
-            try:
-                fcntl.fcntl(f, fcntl.F_OFD_SETLK, whole)
-            except OSError as e:
-                assert e.errno not in (errno.EAGAIN, errno.EACCES), file
-                raise
+            repositories.eventually(
+                lambda: repositories.set_lock(
+                    f.fileno(), 0, fcntl.F_WRLCK, bytes_=0),
+                LIMIT, f'{file} is locked')
+            # So that it does not fall a moment later, either.
+            repositories.set_lock(f.fileno(), 0, fcntl.F_UNLCK, bytes_=0)
 
 
 # -- what must be left --------------------------------------------------------
@@ -557,7 +559,7 @@ def settle(repo):
     """One more run of everything."""
     renew_tails(repo)
     pace = task.Pace()
-    with maintenance.maintaining(repo) as maintainer:
+    with maintenance.maintaining(repo, wait=LIMIT) as maintainer:
         accounting.run_once(maintainer, pace)
         merged = merger.run_once(maintainer, pace)
         assert not merged.gave_up and not merged.busy, merged
@@ -590,10 +592,14 @@ def need_exact(path, contents):
         for image_id, data in contents.items():
             assert repositories.read_all(repo, image_id) == data
         expected = maintenance.expected_counts(repo)
-        with maintenance.maintaining(repo) as maintainer:
+        with maintenance.maintaining(repo, wait=LIMIT) as maintainer:
             numbers = {group for group, _ in expected} | set(
                 maintenance.groups(path))
-            assert maintenance.counts(maintainer.catalog, numbers) == expected
+            found = maintenance.counts(maintainer.catalog, numbers)
+            wrong = {address: (found[address], expected[address])
+                     for address in found.keys() | expected.keys()
+                     if found[address] != expected[address]}
+            assert not wrong, wrong
             statistics = maintainer.catalog.statistics()
             assert maintainer.unreadable.reasons() == {}
     assert os.listdir(path / 'spool') == []
@@ -603,6 +609,9 @@ def need_exact(path, contents):
     assert statistics['unique_blocks'] == len(wanted)
     assert statistics['images'] == len(contents)
     assert statistics['logical_bytes'] == sum(map(len, contents.values()))
+    # The check looks at no catalog that is in use.
+    repositories.eventually(lambda: not repositories.lock_held(
+        path / 'locks/maintainer', 0), LIMIT)
     report = checker.check(path)
     strange = [str(f) for f in report.findings
                if not f.sentence.endswith(EXPECTED)]

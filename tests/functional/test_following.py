@@ -6,6 +6,7 @@ On the model of a shared file system, the hosts' caches last as long as any
 test: what a host is told of others, it was told because it asked.
 """
 
+import copy
 import random
 import signal
 import subprocess
@@ -114,28 +115,42 @@ def images_of_a_release(count, rng):
         yield image[:1024]
 
 
-def test_four_hosts_find_what_one_would(tmp_path, monkeypatch):
-    """Acceptance: 98 % of the savings that are possible, without merging.
-
-    The images come in turn, each after the interval.
-    """
-    monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
+def need_savings(four):
+    """The images come in turn, each after the interval of looking."""
     distinct, total, new = set(), 0, 0
-    with hosts_module.hosts(tmp_path, 4, names=600, attributes=600) as four:
-        maintenance.create(four[0].root, block_size=BLOCK, group_slots=1024,
-                           segment_size=1 << 16)
-        with opened(*four) as repos:
-            make_complete(*repos)
-            for number, image in enumerate(images_of_a_release(
-                    24, random.Random(1))):
-                distinct.update(image)
-                total += len(image)
-                stat = repositories.put(repos[number % 4], f'image-{number}',
-                                        b''.join(image))
-                new += stat.new_bytes // BLOCK
+    with opened(*four) as repos:
+        make_complete(*repos)
+        for number, image in enumerate(images_of_a_release(
+                24, random.Random(1))):
+            distinct.update(image)
+            total += len(image)
+            stat = repositories.put(repos[number % 4], f'image-{number}',
+                                    b''.join(image))
+            new += stat.new_bytes // BLOCK
     exact, found = total - len(distinct), total - new
     assert exact > 0.7 * total
     assert 0.98 * exact <= found <= exact
+
+
+def test_four_hosts_find_what_one_would(tmp_path, monkeypatch):
+    """Acceptance: 98 % of the savings that are possible, without merging."""
+    monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
+    with hosts_module.hosts(tmp_path, 4, names=600, attributes=600) as four:
+        maintenance.create(four[0].root, block_size=BLOCK, group_slots=1024,
+                           segment_size=1 << 16)
+        need_savings(four)
+
+
+def test_four_filters_on_two_mounts(both, monkeypatch):
+    """The same on real file systems, where two hosts share each mount."""
+    monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
+    need_savings([*both, *map(with_another_filter, both)])
+
+
+def with_another_filter(host):
+    other = copy.copy(host)
+    other.filters = host.directory / 'other-filters'
+    return other
 
 
 # -- a look that is interrupted -----------------------------------------------

@@ -19,6 +19,7 @@ import functools
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ _MUTANT = re.compile(
     r'^#define (?P<name>\w+) (?P<number>\d+) '
     r'/\* (?P<rule>N\d+(?:\.\d)?): (?P<text>.+) \*/$', re.M)
 _BUILD_TIMEOUT = 240    # seconds
+_END_TIMEOUT = 60       # seconds after an interrupt
 # Full states, compressed: an answer of the search is exact. MiB.
 _MEMORY = 1800
 _COMPILE = ['gcc', '-O2', '-w', '-DSAFETY', '-DCOLLAPSE', '-DNOFAIR',
@@ -99,41 +101,51 @@ class Program:
         if result.returncode or 'Error' in result.stdout:
             raise Failure(f'{command}: {result.stdout}{result.stderr}')
 
-    def run(self, settings: dict[str, int], timeout: float,
-            *options: str) -> str:
+    def run(self, settings: dict[str, int], timeout: float, *options: str,
+            whole: bool = True) -> str:
         """Run the checker; returns what it prints.
 
         :param settings: the variables that choose scenario and mutant
+        :param whole: otherwise it is interrupted after the time, and prints
+            what it has found by then
         :raises Failure: it did not end in time
         """
         environment = {**os.environ,
                        **{name: str(int(value))
                           for name, value in settings.items()}}
-        try:
-            return subprocess.run(
+        with subprocess.Popen(
                 [str(self._program), f'-m{_DEPTH}', *options],
                 cwd=self._directory, env=environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                timeout=timeout).stdout
-        except subprocess.TimeoutExpired as e:
-            raise Failure(f'{settings}: no end after {timeout} s') from e
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            try:
+                return process.communicate(timeout=timeout)[0]
+            except subprocess.TimeoutExpired as e:
+                if whole:
+                    raise Failure(
+                        f'{settings}: no end after {timeout} s') from e
+                process.send_signal(signal.SIGINT)
+                return process.communicate(timeout=_END_TIMEOUT)[0]
+            finally:
+                process.kill()
 
     def search(self, settings: dict[str, int], timeout: float,
-               table: int = 21) -> Outcome:
+               table: int = 21, whole: bool = True) -> Outcome:
         """Try every order of the steps, up to the first error.
 
         :param table: log2 of the slots of the table of states
+        :param whole: otherwise the search ends with the time or the memory,
+            and says what it has found by then
         :raises Failure: the search was not complete
         """
         begin = time.monotonic()
-        printed = self.run(settings, timeout, '-n', f'-w{table}')
+        printed = self.run(settings, timeout, '-n', f'-w{table}', whole=whole)
         seconds = time.monotonic() - begin
         states = re.search(r'^ *(\S+) states, stored', printed, re.M)
         error = re.search(r'^pan:1: (?:assertion violated )?(.*?) \(at depth',
                           printed, re.M)
         errors = re.search(r'errors: (\d+)', printed)
         if (states is None or errors is None or bool(error) != bool(
-                int(errors[1])) or (error is None and re.search(
+                int(errors[1])) or (whole and error is None and re.search(
                 'Search not completed|truncated|out of memory|too small'
                 '|reached -DMEMLIM', printed))):
             raise Failure(f'{settings}: {printed}')
@@ -155,6 +167,8 @@ def main() -> int:
     parser.add_argument('mutant', nargs='?', choices=[*mutants()])
     parser.add_argument('--trace', action='store_true')
     parser.add_argument('--seconds', type=float, default=1800)
+    parser.add_argument('--part', action='store_true',
+                        help='say what was found by then')
     arguments = parser.parse_args()
     if arguments.scenario is None:
         for name, scenario in scenarios.SCENARIOS.items():
@@ -167,7 +181,8 @@ def main() -> int:
         settings['MUTANT'] = mutants()[arguments.mutant].number
     with tempfile.TemporaryDirectory() as directory:
         program = Program(pathlib.Path(directory))
-        outcome = program.search(settings, arguments.seconds)
+        outcome = program.search(settings, arguments.seconds,
+                                 whole=not arguments.part)
         print(f'{outcome.finding or "no error"}: {outcome.states:,} states, '
               f'{outcome.seconds:.1f} s')
         if arguments.trace and outcome.finding:

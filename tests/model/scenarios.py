@@ -44,6 +44,8 @@ class Scenario:
     """There is no maintainer."""
     is_large: bool = False
     """It takes minutes."""
+    is_open: bool = False
+    """No search of it has come to its end."""
 
     def settings(self) -> dict[str, int]:
         """The variables that tell the checker."""
@@ -138,18 +140,19 @@ SCENARIOS = {
         'the machine crashes',
         ('second writer', 'delete', 'reader', 'helper'),
         ('suspends', 'caches'), crashes=1, kills=1, two=True, stored=True,
-        is_large=True),
+        is_large=True, is_open=True),
     'caches-all': Scenario(
         'two writers believe stores that they loaded before',
-        (*_BOTH, 'delete'), ('caches',), crashes=1, kills=1, is_large=True),
+        (*_BOTH, 'delete'), ('caches',), crashes=1, kills=1,
+        is_large=True, is_open=True),
     'merging-all': Scenario(
         'two writers, a delete and merging; a process is killed, and the '
         'machine crashes',
         (*_BOTH, 'delete'), ('merges', 'misses', 'losses'), crashes=1,
-        kills=1, is_large=True),
+        kills=1, is_large=True, is_open=True),
     'storm': Scenario(
         'two writers, a delete and a reader, and a process is killed',
-        (*_BOTH, 'delete', 'reader'), kills=1, is_large=True),
+        (*_BOTH, 'delete', 'reader'), kills=1, is_large=True, is_open=True),
     'two-crashes': Scenario(
         'the machine crashes twice while an image is stored and deleted',
         ('writer', 'delete'), ('losses',), crashes=2, kills=1,

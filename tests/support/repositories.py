@@ -248,11 +248,14 @@ class Group:
 _FLOCK = struct.Struct('@hhqqi4x')
 
 
-def set_lock(fd, byte, kind):
-    """One OFD lock; False if it is refused."""
+def set_lock(fd, byte, kind, bytes_=1):
+    """One OFD lock; False if it is refused.
+
+    :param bytes_: how many; 0: to the end of the file
+    """
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK,
-                    _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+                    _FLOCK.pack(kind, os.SEEK_SET, byte, bytes_, 0))
     except OSError as e:
         if e.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -372,10 +375,10 @@ def as_user(uid, function):
     return run
 
 
-def eventually(condition, timeout=30):
+def eventually(condition, timeout=30, failure='it did not come about'):
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, 'it did not come about'
+        assert time.monotonic() < deadline, failure
         time.sleep(0.01)
 
 

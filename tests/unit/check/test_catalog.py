@@ -130,6 +130,12 @@ def test_in_use(repository, catalog):
         one(repository, NOTE, 'in use')
 
 
+def opened(repository):
+    """Have LevelDB open the catalog."""
+    with contextlib.closing(plyvel.DB(str(repository.path / 'catalog'))):
+        pass
+
+
 def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
     """What was read of the catalog may not be what it says by now."""
     catalog.groups[1]['used'] = 3
@@ -140,17 +146,32 @@ def test_maintainer_comes_and_goes(repository, catalog, monkeypatch):
         original(self, numbers)
         change()
 
-    def touch():
-        (repository.path / 'catalog/LOG').write_text('opened')
+    def opening():
+        opened(repository)
 
     def fence():
         catalog.save_fence(catalog.sequence, catalog.sequence + 1)
 
     monkeypatch.setattr(groups.Groups, 'check_all', check_all)
-    for change in (touch, fence):
+    for change in (opening, fence):
         one(repository, NOTE, 'in use')
     change = int
     catalog.save_fence(catalog.sequence)
+    one(repository, DAMAGE, 'in use, and counts')
+
+
+def test_time_of_a_file_changes(repository, catalog, monkeypatch):
+    """As on a shared file system, some time after somebody wrote to it."""
+    catalog.groups[1]['used'] = 3
+    catalog.save()
+    original = groups.Groups.check_all
+
+    def check_all(self, numbers):
+        original(self, numbers)
+        for file in (repository.path / 'catalog').iterdir():
+            os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+
+    monkeypatch.setattr(groups.Groups, 'check_all', check_all)
     one(repository, DAMAGE, 'in use, and counts')
 
 
@@ -161,7 +182,7 @@ def test_catalog_is_changed_while_it_is_copied(
 
     def copy_files(self):
         original(self)
-        (repository.path / 'catalog/LOG').write_text('opened')
+        opened(repository)
 
     monkeypatch.setattr(catalog_copy.Copy, 'copy_files', copy_files)
     one(repository, NOTE, 'in use')

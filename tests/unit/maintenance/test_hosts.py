@@ -132,6 +132,12 @@ def test_no_number_is_left(path, join, monkeypatch):
         hosts_module.Hosts(path)
 
 
+def test_a_repository_that_cannot_be_looked_at(path):
+    """Such as one on a server that has gone."""
+    with pytest.raises(exceptions.StorageError, match='locks/hosts'):
+        hosts_module.Hosts(path / 'gone')
+
+
 @pytest.mark.parametrize('spoil', [
     lambda file: file.symlink_to('/etc/passwd'), lambda file: file.mkdir()])
 def test_a_hostile_file(path, spoil):
