@@ -63,19 +63,27 @@ def test_backup_that_is_gone_is_no_base(cloud):
     assert results['disk0'].read > 0 and results['disk1'].read == 0
 
 
-@pytest.mark.parametrize('stage', STAGES)
-def test_rank_that_is_killed(cloud, stage, monkeypatch):
-    """The round is run again, and nothing of the first try is in the way."""
-    killed = []
+DEATH = """
+import os, signal
+from glance_dedup.batch import stages
+work = stages.Round.{stage}
+def die(round_, *arguments):
+    if round_._ranks.rank == 1 and not os.path.exists({mark!r}):
+        open({mark!r}, 'w').close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    work(round_, *arguments)
+stages.Round.{stage} = die
+"""
 
-    def kill(process, event):
-        begun = event['event'] == 'view' if stage == 'scan' else (
-            event['event'] == 'stage' and event['stage'] == stage)
-        if begun and not killed:
-            killed.extend(batches.ranks_of(process)[1:2])
-            batches.kill_all(killed)
-    results = cloud.run(watch=kill, monkeypatch=monkeypatch)
-    assert killed
+
+@pytest.mark.parametrize('stage', STAGES)
+def test_rank_that_is_killed(cloud, stage, tmp_path, monkeypatch):
+    """The round is run again, and nothing of the first try is in the way."""
+    mark = tmp_path / 'mark'
+    batches.in_ranks(tmp_path / 'site', monkeypatch,
+                     DEATH.format(stage=stage, mark=str(mark)))
+    results = cloud.run()
+    assert mark.exists()
     assert [result.note for result in results.values()] == [''] * 4
     assert cloud.backups() == cloud.disks.digests()
     # If all backups were complete, the next run on the host tidies up.
@@ -154,12 +162,15 @@ def test_two_backups_of_one_disk(cloud):
     assert cloud.backups() == digests
 
 
-def test_garbage_of_a_broken_run_is_collected(cloud, monkeypatch):
+def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
     """What ranks stored and nobody committed does not stay (B6)."""
-    def kill(process, event):
-        if event['event'] == 'stage' and event['stage'] == 'resolve':
-            batches.kill_all(batches.ranks_of(process))
-    cloud.run(watch=kill, monkeypatch=monkeypatch)
+    batches.in_ranks(tmp_path / 'site', monkeypatch,
+                     'import os, signal\n'
+                     'from glance_dedup.batch import stages\n'
+                     'stages.Round.resolve = lambda round_: os.kill('
+                     'os.getpid(), signal.SIGKILL)\n')
+    results = cloud.run()
+    assert all('broke 3 times' in result.note for result in results.values())
     assert maintenance.live_slots(cloud.path)
 
     def is_empty():

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -165,6 +166,15 @@ def kill_all(ranks_):
     for rank in ranks_:
         with contextlib.suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)
+
+
+def in_ranks(directory, monkeypatch, program):
+    """Have each rank run some lines of Python when it starts."""
+    directory.mkdir()
+    (directory / 'sitecustomize.py').write_text(
+        "import sys\nif 'glance_dedup.batch.rank' in sys.orig_argv:\n"
+        + textwrap.indent(program, '    '))
+    monkeypatch.setenv('PYTHONPATH', str(directory))
 
 
 class Hosts:
