@@ -29,8 +29,10 @@ gd_nbdkit_clients_resize(gd_nbdkit_clients *clients, gd_volume *volume,
     gd_volume_info info;
     pthread_mutex_lock(&clients->mutex);
     gd_volume_get_info(volume, &info);
+    /* gd_volume_resize refuses a size that no volume can have. */
     gd_status s =
-        size < info.head.size && clients->connected > 0
+        gd_volume_size_allowed(size) && size < info.head.size &&
+                clients->connected > 0
             ? gd_fail(err, GD_BUSY,
                       "the volume cannot become smaller while clients are "
                       "connected (%" PRIu64 "): they would still ask for what "

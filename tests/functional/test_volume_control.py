@@ -102,6 +102,8 @@ def test_no_client_finds_its_disk_smaller(server):
         with pytest.raises(exceptions.BusyError, match=r'connected \(2\)'):
             server.control.resize(SIZE - 512)
         server.control.resize(SIZE)         # which is no less
+        with pytest.raises(exceptions.InvalidParameter):
+            server.control.resize(SIZE - 1)
         assert one.read(SIZE - 1, 1) == b'\0'
     shrink(server, SIZE - 512)
     with server.session() as session:
