@@ -96,7 +96,7 @@ def read_directly(repo, image_id):
 
 def read_through(address, image_id):
     with daemon.Client(address) as far, far.open_image(image_id) as stream:
-        while stream.read(PIECE):
+        while stream.read(stream.piece):
             pass
 
 

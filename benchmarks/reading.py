@@ -21,6 +21,11 @@ the highest of the rounds, and their ratios to ``cat`` in the same round; and
 what came from the disk. ``pread`` is what ``cat`` does, in pieces and from a
 process like the engine's, so that one sees what the comparison owes to that.
 
+Then ``--ranges`` blocks of 4 KiB are read from each image, at random places
+that are not zeros: the milliseconds of the median one and of the slowest of a
+hundred, from the file and from each repository, cold (the page cache has
+nothing of any at first) and warm (once more). ``--ranges 0`` leaves it out.
+
 Then ``--storm`` versions of the first image are read at once, as when many
 servers are booted: by as many ``cat`` from plain files, by threads from each
 repository, and through a dedupd; cold, with what came from the disk, and what
@@ -28,13 +33,17 @@ of the page cache the files fill afterwards. ``--storm 0`` leaves it out.
 """
 
 import argparse
+from collections.abc import Callable
 import concurrent.futures
 import contextlib
 import os
+import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import common
 from common import MIB
@@ -45,6 +54,7 @@ import disk
 from glance_dedup.client import daemon
 from glance_dedup.repository import repository
 
+BLOCK = 4096
 CODECS = ('none', 'lz4', 'zstd')
 
 
@@ -83,7 +93,7 @@ def restore(repo: repository.Repository, image_id: str) -> None:
 
 def from_daemon(address: str, image_id: str) -> None:
     with daemon.Client(address) as far, far.open_image(image_id) as stream:
-        while stream.read(PIECE):
+        while stream.read(stream.piece):
             pass
 
 
@@ -178,6 +188,63 @@ def one_after_the_other(measure: Measure, stored: list[Stored],
                     images)
 
 
+# -- small ranges -------------------------------------------------------------
+
+def random_places(path: str, count: int, seed: int) -> list[int]:
+    """Offsets of blocks of a file that are not zeros."""
+    rng = random.Random(seed)
+    blocks = os.path.getsize(path) // BLOCK
+    places: list[int] = []
+    with open(path, 'rb', buffering=0) as f:
+        while len(places) < count:
+            offset = rng.randrange(blocks) * BLOCK
+            if os.pread(f.fileno(), BLOCK, offset).strip(b'\0'):
+                places.append(offset)
+    return places
+
+
+def each_timed(read: Callable[[memoryview, int], object],
+               places: list[int]) -> list[float]:
+    """Milliseconds of each read of a block."""
+    view, spent = memoryview(bytearray(BLOCK)), []
+    for offset in places:
+        began = time.perf_counter()
+        read(view, offset)
+        spent.append((time.perf_counter() - began) * 1e3)
+    return spent
+
+
+def small_ranges(table: common.Table, stored: list[Stored],
+                 plain: list[str], count: int, seed: int) -> None:
+    places = [random_places(path, count, seed) for path in plain]
+
+    def show(name: str, spent: list[list[float]]) -> None:
+        for turn, one in zip(('cold', 'warm'), spent):
+            cuts = statistics.quantiles(one, n=100)
+            for percent in (50, 99):
+                where = f'4 KiB, {turn}, p{percent}: '
+                table.figure(where + name, cuts[percent - 1], 'ms',
+                             None if name == 'pread' else where + 'pread')
+
+    disk.forget(*plain)
+    spent: list[list[float]] = [[], []]
+    for path, offsets in zip(plain, places):
+        with open(path, 'rb', buffering=0) as f:
+            for turn in spent:
+                turn += each_timed(lambda view, offset, f=f: os.preadv(
+                    f.fileno(), [view], offset), offsets)
+    show('pread', spent)
+    for one in stored:
+        disk.forget(one.path)
+        spent = [[], []]
+        with one.open() as repo:
+            for i, offsets in enumerate(places):
+                with repo.open_image(f'image-{i}') as image:
+                    for turn in spent:
+                        turn += each_timed(image.readinto, offsets)
+        show(one.name, spent)
+
+
 # -- many at once -------------------------------------------------------------
 
 def storm(measure: Measure, stored: list[Stored], plain: list[str],
@@ -241,6 +308,8 @@ def main() -> None:
                         help='may be repeated (default: all)')
     parser.add_argument('--rounds', type=int, default=5,
                         help='how often (default: %(default)s)')
+    parser.add_argument('--ranges', type=int, default=500,
+                        help='blocks read from each (default: %(default)s)')
     parser.add_argument('--storm', type=int, default=8,
                         help='images read at once (default: %(default)s)')
     args = parser.parse_args()
@@ -250,6 +319,8 @@ def main() -> None:
         for number in range(args.rounds):
             print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
             one_after_the_other(measure, stored, plain)
+            if args.ranges:
+                small_ranges(table, stored, plain, args.ranges, number)
     if args.storm:
         with prepared(args.images[:1], args.storm, args) as (
                 directory, plain, stored):

@@ -227,7 +227,7 @@ class Daemon:
                                           options.glance_ca)
         self._reads = reads_module.Reads(
             self._repository, self._readers, tokens,
-            None if self._cache is None else self._cache.arrive)
+            None if self._cache is None else self._cache.arrive, options)
         told: dict[str, Any] = {}
         if options.nbd_socket:
             self._exports = nbd.Exports(

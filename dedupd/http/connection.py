@@ -129,7 +129,11 @@ class HTTPConnection:
             LOG.exception('A request failed.')
             response = messages.error_response(messages.HTTPError(
                 500, 'The daemon failed; its log says how.'))
-        complete = self._h11.their_state in (h11.DONE, h11.MUST_CLOSE)
+        if response.session is not None:
+            await self._change(response.session)
+            return False
+        complete = self._h11.their_state in (
+            h11.DONE, h11.MUST_CLOSE, h11.MIGHT_SWITCH_PROTOCOL)
         await self._respond(method, response, close=(
             not complete or self.outdated()
             or self._shared.stopping.is_set()))
@@ -234,8 +238,11 @@ class HTTPConnection:
             key, text = name.decode('ascii'), value.decode('latin-1')
             headers[key] = f'{headers[key]}, {text}' if key in headers else (
                 text)
-        return messages.Request(event.method.decode('ascii'), dict(pairs),
-                                headers, self._peer), path
+        request = messages.Request(event.method.decode('ascii'), dict(pairs),
+                                   headers, self._peer)
+        if event.http_version == b'1.1':
+            request.upgrade = headers.get('upgrade', '')
+        return request, path
 
     async def _receive_body(self, limit: int) -> bytes:
         try:
@@ -316,6 +323,27 @@ class HTTPConnection:
         finally:
             if not isinstance(body, bytes):
                 await body.aclose()
+
+    async def _change(self, session: messages.Session) -> None:
+        """Change to another protocol, until the end of the connection."""
+        try:
+            if self._h11.trailing_data[0]:
+                raise streams.Disconnected('it does not wait for the answer')
+            await self._send(self._h11.send(h11.InformationalResponse(
+                status_code=http.HTTPStatus.SWITCHING_PROTOCOLS,
+                headers=list(session.headers.items()))))
+            self._shared.requests += 1
+            await session.run(self._socket_stream, self._count)
+        except streams.Disconnected:
+            raise
+        except Exception as e:
+            LOG.error('A response was cut off: %s', e)
+            raise streams.Disconnected('the response failed')
+        finally:
+            await session.aclose()
+
+    def _count(self, sent: int) -> None:
+        self._shared.sent += sent
 
     async def _send_pieces(self, body: messages.Pieces,
                            pour: streams.Pour | None) -> None:

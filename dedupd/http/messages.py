@@ -3,6 +3,7 @@
 """Requests, responses and HTTP errors."""
 
 from collections.abc import AsyncGenerator
+from collections.abc import Callable
 import dataclasses
 import http
 import json
@@ -60,6 +61,8 @@ class Request:
     """Values by their names in lower case."""
     peer: Peer
     body: bytes = b''
+    upgrade: str = ''
+    """The protocol to which the client would change."""
 
     def json(self) -> Any:
         """The body, which must be JSON; None if there is none.
@@ -99,6 +102,22 @@ class Pieces(Protocol):
         """End the generator, even before its first piece."""
 
 
+class Session(Protocol):
+    """What follows on a connection that changes to another protocol."""
+
+    headers: dict[str, str]
+
+    async def run(self, stream: streams.SocketStream,
+                  count: Callable[[int], None]) -> None:
+        """Serve the client until it ends.
+
+        :param count: called with bytes of images that were served
+        """
+
+    async def aclose(self) -> None:
+        """End the session, even before it has begun."""
+
+
 @dataclasses.dataclass
 class Response:
     """An answer of a handler, which the server sends."""
@@ -116,6 +135,8 @@ class Response:
     relayed: list[tuple[bytes, bytes]] | None = None
     """The header of another server's response. All of it is sent in the place
     of `headers`, except what h11 adds to frame the body."""
+    session: Session | None = None
+    """The protocol to which the connection changes, by a status of 101."""
     reason: bytes | None = None
     """The reason phrase; None: the usual one of the status."""
 

@@ -3,6 +3,7 @@
 """Sends and receives bytes: over a socket, and over TLS."""
 
 import asyncio
+from collections.abc import Callable
 import contextlib
 import socket
 import ssl
@@ -130,6 +131,19 @@ class SocketStream:
                 raise Disconnected(str(e))
 
     async def _writable(self, timeout: float) -> None:
+        if not await self._ready(self._loop.add_writer,
+                                 self._loop.remove_writer, timeout):
+            raise Disconnected('the peer takes nothing')
+
+    async def readable(self, timeout: float) -> None:
+        """Wait until bytes, or the end, can be received."""
+        if not await self._ready(self._loop.add_reader,
+                                 self._loop.remove_reader, timeout):
+            raise Disconnected('the peer sends nothing')
+
+    async def _ready(self, add: Callable, remove: Callable,
+                     timeout: float) -> bool:
+        """Whether the socket becomes ready within the timeout."""
         future = self._loop.create_future()
 
         def finish(value: bool) -> None:
@@ -137,13 +151,40 @@ class SocketStream:
                 future.set_result(value)
 
         timer = self._loop.call_later(timeout, finish, False)
-        self._loop.add_writer(self._sock, finish, True)
+        add(self._sock, finish, True)
         try:
-            if not await future:
-                raise Disconnected('the peer takes nothing')
+            return await future
         finally:
             timer.cancel()
-            self._loop.remove_writer(self._sock)
+            remove(self._sock)
+
+    def receive_now(self, length: int) -> bytes | None:
+        """Bytes that have come; None: there are none. In any thread.
+
+        :raises Disconnected: if the peer has ended
+        """
+        try:
+            data = self._sock.recv(length)
+        except BlockingIOError:
+            return None
+        except OSError as e:
+            raise Disconnected(str(e))
+        if not data:
+            raise Disconnected('the peer has ended')
+        return data
+
+    def send_now(self, data: bytes, descriptor: int | None) -> None:
+        """Send a few bytes, with a descriptor or without. In any thread.
+
+        :raises Disconnected: if they cannot be sent without waiting
+        """
+        descriptors = [] if descriptor is None else [descriptor]
+        try:
+            sent = socket.send_fds(self._sock, [data], descriptors)
+        except OSError as e:
+            raise Disconnected(f'the peer takes no answer: {e}')
+        if sent != len(data):
+            raise Disconnected('the peer takes no answer')
 
     def pour(self) -> Pour | None:
         """An object by which threads send."""
@@ -159,6 +200,11 @@ class SocketStream:
         """Tell the peer that nothing more comes."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
+
+    def hang_up(self) -> None:
+        """End the connection in both directions, before it is closed."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""

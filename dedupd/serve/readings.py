@@ -86,6 +86,10 @@ class Present:
                 f'image {self._image.stat.image_id} ended before its end')
         return wanted
 
+    def is_zeros(self, offset: int, length: int) -> bool:
+        """Whether a range is known to be zeros, without reading blocks."""
+        return self._image.is_zeros(length, offset)
+
     def extents(self, offset: int, length: int) -> list[tuple[int, bool]]:
         """As `Reading.extents`."""
         end = min(self.size, offset + length)

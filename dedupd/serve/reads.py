@@ -30,12 +30,14 @@ from dedupd.http import messages
 from dedupd.http import streams
 from dedupd.http import tokens as tokens_module
 from dedupd.serve import readings
+from dedupd.serve import sharing as sharing_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
@@ -161,13 +163,15 @@ class Reads:
     :param tokens: checks the tokens of users; None: no user has one
     :param arrive: opens images that are not here, for the Unix socket; None:
         only images that are here can be read
+    :param limits: the times that clients have to whom memory is shared; None:
+        none is shared
     """
 
     def __init__(self, repository: repository_module.Repository,
                  workers: workers_module.Workers,
                  tokens: tokens_module.Tokens | None = None,
-                 arrive: Callable[[str], readings.Reading] | None = None
-                 ) -> None:
+                 arrive: Callable[[str], readings.Reading] | None = None,
+                 limits: messages.Limits | None = None) -> None:
         self._repository = repository
         self._workers = workers
         self._fetchers = workers_module.Workers('dedupd-fetch', _FETCHERS)
@@ -176,6 +180,8 @@ class Reads:
         self._refused: collections.OrderedDict[str, str] = (
             collections.OrderedDict())
         self._arrive = arrive
+        self._sharing = (None if limits is None
+                         else sharing_module.Sharing(self._run, limits))
 
     # -- handlers ----------------------------------------------------------
 
@@ -205,9 +211,15 @@ class Reads:
                     response.headers['Content-Range'] = (
                         f'bytes {begin}-{end - 1}/{size}')
                     response.length = end - begin
+            if self._sharing is not None and request.peer.uid is not None and (
+                    request.upgrade == shared_memory.PROTOCOL):
+                response.session = self._sharing.offer(image, end - begin)
         except BaseException:
             await self._run(image.close)
             raise
+        if response.session is not None:
+            response.session.headers |= response.headers
+            return response
         response.body = await primed(self.pieces(Course(image, begin, end)))
         return response
 

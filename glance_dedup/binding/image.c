@@ -94,6 +94,23 @@ image_read(PyObject *object, PyObject *args)
     return result;
 }
 
+/* is_zeros(length, offset): a range that lies in the image */
+static PyObject *
+image_is_zeros(PyObject *object, PyObject *args)
+{
+    unsigned long long length, offset;
+    bool zeros = false;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "KK", &length, &offset) ||
+        !gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    gd_status s = gd_image_is_zeros(image_of(object),
+                                    (gd_range){offset, length}, &zeros,
+                                    &call.err);
+    return gd_py_end(&call, s) ? PyBool_FromLong(zeros) : NULL;
+}
+
 static PyObject *
 extents_list(const gd_recipe_page *page)
 {
@@ -236,6 +253,7 @@ image_header(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyMethodDef image_methods[] = {
     {"readinto", image_readinto, METH_VARARGS, NULL},
     {"read", image_read, METH_VARARGS, NULL},
+    {"is_zeros", image_is_zeros, METH_VARARGS, NULL},
     {"describe", image_describe, METH_VARARGS, NULL},
     {"frames", image_frames, METH_VARARGS, NULL},
     {"extents", image_extents, METH_VARARGS, NULL},

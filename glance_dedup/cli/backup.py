@@ -19,6 +19,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.batch import retention
 from glance_dedup.cli import common
+from glance_dedup.cli import copying
 from glance_dedup.cli import image as image_module
 
 # ioctl: the bytes of a range of a block device become zeros.
@@ -211,10 +212,11 @@ class Device:
 
     def _fill(self, fd, image, progress):
         end = 0
-        for begin, after in image_module.filled_ranges(image):
-            self._zero(fd, end, begin, progress)
-            image_module.copy_range(fd, image, begin, after, progress)
-            end = after
+        with copying.Copier(fd, image, progress) as copier:
+            for begin, after in copying.filled_ranges(image):
+                self._zero(fd, end, begin, progress)
+                copier.copy(begin, after)
+                end = after
         self._zero(fd, end, image.size, progress)
 
     @staticmethod
@@ -225,12 +227,12 @@ class Device:
         """
         first = min(end, -(-begin // _BLOCK) * _BLOCK)
         last = max(first, end // _BLOCK * _BLOCK)
-        image_module.write_all(fd, bytes(first - begin), begin)
+        copying.write_all(fd, bytes(first - begin), begin)
         for at in range(first, last, _ZEROS):
             length = min(_ZEROS, last - at)
             fcntl.ioctl(fd, _BLKZEROOUT, struct.pack('=QQ', at, length))
             progress.update(at + length)
-        image_module.write_all(fd, bytes(end - last), last)
+        copying.write_all(fd, bytes(end - last), last)
 
 
 class Prune(common.RepositoryCommand, lister.Lister):

@@ -17,11 +17,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import scopes
 from glance_dedup.cli import common
+from glance_dedup.cli import copying
 from glance_dedup.cli import daemon
-
-PIECE = 4 << 20
-# Runs of zeros of at least this length become holes in the file.
-HOLE = 1 << 16
 
 
 class Put(common.RepositoryCommand, show.ShowOne):
@@ -167,10 +164,13 @@ class Get(common.RepositoryCommand, show.ShowOne):
 
 def _write_to(stream):
     def write(image, progress):
+        buffer, = copying.buffers_for(image, 1)
         done = 0
-        for piece in image.pieces(piece=PIECE):
-            stream.write(piece)
-            done += len(piece)
+        while done < image.size:
+            view = buffer[:image.size - done]
+            copying.fill(view, image, done)
+            stream.write(view)
+            done += len(view)
             progress.update(done)
         stream.flush()
     return write
@@ -247,44 +247,11 @@ class Target:
 
     def fill(self, f, image, progress):
         """Write an image's bytes to an open file, with holes for zeros."""
-        for start, end in filled_ranges(image):
-            copy_range(f.fileno(), image, start, end, progress)
+        with copying.Copier(f.fileno(), image, progress) as copier:
+            for start, end in copying.filled_ranges(image):
+                copier.copy(start, end)
         f.truncate(image.size)
         progress.update(image.size)
-
-
-def copy_range(fd, image, start, end, progress):
-    """Write the bytes of an image from `start` to `end` to the same place."""
-    while start < end:
-        piece = image.read(min(PIECE, end - start), start)
-        if not piece:
-            raise exceptions.DamagedError(
-                f'image {image.stat.image_id} ends at {start}')
-        write_all(fd, piece, start)
-        start += len(piece)
-        progress.update(start)
-
-
-def write_all(fd, data, offset):
-    """Write all bytes, even if the system takes them in parts."""
-    left = memoryview(data)
-    while left:
-        written = os.pwrite(fd, left, offset)
-        left = left[written:]
-        offset += written
-
-
-def filled_ranges(image):
-    """The ranges of an image between its long runs of zeros."""
-    start = end = 0
-    for extent in image.extents():
-        if extent.kind == 'zeros' and extent.length >= HOLE:
-            if end > start:
-                yield start, end
-            start = extent.offset + extent.length
-        end = extent.offset + extent.length
-    if end > start:
-        yield start, end
 
 
 class Delete(common.RepositoryCommand, lister.Lister):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import http
 import http.client
 import io
 import json
@@ -32,6 +33,7 @@ import weakref
 from glance_dedup.base import closing
 from glance_dedup.base import hexids
 from glance_dedup.base import sockets
+from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
 
 #: The most bytes of an answer in JSON; a hundred thousand images have some
@@ -45,6 +47,10 @@ BINARY = {'Content-Type': 'application/octet-stream'}
 SLOWEST = 16 << 10
 #: How long one long poll asks the daemon to wait.
 POLL = 10.0
+# Bytes of a stream that are best read at once from a socket.
+_PIECE = 4 << 20
+# The most descriptors that are taken with one message.
+_DESCRIPTORS = 4
 # Seconds for the daemon to wait for its maintainer, and for its work.
 _MARKING = 120.0
 
@@ -118,6 +124,42 @@ class Channel(io.RawIOBase):
         self.received += number
         return number
 
+    def receive(self, length: int) -> bytes:
+        """The next bytes, no more and no fewer.
+
+        :raises OSError: the connection ended, or as for `readinto`
+        """
+        data = bytearray(length)
+        done = 0
+        while done < length:
+            number = self.readinto(memoryview(data)[done:])
+            if not number:
+                raise ConnectionResetError('the connection ended')
+            done += number
+        return bytes(data)
+
+    def receive_descriptors(self, length: int) -> tuple[bytes, list[int]]:
+        """The next bytes, and the descriptors that come with the first.
+
+        The caller closes them.
+
+        :raises OSError: as for `receive`; no descriptor is open then
+        """
+        self._wait()
+        data, descriptors, _, _ = socket.recv_fds(
+            self._socket, length, _DESCRIPTORS)
+        try:
+            for fd in descriptors:
+                os.set_inheritable(fd, False)
+            if not data:
+                raise ConnectionResetError('the connection ended')
+            self.received += len(data)
+            return data + self.receive(length - len(data)), descriptors
+        except BaseException:
+            for fd in descriptors:
+                os.close(fd)
+            raise
+
     def send(self, data: bytes) -> None:
         """Send all of the data by the deadline.
 
@@ -139,6 +181,16 @@ class Channel(io.RawIOBase):
                         if event & ~select.POLLOUT]
         except (OSError, ValueError):
             return False
+
+    def is_whole(self) -> bool:
+        """Whether the peer of a Unix socket has not ended the connection."""
+        try:
+            # Nothing is sent, but to an ended connection it fails. In a
+            # process that eventlet has patched, there is no select.poll.
+            self._socket.send(b'')
+        except OSError:
+            return False
+        return True
 
     def break_off(self) -> None:
         """End any reading or sending, also in another thread."""
@@ -192,6 +244,19 @@ class Answer(closing.Closing):
         """An exception for the caller to raise; drops the connection."""
         self._good = False
         return BadAnswer(f'{self._client.address}: {why}')
+
+    def unavailable(self, why: Any) -> DaemonUnavailable:
+        """An exception for the caller to raise: the connection failed."""
+        return self._client._unavailable(why)
+
+    def switched(self) -> Channel:
+        """The connection, on which another protocol follows from here on.
+
+        `close` drops it.
+        """
+        self._good = False
+        assert self._channel is not None
+        return self._channel
 
     @property
     def length(self) -> int | None:
@@ -252,16 +317,21 @@ class Answer(closing.Closing):
 class ImageStream(closing.Closing):
     """The bytes of a range of an image, in order.
 
+    :param source: gives the bytes; closed with the stream
+    :ivar piece: read no more bytes at once, so that they are copied only once
     :ivar size: bytes of the whole image
     :ivar left: bytes that are still to come
     :ivar used: when the stream was last read, by the monotonic clock
     """
 
-    def __init__(self, answer: Answer, size: int, timeout: float):
-        self._answer = answer
+    def __init__(self, source: Answer | shared_memory.Reader, size: int,
+                 left: int, timeout: float):
+        self._source = source
         self._timeout = timeout
+        self.piece = (shared_memory.PIECE if isinstance(
+            source, shared_memory.Reader) else _PIECE)
         self.size = size
-        self.left = answer.length or 0
+        self.left = left
         self.used = time.monotonic()
 
     def read(self, length: int, timeout: float | None = None) -> bytes:
@@ -273,15 +343,18 @@ class ImageStream(closing.Closing):
         length = min(length, self.left)
         if not length:
             return b''
-        data = self._answer.read_exactly(
+        data = self._source.read_exactly(
             length, self._timeout if timeout is None else timeout)
         self.left -= length
         self.used = time.monotonic()
         return data
 
     def close(self) -> None:
-        """Close the stream. The connection is kept if all bytes were read."""
-        self._answer.close()
+        """Close the stream.
+
+        If all bytes came over the socket, the connection is kept.
+        """
+        self._source.close()
 
 
 def need_room(where: str, header: wire.RecipeHeader) -> None:
@@ -628,6 +701,12 @@ class Client(closing.Closing):
         if offset or length is not None:
             last = '' if length is None else str(offset + length - 1)
             headers['Range'] = f'bytes={offset}-{last}'
+        ranged = bool(headers)
+        if self._path is not None and (
+                length is None or length >= shared_memory.LEAST):
+            # A daemon that shares no memory answers as if this were not here.
+            headers['Connection'] = 'Upgrade'
+            headers['Upgrade'] = shared_memory.PROTOCOL
         answer = self.request('GET', path, timeout=timeout,
                               headers=headers)
         try:
@@ -635,10 +714,11 @@ class Client(closing.Closing):
             if repository_id is not None and found != repository_id:
                 raise answer.bad(f'it serves the repository {found[:100]!r} '
                                  f'and not {repository_id}')
-            size = _size_of(answer, offset, length, bool(headers))
-            return ImageStream(
-                answer, size,
-                self._timeout if timeout is None else timeout)
+            timeout = self._timeout if timeout is None else timeout
+            if answer.status == http.HTTPStatus.SWITCHING_PROTOCOLS:
+                return _shared(answer, offset, length, timeout)
+            size = _size_of(answer, offset, length, ranged)
+            return ImageStream(answer, size, answer.length or 0, timeout)
         except BaseException:
             answer.close()
             raise
@@ -803,6 +883,17 @@ def _quoted(text: str) -> str:
 def _number(fields: dict, name: str) -> int:
     value = fields.get(name)
     return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _shared(answer: Answer, offset: int, length: int | None, timeout: float
+            ) -> ImageStream:
+    """A range of an image, through the memory that the daemon shares."""
+    size = shared_memory.image_size(answer)
+    left = size - offset if length is None else length
+    if not 0 <= left <= size - offset:
+        raise answer.bad(f'{left} bytes at {offset} of an image of {size}')
+    return ImageStream(shared_memory.Reader(answer, offset, left), size, left,
+                       timeout)
 
 
 def _size_of(answer: Answer, offset: int, length: int | None,

@@ -159,19 +159,20 @@ class Download:
     def _read(self) -> bytes:
         if self._image is None or not self._left:
             return b''
-        length = min(self.PIECE, self._left)
-        piece = self._read_from_daemon(length)
+        piece = self._read_from_daemon()
         if piece is None:
-            piece = self._read_directly(length)
-        self._offset += length
-        self._left -= length
+            piece = self._read_directly(min(self.PIECE, self._left))
+        self._offset += len(piece)
+        self._left -= len(piece)
         return piece
 
-    def _read_from_daemon(self, length: int) -> bytes | None:
+    def _read_from_daemon(self) -> bytes | None:
         """The next piece, whole; None if the daemon does not give it."""
         if self._daemon is None or self._stream is None:
             return None
-        piece = self._daemon.read(self._stream, length, self._limit.seconds)
+        piece = self._daemon.read(
+            self._stream, min(self.PIECE, self._stream.piece, self._left),
+            self._limit.seconds)
         if piece is None:
             self._stream = None
         return piece

@@ -288,6 +288,17 @@ class Image(closing.Closing):
         return self._engine.read(size if length < 0 else min(length, size),
                                  min(offset, size))
 
+    def is_zeros(self, length: int, offset: int) -> bool:
+        """Whether a range, clipped to the image, is known to be zeros.
+
+        No block is read for that: blocks of zeros are not stored, except parts
+        of them at the ends of other blocks.
+        """
+        for name, value in (('length', length), ('offset', offset)):
+            parameters.need_range(name, value, 0, (1 << 63) - 1)
+        offset = min(offset, self.size)
+        return self._engine.is_zeros(min(length, self.size - offset), offset)
+
     def pieces(self, offset: int = 0, length: int | None = None,
                piece: int = PIECE) -> Iterator[bytes]:
         """The bytes of a range (to the end if `length` is None), in pieces."""

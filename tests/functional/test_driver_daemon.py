@@ -12,6 +12,7 @@ import glance_store
 from glance_store import exceptions
 import pytest
 
+from glance_dedup.client import shared_memory
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import store as dedup_store
 from tests.support import daemons
@@ -22,7 +23,7 @@ configure = stores.configure
 add = stores.add
 get = stores.get
 
-PIECE = dedup_store.Download.PIECE
+PIECE = shared_memory.PIECE
 MIB = 1 << 20
 
 
@@ -90,7 +91,7 @@ def test_it_is_killed_in_the_middle(store, daemon, direct):
         assert size == len(data)
         assert found == data
         if kill_after < 5:
-            # What it had sent is in the socket still, and is good.
+            # From its memory nothing is taken any more (M3).
             assert direct[0][0] >= (kill_after + 1) * PIECE
             assert direct[0][0] % PIECE == 0
             assert sum(length for _, length in direct) == (

@@ -68,6 +68,21 @@ gd_image_extents(gd_image *image, uint64_t number, gd_recipe_page *page,
                       : s;
 }
 
+gd_status
+gd_image_is_zeros(gd_image *image, gd_range range, bool *zeros, gd_error *err)
+{
+    gd_extent_cursor cursor;
+    gd_status s = gd_repo_check_owner(image->repo, err);
+    gd_extent_cursor_open(&cursor, &image->recipe, range.offset, range.length);
+    *zeros = true;
+    while (s == GD_OK && *zeros && cursor.offset < cursor.end) {
+        gd_extent_part part;
+        s = gd_extent_cursor_next(&cursor, &part, err);
+        *zeros = s == GD_OK && part.extent->kind == GD_EXTENT_ZEROS;
+    }
+    return s;
+}
+
 /* ---- reading ---- */
 
 /* The destination of a window's bytes. */

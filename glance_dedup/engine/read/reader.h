@@ -15,6 +15,7 @@
 
 #include "engine/format/recipe.h"
 #include "engine/handle/repo.h"
+#include "engine/read/plan.h"
 #include "engine/read/readahead.h"
 
 /* Immutable while it is open, except for the state of the read-ahead. */
@@ -36,6 +37,11 @@ const gd_recipe_header *gd_image_header(const gd_image *image);
  * of the image.  After an error the contents of out are undefined. */
 gd_status gd_image_read(gd_image *image, uint8_t *out, size_t length,
                         uint64_t offset, size_t *done, gd_error *err);
+
+/* *zeros says whether a range, which lies in the image, is known to be zeros
+ * without reading any block. */
+gd_status gd_image_is_zeros(gd_image *image, gd_range range, bool *zeros,
+                            gd_error *err);
 
 /* Reads one page of extents, for listing them.  number goes from 1 to
  * gd_image_pages. */

@@ -55,7 +55,8 @@ def test_fork_with_everything_open(large):
         inherited = files_open_in(path)
         for call in (lambda: transaction.write(b'x'), transaction.commit,
                      image.read, lambda: image.readinto(bytearray(5)),
-                     lambda: list(image.extents())):
+                     lambda: list(image.extents()),
+                     lambda: image.is_zeros(1, 0)):
             with pytest.raises(exceptions.ClosedError):
                 call()
         transaction.abort()

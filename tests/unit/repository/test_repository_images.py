@@ -151,8 +151,9 @@ def test_sizes(tmp_path, block, segment, codec, level, fingerprint, compare,
                 for _ in range(10):
                     start = rng.randrange(len(data) + 2)
                     length = rng.randrange(2 * block)
-                    assert (image.read(length, start)
-                            == data[start:start + length])
+                    found = data[start:start + length]
+                    assert image.read(length, start) == found
+                    assert not (image.is_zeros(length, start) and any(found))
                 extents = list(image.extents())
                 assert sum(e.length for e in extents) == len(data)
                 assert sum(e.length for e in extents if e.kind == 'zeros'
@@ -461,6 +462,22 @@ def test_close_while_another_thread_reads(large):
         thread.join(60)
         assert results[-1] == 'closed'
         assert all(results)
+
+
+def test_what_is_known_to_be_zeros(repo):
+    """A range of zero blocks, wherever it begins and ends in them."""
+    data = noise(4096) + bytes(3 * 4096) + noise(4096) + bytes(100)
+    put(repo, 'image', data)
+    with repo.open_image('image') as image:
+        for offset, length, zeros in (
+                (4096, 3 * 4096, True), (5000, 100, True), (4096, 0, True),
+                (4095, 2, False), (4 * 4096 - 1, 2, False), (0, 1, False),
+                (0, len(data), False), (len(data), 5, True),
+                (1 << 62, 1 << 62, True)):
+            assert image.is_zeros(length, offset) == zeros
+        for bad in ((-1, 0), (0, -1)):
+            with pytest.raises(exceptions.InvalidParameter):
+                image.is_zeros(*bad)
 
 
 def test_extents_of_a_long_recipe(repo):

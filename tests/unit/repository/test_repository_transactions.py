@@ -114,7 +114,8 @@ def test_use_after_the_end(repo):
     image.close()
     image.close()
     for call in (image.read, lambda: image.readinto(bytearray(5)),
-                 lambda: list(image.extents())):
+                 lambda: list(image.extents()),
+                 lambda: image.is_zeros(1, 0)):
         with pytest.raises(exceptions.ClosedError):
             call()
 
