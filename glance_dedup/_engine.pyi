@@ -401,7 +401,7 @@ class Group:
     def close(self) -> None: ...
 
 class Rewriting:
-    """A sealed group that is compressed anew, with its lease held until close.
+    """A group that is compressed anew, with its lease held until close.
     Uploads and readers use the old file until the exchange. After an error of
     `step` only `close` is of use, which discards the new file."""
 
