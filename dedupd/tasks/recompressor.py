@@ -8,8 +8,8 @@ The group itself notes its codec and level, so there is no cursor: a run goes
 on with the first group that is not done. A collector that wants the group, and
 a full disk, end the work on it at once.
 
-A group that is partly filled is recompressed once it has changed for an hour
-no more, and again when it has twice as many blocks, or is full. So each block
+A group that is partly filled is recompressed when it has not changed for an
+hour, and again when it has twice as many blocks, or is full. So each block
 is compressed a few times at most. Only the maintainer does this: it settles
 what writers left, and keeps them out of the old file before it takes the name
 from it. A helper changes no file in place, so it takes only sealed groups, to
@@ -22,8 +22,9 @@ append to it. A helper's run gives up any: a helper has one lease at most.
 
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
-once for each requested codec and level, as long as no block is added. A helper notes such a group for the
-maintainer, who alone may write that into the group (I4).
+once for each requested codec and level, as long as no block is added. A helper
+notes such a group for the maintainer, who alone may write that into the group
+(I4).
 """
 
 from collections.abc import Callable
@@ -244,8 +245,8 @@ class _Run:
         return self._result
 
     def _wanted(self) -> list[int]:
-        return [group.number for group in _plan(
-                    self._worker, self._mark, self._quiet)
+        groups = _plan(self._worker, self._mark, self._quiet)
+        return [group.number for group in groups
                 if group.action == 'recompress'
                 and group.number not in self._tried
                 and self._is_here(group.number)]
