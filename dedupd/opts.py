@@ -376,12 +376,14 @@ daemon it continues where it was.
                         ('zstd', 'Smaller; slower to read')],
                mutable=True,
                help="""
-Codec with which full block groups are compressed again when no other
+Codec with which block groups are compressed again when no other
 task is due.
 
 Uploads compress with a quick codec (``dedup_store_codec`` in
-``glance-api.conf``), but stored data is read for years. Each group is
-compressed again once, and once more when codec or level change.
+``glance-api.conf``), but stored data is read for years. A full
+group is compressed again once, and once more when codec or level
+change; another when it has not changed for an hour, and each time it
+has doubled.
 
 Related options:
     * ``recompress_level``

@@ -267,8 +267,9 @@ class Maintenance:
     def group_facts(self, number: int) -> dict[str, Any]:
         """``slots``, ``scope`` (16 bytes), ``published``, ``generation``,
         ``flags``, ``sequence``, ``end``, ``codec`` and ``level`` (numbers:
-        with which it was compressed anew), ``size`` and ``allocated`` (bytes
-        of the file, and on the disk). Needs no lock."""
+        with which the slots below ``covered`` were compressed anew), ``size``
+        and ``allocated`` (bytes of the file, and on the disk), ``modified``
+        (when it last changed, in seconds). Needs no lock."""
     def group_space(self, number: int) -> dict[str, Any]:
         """Bytes of a group, as its entries tell: ``plain`` and ``stored``, for
         each codec by its number: of blocks that live, and of the segments
@@ -291,11 +292,12 @@ class Maintenance:
         failed left unpublished are published first (N7.3)."""
     def begin_rewriting(self, number: int, codec: str,
                         level: int) -> 'Rewriting':
-        """Take the lease of a group that is sealed, and begin a file in which
-        it is compressed anew. Not only for the maintainer (I4). BusyError if
-        the lease is refused, or the group is not sealed, so that writers may
-        come to it, or a transaction names blocks of it. DamagedError if an
-        entry is invalid or damaged; NoSpaceError; ImageNotFound."""
+        """Take the lease of a group, and begin a file in which it is
+        compressed anew. The maintainer first settles what writers left in it
+        (N7.3); a helper may only take a sealed group (I4). BusyError if the
+        lease is refused, or a transaction names blocks of the group, or it is
+        not sealed and this is a helper. DamagedError if an entry is invalid or
+        damaged; NoSpaceError; ImageNotFound."""
     def note_codec(self, number: int, codec: str, level: int) -> None:
         """Note in a sealed group that this would hardly make it smaller.
         BusyError as above."""
@@ -401,7 +403,7 @@ class Group:
     def close(self) -> None: ...
 
 class Rewriting:
-    """A sealed group that is compressed anew, with its lease held until close.
+    """A group that is compressed anew, with its lease held until close.
     Uploads and readers use the old file until the exchange. After an error of
     `step` only `close` is of use, which discards the new file."""
 

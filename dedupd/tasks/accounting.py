@@ -346,6 +346,8 @@ class Accountant:
         if self._suspects:
             self._rebuild()
         self._maintainer.retry_unreadable(self._pace.step)
+        # The catalog may have grown.
+        self._maintainer.reserve.keep()
         return Result(self._counted, self._uncounted, self._removed,
                       self._left, {**self._maintainer.unreadable.reasons(),
                                    **self._begun()})

@@ -2,27 +2,36 @@
 
 """Recompression: makes quickly compressed groups smaller in idle hours.
 
-A run works group by group. It takes only sealed groups, to which no writer
-comes any more. It writes a new file with the same blocks at the same
-addresses, while the old file stays in use; then it exchanges the files. The
-group itself notes its codec and level, so there is no cursor: a run goes on
-with the first group that is not done. A collector that wants the group, and a
-full disk, end the work on it at once.
+A run works group by group. It writes a new file with the same blocks at the
+same addresses, while the old file stays in use; then it exchanges the files.
+The group itself notes its codec and level, so there is no cursor: a run goes
+on with the first group that is not done. A collector that wants the group, and
+a full disk, end the work on it at once.
 
-If the maintainer's run makes way in the middle of a group, it keeps the
+A group that is partly filled is recompressed when it has not changed for an
+hour, and again when it has twice as many blocks, or is full. So each block
+is compressed a few times at most. Only the maintainer does this: it settles
+what writers left, and keeps them out of the old file before it takes the name
+from it. A helper changes no file in place, so it takes only sealed groups, to
+which no writer comes any more.
+
+If the maintainer's run makes way in the middle of a sealed group, it keeps the
 unfinished file, and the group's lease, until it goes on or the maintainer
-ends. A helper's run gives up the group: a helper has one lease at most.
+ends. It gives up a group that is partly filled, since uploads may want to
+append to it. A helper's run gives up any: a helper has one lease at most.
 
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
-once for each requested codec and level. A helper notes such a group for the
-maintainer, who alone may write that into the group (I4).
+once for each requested codec and level, as long as no block is added. A helper
+notes such a group for the maintainer, who alone may write that into the group
+(I4).
 """
 
 from collections.abc import Callable
 
 import contextlib
 import dataclasses
+import time
 from typing import Any
 
 from glance_dedup import _engine
@@ -40,6 +49,8 @@ _WORTH = 32
 # this many tries, half a second apart.
 _TRIES = 60
 _PAUSE = 0.5
+# In idle hours a partly filled group waits until its last change is this old.
+_QUIET = 3600.0
 
 _POISONED = 1
 
@@ -89,14 +100,14 @@ class Result:
 
 def plan(maintainer: maintainer_module.Maintainer, codec: str,
          level: int = 0) -> Plan:
-    """Predict what a run would do; changes nothing.
+    """Predict what a run that is asked for would do; changes nothing.
 
     The plan does not find out which groups are in use.
 
     :raises InvalidParameter: for a level that the codec lacks
     """
     mark = _engine.codec_mark(codec, level)
-    groups = maintainer.guard(lambda: _plan(maintainer, mark))
+    groups = maintainer.guard(lambda: _plan(maintainer, mark, 0))
     return Plan(groups, sum(group.bytes for group in groups
                             if group.action == 'recompress'))
 
@@ -105,8 +116,11 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
              is_mine: Callable[[int], bool] = lambda group: True) -> Result:
     """Recompress the groups that do not have this codec and level yet.
 
-    :param is_mine: whether a group is to be recompressed here; asked for each
-        group just before, since shares may change
+    :param pace: if it waits for idle processors, the run leaves partly filled
+        groups that changed lately
+    :param is_mine: whether a sealed group is to be recompressed here; asked
+        for each group just before, since shares may change. Those that are
+        partly filled are the maintainer's
     :raises task.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
@@ -139,11 +153,12 @@ def note_kept(maintainer: maintainer_module.Maintainer, number: int,
     with contextlib.suppress(exceptions.ImageNotFound,
                              exceptions.InvalidParameter):
         facts = maintainer.engine.group_facts(number)
-        if (facts['codec'], facts['level']) != mark:
+        if not _has_mark(facts, mark):
             maintainer.engine.note_codec(number, space.CODECS[codec], level)
 
 
-def _plan(worker: Worker, mark: tuple[int, int]) -> list[GroupPlan]:
+def _plan(worker: Worker, mark: tuple[int, int], quiet: float
+          ) -> list[GroupPlan]:
     damaged = worker.damaged_groups()
     found = []
     for number in worker.engine.groups():
@@ -154,8 +169,9 @@ def _plan(worker: Worker, mark: tuple[int, int]) -> list[GroupPlan]:
         except exceptions.UNREADABLE as e:
             found.append(GroupPlan(number, 'skip', str(e), 0))
             continue
-        if (facts['codec'], facts['level']) != mark:
-            reason = _reason(facts, number in damaged)
+        if not _is_done(facts, mark):
+            reason = _reason(facts, number in damaged) or (
+                _reason_to_wait(facts, mark, quiet))
             found.append(GroupPlan(
                 number, 'skip' if reason else 'recompress', reason,
                 facts['allocated']))
@@ -166,9 +182,39 @@ def _reason(facts: dict[str, Any], damaged: bool) -> str:
     """Why a group cannot be recompressed, in a few words; '': it can."""
     if facts['flags'] & _POISONED:
         return 'writing to it failed once'
-    if facts['published'] < facts['slots']:
-        return 'it is not full yet'
+    if not facts['published']:
+        return 'nothing is stored in it'
     return 'a block of it is damaged' if damaged else ''
+
+
+def _is_partial(facts: dict[str, Any]) -> bool:
+    return facts['published'] < facts['slots']
+
+
+def _has_mark(facts: dict[str, Any], mark: tuple[int, int]) -> bool:
+    return (facts['codec'], facts['level']) == mark
+
+
+def _is_done(facts: dict[str, Any], mark: tuple[int, int]) -> bool:
+    # What was never recompressed, or to no codec, covers nothing.
+    return _has_mark(facts, mark) and (
+        not facts['codec'] or facts['covered'] == facts['published'])
+
+
+def _reason_to_wait(facts: dict[str, Any], mark: tuple[int, int],
+                    quiet: float) -> str:
+    """Why a group is to be recompressed later; '': it need not wait.
+
+    :param quiet: how old its last change must be, seconds
+    """
+    if not _is_partial(facts):
+        return ''
+    if _has_mark(facts, mark) and facts['published'] < 2 * facts['covered']:
+        return 'few blocks were added since it was recompressed'
+    # A time to come is a clock's mistake.
+    if 0 <= time.time() - facts['modified'] < quiet:
+        return 'it changed lately'
+    return ''
 
 
 class _Run:
@@ -181,6 +227,7 @@ class _Run:
         self._pace = pace
         self._codec, self._level, self._mark = codec, level, mark
         self._is_mine = is_mine
+        self._quiet = _QUIET if pace.patient else 0
         self._result = Result()
         self._tried: set[int] = set()
         self._done = 0          # groups
@@ -192,16 +239,28 @@ class _Run:
             self._total = len(self._tried) + len(wanted)
             self._resume(wanted)
             for number in wanted:
-                if self._is_mine(number):
+                if self._is_here(number):
                     self._tried.add(number)
                     self._try(number)
         return self._result
 
     def _wanted(self) -> list[int]:
-        return [group.number for group in _plan(self._worker, self._mark)
+        groups = _plan(self._worker, self._mark, self._quiet)
+        return [group.number for group in groups
                 if group.action == 'recompress'
                 and group.number not in self._tried
-                and self._is_mine(group.number)]
+                and self._is_here(group.number)]
+
+    def _is_here(self, number: int) -> bool:
+        """Whether this run is to recompress the group."""
+        return self._is_mine(number) or self._is_open(number)
+
+    def _is_open(self, number: int) -> bool:
+        """Whether writers may append to a group."""
+        try:
+            return _is_partial(self._worker.engine.group_facts(number))
+        except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
+            return False
 
     def _resume(self, wanted: list[int]) -> None:
         """Go on with the group in which the last run made way."""
@@ -238,9 +297,20 @@ class _Run:
             self._go_on(rewriting, number)
 
     def _go_on(self, rewriting: _engine.Rewriting, number: int) -> None:
-        """Recompress a group; if the run makes way, the next one goes on."""
-        self._worker.rewriting = rewriting, self._mark
-        self._finish(rewriting, number)
+        """Recompress a group; if the run makes way, the next one goes on.
+
+        But uploads may want to append to a partly filled group.
+        """
+        if self._is_open(number):
+            self._do_at_once(rewriting, number)
+        else:
+            self._worker.rewriting = rewriting, self._mark
+            self._finish(rewriting, number)
+
+    def _do_at_once(self, rewriting: _engine.Rewriting, number: int) -> None:
+        """Recompress a group, or give it up if the run makes way."""
+        with contextlib.closing(rewriting):
+            self._finish(rewriting, number)
 
     def _finish(self, rewriting: _engine.Rewriting, number: int) -> None:
         """Recompress the rest of a group, up to the exchange."""
@@ -259,6 +329,7 @@ class _Run:
 
     def _close(self, rewriting: _engine.Rewriting) -> None:
         give_up(self._worker)
+        rewriting.close()
 
     def _write(self, rewriting: _engine.Rewriting) -> None:
         complete = False
@@ -320,12 +391,11 @@ class _HelpersRun(_Run):
                 return
         super()._try(number)
 
-    def _go_on(self, rewriting: _engine.Rewriting, number: int) -> None:
-        with contextlib.closing(rewriting):
-            self._finish(rewriting, number)
+    def _is_here(self, number: int) -> bool:
+        return self._is_mine(number) and not self._is_open(number)
 
-    def _close(self, rewriting: _engine.Rewriting) -> None:
-        rewriting.close()
+    def _go_on(self, rewriting: _engine.Rewriting, number: int) -> None:
+        self._do_at_once(rewriting, number)
 
     def _keep_old(self, rewriting: _engine.Rewriting) -> None:
         kept = self._worker.notes.kept

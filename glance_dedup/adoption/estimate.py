@@ -26,6 +26,7 @@ import stat
 from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import formats
+from glance_dedup.repository import layout
 from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 << 20
@@ -42,7 +43,6 @@ _EXTENTS_IN_PAGE = 102
 # Bytes of the catalog for each block: its record in the exact index, its
 # count, and what LevelDB adds.
 _CATALOG = 20
-_CATALOG_RESERVE = 32 << 20
 
 
 @dataclasses.dataclass
@@ -235,7 +235,7 @@ def metadata(images: list[Image], blocks: int,
     recipes = sum(_PAGE * (1 + -(-image.extents // _EXTENTS_IN_PAGE))
                   for image in images)
     return (-(-blocks // slots) * store + recipes + blocks * _CATALOG
-            + _CATALOG_RESERVE)
+            + layout.reserve_bytes(blocks * _CATALOG))
 
 
 class _File:

@@ -351,13 +351,14 @@ maintenance_group_facts(PyObject *object, PyObject *args)
     }
     const gd_published *record = &facts.record;
     return Py_BuildValue(
-        "{sIsy#sIsKsIsKsKsBsBsKsK}", "slots", facts.slots, "scope",
+        "{sIsy#sIsKsIsKsKsBsBsIsKsKsL}", "slots", facts.slots, "scope",
         facts.scope.id, (Py_ssize_t)GD_SCOPE_SIZE, "published", record->count,
         "generation", (unsigned long long)record->generation, "flags",
         record->flags, "sequence", (unsigned long long)record->sequence, "end",
         (unsigned long long)record->end, "codec", record->codec, "level",
-        record->level, "size", (unsigned long long)facts.st.st_size,
-        "allocated", (unsigned long long)facts.st.st_blocks * 512);
+        record->level, "covered", record->covered, "size", (unsigned long long)facts.st.st_size,
+        "allocated", (unsigned long long)facts.st.st_blocks * 512, "modified",
+        (long long)facts.st.st_mtime);
 }
 
 static PyObject *

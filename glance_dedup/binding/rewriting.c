@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rewriting.c - glance_dedup._engine.Rewriting: compresses a sealed group
- * again, under its lease until the exchange; note_codec, and codec_mark.
+ * rewriting.c - glance_dedup._engine.Rewriting: compresses a group again,
+ * under its lease until the exchange; note_codec, and codec_mark.
  *
  * A part (part.c).  After `step` fails, only `close` may be called.
  */
@@ -47,10 +47,16 @@ look_for_users(gd_repo *repo, uint32_t number, gd_error *err)
     return s;
 }
 
+/* A helper may change no file in place, as the partial opening does (I4). */
 static gd_status
-begin(gd_repo *repo, uint32_t number, rewriting_object *self, gd_error *err)
+begin(const maintenance_object *maintenance, uint32_t number,
+      rewriting_object *self, gd_error *err)
 {
-    gd_status s = gd_leased_group_open(repo, number, &self->leased, err);
+    gd_repo *repo = maintenance->owner->repo;
+    gd_status s = maintenance->lock_fd >= 0
+                      ? gd_leased_group_open_partial(repo, number,
+                                                     &self->leased, err)
+                      : gd_leased_group_open(repo, number, &self->leased, err);
     if (s != GD_OK) {
         return s;
     }
@@ -104,8 +110,7 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
     rewriting_object *self = (rewriting_object *)part;
     self->codec = codec;
     self->level = level;
-    gd_status s =
-        begin(part->maintenance->owner->repo, number, self, &call.err);
+    gd_status s = begin(part->maintenance, number, self, &call.err);
     return gd_py_end_part(part, s, release_rewriting, &call);
 }
 

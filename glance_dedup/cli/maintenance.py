@@ -421,11 +421,11 @@ class Scrub(TaskCommand):
 
 
 class Recompress(TaskCommand):
-    """Compress full block groups again, smaller than uploads did.
+    """Compress block groups again, smaller than uploads did.
 
-    Each group is compressed once for each codec and level. Uploads and
-    downloads go on meanwhile. A running daemon does the same when its host is
-    idle.
+    Each group is compressed once for each codec and level; a group that is
+    not full, again when it has twice as many blocks. Uploads and downloads go
+    on meanwhile. A running daemon does the same when its host is idle.
     """
 
     task = 'recompress'

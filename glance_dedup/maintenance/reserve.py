@@ -5,6 +5,7 @@
 Even to free blocks on a full disk, LevelDB needs room: for the batch, and for
 a new log and a table when it is opened again. It needs inodes for these files,
 too. One file of the repository keeps the room, and empty ones keep the inodes.
+The room grows with the catalog.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.repository import layout
 
-RESERVE_BYTES = 32 << 20
+RESERVE_BYTES = layout.RESERVE_MOST
 _SHARE = 32     # the file has at most 1/32 of the file system's bytes
 _INODE_FILES = [f'{layout.CATALOG_RESERVE}-{i}' for i in range(1, 9)]
 # XFS reuses the space of an unlinked file only some time later. Seconds.
@@ -45,6 +46,7 @@ class Reserve:
         with contextlib.suppress(OSError):
             disk = os.statvfs(self._path)
             size = min(RESERVE_BYTES,
+                       layout.reserve_bytes(self._catalog_bytes()),
                        disk.f_blocks * disk.f_frsize // _SHARE)
             if (not disk.f_files
                     or disk.f_favail > 2 * len(_INODE_FILES)):
@@ -53,24 +55,52 @@ class Reserve:
             if disk.f_bavail * disk.f_frsize >= 2 * size:
                 self._reserve(layout.CATALOG_RESERVE, size)
 
+    def _catalog_bytes(self) -> int:
+        """Bytes of the catalog's files; one that is gone by now has none."""
+        total = 0
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(os.path.join(self._path, 'catalog')):
+                with contextlib.suppress(FileNotFoundError):
+                    total += entry.stat(follow_symlinks=False).st_size
+        return total
+
     def _reserve(self, name: str, size: int) -> None:
-        """Make sure of an ordinary file with one name and at least `size`."""
+        """Make sure of an ordinary file with one name and about `size`.
+
+        It has that at least, and at most twice as much: a catalog whose size
+        goes up and down does not change the file each time.
+        """
         path = os.path.join(self._path, name)
+        had = self._size(path)
+        if had is not None and size <= had and (not size or had <= 2 * size):
+            return
+        with closing.descriptor(
+                access.make_file(path, access.file_mode(self._path))
+                if had is None else access.open_file(
+                    path, os.O_WRONLY | os.O_NOFOLLOW)) as fd:
+            try:
+                if size > (had or 0):
+                    os.posix_fallocate(fd, 0, size)
+                else:
+                    os.ftruncate(fd, size)
+            except OSError:
+                # A smaller reserve is better than none.
+                if had:
+                    os.ftruncate(fd, had)
+                else:
+                    os.unlink(path)
+                raise
+
+    @staticmethod
+    def _size(path: str) -> int | None:
+        """The size of an ordinary file with one name; None: there is none."""
         with contextlib.suppress(FileNotFoundError):
             status = os.lstat(path)
-            if (stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-                    and status.st_size >= size):
-                return
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                return status.st_size
             # Removes a link, but not the file to which it leads.
             os.unlink(path)
-        with closing.descriptor(access.make_file(
-                path, access.file_mode(self._path))) as fd:
-            try:
-                if size:
-                    os.posix_fallocate(fd, 0, size)
-            except OSError:
-                os.unlink(path)
-                raise
+        return None
 
     def with_room(self, work: Callable[[], _Result]) -> _Result:
         """Do `work`. If it lacks room, free the reserve and do it again.

@@ -23,6 +23,8 @@ from glance_dedup.repository import parameters as parameters_module
 PARAMETERS_FILE = 'repository.json'
 #: Files of this name, and of names that begin with it, keep room on the disk.
 CATALOG_RESERVE = 'catalog-reserve'
+RESERVE_LEAST = 4 << 20
+RESERVE_MOST = 32 << 20
 _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 #: In repositories whose format has volumes.
@@ -30,6 +32,19 @@ VOLUMES = 'volumes'
 MAINTAINER_LOCK = 'locks/maintainer'
 IMAGE_LOCKS = 'locks/images'
 _LOCK_FILES = ('locks/groups', IMAGE_LOCKS)
+
+
+def reserve_bytes(catalog: int) -> int:
+    """How much room is kept for a catalog of so many bytes.
+
+    LevelDB may write a batch, a table of it, and a part of the catalog anew,
+    before it removes the old one. None of these is larger than the catalog.
+    Doubling steps keep the file from growing all the time.
+    """
+    size = RESERVE_LEAST
+    while size < RESERVE_MOST and size < 4 * catalog:
+        size *= 2
+    return size
 
 
 def _key_file(digits: bytes) -> bytes:

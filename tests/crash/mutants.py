@@ -431,6 +431,14 @@ MUTANTS = (
                  's = GD_OK;'),),
         workload='recompressing'),
     Mutant(
+        'partial-group-exchanged-unmarked', 'I4', (
+            Edit(_REWRITE,
+                 's = gd_owned_group_keep_writers_out(owned, err);',
+                 's = GD_OK;'),),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_grouprewrite_partial-plain]',),
+        why_not='it takes a process that lost its locks before its rename'),
+    Mutant(
         'exchange-beside-transactions', 'I4, I6', (
             Edit(_OWNED_GROUP,
                  '    gd_status s = exclude_others(leased, err);\n'

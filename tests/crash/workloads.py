@@ -642,6 +642,29 @@ def recompressing(stage):
 
 
 @workload
+def recompressing_partial(stage):
+    """Partly filled groups are compressed anew, between uploads to them."""
+    stage.create()
+    with stage.open() as repo, stage.open() as other:
+        stage.put(repo, 'image-0', (900, 20))
+        with maintaining(repo) as maintainer:
+            recompress(maintainer, worth=-1)
+            stage.put(other, 'image-1', (910, 10))
+            recompress(maintainer, steps=1)
+            for number, (call, path) in enumerate((
+                    ('pwritev', 'spool/G'), ('renameat', 'groups/'),
+                    ('fsync', 'groups'))):
+                with stage.held(call, path, lambda: recompress(
+                        maintainer, level=19, worth=-1)):
+                    stage.put(other, f'{call}-{path[0]}', (920 + number, 10),
+                              (900, 5))
+                stage.put(repo, f'after-{number}', (940 + number, 4))
+                recompress(maintainer, level=1, worth=-1)
+            stage.delete(repo, 'image-0')
+            collect(maintainer, live_share=90, evacuate_share=0)
+
+
+@workload
 def helping(stage):
     """A helper recompresses and scrubs, beside the maintainer."""
     stage.create()

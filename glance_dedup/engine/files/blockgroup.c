@@ -348,6 +348,36 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
 
 /* ---- published records ---- */
 
+/* Programs that know only bytes 32 and 33 would take these for the codec of
+ * every segment, and keep them when they append.  So a group that is covered in
+ * part has its codec in bytes that they write as zeros. */
+static void
+encode_recompression(const gd_published *record, uint32_t slots,
+                     uint8_t out[RECORD_SIZE])
+{
+    if (record->covered == slots) {
+        out[32] = record->codec;
+        out[33] = record->level;
+    } else if (record->covered > 0) {
+        out[34] = record->codec;
+        out[35] = record->level;
+        gd_put32(out + 36, record->covered);
+    }
+}
+
+static void
+decode_recompression(const uint8_t in[RECORD_SIZE], gd_published *record)
+{
+    bool all = in[32] != 0;
+    record->codec = in[all ? 32 : 34];
+    record->level = in[all ? 33 : 35];
+    record->covered = all ? record->count : gd_get32(in + 36);
+    if (record->codec == 0 || record->covered > record->count) {
+        record->codec = record->level = 0;
+        record->covered = 0;
+    }
+}
+
 static bool
 decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
               gd_published *record)
@@ -357,8 +387,7 @@ decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
     record->count = gd_get32(in + 16);
     record->flags = gd_get32(in + 20);
     record->end = gd_get64(in + 24);
-    record->codec = in[32];
-    record->level = in[33];
+    decode_recompression(in, record);
     /* One of the highest sequences could not be superseded; none gets there by
      * counting. */
     return gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, bounds->seed) &&
@@ -396,8 +425,7 @@ gd_group_write_published(const gd_group *group, const gd_published *record,
     gd_put32(raw + 16, record->count);
     gd_put32(raw + 20, record->flags);
     gd_put64(raw + 24, record->end);
-    raw[32] = record->codec;
-    raw[33] = record->level;
+    encode_recompression(record, group->bounds.slots, raw);
     gd_put64(raw + CHECKED, gd_checksum(raw, CHECKED, group->bounds.seed));
     return gd_write_full(group->env, group->fd, raw, sizeof raw,
                          record_offset(record->sequence), group->name, err);

@@ -57,6 +57,8 @@ typedef struct gd_published {
                    * follow */
     uint8_t codec, level; /* of the last recompression, done or found to gain
                            * nothing; zeros: as stored */
+    uint32_t covered; /* the slots below it were recompressed with these; what
+                       * was appended since is as stored */
 } gd_published;
 
 /* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION and GD_CORRUPT (also for

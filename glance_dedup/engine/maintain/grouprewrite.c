@@ -573,6 +573,7 @@ complete_file(gd_group_rewrite *r, gd_error *err)
     if (r->anew) {
         record->codec = (uint8_t)r->codec;
         record->level = (uint8_t)r->level;
+        record->covered = r->codec == GD_CODEC_NONE ? 0 : record->count;
     }
     gd_status s = gd_group_next_generation(env, record, err);
     if (s == GD_OK) {
@@ -677,6 +678,9 @@ gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
     gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
         s = gd_group_stat(&r->target, &st, err);
+    }
+    if (s == GD_OK) {
+        s = gd_owned_group_keep_writers_out(owned, err);
     }
     if (s == GD_OK) {
         s = exchange(r, owned, st.st_ino, err);

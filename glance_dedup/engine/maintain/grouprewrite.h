@@ -9,8 +9,8 @@
  *     exclusive lock  rename | fsync groups/
  *
  * The first stage takes long and disturbs nobody: meanwhile uploads find the
- * group's duplicates in the old file.  This is safe because in a full group, or
- * one held exclusively, only the lessee changes anything.  Live blocks never
+ * group's duplicates in the old file.  This is safe because under the lease only
+ * the lessee changes anything.  Live blocks never
  * change (I2).  Nobody appends.  Only the maintainer frees or marks blocks, and
  * takes the lease to do so (I4).  The old file is checked again before the
  * exchange all the same: same lease, same name, same records, same entries.
@@ -21,6 +21,10 @@
  * renames it.  A maintainer that frees blocks of the group has first removed
  * that name from the spool (N6.2), so a late rename fails.  design.rst,
  * "Helpers", has the argument.
+ *
+ * If the group is not full, the old file is marked as poisoned before it loses
+ * its name: a process that lost its locks may rename late, and a writer on
+ * another host must not have appended to the old file by then.
  *
  * A crash before the rename leaves the old file, and a file in the spool that
  * nobody writes, which accounting removes.  After the rename, until groups/ is

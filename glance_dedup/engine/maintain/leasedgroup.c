@@ -5,6 +5,7 @@
 #include "engine/maintain/leasedgroup.h"
 
 #include "engine/base/coding.h"
+#include "engine/write/appender.h"
 
 /* ---- entering and leaving ---- */
 
@@ -81,7 +82,7 @@ gd_leased_group_read_entries(gd_leased_group *leased, gd_error *err)
 }
 
 static gd_status
-check_sealed(const gd_leased_group *leased, gd_error *err)
+check_sealed(gd_leased_group *leased, gd_error *err)
 {
     const gd_published *published = &leased->published;
     bool sealed = published->count == leased->group->bounds.slots &&
@@ -108,9 +109,18 @@ see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
     return s;
 }
 
-gd_status
-gd_leased_group_open(gd_repo *repo, uint32_t number, gd_leased_group **out,
-                     gd_error *err)
+static gd_status
+settle_tail(gd_leased_group *leased, gd_error *err)
+{
+    return gd_appender_settle_tail(leased->repo, leased->group,
+                                   &leased->published, err);
+}
+
+/* accept judges the group before it is looked at, or makes it ready. */
+static gd_status
+open_leased(gd_repo *repo, uint32_t number,
+            gd_status (*accept)(gd_leased_group *, gd_error *),
+            gd_leased_group **out, gd_error *err)
 {
     gd_leased_group *leased;
     gd_status s = gd_leased_group_take(repo, number, &leased, err);
@@ -119,7 +129,7 @@ gd_leased_group_open(gd_repo *repo, uint32_t number, gd_leased_group **out,
     }
     s = gd_leased_group_find(leased, err);
     if (s == GD_OK) {
-        s = check_sealed(leased, err);
+        s = accept(leased, err);
     }
     if (s == GD_OK) {
         s = see_group(leased->group, &leased->seen, err);
@@ -133,6 +143,20 @@ gd_leased_group_open(gd_repo *repo, uint32_t number, gd_leased_group **out,
     }
     *out = leased;
     return GD_OK;
+}
+
+gd_status
+gd_leased_group_open(gd_repo *repo, uint32_t number, gd_leased_group **out,
+                     gd_error *err)
+{
+    return open_leased(repo, number, check_sealed, out, err);
+}
+
+gd_status
+gd_leased_group_open_partial(gd_repo *repo, uint32_t number,
+                             gd_leased_group **out, gd_error *err)
+{
+    return open_leased(repo, number, settle_tail, out, err);
 }
 
 void
@@ -192,6 +216,7 @@ gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec, int level,
     record.sequence++;
     record.codec = (uint8_t)codec;
     record.level = (uint8_t)gd_codec_real_level(codec, level);
+    record.covered = codec == GD_CODEC_NONE ? 0 : record.count;
     /* If this write is torn, the record before it is used. */
     gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
     if (s == GD_OK) {

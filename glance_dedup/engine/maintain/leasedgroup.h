@@ -18,7 +18,7 @@ typedef struct gd_leased_group {
     gd_group *group; /* NULL until it is found */
     gd_published published;
     gd_entry *entries; /* of all slots, as they are in the file */
-    uint64_t seen;     /* of a sealed group: checksum of records and entries */
+    uint64_t seen;     /* unless it is owned: checksum of records and entries */
 } gd_leased_group;
 
 /* Leases a *sealed* group: all its slots are published, and it is not poisoned,
@@ -26,11 +26,18 @@ typedef struct gd_leased_group {
  * sealed or the lease is refused; GD_NOTFOUND if there is no such group. */
 gd_status gd_leased_group_open(gd_repo *repo, uint32_t number,
                                gd_leased_group **leased, gd_error *err);
+/* Leases a group whether it is sealed or not, and first settles what a writer
+ * left behind the published count (N7.3).  This changes the file in place, so
+ * only the maintainer may do it (I4).  GD_BUSY, with a message, if the lease is
+ * refused. */
+gd_status gd_leased_group_open_partial(gd_repo *repo, uint32_t number,
+                                       gd_leased_group **leased,
+                                       gd_error *err);
 /* Also closes a group after gd_leased_group_take alone. */
 void gd_leased_group_close(gd_leased_group *leased);
 
-/* Notes in the record that the segments were compressed with this codec, or
- * that it would not make them smaller.  Nothing else of the group changes.  If
+/* Notes in the record that the published blocks were compressed with this
+ * codec, or that it would not make them smaller.  Nothing else of the group changes.  If
  * the note is lost, the group is tried again some time.  This changes the file
  * in place, so only the maintainer may do it (I4). */
 gd_status gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec,
@@ -48,7 +55,7 @@ gd_status gd_leased_group_read_entries(gd_leased_group *leased, gd_error *err);
 /* GD_BUSY if another process has the lease, or the name leads to another file.
  * GD_CORRUPT if the group changed since it was opened: then locks were lost or
  * ignored.
- * REQUIRES: opened as sealed. */
+ * REQUIRES: one of the two above has opened it. */
 gd_status gd_leased_group_check_unchanged(const gd_leased_group *leased,
                                           gd_error *err);
 

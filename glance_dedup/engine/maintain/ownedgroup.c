@@ -60,9 +60,9 @@ static gd_status
 enter_group(gd_leased_group *leased, gd_owned_group **owned, gd_error *err)
 {
     gd_status s = gd_leased_group_find(leased, err);
-    if (s == GD_OK) {
-        s = gd_appender_treat_poisoned(leased->repo, leased->group,
-                                       &leased->published, err);
+    if (s == GD_OK && (leased->published.flags & GD_GROUP_POISONED) != 0) {
+        s = gd_appender_settle_tail(leased->repo, leased->group,
+                                    &leased->published, err);
     }
     if (s == GD_OK) {
         s = gd_leased_group_read_entries(leased, err);
@@ -433,7 +433,7 @@ survey_segment(const gd_leased_group *leased, uint32_t first, survey *found)
 {
     const gd_entry *entries = leased->entries;
     uint32_t slots = leased->group->bounds.slots;
-    uint64_t most = leased->published.codec == GD_CODEC_NONE
+    uint64_t most = first >= leased->published.covered
                         ? leased->repo->params.segment_size
                         : gd_segment_joined(leased->repo->params.segment_size);
     uint64_t behind = 0;
@@ -625,25 +625,13 @@ gd_owned_group_mark_damaged(gd_owned_group *owned, const uint32_t *slots,
     return s;
 }
 
-/* ---- removing the group ---- */
+/* ---- taking the name away ---- */
 
-/* Whether a slot's entry forbids removal.  A published entry that is void or
- * freed does not. */
-static bool
-is_in_the_way(const gd_leased_group *leased, uint32_t slot)
-{
-    uint8_t state = leased->entries[slot].state;
-    bool used = state != GD_ENTRY_EMPTY;
-    return slot < leased->published.count
-               ? used && state != GD_ENTRY_VOID && state != GD_ENTRY_FREED
-               : used;
-}
-
-/* Nothing can stop a late unlink of a name.  So first it is noted in the file,
- * which takes no writes of a process that lost its locks, that nobody appends
- * any more.  A full group takes no blocks anyway. */
-static gd_status
-keep_writers_out(gd_owned_group *owned, gd_error *err)
+/* Nothing can stop a late rename or unlink of a name.  So first it is noted in
+ * the file, which takes no writes of a process that lost its locks, that nobody
+ * appends any more.  A full group takes no blocks anyway. */
+gd_status
+gd_owned_group_keep_writers_out(gd_owned_group *owned, gd_error *err)
 {
     gd_leased_group *leased = owned->leased;
     gd_published record = leased->published;
@@ -665,6 +653,18 @@ keep_writers_out(gd_owned_group *owned, gd_error *err)
     }
     owned->failed = s != GD_OK;
     return s;
+}
+
+/* Whether a slot's entry forbids removal.  A published entry that is void or
+ * freed does not. */
+static bool
+is_in_the_way(const gd_leased_group *leased, uint32_t slot)
+{
+    uint8_t state = leased->entries[slot].state;
+    bool used = state != GD_ENTRY_EMPTY;
+    return slot < leased->published.count
+               ? used && state != GD_ENTRY_VOID && state != GD_ENTRY_FREED
+               : used;
 }
 
 gd_status
@@ -692,7 +692,7 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     if (highest) {
         return GD_OK; /* else its number would be given out again */
     }
-    s = keep_writers_out(owned, err);
+    s = gd_owned_group_keep_writers_out(owned, err);
     if (s != GD_OK) {
         return s;
     }

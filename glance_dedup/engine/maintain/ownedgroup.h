@@ -84,6 +84,11 @@ gd_status gd_owned_group_mark_damaged(gd_owned_group *owned,
                                       gd_quarantine_name **names,
                                       size_t *name_count, gd_error *err);
 
+/* Before the group's name is taken from its file: notes in it, durably, that
+ * nobody appends any more, unless the group is full.  This cannot be undone. */
+gd_status gd_owned_group_keep_writers_out(gd_owned_group *owned,
+                                          gd_error *err);
+
 /* Removes the group if no slot is live, damaged, invalid or unpublished.  The
  * group with the highest number stays, since new numbers are counted from it.
  * *removed tells. */

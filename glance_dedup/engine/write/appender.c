@@ -110,15 +110,12 @@ treat_tail(gd_appender *appender, gd_error *err)
 }
 
 gd_status
-gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
-                           gd_published *published, gd_error *err)
+gd_appender_settle_tail(gd_repo *repo, gd_group *group,
+                        gd_published *published, gd_error *err)
 {
     gd_appender appender = {
         .repo = repo, .group = group, .published = *published};
     struct stat st;
-    if ((published->flags & GD_GROUP_POISONED) == 0) {
-        return GD_OK;
-    }
     gd_status s = gd_group_stat(group, &st, err);
     if (s != GD_OK) {
         return s;

@@ -64,10 +64,11 @@ gd_status gd_appender_append(gd_appender *appender, gd_new_segment *segments,
  * succeed after the first reported the loss (I1). */
 gd_status gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err);
 
-/* Recovers and publishes the tail of a poisoned group, so that the collector
- * can judge it.  Normally the next lessee does that (N7.3), but a poisoned
- * group gets none.  The group stays poisoned.  REQUIRES: the lease. */
-gd_status gd_appender_treat_poisoned(gd_repo *repo, gd_group *group,
-                                     gd_published *published, gd_error *err);
+/* Recovers and publishes the tail of a group to which nobody appends now
+ * (N7.3): of a poisoned one, so that the collector can judge it, and of one
+ * that is to be recompressed.  A poisoned group stays poisoned.
+ * REQUIRES: the lease. */
+gd_status gd_appender_settle_tail(gd_repo *repo, gd_group *group,
+                                  gd_published *published, gd_error *err);
 
 #endif

@@ -285,7 +285,7 @@ test_known_record(void)
                                    {32, "0213"},
                                    {504, "6bcf1d8f602398e4"}};
     const gd_published record = {5, 3, 7, GD_GROUP_POISONED, 0x123456,
-                                 GD_CODEC_ZSTD, 19};
+                                 GD_CODEC_ZSTD, 19, 64};
     gd_published back;
     uint8_t raw[512];
     fixture t;
@@ -301,6 +301,41 @@ test_known_record(void)
           back.flags == record.flags && back.end == record.end);
     CHECK(back.codec == record.codec && back.level == record.level);
     teardown(&t);
+}
+
+/* What was recompressed: all blocks, or those of the first slots.  Older
+ * programs know only bytes 32 and 33, and write the next six as zeros. */
+static void
+test_what_a_codec_covers(void)
+{
+    static const struct {
+        uint32_t count, covered;
+        const char *stored; /* bytes 32 to 39 */
+        uint32_t found;
+    } cases[] = {
+        {64, 64, "0213000000000000", 64}, {64, 63, "000002133f000000", 63},
+        {9, 9, "0000021309000000", 9},    {9, 0, "0000000000000000", 0},
+        {9, 10, "000002130a000000", 0},   {9, 64, "0213000000000000", 9},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const gd_published record = {
+            .sequence = 1, .count = cases[i].count, .codec = GD_CODEC_ZSTD,
+            .level = 19, .covered = cases[i].covered};
+        const golden known[] = {{32, cases[i].stored}};
+        gd_published back;
+        uint8_t raw[504];
+        fixture t;
+        setup(&t);
+        CHECK_INT(gd_group_write_published(t.group, &record, &t.x.err), GD_OK);
+        scratch_read(&t.x, NAME, raw, sizeof raw, 1024);
+        memset(raw, 0, 32);
+        CHECK(GOLDEN_MATCHES(raw, sizeof raw, known));
+        CHECK_INT(gd_group_read_published(t.group, &back, &t.x.err), GD_OK);
+        CHECK_INT(back.covered, cases[i].found);
+        CHECK(back.codec == (cases[i].found > 0 ? GD_CODEC_ZSTD : 0) &&
+              back.level == (cases[i].found > 0 ? 19 : 0));
+        teardown(&t);
+    }
 }
 
 static void
@@ -487,7 +522,7 @@ test_load_store(void)
     CHECK_INT(gd_group_write_entries(t.group, 0, 64, entries, &t.x.err),
               GD_OK);
     for (uint32_t count = 0; count <= 64; count += 16) {
-        const gd_published record = {1, 5, count, 0, 8192, 0, 0};
+        const gd_published record = {1, 5, count, 0, 8192, 0, 0, 0};
         REQUIRE(gd_group_load_store(t.group, &record, &store, &t.x.err) ==
                 GD_OK);
         for (uint32_t slot = 0; slot < 64; slot++) {
@@ -741,6 +776,7 @@ main(int argc, char **argv)
     RUN(test_bounds_of_the_header);
     RUN(test_what_is_no_group);
     RUN(test_known_record);
+    RUN(test_what_a_codec_covers);
     RUN(test_record_with_an_impossible_sequence);
     RUN(test_the_higher_record_counts);
     RUN(test_every_flip_of_a_record);

@@ -2,6 +2,7 @@
 
 """The maintainer's lock and start (N2), and the catalog's making."""
 
+import errno
 import os
 import random
 import shutil
@@ -807,6 +808,46 @@ def test_reserve(path, repo):
         reserve.unlink()
         maintainer.reserve.keep()
         assert reserve.stat().st_size == size
+
+
+def test_the_reserve_follows_the_catalog(path, repo, monkeypatch):
+    with maintaining(repo) as maintainer:
+        reserve = path / 'catalog-reserve'
+
+        def keep(catalog):
+            with open(path / 'catalog' / 'more', 'wb') as f:
+                f.truncate(catalog)
+            maintainer.reserve.keep()
+            status = reserve.stat()
+            assert status.st_blocks * 512 >= status.st_size
+            return status.st_size >> 20, status.st_ino
+        least, inode = keep(0)
+        assert least == 4
+        assert keep(3 << 20) == (16, inode)
+        assert keep(1 << 40) == (32, inode)
+        # One step less is not worth while.
+        assert keep(3 << 20) == (32, inode)
+        assert keep(1 << 20) == (8, inode)
+        # A larger one cannot be had: the smaller one stays.
+
+        def refuse(fd, offset, size):
+            os.truncate(fd, size)
+            raise OSError(errno.ENOSPC, 'no room')
+        monkeypatch.setattr(os, 'posix_fallocate', refuse)
+        assert keep(3 << 20) == (8, inode)
+        reserve.unlink()
+        with pytest.raises(FileNotFoundError):
+            keep(0)
+        # So that the next opening finds its own files alone.
+        (path / 'catalog' / 'more').unlink()
+
+
+def test_an_older_programs_reserve_becomes_smaller(path, repo):
+    reserve = path / 'catalog-reserve'
+    reserve.write_bytes(bytes(32 << 20))
+    reserve.chmod(0o600)
+    with maintaining(repo):
+        assert reserve.stat().st_size == 4 << 20
 
 
 def test_start_on_a_full_disk(tmp_path):

@@ -57,7 +57,7 @@ def mark_of(maintainer, number):
 
 @pytest.fixture
 def model(other):
-    """Two full groups of text, one of noise, and one that is not full."""
+    """Two full groups of text, one of noise, and text in a part of one."""
     model = {'text': text(1, 2), 'noise': noise(SLOTS * BLOCK, 3),
              'rest': text(4, blocks=10)}
     for image_id, data in model.items():
@@ -67,15 +67,15 @@ def model(other):
 
 # -- what is done -------------------------------------------------------------
 
-def test_full_groups_become_smaller(maintainer, path, other, model):
+def test_groups_become_smaller(maintainer, path, other, model):
     before = maintenance.disk(path)
     states = [maintenance.states(path, number) for number in range(1, 5)]
     blocks = {name: maintenance.blocks_of(other, name) for name in model}
     result = recompress(maintainer)
-    assert (result.groups, result.kept, result.busy) == (2, 1, 0)
+    assert (result.groups, result.kept, result.busy) == (3, 1, 0)
     assert before - maintenance.disk(path) == result.disk_bytes > 2 * 12000
     assert [mark_of(maintainer, number) for number in range(1, 5)] == (
-        [(ZSTD, 3)] * 3 + [(0, 0)])
+        [(ZSTD, 3)] * 4)
     maintenance.need_contents(other, model)
     for name, addresses in blocks.items():
         assert maintenance.blocks_of(other, name) == addresses
@@ -99,22 +99,20 @@ def test_each_group_once(maintainer, path, other, model):
             for name in os.listdir(path / 'groups')} == found
     # Another level is another matter; what does not gain is kept, and noted.
     again = recompress(maintainer, level=1)
-    assert (again.groups, again.kept) == (0, 3)
+    assert (again.groups, again.kept) == (0, 4)
     assert mark_of(maintainer, 1) == (ZSTD, 1)
     again = recompress(maintainer, 'lz4')
-    assert again.kept == 3 and mark_of(maintainer, 1) == (1, 0)
+    assert again.kept == 4 and mark_of(maintainer, 1) == (1, 0)
 
 
 def test_a_plan_changes_nothing(maintainer, path, other, model):
     before = maintenance.disk(path)
     plan = recompressor.plan(maintainer, 'zstd', 19)
     assert [(g.number, g.action) for g in plan.groups] == [
-        (1, 'recompress'), (2, 'recompress'), (3, 'recompress'), (4, 'skip')]
-    assert plan.groups[3].reason == 'it is not full yet'
+        (number, 'recompress') for number in range(1, 5)]
     assert 0 < plan.bytes < before and maintenance.disk(path) == before
     recompress(maintainer)
-    assert [g.number for g in recompressor.plan(maintainer, 'zstd').groups
-            ] == [4]
+    assert not recompressor.plan(maintainer, 'zstd').groups
 
 
 @pytest.mark.parametrize('codec,level,words', [
@@ -161,7 +159,7 @@ def test_the_plan_of_a_collection_knows_joined_segments(
 def test_groups_in_use_are_put_off(maintainer, path, other, model):
     with repositories.holding(path / 'locks/groups', SHARE + 1):
         result = recompress(maintainer)
-    assert (result.busy, result.groups, result.kept) == (1, 1, 1)
+    assert (result.busy, result.groups, result.kept) == (1, 2, 1)
     assert mark_of(maintainer, 1) == (0, 0)
     assert recompress(maintainer).groups == 1
 
@@ -181,7 +179,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
             super().step(*args, **kwargs)
 
     result = recompress(maintainer, pace=Pace())
-    assert (result.busy, result.groups) == (1, 1)
+    assert (result.busy, result.groups) == (1, 2)
     uploads[0].commit()
     assert other.statistics()['hits'] >= SLOTS
     # Nobody is kept off any more.
@@ -199,7 +197,7 @@ def test_a_damaged_block_stops_its_group_only(maintainer, path, other, model):
     file.save()
     result = recompress(maintainer)
     assert list(result.failed) == [1] and 'slot 4' in result.failed[1]
-    assert result.groups == 1
+    assert result.groups == 2
     assert mark_of(maintainer, 1) == (0, 0)
     # Once the scrub has marked it, it is not tried any more.
     from dedupd.tasks import scrubber
@@ -216,7 +214,7 @@ def test_a_poisoned_group_is_skipped(maintainer, path, model):
     file.save()
     assert recompressor.plan(maintainer, 'zstd').groups[0].reason == (
         'writing to it failed once')
-    assert recompress(maintainer).groups == 1
+    assert recompress(maintainer).groups == 2
 
 
 @pytest.mark.parametrize('call', ['begin_rewriting', '.step'])
@@ -225,12 +223,12 @@ def test_no_room(maintainer, path, other, model, call):
         if name.endswith(call):
             raise exceptions.NoSpaceError('no room')
     result = recompress(maintenance.watch(maintainer, no_room))
-    assert (result.skipped_for_space, result.groups) == (3, 0)
+    assert (result.skipped_for_space, result.groups) == (4, 0)
     maintenance.unwatch(maintainer)
     assert maintainer.rewriting is None
     assert not [name for name in os.listdir(path / 'spool')
                 if name[0] == 'G']
-    assert recompress(maintainer).groups == 2
+    assert recompress(maintainer).groups == 3
 
 
 # -- making way ---------------------------------------------------------------
@@ -248,8 +246,8 @@ def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
     log = maintenance.Log()
     result = recompress(maintenance.watch(maintainer, log))
     maintenance.unwatch(maintainer)
-    assert result.groups == 2
-    assert len(log.where('begin_rewriting')) == 2   # of the two others
+    assert result.groups == 3
+    assert len(log.where('begin_rewriting')) == 3   # of the others
     maintenance.need_contents(other, {**model, 'again': model['text']})
 
 
@@ -272,7 +270,7 @@ def test_the_maintainers_end_leaves_nothing(path, repo, other, model):
             recompress(maintainer, pace=Stopping(1))
     assert not any(name[0] == 'G' for name in os.listdir(path / 'spool'))
     with maintaining(repo) as maintainer:
-        assert recompress(maintainer).groups == 2
+        assert recompress(maintainer).groups == 3
     maintenance.need_contents(other, model)
 
 
