@@ -47,7 +47,14 @@ _TAIL = 2000
 
 
 class Broken(exceptions.RepositoryError):
-    """The ranks ended before the round was complete."""
+    """The ranks ended before the round was complete.
+
+    :ivar is_final: a rank refused to work, and would do so again
+    """
+
+    def __init__(self, message: str, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +191,7 @@ class Job:
                 found[event['name']] = {
                     **wanted[event['name']], 'host': event['host'],
                     'size': event['size']}
-        self._run_ranks({'do': 'look', 'sources': list(wanted.values())},
-                        self._reach(), note)
+        self._look({'do': 'look', 'sources': list(wanted.values())}, note)
         nowhere = 'it was found on no host: see whether the file, or the ' \
             'server, exists'
         if self.lost:
@@ -193,6 +199,22 @@ class Job:
         for name in wanted.keys() - found.keys():
             self._results[name] = Result(name, note=why.get(name, nowhere))
         return found
+
+    def _look(self, order: dict[str, Any],
+              note: Callable[[dict[str, Any]], None]) -> None:
+        """Have the ranks look for sources, again if MPI fails them.
+
+        :raises Broken: they cannot, or not in as many attempts as a round has
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._run_ranks(order, self._reach(), note)
+                return
+            except Broken as e:
+                if e.is_final or attempt == ATTEMPTS:
+                    raise
+                self._note(f'looking for the disks broke, time {attempt} of '
+                           f'{ATTEMPTS}: {e}')
 
     def _plan(self, found: dict[str, dict[str, Any]]) -> rounds.Plan:
         return rounds.best(
@@ -307,6 +329,7 @@ class Job:
             'project': settings.project, 'scope': settings.scope.hex(),
             'time': self._time.isoformat(), 'silence': settings.silence}
         errors: list[str] = []
+        is_final = False
         count = len(hosts) or settings.ranks
         with ranks_running(count, hosts) as process:
             process.stdin.write(json.dumps(order).encode() + b'\n')
@@ -314,6 +337,7 @@ class Job:
             for event in _events(process, 2 * settings.silence):
                 if event['event'] == 'broken':
                     errors.append(f'{event["host"]}: {event["error"]}')
+                    is_final |= event['expected']
                 elif event['event'] == 'notice':
                     self._note(event['text'])
                 elif event['event'] == 'ended':
@@ -324,7 +348,8 @@ class Job:
             # If a host has died, mpiexec's status may be 0.
             if status != 0 or count:
                 raise Broken('; '.join(errors) or _tail(process.said) or (
-                    f'{count} of the processes ended without a word'))
+                    f'{count} of the processes ended without a word'),
+                    is_final)
 
 
 class Watch:

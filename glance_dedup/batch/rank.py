@@ -373,6 +373,7 @@ def main() -> int:
         if not expected:
             traceback.print_exc()
         tell(ranks.rank, 'broken', host=os.uname().nodename,
+             expected=expected,
              error=str(e) if expected else f'{type(e).__name__}: {e}')
         comm.Abort(_FAILED)
     return 0
