@@ -13,10 +13,13 @@ If the maintainer's run makes way in the middle of a group, it keeps the
 unfinished file, and the group's lease, until it goes on or the maintainer
 ends. A helper's run gives up the group: a helper has one lease at most.
 
+In a repository of format 3.0, similar blocks are put next to each other
+within their group. An older format knows no such order, and is left in it.
+
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
-once for each requested codec and level. A helper notes such a group for the
-maintainer, who alone may write that into the group (I4).
+once for each requested codec, level and order. A helper notes such a group for
+the maintainer, who alone may write that into the group (I4).
 """
 
 from collections.abc import Callable
@@ -44,6 +47,8 @@ _PAUSE = 0.5
 _POISONED = 1
 
 Worker = maintainer_module.Maintainer | helper_module.Helper
+#: Codec and level, as numbers, and whether in the order of similarity.
+Mark = tuple[int, int, bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,33 +93,43 @@ class Result:
 
 
 def plan(maintainer: maintainer_module.Maintainer, codec: str,
-         level: int = 0) -> Plan:
+         level: int = 0, similar: bool = False) -> Plan:
     """Predict what a run would do; changes nothing.
 
     The plan does not find out which groups are in use.
 
     :raises InvalidParameter: for a level that the codec lacks
     """
-    mark = _engine.codec_mark(codec, level)
+    mark = _mark(maintainer, codec, level, similar)
     groups = maintainer.guard(lambda: _plan(maintainer, mark))
     return Plan(groups, sum(group.bytes for group in groups
                             if group.action == 'recompress'))
 
 
 def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
-             is_mine: Callable[[int], bool] = lambda group: True) -> Result:
+             is_mine: Callable[[int], bool] = lambda group: True,
+             similar: bool = False) -> Result:
     """Recompress the groups that do not have this codec and level yet.
 
+    :param similar: put similar blocks next to each other, if the format of the
+        repository knows that
     :param is_mine: whether a group is to be recompressed here; asked for each
         group just before, since shares may change
     :raises task.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
-    mark = _engine.codec_mark(codec, level)
+    mark = _mark(worker, codec, level, similar)
+    if mark[2]:
+        worker.repository.settle_version()
     kind = _HelpersRun if isinstance(worker, helper_module.Helper) else _Run
     return worker.guard(
         lambda: kind(worker, pace, codec, level, mark, is_mine).run(),
         pace.step)
+
+
+def _mark(worker: Worker, codec: str, level: int, similar: bool) -> Mark:
+    return _engine.codec_mark(codec, level,
+                              similar and worker.repository.has_lists)
 
 
 def give_up(maintainer: maintainer_module.Maintainer) -> None:
@@ -126,24 +141,29 @@ def give_up(maintainer: maintainer_module.Maintainer) -> None:
 
 
 def note_kept(maintainer: maintainer_module.Maintainer, number: int,
-              mark: tuple[int, int]) -> None:
+              mark: Mark) -> None:
     """Note in a group what a helper found: it hardly becomes smaller.
 
-    :param mark: the codec and level with which it was tried, as numbers, which
-        come from a file; if there are no such, nothing is noted
+    :param mark: how it was tried, as a file says; if there is no such codec or
+        level, nothing is noted
     :raises BusyError: if the group is in use
     """
-    codec, level = mark
+    codec, level, similar = mark
     if codec >= len(space.CODECS):
         return
     with contextlib.suppress(exceptions.ImageNotFound,
                              exceptions.InvalidParameter):
         facts = maintainer.engine.group_facts(number)
-        if (facts['codec'], facts['level']) != mark:
-            maintainer.engine.note_codec(number, space.CODECS[codec], level)
+        if _mark_of(facts) != mark:
+            maintainer.engine.note_codec(number, space.CODECS[codec], level,
+                                         similar)
 
 
-def _plan(worker: Worker, mark: tuple[int, int]) -> list[GroupPlan]:
+def _mark_of(facts: dict[str, Any]) -> Mark:
+    return facts['codec'], facts['level'], facts['similar']
+
+
+def _plan(worker: Worker, mark: Mark) -> list[GroupPlan]:
     damaged = worker.damaged_groups()
     found = []
     for number in worker.engine.groups():
@@ -154,7 +174,7 @@ def _plan(worker: Worker, mark: tuple[int, int]) -> list[GroupPlan]:
         except exceptions.UNREADABLE as e:
             found.append(GroupPlan(number, 'skip', str(e), 0))
             continue
-        if (facts['codec'], facts['level']) != mark:
+        if _mark_of(facts) != mark:
             reason = _reason(facts, number in damaged)
             found.append(GroupPlan(
                 number, 'skip' if reason else 'recompress', reason,
@@ -175,8 +195,7 @@ class _Run:
     """A run of the maintainer."""
 
     def __init__(self, worker: Any, pace: task.Pace, codec: str, level: int,
-                 mark: tuple[int, int], is_mine: Callable[[int], bool]
-                 ) -> None:
+                 mark: Mark, is_mine: Callable[[int], bool]) -> None:
         self._worker = worker
         self._pace = pace
         self._codec, self._level, self._mark = codec, level, mark
@@ -224,7 +243,7 @@ class _Run:
         self._pace.wait_until_idle()
         try:
             rewriting = self._worker.engine.begin_rewriting(
-                number, self._codec, self._level)
+                number, self._codec, self._level, self._mark[2])
         except exceptions.ImageNotFound:
             self._done += 1
         except exceptions.BusyError:

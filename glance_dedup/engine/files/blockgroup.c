@@ -22,6 +22,9 @@ enum {
     RECORD_SIZE = 512,
     CHECKED = 504, /* bytes under the checksum, in either */
     MAKING_TRIES = 1000,
+    /* Of the byte with the level: */
+    LEVEL = 0x7f,
+    SIMILAR = 0x80,
 };
 
 static uint64_t
@@ -61,10 +64,10 @@ decode_header(gd_group *group, const gd_params *params,
         return gd_fail(err, GD_CORRUPT, "%s is not a block group: no magic "
                        "at offset 0", name);
     }
-    if (gd_get16(in + 8) > GD_FORMAT_MAJOR) {
+    if (gd_get16(in + 8) > GD_GROUP_MAJOR) {
         return gd_fail(err, GD_VERSION,
                        "%s has format version %u; this program knows up to %d",
-                       name, gd_get16(in + 8), GD_FORMAT_MAJOR);
+                       name, gd_get16(in + 8), GD_GROUP_MAJOR);
     }
     if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
         return gd_fail(err, GD_CORRUPT,
@@ -83,6 +86,7 @@ decode_header(gd_group *group, const gd_params *params,
     group->bounds.seed = gd_get64(in + CHECKED);
     group->bounds.slots = gd_get32(in + 48);
     group->bounds.max_block = gd_get32(in + 52);
+    group->bounds.has_lists = gd_get16(in + 8) == GD_GROUP_MAJOR;
     if (group->bounds.slots < GD_SLOTS_MIN ||
         group->bounds.slots > GD_MAX_SLOTS || group->bounds.max_block == 0 ||
         group->bounds.max_block > params->block_size) {
@@ -346,6 +350,26 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
                    GD_MAX_GROUP);
 }
 
+/* ---- lists ---- */
+
+gd_status
+gd_group_allow_lists(const gd_group *old, gd_group *target, gd_error *err)
+{
+    uint8_t header[HEADER_SIZE];
+    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
+                               old->name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_put16(header + 8, GD_GROUP_MAJOR);
+    gd_put16(header + 10, 0);
+    gd_put64(header + CHECKED, gd_checksum(header, CHECKED, 0));
+    target->bounds.seed = gd_get64(header + CHECKED);
+    target->bounds.has_lists = true;
+    return gd_write_full(target->env, target->fd, header, sizeof header, 0,
+                         target->name, err);
+}
+
 /* ---- published records ---- */
 
 static bool
@@ -358,7 +382,8 @@ decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
     record->flags = gd_get32(in + 20);
     record->end = gd_get64(in + 24);
     record->codec = in[32];
-    record->level = in[33];
+    record->level = in[33] & LEVEL;
+    record->similar = (in[33] & SIMILAR) != 0;
     /* One of the highest sequences could not be superseded; none gets there by
      * counting. */
     return gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, bounds->seed) &&
@@ -397,7 +422,7 @@ gd_group_write_published(const gd_group *group, const gd_published *record,
     gd_put32(raw + 20, record->flags);
     gd_put64(raw + 24, record->end);
     raw[32] = record->codec;
-    raw[33] = record->level;
+    raw[33] = (uint8_t)(record->level | (record->similar ? SIMILAR : 0));
     gd_put64(raw + CHECKED, gd_checksum(raw, CHECKED, group->bounds.seed));
     return gd_write_full(group->env, group->fd, raw, sizeof raw,
                          record_offset(record->sequence), group->name, err);
@@ -557,8 +582,7 @@ gd_group_match_segment(const gd_group *group, const gd_entry *entry,
 {
     if (header->codec != entry->codec ||
         header->stored_length != entry->stored_length ||
-        slot < header->first_slot ||
-        slot - header->first_slot >= header->blocks ||
+        !gd_segment_has_slot(header, slot) ||
         entry->plain_offset + entry->plain_length > header->plain_length) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: the segment at offset %u is not the one that slot "
@@ -572,12 +596,12 @@ gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                       uint32_t slot, gd_coder *coder, uint8_t *in,
                       uint8_t *plain, gd_segment_header *header, gd_error *err)
 {
-    gd_status s = gd_read_full(group->env, group->fd, in,
-                               GD_SEGMENT_HEADER + (size_t)entry->stored_length,
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
+    gd_status s = gd_read_full(group->env, group->fd, in, length,
                                entry->segment, group->name, err);
     if (s == GD_OK) {
-        s = gd_segment_header_decode(in, header, group->name, entry->segment,
-                                     err);
+        s = gd_segment_header_decode(in, length, &group->bounds, header,
+                                     group->name, entry->segment, err);
     }
     if (s == GD_OK) {
         s = gd_group_match_segment(group, entry, slot, header, err);
