@@ -101,7 +101,8 @@ def test_recompression_is_estimated(place, tmp_path):
     with repositories.open_repository(path) as repo:
         repo.put('a', place / 'a')
         with maintenance.maintaining(repo) as maintainer:
-            recompressor.run_once(maintainer, task.Pace(), 'zstd', 0)
+            recompressor.run_once(maintainer, task.Pace(), 'zstd',
+                                  estimate.LEVEL)
         parts = space.parts(repo)
     assert sum(part.bytes for part in parts if part.name.startswith(
         ('blocks', 'segment'))) == pytest.approx(found.recompressed, rel=0.03)
