@@ -5,19 +5,22 @@
 Run it from a checkout in which the extension is built::
 
     python benchmarks/recompress.py [--rounds 3] [--threads 1,2]
-        [--codecs lz4,zstd-3,zstd-19] [--group-slots 32768] [--dir DIR]
-        IMAGE...
+        [--codecs lz4,zstd-3,zstd-9-similar] [--group-slots 32768]
+        [--cache-mib 0] [--dir DIR] IMAGE...
 
 The images are stored, with lz4, in one repository, and its full groups then
-compressed anew with each codec in turn, with each number of threads. It shows
+compressed anew with each codec in turn, with each number of threads. With
+``-similar`` behind codec and level, similar blocks come next to each other. It
+shows
 
 * the blocks of full groups, their segments' headers included, in percent of
   the same blocks before compression: as they were stored, and after each
   codec;
 * the rate of compressing anew, by those bytes, and the processor time;
 * the rate of reading the images back, all of it in the page cache, and the
-  time of reading 4 KiB anywhere in them, through the engine, without a cache
-  of segments: as stored, and after each codec.
+  time of reading 4 KiB anywhere in them, through the engine, with a cache of
+  segments of so many MiB, which is empty at first: as stored, and after each
+  codec.
 
 Each as the median of the rounds with the lowest and the highest. Beside each
 rate stands its ratio to that of what is stored, of the same round.
@@ -47,16 +50,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('images', nargs='+', metavar='IMAGE')
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--threads', default='1,2', metavar='LIST')
-    parser.add_argument('--codecs', default='lz4,zstd-3,zstd-19',
-                        metavar='LIST')
+    parser.add_argument(
+        '--codecs', default='lz4,zstd-3,zstd-3-similar,zstd-9-similar',
+        metavar='LIST')
+    parser.add_argument('--cache-mib', type=int, default=0)
     parser.add_argument('--group-slots', type=int, default=32768)
     common.add_directory(parser)
     return parser.parse_args()
 
 
-def open_repository(path: str, threads: int) -> repository.Repository:
-    return repository.Repository(path, filter_dir=f'{path}-filter',
-                                 threads=threads, segment_cache_mib=0)
+def open_repository(path: str, threads: int, cache_mib: int = 0
+                    ) -> repository.Repository:
+    return repository.Repository(
+        path, filter_dir=f'{path}-filter', threads=threads,
+        segment_cache_mib=cache_mib)
 
 
 def store(repo: repository.Repository, images: list[str]) -> None:
@@ -97,29 +104,35 @@ def share(repo: repository.Repository) -> tuple[float, int]:
     return 100 * stored / plain, plain
 
 
-def measure_reading(table: common.Table, repo: repository.Repository,
-                    name: str, seed: int) -> None:
-    read(repo)                          # so that the page cache has it
+def measure_reading(table: common.Table, path: str,
+                    options: argparse.Namespace, threads: int, name: str,
+                    seed: int) -> None:
     reading, anywhere = f'reading, {name}', f'4 KiB anywhere, {name}'
-    spent = common.timed(read, repo)
-    table.add(reading, spent.result, spent, of='reading, as stored')
-    spent = common.timed(read_anywhere, repo, seed)
-    table.figure(anywhere, spent.wall / READS * 1e6, 'us',
-                 of='4 KiB anywhere, as stored')
+    with open_repository(path, threads) as repo:
+        read(repo)                      # so that the page cache has it
+    with open_repository(path, threads, options.cache_mib) as repo:
+        spent = common.timed(read, repo)
+        table.add(reading, spent.result, spent, of='reading, as stored')
+    with open_repository(path, threads, options.cache_mib) as repo:
+        spent = common.timed(read_anywhere, repo, seed)
+        table.figure(anywhere, spent.wall / READS * 1e6, 'us',
+                     of='4 KiB anywhere, as stored')
 
 
 def measure(table: common.Table, repo: repository.Repository, codec: str,
-            threads: int, seed: int) -> None:
-    kind, _, level = codec.partition('-')
+            threads: int) -> str:
+    kind, _, how = codec.partition('-')
+    level, _, order = how.partition('-')
     _, plain = share(repo)
     with maintainer_module.Maintainer(repo) as maintainer:
-        spent = common.timed(recompressor.run_once, maintainer,
-                             task.Pace(), kind, int(level or 0))
+        spent = common.timed(
+            recompressor.run_once, maintainer, task.Pace(), kind,
+            int(level or 0), similar=order == 'similar')
     name = f'{codec}, {threads} threads'
     table.add(f'compressing anew, {name}', plain, spent)
     table.figure(f'blocks, {codec}', share(repo)[0], '% of plain',
                  of='blocks, as stored')
-    measure_reading(table, repo, name, seed)
+    return name
 
 
 def one_round(table: common.Table, options: argparse.Namespace, path: str,
@@ -127,14 +140,17 @@ def one_round(table: common.Table, options: argparse.Namespace, path: str,
     """Each codec anew from what was stored."""
     for codec in options.codecs.split(','):
         print(f'{threads} threads, {codec}', file=sys.stderr)
-        repository.Repository.create(path, group_slots=options.group_slots)
+        repository.Repository.create(path, group_slots=options.group_slots,
+                                     similar=codec.endswith('-similar'))
         try:
             with open_repository(path, threads) as repo:
                 store(repo, options.images)
                 table.figure('blocks, as stored', share(repo)[0],
                              '% of plain')
-                measure_reading(table, repo, 'as stored', seed)
-                measure(table, repo, codec, threads, seed)
+            measure_reading(table, path, options, threads, 'as stored', seed)
+            with open_repository(path, threads) as repo:
+                name = measure(table, repo, codec, threads)
+            measure_reading(table, path, options, threads, name, seed)
         finally:
             common.remove_filters(f'{path}-filter')
             shutil.rmtree(path)

@@ -7,9 +7,11 @@
  * cuts the FILEs into blocks of 4 KiB, leaves out zeros and what came before,
  * and divides the rest into groups of 32,768 blocks.  It compresses each group
  * with zstd at this LEVEL, in segments of this size, once in the order of the
- * blocks and once in the order that the engine finds.  For both it prints
+ * blocks and once in the order that the engine finds; within a segment they lie
+ * in their own order.  For both it prints
  *
- * - the bytes in segments, with their headers, in percent of the plain bytes;
+ * - the bytes in segments, with their headers and lists, in percent of the
+ *   plain bytes;
  * - the rate of compressing, by processor time;
  * - how often a reader of all blocks decodes a segment, on average.  It keeps
  *   64 MiB of decoded segments, and drops the least recently used.
@@ -67,6 +69,13 @@ seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
+static int
+ascending(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
 /* Whether the block is new and not zeros. */
 static bool
 is_new(const uint8_t *block)
@@ -98,7 +107,10 @@ compress_group(work *w, sums *to)
     double start = seconds();
     for (uint32_t i = 0; i < w->count; i += w->per_segment) {
         size_t used = 0, stored;
-        for (uint32_t k = i; k < i + w->per_segment && k < w->count; k++) {
+        uint32_t end = i + w->per_segment;
+        end = end < w->count ? end : w->count;
+        qsort(w->order + i, end - i, sizeof *w->order, ascending);
+        for (uint32_t k = i; k < end; k++) {
             memcpy(plain + used, w->blocks + (size_t)w->order[k] * BLOCK,
                    BLOCK);
             used += BLOCK;
@@ -109,6 +121,7 @@ compress_group(work *w, sums *to)
             give_up(err.text);
         }
         to->stored += GD_SEGMENT_HEADER + (stored == 0 ? used : stored);
+        to->stored += to == &w->similar ? GD_LISTED_SLOT * (end - i) : 0;
     }
     to->seconds += seconds() - start;
 }

@@ -50,7 +50,6 @@ from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import nbd
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
-from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.base import workers as workers_module
@@ -88,7 +87,6 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]
-    registry.check_options(conf.dedupd)
     service_module.check_options(conf)
     check_replication(conf.replication)
     return conf

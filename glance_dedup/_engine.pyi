@@ -265,11 +265,13 @@ class Maintenance:
     def groups(self) -> list[int]:
         """The numbers of all groups, sorted."""
     def group_facts(self, number: int) -> dict[str, Any]:
-        """``slots``, ``scope`` (16 bytes), ``published``, ``generation``,
-        ``flags``, ``sequence``, ``end``, ``codec`` and ``level`` (numbers:
-        with which the slots below ``covered`` were compressed anew), ``size``
-        and ``allocated`` (bytes of the file, and on the disk), ``modified``
-        (when it last changed, in seconds). Needs no lock."""
+        """``slots``, ``has_lists`` (whether segments may have lists of slots),
+        ``scope`` (16 bytes), ``published``, ``generation``, ``flags``,
+        ``sequence``, ``end``, ``codec``, ``level`` and ``similar`` (two
+        numbers and a truth value: how the slots below ``covered`` were
+        compressed anew), ``size`` and ``allocated`` (bytes of the file, and on
+        the disk), ``modified`` (when it last changed, in seconds). Needs no
+        lock."""
     def group_space(self, number: int) -> dict[str, Any]:
         """Bytes of a group, as its entries tell: ``plain`` and ``stored``, for
         each codec by its number: of blocks that live, and of the segments
@@ -290,15 +292,18 @@ class Maintenance:
         """Lease and exclusive lock of a group (N6.1), tried: BusyError.
         ImageNotFound if there is no such group. Entries that a sync which
         failed left unpublished are published first (N7.3)."""
-    def begin_rewriting(self, number: int, codec: str,
-                        level: int) -> 'Rewriting':
+    def begin_rewriting(self, number: int, codec: str, level: int,
+                        similar: bool = False) -> 'Rewriting':
         """Take the lease of a group, and begin a file in which it is
-        compressed anew. The maintainer first settles what writers left in it
-        (N7.3); a helper may only take a sealed group (I4). BusyError if the
-        lease is refused, or a transaction names blocks of the group, or it is
-        not sealed and this is a helper. DamagedError if an entry is invalid or
-        damaged; NoSpaceError; ImageNotFound."""
-    def note_codec(self, number: int, codec: str, level: int) -> None:
+        compressed anew, with similar blocks next to each other if this is
+        asked for (VersionError: not in this repository). The maintainer first
+        settles what writers left in it (N7.3); a helper may only take a sealed
+        group (I4). BusyError if the lease is refused, or a transaction names
+        blocks of the group, or it is not sealed and this is a helper.
+        DamagedError if an entry is invalid or damaged; NoSpaceError;
+        ImageNotFound."""
+    def note_codec(self, number: int, codec: str, level: int,
+                   similar: bool = False) -> None:
         """Note in a sealed group that this would hardly make it smaller.
         BusyError as above."""
 
@@ -502,7 +507,7 @@ class Estimate:
 
     def __init__(self, *, block_size: int, cut_minimum: int, cut_average: int,
                  segment_size: int, codec: str, codec_level: int,
-                 again_codec: str, again_level: int,
+                 again_codec: str, again_level: int, again_similar: bool,
                  table_bytes: int) -> None:
         """`again_codec` is recompression's; `table_bytes` bounds the memory for
         counted blocks, 0: there is no bound, and the level stays 0.
@@ -585,9 +590,10 @@ def take_unused_filter(fd: int, unfinished: bool) -> bool:
 
 # -- functions of memory alone ------------------------------------------------
 
-def codec_mark(codec: str, level: int) -> tuple[int, int]:
-    """``codec`` and ``level`` of `Maintenance.group_facts` for a group that was
-    compressed anew with these. InvalidParameter for a codec that there is not,
+def codec_mark(codec: str, level: int,
+               similar: bool = False) -> tuple[int, int, bool]:
+    """``codec``, ``level`` and ``similar`` of `Maintenance.group_facts` for a
+    group that was compressed anew like this. InvalidParameter for a codec that there is not,
     or a level that it lacks."""
 def fingerprint(name: str, data: Any, scope: bytes = bytes(16)) -> bytes:
     """What the engine computes for a block of this scope."""

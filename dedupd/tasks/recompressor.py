@@ -20,11 +20,14 @@ unfinished file, and the group's lease, until it goes on or the maintainer
 ends. It gives up a group that is partly filled, since uploads may want to
 append to it. A helper's run gives up any: a helper has one lease at most.
 
+In a repository of format 3.0, similar blocks are put next to each other
+within their group. An older format knows no such order, and is left in it.
+
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
-once for each requested codec and level, as long as no block is added. A helper
-notes such a group for the maintainer, who alone may write that into the group
-(I4).
+once for each requested codec, level and order, as long as no block is added. A
+helper notes such a group for the maintainer, who alone may write that into the
+group (I4).
 """
 
 from collections.abc import Callable
@@ -55,6 +58,8 @@ _QUIET = 3600.0
 _POISONED = 1
 
 Worker = maintainer_module.Maintainer | helper_module.Helper
+#: Codec and level, as numbers, and whether in the order of similarity.
+Mark = tuple[int, int, bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,36 +104,46 @@ class Result:
 
 
 def plan(maintainer: maintainer_module.Maintainer, codec: str,
-         level: int = 0) -> Plan:
+         level: int = 0, similar: bool = False) -> Plan:
     """Predict what a run that is asked for would do; changes nothing.
 
     The plan does not find out which groups are in use.
 
     :raises InvalidParameter: for a level that the codec lacks
     """
-    mark = _engine.codec_mark(codec, level)
+    mark = _mark(maintainer, codec, level, similar)
     groups = maintainer.guard(lambda: _plan(maintainer, mark, 0))
     return Plan(groups, sum(group.bytes for group in groups
                             if group.action == 'recompress'))
 
 
 def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
-             is_mine: Callable[[int], bool] = lambda group: True) -> Result:
+             is_mine: Callable[[int], bool] = lambda group: True,
+             similar: bool = False) -> Result:
     """Recompress the groups that do not have this codec and level yet.
 
     :param pace: if it waits for idle processors, the run leaves partly filled
         groups that changed lately
+    :param similar: put similar blocks next to each other, if the format of the
+        repository knows that
     :param is_mine: whether a sealed group is to be recompressed here; asked
         for each group just before, since shares may change. Those that are
         partly filled are the maintainer's
     :raises task.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
-    mark = _engine.codec_mark(codec, level)
+    mark = _mark(worker, codec, level, similar)
+    if mark[2]:
+        worker.repository.settle_version()
     kind = _HelpersRun if isinstance(worker, helper_module.Helper) else _Run
     return worker.guard(
         lambda: kind(worker, pace, codec, level, mark, is_mine).run(),
         pace.step)
+
+
+def _mark(worker: Worker, codec: str, level: int, similar: bool) -> Mark:
+    return _engine.codec_mark(codec, level,
+                              similar and worker.repository.has_lists)
 
 
 def give_up(maintainer: maintainer_module.Maintainer) -> None:
@@ -140,25 +155,25 @@ def give_up(maintainer: maintainer_module.Maintainer) -> None:
 
 
 def note_kept(maintainer: maintainer_module.Maintainer, number: int,
-              mark: tuple[int, int]) -> None:
+              mark: Mark) -> None:
     """Note in a group what a helper found: it hardly becomes smaller.
 
-    :param mark: the codec and level with which it was tried, as numbers, which
-        come from a file; if there are no such, nothing is noted
+    :param mark: how it was tried, as a file says; if there is no such codec or
+        level, nothing is noted
     :raises BusyError: if the group is in use
     """
-    codec, level = mark
+    codec, level, similar = mark
     if codec >= len(space.CODECS):
         return
     with contextlib.suppress(exceptions.ImageNotFound,
                              exceptions.InvalidParameter):
         facts = maintainer.engine.group_facts(number)
         if not _has_mark(facts, mark):
-            maintainer.engine.note_codec(number, space.CODECS[codec], level)
+            maintainer.engine.note_codec(number, space.CODECS[codec], level,
+                                         similar)
 
 
-def _plan(worker: Worker, mark: tuple[int, int], quiet: float
-          ) -> list[GroupPlan]:
+def _plan(worker: Worker, mark: Mark, quiet: float) -> list[GroupPlan]:
     damaged = worker.damaged_groups()
     found = []
     for number in worker.engine.groups():
@@ -191,17 +206,17 @@ def _is_partial(facts: dict[str, Any]) -> bool:
     return facts['published'] < facts['slots']
 
 
-def _has_mark(facts: dict[str, Any], mark: tuple[int, int]) -> bool:
-    return (facts['codec'], facts['level']) == mark
+def _has_mark(facts: dict[str, Any], mark: Mark) -> bool:
+    return (facts['codec'], facts['level'], facts['similar']) == mark
 
 
-def _is_done(facts: dict[str, Any], mark: tuple[int, int]) -> bool:
+def _is_done(facts: dict[str, Any], mark: Mark) -> bool:
     # What was never recompressed, or to no codec, covers nothing.
     return _has_mark(facts, mark) and (
         not facts['codec'] or facts['covered'] == facts['published'])
 
 
-def _reason_to_wait(facts: dict[str, Any], mark: tuple[int, int],
+def _reason_to_wait(facts: dict[str, Any], mark: Mark,
                     quiet: float) -> str:
     """Why a group is to be recompressed later; '': it need not wait.
 
@@ -221,8 +236,7 @@ class _Run:
     """A run of the maintainer."""
 
     def __init__(self, worker: Any, pace: task.Pace, codec: str, level: int,
-                 mark: tuple[int, int], is_mine: Callable[[int], bool]
-                 ) -> None:
+                 mark: Mark, is_mine: Callable[[int], bool]) -> None:
         self._worker = worker
         self._pace = pace
         self._codec, self._level, self._mark = codec, level, mark
@@ -283,7 +297,7 @@ class _Run:
         self._pace.wait_until_idle()
         try:
             rewriting = self._worker.engine.begin_rewriting(
-                number, self._codec, self._level)
+                number, self._codec, self._level, self._mark[2])
         except exceptions.ImageNotFound:
             self._done += 1
         except exceptions.BusyError:

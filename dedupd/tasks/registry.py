@@ -44,20 +44,6 @@ def load_options(path: str | None = None) -> cfg.ConfigOpts:
     return conf
 
 
-def check_options(options: Any) -> None:
-    """Check what the bounds of single options cannot express.
-
-    :param options: the group ``[dedupd]``
-    :raises ValueError: for a level that the codec lacks
-    """
-    if options.recompress_codec != 'none':
-        try:
-            _engine.codec_mark(options.recompress_codec,
-                               options.recompress_level)
-        except exceptions.InvalidParameter as e:
-            raise ValueError(f'recompress_level: {e}') from e
-
-
 def _account(maintainer: Maintainer, pace: task.Pace,
              options: Any) -> Any:
     from dedupd.tasks import accounting
@@ -129,14 +115,22 @@ def _recompress(maintainer: Maintainer, pace: task.Pace, options: Any,
                 is_mine: Callable[[int], bool] = _all) -> Any:
     from dedupd.tasks import recompressor
 
+    similar = options.recompress_order == 'similar'
     if codec is None:
-        codec, level = options.recompress_codec, options.recompress_level
+        codec, level = options.recompress_codec, _level(options)
         if codec == 'none':
             recompressor.give_up(maintainer)
             return None
     if dry_run:
-        return recompressor.plan(maintainer, codec, level or 0)
-    return recompressor.run_once(maintainer, pace, codec, level or 0, is_mine)
+        return recompressor.plan(maintainer, codec, level or 0, similar)
+    return recompressor.run_once(maintainer, pace, codec, level or 0, is_mine,
+                                 similar)
+
+
+def _level(options: Any) -> int:
+    """The level of the option's codec; only zstd has levels."""
+    return (options.recompress_level if options.recompress_codec == 'zstd'
+            else 0)
 
 
 def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
@@ -146,7 +140,8 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
     if options.recompress_codec == 'none':
         return None
     return recompressor.run_once(helper, pace, options.recompress_codec,
-                                 options.recompress_level, is_mine)
+                                 _level(options), is_mine,
+                                 options.recompress_order == 'similar')
 
 
 def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,

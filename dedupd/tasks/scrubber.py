@@ -40,7 +40,7 @@ from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
 
-#: Slots that one step verifies.
+#: Slots that one step verifies, unless their segments have others, too.
 STEP_SLOTS = 1024
 #: The most bytes of blocks, before compression, that get a spare copy.
 SPARE_MAX = 1 << 30
@@ -402,7 +402,10 @@ class _Run:
         while (first := state['slot']) < facts['published']:
             if self._spent():
                 return False
-            count = min(STEP_SLOTS, facts['published'] - first)
+            # Segments with lists have slots from anywhere in the group, and
+            # are to be read once.
+            step = facts['slots'] if facts['has_lists'] else STEP_SLOTS
+            count = min(step, facts['published'] - first)
             cost = self._scrub_slots(number, first, count)
             state['slot'] = first + count
             self._step(

@@ -131,8 +131,11 @@ class _Run:
         facts = self._helper.engine.group_facts(number)
         # The next writer judges the unpublished slots behind these (N7.3).
         while (first := state['slot']) < facts['published']:
-            count = min(STEP_SLOTS, facts['published'] - first)
-            if len(self._notes.found) + count > notes_module.MOST_FOUND:
+            # As the maintainer's scrub does.
+            step = facts['slots'] if facts['has_lists'] else STEP_SLOTS
+            count = min(step, facts['published'] - first)
+            if (len(self._notes.found) + min(count, STEP_SLOTS)
+                    > notes_module.MOST_FOUND):
                 return False
             cost = self._scrub_slots(number, first, count)
             state['slot'] = first + count
@@ -153,8 +156,11 @@ class _Run:
                *addresses_module.unpack(invalid)}
         marked = {slot for slot, entry in enumerate(states, first)
                   if entry == addresses_module.DAMAGED}
+        # If not all fit, the maintainer will find the others: it reads all
+        # groups once it knows of damage.
+        room = notes_module.MOST_FOUND - len(self._notes.found)
         self._notes.found.update(
-            addresses_module.of_slots(number, bad | marked))
+            addresses_module.of_slots(number, sorted(bad | marked)[:room]))
         state['damaged'] += len(bad)
         state['worn'] += len(worn) // 4
         state['bytes'] += cost

@@ -30,6 +30,8 @@ from glance_dedup.repository import layout
 from glance_dedup.repository import parameters as parameters_module
 
 PIECE = 4 << 20
+#: Of recompression: the default of dedupd's option.
+LEVEL = 9
 #: Bytes of memory for the sample's table, unless all blocks are to be known.
 TABLE = 128 << 20
 #: Bytes of the table for each block, when the table is least full: while it
@@ -98,6 +100,8 @@ class Options:
     codec: str = 'lz4'
     level: int = 0
     exact: bool = False
+    similar: bool = False
+    """similar blocks lie next to each other after recompression"""
 
     def parameters(self) -> parameters_module.Parameters:
         """The parameters of a repository with these options.
@@ -159,7 +163,8 @@ def estimate(files: list[str], options: Options,
         block_size=parameters.block_size, cut_minimum=minimum,
         cut_average=average, segment_size=parameters.segment_size,
         codec=options.codec, codec_level=options.level, again_codec='zstd',
-        again_level=0, table_bytes=0 if options.exact else TABLE)
+        again_level=LEVEL, again_similar=options.similar,
+        table_bytes=0 if options.exact else TABLE)
     images, unreadable = [], []
     done = 0
     with futures.ThreadPoolExecutor(1, 'read-ahead') as ahead:

@@ -39,17 +39,18 @@ estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"block_size",  "cut_minimum", "cut_average",
                             "segment_size", "codec",       "codec_level",
-                            "again_codec", "again_level", "table_bytes",
-                            NULL};
+                            "again_codec", "again_level", "again_similar",
+                            "table_bytes", NULL};
     Py_ssize_t block, minimum, average, segment, table;
     const char *codec, *again;
     gd_estimate_params params = {0};
     gd_chunker chunker;
+    int similar;
     gd_error err;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$nnnnsisin", names, &block, &minimum, &average,
+            args, kwargs, "$nnnnsisipn", names, &block, &minimum, &average,
             &segment, &codec, &params.codec_level, &again,
-            &params.again_level, &table)) {
+            &params.again_level, &similar, &table)) {
         return NULL;
     }
     estimate_object *self = gd_py_new_object(type);
@@ -58,6 +59,7 @@ estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     params.segment_size = (size_t)segment;
     params.table_bytes = (size_t)table;
+    params.again_similar = similar != 0;
     gd_status s = gd_chunker_open(&chunker, (size_t)minimum, (size_t)average,
                                   (size_t)block, &err);
     if (s == GD_OK) {
@@ -154,10 +156,10 @@ estimate_sum(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     size_t images = gd_estimate_images(self->estimate);
     gd_estimated *sums = gd_calloc(env, images, sizeof *sums, &call.err);
-    if (sums != NULL) {
-        gd_estimate_sum(self->estimate, sums, &totals);
-    }
-    if (gd_py_end(&call, sums == NULL ? GD_NOMEM : GD_OK)) {
+    gd_status s = sums == NULL ? GD_NOMEM
+                               : gd_estimate_sum(self->estimate, sums, &totals,
+                                                 &call.err);
+    if (gd_py_end(&call, s)) {
         result = Py_BuildValue(
             "(NIKK)", list_of(sums, images), totals.level,
             (unsigned long long)totals.again_plain,

@@ -158,23 +158,22 @@ group_rewrite(PyObject *object, PyObject *args, PyObject *keywords)
     static char *names[] = {"codec", "level", NULL};
     group_object *self = (group_object *)object;
     const char *name = NULL;
-    int level = 0;
-    gd_codec codec = GD_CODEC_NONE;
+    gd_packing packing = {0};
     uint64_t bytes = 0;
     gd_py_call call;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "|zi", names, &name,
-                                     &level)) {
+                                     &packing.level)) {
         return NULL;
     }
-    gd_status s = gd_py_parse_codec(name == NULL ? "none" : name, level,
-                                    &codec, &call.err);
+    gd_status s = gd_py_parse_codec(name == NULL ? "none" : name,
+                                    packing.level, &packing.codec, &call.err);
     if (s != GD_OK) {
         return gd_py_raise(object, &call.err);
     }
     if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    s = gd_owned_group_rewrite(self->owned, name == NULL ? NULL : &codec, level,
+    s = gd_owned_group_rewrite(self->owned, name == NULL ? NULL : &packing,
                                &bytes, &call.err);
     return gd_py_end_number(&call, s, bytes);
 }

@@ -301,6 +301,7 @@ open_group(gd_repo *repo, uint32_t number, gd_group **group, gd_error *err)
 
 typedef struct group_facts {
     uint32_t slots;
+    bool has_lists;
     gd_scope scope;
     gd_published record; /* this one or the next, as asked */
     gd_usage used;
@@ -317,6 +318,7 @@ read_facts(gd_repo *repo, uint32_t number, bool usage, group_facts *facts,
         return s;
     }
     *facts = (group_facts){.slots = group->bounds.slots,
+                           .has_lists = group->bounds.has_lists,
                            .scope = group->scope};
     s = usage ? gd_usage_add_group(group, &facts->used, err)
               : gd_group_read_published(group, &facts->record, err);
@@ -351,12 +353,14 @@ maintenance_group_facts(PyObject *object, PyObject *args)
     }
     const gd_published *record = &facts.record;
     return Py_BuildValue(
-        "{sIsy#sIsKsIsKsKsBsBsIsKsKsL}", "slots", facts.slots, "scope",
+        "{sIsNsy#sIsKsIsKsKsBsBsNsIsKsKsL}", "slots", facts.slots, "has_lists",
+        PyBool_FromLong(facts.has_lists), "scope",
         facts.scope.id, (Py_ssize_t)GD_SCOPE_SIZE, "published", record->count,
         "generation", (unsigned long long)record->generation, "flags",
         record->flags, "sequence", (unsigned long long)record->sequence, "end",
         (unsigned long long)record->end, "codec", record->codec, "level",
-        record->level, "covered", record->covered, "size", (unsigned long long)facts.st.st_size,
+        record->level, "similar", PyBool_FromLong(record->similar), "covered",
+        record->covered, "size", (unsigned long long)facts.st.st_size,
         "allocated", (unsigned long long)facts.st.st_blocks * 512, "modified",
         (long long)facts.st.st_mtime);
 }

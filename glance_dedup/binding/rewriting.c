@@ -14,8 +14,7 @@ typedef struct rewriting_object {
     gd_leased_group *leased;
     gd_owned_group *owned; /* NULL until the exchange is tried */
     gd_group_rewrite *rewriting;
-    gd_codec codec;
-    int level;
+    gd_packing packing;
     int complete;
 } rewriting_object;
 
@@ -62,7 +61,7 @@ begin(const maintenance_object *maintenance, uint32_t number,
     }
     s = look_for_users(repo, number, err);
     if (s == GD_OK) {
-        s = gd_group_rewrite_open(self->leased, &self->codec, self->level,
+        s = gd_group_rewrite_open(self->leased, &self->packing,
                                   &self->rewriting, err);
     }
     if (s != GD_OK) {
@@ -71,17 +70,22 @@ begin(const maintenance_object *maintenance, uint32_t number,
     return s;
 }
 
-/* Parses a group's number, a codec and a level. */
+/* Parses a group's number, a codec, a level, and whether blocks are ordered by
+ * similarity. */
 static int
 parse_recompression(PyObject *object, PyObject *args, uint32_t *number,
-                    gd_codec *codec, int *level)
+                    gd_packing *packing)
 {
     const char *name;
+    int similar = 0;
     gd_error err;
-    if (!PyArg_ParseTuple(args, "O&si", gd_py_to_u32, number, &name, level)) {
+    if (!PyArg_ParseTuple(args, "O&si|p", gd_py_to_u32, number, &name,
+                          &packing->level, &similar)) {
         return 0;
     }
-    gd_status s = gd_py_parse_codec(name, *level, codec, &err);
+    packing->similar = similar != 0;
+    gd_status s = gd_py_parse_codec(name, packing->level, &packing->codec,
+                                    &err);
     if (s == GD_OK && (*number == 0 || *number > GD_MAX_GROUP)) {
         s = gd_fail(&err, GD_INVALID, "no group has the number %u", *number);
     }
@@ -96,10 +100,9 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
 {
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     uint32_t number;
-    int level;
-    gd_codec codec = GD_CODEC_NONE;
+    gd_packing packing = {0};
     gd_py_call call;
-    if (!parse_recompression(object, args, &number, &codec, &level)) {
+    if (!parse_recompression(object, args, &number, &packing)) {
         return NULL;
     }
     part_object *part =
@@ -108,8 +111,7 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
         return NULL;
     }
     rewriting_object *self = (rewriting_object *)part;
-    self->codec = codec;
-    self->level = level;
+    self->packing = packing;
     gd_status s = begin(part->maintenance, number, self, &call.err);
     return gd_py_end_part(part, s, release_rewriting, &call);
 }
@@ -209,20 +211,20 @@ rewriting_keep_old(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!call_complete(self, 1, &call)) {
         return NULL;
     }
-    gd_status s = gd_leased_group_note_codec(self->leased, self->codec,
-                                             self->level, &call.err);
+    gd_status s = gd_leased_group_note_codec(self->leased, &self->packing,
+                                             &call.err);
     self->complete = 0;
     return gd_py_end_none(&call, s);
 }
 
 static gd_status
-note_codec(gd_repo *repo, uint32_t number, gd_codec codec, int level,
+note_codec(gd_repo *repo, uint32_t number, const gd_packing *packing,
            gd_error *err)
 {
     gd_leased_group *leased;
     gd_status s = gd_leased_group_open(repo, number, &leased, err);
     if (s == GD_OK) {
-        s = gd_leased_group_note_codec(leased, codec, level, err);
+        s = gd_leased_group_note_codec(leased, packing, err);
         gd_leased_group_close(leased);
     }
     return s;
@@ -232,16 +234,15 @@ PyObject *
 gd_py_note_codec(PyObject *object, PyObject *args)
 {
     uint32_t number;
-    int level;
-    gd_codec codec = GD_CODEC_NONE;
+    gd_packing packing = {0};
     gd_py_call call;
-    if (!parse_recompression(object, args, &number, &codec, &level) ||
+    if (!parse_recompression(object, args, &number, &packing) ||
         !gd_py_call_maintenance(object, 1, &call)) {
         return NULL;
     }
     gd_repo *repo = ((maintenance_object *)object)->owner->repo;
     return gd_py_end_none(&call,
-                          note_codec(repo, number, codec, level, &call.err));
+                          note_codec(repo, number, &packing, &call.err));
 }
 
 static uint64_t
@@ -266,17 +267,18 @@ static PyObject *
 engine_codec_mark(PyObject *module, PyObject *args)
 {
     const char *name;
-    int level;
+    int level, similar = 0;
     gd_codec codec;
     gd_error err;
-    if (!PyArg_ParseTuple(args, "si", &name, &level)) {
+    if (!PyArg_ParseTuple(args, "si|p", &name, &level, &similar)) {
         return NULL;
     }
     if (gd_py_parse_codec(name, level, &codec, &err) != GD_OK) {
         return gd_py_raise_in(PyModule_GetState(module), &err);
     }
-    return Py_BuildValue("(ii)", (int)codec,
-                         gd_codec_real_level(codec, level));
+    return Py_BuildValue("(iiN)", (int)codec,
+                         gd_codec_real_level(codec, level),
+                         PyBool_FromLong(similar));
 }
 
 PyMethodDef gd_py_rewriting_functions[] = {

@@ -26,9 +26,10 @@ LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'replication.json': ('glance-dedup replication', 'images', 1 << 20),
          'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20)}
 LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/
-MAJOR = 1                       # of block groups and recipes
+MAJOR = 1                       # of recipes and new block groups
 MINOR = 1
-REPOSITORY_MAJOR = 2            # of repository.json, at most
+WITH_LISTS = 2                  # of block groups whose segments have lists
+REPOSITORY_MAJOR = 3            # of repository.json, at most; with such groups
 WITH_VOLUMES = 2                # its first one with volumes
 VERSION_BYTE = 1 << 35          # plus the major version, in locks/groups
 KEY_LENGTH = 82
@@ -50,6 +51,7 @@ EXTENT = 40
 EXTENTS_PER_PAGE = 102
 MAX_EXTENT_BLOCKS = 1024
 SEGMENT_HEADER = 32
+LISTED = 1                      # a layout of segments; 0: consecutive slots
 
 FENCE = struct.Struct('<8s16sQ')
 GROUP_HEADER = struct.Struct('<8sHHI16s16sII16s')
@@ -71,6 +73,7 @@ SPARE_SCOPE = b'\xff' * 16      # of the files in spares/
 CODEC_NONE, CODEC_LZ4, CODEC_ZSTD = 0, 1, 2
 MOST_LEVEL = {CODEC_NONE: 0, CODEC_LZ4: 0, CODEC_ZSTD: 19}
 POISONED, UNSETTLED = 1, 2
+SIMILAR = 0x80                  # with the level of a recompression
 
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')

@@ -7,7 +7,10 @@ What recipes ask of a group is judged in ``groups.py``.
 """
 
 import array
+from collections.abc import Sequence
 import dataclasses
+import itertools
+import struct
 import typing
 
 import lz4.block
@@ -20,14 +23,19 @@ from glance_dedup.check import format as form
 
 @dataclasses.dataclass
 class Problem:
-    """What is wrong with a run of slots, or (slots == 0) with their group."""
+    """What is wrong with some slots, or (slots == 0) with their group."""
 
     offset: int
     sentence: str
-    slot: int = 0
-    slots: int = 0
+    slot: int = 0               # the first
+    slots: int = 0              # a run of so many
     severity: str | None = None  # None: it depends on who names the slots
     kind: str = ''              # of entries: what they have in common
+    among: tuple[int, ...] = ()  # these of the run; empty: all of it
+
+    def all_slots(self) -> Sequence[int]:
+        """The slots with which something is wrong."""
+        return self.among or range(self.slot, self.slot + self.slots)
 
 
 @dataclasses.dataclass
@@ -44,6 +52,7 @@ class Group:
     scopes: dict[int, bytes] = dataclasses.field(
         default_factory=dict)   # of spare copies, by slot
     exact: bool = True          # its minor version is the one known here
+    has_lists: bool = False     # segments may have lists of slots
     published: int = 0
     end: int = 0
     size: int = 0
@@ -83,24 +92,50 @@ class Group:
             lost or problem.slot < self.published) else form.NOTE
 
 
-def _check_order(group, blocks, first, count, plain_length):
-    """Blocks lie in a segment in the order of their slots, without gaps."""
-    if first + count > group.slots or blocks[0][0] < first or (
-            blocks[-1][0] >= first + count):
-        raise form.Damage(f'says that it has {count} blocks from slot {first}')
-    before, end = first - 1, 0
+def _check_order(blocks, slots, plain_length):
+    """Blocks lie in a segment in the order of their slots, without gaps.
+
+    :param slots: those that the segment has, ascending
+    """
+    places = {slot: place for place, slot in enumerate(slots)}
+    strange = [block[0] for block in blocks if block[0] not in places]
+    if strange:
+        raise form.Damage(f'has no block of slot {strange[0]}')
+    before, end = -1, 0
     for slot, at, length, _ in blocks:
         # Blocks between, that are not live any more, had a byte or more.
-        between = slot - before - 1
+        between = places[slot] - before - 1
         if at < end + between or (at > end and not between):
             raise form.Damage(f'the block of slot {slot} does not lie where '
                               'the one before it ends')
-        before, end = slot, at + length
-    between = first + count - before - 1
+        before, end = places[slot], at + length
+    between = len(slots) - before - 1
     if plain_length < end + between or (
             plain_length > end and not between):
         raise form.Damage(f'has {plain_length} plain bytes, but its blocks '
                           f'have {end}')
+
+
+def _listed_slots(group, data, count, first) -> tuple[int, ...]:
+    """The list of a segment, verified.
+
+    :param data: header and all that follows it
+    """
+    size = 2 * count
+    raw = data[form.SEGMENT_HEADER:form.SEGMENT_HEADER + size]
+    if not count or len(raw) < size:
+        raise form.Damage(f'has a list of {count} slots')
+    hasher = xxhash.xxh3_64(data[:20], seed=group.seed)
+    hasher.update(raw)
+    if hasher.intdigest() % (1 << 32) != int.from_bytes(data[20:24],
+                                                        'little'):
+        raise form.Damage("the checksum of its list of slots does not agree")
+    slots = struct.unpack(f'<{count}H', raw)
+    if slots[0] != first or slots[-1] >= group.slots or any(
+            one >= next_one for one, next_one in itertools.pairwise(slots)):
+        raise form.Damage('its list of slots does not ascend within the '
+                          f'group, from slot {first}')
+    return slots
 
 
 class GroupReader:
@@ -177,9 +212,11 @@ class GroupReader:
         group.seed = form.stored_checksum(head, 504)
         if form.xxh3(head[:504]) != group.seed:
             raise form.Damage('the checksum of its header does not agree', 504)
-        if major != form.MAJOR:
+        if major not in (form.MAJOR, form.WITH_LISTS):
             raise form.Damage(f'has format {major}.{minor}; this program '
-                              f'reads {form.MAJOR}.x', 8)
+                              f'reads {form.MAJOR}.x and {form.WITH_LISTS}.x',
+                              8)
+        group.has_lists = major == form.WITH_LISTS
         if number != group.number:
             raise form.Damage(f'is group {number:08x}', 12)
         if self.repository_id not in (None, repository_id):
@@ -202,7 +239,7 @@ class GroupReader:
         if self.fingerprint not in (None, name):
             group.problem(56, f'has fingerprints by {name}',
                           severity=form.NOTE)
-        group.exact = minor <= form.MINOR
+        group.exact = minor <= (0 if group.has_lists else form.MINOR)
         group.slots = slots
         group.largest = largest
         sectors = -(-slots // form.ENTRIES_PER_SECTOR)
@@ -255,7 +292,8 @@ class GroupReader:
         if flags & ~(form.POISONED | form.UNSETTLED) and group.exact:
             group.problem(offset + 20, f'has unknown flags: {flags:#x}',
                           severity=form.NOTE)
-        if level > form.MOST_LEVEL.get(codec, -1) and group.exact:
+        if level & ~form.SIMILAR > form.MOST_LEVEL.get(codec, -1) and (
+                group.exact):
             group.problem(
                 offset + 32, f'was compressed anew with an unknown codec or '
                 f'level: {codec}, {level}', severity=form.NOTE)
@@ -376,7 +414,8 @@ class GroupReader:
                 group.problem(
                     offset if e.offset is None else e.offset,
                     f'the segment of slots {first} to {last}: {e.sentence}',
-                    first, last - first + 1)
+                    first, last - first + 1,
+                    among=tuple(block[0] for block in blocks))
             if len(group.problems) > problems:
                 group.doubtful.update(block[0] for block in blocks)
             untold += size
@@ -391,7 +430,7 @@ class GroupReader:
         data = f.read_ahead(offset, form.SEGMENT_HEADER + stored)
         if len(data) < form.SEGMENT_HEADER + stored:
             raise form.Damage('the file ends inside it')
-        (magic, its_codec, _, count, first, plain_length, its_stored, _,
+        (magic, its_codec, layout, count, first, plain_length, its_stored, _,
          checksum) = form.SEGMENT_FIELDS.unpack_from(data)
         if magic != b'GDSG':
             raise form.Damage('has not the magic of one')
@@ -401,11 +440,14 @@ class GroupReader:
         if its_codec != codec or its_stored != stored:
             raise form.Damage('its entries say otherwise of its codec or its '
                               'length')
-        if plain_length > form.MAX_SEGMENT or stored > plain_length or (
-                codec == form.CODEC_NONE and stored != plain_length):
-            raise form.Damage(f'has {plain_length} bytes in {stored}')
-        _check_order(group, blocks, first, count, plain_length)
-        plain = self._decode(codec, data[form.SEGMENT_HEADER:], plain_length)
+        slots = self._slots_of(group, data, layout, count, first)
+        packed = data[form.SEGMENT_HEADER
+                      + (2 * count if isinstance(slots, tuple) else 0):]
+        if plain_length > form.MAX_SEGMENT or len(packed) > plain_length or (
+                codec == form.CODEC_NONE and len(packed) != plain_length):
+            raise form.Damage(f'has {plain_length} bytes in {len(packed)}')
+        _check_order(blocks, slots, plain_length)
+        plain = self._decode(codec, packed, plain_length)
         for slot, at, length, checksum in blocks:
             block = plain[at:at + length]
             severity = None
@@ -426,8 +468,8 @@ class GroupReader:
         if not intact and all(
                 group.states[block[0]] == form.GOOD for block in blocks):
             # Each block has been judged by its own; so nothing is lost.
-            sentence = (f'the segment of slots {first} to '
-                        f'{first + count - 1}: its checksum does not agree')
+            sentence = (f'the segment of slots {slots[0]} to '
+                        f'{slots[-1]}: its checksum does not agree')
             severity = form.DAMAGE
             if blocks[0][0] >= group.published:
                 severity = form.NOTE
@@ -436,6 +478,18 @@ class GroupReader:
                 sentence += '; some of its blocks are needed no more'
                 severity = form.NOTE
             group.problem(offset, sentence, severity=severity)
+
+    def _slots_of(self, group, data, layout, count, first
+                  ) -> Sequence[int]:
+        """The slots of a segment; a list of them is a tuple."""
+        if group.has_lists and layout == form.LISTED:
+            return _listed_slots(group, data, count, first)
+        if group.has_lists and layout:
+            raise form.Damage(f'has the unknown layout {layout}')
+        if not count or first + count > group.slots:
+            raise form.Damage(
+                f'says that it has {count} blocks from slot {first}')
+        return range(first, first + count)
 
     def _has_fingerprint(self, group, slot, block) -> bool:
         wanted = group.fingerprint(slot)

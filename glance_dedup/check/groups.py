@@ -88,7 +88,7 @@ class Groups:
             if group is not None:
                 slots = doubts.slots | group.doubtful
                 for p in group.problems:
-                    slots.update(range(p.slot, p.slot + p.slots))
+                    slots.update(p.all_slots())
             elif failure == GONE and not any(extents(stale)):
                 break           # no recipe asks for it any more
         if first is not None and self._recipes.catalog is not None:
@@ -201,7 +201,7 @@ class Groups:
                          again: bool) -> None:
         at: dict[int, list[int]] = {}       # problems by slot
         for number, p in enumerate(group.problems):
-            for slot in range(p.slot, p.slot + p.slots):
+            for slot in p.all_slots():
                 at.setdefault(slot, []).append(number)
         hit: list[set[str]] = [set() for _ in group.problems]
         bereft: list[set[str]] = [set() for _ in group.problems]

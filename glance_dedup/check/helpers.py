@@ -14,7 +14,8 @@ from glance_dedup.check import json_objects
 DIRECTORY = 'helpers'
 # Daemons have numbers below 64. A daemon that is killed may leave the second.
 _NAME = re.compile(r'([0-9]|[1-5][0-9]|6[0-3])\.json(\.new)?\Z')
-_LISTS = {'found': 1, 'unreadable': 2, 'kept': 3}
+#: Of each list, how many items an entry has; 1: it is no list.
+_LISTS = {'found': (1,), 'unreadable': (2,), 'kept': (3, 4)}
 
 
 def check(directories: directories_module.Directories) -> None:
@@ -41,14 +42,14 @@ def _parse(text: bytes) -> None:
         raise form.Damage('has no host')
     if not isinstance(found.get('scrub'), dict):
         raise form.Damage('has no cursor')
-    for key, width in _LISTS.items():
+    for key, widths in _LISTS.items():
         entries = found.get(key)
         if not isinstance(entries, list) or not all(
-                _has_width(entry, width) for entry in entries):
+                _has_width(entry, widths) for entry in entries):
             raise form.Damage(f'has no list {key!r}')
 
 
-def _has_width(entry: object, width: int) -> bool:
-    if width == 1:
+def _has_width(entry: object, widths: tuple[int, ...]) -> bool:
+    if widths == (1,):
         return type(entry) is int
-    return isinstance(entry, list) and len(entry) == width
+    return isinstance(entry, list) and len(entry) in widths

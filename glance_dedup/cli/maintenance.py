@@ -275,7 +275,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             ours = os.path.realpath(options.datadir) == os.path.realpath(path)
             for name in options:
                 options[name]
-            registry.check_options(options)
         except (cfg.Error, ValueError) as e:
             raise common.UsageError(f'{given}: {e}') from e
         if ours or given is None:

@@ -51,6 +51,12 @@ class Create(common.RepositoryCommand, show.ShowOne):
             'Programs that know only format 1 refuse it. Default: format '
             "1.1; 'repository upgrade --volumes' can change it later.")
         parser.add_argument(
+            '--similar', action='store_true',
+            help='Make a repository of format 3.0, in which recompression '
+            'puts similar blocks next to each other. It may have volumes, '
+            'too. Programs that know only formats 1 and 2 refuse it. '
+            "'repository upgrade --similar' can change it later.")
+        parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
@@ -67,6 +73,7 @@ class Create(common.RepositoryCommand, show.ShowOne):
             fingerprint=parsed_args.fingerprint,
             compare=parsed_args.compare,
             volumes=parsed_args.volumes,
+            similar=parsed_args.similar,
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
@@ -221,8 +228,8 @@ class RebuildFilter(common.RepositoryCommand, show.ShowOne):
 class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
     """Bring a repository to a newer version of the format.
 
-    Without --volumes, the repository keeps its major version, and older
-    programs can go on using it. If an upgrade is necessary, stop the
+    Without --volumes and --similar, the repository keeps its major version,
+    and older programs can go on using it. If an upgrade is necessary, stop the
     repository's daemon first. An interrupted upgrade goes on when you start it
     again. There is no way back. A repository of a newer major version than
     this program knows is refused.
@@ -236,6 +243,12 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
             'Programs that know only format 1 refuse it from then on. First '
             'upgrade the program on all hosts, and stop everything that has '
             'the repository open: glance-api, dedupd, mounts and commands.')
+        parser.add_argument(
+            '--similar', action='store_true',
+            help='Go to format 3.0, so that recompression puts similar blocks '
+            'next to each other, which makes them smaller. This includes '
+            '--volumes. Programs that know only formats 1 and 2 refuse the '
+            'repository from then on, so do first what --volumes says.')
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import parameters
@@ -243,26 +256,28 @@ class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
 
         with self.open() as repo:
             before = repo.parameters.version
-            steps = upgrade.plan(repo, parsed_args.volumes)
+            steps = upgrade.plan(repo, parsed_args.volumes,
+                                 parsed_args.similar)
             done = bool(steps) and not parsed_args.dry_run
             if done:
-                steps = self._upgrade(repo, parsed_args.volumes)
+                steps = self._upgrade(repo, parsed_args.volumes,
+                                      parsed_args.similar)
             return common.shown({
                 'path': os.path.abspath(self.path),
                 'format': repo.parameters.version,
                 'format_before': before,
-                'format_of_program': parameters.words(
-                    parameters.WITH_VOLUMES),
+                'format_of_program': parameters.words(parameters.NEWEST),
                 'steps': common.Words([step.what for step in steps]),
                 'result': 'done' if done else 'to be done' if steps
                 else 'nothing to do'})
 
-    def _upgrade(self, repo, volumes):
+    def _upgrade(self, repo, volumes, similar):
         from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:
             try:
-                return upgrade.upgrade(repo, progress.step, volumes)
+                return upgrade.upgrade(repo, progress.step, volumes,
+                                       similar)
             except upgrade.InUseError:
                 raise           # whose handle it is, the locks do not tell
             except exceptions.BusyError as e:

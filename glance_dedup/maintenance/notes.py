@@ -58,9 +58,11 @@ class Notes:
     """Addresses of blocks that did not verify, or are marked as damaged."""
     unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
     """Groups that cannot be read, each with its error."""
-    kept: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    kept: dict[int, tuple[int, int, bool]] = dataclasses.field(
+        default_factory=dict)
     """Groups that hardly become smaller, each with the codec and level, as
-    numbers, with which this was tried."""
+    numbers, with which this was tried, and whether in the order of
+    similarity."""
 
     def begin_scrub(self, now: float) -> None:
         """Begin a new pass.
@@ -76,7 +78,8 @@ class Notes:
             found=sorted(self.found),
             unreadable=[[number, error[:_LONGEST_TEXT]] for number, error
                         in sorted(self.unreadable.items())],
-            kept=[[number, *mark] for number, mark
+            kept=[[number, codec, level, *([True] if similar else ())]
+                  for number, (codec, level, similar)
                   in sorted(self.kept.items())])
 
 
@@ -95,10 +98,19 @@ def decode(content: bytes) -> Notes:
              in _list(fields['found'], MOST_FOUND)},
             {_group(number): _text(error) for number, error
              in _list(fields['unreadable'], MOST_UNREADABLE)},
-            {_group(number): (_number(codec, int), _number(level, int))
-             for number, codec, level in _list(fields['kept'], MOST_KEPT)})
+            dict(_kept(*row) for row in _list(fields['kept'], MOST_KEPT)))
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f'it has not the notes of a daemon: {e!r}') from e
+
+
+def _kept(number: Any, codec: Any, level: Any, similar: Any = False
+          ) -> tuple[int, tuple[int, int, bool]]:
+    """A row of the list of groups that hardly become smaller.
+
+    Programs of format 1 and 2 know only the first three.
+    """
+    return _group(number), (_number(codec, int), _number(level, int),
+                            _number(similar, bool))
 
 
 def _number(value: Any, kind: type) -> Any:

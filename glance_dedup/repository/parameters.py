@@ -20,8 +20,12 @@ Version = tuple[int, int]
 #: The version of new repositories, unless they are to have volumes. All
 #: programs of major version 1 can use it.
 DEFAULT: Version = (1, 1)
-#: The version of repositories with volumes, and the newest that is known.
+#: The first version of repositories with volumes.
 WITH_VOLUMES: Version = (2, 0)
+#: The first version in which similar blocks may lie next to each other, since
+#: segments may have lists of slots; and the newest that is known.
+WITH_LISTS: Version = (3, 0)
+NEWEST = WITH_LISTS
 _KIND = 'glance-dedup repository'
 _GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
 #: The meaning of ``gear`` without numbers, and the block size for it.
@@ -52,6 +56,11 @@ def words(version: Version) -> str:
     return f'{version[0]}.{version[1]}'
 
 
+def asked_for(volumes: bool, similar: bool) -> Version:
+    """The lowest version that has what is asked for."""
+    return WITH_LISTS if similar else WITH_VOLUMES if volumes else DEFAULT
+
+
 def full_cutting(cutting: str) -> str:
     """A cutting as ``repository.json`` has it, with its numbers."""
     return GEAR if cutting == 'gear' else cutting
@@ -80,7 +89,8 @@ class Parameters:
                group_slots: int = 32768, segment_size: int = 65536,
                fingerprint: str = 'sha256', compare: str = 'hash',
                cutting: str = 'fixed',
-               volumes: bool = False) -> 'Parameters':
+               volumes: bool = False, similar: bool = False
+               ) -> 'Parameters':
         """Parameters of a new repository, with a new id.
 
         :param block_size: bytes; None: 4096, or with cutting by content 16384
@@ -88,13 +98,15 @@ class Parameters:
             the average block's bytes, as in ``gear 2048 4096``
         :param volumes: the repository may have volumes, so older programs
             refuse it
+        :param similar: similar blocks may lie next to each other; older
+            programs refuse it, too. Such a repository may also have volumes
         :raises InvalidParameter: for a value out of bounds
         """
         if block_size is None:
             block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
         found = cls(secrets.token_hex(16), block_size, group_slots,
                     segment_size, fingerprint, compare, full_cutting(cutting),
-                    *(WITH_VOLUMES if volumes else DEFAULT))
+                    *asked_for(volumes, similar))
         found.validate()
         return found
 
@@ -169,6 +181,11 @@ class Parameters:
         return self.major >= WITH_VOLUMES[0]
 
     @property
+    def has_lists(self) -> bool:
+        """Whether similar blocks may lie next to each other."""
+        return self.major >= WITH_LISTS[0]
+
+    @property
     def average_block(self) -> int:
         """About how many bytes a block has."""
         return self.cuts[1] or self.block_size
@@ -199,10 +216,10 @@ class Parameters:
         if kind != _KIND:
             raise exceptions.DamagedError(
                 f'{path} does not describe a repository of glance-dedup')
-        if not isinstance(major, int) or major > WITH_VOLUMES[0]:
+        if not isinstance(major, int) or major > NEWEST[0]:
             raise exceptions.VersionError(
                 f'{path} has format version {major}; this program knows up '
-                f'to {WITH_VOLUMES[0]}')
+                f'to {NEWEST[0]}')
         if checksum != files.json_checksum({'kind': kind, **fields}):
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:

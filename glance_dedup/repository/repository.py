@@ -187,7 +187,7 @@ class Repository(closing.Closing):
         It does so from when it is open. An upgrade may have ended between the
         reading of repository.json and that.
         """
-        for _ in range(parameters_module.WITH_VOLUMES[0] + 1):
+        for _ in range(parameters_module.NEWEST[0] + 1):
             engine = self._open_engine(major=self.parameters.major)
             try:
                 found = self._read_parameters()
@@ -249,16 +249,27 @@ class Repository(closing.Closing):
         except exceptions.ImageNotFound:
             return False    # it never had a maintainer
 
+    @property
+    def has_lists(self) -> bool:
+        """Whether similar blocks may be put next to each other."""
+        return self.parameters.has_lists
+
     def need_volumes(self) -> None:
         """Prepare for the first use of a volume, as :meth:`need_version`."""
         self.need_version('volumes')
 
-    def need_version(self, what: str) -> None:
-        """Prepare for the first use of what only format 2.0 has.
+    def settle_version(self) -> None:
+        """Make the version durable, before the first use of what it brings.
 
         A killed upgrade may have left the new ``repository.json`` under its
         name, but not durably. After a crash of the machine the old one would
         let older programs in, which know nothing of it.
+        """
+        with files.os_errors(f'cannot sync {self.path}'):
+            files.sync_directory(self.path)
+
+    def need_version(self, what: str) -> None:
+        """Prepare for the first use of what came with format 2.0.
 
         :param what: for the message: ``volumes``, ``backups``
         :raises VersionError: the repository has none; says what to do
@@ -269,8 +280,7 @@ class Repository(closing.Closing):
                 f'which has no {what}: stop all programs that use the '
                 'repository, on all hosts, upgrade them, and run '
                 "'glance-dedup repository upgrade --volumes'")
-        with files.os_errors(f'cannot sync {self.path}'):
-            files.sync_directory(self.path)
+        self.settle_version()
 
     def room(self) -> tuple[int, int]:
         """Bytes free on the file system, and those that storing leaves free.

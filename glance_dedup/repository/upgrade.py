@@ -58,9 +58,9 @@ class Step:
 
 
 def _nothing(repo: repository_module.Repository, progress: Progress) -> None:
-    """Change nothing.
+    """Change nothing: what is there already means the same in the new version.
 
-    The new fields are in bytes that were zeros, and zeros keep their meaning.
+    New fields are in bytes that were zeros, and zeros keep their meaning.
     """
 
 
@@ -77,7 +77,9 @@ STEPS: Sequence[Step] = (
     Step((1, 0), (1, 1), 'noting that groups may be recompressed',
          _nothing),
     Step((1, 1), (2, 0), 'making the directory of volumes',
-         _make_volumes),)
+         _make_volumes),
+    Step((2, 0), (3, 0), 'noting that similar blocks may lie next to each '
+         'other', _nothing),)
 
 
 def version_of(repo: repository_module.Repository) -> parameters.Version:
@@ -85,35 +87,41 @@ def version_of(repo: repository_module.Repository) -> parameters.Version:
     return repo.parameters.major, repo.parameters.minor
 
 
-def plan(repo: repository_module.Repository,
-         volumes: bool = False) -> list[Step]:
+def plan(repo: repository_module.Repository, volumes: bool = False,
+         similar: bool = False) -> list[Step]:
     """The steps that a repository still needs.
 
-    :param volumes: it is to have volumes, so older programs are locked out;
-        otherwise it keeps its major version
-    :raises VersionError: there is no way from its version to one with volumes
+    Unless something is asked for, it keeps its major version; otherwise older
+    programs are locked out.
+
+    :param volumes: it is to have volumes
+    :param similar: similar blocks may come to lie next to each other; it may
+        have volumes then, too
+    :raises VersionError: there is no way from its version to one with these
     """
     version = version_of(repo)
+    wanted = parameters.asked_for(volumes, similar)
     found = []
     for step in STEPS:
-        if step.before == version and (volumes or not step.is_major):
+        if step.before == version and (
+                not step.is_major or step.after <= wanted):
             found.append(step)
             version = step.after
-    if volumes and version[0] < parameters.WITH_VOLUMES[0]:
+    if version[0] < wanted[0]:
         raise exceptions.VersionError(
             f'{repo.path} has format version {parameters.words(version)}, '
             'from which this program knows no way to '
-            f'{parameters.words(parameters.WITH_VOLUMES)}: use the program '
-            'that knows the version')
+            f'{parameters.words(wanted)}: use the program that knows the '
+            'version')
     return found
 
 
 def upgrade(repo: repository_module.Repository, progress: Progress,
-            volumes: bool = False) -> list[Step]:
+            volumes: bool = False, similar: bool = False) -> list[Step]:
     """Run the steps of :func:`plan`; returns these.
 
     :param progress: called as `progress(done, total, what)`
-    :param volumes: as for :func:`plan`
+    :param volumes: as for :func:`plan`, like `similar`
     :raises BusyError: if another process maintains the repository
     :raises InUseError: if the major version is to change, and another handle
         is open; earlier steps may have been done
@@ -126,7 +134,7 @@ def upgrade(repo: repository_module.Repository, progress: Progress,
                 f'{repo.path} has another maintainer at work')
         # Read with the lock held: another upgrade may have just ended.
         repo.parameters = layout.read_parameters(repo.path)
-        wanted = plan(repo, volumes)
+        wanted = plan(repo, volumes, similar)
         for number, step in enumerate(wanted):
             progress(number, len(wanted), step.what)
             with _alone(repo) if step.is_major else contextlib.nullcontext():

@@ -236,6 +236,8 @@ def evict(maintainer, held, freed, coming=0):
 def recompress(worker, level=1, steps=None, worth=32):
     """All that is to be done; or so many steps, then it makes way.
 
+    Similar blocks come next to each other where the format knows that.
+
     :param worker: a maintainer or a helper
     :param worth: -1: files are exchanged though nothing is gained
     """
@@ -244,7 +246,7 @@ def recompress(worker, level=1, steps=None, worth=32):
           mock.patch.object(recompressor, '_WORTH', worth)):
         if steps is not None:
             pace.step = _stopping_after(pace, steps)
-        recompressor.run_once(worker, pace, 'zstd', level)
+        recompressor.run_once(worker, pace, 'zstd', level, similar=True)
 
 
 def _stopping_after(pace, steps):
@@ -662,6 +664,50 @@ def recompressing_partial(stage):
                 recompress(maintainer, level=1, worth=-1)
             stage.delete(repo, 'image-0')
             collect(maintainer, live_share=90, evacuate_share=0)
+
+
+def ordering(stage):
+    """Similar blocks come next to each other, in segments with lists.
+
+    The repository is upgraded first. Blocks of these segments are freed, the
+    groups rewritten, and packed again in another order and level.
+    """
+    stage.create()
+    with stage.open() as repo:
+        stage.put(repo, 'before', (1, 10), (900, 20))
+        upgrade.upgrade(repo, lambda *arguments: None, similar=True)
+    with stage.open(codec='zstd') as repo, stage.open() as other:
+        for number in range(4):
+            # Those from 900 on compress, others do not.
+            stage.put(repo, f'image-{number}', *(
+                (start + 20 * number + i, 8) for i, start in enumerate(
+                    (900, 100) * 3)))
+        with maintaining(repo) as maintainer:
+            account(maintainer)
+            recompress(maintainer, worth=-1)
+            need_lists(stage.path)
+            stage.delete(repo, 'image-1')
+            stage.put(other, 'while', (900, 8), (920, 5))
+            collect(maintainer, live_share=90, evacuate_share=0)
+            for call, path in (('pwritev', 'spool/G'),
+                               ('renameat', 'groups/'), ('fsync', 'groups')):
+                with stage.held(call, path, lambda: recompress(
+                        maintainer, level=19, worth=-1)):
+                    stage.put(other, f'{call}-{path[0]}', (100, 8), (904, 25))
+                recompress(maintainer, level=1, worth=-1)
+            stage.delete(repo, 'image-2')
+            collect(maintainer, live_share=90, evacuate_share=0)
+
+
+def need_lists(path):
+    """Some segment has a list of slots."""
+    for number in maintenance.groups(path):
+        file = repositories.Group(path, number)
+        for slot in range(file.slots):
+            _, _, segment, place = file.entry(slot)
+            if place >> 61 == repositories.LIVE and file.list_size(segment):
+                return
+    raise AssertionError('no segment has a list')
 
 
 @workload

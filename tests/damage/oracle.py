@@ -58,13 +58,14 @@ class Oracle:
             parts.append((at, at + 56, at + 56, images))
             _, _, segment, place = group.entry(slot)
             last = segment + 32 + (place >> 37 & 0x1fffff)
-            parts.append((segment, segment + 32, last, images))
+            packed = segment + 32 + group.list_size(segment)
+            parts.append((segment, packed, last, images))
             if place >> 58 & 7 == 0:
                 offset, length = place & 0xfffff, place >> 20 & 0x1ffff
-                at = segment + 32 + offset
+                at = packed + offset
                 parts.append((at, at + length, last, images))
             else:
-                parts.append((segment + 32, last, last, images))
+                parts.append((packed, last, last, images))
         return parts
 
     def hit(self, name, start=0, end=END):

@@ -138,7 +138,8 @@ def run(worker, name, **arguments):
     """
     options = types.SimpleNamespace(
         collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
-        recompress_codec='zstd', recompress_level=1, spare_threshold=2)
+        recompress_codec='zstd', recompress_level=1,
+        recompress_order='similar', spare_threshold=2)
     # Files are exchanged though nothing is gained.
     with mock.patch.object(recompressor, '_WORTH', -1):
         return registry.run(name, worker, task.Pace(), options, **arguments)
@@ -179,6 +180,7 @@ def build(top, codec='none'):
         _make_volume(repo, _DEEDS)
         with maintainer_module.Maintainer(repo) as maintainer:
             run(maintainer, 'merge')
+            run(maintainer, 'recompress')
             run(maintainer, 'scrub')
         _note(repo)
         _help(repo)
@@ -227,7 +229,7 @@ def _help(repo):
     with helping(repo) as helper, mock.patch.object(
             recompressor, '_WORTH', 1):
         run(helper, 'scrub', is_mine=lambda group: True)
-        recompressor.run_once(helper, task.Pace(), 'zstd', 1)
+        recompressor.run_once(helper, task.Pace(), 'zstd', 1, similar=True)
 
 
 def _note(repo):
@@ -241,7 +243,7 @@ def _create(path, codec):
     # With one of the codecs blocks are cut by their content.
     return repositories.create(
         path, block_size=BLOCK, group_slots=64, segment_size=4 * BLOCK,
-        volumes=True, cutting='fixed' if codec == 'none' else 'gear 128 256')
+        similar=True, cutting='fixed' if codec == 'none' else 'gear 128 256')
 
 
 def _age(repo):

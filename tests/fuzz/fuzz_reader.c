@@ -320,7 +320,9 @@ hold(session *x, uint32_t group)
     gd_owned_group *owned;
     uint64_t bytes, kept;
     bool removed;
-    gd_codec codec = GD_CODEC_ZSTD;
+    const gd_packing packing = {.codec = GD_CODEC_ZSTD,
+                                .level = 1,
+                                .similar = (x->what & 2) != 0};
     gd_status s = gd_owned_group_open(x->r.repo, group, &owned, &x->r.err);
     must_have_words(x, s);
     if (s != GD_OK) {
@@ -330,9 +332,9 @@ hold(session *x, uint32_t group)
     must_have_words(x, s);
     MUST(s != GD_OK || kept <= bytes);
     must_have_words(x, gd_owned_group_punch(owned, &bytes, &x->r.err));
-    must_have_words(x, gd_owned_group_rewrite(owned, (x->what & 1) != 0 ? &codec
-                                                                       : NULL,
-                                              1, &bytes, &x->r.err));
+    must_have_words(x, gd_owned_group_rewrite(owned, (x->what & 1) != 0
+                                                         ? &packing : NULL,
+                                              &bytes, &x->r.err));
     must_have_words(x, gd_owned_group_unlink(owned, &removed, &x->r.err));
     gd_owned_group_close(owned);
 }

@@ -4,36 +4,72 @@
  * buffers or are refused, and what is compressed decodes to the same.
  *
  * Input: flags, then either a segment as it is stored, with its header; or (flag
- * 1) codec, level, and plain bytes.
+ * 1) codec, level, and plain bytes.  With flag 2 segments may have lists; with
+ * flag 4 the checksum of the list is made right.
  */
 #include "engine/base/coding.h"
 #include "engine/format/segment.h"
 #include "tests/fuzz/fuzz.h"
 
+enum { SLOTS = 500, MOST = 1 << 16 };
+
+/* Gives a list the checksum that its bytes have. */
 static void
-decode(gd_coder *coder, input *in)
+mend_list(uint8_t *whole, const input *in)
+{
+    uint32_t blocks = gd_get16(whole + 6);
+    if ((size_t)GD_LISTED_SLOT * blocks > in->left) {
+        return;
+    }
+    const gd_segment_header header = {
+        .codec = (gd_codec)whole[4],
+        .blocks = blocks,
+        .first_slot = gd_get32(whole + 8),
+        .plain_length = gd_get32(whole + 12),
+        .stored_length = gd_get32(whole + 16),
+        .slots = whole + GD_SEGMENT_HEADER,
+    };
+    gd_segment_header_encode(&header, 5, NULL, 0, whole);
+}
+
+static void
+need_list(const gd_segment_header *header)
+{
+    uint32_t found = 0;
+    for (uint32_t slot = 0; slot < SLOTS; slot++) {
+        found += gd_segment_has_slot(header, slot);
+    }
+    MUST(found == header->blocks);
+    MUST(gd_segment_has_slot(header, header->first_slot));
+    MUST(!gd_segment_has_slot(header, SLOTS));
+}
+
+static void
+decode_whole(gd_coder *coder, uint8_t *whole, size_t length,
+             const gd_entry_bounds *bounds)
 {
     gd_segment_header header;
     gd_error err;
-    uint8_t raw[GD_SEGMENT_HEADER];
-    take_bytes(in, raw, sizeof raw);
-    gd_status s = gd_segment_header_decode(raw, &header, "file", 77, &err);
+    gd_status s = gd_segment_header_decode(whole, length, bounds, &header,
+                                           "file", 77, &err);
     if (s != GD_OK) {
         MUST(s == GD_CORRUPT && strstr(err.text, "file") != NULL);
         return;
     }
+    uint32_t list = gd_segment_list_size(&header);
     MUST(header.codec <= GD_CODEC_ZSTD && header.blocks >= 1);
     MUST(header.plain_length >= 1 && header.plain_length <= GD_SEGMENT_MAX);
-    MUST(header.stored_length >= 1 &&
-         header.stored_length <= header.plain_length);
-    if (header.stored_length > 1 << 16) {
+    MUST(header.stored_length > list &&
+         header.stored_length - list <= header.plain_length);
+    if (list > 0) {
+        MUST(bounds->has_lists && list <= length - GD_SEGMENT_HEADER);
+        need_list(&header);
+    }
+    if (header.stored_length > MOST) {
         return; /* zeros for the most part: nothing to learn */
     }
-    uint8_t *whole = malloc(GD_SEGMENT_HEADER + header.stored_length);
     uint8_t *plain = malloc(header.plain_length);
-    MUST(whole != NULL && plain != NULL);
-    memcpy(whole, raw, sizeof raw);
-    take_bytes(in, whole + GD_SEGMENT_HEADER, header.stored_length);
+    MUST(plain != NULL);
     (void)gd_segment_intact(whole, &header, 5);
     s = gd_segment_decode(coder, &header, whole + GD_SEGMENT_HEADER, plain,
                           "file", 77, &err);
@@ -43,6 +79,24 @@ decode(gd_coder *coder, input *in)
         MUST(sum != 0 || header.plain_length > 0); /* all of it is set */
     }
     free(plain);
+}
+
+static void
+decode(gd_coder *coder, input *in, uint8_t flags)
+{
+    const gd_entry_bounds bounds = {
+        .seed = 5, .slots = SLOTS, .has_lists = (flags & 2) != 0};
+    size_t left = in->left < MOST ? in->left : MOST;
+    size_t length = left < GD_SEGMENT_HEADER ? GD_SEGMENT_HEADER : left;
+    uint8_t *whole = calloc(GD_SEGMENT_HEADER + MOST, 1);
+    MUST(whole != NULL);
+    take_bytes(in, whole, GD_SEGMENT_HEADER);
+    if (bounds.has_lists && (flags & 4) != 0 && whole[5] == 1) {
+        memcpy(whole + GD_SEGMENT_HEADER, in->at, length - GD_SEGMENT_HEADER);
+        mend_list(whole, in);
+    }
+    take_bytes(in, whole + GD_SEGMENT_HEADER, length - GD_SEGMENT_HEADER);
+    decode_whole(coder, whole, length, &bounds);
     free(whole);
 }
 
@@ -79,7 +133,10 @@ encode(gd_coder *coder, input *in)
         {whole + GD_SEGMENT_HEADER + half, header.stored_length - half}};
     gd_segment_header_encode(&header, 99, pieces, 2, whole);
     gd_segment_header again;
-    MUST(gd_segment_header_decode(whole, &again, "file", 0, &err) == GD_OK);
+    const gd_entry_bounds bounds = {.seed = 99, .slots = SLOTS};
+    MUST(gd_segment_header_decode(
+             whole, GD_SEGMENT_HEADER + (size_t)header.stored_length, &bounds,
+             &again, "file", 0, &err) == GD_OK);
     MUST(again.codec == header.codec && again.blocks == 1 &&
          again.first_slot == 3 &&
          again.plain_length == header.plain_length &&
@@ -103,8 +160,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (coder == NULL) {
         MUST(gd_coder_open(gd_env_posix(), &coder, &err) == GD_OK);
     }
-    if ((take8(&in) & 1) == 0) {
-        decode(coder, &in);
+    uint8_t flags = take8(&in);
+    if ((flags & 1) == 0) {
+        decode(coder, &in, flags);
     } else {
         encode(coder, &in);
     }

@@ -12,8 +12,12 @@ import random
 import struct
 import sys
 import tempfile
+from unittest import mock
 
+from dedupd.tasks import recompressor
+from glance_dedup.base import task
 from glance_dedup.repository import repository
+from tests.support import maintenance
 from tests.support import repositories
 
 HEADER, PAGE, SECTOR, STORE = 512, 4096, 512, 4096
@@ -27,7 +31,7 @@ RIGHT, WRITE, WHOLE = 1, 2, 4  # flags of some targets
 
 def make_repository(path):
     repository.Repository.create(path, block_size=BLOCK, group_slots=SLOTS,
-                                 segment_size=SEGMENT)
+                                 segment_size=SEGMENT, similar=True)
     for number, codec in enumerate(('none', 'lz4', 'zstd')):
         with repository.Repository(path, codec=codec,
                                    filter_dir=str(path)) as handle:
@@ -35,6 +39,14 @@ def make_repository(path):
                 transaction.write(
                     repositories.mixture(40000, seed=number, unit=BLOCK))
                 transaction.commit()
+
+
+def order_blocks(path):
+    """Put similar blocks next to each other: segments with lists."""
+    with (repository.Repository(path, filter_dir=str(path)) as handle,
+          maintenance.maintaining(handle) as maintainer,
+          mock.patch.object(recompressor, '_WORTH', -1)):
+        recompressor.run_once(maintainer, task.Pace(), 'zstd', 1, similar=True)
 
 
 def entry_at(slot):
@@ -76,6 +88,14 @@ def segment_seeds(groups):
                 continue
             seen.add((codec, stored // 256))
             yield b'\0' + group[offset:offset + 32 + stored]
+    for slots in ((3,), (3, 7, 400, 499), (3, 7, 7), (7, 3), (3, 500)):
+        # With lists; their checksums are made right, or not.
+        packed = b''.join(b'block of slot %3d' % slot for slot in slots)
+        behind = struct.pack(f'<{len(slots)}H', *slots) + packed
+        for flags in (2, 6):
+            yield bytes([flags]) + b'GDSG' + struct.pack(
+                '<BBHIIIIQ', 0, 1, len(slots), slots[0], len(packed),
+                len(behind), 0, 0) + behind
     for codec in range(3):
         yield bytes([1, codec, 1]) + b'a line of a text\n' * 60
         yield bytes([1, codec, 3]) + random.Random(codec).randbytes(300)
@@ -241,11 +261,17 @@ def fslayout_seeds():
                (1056, struct.pack('<QQ', 2048, 6000)), (1 << 20, xfs))
 
 
+def read_groups(path):
+    return [file.read_bytes()
+            for file in sorted(pathlib.Path(path, 'groups').iterdir())]
+
+
 def make(directory):
     with tempfile.TemporaryDirectory() as path:
         make_repository(path)
-        groups = [file.read_bytes() for file
-                  in sorted(pathlib.Path(path, 'groups').iterdir())]
+        groups = read_groups(path)
+        order_blocks(path)
+        groups += [group for group in read_groups(path) if group[8] == 2]
         recipes = [file.read_bytes() for file
                    in sorted(pathlib.Path(path, 'images').iterdir())]
     corpora = {

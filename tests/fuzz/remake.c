@@ -6,6 +6,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/format/fpstore.h"
+#include "engine/format/params.h"
 #include "engine/format/recipe.h"
 #include "engine/format/segment.h"
 
@@ -15,6 +16,22 @@ static void
 remake_sector(uint8_t *sector, uint64_t seed)
 {
     gd_put64(sector + CHECKED, gd_checksum(sector, CHECKED, seed));
+}
+
+/* Of the list of slots, if the segment has one. */
+static void
+remake_list(uint8_t *at, uint64_t stored, uint64_t seed)
+{
+    uint64_t list = GD_LISTED_SLOT * (uint64_t)gd_get16(at + 6);
+    if (at[5] != 1 || list > stored) {
+        return;
+    }
+    XXH3_state_t state;
+    XXH3_INITSTATE(&state);
+    XXH3_64bits_reset_withSeed(&state, seed);
+    XXH3_64bits_update(&state, at, 20);
+    XXH3_64bits_update(&state, at + GD_SEGMENT_HEADER, list);
+    gd_put32(at + 20, (uint32_t)XXH3_64bits_digest(&state));
 }
 
 /* The segment at offset, if it lies within the file. */
@@ -28,6 +45,9 @@ remake_segment(uint8_t *data, size_t length, uint64_t offset, uint64_t seed)
     uint64_t stored = gd_get32(at + 16);
     if (stored > length - offset - GD_SEGMENT_HEADER) {
         return;
+    }
+    if (gd_get16(data + 8) == GD_GROUP_MAJOR) {
+        remake_list(at, stored, seed);
     }
     XXH3_state_t state;
     XXH3_INITSTATE(&state);

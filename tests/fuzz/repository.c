@@ -29,7 +29,7 @@ repository_init(repository *r)
     }
     r->params = (gd_params){
         .block_size = 512,
-        .major = 2,
+        .major = 3,
         .group_slots = 64,
         .segment_size = 2048,
         .digest = "sha256",

@@ -8,8 +8,8 @@
 
 The files of a version are made once, by the last program before its release
 that writes it, and never again: what they prove is that a later program reads
-what an earlier one wrote. ``1.0-*``, ``1.1-*`` and ``2.0-*`` are made. If a
-test with them fails, the program is at fault, not the files. A new format
+what an earlier one wrote. Those of 1.0, 1.1, 2.0 and 3.0 are made. If a test
+with them fails, the program is at fault, not the files. A new format
 version gets files of its own beside them.
 
 Each is a repository, packed, and a JSON file with what must come out of it:
@@ -113,7 +113,8 @@ class Maker:
         group, slot = maintenance.blocks_of(repo, image_id)[number]
         file = repositories.Group(self.path, group)
         _, _, segment, place = file.entry(slot)
-        file.data[segment + 32 + (place & 0xfffff)] ^= 1
+        at = segment + 32 + file.list_size(segment) + (place & 0xfffff)
+        file.data[at] ^= 1
         file.save()
 
 
@@ -138,6 +139,23 @@ def make_contents(maker):
         maker.put(repo, 'zstd', text(900, 2), project='Projekt zwei: ä')
 
 
+def put_mixed(maker):
+    """Segments that compress, and such that do not, by turns.
+
+    Where similar blocks are put next to each other, these have lists.
+    """
+    with maker.open('lz4') as repo:
+        for number in range(2):
+            maker.put(repo, f'mixed-{number}', b''.join(
+                text(200, 20 * number + i)[:4 * BLOCK]
+                + noise(4 * BLOCK, 500 + 20 * number + i) for i in range(18)))
+
+
+def recompress(maker):
+    with maker.open('none') as repo, maintaining(repo) as maintainer:
+        recompressor.run_once(maintainer, task.Pace(), 'zstd', 9, similar=True)
+
+
 def maintain(maker):
     """Freed, rewritten and unlinked; damaged; spares; merged recipes."""
     pace = task.Pace()
@@ -149,7 +167,8 @@ def maintain(maker):
         maker.put(repo, 'damaged', noise(10 * BLOCK, 310))
         with maintaining(repo) as maintainer:
             merger.run_once(maintainer, pace)
-            recompressor.run_once(maintainer, pace, 'zstd', 19)
+            recompressor.run_once(maintainer, pace, 'zstd', 19,
+                                  similar=repo.has_lists)
             for number in (0, 1, 2, 4, 5):
                 maker.delete(repo, f'goes-{number}')
             maker.damage(repo, 'damaged', 4)
@@ -324,6 +343,19 @@ def need_everything(path):
     assert (path / 'fence').exists()
 
 
+def need_lists(path):
+    """Some segments have lists of slots."""
+    listed = set()
+    for number in maintenance.groups(path):
+        file = repositories.Group(path, number)
+        version, = struct.unpack_from('<H', file.data, 8)
+        for slot in range(file.slots):
+            _, _, segment, place = file.entry(slot)
+            if place >> 61 == repositories.LIVE:
+                listed.add((version, file.list_size(segment) > 0))
+    assert (2, True) in listed, listed
+
+
 def report_of(path):
     """What the check says, as far as a later check must say it, too."""
     report = checker.check(path)
@@ -348,6 +380,9 @@ def pack(path, file):
 def make(name, directory, everything, **parameters):
     maker = Maker(directory / name, **parameters)
     make_contents(maker)
+    if parameters.get('similar'):
+        put_mixed(maker)
+        recompress(maker)
     if everything:
         maintain(maker)
         leave_in_flight(maker)
@@ -355,6 +390,8 @@ def make(name, directory, everything, **parameters):
     if parameters.get('volumes'):
         make_volumes(maker)
         leave_volumes(maker)
+    if parameters.get('similar'):
+        need_lists(maker.path)
     expected = {'images': maker.images, 'check': report_of(maker.path)}
     if maker.volumes:
         expected['volumes'] = maker.volumes
@@ -365,7 +402,8 @@ def make(name, directory, everything, **parameters):
 
 def main(version):
     made = {parameters.words(parameters.DEFAULT): make_default,
-            parameters.words(parameters.WITH_VOLUMES): make_with_volumes}
+            parameters.words(parameters.WITH_VOLUMES): make_with_volumes,
+            parameters.words(parameters.WITH_LISTS): make_with_lists}
     if version not in made:
         sys.exit(f'this writes {" and ".join(made)}')
     if list(HERE.glob(f'{version}-*')):
@@ -384,6 +422,14 @@ def make_default(version, directory):
 def make_with_volumes(version, directory):
     make(f'{version}-hash', directory, False, volumes=True)
     make(f'{version}-gear', directory, False, volumes=True,
+         cutting='gear 64 256')
+
+
+def make_with_lists(version, directory):
+    make(f'{version}-hash', directory, True, similar=True)
+    make(f'{version}-value', directory, False, similar=True,
+         fingerprint='xxh3-128', compare='value')
+    make(f'{version}-gear', directory, False, similar=True, volumes=True,
          cutting='gear 64 256')
 
 

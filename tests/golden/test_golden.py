@@ -12,6 +12,7 @@ import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
+from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
@@ -24,9 +25,11 @@ from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
 
-#: One has blocks whose entries a crash took; the other was cut as a volume is,
-#: which differs from an upload where cuts depend on content.
-FOUND_IN_PART = {'not-published', 'snapshot'}
+#: One has blocks whose entries a crash took; another was cut as a volume is,
+#: which differs from an upload where cuts depend on content. Two have short
+#: runs of texts and noise by turns; where cuts depend on content, the upload
+#: stores some of them again, in any format.
+FOUND_IN_PART = {'not-published', 'snapshot', 'mixed-0', 'mixed-1'}
 NAMES = sorted(path.stem for path in make.HERE.glob('*.json'))
 
 
@@ -83,6 +86,7 @@ def test_there_are_some_of_each_version():
     versions = {name.partition('-')[0] for name in NAMES}
     assert parameters.words(parameters.DEFAULT) in versions
     assert parameters.words(parameters.WITH_VOLUMES) in versions
+    assert parameters.words(parameters.WITH_LISTS) in versions
     for step in upgrade.STEPS:
         assert parameters.words(step.before) in versions
 
@@ -180,18 +184,40 @@ def test_volumes_go_on(path, expected):
     assert make.report_of(path) == expected['check']
 
 
-@pytest.mark.parametrize('volumes', [False, True], ids=['', 'volumes'])
-def test_they_are_upgraded(path, expected, volumes):
+@pytest.mark.parametrize('asked', [
+    {}, {'volumes': True}, {'similar': True}],
+    ids=lambda asked: ''.join(asked))
+def test_they_are_upgraded(path, expected, asked):
     with repositories.open_repository(path) as repo:
-        upgrade.upgrade(repo, lambda *arguments: None, volumes)
-        assert upgrade.version_of(repo) == (
-            parameters.WITH_VOLUMES if volumes or 'volumes' in expected
-            else parameters.DEFAULT)
+        before = upgrade.version_of(repo)
+        upgrade.upgrade(repo, lambda *arguments: None, **asked)
+        assert upgrade.version_of(repo) == max(before, {
+            '': parameters.DEFAULT, 'volumes': parameters.WITH_VOLUMES,
+            'similar': parameters.WITH_LISTS}[''.join(asked)])
         need_images(repo, expected)
     assert make.report_of(path) == expected['check']
     with repositories.open_repository(path) as repo:
         need_images(repo, expected)
         need_volumes(repo, expected)
+
+
+@pytest.mark.parametrize('similar', [False, True], ids=['', 'similar'])
+def test_they_are_recompressed(path, expected, similar):
+    """In the order of similarity where the version knows that."""
+    with repositories.open_repository(path) as repo:
+        with maintaining(repo) as maintainer:
+            maintenance.account(maintainer)
+            recompressor.run_once(maintainer, task.Pace(), 'zstd', 5,
+                                  similar=similar)
+            facts = [maintainer.engine.group_facts(number)
+                     for number in maintainer.engine.groups()]
+            assert any(fact['similar'] and fact['level'] == 5
+                       for fact in facts) == (similar and repo.has_lists)
+            assert repo.has_lists or not any(
+                fact['has_lists'] for fact in facts)
+        need_images(repo, expected)
+        need_volumes(repo, expected)
+    assert make.report_of(path) == expected['check']
 
 
 def test_files_are_as_they_were_packed(path):

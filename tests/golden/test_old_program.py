@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The last program that knows only format 1, against newer repositories.
+"""Programs that know only older formats, against newer repositories.
 
-It is built from the project's history. It can use what this program makes by
-default. It refuses a repository of format 2.0, whatever it is told to do, and
-changes nothing there.
+They are built from the project's history. The last one that knows only format
+1 can use what this program makes by default. It refuses repositories of
+formats 2.0 and 3.0, whatever it is told to do, and changes nothing there. One
+that knows format 2 refuses those of format 3.0.
 """
 
 import json
@@ -17,30 +18,34 @@ import sys
 import pytest
 
 from dedupd.tasks import merger
+from dedupd.tasks import recompressor
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import upgrade
+from tests.golden import make
 from tests.support import daemons
 from tests.support import hostile_names
+from tests.support import maintenance
 from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-#: The last commit before format 2.0.
-COMMIT = 'b06ac10b3dcb8b8f58857c9c829bc10fdf674699'
+#: The last commit before format 2.0, and one before 3.0.
+COMMITS = {1: 'b06ac10b3dcb8b8f58857c9c829bc10fdf674699',
+           2: 'a672fbe84fc69680d56fb5ad18b39eb89e1f8af8'}
 SCRIPT = TOP / 'tests' / 'golden' / 'old_program.py'
 DATA = repositories.mixture(200_000)
 
 pytestmark = pytest.mark.slow
 
 
-def need_history():
+def need_history(commit):
     found = subprocess.run(
-        ['git', 'cat-file', '-e', f'{COMMIT}^{{commit}}'], cwd=TOP,
+        ['git', 'cat-file', '-e', f'{commit}^{{commit}}'], cwd=TOP,
         capture_output=True, text=True)
     if found.returncode != 0:
         pytest.skip('the old program cannot be built: there is no commit '
-                    f'{COMMIT} here, as in an sdist or a shallow clone')
+                    f'{commit} here, as in an sdist or a shallow clone')
 
 
 class OldProgram:
@@ -51,9 +56,9 @@ class OldProgram:
         self.environment = {**os.environ, 'PYTHONPATH': str(tree),
                             'PBR_VERSION': '0.0.1.dev0'}
 
-    def build(self):
+    def build(self, commit):
         packed = subprocess.run(
-            ['git', 'archive', COMMIT, 'glance_dedup', 'dedupd', 'setup.py',
+            ['git', 'archive', commit, 'glance_dedup', 'dedupd', 'setup.py',
              'setup.cfg', 'README.rst', 'pyproject.toml', 'requirements.txt'],
             cwd=TOP, capture_output=True, check=True, timeout=60)
         subprocess.run(['tar', '-x'], cwd=self.tree, input=packed.stdout,
@@ -78,12 +83,23 @@ class OldProgram:
         return found
 
 
+def built(major, directory):
+    need_history(COMMITS[major])
+    old = OldProgram(directory)
+    old.build(COMMITS[major])
+    return old
+
+
 @pytest.fixture(scope='module')
 def old(tmp_path_factory):
-    need_history()
-    old = OldProgram(tmp_path_factory.mktemp('old'))
-    old.build()
-    return old
+    """It knows format 1."""
+    return built(1, tmp_path_factory.mktemp('old'))
+
+
+@pytest.fixture(scope='module')
+def old_with_volumes(tmp_path_factory):
+    """It knows formats 1 and 2."""
+    return built(2, tmp_path_factory.mktemp('old'))
 
 
 @pytest.fixture
@@ -112,6 +128,25 @@ def with_volumes(path):
     return path
 
 
+@pytest.fixture
+def with_lists(tmp_path):
+    """A repository upgraded to 3.0, with segments that have lists."""
+    path = repositories.create(tmp_path / 'with-lists', group_slots=128)
+    with repositories.open_repository(path, codec='lz4') as repo:
+        repositories.put(repo, 'image', b''.join(
+            make.text(4000, i)[:65536] + repositories.noise(65536, i)
+            for i in range(10)))
+        upgrade.upgrade(repo, lambda *arguments: None, similar=True)
+    # A handle goes by the version that it was opened with.
+    with repositories.open_repository(path) as repo:
+        with maintenance.maintaining(repo) as maintainer:
+            recompressor.run_once(maintainer, task.Pace(), 'zstd', 1,
+                                  similar=True)
+    make.need_lists(path)
+    repositories.need_clean(path)
+    return path
+
+
 def everything(path):
     """Names, kinds, modes, sizes and contents, but not times."""
     found = {}
@@ -136,21 +171,61 @@ def test_it_uses_what_this_program_makes(old, path):
     repositories.need_clean(path)
 
 
-def test_it_refuses_format_2(old, with_volumes):
-    before = everything(with_volumes)
-    found = old.run(with_volumes, *repositories.COMMANDS,
-                    datadir=str(with_volumes))
-    assert everything(with_volumes) == before
+def need_refused(program, path, knows, major):
+    """By all that it can be told to do."""
+    before = everything(path)
+    found = program.run(path, *repositories.COMMANDS, datadir=str(path))
+    assert everything(path) == before
     assert len(found['commands']) == len(repositories.COMMANDS)
     for command, result in zip(repositories.COMMANDS, found['commands']):
         assert result['status'] == 2, (command, result)
         lines = result['words'].splitlines()
         assert len(lines) == 1, (command, result)
         assert 'repository.json has format' in lines[0], (command, result)
-        assert 'version 2;' in lines[0] or 'format 2.0;' in lines[0], lines
-    assert 'has format version 2; this program knows up to 1' in (
-        found['driver'])
-    repositories.need_clean(with_volumes)
+        assert (f'version {major};' in lines[0]
+                or f'format {major}.0;' in lines[0]), lines
+    assert (f'has format version {major}; this program knows up to {knows}'
+            in found['driver'])
+    repositories.need_clean(path)
+
+
+def test_it_refuses_format_2(old, with_volumes):
+    need_refused(old, with_volumes, 1, 2)
+
+
+def test_it_refuses_format_3(old, with_lists):
+    need_refused(old, with_lists, 1, 3)
+
+
+def test_one_with_volumes_refuses_format_3(old_with_volumes, with_lists):
+    need_refused(old_with_volumes, with_lists, 2, 3)
+
+
+@pytest.mark.parametrize('major', [1, 2])
+def test_groups_with_lists_are_refused_by_name(old_with_volumes, with_lists,
+                                               major):
+    """Even if somebody made the repository an older one again."""
+    repositories.edit_parameters(with_lists, major=major, minor=2 - major)
+    if major == 1:
+        (with_lists / 'volumes').rmdir()
+    file = with_lists / 'groups' / '00000001'
+    before = file.read_bytes()
+    found = old_with_volumes.run(
+        with_lists, 'image get image -', 'image put more ' + str(
+            SCRIPT), 'collect', 'scrub --full', 'recompress', 'merge',
+        'repository check', 'image get image -')
+    assert file.read_bytes() == before
+    for number in (0, -1):
+        result = found['commands'][number]
+        assert result['status'] != 0, result
+        assert ('groups/00000001 has format version 2; this program knows up '
+                'to 1') in result['words'], result
+    assert 'has format 2.0; this program reads 1.x' in (
+        found['commands'][-2]['words'])
+    repositories.edit_parameters(with_lists, major=3, minor=0)
+    (with_lists / 'volumes').mkdir(exist_ok=True, mode=0o700)
+    with repositories.open_repository(with_lists) as repo:
+        assert len(repositories.read_all(repo, 'image')) == 20 * 65536
 
 
 @pytest.mark.parametrize('mode', ['store', 'cache'])

@@ -5,6 +5,9 @@
  * A block that is not counted is treated like the last counted block before it,
  * as new or known.  So the compressed data is roughly what a segment would
  * have, and a counted block stands for its part of it.
+ *
+ * For recompression, segments are gathered in a window.  Without an order it is
+ * one joined segment; in the order of similarity it is what a group would have.
  */
 #include "engine/exchange/estimate.h"
 
@@ -12,7 +15,9 @@
 #include <xxhash.h>
 
 #include "engine/base/zero.h"
+#include "engine/format/address.h"
 #include "engine/format/recipe.h"
+#include "engine/format/similar.h"
 #include "engine/write/compresspolicy.h"
 
 enum {
@@ -21,6 +26,7 @@ enum {
      * of so many. */
     AGAIN_ALL = 256,
     AGAIN_ONE_OF = 4,
+    WINDOW = 128 << 20, /* bytes, as recompression has it (rewritesource.c) */
 };
 
 /* A counted block; key 0 marks a free place. */
@@ -56,11 +62,18 @@ struct gd_estimate {
     stretch stretch;
     unsigned stretch_blocks;
     bool last_is_new; /* of the counted blocks */
-    /* The current segment, and those that would be joined: */
-    uint8_t *plain, *joined, *out;
-    size_t filled, joined_filled, joined_size;
-    uint64_t *keys; /* counted blocks of the segment */
+    /* The current segment: */
+    uint8_t *plain, *out;
+    size_t filled;
+    uint64_t *keys; /* of its counted blocks */
     size_t key_count;
+    uint32_t *lengths; /* of all its blocks */
+    size_t blocks;
+    /* What recompression would have in memory: */
+    uint8_t *window, *joined;
+    size_t window_filled, window_size, joined_size;
+    uint32_t *window_lengths;
+    uint32_t window_blocks;
     uint64_t joined_count;
     gd_estimate_totals totals;
 };
@@ -87,15 +100,22 @@ open_buffers(gd_estimate *e, gd_error *err)
     const gd_env *env = e->env;
     e->joined_size = gd_segment_joined((uint32_t)e->params.segment_size);
     e->plain = gd_alloc(env, e->params.segment_size, err);
+    e->window_size = e->params.again_similar ? WINDOW : e->joined_size;
+    e->window = gd_alloc(env, e->window_size, err);
+    e->window_lengths =
+        gd_calloc(env, GD_MAX_SLOTS, sizeof *e->window_lengths, err);
     e->joined = gd_alloc(env, e->joined_size, err);
     e->out = gd_alloc(env, e->joined_size, err);
+    e->lengths =
+        gd_calloc(env, e->params.segment_size, sizeof *e->lengths, err);
     /* No block is shorter than one byte, but few are shorter than the
      * average. */
     e->keys = gd_calloc(env, e->params.segment_size, sizeof *e->keys, err);
     e->places = gd_calloc(env, FIRST_PLACES, sizeof *e->places, err);
     e->place_count = FIRST_PLACES;
     if (e->plain == NULL || e->joined == NULL || e->out == NULL ||
-        e->keys == NULL || e->places == NULL) {
+        e->keys == NULL || e->places == NULL || e->lengths == NULL ||
+        e->window == NULL || e->window_lengths == NULL) {
         return GD_NOMEM;
     }
     return gd_coder_open(env, &e->coder, err);
@@ -147,7 +167,10 @@ gd_estimate_close(gd_estimate *e)
     gd_coder_close(env, e->coder);
     env->release(env, e->places);
     env->release(env, e->keys);
+    env->release(env, e->lengths);
     env->release(env, e->out);
+    env->release(env, e->window);
+    env->release(env, e->window_lengths);
     env->release(env, e->joined);
     env->release(env, e->plain);
     env->release(env, e);
@@ -230,23 +253,84 @@ compressed(gd_estimate *e, gd_codec codec, int level, const uint8_t *plain,
     return s;
 }
 
+/* Compresses one segment as recompression would, or leaves it out of the
+ * sample.  list: bytes that it has besides. */
 static gd_status
-end_joined(gd_estimate *e, gd_error *err)
+try_again(gd_estimate *e, const uint8_t *plain, size_t length, size_t list,
+          gd_error *err)
 {
     size_t stored = 0;
     gd_status s = GD_OK;
-    if (e->joined_filled == 0) {
-        return GD_OK;
-    }
     uint64_t number = e->joined_count++;
-    if (number < AGAIN_ALL || number % AGAIN_ONE_OF == 0) {
-        s = compressed(e, e->params.again_codec, e->params.again_level,
-                       e->joined, e->joined_filled, &stored, err);
+    if (length > 0 && (number < AGAIN_ALL || number % AGAIN_ONE_OF == 0)) {
+        s = compressed(e, e->params.again_codec, e->params.again_level, plain,
+                       length, &stored, err);
         unsigned weight = number < AGAIN_ALL ? 1 : AGAIN_ONE_OF;
-        e->totals.again_plain += weight * e->joined_filled;
-        e->totals.again_stored += weight * stored;
+        e->totals.again_plain += weight * length;
+        e->totals.again_stored += weight * (stored + list);
     }
-    e->joined_filled = 0;
+    return s;
+}
+
+/* Compresses the window's blocks in this order. */
+static gd_status
+try_ordered(gd_estimate *e, const uint32_t *order, const size_t *starts,
+            gd_error *err)
+{
+    size_t filled = 0, list = 0;
+    gd_status s = GD_OK;
+    for (uint32_t i = 0; s == GD_OK && i < e->window_blocks; i++) {
+        uint32_t length = e->window_lengths[order[i]];
+        if (filled + length > e->joined_size) {
+            s = try_again(e, e->joined, filled, list, err);
+            filled = list = 0;
+        }
+        memcpy(e->joined + filled, e->window + starts[order[i]], length);
+        filled += length;
+        list += GD_LISTED_SLOT;
+    }
+    return s == GD_OK ? try_again(e, e->joined, filled, list, err) : s;
+}
+
+static gd_status
+order_window(gd_estimate *e, gd_error *err)
+{
+    const gd_env *env = e->env;
+    uint32_t count = e->window_blocks;
+    gd_features *features = gd_calloc(env, count, sizeof *features, err);
+    uint32_t *order = gd_calloc(env, count, sizeof *order, err);
+    size_t *starts = gd_calloc(env, count, sizeof *starts, err);
+    gd_status s = features == NULL || order == NULL || starts == NULL
+                      ? GD_NOMEM
+                      : GD_OK;
+    size_t at = 0;
+    for (uint32_t i = 0; s == GD_OK && i < count; i++) {
+        starts[i] = at;
+        gd_features_of(e->window + at, e->window_lengths[i], &features[i]);
+        at += e->window_lengths[i];
+    }
+    if (s == GD_OK) {
+        s = gd_similar_order(env, features, count, order, err);
+    }
+    if (s == GD_OK) {
+        s = try_ordered(e, order, starts, err);
+    }
+    env->release(env, features);
+    env->release(env, order);
+    env->release(env, starts);
+    return s;
+}
+
+static gd_status
+end_window(gd_estimate *e, gd_error *err)
+{
+    gd_status s = GD_OK;
+    if (e->window_filled > 0) {
+        s = e->params.again_similar
+                ? order_window(e, err)
+                : try_again(e, e->window, e->window_filled, 0, err);
+    }
+    e->window_filled = e->window_blocks = 0;
     return s;
 }
 
@@ -254,11 +338,18 @@ static gd_status
 join(gd_estimate *e, gd_error *err)
 {
     gd_status s = GD_OK;
-    if (e->joined_filled + e->filled > e->joined_size) {
-        s = end_joined(e, err);
+    if (e->window_filled + e->filled > e->window_size ||
+        e->window_blocks + e->blocks > GD_MAX_SLOTS) {
+        s = end_window(e, err);
     }
-    memcpy(e->joined + e->joined_filled, e->plain, e->filled);
-    e->joined_filled += e->filled;
+    if (e->blocks > GD_MAX_SLOTS) {
+        return s; /* of a byte or so each */
+    }
+    memcpy(e->window + e->window_filled, e->plain, e->filled);
+    memcpy(e->window_lengths + e->window_blocks, e->lengths,
+           e->blocks * sizeof *e->lengths);
+    e->window_filled += e->filled;
+    e->window_blocks += (uint32_t)e->blocks;
     return s;
 }
 
@@ -305,7 +396,7 @@ end_segment(gd_estimate *e, gd_error *err)
             s = join(e, err);
         }
     }
-    e->filled = e->key_count = 0;
+    e->filled = e->key_count = e->blocks = 0;
     return s;
 }
 
@@ -336,6 +427,7 @@ add_new(gd_estimate *e, const uint8_t *data, size_t length, uint64_t key,
     }
     memcpy(e->plain + e->filled, data, length);
     e->filled += length;
+    e->lengths[e->blocks++] = (uint32_t)length;
     if (is_counted(e, key)) {
         e->keys[e->key_count++] = key;
     }
@@ -403,8 +495,9 @@ gd_estimate_end(gd_estimate *e, uint64_t *zeros, uint64_t *extents,
                 gd_error *err)
 {
     gd_status s = end_segment(e, err);
-    if (s == GD_OK) {
-        s = end_joined(e, err);
+    /* A group goes on with the next image. */
+    if (s == GD_OK && !e->params.again_similar) {
+        s = end_window(e, err);
     }
     *zeros = e->zeros;
     *extents = e->extents;
@@ -423,10 +516,11 @@ gd_estimate_images(const gd_estimate *e)
     return e->image;
 }
 
-void
-gd_estimate_sum(const gd_estimate *e, gd_estimated *out,
-                gd_estimate_totals *totals)
+gd_status
+gd_estimate_sum(gd_estimate *e, gd_estimated *out, gd_estimate_totals *totals,
+                gd_error *err)
 {
+    gd_status s = end_window(e, err);
     for (size_t i = 0; i < e->place_count; i++) {
         const record *r = &e->places[i];
         if (r->key != 0 && r->image < e->image) {
@@ -439,4 +533,5 @@ gd_estimate_sum(const gd_estimate *e, gd_estimated *out,
     }
     *totals = e->totals;
     totals->level = e->level;
+    return s;
 }

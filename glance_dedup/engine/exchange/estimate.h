@@ -32,6 +32,7 @@ typedef struct gd_estimate_params {
     int codec_level;
     gd_codec again_codec; /* of recompression */
     int again_level;
+    bool again_similar; /* in the order of similarity; needs 128 MiB */
     size_t table_bytes; /* at most, also while it grows; 0: no limit */
 } gd_estimate_params;
 
@@ -70,8 +71,8 @@ gd_status gd_estimate_end(gd_estimate *estimate, uint64_t *zeros,
                           uint64_t *extents, gd_error *err);
 /* Fills in the results of all images that ended, in their order; out must have
  * room for them. */
-void gd_estimate_sum(const gd_estimate *estimate, gd_estimated *out,
-                     gd_estimate_totals *totals);
+gd_status gd_estimate_sum(gd_estimate *estimate, gd_estimated *out,
+                          gd_estimate_totals *totals, gd_error *err);
 size_t gd_estimate_images(const gd_estimate *estimate);
 
 #endif

@@ -258,7 +258,8 @@ frame_segment(void *arg, const gd_want *wants, size_t count,
     }
     if (s == GD_OK) {
         s = put_frame(f->frames, header->codec, f->places, f->place_count,
-                      header->plain_length, stored, header->stored_length,
+                      header->plain_length, stored,
+                      header->stored_length - gd_segment_list_size(header),
                       err);
     }
     f->place_count = 0;

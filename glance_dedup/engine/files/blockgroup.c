@@ -22,6 +22,9 @@ enum {
     RECORD_SIZE = 512,
     CHECKED = 504, /* bytes under the checksum, in either */
     MAKING_TRIES = 1000,
+    /* Of the byte with the level: */
+    LEVEL = 0x7f,
+    SIMILAR = 0x80,
 };
 
 static uint64_t
@@ -61,10 +64,10 @@ decode_header(gd_group *group, const gd_params *params,
         return gd_fail(err, GD_CORRUPT, "%s is not a block group: no magic "
                        "at offset 0", name);
     }
-    if (gd_get16(in + 8) > GD_FORMAT_MAJOR) {
+    if (gd_get16(in + 8) > GD_GROUP_MAJOR) {
         return gd_fail(err, GD_VERSION,
                        "%s has format version %u; this program knows up to %d",
-                       name, gd_get16(in + 8), GD_FORMAT_MAJOR);
+                       name, gd_get16(in + 8), GD_GROUP_MAJOR);
     }
     if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
         return gd_fail(err, GD_CORRUPT,
@@ -83,6 +86,7 @@ decode_header(gd_group *group, const gd_params *params,
     group->bounds.seed = gd_get64(in + CHECKED);
     group->bounds.slots = gd_get32(in + 48);
     group->bounds.max_block = gd_get32(in + 52);
+    group->bounds.has_lists = gd_get16(in + 8) == GD_GROUP_MAJOR;
     if (group->bounds.slots < GD_SLOTS_MIN ||
         group->bounds.slots > GD_MAX_SLOTS || group->bounds.max_block == 0 ||
         group->bounds.max_block > params->block_size) {
@@ -346,6 +350,26 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
                    GD_MAX_GROUP);
 }
 
+/* ---- lists ---- */
+
+gd_status
+gd_group_allow_lists(const gd_group *old, gd_group *target, gd_error *err)
+{
+    uint8_t header[HEADER_SIZE];
+    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
+                               old->name, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_put16(header + 8, GD_GROUP_MAJOR);
+    gd_put16(header + 10, 0);
+    gd_put64(header + CHECKED, gd_checksum(header, CHECKED, 0));
+    target->bounds.seed = gd_get64(header + CHECKED);
+    target->bounds.has_lists = true;
+    return gd_write_full(target->env, target->fd, header, sizeof header, 0,
+                         target->name, err);
+}
+
 /* ---- published records ---- */
 
 /* Programs that know only bytes 32 and 33 would take these for the codec of
@@ -355,12 +379,13 @@ static void
 encode_recompression(const gd_published *record, uint32_t slots,
                      uint8_t out[RECORD_SIZE])
 {
+    uint8_t level = (uint8_t)(record->level | (record->similar ? SIMILAR : 0));
     if (record->covered == slots) {
         out[32] = record->codec;
-        out[33] = record->level;
+        out[33] = level;
     } else if (record->covered > 0) {
         out[34] = record->codec;
-        out[35] = record->level;
+        out[35] = level;
         gd_put32(out + 36, record->covered);
     }
 }
@@ -370,10 +395,12 @@ decode_recompression(const uint8_t in[RECORD_SIZE], gd_published *record)
 {
     bool all = in[32] != 0;
     record->codec = in[all ? 32 : 34];
-    record->level = in[all ? 33 : 35];
+    record->level = in[all ? 33 : 35] & LEVEL;
+    record->similar = (in[all ? 33 : 35] & SIMILAR) != 0;
     record->covered = all ? record->count : gd_get32(in + 36);
     if (record->codec == 0 || record->covered > record->count) {
         record->codec = record->level = 0;
+        record->similar = false;
         record->covered = 0;
     }
 }
@@ -585,8 +612,7 @@ gd_group_match_segment(const gd_group *group, const gd_entry *entry,
 {
     if (header->codec != entry->codec ||
         header->stored_length != entry->stored_length ||
-        slot < header->first_slot ||
-        slot - header->first_slot >= header->blocks ||
+        !gd_segment_has_slot(header, slot) ||
         entry->plain_offset + entry->plain_length > header->plain_length) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: the segment at offset %u is not the one that slot "
@@ -600,12 +626,12 @@ gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                       uint32_t slot, gd_coder *coder, uint8_t *in,
                       uint8_t *plain, gd_segment_header *header, gd_error *err)
 {
-    gd_status s = gd_read_full(group->env, group->fd, in,
-                               GD_SEGMENT_HEADER + (size_t)entry->stored_length,
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
+    gd_status s = gd_read_full(group->env, group->fd, in, length,
                                entry->segment, group->name, err);
     if (s == GD_OK) {
-        s = gd_segment_header_decode(in, header, group->name, entry->segment,
-                                     err);
+        s = gd_segment_header_decode(in, length, &group->bounds, header,
+                                     group->name, entry->segment, err);
     }
     if (s == GD_OK) {
         s = gd_group_match_segment(group, entry, slot, header, err);

@@ -57,9 +57,17 @@ typedef struct gd_published {
                    * follow */
     uint8_t codec, level; /* of the last recompression, done or found to gain
                            * nothing; zeros: as stored */
-    uint32_t covered; /* the slots below it were recompressed with these; what
-                       * was appended since is as stored */
+    bool similar; /* this was in the order of similarity */
+    uint32_t covered; /* the slots below it were recompressed like this; what was
+                       * appended since is as stored */
 } gd_published;
+
+/* How a group's blocks are packed again. */
+typedef struct gd_packing {
+    gd_codec codec;
+    int level;
+    bool similar; /* similar blocks next to each other; else by slot */
+} gd_packing;
 
 /* flags: O_RDONLY or O_RDWR.  GD_NOTFOUND, GD_VERSION and GD_CORRUPT (also for
  * a file of spare copies) name the file. */
@@ -102,6 +110,12 @@ gd_status gd_group_create(const gd_env *env, int root, const gd_params *params,
 gd_status gd_group_write_new(const gd_env *env, int fd, const char *name,
                              const gd_params *params, const gd_scope *scope,
                              uint32_t number, gd_error *err);
+
+/* Writes the header of old into target, the file that is to take its place, so
+ * that its segments may have lists, and an older program refuses it (format.rst,
+ * "Block groups").  The seed of all that follows in target is another one. */
+gd_status gd_group_allow_lists(const gd_group *old, gd_group *target,
+                               gd_error *err);
 
 /* The valid record with the highest sequence; all zeros if none is valid. */
 gd_status gd_group_read_published(const gd_group *group, gd_published *record,

@@ -51,11 +51,12 @@ typedef struct gd_entry {
     uint8_t state;
 } gd_entry;
 
-/* The limits that an entry is checked against. */
+/* The limits that an entry, and a segment, is checked against. */
 typedef struct gd_entry_bounds {
     uint64_t seed;
     uint32_t slots;
     uint32_t max_block;
+    bool has_lists; /* segments may have lists of slots (segment.h) */
 } gd_entry_bounds;
 
 static inline uint64_t

@@ -12,9 +12,11 @@
 #include "engine/format/segment.h"
 
 enum {
-    GD_FORMAT_MAJOR = 1, /* of groups and recipes */
+    GD_FORMAT_MAJOR = 1, /* of recipes and new groups */
     GD_FORMAT_MINOR = 1,
-    GD_REPOSITORY_MAJOR = 2, /* of repository.json, at most */
+    GD_GROUP_MAJOR = 2,      /* of groups, at most: the one with lists */
+    GD_REPOSITORY_MAJOR = 3, /* of repository.json, at most, and the first in
+                              * which groups may have lists */
     GD_SLOTS_MIN = 64,
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };

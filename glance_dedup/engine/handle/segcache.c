@@ -55,7 +55,8 @@ gd_segcache_enabled(const gd_segcache *cache)
 static uint64_t
 weight(const gd_cached_segment *segment)
 {
-    return sizeof *segment + segment->header.plain_length;
+    return sizeof *segment + segment->header.plain_length +
+           gd_segment_list_size(&segment->header);
 }
 
 /* ---- the table; REQUIRES everywhere: the mutex ---- */
@@ -228,13 +229,19 @@ gd_cached_segment *
 gd_segcache_new(gd_segcache *cache, const gd_segment_header *header)
 {
     /* Not zeroed: the decoder fills all of it. */
+    uint32_t list = gd_segment_list_size(header);
     gd_cached_segment *segment = gd_alloc(
-        cache->env, sizeof *segment + header->plain_length, NULL);
+        cache->env, sizeof *segment + header->plain_length + list, NULL);
     if (segment != NULL) {
         memset(segment, 0, sizeof *segment);
         segment->header = *header;
         segment->plain = (uint8_t *)(segment + 1);
         segment->users = 1;
+    }
+    if (segment != NULL && list > 0) {
+        uint8_t *slots = segment->plain + header->plain_length;
+        memcpy(slots, header->slots, list);
+        segment->header.slots = slots;
     }
     return segment;
 }

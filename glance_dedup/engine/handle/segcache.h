@@ -60,8 +60,8 @@ gd_cached_segment *gd_segcache_get(gd_segcache *cache, const gd_group *group,
 /* Whether get would find it.  Does not count as a use. */
 bool gd_segcache_has(gd_segcache *cache, const gd_group *group,
                      uint32_t offset);
-/* Returns a segment with room for its plain bytes.  The caller fills it, then
- * keeps or returns it.  NULL: no memory, which does no harm. */
+/* Returns a segment with room for its plain bytes, and with a copy of the
+ * header's list.  The caller fills it, then keeps or returns it.  NULL: no memory, which does no harm. */
 gd_cached_segment *gd_segcache_new(gd_segcache *cache,
                                    const gd_segment_header *header);
 /* Lets others find the segment; it stays lent.  If another thread was faster,

@@ -2,35 +2,38 @@
 /*
  * grouprewrite.c - see grouprewrite.h.
  *
- * Slots are processed in order and cut into runs; each run becomes a segment.
- * A bundle of runs at a time goes through three jobs of the pool, one task for
- * each run:
+ * The blocks come from rewritesource.h in the order in which they are to be
+ * written, and are cut into runs; each run becomes a segment.  A bundle of runs
+ * at a time goes through three jobs of the pool, one task for each run:
  *
- *     gather: read the old segments, verify   |
- *             the blocks, compress them       | append all | read back, compare
+ *     gather: fetch the blocks,  |
+ *             compress them      | append all | read back, compare
  */
 #include "engine/maintain/grouprewrite.h"
 
 #include <errno.h>
-#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/coding.h"
 #include "engine/files/spool.h"
-#include "engine/format/fingerprint.h"
-#include "engine/read/verify.h"
+#include "engine/maintain/rewritesource.h"
 
 enum {
     FIXED_HEADER = 512,
-    BUNDLE_BYTES = 4 << 20, /* plain */
+    BUNDLE_BYTES = 4 << 20, /* plain, with lists */
     BUNDLE_RUNS = 64,
+    PIECES = 3, /* of a segment: header, list, stored bytes */
 };
 
-/* Consecutive live slots that become one segment. */
+/* Live slots that become one segment. */
 typedef struct run {
-    uint32_t first, end;
+    const uint32_t *slots; /* ascending */
+    uint32_t count;
     uint32_t length; /* of all its blocks */
     uint8_t *plain;  /* its blocks, one behind the other */
-    uint8_t *packed; /* its stored bytes, unless they are plain */
+    uint8_t *packed; /* the list, if it needs one; then the stored bytes, unless
+                      * they are plain */
     bool copied;     /* the old segment, as it was stored */
     gd_segment_header header;
     uint8_t encoded[GD_SEGMENT_HEADER];
@@ -41,17 +44,17 @@ typedef struct run {
 
 struct gd_group_rewrite {
     gd_leased_group *leased;
-    bool anew; /* everything is compressed again, with: */
-    gd_codec codec;
-    int level;
+    bool anew; /* everything is compressed again, so: */
+    gd_packing packing;
     gd_spool_file file;
     gd_group target;   /* the new file, as a group */
-    gd_entry *entries; /* the new entries, below next */
+    gd_entry *entries; /* the new entries */
     uint64_t end;      /* end of the new file */
-    uint32_t next;     /* the first slot not processed yet */
     bool complete;
     gd_published record; /* of the complete file */
-    gd_decoder *workers; /* one for each thread */
+    gd_rewrite_source source;
+    uint32_t cut; /* how much of the source's order is in the file, or in the
+                   * bundle */
     run *runs; /* the bundle */
     size_t count;
     uint8_t *plain, *packed; /* of the runs */
@@ -81,33 +84,23 @@ check_entries(const gd_leased_group *leased, gd_error *err)
     return GD_OK;
 }
 
-/* How many threads: the pool's, and the one that waits for them. */
-static unsigned
-count_workers(const gd_group_rewrite *r)
-{
-    return gd_pool_threads(r->leased->repo->pool) + 1;
-}
-
 static gd_status
 open_buffers(gd_group_rewrite *r, gd_error *err)
 {
-    gd_repo *repo = r->leased->repo;
-    const gd_env *env = repo->env;
-    unsigned count = count_workers(r);
+    const gd_env *env = r->leased->repo->env;
+    uint32_t published = r->leased->published.count;
     r->entries = gd_calloc(env, r->leased->group->bounds.slots,
                            sizeof *r->entries, err);
     r->runs = gd_calloc(env, BUNDLE_RUNS, sizeof *r->runs, err);
     r->plain = gd_alloc(env, BUNDLE_BYTES, err);
     r->packed = gd_alloc(env, BUNDLE_BYTES, err);
-    r->workers = gd_calloc(env, count, sizeof *r->workers, err);
-    gd_status s = r->entries == NULL || r->runs == NULL || r->plain == NULL ||
-                          r->packed == NULL || r->workers == NULL
-                      ? GD_NOMEM
-                      : GD_OK;
-    for (unsigned i = 0; s == GD_OK && i < count; i++) {
-        s = gd_decoder_open(env, repo->digest, &r->workers[i], err);
+    if (r->entries == NULL || r->runs == NULL || r->plain == NULL ||
+        r->packed == NULL) {
+        return GD_NOMEM;
     }
-    return s;
+    /* Void and freed ones stay as they are. */
+    memcpy(r->entries, r->leased->entries, published * sizeof *r->entries);
+    return GD_OK;
 }
 
 void
@@ -115,10 +108,7 @@ gd_group_rewrite_close(gd_group_rewrite *r)
 {
     gd_repo *repo = r->leased->repo;
     const gd_env *env = repo->env;
-    for (unsigned i = 0; r->workers != NULL && i < count_workers(r); i++) {
-        gd_decoder_close(env, &r->workers[i]);
-    }
-    env->release(env, r->workers);
+    gd_rewrite_source_close(&r->source);
     env->release(env, r->packed);
     env->release(env, r->plain);
     env->release(env, r->runs);
@@ -127,25 +117,34 @@ gd_group_rewrite_close(gd_group_rewrite *r)
     env->release(env, r);
 }
 
-/* Copies the fixed header, and with it the seed of everything that follows. */
+/* Writes the fixed header, which has the seed of everything that follows. */
+static gd_status
+write_header(gd_group_rewrite *r, gd_error *err)
+{
+    const gd_group *old = r->leased->group;
+    uint8_t header[FIXED_HEADER];
+    if (r->packing.similar && !old->bounds.has_lists) {
+        return gd_group_allow_lists(old, &r->target, err);
+    }
+    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
+                               old->name, err);
+    return s == GD_OK ? gd_write_full(old->env, r->file.fd, header,
+                                      sizeof header, 0, r->file.name, err)
+                      : s;
+}
+
 static gd_status
 start_file(gd_group_rewrite *r, gd_error *err)
 {
     const gd_group *old = r->leased->group;
     const gd_env *env = old->env;
-    uint8_t header[FIXED_HEADER];
     r->target = *old;
     r->target.fd = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
     gd_status s = gd_repo_check_room(r->leased->repo, r->end, err);
     if (s == GD_OK) {
-        s = gd_read_full(env, old->fd, header, sizeof header, 0, old->name,
-                         err);
-    }
-    if (s == GD_OK) {
-        s = gd_write_full(env, r->file.fd, header, sizeof header, 0,
-                          r->file.name, err);
+        s = write_header(r, err);
     }
     if (s != GD_OK) {
         return s;
@@ -170,12 +169,30 @@ expect_segments(const gd_leased_group *leased)
     }
 }
 
+/* GD_VERSION if older programs may open the repository: they would take lists
+ * for damage. */
+static gd_status
+check_packing(const gd_repo *repo, const gd_packing *packing, gd_error *err)
+{
+    if (packing != NULL && packing->similar &&
+        repo->params.major < GD_REPOSITORY_MAJOR) {
+        return gd_fail(err, GD_VERSION,
+                       "the repository has format version %u, in which blocks "
+                       "stay in their order: run 'glance-dedup repository "
+                       "upgrade --similar'", (unsigned)repo->params.major);
+    }
+    return GD_OK;
+}
+
 gd_status
-gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
+gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
                       gd_group_rewrite **out, gd_error *err)
 {
     gd_repo *repo = leased->repo;
-    gd_status s = check_entries(leased, err);
+    gd_status s = check_packing(repo, packing, err);
+    if (s == GD_OK) {
+        s = check_entries(leased, err);
+    }
     /* A crash may leave either file under the name: both must be whole. */
     if (s == GD_OK) {
         s = gd_fsync(repo->env, leased->group->fd, leased->group->name, err);
@@ -188,15 +205,20 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
         return GD_NOMEM;
     }
     r->leased = leased;
-    r->anew = codec != NULL;
-    r->codec = codec != NULL ? *codec : GD_CODEC_NONE;
-    r->level = gd_codec_real_level(r->codec, level);
+    r->anew = packing != NULL;
+    if (packing != NULL) {
+        r->packing = *packing;
+        r->packing.level = gd_codec_real_level(packing->codec, packing->level);
+    }
     s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP, &r->file, err);
     if (s != GD_OK) {
         repo->env->release(repo->env, r);
         return s;
     }
-    s = open_buffers(r, err);
+    s = gd_rewrite_source_open(&r->source, leased, packing, err);
+    if (s == GD_OK) {
+        s = open_buffers(r, err);
+    }
     if (s == GD_OK) {
         s = start_file(r, err);
     }
@@ -211,62 +233,82 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec, int level,
 
 /* ---- cutting ---- */
 
-/* Whether two neighbours go into one segment.  Blocks that no codec made
- * smaller stay with their like, so that a quick level can find this out
- * again. */
+/* Whether two neighbours in the order go into one segment.  Blocks that no
+ * codec made smaller stay with their like, so that a quick level can find this
+ * out again. */
 static bool
-goes_with(const gd_group_rewrite *r, const gd_entry *first,
-          const gd_entry *next)
+goes_with(const gd_group_rewrite *r, uint32_t before, uint32_t slot)
 {
-    return r->anew ? (first->codec == GD_CODEC_NONE) ==
+    const gd_entry *one = &r->leased->entries[before];
+    const gd_entry *next = &r->leased->entries[slot];
+    if (!r->target.bounds.has_lists && slot != before + 1) {
+        return false;
+    }
+    return r->anew ? (one->codec == GD_CODEC_NONE) ==
                          (next->codec == GD_CODEC_NONE)
-                   : first->segment == next->segment;
+                   : one->segment == next->segment;
 }
 
-/* Finds the run that begins with a live slot. */
+static int
+ascending(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Bytes that a run of so many blocks may need behind its header. */
+static uint64_t
+room_for(const gd_group_rewrite *r, uint64_t length, uint32_t count)
+{
+    return length +
+           (r->target.bounds.has_lists ? (uint64_t)GD_LISTED_SLOT * count : 0);
+}
+
+/* Cuts the run that begins here in the order. */
 static void
-cut_run(const gd_group_rewrite *r, uint32_t first, run *one)
+cut_run(gd_group_rewrite *r, uint32_t from, run *one)
 {
     const gd_entry *entries = r->leased->entries;
+    uint32_t *slots = r->source.order + from;
+    uint32_t left = r->source.count - from;
     uint32_t most = GD_SEGMENT_MAX; /* of the old segment: overlapping entries
                                      * are not ours */
     if (r->anew) {
         most = gd_segment_joined(r->leased->repo->params.segment_size);
     }
-    one->first = first;
-    one->end = first;
-    one->length = 0;
-    while (one->end < r->leased->published.count &&
-           entries[one->end].state == GD_ENTRY_LIVE &&
-           goes_with(r, &entries[first], &entries[one->end]) &&
-           one->length + entries[one->end].plain_length <= most) {
-        one->length += entries[one->end].plain_length;
-        one->end++;
+    *one = (run){.slots = slots, .count = 1,
+                 .length = entries[slots[0]].plain_length};
+    while (one->count < left &&
+           goes_with(r, slots[one->count - 1], slots[one->count])) {
+        uint32_t length =
+            one->length + entries[slots[one->count]].plain_length;
+        if (length > most ||
+            room_for(r, length, one->count + 1) > GD_SEGMENT_MAX) {
+            break;
+        }
+        one->length = length;
+        one->count++;
     }
+    qsort(slots, one->count, sizeof *slots, ascending);
 }
 
-/* Finds the next bundle, which is empty at the end. */
+/* Finds the next bundle, which is empty at the end of a window. */
 static void
 cut_bundle(gd_group_rewrite *r)
 {
-    const gd_leased_group *leased = r->leased;
-    size_t used = 0;
+    uint64_t used = 0;
     r->count = 0;
-    while (r->next < leased->published.count && r->count < BUNDLE_RUNS) {
-        if (leased->entries[r->next].state != GD_ENTRY_LIVE) {
-            r->entries[r->next] = leased->entries[r->next]; /* void or freed */
-            r->next++;
-            continue;
-        }
+    while (r->cut < r->source.count && r->count < BUNDLE_RUNS) {
         run *one = &r->runs[r->count];
-        cut_run(r, r->next, one);
-        if (used + one->length > BUNDLE_BYTES) {
+        cut_run(r, r->cut, one);
+        uint64_t room = room_for(r, one->length, one->count);
+        if (used + room > BUNDLE_BYTES) {
             break;
         }
         one->plain = r->plain + used;
         one->packed = r->packed + used;
-        used += one->length;
-        r->next = one->end;
+        used += room;
+        r->cut += one->count;
         r->count++;
     }
 }
@@ -285,104 +327,78 @@ gd_group_rewrite_check(const gd_group_rewrite *r, gd_error *err)
     return s == GD_OK ? gd_repo_check_room(leased->repo, 0, err) : s;
 }
 
-/* Slots [first, end) name one segment, which was read. */
-typedef struct old_segment {
-    gd_segment_header header;
-    uint32_t first, end;
-} old_segment;
-
-static gd_status
-verify_blocks(const gd_group_rewrite *r, gd_decoder *w, const old_segment *old,
-              gd_error *err)
+static bool
+is_consecutive(const run *one)
 {
-    const gd_group *group = r->leased->group;
-    gd_verified blocks[GD_VERIFIED_AT_ONCE];
-    gd_status s = GD_OK;
-    for (uint32_t slot = old->first; s == GD_OK && slot < old->end;) {
-        size_t count = 0;
-        for (; slot < old->end && count < GD_VERIFIED_AT_ONCE; slot++) {
-            blocks[count++] =
-                (gd_verified){&r->leased->entries[slot], slot, false};
-        }
-        s = gd_verify_blocks(group, &old->header, w->plain, w->hasher, blocks,
-                             count, err);
-        for (size_t i = 0; s == GD_OK && i < count; i++) {
-            if (!blocks[i].good) {
-                s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u, in "
-                            "the segment at offset %u, is damaged",
-                            group->name, blocks[i].slot,
-                            blocks[i].entry->segment);
-            }
-        }
-    }
-    return s;
+    return one->slots[one->count - 1] - one->slots[0] == one->count - 1;
 }
 
-/* Reads the segment that the slot names, and verifies those of its blocks that
- * are in the run. */
-static gd_status
-read_segment(const gd_group_rewrite *r, gd_decoder *w, run *one, uint32_t slot,
-             old_segment *old, gd_error *err)
+/* Adds a block behind those that the run has. */
+static void
+add_block(gd_group_rewrite *r, run *one, uint32_t slot, uint32_t at,
+          const uint8_t *block)
 {
-    const gd_entry *entries = r->leased->entries;
-    gd_status s = gd_group_read_segment(r->leased->group, &entries[slot], slot,
-                                        w->coder, w->in, w->plain,
-                                        &old->header, err);
-    if (s != GD_OK) {
-        return s;
+    gd_entry *entry = &r->entries[slot];
+    *entry = r->leased->entries[slot];
+    entry->plain_offset = at;
+    memcpy(one->plain + at, block, entry->plain_length);
+}
+
+/* Takes the blocks from the window. */
+static void
+take_blocks(gd_group_rewrite *r, run *one)
+{
+    const gd_rewrite_source *source = &r->source;
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < one->count; i++) {
+        uint32_t slot = one->slots[i];
+        add_block(r, one, slot, at, source->plain + source->at[slot]);
+        at += r->entries[slot].plain_length;
     }
-    one->read += GD_SEGMENT_HEADER + (uint64_t)old->header.stored_length;
-    uint64_t end = (uint64_t)old->header.first_slot + old->header.blocks;
-    old->first = old->end = slot;
-    while (old->end < one->end && old->end < end &&
-           entries[old->end].segment == entries[slot].segment) {
-        old->end++;
-    }
-    return verify_blocks(r, w, old, err);
 }
 
 /* Whether the run is exactly this segment, down to its checksum.  A segment
  * whose stored bytes do not fit in the run's place was not written by us. */
 static bool
 is_whole(const gd_group_rewrite *r, const gd_decoder *w, const run *one,
-         const old_segment *old)
+         const gd_segment_header *old)
 {
-    return !r->anew && old->header.first_slot == one->first &&
-           old->header.blocks == one->end - one->first &&
-           old->header.stored_length <= one->length &&
-           gd_segment_intact(w->in, &old->header,
-                             r->leased->group->bounds.seed);
+    return old->blocks == one->count &&
+           old->plain_length == one->length &&
+           old->stored_length <= room_for(r, one->length, one->count) &&
+           gd_segment_intact(w->in, old, r->leased->group->bounds.seed);
 }
 
+/* Reads the old segment, and copies it if all of it is needed. */
 static gd_status
-fetch(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
+fetch_segment(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
 {
-    gd_status s = GD_OK;
+    gd_segment_header old;
+    gd_status s = gd_rewrite_source_read(&r->source, w, one->slots, one->count,
+                                         &old, &one->read, err);
+    if (s != GD_OK) {
+        return s;
+    }
     uint32_t at = 0;
-    one->copied = false;
-    one->read = 0;
-    for (uint32_t slot = one->first; s == GD_OK && slot < one->end;) {
-        old_segment old;
-        s = read_segment(r, w, one, slot, &old, err);
-        for (; s == GD_OK && slot < old.end; slot++) {
-            const gd_entry *entry = &r->leased->entries[slot];
-            r->entries[slot] = *entry;
-            r->entries[slot].plain_offset = at;
-            memcpy(one->plain + at, w->plain + entry->plain_offset,
-                   entry->plain_length);
-            at += entry->plain_length;
+    for (uint32_t i = 0; i < one->count; i++) {
+        uint32_t slot = one->slots[i];
+        add_block(r, one, slot, at,
+                  w->plain + r->leased->entries[slot].plain_offset);
+        at += r->entries[slot].plain_length;
+    }
+    if (is_whole(r, w, one, &old)) {
+        one->copied = true;
+        one->header = old;
+        memcpy(one->packed, w->in + GD_SEGMENT_HEADER, old.stored_length);
+        if (old.slots != NULL) {
+            one->header.slots = one->packed;
         }
-        if (s == GD_OK && is_whole(r, w, one, &old)) {
-            one->copied = true;
-            one->header = old.header;
-            memcpy(one->packed, w->in + GD_SEGMENT_HEADER,
-                   old.header.stored_length);
+        for (uint32_t i = 0; i < one->count; i++) {
+            r->entries[one->slots[i]].plain_offset =
+                r->leased->entries[one->slots[i]].plain_offset;
         }
     }
-    for (uint32_t i = one->first; one->copied && i < one->end; i++) {
-        r->entries[i].plain_offset = r->leased->entries[i].plain_offset;
-    }
-    return s;
+    return GD_OK;
 }
 
 /* The level for packing a segment that keeps its codec. */
@@ -395,43 +411,62 @@ kept_level(const gd_leased_group *leased, gd_codec codec)
     return fits ? level : 0;
 }
 
+/* Compresses the run to `out`, which has room for its length.  *stored is 0 if
+ * that does not pay. */
+static gd_status
+compress(const gd_group_rewrite *r, gd_decoder *w, const run *one,
+         gd_codec codec, uint8_t *out, size_t *stored, gd_error *err)
+{
+    bool was_plain =
+        r->leased->entries[one->slots[0]].codec == GD_CODEC_NONE;
+    int level = r->anew ? r->packing.level : kept_level(r->leased, codec);
+    int quick = gd_codec_quick_level(level);
+    *stored = 0;
+    if (r->anew && was_plain && quick != level) {
+        gd_status s = gd_segment_compress(w->coder, codec, quick, one->plain,
+                                          one->length, out, stored, err);
+        if (s != GD_OK || *stored == 0) {
+            return s;
+        }
+    }
+    return gd_segment_compress(w->coder, codec, level, one->plain, one->length,
+                               out, stored, err);
+}
+
 /* Makes the plain bytes a segment of their slots. */
 static gd_status
 pack(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
 {
-    gd_codec old = r->leased->entries[one->first].codec;
-    gd_codec codec = r->anew ? r->codec : old;
-    int level = r->anew ? r->level : kept_level(r->leased, codec);
-    int quick = gd_codec_quick_level(level);
-    size_t stored = 0;
-    gd_status s = GD_OK;
-    bool likely = true;
-    if (r->anew && old == GD_CODEC_NONE && quick != level) {
-        s = gd_segment_compress(w->coder, codec, quick, one->plain,
-                                one->length, one->packed, &stored, err);
-        likely = stored > 0;
-    }
-    if (s == GD_OK && likely) {
-        s = gd_segment_compress(w->coder, codec, level, one->plain,
-                                one->length, one->packed, &stored, err);
+    gd_codec codec = r->anew ? r->packing.codec
+                             : (gd_codec)r->leased->entries[one->slots[0]].codec;
+    bool is_listed = !is_consecutive(one);
+    for (uint32_t i = 0; is_listed && i < one->count; i++) {
+        gd_put16(one->packed + GD_LISTED_SLOT * i, (uint16_t)one->slots[i]);
     }
     one->header = (gd_segment_header){
-        .codec = stored == 0 ? GD_CODEC_NONE : codec,
-        .blocks = one->end - one->first,
-        .first_slot = one->first,
+        .blocks = one->count,
+        .first_slot = one->slots[0],
         .plain_length = one->length,
-        .stored_length = stored == 0 ? one->length : (uint32_t)stored,
+        .slots = is_listed ? one->packed : NULL,
     };
+    uint32_t list = gd_segment_list_size(&one->header);
+    size_t stored;
+    gd_status s = compress(r, w, one, codec, one->packed + list, &stored, err);
+    one->header.codec = stored == 0 ? GD_CODEC_NONE : codec;
+    one->header.stored_length =
+        list + (stored == 0 ? one->length : (uint32_t)stored);
     return s;
 }
 
-/* The stored bytes of a run. */
-static struct iovec
-stored_bytes(const run *one)
+/* What follows the header of a run: the list, and the stored bytes. */
+static void
+behind_header(const run *one, struct iovec pieces[2])
 {
+    uint32_t list = gd_segment_list_size(&one->header);
     bool packed = one->copied || one->header.codec != GD_CODEC_NONE;
-    return (struct iovec){packed ? one->packed : one->plain,
-                          one->header.stored_length};
+    pieces[0] = (struct iovec){one->packed, list};
+    pieces[1] = (struct iovec){packed ? one->packed + list : one->plain,
+                               one->header.stored_length - list};
 }
 
 static void
@@ -439,19 +474,22 @@ gather_task(void *arg, size_t task, unsigned number)
 {
     gd_group_rewrite *r = arg;
     run *one = &r->runs[task];
-    gd_decoder *w = &r->workers[number];
+    gd_decoder *w = &r->source.workers[number];
     /* Here, since a strong codec takes long for a bundle. */
     one->status = gd_group_rewrite_check(r, &one->err);
-    if (one->status == GD_OK) {
-        one->status = fetch(r, w, one, &one->err);
+    if (one->status == GD_OK && r->anew) {
+        take_blocks(r, one);
+    } else if (one->status == GD_OK) {
+        one->status = fetch_segment(r, w, one, &one->err);
     }
     if (one->status == GD_OK && !one->copied) {
         one->status = pack(r, w, one, &one->err);
     }
     if (one->status == GD_OK) {
-        struct iovec stored = stored_bytes(one);
-        gd_segment_header_encode(&one->header, r->target.bounds.seed, &stored,
-                                 1, one->encoded);
+        struct iovec pieces[2];
+        behind_header(one, pieces);
+        gd_segment_header_encode(&one->header, r->target.bounds.seed, pieces,
+                                 2, one->encoded);
     }
 }
 
@@ -466,15 +504,16 @@ read_back(const gd_group_rewrite *r, gd_decoder *w, const run *one,
     gd_segment_header header;
     const uint8_t *wanted = one->plain;
     gd_status s = gd_group_read_segment(
-        &r->target, &r->entries[one->first], one->first, w->coder, w->in,
+        &r->target, &r->entries[one->slots[0]], one->slots[0], w->coder, w->in,
         w->plain, &header, err);
-    for (uint32_t i = one->first; s == GD_OK && i < one->end; i++) {
-        const gd_entry *entry = &r->entries[i];
-        s = gd_group_match_segment(&r->target, entry, i, &header, err);
+    for (uint32_t i = 0; s == GD_OK && i < one->count; i++) {
+        uint32_t slot = one->slots[i];
+        const gd_entry *entry = &r->entries[slot];
+        s = gd_group_match_segment(&r->target, entry, slot, &header, err);
         if (s == GD_OK && memcmp(w->plain + entry->plain_offset, wanted,
                                  entry->plain_length) != 0) {
             s = gd_fail(err, GD_CORRUPT, "%s: the block of slot %u is not "
-                        "what was written", r->target.name, i);
+                        "what was written", r->target.name, slot);
         }
         wanted += entry->plain_length;
     }
@@ -486,7 +525,7 @@ read_back_task(void *arg, size_t task, unsigned number)
 {
     gd_group_rewrite *r = arg;
     run *one = &r->runs[task];
-    one->status = read_back(r, &r->workers[number], one, &one->err);
+    one->status = read_back(r, &r->source.workers[number], one, &one->err);
 }
 
 /* ---- a bundle ---- */
@@ -516,16 +555,18 @@ run_job(gd_group_rewrite *r, void (*task)(void *, size_t, unsigned),
 static gd_status
 append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
 {
-    struct iovec pieces[2 * BUNDLE_RUNS];
+    struct iovec pieces[PIECES * BUNDLE_RUNS];
     uint64_t at = r->end;
     for (size_t i = 0; i < r->count; i++) {
         run *one = &r->runs[i];
-        pieces[2 * i] = (struct iovec){one->encoded, sizeof one->encoded};
-        pieces[2 * i + 1] = stored_bytes(one);
-        for (uint32_t slot = one->first; slot < one->end; slot++) {
-            r->entries[slot].segment = (uint32_t)at;
-            r->entries[slot].stored_length = one->header.stored_length;
-            r->entries[slot].codec = (uint8_t)one->header.codec;
+        pieces[PIECES * i] =
+            (struct iovec){one->encoded, sizeof one->encoded};
+        behind_header(one, &pieces[PIECES * i + 1]);
+        for (uint32_t k = 0; k < one->count; k++) {
+            gd_entry *entry = &r->entries[one->slots[k]];
+            entry->segment = (uint32_t)at;
+            entry->stored_length = one->header.stored_length;
+            entry->codec = (uint8_t)one->header.codec;
         }
         at += GD_SEGMENT_HEADER + (uint64_t)one->header.stored_length;
         if (at > UINT32_MAX) {
@@ -537,7 +578,7 @@ append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
     gd_status s = gd_repo_check_room(r->leased->repo, *written, err);
     if (s == GD_OK) {
         s = gd_writev_full(r->target.env, r->target.fd, pieces,
-                           (int)(2 * r->count), r->end, r->target.name, err);
+                           (int)(PIECES * r->count), r->end, r->target.name, err);
     }
     if (s == GD_OK) {
         r->target.env->start_writeback(r->target.env, r->target.fd, r->end,
@@ -571,9 +612,11 @@ complete_file(gd_group_rewrite *r, gd_error *err)
     record->flags |= GD_GROUP_UNSETTLED;
     record->end = r->end;
     if (r->anew) {
-        record->codec = (uint8_t)r->codec;
-        record->level = (uint8_t)r->level;
-        record->covered = r->codec == GD_CODEC_NONE ? 0 : record->count;
+        record->codec = (uint8_t)r->packing.codec;
+        record->level = (uint8_t)r->packing.level;
+        record->similar = r->packing.similar;
+        record->covered =
+            r->packing.codec == GD_CODEC_NONE ? 0 : record->count;
     }
     gd_status s = gd_group_next_generation(env, record, err);
     if (s == GD_OK) {
@@ -598,12 +641,22 @@ gd_status
 gd_group_rewrite_step(gd_group_rewrite *r, bool *done, uint64_t *cost,
                       gd_error *err)
 {
+    gd_rewrite_source *source = &r->source;
     gd_status s = GD_OK;
     *cost = 0;
-    cut_bundle(r);
-    if (r->count > 0) {
+    if (r->cut == source->count) {
+        s = gd_rewrite_source_advance(source, err);
+        r->cut = 0;
+    }
+    if (s == GD_OK && !gd_rewrite_source_ready(source)) {
+        s = gd_group_rewrite_check(r, err);
+        if (s == GD_OK) {
+            s = gd_rewrite_source_load(source, cost, err);
+        }
+    } else if (s == GD_OK && r->cut < source->count) {
+        cut_bundle(r);
         s = write_bundle(r, cost, err);
-    } else if (!r->complete) {
+    } else if (s == GD_OK && !r->complete) {
         s = complete_file(r, err);
     }
     *done = r->complete;
@@ -613,7 +666,7 @@ gd_group_rewrite_step(gd_group_rewrite *r, bool *done, uint64_t *cost,
 uint32_t
 gd_group_rewrite_slots(const gd_group_rewrite *r)
 {
-    return r->next;
+    return r->source.next - (r->source.count - r->cut);
 }
 
 gd_status
@@ -690,7 +743,7 @@ gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
 }
 
 gd_status
-gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec, int level,
+gd_owned_group_rewrite(gd_owned_group *owned, const gd_packing *packing,
                        uint64_t *bytes, gd_error *err)
 {
     gd_group_rewrite *r;
@@ -699,7 +752,7 @@ gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec, int level,
     *bytes = 0;
     gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
-        s = gd_group_rewrite_open(owned->leased, codec, level, &r, err);
+        s = gd_group_rewrite_open(owned->leased, packing, &r, err);
     }
     if (s != GD_OK) {
         return s;

@@ -51,15 +51,18 @@
 
 typedef struct gd_group_rewrite gd_group_rewrite;
 
-/* Begins a new file.  With codec NULL, segments whose blocks are all live are
+/* Begins a new file.  With packing NULL, segments whose blocks are all live are
  * copied as they are, and the live blocks of other segments are packed again.
- * With a codec, all segments are packed again, and joined (gd_segment_joined).
- * GD_CORRUPT names the first damaged block or invalid entry: only the old file
- * has what may still be readable.  GD_BUSY, with a message, while there are
- * unpublished entries.  The leased group must stay open longer than this. */
-gd_status gd_group_rewrite_open(gd_leased_group *leased, const gd_codec *codec,
-                                int level, gd_group_rewrite **rewriting,
-                                gd_error *err);
+ * Otherwise all blocks are packed again, and segments joined
+ * (gd_segment_joined); the memory for that is that of the group's blocks, up to
+ * 128 MiB, if segments have lists (rewritesource.h).  GD_CORRUPT names the first
+ * damaged block or invalid entry: only the old file has what may still be
+ * readable.  GD_BUSY, with a message, while there are unpublished entries.
+ * GD_VERSION if blocks cannot be ordered in this repository.  The leased group
+ * must stay open longer than this. */
+gd_status gd_group_rewrite_open(gd_leased_group *leased,
+                                const gd_packing *packing,
+                                gd_group_rewrite **rewriting, gd_error *err);
 /* Discards the file unless it took the old one's place. */
 void gd_group_rewrite_close(gd_group_rewrite *rewriting);
 
@@ -68,7 +71,7 @@ void gd_group_rewrite_close(gd_group_rewrite *rewriting);
  * stored any more: closing the rewrite gives its space back. */
 gd_status gd_group_rewrite_check(const gd_group_rewrite *rewriting,
                                  gd_error *err);
-/* Writes the next few MiB, with all threads.  Every block is verified by its
+/* Reads or writes the next few MiB, with all threads.  Every block is verified by its
  * fingerprint, and again as read back from the new file.  *done: the file is
  * complete and durable.  *cost: bytes read and written.  Checks before each
  * segment whether to go on.  After an error the rewrite can only be closed. */
@@ -89,7 +92,8 @@ gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting,
 
 /* Does all of this for an owned group, which continues with the new file.
  * *bytes is the disk space given back. */
-gd_status gd_owned_group_rewrite(gd_owned_group *owned, const gd_codec *codec,
-                                 int level, uint64_t *bytes, gd_error *err);
+gd_status gd_owned_group_rewrite(gd_owned_group *owned,
+                                 const gd_packing *packing, uint64_t *bytes,
+                                 gd_error *err);
 
 #endif

@@ -208,15 +208,17 @@ gd_leased_group_check_unchanged(const gd_leased_group *leased, gd_error *err)
 /* ---- what it was compressed with ---- */
 
 gd_status
-gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec, int level,
+gd_leased_group_note_codec(gd_leased_group *leased, const gd_packing *packing,
                            gd_error *err)
 {
     const gd_group *group = leased->group;
     gd_published record = leased->published;
     record.sequence++;
-    record.codec = (uint8_t)codec;
-    record.level = (uint8_t)gd_codec_real_level(codec, level);
-    record.covered = codec == GD_CODEC_NONE ? 0 : record.count;
+    record.codec = (uint8_t)packing->codec;
+    record.level =
+        (uint8_t)gd_codec_real_level(packing->codec, packing->level);
+    record.similar = packing->similar;
+    record.covered = packing->codec == GD_CODEC_NONE ? 0 : record.count;
     /* If this write is torn, the record before it is used. */
     gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
     if (s == GD_OK) {

@@ -36,12 +36,13 @@ gd_status gd_leased_group_open_partial(gd_repo *repo, uint32_t number,
 /* Also closes a group after gd_leased_group_take alone. */
 void gd_leased_group_close(gd_leased_group *leased);
 
-/* Notes in the record that the published blocks were compressed with this
- * codec, or that it would not make them smaller.  Nothing else of the group changes.  If
+/* Notes in the record that the published blocks were packed like this, or that
+ * it would not make them smaller.  Nothing else of the group changes.  If
  * the note is lost, the group is tried again some time.  This changes the file
  * in place, so only the maintainer may do it (I4). */
-gd_status gd_leased_group_note_codec(gd_leased_group *leased, gd_codec codec,
-                                     int level, gd_error *err);
+gd_status gd_leased_group_note_codec(gd_leased_group *leased,
+                                     const gd_packing *packing,
+                                     gd_error *err);
 
 /* The steps of opening.  ownedgroup.h takes another lock between them.  The
  * first takes only the lease. */

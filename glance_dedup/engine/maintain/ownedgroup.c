@@ -11,6 +11,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/file.h"
+#include "engine/maintain/survey.h"
 #include "engine/write/appender.h"
 
 /* ---- entering and leaving ---- */
@@ -415,74 +416,14 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
     return s;
 }
 
-/* ---- what rewriting would keep ---- */
-
-/* What the entries tell about one segment. */
-typedef struct survey {
-    uint64_t live;  /* plain bytes of live blocks */
-    uint64_t plain; /* plain bytes in all, as far as known */
-    uint32_t last;  /* slot of its last live block */
-} survey;
-
-/* Freed entries do not say what they were.  Freed blocks between other blocks
- * of a segment show in the offsets.  Those behind its last live block are
- * counted as its own, less what the next segment must have had, and up to a
- * full segment. */
-static void
-survey_segment(const gd_leased_group *leased, uint32_t first, survey *found)
-{
-    const gd_entry *entries = leased->entries;
-    uint32_t slots = leased->group->bounds.slots;
-    uint64_t most = first >= leased->published.covered
-                        ? leased->repo->params.segment_size
-                        : gd_segment_joined(leased->repo->params.segment_size);
-    uint64_t behind = 0;
-    *found = (survey){.last = first};
-    for (uint32_t i = first; i < slots; i++) {
-        const gd_entry *entry = &entries[i];
-        if (entry->state != GD_ENTRY_LIVE) {
-            behind += leased->group->bounds.max_block;
-            continue;
-        }
-        if (entry->segment != entries[first].segment) {
-            behind -= behind < entry->plain_offset ? behind
-                                                   : entry->plain_offset;
-            break;
-        }
-        uint64_t end = (uint64_t)entry->plain_offset + entry->plain_length;
-        found->live += entry->plain_length;
-        found->plain = end > found->plain ? end : found->plain;
-        found->last = i;
-        behind = 0;
-    }
-    uint64_t room = found->plain < most ? most - found->plain : 0;
-    found->plain += behind < room ? behind : room;
-}
-
 gd_status
 gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
                           uint64_t *kept, gd_error *err)
 {
     *bytes = *kept = 0;
     gd_status s = gd_owned_group_check(owned, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    for (uint32_t i = 0; i < owned->leased->group->bounds.slots; i++) {
-        const gd_entry *entry = &owned->leased->entries[i];
-        if (entry->state == GD_ENTRY_LIVE) {
-            survey found;
-            survey_segment(owned->leased, i, &found);
-            uint64_t stored = entry->stored_length;
-            *bytes += GD_SEGMENT_HEADER + stored;
-            *kept += GD_SEGMENT_HEADER +
-                     (found.live < found.plain
-                          ? stored * found.live / found.plain
-                          : stored);
-            i = found.last;
-        }
-    }
-    return GD_OK;
+    return s == GD_OK ? gd_survey_live_bytes(owned->leased, bytes, kept, err)
+                      : s;
 }
 
 /* ---- damage ---- */

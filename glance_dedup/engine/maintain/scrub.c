@@ -143,8 +143,8 @@ decode_segment(scrub *x, const gd_entry *entry, gd_segment_header *header,
         return s;
     }
     x->bytes += length;
-    s = gd_segment_header_decode(own->in, header, group->name, entry->segment,
-                                 err);
+    s = gd_segment_header_decode(own->in, length, &group->bounds, header,
+                                 group->name, entry->segment, err);
     if (s == GD_OK && (header->stored_length != entry->stored_length ||
                        header->codec != entry->codec)) {
         s = gd_fail(err, GD_CORRUPT, "%s: the segment at offset %u is another",

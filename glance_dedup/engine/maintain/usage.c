@@ -4,21 +4,40 @@
  */
 #include "engine/maintain/usage.h"
 
-static void
-add_entries(const gd_entry *entries, uint32_t count, gd_usage *used)
+#include <stdlib.h>
+
+static int
+by_segment(const void *a, const void *b)
 {
-    uint32_t segment = 0; /* no segment begins there */
+    const gd_entry *x = a, *y = b;
+    return x->segment < y->segment ? -1 : x->segment > y->segment;
+}
+
+/* Leaves only the entries that have blocks; returns how many. */
+static uint32_t
+keep_blocks(gd_entry *entries, uint32_t count)
+{
+    uint32_t kept = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const gd_entry *entry = &entries[i];
-        if ((entry->state != GD_ENTRY_LIVE &&
-             entry->state != GD_ENTRY_DAMAGED) ||
-            entry->codec >= GD_CODECS) {
-            continue;
+        if ((entries[i].state == GD_ENTRY_LIVE ||
+             entries[i].state == GD_ENTRY_DAMAGED) &&
+            entries[i].codec < GD_CODECS) {
+            entries[kept++] = entries[i];
         }
+    }
+    return kept;
+}
+
+/* The slots of a segment may be anywhere. */
+static void
+add_entries(gd_entry *entries, uint32_t count, gd_usage *used)
+{
+    uint32_t kept = keep_blocks(entries, count);
+    qsort(entries, kept, sizeof *entries, by_segment);
+    for (uint32_t i = 0; i < kept; i++) {
+        const gd_entry *entry = &entries[i];
         used->plain[entry->codec] += entry->plain_length;
-        /* A segment's blocks lie in consecutive slots. */
-        if (entry->segment != segment) {
-            segment = entry->segment;
+        if (i == 0 || entry->segment != entries[i - 1].segment) {
             used->stored[entry->codec] += entry->stored_length;
             used->segments++;
         }

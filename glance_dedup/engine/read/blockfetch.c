@@ -156,8 +156,9 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
     uint32_t offset = wants->entry.segment;
     gd_segcache *cache = fetch->plan.repo->segcache;
     gd_cached_segment *kept = NULL;
-    gd_status s = gd_segment_header_decode(in, &header, group->name, offset,
-                                           err);
+    gd_status s = gd_segment_header_decode(
+        in, GD_SEGMENT_HEADER + (size_t)wants->entry.stored_length,
+        &group->bounds, &header, group->name, offset, err);
     if (s == GD_OK) {
         /* Check this before decoding: the lengths are those that were read. */
         s = gd_group_match_segment(group, &wants->entry, wants->slot, &header,
@@ -166,13 +167,15 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
     if (s != GD_OK) {
         return s;
     }
-    const uint8_t *stored = in + GD_SEGMENT_HEADER, *plain = stored;
+    const uint8_t *behind = in + GD_SEGMENT_HEADER;
+    const uint8_t *stored = behind + gd_segment_list_size(&header);
+    const uint8_t *plain = stored;
     if (fetch->cached && gd_segcache_enabled(cache)) {
         kept = gd_segcache_new(cache, &header);
     }
     if (kept != NULL || header.codec != GD_CODEC_NONE) {
         uint8_t *out = kept != NULL ? kept->plain : scratch->plain;
-        s = gd_segment_decode(scratch->coder, &header, stored, out,
+        s = gd_segment_decode(scratch->coder, &header, behind, out,
                               group->name, offset, err);
         plain = out;
     }
@@ -423,6 +426,7 @@ take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
                             scratch->plain + want->entry.plain_offset, err);
     }
     s = say_damaged(fetch, want, s, err);
+    *held = NULL; /* a spare copy is read to where the segment's list is */
     return s == GD_CORRUPT || s == GD_IO ? take_spare(fetch, want, s, err)
                                          : s;
 }

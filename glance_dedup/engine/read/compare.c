@@ -68,13 +68,13 @@ gd_compare_close(gd_compare *compare)
 static gd_status
 decode_segment(gd_compare *compare, const gd_group *group, uint32_t offset)
 {
-    const uint8_t *stored = compare->decoder.in + GD_SEGMENT_HEADER;
+    const uint8_t *behind = compare->decoder.in + GD_SEGMENT_HEADER;
     if (compare->header.codec == GD_CODEC_NONE) {
-        compare->plain = stored;
+        compare->plain = behind + gd_segment_list_size(&compare->header);
         return GD_OK;
     }
     compare->plain = compare->decoder.plain;
-    return gd_segment_decode(compare->decoder.coder, &compare->header, stored,
+    return gd_segment_decode(compare->decoder.coder, &compare->header, behind,
                              compare->decoder.plain, group->name, offset, NULL);
 }
 
@@ -88,11 +88,12 @@ need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
                                       NULL);
     }
     compare->segment_group = 0;
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
     gd_status s = gd_read_full(group->env, group->fd, compare->decoder.in,
-                               GD_SEGMENT_HEADER + (size_t)entry->stored_length,
-                               entry->segment, group->name, NULL);
+                               length, entry->segment, group->name, NULL);
     if (s == GD_OK) {
-        s = gd_segment_header_decode(compare->decoder.in, &compare->header,
+        s = gd_segment_header_decode(compare->decoder.in, length,
+                                     &group->bounds, &compare->header,
                                      group->name, entry->segment, NULL);
     }
     if (s == GD_OK) {

@@ -25,7 +25,7 @@ fill(uint64_t seed, size_t length)
 }
 
 static gd_status
-open_estimate(size_t table)
+open_estimate(size_t table, bool similar)
 {
     gd_chunker chunker;
     CHECK(gd_chunker_fixed(&chunker, BLOCK, &err) == GD_OK);
@@ -34,6 +34,7 @@ open_estimate(size_t table)
                                 .segment_size = GD_SEGMENT_DEFAULT,
                                 .codec = GD_CODEC_LZ4,
                                 .again_codec = GD_CODEC_ZSTD,
+                                .again_similar = similar,
                                 .table_bytes = table},
                             &estimate, &err);
 }
@@ -42,7 +43,7 @@ static void
 setup(size_t table)
 {
     fault_env_init(&f);
-    REQUIRE(open_estimate(table) == GD_OK);
+    REQUIRE(open_estimate(table, false) == GD_OK);
 }
 
 static void
@@ -86,7 +87,7 @@ test_twins_and_zeros(void)
     CHECK_INT(zeros, (1 << 30) + 8 * BLOCK);
     CHECK_INT(extents, 4);
     CHECK_INT(take(data + 4 * BLOCK, 60 * BLOCK), GD_OK);
-    gd_estimate_sum(estimate, sums, &totals);
+    CHECK_INT(gd_estimate_sum(estimate, sums, &totals, &err), GD_OK);
     CHECK_INT(totals.level, 0);
     CHECK_INT(sums[0].new_bytes, 56 * BLOCK + 7);
     CHECK_INT(sums[0].new_blocks, 57);
@@ -107,7 +108,7 @@ test_full_table(void)
     CHECK_INT(take(data, SIZE), GD_OK);
     fill(2, SIZE);
     CHECK_INT(take(data, SIZE), GD_OK);
-    gd_estimate_sum(estimate, sums, &totals);
+    CHECK_INT(gd_estimate_sum(estimate, sums, &totals, &err), GD_OK);
     CHECK(totals.level >= 2);
     CHECK(sums[0].new_bytes << totals.level > SIZE / 10 * 9);
     CHECK(sums[0].new_bytes << totals.level < SIZE / 10 * 11);
@@ -115,6 +116,32 @@ test_full_table(void)
     CHECK(sums[2].new_bytes << totals.level > SIZE / 10 * 9);
     CHECK(totals.again_plain > 0);
     finish();
+}
+
+/* Two images, of which each has half of the blocks that resemble each other:
+ * in the order of similarity they lie together. */
+static void
+test_similar_blocks(void)
+{
+    gd_estimate_totals totals[2];
+    for (int similar = 0; similar < 2; similar++) {
+        gd_estimated sums[2] = {{0}};
+        fault_env_init(&f);
+        REQUIRE(open_estimate(0, similar) == GD_OK);
+        for (int image = 0; image < 2; image++) {
+            fill(1, SIZE);
+            for (size_t at = 0; at < SIZE; at += BLOCK) {
+                data[at + 7] ^= (uint8_t)(1 + image);
+            }
+            CHECK_INT(take(data, SIZE), GD_OK);
+        }
+        CHECK_INT(gd_estimate_sum(estimate, sums, &totals[similar], &err),
+                  GD_OK);
+        CHECK_INT(totals[similar].again_plain, 2 * SIZE);
+        finish();
+    }
+    CHECK(totals[0].again_stored > 2 * SIZE);
+    CHECK(totals[1].again_stored < 2 * SIZE * 6 / 10);
 }
 
 static void
@@ -143,9 +170,14 @@ test_no_memory(void)
     for (uint64_t nth = 1;; nth++) {
         fault_env_init(&f);
         fault_env_fail(&f, FAULT_ALLOC, nth, ENOMEM, false);
-        gd_status s = open_estimate(0);
+        gd_estimated sums[1];
+        gd_estimate_totals totals;
+        gd_status s = open_estimate(0, true);
         if (s == GD_OK) {
             s = take(data, SIZE);
+            if (s == GD_OK) {
+                s = gd_estimate_sum(estimate, sums, &totals, &err);
+            }
             gd_estimate_close(estimate);
         }
         bool failed = fault_env_faults(&f) > 0;
@@ -165,6 +197,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_twins_and_zeros);
     RUN(test_full_table);
+    RUN(test_similar_blocks);
     RUN(test_bad_parameters);
     RUN(test_no_memory);
     return REPORT();

@@ -227,7 +227,7 @@ test_maintenance_that_stores(void)
         gd_owned_group *owned;
         REQUIRE(gd_owned_group_open(repo, 1, &owned, &x.err) == GD_OK);
         uint64_t made = fault_env_count(&x.f, FAULT_FALLOCATE);
-        CHECK_INT(gd_owned_group_rewrite(owned, NULL, 0, &bytes, &x.err),
+        CHECK_INT(gd_owned_group_rewrite(owned, NULL, &bytes, &x.err),
                   wanted);
         CHECK_INT(fault_env_count(&x.f, FAULT_FALLOCATE), made + (pass > 0));
         gd_owned_group_close(owned);
@@ -237,7 +237,7 @@ test_maintenance_that_stores(void)
     told.free = 8 * MIB + gd_data_start(x.params.group_slots);
     gd_owned_group *owned;
     REQUIRE(gd_owned_group_open(repo, 1, &owned, &x.err) == GD_OK);
-    CHECK_INT(gd_owned_group_rewrite(owned, NULL, 0, &bytes, &x.err),
+    CHECK_INT(gd_owned_group_rewrite(owned, NULL, &bytes, &x.err),
               GD_NOSPACE);
     gd_owned_group_close(owned);
     gd_repo_close(repo);

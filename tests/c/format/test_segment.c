@@ -43,8 +43,9 @@ teardown(void)
 static gd_status
 decode_header(gd_segment_header *header)
 {
-    return gd_segment_header_decode(x.raw, header, "groups/00000001", 77,
-                                    &x.err);
+    const gd_entry_bounds bounds = {.seed = SEED, .slots = 1000};
+    return gd_segment_header_decode(x.raw, sizeof x.raw, &bounds, header,
+                                    "groups/00000001", 77, &x.err);
 }
 
 static void
@@ -68,7 +69,10 @@ test_known_bytes(void)
     }
     memcpy(x.raw + GD_SEGMENT_HEADER, stored, sizeof stored);
     CHECK_INT(decode_header(&back), GD_OK);
-    CHECK(memcmp(&header, &back, sizeof header) == 0);
+    CHECK(back.codec == header.codec && back.blocks == header.blocks &&
+          back.first_slot == header.first_slot && back.slots == NULL &&
+          back.plain_length == header.plain_length &&
+          back.stored_length == header.stored_length);
     CHECK(gd_segment_intact(x.raw, &back, SEED));
     CHECK(!gd_segment_intact(x.raw, &back, SEED + 1));
     teardown();
@@ -91,7 +95,9 @@ scribble(size_t at)
 static void
 test_checksum_is_repeatable(void)
 {
-    static const gd_segment_header header = {GD_CODEC_NONE, 1, 0, 4096, 4096};
+    static const gd_segment_header header = {
+        .codec = GD_CODEC_NONE, .blocks = 1, .plain_length = 4096,
+        .stored_length = 4096};
     struct iovec piece = {x.plain, 4096};
     unsigned wrong = 0;
     setup();
@@ -164,19 +170,19 @@ test_bounds_of_headers(void)
         gd_segment_header header;
         gd_status wanted;
     } cases[] = {
-        {{GD_CODEC_NONE, 1, 0, 1, 1}, GD_OK},
-        {{GD_CODEC_NONE, 256, 32000, 1 << 20, 1 << 20}, GD_OK},
-        {{GD_CODEC_ZSTD, 65535, 0, 1 << 20, 1}, GD_OK},
-        {{GD_CODEC_LZ4, 1, 0, 4096, 4096}, GD_OK},
-        {{GD_CODEC_NONE, 0, 0, 4096, 4096}, GD_CORRUPT},
-        {{GD_CODEC_NONE, 1, 0, 0, 0}, GD_CORRUPT},
-        {{GD_CODEC_NONE, 1, 0, 4096, 4095}, GD_CORRUPT},
-        {{GD_CODEC_LZ4, 1, 0, 4096, 0}, GD_CORRUPT},
-        {{GD_CODEC_LZ4, 1, 0, 4096, 4097}, GD_CORRUPT},
-        {{GD_CODEC_LZ4, 1, 0, (1 << 20) + 1, 1}, GD_CORRUPT},
-        {{GD_CODEC_LZ4, 1, 0, UINT32_MAX, UINT32_MAX}, GD_CORRUPT},
-        {{(gd_codec)3, 1, 0, 4096, 4096}, GD_CORRUPT},
-        {{(gd_codec)255, 1, 0, 4096, 4096}, GD_CORRUPT},
+        {{GD_CODEC_NONE, 1, 0, 1, 1, NULL}, GD_OK},
+        {{GD_CODEC_NONE, 256, 32000, 1 << 20, 1 << 20, NULL}, GD_OK},
+        {{GD_CODEC_ZSTD, 65535, 0, 1 << 20, 1, NULL}, GD_OK},
+        {{GD_CODEC_LZ4, 1, 0, 4096, 4096, NULL}, GD_OK},
+        {{GD_CODEC_NONE, 0, 0, 4096, 4096, NULL}, GD_CORRUPT},
+        {{GD_CODEC_NONE, 1, 0, 0, 0, NULL}, GD_CORRUPT},
+        {{GD_CODEC_NONE, 1, 0, 4096, 4095, NULL}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, 4096, 0, NULL}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, 4096, 4097, NULL}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, (1 << 20) + 1, 1, NULL}, GD_CORRUPT},
+        {{GD_CODEC_LZ4, 1, 0, UINT32_MAX, UINT32_MAX, NULL}, GD_CORRUPT},
+        {{(gd_codec)3, 1, 0, 4096, 4096, NULL}, GD_CORRUPT},
+        {{(gd_codec)255, 1, 0, 4096, 4096, NULL}, GD_CORRUPT},
     };
     setup();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -188,6 +194,141 @@ test_bounds_of_headers(void)
             CHECK_CONTAINS(x.err.text, "77");
         }
     }
+    teardown();
+}
+
+/* ---- lists ---- */
+
+enum { LISTED_BLOCKS = 4 };
+
+static const gd_entry_bounds with_lists = {
+    .seed = SEED, .slots = 1000, .has_lists = true};
+
+/* Makes x.raw a segment of plain blocks with these slots, whose checksums are
+ * right whatever the slots are.  Returns its length. */
+static size_t
+make_listed(const uint16_t *slots, uint32_t blocks)
+{
+    uint8_t *list = x.raw + GD_SEGMENT_HEADER;
+    size_t size = (size_t)GD_LISTED_SLOT * blocks;
+    for (uint32_t i = 0; i < blocks; i++) {
+        gd_put16(list + GD_LISTED_SLOT * i, slots[i]);
+    }
+    memcpy(list + size, x.plain, 400);
+    gd_segment_header header = {.codec = GD_CODEC_NONE,
+                                .blocks = blocks,
+                                .first_slot = slots[0],
+                                .plain_length = 400,
+                                .stored_length = (uint32_t)(size + 400),
+                                .slots = list};
+    struct iovec behind = {list, size + 400};
+    gd_segment_header_encode(&header, SEED, &behind, 1, x.raw);
+    return GD_SEGMENT_HEADER + size + 400;
+}
+
+static gd_status
+decode_listed(size_t length, gd_segment_header *header)
+{
+    return gd_segment_header_decode(x.raw, length, &with_lists, header,
+                                    "groups/00000001", 77, &x.err);
+}
+
+static void
+test_a_list(void)
+{
+    static const uint16_t slots[] = {3, 7, 500, 999};
+    static const golden known[] = {
+        {0, "474453470001040003000000900100009801000071a6793a"},
+        {24, "03000700f401e703"}};
+    gd_segment_header header;
+    setup();
+    size_t length = make_listed(slots, LISTED_BLOCKS);
+    memcpy(x.back, x.raw, 24); /* all but the checksum of the segment */
+    memcpy(x.back + 24, x.raw + GD_SEGMENT_HEADER, 8);
+    CHECK(GOLDEN_MATCHES(x.back, 24 + 8, known));
+    REQUIRE(CHECK_INT(decode_listed(length, &header), GD_OK));
+    CHECK_INT(header.blocks, LISTED_BLOCKS);
+    CHECK_INT(header.first_slot, 3);
+    CHECK_INT(gd_segment_list_size(&header), 8);
+    CHECK(gd_segment_intact(x.raw, &header, SEED));
+    for (uint32_t slot = 0, next = 0; slot < 1002; slot++) {
+        bool has = next < LISTED_BLOCKS && slots[next] == slot;
+        CHECK(gd_segment_has_slot(&header, slot) == has);
+        next += has;
+    }
+    CHECK_INT(gd_segment_decode(x.coder, &header, x.raw + GD_SEGMENT_HEADER,
+                                x.back, "file", 0, &x.err), GD_OK);
+    CHECK(memcmp(x.back, x.plain, 400) == 0);
+    /* Where no group may have lists, the byte with the layout means nothing. */
+    CHECK_INT(decode_header(&header), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "impossible segment header");
+    teardown();
+}
+
+/* No change of the list is taken for another list. */
+static void
+test_each_bit_of_a_list(void)
+{
+    static const uint16_t slots[] = {3, 7, 500, 999};
+    gd_segment_header header;
+    setup();
+    size_t length = make_listed(slots, LISTED_BLOCKS);
+    for (size_t bit = 0; bit < 8 * (size_t)(GD_SEGMENT_HEADER + 8); bit++) {
+        bool of_segment = bit / 8 >= 24 && bit / 8 < GD_SEGMENT_HEADER;
+        x.raw[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        gd_status s = decode_listed(length, &header);
+        /* One bit makes it a segment without a list: then its length is
+         * wrong. */
+        if (!CHECK_INT(s, of_segment ? GD_OK : GD_CORRUPT)) {
+            fprintf(stderr, "bit %zu\n", bit);
+        }
+        x.raw[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    CHECK_INT(decode_listed(length, &header), GD_OK);
+    teardown();
+}
+
+/* Lists that are wrong though their checksums are right. */
+static void
+test_wrong_lists(void)
+{
+    static const uint16_t wrong[][LISTED_BLOCKS] = {
+        {3, 7, 7, 999},    /* one twice */
+        {3, 500, 7, 999},  /* two swapped */
+        {7, 3, 500, 999},
+        {3, 7, 999, 500},
+        {3, 7, 500, 1000}, /* not in the group */
+        {3, 7, 500, 65535},
+    };
+    gd_segment_header header;
+    setup();
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        size_t length = make_listed(wrong[i], LISTED_BLOCKS);
+        CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+        CHECK_CONTAINS(x.err.text, "groups/00000001");
+        CHECK_CONTAINS(x.err.text, "list of slots that is not right");
+    }
+    /* Another first slot than the header's. */
+    size_t length = make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
+    x.raw[8] = 2;
+    CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+    /* Longer than what was read, and than the segment. */
+    length = make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
+    for (size_t read = GD_SEGMENT_HEADER; read < length; read++) {
+        CHECK_INT(decode_listed(read, &header),
+                  read < GD_SEGMENT_HEADER + 8 ? GD_CORRUPT : GD_OK);
+    }
+    gd_put16(x.raw + 6, 204);
+    CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "longer list of slots than bytes");
+    gd_put16(x.raw + 6, 0);
+    CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "impossible segment header");
+    /* A layout that nobody knows. */
+    (void)make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
+    x.raw[5] = 2;
+    CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "impossible segment header");
     teardown();
 }
 
@@ -325,6 +466,9 @@ main(int argc, char **argv)
     RUN(test_checksum_is_repeatable);
     RUN(test_every_flip_is_noticed);
     RUN(test_bounds_of_headers);
+    RUN(test_a_list);
+    RUN(test_each_bit_of_a_list);
+    RUN(test_wrong_lists);
     RUN(test_round_trips);
     RUN(test_what_does_not_pay);
     RUN(test_hostile_bytes);

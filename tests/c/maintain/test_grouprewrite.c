@@ -184,9 +184,10 @@ test_codecs(void)
     rewrite_setup(&t, true);
     own_group(&t, 1);
     for (int i = 0; i < 4; i++) {
-        CHECK_INT(gd_owned_group_rewrite(t.owned, &codecs[i], codecs[i] ==
-                                         GD_CODEC_ZSTD ? 19 : 0, &bytes,
-                                         &t.x.err), GD_OK);
+        gd_packing packing = {.codec = codecs[i]};
+        packing.level = codecs[i] == GD_CODEC_ZSTD ? 19 : 0;
+        CHECK_INT(gd_owned_group_rewrite(t.owned, &packing, &bytes, &t.x.err),
+                  GD_OK);
         CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
         CHECK_INT(entries[0].codec, codecs[i]);
         CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
@@ -195,8 +196,9 @@ test_codecs(void)
     CHECK(sizes[0] < sizes[2] && sizes[2] < sizes[1] && sizes[3] == sizes[0]);
     /* Without a codec a segment that lives is copied, not packed again at the
      * level that is noted. */
-    CHECK_INT(gd_leased_group_note_codec(t.owned->leased, GD_CODEC_ZSTD, 1,
-                                         &t.x.err), GD_OK);
+    const gd_packing noted = {.codec = GD_CODEC_ZSTD, .level = 1};
+    CHECK_INT(gd_leased_group_note_codec(t.owned->leased, &noted, &t.x.err),
+              GD_OK);
     need_rewritten(&t);
     (void)check_group_file(&t, 1, &record, entries);
     CHECK_INT(record.end, sizes[3]);

@@ -14,10 +14,13 @@
 
 #define GROUP_2 "groups/00000002"
 
-static const gd_codec zstd = GD_CODEC_ZSTD;
+static const gd_packing stored = {.codec = GD_CODEC_ZSTD, .level = 3};
+static const gd_packing similar = {
+    .codec = GD_CODEC_ZSTD, .level = 3, .similar = true};
 
 static gd_status
-write_all(rewrite_fixture *t, gd_group_rewrite **r)
+write_all(rewrite_fixture *t, const gd_packing *packing,
+          gd_group_rewrite **r)
 {
     bool done = false;
     uint64_t cost;
@@ -27,7 +30,7 @@ write_all(rewrite_fixture *t, gd_group_rewrite **r)
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_rewrite_open(t->leased, &zstd, 3, r, &t->x.err);
+    s = gd_group_rewrite_open(t->leased, packing, r, &t->x.err);
     if (s != GD_OK) {
         gd_leased_group_close(t->leased);
         return s;
@@ -60,10 +63,10 @@ exchange(rewrite_fixture *t, gd_group_rewrite *r)
 }
 
 static void
-recompress(rewrite_fixture *t)
+recompress(rewrite_fixture *t, const gd_packing *packing)
 {
     gd_group_rewrite *r;
-    REQUIRE(write_all(t, &r) == GD_OK);
+    REQUIRE(write_all(t, packing, &r) == GD_OK);
     CHECK_INT(exchange(t, r), GD_OK);
     CHECK(is_spool_clean(t));
 }
@@ -78,7 +81,7 @@ test_appended_later(void)
     gd_group_rewrite *r;
     rewrite_setup(&t, false);
     (void)check_group_file(&t, 2, &old, before);
-    REQUIRE(write_all(&t, &r) == GD_OK);
+    REQUIRE(write_all(&t, &stored, &r) == GD_OK);
     fault_env_start_trace(&t.x.f);
     REQUIRE(gd_leased_group_exclude(t.leased, &t.owned, &t.x.err) == GD_OK);
     CHECK_INT(gd_group_rewrite_exchange(r, t.owned, &t.x.err), GD_OK);
@@ -96,11 +99,50 @@ test_appended_later(void)
     CHECK_INT(check_group_file(&t, 2, &record, after), SLOTS * 3 / 4);
     CHECK(record.codec == GD_CODEC_ZSTD && record.covered == SLOTS / 2);
     CHECK_INT(record.count, SLOTS * 3 / 4);
-    recompress(&t);
+    recompress(&t, &stored);
     CHECK_INT(check_group_file(&t, 2, &record, after), SLOTS * 3 / 4);
     CHECK_INT(record.covered, SLOTS * 3 / 4);
     CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
     CHECK(rewrite_is_image(&t, "more", t.two + LENGTH / 2, LENGTH / 4));
+    rewrite_teardown(&t);
+}
+
+/* Segments are appended behind segments with lists, and packed with them
+ * later. */
+static void
+test_appended_to_lists(void)
+{
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    gd_group *group;
+    rewrite_setup(&t, false);
+    uint8_t *alike = malloc(LENGTH / 2);
+    for (uint32_t i = 0; i < SLOTS / 2; i++) {
+        fill_random(alike + (size_t)i * BLOCK, BLOCK, 100 + i % 4);
+        fill_random(alike + (size_t)i * BLOCK + 50, 20, 1000 + i);
+    }
+    CHECK_INT(rewrite_put(&t, "alike", alike, LENGTH / 4), GD_OK);
+    recompress(&t, &similar);
+    CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS * 3 / 4);
+    CHECK(record.similar && record.covered == SLOTS * 3 / 4);
+    CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 2, O_RDONLY,
+                            &group, &t.x.err), GD_OK);
+    CHECK(group->bounds.has_lists);
+    gd_group_close(group);
+    CHECK_INT(rewrite_put(&t, "more", alike + LENGTH / 4, LENGTH / 8), GD_OK);
+    CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS * 7 / 8);
+    CHECK(record.similar && record.covered == SLOTS * 3 / 4);
+    for (int times = 0; times < 2; times++) {
+        CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
+        CHECK(rewrite_is_image(&t, "alike", alike, LENGTH / 4));
+        CHECK(rewrite_is_image(&t, "more", alike + LENGTH / 4, LENGTH / 8));
+        recompress(&t, times == 0 ? &similar : &stored);
+    }
+    CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS * 7 / 8);
+    CHECK(!record.similar && record.covered == SLOTS * 7 / 8);
+    CHECK(rewrite_is_image(&t, "more", alike + LENGTH / 4, LENGTH / 8));
+    free(alike);
     rewrite_teardown(&t);
 }
 
@@ -122,7 +164,7 @@ test_tail_is_settled(void)
     record.end = gd_data_start(SLOTS) + WHOLE;
     CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
     gd_group_close(group);
-    recompress(&t);
+    recompress(&t, &stored);
     CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS / 2);
     CHECK(record.count == SLOTS / 2 && record.covered == SLOTS / 2);
     CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
@@ -141,7 +183,7 @@ test_lease_is_refused(void)
     gd_locks_unlease(t.repo->locks, 2);
     CHECK_INT(gd_leased_group_open_partial(t.repo, 3, &t.leased, &t.x.err),
               GD_NOTFOUND);
-    recompress(&t);
+    recompress(&t, &stored);
     rewrite_teardown(&t);
 }
 
@@ -154,12 +196,13 @@ test_note_codec(void)
     rewrite_setup(&t, false);
     REQUIRE(gd_leased_group_open_partial(t.repo, 2, &t.leased, &t.x.err) ==
             GD_OK);
-    CHECK_INT(gd_leased_group_note_codec(t.leased, GD_CODEC_ZSTD, 5,
-                                         &t.x.err), GD_OK);
+    const gd_packing noted = {.codec = GD_CODEC_ZSTD, .level = 5,
+                              .similar = true};
+    CHECK_INT(gd_leased_group_note_codec(t.leased, &noted, &t.x.err), GD_OK);
     gd_leased_group_close(t.leased);
     (void)check_group_file(&t, 2, &record, entries);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 5 &&
-          record.covered == SLOTS / 2);
+          record.similar && record.covered == SLOTS / 2);
     rewrite_teardown(&t);
 }
 
@@ -197,12 +240,12 @@ test_locks_are_lost(void)
         if (collector) {
             own_group(&t, 2);
         } else {
-            REQUIRE(write_all(&t, &r) == GD_OK);
+            REQUIRE(write_all(&t, &stored, &r) == GD_OK);
         }
         cut_off = &t;
         t.x.f.env.renameat = rename_late;
         if (collector) {
-            CHECK_INT(gd_owned_group_rewrite(t.owned, NULL, 0, &bytes,
+            CHECK_INT(gd_owned_group_rewrite(t.owned, NULL, &bytes,
                                              &t.x.err), GD_OK);
             gd_owned_group_close(t.owned);
         } else {
@@ -231,7 +274,7 @@ test_faults(void)
             rewrite_setup(&t, false);
             uint64_t faults = fault_env_faults(&t.x.f);
             fault_env_fail(&t.x.f, call, n, EIO, false);
-            gd_status s = write_all(&t, &r);
+            gd_status s = write_all(&t, &stored, &r);
             if (s == GD_OK) {
                 s = exchange(&t, r);
             }
@@ -258,6 +301,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_appended_later);
+    RUN(test_appended_to_lists);
     RUN(test_tail_is_settled);
     RUN(test_lease_is_refused);
     RUN(test_note_codec);

@@ -211,7 +211,7 @@ test_tail_of_a_poisoned_group(void)
     gd_owned_group_close(t.owned);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     uint64_t bytes;
-    CHECK_INT(gd_owned_group_rewrite(t.owned, NULL, 0, &bytes, &t.x.err),
+    CHECK_INT(gd_owned_group_rewrite(t.owned, NULL, &bytes, &t.x.err),
               GD_OK);
     gd_owned_group_close(t.owned);
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));

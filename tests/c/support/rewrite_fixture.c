@@ -78,7 +78,7 @@ free_group_slots(rewrite_fixture *t, uint32_t first, uint32_t count)
 gd_status
 rewrite_group(rewrite_fixture *t, uint64_t *bytes)
 {
-    return gd_owned_group_rewrite(t->owned, NULL, 0, bytes, &t->x.err);
+    return gd_owned_group_rewrite(t->owned, NULL, bytes, &t->x.err);
 }
 
 void
@@ -119,11 +119,11 @@ check_group_file(rewrite_fixture *t, uint32_t number, gd_published *record,
               e->checksum);
         CHECK((uint64_t)e->segment + GD_SEGMENT_HEADER +
                   header.stored_length <= record->end);
-        /* Blocks in consecutive slots: each of them lives, and is this
-         * segment's. */
-        for (uint32_t k = 0; k < header.blocks; k++) {
-            CHECK(entries[header.first_slot + k].segment == e->segment ||
-                  entries[header.first_slot + k].state != GD_ENTRY_LIVE);
+        /* Each of its blocks lives, and is this segment's. */
+        for (uint32_t k = 0; k < SLOTS; k++) {
+            CHECK(!gd_segment_has_slot(&header, k) ||
+                  entries[k].segment == e->segment ||
+                  entries[k].state != GD_ENTRY_LIVE);
         }
     }
     gd_coder_close(t->x.env, coder);

@@ -50,7 +50,7 @@ scratch_init(scratch *x)
         close(open_scratch_file(x, files[i], O_RDWR | O_CREAT));
     }
     x->params = (gd_params){
-        .major = 2,
+        .major = 3,
         .block_size = 4096,
         .group_slots = 64,
         .segment_size = 65536,

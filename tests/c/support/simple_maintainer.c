@@ -225,9 +225,10 @@ free_unnamed(gd_owned_group *owned, const counts *c, gd_error *err)
 static gd_status
 rewrite(gd_owned_group *owned, gd_codec codec, gd_error *err)
 {
+    const gd_packing packing = {.codec = codec};
     uint64_t bytes;
     gd_status s = gd_owned_group_rewrite(owned, codec == GD_CODEC_NONE ? NULL
-                                         : &codec, 0, &bytes, err);
+                                         : &packing, &bytes, err);
     return s == GD_BUSY ? GD_OK : s;
 }
 

@@ -250,10 +250,10 @@ mark_damaged(world *w)
 static gd_status
 rewrite_in(world *w, gd_owned_group *owned)
 {
-    static const gd_codec codec = GD_CODEC_ZSTD;
+    static const gd_packing packing = {.codec = GD_CODEC_ZSTD, .level = 1};
     uint64_t bytes;
     return gd_owned_group_rewrite(owned, owned->leased->group->number == 1
-                                  ? &codec : NULL, 1, &bytes, &w->x.err);
+                                  ? &packing : NULL, &bytes, &w->x.err);
 }
 
 static gd_status
@@ -266,7 +266,8 @@ rewrite(world *w)
 static gd_status
 recompress_group(world *w, uint32_t number)
 {
-    static const gd_codec codec = GD_CODEC_ZSTD;
+    static const gd_packing packing = {.codec = GD_CODEC_ZSTD, .level = 1};
+    static const gd_packing noted = {.codec = GD_CODEC_ZSTD, .level = 2};
     gd_leased_group *leased;
     gd_owned_group *owned = NULL;
     gd_group_rewrite *r;
@@ -276,7 +277,7 @@ recompress_group(world *w, uint32_t number)
     if (s != GD_OK) {
         return s == GD_BUSY || s == GD_NOTFOUND ? GD_OK : s;
     }
-    s = gd_group_rewrite_open(leased, &codec, 1, &r, &w->x.err);
+    s = gd_group_rewrite_open(leased, &packing, &r, &w->x.err);
     if (s == GD_OK) {
         while (s == GD_OK && !done) {
             s = gd_group_rewrite_step(r, &done, &cost, &w->x.err);
@@ -290,7 +291,7 @@ recompress_group(world *w, uint32_t number)
         gd_group_rewrite_close(r);
     }
     if (s == GD_OK) {
-        s = gd_leased_group_note_codec(leased, codec, 2, &w->x.err);
+        s = gd_leased_group_note_codec(leased, &noted, &w->x.err);
     }
     if (owned != NULL) {
         gd_owned_group_close(owned);

@@ -124,8 +124,8 @@ count_torn(fixture *t, const gd_entry *entries)
             continue;
         }
         scratch_read(&t->x, GROUP_1, in, sizeof in, entries[i].segment);
-        torn += gd_segment_header_decode(in, &header, GROUP_1, 0, NULL) !=
-                    GD_OK ||
+        torn += gd_segment_header_decode(in, sizeof in, &t->group->bounds,
+                                         &header, GROUP_1, 0, NULL) != GD_OK ||
                 !gd_segment_intact(in, &header, t->group->bounds.seed);
         i = i / 8 * 8 + 7;
     }

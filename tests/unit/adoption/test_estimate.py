@@ -101,7 +101,8 @@ def test_recompression_is_estimated(place, tmp_path):
     with repositories.open_repository(path) as repo:
         repo.put('a', place / 'a')
         with maintenance.maintaining(repo) as maintainer:
-            recompressor.run_once(maintainer, task.Pace(), 'zstd', 0)
+            recompressor.run_once(maintainer, task.Pace(), 'zstd',
+                                  estimate.LEVEL)
         parts = space.parts(repo)
     assert sum(part.bytes for part in parts if part.name.startswith(
         ('blocks', 'segment'))) == pytest.approx(found.recompressed, rel=0.03)
@@ -113,7 +114,7 @@ def sampled(files, table):
     engine = _engine.Estimate(
         block_size=512, cut_minimum=0, cut_average=0, segment_size=65536,
         codec='lz4', codec_level=0, again_codec='zstd', again_level=0,
-        table_bytes=table)
+        again_similar=False, table_bytes=table)
     for content in files:
         assert engine.take(content, True) == len(content)
         engine.end()

@@ -24,7 +24,7 @@ def full():
     notes.scrub.update(group=3, slot=4)
     notes.found = {addresses.address(1, 5), addresses.address(2, 0)}
     notes.unreadable = {7: 'why'}
-    notes.kept = {9: (2, 19)}
+    notes.kept = {9: (2, 19, False), 10: (2, 9, True)}
     return notes
 
 
@@ -36,6 +36,12 @@ def test_they_come_back(path):
     assert checker.check(path).findings == []
     assert (path / 'helpers').stat().st_mode & 0o7777 == 0o700
     assert (path / 'helpers/3.json').stat().st_mode & 0o7777 == 0o600
+
+
+def test_rows_of_older_formats_have_no_order(path):
+    """So older programs read them where they may be beside newer ones."""
+    rows = json.loads(full().encode())['kept']
+    assert rows == [[9, 2, 19], [10, 2, 9, True]]
 
 
 def changed(**fields):
@@ -56,7 +62,8 @@ def changed(**fields):
     changed(found=[True]), changed(found=[32768] * 4097),
     changed(found={}), changed(unreadable=[[0, 'x']]),
     changed(unreadable=[[1 << 40, 'x']]), changed(unreadable=[[1]]),
-    changed(kept=[[1, 2]]), changed(kept=[[1, 2, 'x']])])
+    changed(kept=[[1, 2]]), changed(kept=[[1, 2, 'x']]),
+    changed(kept=[[1, 2, 3, 1]]), changed(kept=[[1, 2, 3, True, 4]])])
 def test_anybody_may_have_written_them(path, content):
     with pytest.raises(ValueError):
         notes_module.decode(content)
@@ -73,7 +80,7 @@ def test_bounds_are_kept(path):
         notes_module.MOST_FOUND)}
     notes.unreadable = {(1 << 24) + n: 'y' * 1000
                         for n in range(notes_module.MOST_UNREADABLE)}
-    notes.kept = {(1 << 24) + n: (255, 255)
+    notes.kept = {(1 << 24) + n: (255, 255, True)
                   for n in range(notes_module.MOST_KEPT)}
     notes_module.save(path, 63, notes.encode())
     found = notes_module.load(path, 63)

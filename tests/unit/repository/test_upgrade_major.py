@@ -158,6 +158,51 @@ def test_steps_from_the_first_version(filled):
     assert to_volumes(filled) == []
 
 
+def test_steps_to_lists(filled):
+    """They lead over the version with volumes, and may begin there."""
+    with repositories.open_repository(filled) as repo:
+        assert not repo.has_lists
+        done = upgrade.upgrade(repo, lambda *arguments: None, similar=True)
+        assert [step.after for step in done] == [(2, 0), (3, 0)]
+        assert repo.has_lists and repo.has_volumes
+        assert repositories.group_lock_held(
+            filled, repositories.VERSION_BYTE + 3) == 'shared'
+        assert held(filled) == (None, None)
+    need_version(filled, 3, 0)
+    for asked in ({}, {'volumes': True}, {'similar': True}):
+        with repositories.open_repository(filled) as repo:
+            assert upgrade.plan(repo, **asked) == []
+    assert (filled / 'volumes').is_dir()
+
+
+def test_lists_after_volumes(filled):
+    to_volumes(filled)
+    with repositories.open_repository(filled) as repo:
+        done = upgrade.upgrade(repo, lambda *arguments: None, similar=True)
+        assert [step.after for step in done] == [(3, 0)]
+    need_version(filled, 3, 0)
+
+
+def test_the_commands_for_lists(filled, cli, tmp_path):
+    new = tmp_path / 'other'
+    cli.options[cli.options.index('--repository') + 1] = str(new)
+    made = cli('repository', 'create', '--similar', '-f', 'json').json()
+    assert made['format'] == '3.0'
+    assert (new / 'volumes').is_dir()
+    repositories.need_clean(new)
+    cli.options[cli.options.index('--repository') + 1] = str(filled)
+    command = 'repository', 'upgrade', '--similar', '-f', 'json'
+    found = cli(*command, '--dry-run').json()
+    assert (found['result'], found['format']) == ('to be done', '1.1')
+    with repositories.open_repository(filled):
+        cli(*command).refused('open in another program')
+    found = cli(*command).json()
+    assert (found['format_before'], found['format']) == ('1.1', '3.0')
+    assert found['format_of_program'] == '3.0'
+    assert cli(*command).json()['result'] == 'nothing to do'
+    need_version(filled, 3, 0)
+
+
 def test_what_the_handle_holds(filled):
     with repositories.open_repository(filled) as repo:
         assert held(filled) == ('shared', None)

@@ -36,6 +36,8 @@ configure = stores.configure
 DATA = maintenance.content(1, 2)
 OTHER = maintenance.content(3, 1)
 GROUP, IMAGE = 'groups/00000001', 'images/image'
+#: The first major version of each that this program does not know.
+NEWER = {GROUP: 3, IMAGE: 2}
 # Bytes under the checksum that follows them; a recipe's header is a page.
 CHECKED = {GROUP: 504, IMAGE: 4088}
 
@@ -70,18 +72,18 @@ def set_version(path, name, version, offset=8, good=True):
 # -- repository.json ----------------------------------------------------------
 
 def test_newer_repository(path, cli, configure, tmp_path):
-    repositories.edit_parameters(path, major=3)
+    repositories.edit_parameters(path, major=4)
     with pytest.raises(exceptions.VersionError,
-                       match='repository.json .* version 3; .* up to 2'):
+                       match='repository.json .* version 4; .* up to 3'):
         repositories.open_repository(path)
     with pytest.raises(exceptions.VersionError,
-                       match=r'repository.json .* 3\.1; .* up to 2\.x'):
+                       match=r'repository.json .* 4\.1; .* up to 3\.x'):
         checker.check(path)
     for command in (*repositories.COMMANDS, 'repository upgrade --volumes'):
-        cli(*command.split()).refused('repository.json', '3', 'up to 2')
+        cli(*command.split()).refused('repository.json', '4', 'up to 3')
     store = configure(one={'dedup_store_datadir': path})
     with pytest.raises(store_exceptions.BadStoreConfiguration,
-                       match='repository.json .* version 3; .* up to 2'):
+                       match='repository.json .* version 4; .* up to 3'):
         store.configure_add()
     with pytest.raises(store_exceptions.StoreAddDisabled):
         stores.add(b'data')
@@ -90,7 +92,7 @@ def test_newer_repository(path, cli, configure, tmp_path):
     with daemons.Daemon(path) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(60) != 0
-        assert 'repository.json has format version 3' in daemon.text()
+        assert 'repository.json has format version 4' in daemon.text()
         assert 'Traceback' not in daemon.text()
 
 
@@ -118,8 +120,10 @@ def test_newer_minor_version_of_the_repository(filled, cli):
 @pytest.mark.parametrize('good', [True, False], ids=['', 'other checksum'])
 @pytest.mark.parametrize('name', [GROUP, IMAGE])
 def test_newer_file(filled, cli, name, good):
-    set_version(filled, name, 2, good=good)
-    words = f'{name} has format version 2; this program knows up to 1'
+    newer = NEWER[name]
+    set_version(filled, name, newer, good=good)
+    words = (f'{name} has format version {newer}; this program knows up to '
+             f'{newer - 1}')
     with repositories.open_repository(filled) as repo:
         with pytest.raises(exceptions.VersionError, match=words):
             repositories.read_all(repo, 'image')
@@ -131,15 +135,16 @@ def test_newer_file(filled, cli, name, good):
     assert not report.ok
     assert 'image' in report.damaged_images
     if good:
-        assert any(f.file == name and 'has format 2.1; this program reads 1.x'
-                   in f.sentence for f in report.findings), report.findings
+        words = f'has format {newer}.1; this program reads 1.x'
+        assert any(f.file == name and words in f.sentence
+                   for f in report.findings), report.findings
 
 
 @pytest.mark.parametrize('name', [GROUP, IMAGE])
 def test_newer_file_is_for_the_driver(configure, tmp_path, name):
     store = configure(one={})
     url = stores.add(DATA)[0]
-    set_version(tmp_path / 'one', name, 2)
+    set_version(tmp_path / 'one', name, NEWER[name])
     store = configure(one={'dedup_store_codec': 'none'})
     with pytest.raises(store_exceptions.RemoteServiceUnavailable):
         stores.get(url)
@@ -150,7 +155,8 @@ def test_newer_file_is_for_the_driver(configure, tmp_path, name):
 @pytest.mark.parametrize('name', [GROUP, IMAGE])
 def test_newer_file_and_the_maintainer(filled, name):
     """Nothing of what cannot be understood is freed."""
-    set_version(filled, name, 2)
+    set_version(filled, name, NEWER[name])
+    words = f'version {NEWER[name]}'
     before = (filled / name).read_bytes()
     pace = task.Pace()
     with repositories.open_repository(filled, codec='none') as repo:
@@ -161,10 +167,10 @@ def test_newer_file_and_the_maintainer(filled, name):
             result = collector.run_once(maintainer, pace)
             scrubber.run_once(maintainer, pace)
             if name == IMAGE:
-                assert 'version 2' in result.refused
-                assert 'version 2' in maintainer.unreadable.reasons()['image']
+                assert words in result.refused
+                assert words in maintainer.unreadable.reasons()['image']
             else:
-                assert 'version 2' in result.failed[1]
+                assert words in result.failed[1]
     assert (filled / name).read_bytes() == before
     set_version(filled, name, 1)
     with repositories.open_repository(filled, codec='none') as repo:
@@ -252,12 +258,12 @@ def test_newer_spare_copies(filled):
             scrubber.run_once(maintainer, task.Pace(), full=True,
                               spare_threshold=1)
     spare = 'spares/00000001'
-    set_version(filled, spare, 2)
+    set_version(filled, spare, NEWER[GROUP])
     with repositories.open_repository(filled, codec='none') as repo:
         assert repositories.read_all(repo, 'image') == DATA
         report = checker.check(filled)
         assert not report.damaged_images
-        assert any(f.file == spare and 'has format 2.1' in f.sentence
+        assert any(f.file == spare and 'has format 3.1' in f.sentence
                    for f in report.findings)
         with maintaining(repo) as maintainer:
             scrubber.run_once(maintainer, task.Pace(), full=True,

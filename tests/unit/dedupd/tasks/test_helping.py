@@ -104,8 +104,8 @@ def test_a_helper_changes_no_file_in_place(path, helper, model):
     before = bytes_of(path)['00000003']
     assert recompress(helper).kept == 1
     assert bytes_of(path)['00000003'] == before
-    assert helper.notes.kept == {3: (ZSTD, 3)}
-    assert notes_module.load(path, 0).kept == {3: (ZSTD, 3)}
+    assert helper.notes.kept == {3: (ZSTD, 3, False)}
+    assert notes_module.load(path, 0).kept == {3: (ZSTD, 3, False)}
     # It is not tried again; nor by the next daemon with this number.
     assert recompress(helper) == recompressor.Result()
 
@@ -272,7 +272,8 @@ def test_what_is_noted_of_no_block(path, maintainer, helper, model):
         addresses.address(1, 9999), addresses.address(4, 60),
         addresses.address(77, 0), addresses.address((1 << 25) - 1, 32767)}
     helper.notes.unreadable = {1: 'lie', 77: 'lie'}
-    helper.notes.kept = {1: (9, 9), 4: (ZSTD, 3), 77: (1, 0)}
+    helper.notes.kept = {1: (9, 9, False), 4: (ZSTD, 3, False),
+                         77: (1, 0, True)}
     helper.save()
     take(maintainer)
     assert maintainer.catalog.damaged() == {}

@@ -237,7 +237,7 @@ def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
     with pytest.raises(task.Stopped):
         recompress(maintainer, pace=Stopping(1))
     rewriting, mark = maintainer.rewriting
-    assert rewriting.number == 1 and mark == (ZSTD, 3)
+    assert rewriting.number == 1 and mark == (ZSTD, 3, False)
     # Others go on meanwhile; only its lease is held.
     maintenance.account(maintainer)
     put(other, 'again', model['text'])
