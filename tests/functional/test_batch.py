@@ -2,6 +2,7 @@
 """Batch backups by real ranks under mpiexec: every disk comes back, whatever
 dies, and equal blocks of different ranks are stored once."""
 
+import re
 import shutil
 import sys
 
