@@ -7,9 +7,10 @@ Run it from a checkout, as root::
     unshare --mount python benchmarks/levels.py [--disks 40] [--mib 512]
         [--nights 4] [--debs DIR] [--updates DIR] [--plot FILE] ROOT...
 
-With mounts of its own, no other program keeps a disk mounted and writes to it
-during its backup. Each ROOT is a directory with an installed system, as
-debootstrap makes it, or with any files.
+It should have mounts of its own. Else a program that starts meanwhile with a
+copy of all mounts keeps a disk mounted, and may write to it during its backup.
+Each ROOT is a directory with an installed system, as debootstrap makes it, or
+with any files.
 The first disk of each gets an ext4 file system with its files; the others are
 copies of it, each with another host name, keys and machine id. Before each
 night but the first, each disk is mounted through a loop device and ages:

@@ -895,10 +895,13 @@ def _replace(catalog, other):
             content = f.read()
         if name.startswith('LOG'):
             continue
-        with open(os.path.join(catalog, name), 'wb', buffering=0) as f:
+        # As LevelDB makes CURRENT: no crash leaves a part of it.
+        made = os.path.join(catalog, '000000.dbtmp')
+        with open(made, 'wb', buffering=0) as f:
             if content:
                 f.write(content)
             os.fsync(f.fileno())
+        os.rename(made, os.path.join(catalog, name))
 
 
 @workload
