@@ -423,14 +423,17 @@ load_store(gd_lookup *lookup, uint32_t group)
 }
 
 /* Loads the stores in disk order, except those whose hinted blocks were all
- * found in earlier stores. */
-static void
+ * found in earlier stores.  Returns how many groups there were: hints may lead
+ * to groups that were removed, or are of another scope, and cost no load. */
+static size_t
 load_chosen(gd_lookup *lookup, const uint32_t *groups, size_t group_count,
             gd_block *blocks, size_t count)
 {
     bool ready[CHOSEN_AT_ONCE];
+    size_t there = 0;
     for (size_t g = 0; g < group_count; g++) {
         ready[g] = prepare_store(lookup, groups[g]);
+        there += ready[g];
     }
     for (size_t g = 0; g < group_count; g++) {
         if (!ready[g] || !gd_hints_want(lookup->hints, groups[g])) {
@@ -444,6 +447,7 @@ load_chosen(gd_lookup *lookup, const uint32_t *groups, size_t group_count,
             }
         }
     }
+    return there;
 }
 
 static void
@@ -456,8 +460,7 @@ load_hinted_stores(gd_lookup *lookup, gd_block *blocks, size_t count,
         n = gd_hints_choose(lookup->hints,
                             most < CHOSEN_AT_ONCE ? most : CHOSEN_AT_ONCE,
                             groups);
-        load_chosen(lookup, groups, n, blocks, count);
-        most -= n;
+        most -= load_chosen(lookup, groups, n, blocks, count);
     } while (n > 0);
     atomic_fetch_add(&lookup->repo->counters.capped_loads,
                      gd_hints_left(lookup->hints));

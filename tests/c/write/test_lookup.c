@@ -225,21 +225,29 @@ test_runs_stay_together(void)
     teardown();
 }
 
-/* Four cold loads to a batch, those with most hints first. */
-static void
-test_cold_loads_are_few(void)
+/* Fills groups 1 to 7, and a batch in which group n has n blocks; returns its
+ * length. */
+static size_t
+store_stairs(void)
 {
-    setup("sha256", false);
+    size_t count = 0;
     store("a", 0, 7 * 64);
     another_handle();
-    /* Group n has n blocks in the batch. */
-    size_t count = 0;
     for (size_t group = 1; group <= 7; group++) {
         for (size_t i = 0; i < group; i++, count++) {
             memcpy(t.data + (500 + count) * BLOCK,
                    t.data + ((group - 1) * 64 + i) * BLOCK, BLOCK);
         }
     }
+    return count;
+}
+
+/* Four cold loads to a batch, those with most hints first. */
+static void
+test_cold_loads_are_few(void)
+{
+    setup("sha256", false);
+    size_t count = store_stairs();
     CHECK_INT(look_up(500, 500 + count), 7 + 6 + 5 + 4);
     CHECK_INT(COUNTER(cold_loads), 4);
     CHECK_INT(COUNTER(capped_loads), 3);
@@ -249,6 +257,23 @@ test_cold_loads_are_few(void)
     CHECK_INT(look_up(500, 500 + count), count);
     CHECK_INT(COUNTER(cold_loads), 7);
     CHECK_INT(COUNTER(capped_loads), 3);
+    teardown();
+}
+
+/* An upload that was killed leaves hints to what a collection removes. */
+static void
+test_removed_groups_cost_no_load(void)
+{
+    setup("sha256", false);
+    size_t count = store_stairs();
+    for (int group = 4; group <= 7; group++) {
+        char path[32];
+        snprintf(path, sizeof path, "groups/%08x", group);
+        CHECK_INT(unlinkat(t.x.root, path, 0), 0);
+    }
+    CHECK_INT(look_up(500, 500 + count), 3 + 2 + 1);
+    CHECK_INT(COUNTER(cold_loads), 3);
+    CHECK_INT(COUNTER(capped_loads), 0);
     teardown();
 }
 
@@ -771,6 +796,7 @@ main(int argc, char **argv)
     RUN(test_neighbours_of_a_hit);
     RUN(test_runs_stay_together);
     RUN(test_cold_loads_are_few);
+    RUN(test_removed_groups_cost_no_load);
     RUN(test_loads_in_disk_order);
     RUN(test_copies_are_not_loaded);
     RUN(test_chosen_in_vain);
