@@ -8,12 +8,12 @@ Run it from a checkout in which the extension is built::
         [--codecs lz4,zstd-3,zstd-9-similar] [--group-slots 32768]
         [--cache-mib 0] [--dir DIR] IMAGE...
 
-The images are stored, with lz4, in one repository, and its full groups then
+The images are stored, with lz4, in one repository, and its groups then
 compressed anew with each codec in turn, with each number of threads. With
 ``-similar`` behind codec and level, similar blocks come next to each other. It
 shows
 
-* the blocks of full groups, their segments' headers included, in percent of
+* the blocks, their segments' headers included, in percent of
   the same blocks before compression: as they were stored, and after each
   codec;
 * the rate of compressing anew, by those bytes, and the processor time;
@@ -27,6 +27,7 @@ rate stands its ratio to that of what is stored, of the same round.
 """
 
 import argparse
+import functools
 import os
 import random
 import shutil
@@ -125,9 +126,10 @@ def measure(table: common.Table, repo: repository.Repository, codec: str,
     level, _, order = how.partition('-')
     _, plain = share(repo)
     with maintainer_module.Maintainer(repo) as maintainer:
-        spent = common.timed(
-            recompressor.run_once, maintainer, task.Pace(), kind,
-            int(level or 0), similar=order == 'similar')
+        run = functools.partial(recompressor.run_once,
+                                similar=order == 'similar')
+        spent = common.timed(run, maintainer, task.Pace(), kind,
+                             int(level or 0))
     name = f'{codec}, {threads} threads'
     table.add(f'compressing anew, {name}', plain, spent)
     table.figure(f'blocks, {codec}', share(repo)[0], '% of plain',
