@@ -26,7 +26,7 @@ from tests.support import repositories
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-LIMIT_MIB = 36      # two images, and what a cache takes besides
+LIMIT_MIB = 72      # two images, and what a cache takes besides
 SMALL = {'block_size': 4096, 'group_slots': 256, 'segment_size': 65536}
 # The byte of a recipe that its readers share (N3).
 _USERS = 1
@@ -52,7 +52,7 @@ def model(alice):
     model = {}
     for seed in range(5):
         image_id = alice.create(name=f'image {seed}')['id']
-        model[image_id] = repositories.noise(13 * MIB, seed)
+        model[image_id] = repositories.noise(30 * MIB, seed)
         alice.upload(image_id, model[image_id])
     return model
 
