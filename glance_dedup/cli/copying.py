@@ -14,7 +14,9 @@ import typing
 from typing import Any
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import openimages
+
+if typing.TYPE_CHECKING:
+    from glance_dedup.repository import openimages
 
 #: Bytes that are read, and written, at once.
 PIECE = 4 << 20
@@ -38,7 +40,7 @@ class Copier:
     :param progress: told the offset behind each piece that was read
     """
 
-    def __init__(self, fd: int, image: openimages.Image,
+    def __init__(self, fd: int, image: 'openimages.Image',
                  progress: Progress) -> None:
         self._fd = fd
         self._image = image
@@ -81,13 +83,13 @@ class Copier:
             self._writer.shutdown()
 
 
-def buffers_for(image: openimages.Image, count: int) -> list[memoryview]:
+def buffers_for(image: 'openimages.Image', count: int) -> list[memoryview]:
     """Buffers for pieces of an image, which is no longer than PIECE."""
     return [memoryview(bytearray(min(PIECE, image.size)))
             for _ in range(count)]
 
 
-def fill(view: memoryview, image: openimages.Image, offset: int) -> None:
+def fill(view: memoryview, image: 'openimages.Image', offset: int) -> None:
     """Fill a buffer with the bytes of an image from `offset` on.
 
     :raises DamagedError: the image ends before
@@ -107,7 +109,7 @@ def write_all(fd: int, data: Any, offset: int) -> None:
         offset += written
 
 
-def filled_ranges(image: openimages.Image) -> Iterator[tuple[int, int]]:
+def filled_ranges(image: 'openimages.Image') -> Iterator[tuple[int, int]]:
     """The ranges of an image between its long runs of zeros."""
     start = end = 0
     for extent in image.extents():

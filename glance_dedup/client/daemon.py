@@ -685,7 +685,8 @@ class Client(closing.Closing):
     def open_image(self, image_id: str, *, upload_id: str | None = None,
                    offset: int = 0, length: int | None = None,
                    repository_id: str | None = None,
-                   timeout: float | None = None) -> ImageStream:
+                   timeout: float | None = None, shares: bool = True
+                   ) -> ImageStream:
         """Read an image, or a range of it.
 
         :param upload_id: only if the image is of this upload
@@ -693,6 +694,8 @@ class Client(closing.Closing):
             that follow
         :param repository_id: only if the daemon serves this repository
         :param timeout: seconds until the answer begins
+        :param shares: whether the daemon may share memory. Not if something
+            in between relays the socket's bytes: it passes on no descriptors
         """
         path = f'/v1/images/{_quoted(image_id)}'
         if upload_id is not None:
@@ -702,7 +705,7 @@ class Client(closing.Closing):
             last = '' if length is None else str(offset + length - 1)
             headers['Range'] = f'bytes={offset}-{last}'
         ranged = bool(headers)
-        if self._path is not None and (
+        if shares and self._path is not None and (
                 length is None or length >= shared_memory.LEAST):
             # A daemon that shares no memory answers as if this were not here.
             headers['Connection'] = 'Upgrade'

@@ -83,8 +83,9 @@ class Peer:
 
     def stream(self) -> daemon_module.ImageStream:
         """All bytes of the image, by an ordinary read."""
-        return self._clients[-1].open_image(self._image_id,
-                                            upload_id=self.upload_id)
+        # They come over the socket, so that they are counted.
+        return self._clients[-1].open_image(
+            self._image_id, upload_id=self.upload_id, shares=False)
 
     @property
     def received(self) -> int:

@@ -74,7 +74,7 @@ def test_what_is_none_of_ours_stays(place, tmp_path, monkeypatch):
 
 def test_it_is_taken_for_dead_before_it_is_locked(place, monkeypatch):
     """By a process that removes it, and by one that is about to."""
-    lock, calls = scratch._lock, []
+    lock, calls = scratch.lock_directory, []
 
     def late(path):
         calls.append(path)
@@ -87,7 +87,7 @@ def test_it_is_taken_for_dead_before_it_is_locked(place, monkeypatch):
             os.rmdir(path)
             return fd
         return lock(path)
-    monkeypatch.setattr(scratch, '_lock', late)
+    monkeypatch.setattr(scratch, 'lock_directory', late)
     monkeypatch.setattr(scratch, '_remove_dead', int)
     directory = scratch.Directory()
     assert len(calls) == 4 and directory.name == calls[3]
@@ -98,7 +98,7 @@ def test_it_is_taken_for_dead_before_it_is_locked(place, monkeypatch):
 def test_no_locks(place, monkeypatch):
     def refuse(path):
         raise OSError(37, 'No locks available')
-    monkeypatch.setattr(scratch, '_lock', refuse)
+    monkeypatch.setattr(scratch, 'lock_directory', refuse)
     (place / f'{scratch.PREFIX}other').mkdir()
     scratch.Directory().cleanup()
     assert [path.name for path in place.iterdir()] == [

@@ -221,10 +221,14 @@ def test_group_facts(path, maintenance, images):
         sequence, generation, count, flags, end = group.record()
         size = len(group.data)
         allocated = facts.pop('allocated')
+        assert facts.pop('modified') == int(
+            (path / f'groups/{number:08}').stat().st_mtime)
         assert facts == {
-            'slots': SLOTS, 'scope': bytes(16), 'published': count,
+            'slots': SLOTS, 'has_lists': False, 'scope': bytes(16),
+            'published': count,
             'generation': generation, 'flags': flags, 'sequence': sequence,
-            'end': end, 'codec': 0, 'level': 0, 'size': size}
+            'end': end, 'codec': 0, 'level': 0, 'similar': False,
+            'covered': 0, 'size': size}
         assert 0 < allocated <= size + (1 << 20)
     with pytest.raises(exceptions.ImageNotFound, match='00000003'):
         maintenance.group_facts(3)

@@ -128,7 +128,7 @@ def sealed_group(repository, **change):
 
 
 @pytest.mark.parametrize('change', [
-    {'_0': b'X'}, {'_8': b'\2'}, {'_12': b'\2'}, {'_16': b'\0\0'},
+    {'_0': b'X'}, {'_8': b'\3'}, {'_12': b'\2'}, {'_16': b'\0\0'},
     {'_48': struct.pack('<I', 63)}, {'_48': struct.pack('<I', 32769)},
     {'_48': struct.pack('<I', 2**32 - 1)}, {'_52': struct.pack('<I', 0)},
     {'_52': struct.pack('<I', 2**32 - 1)}, {'_56': b'none\0\0\0'},
