@@ -773,9 +773,9 @@ def test_a_cache_killed_early(place, alice, near, cache, link):
 def test_the_status(alice, near, cache, link):
     """It is as described, and Prometheus gets it; while something arrives."""
     image_id = store(alice, noise(24 * MIB, 52))
-    with begun(near, image_id, link, 8 * MIB) as (response, _):
+    with begun(near, image_id, link, 16 * MIB) as (response, _):
         url = f'http://{cache.options["status_listen"]}'
-        # Its reader waits only now for what is held back.
+        # More has come than sockets hold, so its reader waits for its client.
         repositories.eventually(lambda: cache.status()['cache'][
             'arrivals']['images'][0]['readers'] == 1)
         shown = test_dedupd_openapi.walk('status').call_and_validate(
