@@ -21,8 +21,8 @@ read.
 
 A segment's digest is keyed (GMAC), which takes a third of the time of SHA-256.
 The key is random, one for each source, and goes on from file to file, so that
-digests can be compared. Whoever does not know it finds two segments with one
-digest by chance only: 2^-110 for each pair (``keyeddigest.h``). Whoever knows
+digests can be compared. Without it, one finds two segments with one digest
+by chance only: 2^-110 for each pair (``keyeddigest.h``). A user who knows
 it can make such segments, and can also forge the whole file. So the state
 directory is as secret, and as safe, as the repository.
 
