@@ -196,11 +196,19 @@ def test_what_glance_does_not_have(client, run, place):
 
 @contextlib.contextmanager
 def uploading(client, store):
-    """An upload that goes on until this ends."""
+    """An upload that goes on until this ends.
+
+    The store has begun it: more was sent than sockets hold. Until then Glance
+    may say "saving" while the store would still take another image of the id.
+    """
     go_on = threading.Event()
+    begun = threading.Event()
     image_id = client.create(name='slow')['id']
 
     def pieces():
+        for _ in range(32):
+            yield bytes(MIB)
+        begun.set()
         yield noise(MIB, 1)
         go_on.wait(LIMIT)
         yield noise(MIB, 2)
@@ -210,10 +218,8 @@ def uploading(client, store):
                               kwargs={'store': store, 'expect': ()})
     thread.start()
     try:
-        deadline = time.monotonic() + LIMIT
-        while client.show(image_id)['status'] != 'saving':
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert begun.wait(LIMIT)
+        assert client.show(image_id)['status'] == 'saving'
         yield image_id
     finally:
         go_on.set()
