@@ -53,6 +53,7 @@ import synthetic
 
 from glance_dedup.check import format
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
@@ -333,7 +334,7 @@ def wait_for(answer):
     while True:
         try:
             return answer()
-        except daemon_module.DaemonUnavailable:
+        except errors.DaemonUnavailable:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.002)

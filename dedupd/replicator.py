@@ -31,6 +31,7 @@ from dedupd import records
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors as client_errors
 from glance_dedup.client import glance_api
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import site_replication
@@ -359,7 +360,7 @@ class Replicator:
             outcome.error = str(e) or repr(e)
             self._errors.failed(
                 'replicate', e, glance_api.GlanceError,
-                daemon_module.ClientError, OSError, ValueError)
+                client_errors.ClientError, OSError, ValueError)
         result, record = outcome.result, self._record
         with self._changed:
             record.end(job, outcome)

@@ -30,6 +30,7 @@ import trio
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_client
 from glance_dedup.repository import repository as repository_module
 
@@ -152,7 +153,7 @@ class FromDaemon(Source):
     def _call(function: Callable, *args: Any) -> Any:
         try:
             return function(*args)
-        except daemon_module.Refused as e:
+        except client_errors.Refused as e:
             if e.code == 404:
                 raise LookupError(str(e)) from e
             raise

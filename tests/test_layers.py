@@ -194,6 +194,11 @@ TESTED_BY = {
     'glance_dedup.maintenance.records': 'unit/maintenance/test_catalog.py',
     'glance_dedup.maintenance.reserve':
         'unit/maintenance/test_maintainer.py',
+    'glance_dedup.client.channels': 'unit/client/test_daemon.py',
+    'glance_dedup.client.connection': 'unit/client/test_daemon.py',
+    'glance_dedup.client.errors': 'unit/client/test_daemon.py',
+    'glance_dedup.client.replica': 'unit/transfer/test_send.py',
+    'glance_dedup.client.streams': 'unit/client/test_daemon.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
     'glance_dedup.transfer.description': 'unit/transfer/test_pull.py',

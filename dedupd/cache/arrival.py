@@ -29,6 +29,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
@@ -474,7 +475,7 @@ class _Reading:
         except partial_image.NoMore:
             arrival.need_hope()
             return 0
-        except (daemon_module.ClientError, assembler.BadBlock, OSError) as e:
+        except (errors.ClientError, assembler.BadBlock, OSError) as e:
             if self.here:
                 return 0
             raise readings.ArrivalFailed(f'{arrival}: {e}') from e

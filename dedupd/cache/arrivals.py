@@ -20,6 +20,7 @@ from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import pull
 
@@ -101,7 +102,7 @@ class Arrivals:
                 return arrival.result().open(expected, token, held_back)
             except (exceptions.ImageExists, arrival_module.Over):
                 pass                    # somebody was faster
-            except daemon_module.Refused:
+            except errors.Refused:
                 if mine:
                     raise
                 # The peer refused another client's token; this one may do.
@@ -211,7 +212,7 @@ class Arrivals:
             self._failures += 1
             self._last_failure = {'time': int(time.time()),
                                   'message': str(failure)}
-            if isinstance(cause, daemon_module.DaemonUnavailable) and (
+            if isinstance(cause, errors.DaemonUnavailable) and (
                     not self._stopping):
                 self._away = (time.monotonic() + AWAY_SECONDS,
                               f'{cause}, {time.strftime("%H:%M:%S")}')

@@ -42,7 +42,7 @@ from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -60,7 +60,7 @@ _PLAIN = frozenset({
     b'content-range', b'if-match', b'if-none-match', b'if-modified-since',
     b'if-unmodified-since', b'if-range'})
 
-_FAILURES = (readings.ArrivalFailed, daemon_module.ClientError,
+_FAILURES = (readings.ArrivalFailed, errors.ClientError,
              exceptions.RepositoryError, OSError, ValueError)
 
 

@@ -23,6 +23,7 @@ from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.repository import repository as repository_module
 
 
@@ -110,7 +111,7 @@ class Cache:
         try:
             reading = self.arrivals.open(image_id, None, None,
                                          held_back=held_back)
-        except daemon_module.Refused as e:
+        except errors.Refused as e:
             if e.code in (401, 403, 404):
                 raise exceptions.ImageNotFound(str(e)) from e
             raise

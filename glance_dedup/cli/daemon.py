@@ -9,6 +9,7 @@ import typing
 
 from glance_dedup.base import exceptions
 from glance_dedup.cli import common
+from glance_dedup.client import errors
 
 if typing.TYPE_CHECKING:
     from glance_dedup.client import daemon as client_module
@@ -49,7 +50,7 @@ class DaemonCommand(common.RepositoryCommand):
         try:
             status = client.status()
             found = client_module.repository_of(status)
-        except client_module.DaemonUnavailable:
+        except errors.DaemonUnavailable:
             return None
         if self.app.options.repository and found != self._repository_id():
             return None
@@ -65,9 +66,7 @@ class DaemonCommand(common.RepositoryCommand):
         """As `daemon`; also None if the daemon is in trouble."""
         if not self._may_answer():
             return None
-        from glance_dedup.client import daemon as client_module
-
-        with contextlib.suppress(client_module.ClientError):
+        with contextlib.suppress(errors.ClientError):
             return self.daemon()
         return None
 
@@ -166,9 +165,7 @@ def known_images(repo, client: 'client_module.Client | None',
 
 def _images_of(client: 'client_module.Client') -> dict[str, dict]:
     """The daemon's figures, by the id; without those that it cannot read."""
-    from glance_dedup.client import daemon as client_module
-
-    with contextlib.suppress(client_module.ClientError):
+    with contextlib.suppress(errors.ClientError):
         return {image['image_id']: image for image in client.images()
                 if all(image.get(name) is not None for name in LISTED)}
     return {}

@@ -14,7 +14,7 @@ import threading
 import time
 
 from glance_dedup.base import sockets
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_protocol as protocol
 
 #: Seconds for the answer to a request; data of an image that is still on its
@@ -63,7 +63,7 @@ class Export:
                     if self._socket is None:
                         self._socket = self._connect()
                     return self._ask(self._socket, length, offset)
-                except daemon_module.DaemonUnavailable:
+                except client_errors.DaemonUnavailable:
                     self._hang_up()
                     if self._closed or time.monotonic() > until:
                         raise
@@ -88,12 +88,12 @@ class Export:
         try:
             yield
         except OSError as e:
-            raise daemon_module.DaemonUnavailable(
+            raise client_errors.DaemonUnavailable(
                 f'{self._path}: {e.strerror or e}') from e
 
-    def _bad(self, why: str) -> daemon_module.BadAnswer:
+    def _bad(self, why: str) -> client_errors.BadAnswer:
         self._hang_up()
-        return daemon_module.BadAnswer(f'{self._path}: {why}')
+        return client_errors.BadAnswer(f'{self._path}: {why}')
 
     @staticmethod
     def _receive(sock: socket.socket, length: int) -> bytearray:
@@ -115,7 +115,7 @@ class Export:
             if magic != protocol.SIMPLE_MAGIC:
                 raise self._bad(f'a reply begins with {magic:#010x}')
             if error:
-                raise daemon_module.Refused(
+                raise client_errors.Refused(
                     500, f'image {self._image_id} cannot be read at {offset}: '
                     "the daemon's log says why")
             return bytes(self._receive(sock, length))
@@ -142,7 +142,7 @@ class Export:
             if kind == protocol.Reply.ACK:
                 break
             if kind != protocol.Reply.INFO:
-                raise daemon_module.Refused(
+                raise client_errors.Refused(
                     404, data.decode(errors='replace')[:2000])
             info = int.from_bytes(data[:2], 'big')
             if info == protocol.Info.EXPORT and len(data) == 12:
@@ -152,7 +152,7 @@ class Export:
         if size is None:
             raise self._bad('it does not say how large the image is')
         if description != protocol.describe(self._upload_id):
-            raise daemon_module.Refused(
+            raise client_errors.Refused(
                 404, f'image {self._image_id} is not the one that it was')
         self.size = size
 

@@ -14,12 +14,9 @@ import os
 import struct
 import time
 from typing import NamedTuple
-from typing import TYPE_CHECKING
 
 from glance_dedup.base import closing
-
-if TYPE_CHECKING:
-    from glance_dedup.client import daemon
+from glance_dedup.client import connection
 
 #: The protocol's name, in the header ``Upgrade``.
 PROTOCOL = 'glance-dedup-memory'
@@ -61,7 +58,7 @@ class Reader(closing.Closing):
     :raises BadAnswer: the daemon does not say how much memory it shares
     """
 
-    def __init__(self, answer: 'daemon.Answer', offset: int,
+    def __init__(self, answer: connection.Answer, offset: int,
                  length: int) -> None:
         self._answer = answer
         self._channel = answer.switched()
@@ -165,12 +162,12 @@ class Reader(closing.Closing):
             found.close()
 
 
-def image_size(answer: 'daemon.Answer') -> int:
+def image_size(answer: connection.Answer) -> int:
     """The size of the whole image."""
     return _number(answer, SIZE_HEADER)
 
 
-def _number(answer: 'daemon.Answer', header: str) -> int:
+def _number(answer: connection.Answer, header: str) -> int:
     text = answer.header(header)
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise answer.bad(f'{header} is {text[:100]!r}')

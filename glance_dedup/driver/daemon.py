@@ -13,6 +13,8 @@ import os
 import time
 
 from glance_dedup.client import daemon
+from glance_dedup.client import errors
+from glance_dedup.client import streams
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class Daemon:
         self._retry_at = 0.0
 
     def open(self, image_id: str, upload_id: str, size: int, offset: int,
-             length: int) -> daemon.ImageStream | None:
+             length: int) -> streams.ImageStream | None:
         """A range of an image; None if the daemon does not give it.
 
         :param size: bytes of the whole image
@@ -67,7 +69,7 @@ class Daemon:
             stream = self._client.open_image(
                 image_id, upload_id=upload_id, offset=offset, length=length,
                 repository_id=self._repository_id, timeout=ANSWER_SECONDS)
-        except daemon.ClientError as exc:
+        except errors.ClientError as exc:
             if getattr(exc, 'code', None) != 404:
                 self._failed(str(exc))
             # 404: the image was deleted after it was opened.
@@ -81,7 +83,7 @@ class Daemon:
         self._well = True
         return stream
 
-    def read(self, stream: daemon.ImageStream, length: int,
+    def read(self, stream: streams.ImageStream, length: int,
              seconds: float) -> bytes | None:
         """The next `length` bytes of a stream; None if they do not come.
 
@@ -93,7 +95,7 @@ class Daemon:
         try:
             return stream.read(
                 length, min(PIECE_SECONDS, seconds or PIECE_SECONDS))
-        except daemon.ClientError as exc:
+        except errors.ClientError as exc:
             stream.close()
             if still < STILL_SECONDS:
                 self._failed(str(exc))

@@ -19,7 +19,7 @@ import os
 import tempfile
 import threading
 
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import streams
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 
@@ -35,7 +35,7 @@ class Description:
 
     def __init__(self, where: str, header: wire.RecipeHeader,
                  lot_bytes: int | None = None) -> None:
-        daemon_module.need_room(where, header)
+        streams.need_room(where, header)
         self._where = where
         self._most = assembler.most_blocks(header.block_size, lot_bytes)
         self._file = tempfile.TemporaryFile()
@@ -52,7 +52,7 @@ class Description:
 
     # -- filling ----------------------------------------------------------
 
-    def fill(self, recipe: daemon_module.Recipe) -> None:
+    def fill(self, recipe: streams.Recipe) -> None:
         """Read a recipe to its end; requests for lots raise its error, too.
 
         :raises BadAnswer, DaemonUnavailable: the recipe is wrong, or ended

@@ -24,6 +24,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.client import wire
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
@@ -127,7 +128,7 @@ def whole_image(transaction: openimages.Transaction,
     """
     with source.stream() as stream:
         if stream.size != size:
-            raise daemon_module.BadAnswer(
+            raise errors.BadAnswer(
                 f'{source} has {stream.size} bytes, and {size} by its '
                 'description')
         while piece := stream.read(openimages.PIECE):
@@ -187,7 +188,7 @@ class Pull:
             while waiting:
                 yield self._finish(*waiting.popleft())
         except assembler.BadBlock as e:
-            raise daemon_module.BadAnswer(f'{self._source}, {e}') from e
+            raise errors.BadAnswer(f'{self._source}, {e}') from e
 
     def submit(self, function: Callable, *args: Any) -> futures.Future:
         """Run a call on a worker; :meth:`end` waits for it."""

@@ -28,6 +28,8 @@ from glance_dedup.base import hashes
 from glance_dedup.base import task
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
+from glance_dedup.client import replica as replica_module
 from glance_dedup.client import wire
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
@@ -126,7 +128,7 @@ def _extents(image: openimages.Image, header: wire.RecipeHeader
         page += 1
 
 
-def _lots(extents: Iterator[wire.RecipeExtent], most: daemon_module.Replica,
+def _lots(extents: Iterator[wire.RecipeExtent], most: replica_module.Replica,
           block_size: int) -> Iterator[_Lot]:
     """Cut a description into lots within the receiver's limits.
 
@@ -172,11 +174,11 @@ class _Sender:
     # -- attempts ---------------------------------------------------------
 
     def _persist(self, confirm: Callable[[], Any]
-                 ) -> tuple[daemon_module.Replica, dict]:
+                 ) -> tuple[replica_module.Replica, dict]:
         """Send the image, over as many connections as needed."""
         pauses = iter(PAUSES)
         reached = 0
-        replica: daemon_module.Replica | None = None
+        replica: replica_module.Replica | None = None
         while True:
             try:
                 replica = self._begin()
@@ -184,13 +186,13 @@ class _Sender:
                     reached = replica.offset
                     pauses = iter(PAUSES)
                 return replica, self._attempt(replica, confirm)
-            except daemon_module.ClientError as e:
+            except errors.ClientError as e:
                 pause = next(pauses, None)
                 if replica is None or pause is None or not _may_pass(e):
                     raise
                 self._pause(pause)
 
-    def _attempt(self, replica: daemon_module.Replica,
+    def _attempt(self, replica: replica_module.Replica,
                  confirm: Callable[[], Any]) -> dict:
         try:
             self._send_lots(replica)
@@ -198,13 +200,13 @@ class _Sender:
             return self._result(self._submit(replica.commit))
         except BaseException as e:
             self._break_off()
-            if not isinstance(e, daemon_module.DaemonUnavailable):
+            if not isinstance(e, errors.DaemonUnavailable):
                 # So that the next sender need not wait for a timeout.
-                with contextlib.suppress(daemon_module.ClientError):
+                with contextlib.suppress(errors.ClientError):
                     replica.give_up()
             raise
 
-    def _begin(self) -> daemon_module.Replica:
+    def _begin(self) -> replica_module.Replica:
         """Tell the receiver which image comes, or goes on."""
         deadline = time.monotonic() + BUSY_SECONDS
         stat = self._image.stat
@@ -213,9 +215,9 @@ class _Sender:
                 return self._client.begin_replica(
                     self._image_id, stat.upload_id, self._header, self._id,
                     stat.project, *self._hash)
-            except daemon_module.Refused as e:
+            except errors.Refused as e:
                 if e.code in (404, 405):
-                    raise daemon_module.Refused(
+                    raise errors.Refused(
                         e.code, f'{self._client.address}: the daemon there '
                         'takes no images. Update it') from e
                 if e.code != 503 or time.monotonic() > deadline:
@@ -261,7 +263,7 @@ class _Sender:
         self._futures.discard(future)
         return future.result()
 
-    def _send_lots(self, replica: daemon_module.Replica) -> None:
+    def _send_lots(self, replica: replica_module.Replica) -> None:
         self._done = replica.offset
         lots = _lots(_extents(self._image, self._header), replica,
                      self._header.block_size)
@@ -279,7 +281,7 @@ class _Sender:
         while waiting:
             self._finish(waiting.popleft())
 
-    def _offer(self, replica: daemon_module.Replica, lots: Iterator[_Lot]
+    def _offer(self, replica: replica_module.Replica, lots: Iterator[_Lot]
                ) -> tuple[_Lot, futures.Future] | None:
         with self._naming():
             lot = next(lots, None)
@@ -288,7 +290,7 @@ class _Sender:
         return lot, self._submit(replica.offer, lot.offset, lot.end,
                                  lot.extents)
 
-    def _post(self, replica: daemon_module.Replica, lot: _Lot,
+    def _post(self, replica: replica_module.Replica, lot: _Lot,
               ranges: list[tuple[int, int]]) -> None:
         """Send the blocks in some ranges of a lot."""
         while ranges:
@@ -318,8 +320,8 @@ class _Sender:
         self._step('sending')
 
 
-def _may_pass(error: daemon_module.ClientError) -> bool:
+def _may_pass(error: errors.ClientError) -> bool:
     """Whether an error may pass soon: the receiver is away or restarted."""
-    return isinstance(error, daemon_module.DaemonUnavailable) or (
-        isinstance(error, daemon_module.Refused)
+    return isinstance(error, errors.DaemonUnavailable) or (
+        isinstance(error, errors.Refused)
         and error.code in (404, 503))

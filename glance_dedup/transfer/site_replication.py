@@ -24,6 +24,7 @@ from typing import Any
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.client import glance_api
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import journal as journal_module
@@ -105,7 +106,7 @@ class Outcome:
     @property
     def absence(self) -> Exception | None:
         """The error, if a server that every image needs did not answer."""
-        if isinstance(self.error, daemon_module.DaemonUnavailable) or (
+        if isinstance(self.error, errors.DaemonUnavailable) or (
                 isinstance(self.error, glance_api.GlanceError)
                 and self.error.code is None):
             return self.error
@@ -139,7 +140,7 @@ class DataReplication:
         except _LeftOut as e:
             outcome.result, outcome.error = LEFT_OUT, str(e)
         except (exceptions.RepositoryError, glance_api.GlanceError,
-                daemon_module.ClientError, NotReplicated, OSError,
+                errors.ClientError, NotReplicated, OSError,
                 ValueError) as e:
             outcome.result, outcome.error = FAILED, e
         return outcome

@@ -13,6 +13,8 @@ import logging
 import threading
 
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
+from glance_dedup.client import streams
 from glance_dedup.client import wire
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class Peer:
             if token not in self._tokens:
                 self._tokens.append(token)
 
-    def recipe(self) -> daemon_module.Recipe:
+    def recipe(self) -> streams.Recipe:
         """The image's recipe; further requests are for its upload alone."""
         recipe = self._clients[-1].recipe(self._image_id)
         self.upload_id = recipe.upload_id
@@ -64,13 +66,13 @@ class Peer:
                 yield from client.blocks(self._image_id, self.upload_id,
                                          ranges)
                 return
-            except daemon_module.Refused as e:
+            except errors.Refused as e:
                 if e.code not in _TOKEN_REFUSED:
                     raise
                 self._need_other(client, e)
 
     def _need_other(self, client: daemon_module.Client,
-                    refusal: daemon_module.Refused) -> None:
+                    refusal: errors.Refused) -> None:
         with self._lock:
             if client is not self._clients[-1]:
                 return                  # another thread did it
@@ -81,7 +83,7 @@ class Peer:
             del self._tokens[0]
             self._clients.append(self._connect(self._tokens[0]))
 
-    def stream(self) -> daemon_module.ImageStream:
+    def stream(self) -> streams.ImageStream:
         """All bytes of the image, by an ordinary read."""
         # They come over the socket, so that they are counted.
         return self._clients[-1].open_image(

@@ -26,6 +26,7 @@ import traceback
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
 
@@ -173,9 +174,9 @@ class Worker:
                 data = stream.read(stream.size)
             assert len(data) == stream.size
             tag = need_right(image_id, data)
-        except daemon_module.DaemonUnavailable:
+        except errors.DaemonUnavailable:
             return
-        except daemon_module.Refused as e:
+        except errors.Refused as e:
             if e.code != 404:
                 raise
         self.tell(op='read', phase='end', number=number, tag=tag,

@@ -18,6 +18,7 @@ import sys
 import pytest
 
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from tests.functional import glance_server
 from tests.support import certificates
 from tests.support import daemons
@@ -235,7 +236,7 @@ def refusal(far, name):
     with far:
         for ask in (lambda: far.open_image(name), lambda: far.recipe(name),
                     lambda: list(far.blocks(name, '0' * 32, []))):
-            with pytest.raises(daemon_module.Refused) as refused:
+            with pytest.raises(errors.Refused) as refused:
                 ask()
             answers.append((refused.value.code, str(refused.value)))
     assert len(set(answers)) == 1, answers
@@ -305,17 +306,17 @@ def test_tokens_are_glances_to_judge(places, daemon, glance, tmp_path):
     with Listening(places, glance, tmp_path) as second:
         client = second.client
         assert read(client(token='valid'), image_id) == data
-        with pytest.raises(daemon_module.Refused) as refused:
+        with pytest.raises(errors.Refused) as refused:
             read(client(token='valid'), 'unknown-to-glance')
         assert refused.value.code == 404
-        with pytest.raises(daemon_module.Refused) as refused:
+        with pytest.raises(errors.Refused) as refused:
             read(client(), image_id)
         assert refused.value.code == 401
         operator = str(second.authority.issue('operator'))
         assert read(client(cert=operator), 'unknown-to-glance') == data
         # What Glance has deleted, its users cannot read any more.
         glance.delete(image_id)
-        with pytest.raises(daemon_module.Refused):
+        with pytest.raises(errors.Refused):
             read(client(token='valid'), image_id)
     with repositories.open_repository(places / 'repository') as repo:
         repo.delete('unknown-to-glance')

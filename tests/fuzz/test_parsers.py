@@ -24,6 +24,7 @@ from dedupd.serve import incoming_replicas
 from glance_dedup.base import exceptions
 from glance_dedup.cli import main as cli_main
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.client import wire
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
@@ -212,7 +213,7 @@ def test_any_answer_of_a_peer(at_length, answers, what, tmp_path):
                     size += length
             else:
                 assert take_blocks(client, content, upload) == content
-        except daemon_module.ClientError as e:
+        except errors.ClientError as e:
             assert str(e)
         client.close()
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.client import nbd_client
 
 UPLOAD = 'ab' * 16
@@ -88,44 +88,44 @@ def test_what_is_right(path):
 
 
 @pytest.mark.parametrize('script,error', [
-    (b'', daemon_module.DaemonUnavailable),
-    (GREETING[:-1], daemon_module.DaemonUnavailable),
-    (b'HTTP/1.1 400 Bad Request\r\n\r\n', daemon_module.BadAnswer),
-    (GREETING + EXPORT + DESCRIPTION, daemon_module.DaemonUnavailable),
-    (GREETING + ACK, daemon_module.BadAnswer),
-    (GREETING + DESCRIPTION + ACK, daemon_module.BadAnswer),
-    (GREETING + EXPORT + ACK, daemon_module.Refused),
+    (b'', errors.DaemonUnavailable),
+    (GREETING[:-1], errors.DaemonUnavailable),
+    (b'HTTP/1.1 400 Bad Request\r\n\r\n', errors.BadAnswer),
+    (GREETING + EXPORT + DESCRIPTION, errors.DaemonUnavailable),
+    (GREETING + ACK, errors.BadAnswer),
+    (GREETING + DESCRIPTION + ACK, errors.BadAnswer),
+    (GREETING + EXPORT + ACK, errors.Refused),
     (GREETING + EXPORT + option(3, b'\0\2upload ' + b'cd' * 16) + ACK,
-     daemon_module.Refused),
-    (GREETING + option(3) + option(3, b'\0') + ACK, daemon_module.BadAnswer),
+     errors.Refused),
+    (GREETING + option(3) + option(3, b'\0') + ACK, errors.BadAnswer),
     (GREETING + option(1 << 31 | 6, b'no such image'),
-     daemon_module.Refused),
-    (GREETING + option(9), daemon_module.Refused),
-    (GREETING + option(3, magic=7), daemon_module.BadAnswer),
-    (GREETING + option(3, length=65537), daemon_module.BadAnswer),
+     errors.Refused),
+    (GREETING + option(9), errors.Refused),
+    (GREETING + option(3, magic=7), errors.BadAnswer),
+    (GREETING + option(3, length=65537), errors.BadAnswer),
     (GREETING + option(1 << 31 | 6, length=(1 << 32) - 1),
-     daemon_module.BadAnswer)])
+     errors.BadAnswer)])
 def test_what_is_wrong_at_the_start(path, script, error):
     with server(path, script), pytest.raises(error):
         nbd_client.Export(str(path), 'image', UPLOAD)
 
 
 def test_nobody_is_there(path):
-    with pytest.raises(daemon_module.DaemonUnavailable):
+    with pytest.raises(errors.DaemonUnavailable):
         nbd_client.Export(str(path), 'image', UPLOAD)
 
 
 def test_nothing_comes(path):
     since = time.monotonic()
     with server(path, b'', close=False), (
-            pytest.raises(daemon_module.DaemonUnavailable)):
+            pytest.raises(errors.DaemonUnavailable)):
         nbd_client.Export(str(path), 'image', UPLOAD)
     assert time.monotonic() - since < 20
 
 
 @pytest.mark.parametrize('reply,error', [
-    (simple(5), daemon_module.Refused),
-    (simple(magic=0x668e33ef) + b'x' * 10, daemon_module.BadAnswer)])
+    (simple(5), errors.Refused),
+    (simple(magic=0x668e33ef) + b'x' * 10, errors.BadAnswer)])
 def test_what_is_wrong_later(path, reply, error):
     with server(path, OPENED + reply), opened(path) as export:
         with pytest.raises(error, match='image|begins'):
@@ -142,7 +142,7 @@ def test_it_connects_again(path):
 def test_another_image_is_not_taken_for_it(path):
     with server(path, OPENED, OPENED.replace(b'ab' * 16, b'cd' * 16)):
         with opened(path) as export:
-            with pytest.raises(daemon_module.Refused,
+            with pytest.raises(errors.Refused,
                                match='is not the one that it was'):
                 export.read(10, 0)
 
@@ -150,6 +150,6 @@ def test_another_image_is_not_taken_for_it(path):
 def test_it_does_not_wait_for_ever(path):
     since = time.monotonic()
     with server(path, OPENED), opened(path) as export:
-        with pytest.raises(daemon_module.DaemonUnavailable):
+        with pytest.raises(errors.DaemonUnavailable):
             export.read(10, 0)
     assert 1 <= time.monotonic() - since < 20

@@ -13,6 +13,7 @@ import glance_store
 from glance_store import exceptions
 import pytest
 
+from glance_dedup.client import errors
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import store as dedup_store
 from tests.support import daemons
@@ -321,7 +322,7 @@ def test_while_one_tries_the_others_do_not_wait(store, url, path):
     def open_image(*args, **kwargs):
         entered.set()
         assert go.wait(20)
-        raise daemon_module.daemon.DaemonUnavailable('a test')
+        raise errors.DaemonUnavailable('a test')
 
     daemon._client.open_image = open_image
     thread = threading.Thread(target=get, args=(url,))

@@ -18,7 +18,9 @@ import time
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.client import connection
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import pull
@@ -215,7 +217,7 @@ def test_it_is_here_already(there, here, client, monkeypatch):
 
 
 def test_it_is_not_there(here, client):
-    with pytest.raises(daemon_module.Refused) as caught:
+    with pytest.raises(errors.Refused) as caught:
         pull.pull(here.repo, 'one', client)
     assert caught.value.code == 404
     here.need_nothing_of('one')
@@ -278,7 +280,7 @@ def test_a_peer_that_lies(there, here, client, monkeypatch, change):
     there.put('one', data)
     with monkeypatch.context() as patch:
         tampered(client, patch, change)
-        with pytest.raises(daemon_module.BadAnswer) as caught:
+        with pytest.raises(errors.BadAnswer) as caught:
             pull.pull(here.repo, 'one', client)
     assert client.address in str(caught.value)
     assert 'image one, offset ' in str(caught.value)
@@ -353,7 +355,7 @@ def test_an_endless_recipe(here, tmp_path, header, extents, word):
     peer = Hostile(tmp_path / 'hostile', header, extents)
     with contextlib.closing(peer), contextlib.closing(
             daemon_module.Client(peer.address)) as client:
-        with pytest.raises(daemon_module.BadAnswer, match=word):
+        with pytest.raises(errors.BadAnswer, match=word):
             pull.pull(here.repo, 'one', client)
         assert peer.sent < 64 << 20
     here.need_nothing_of('one')
@@ -361,12 +363,12 @@ def test_an_endless_recipe(here, tmp_path, header, extents, word):
 
 def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
     """Each piece comes in time, and all of it never would."""
-    monkeypatch.setattr(daemon_module, 'SLOWEST', 1 << 30)
+    monkeypatch.setattr(connection, 'SLOWEST', 1 << 30)
     peer = Hostile(tmp_path / 'hostile', announced(1 << 20, 1 << 19, 1 << 12),
                    zeros_without_end, pause=0.1)
     with contextlib.closing(peer), contextlib.closing(
             daemon_module.Client(peer.address, timeout=2.0)) as client:
-        with pytest.raises(daemon_module.DaemonUnavailable, match='time'):
+        with pytest.raises(errors.DaemonUnavailable, match='time'):
             pull.pull(here.repo, 'one', client)
     here.need_nothing_of('one')
 
@@ -384,7 +386,7 @@ def test_what_came_before_is_kept(there, here, client, monkeypatch):
 
     with monkeypatch.context() as patch:
         tampered(client, patch, change)
-        with pytest.raises(daemon_module.BadAnswer):
+        with pytest.raises(errors.BadAnswer):
             pull.pull(here.repo, 'one', client)
     result = pull.pull(here.repo, 'one', client)
     # Of those that were under way then, some are lost.
@@ -405,7 +407,7 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
         if done > size // 2 and daemon.process.poll() is None:
             daemon.kill()
 
-    with pytest.raises(daemon_module.DaemonUnavailable):
+    with pytest.raises(errors.DaemonUnavailable):
         pull.pull(here.repo, 'one', client, progress=progress)
     here.need_nothing_of('one')
     daemon.start()
@@ -463,7 +465,7 @@ def test_it_was_stored_anew_there(there, here, client, monkeypatch):
         return found
 
     monkeypatch.setattr(client, 'recipe', exchange)
-    with pytest.raises(daemon_module.Refused) as caught:
+    with pytest.raises(errors.Refused) as caught:
         pull.pull(here.repo, 'one', client)
     assert caught.value.code == 404
     here.need_nothing_of('one')
@@ -510,7 +512,7 @@ def test_damage_there(there, here, client):
     group = repositories.Group(there.path, 1)
     group.data[-100:] = bytes(100)
     group.save()
-    with pytest.raises(daemon_module.ClientError):
+    with pytest.raises(errors.ClientError):
         pull.pull(here.repo, 'one', client)
     here.need_nothing_of('one')
 

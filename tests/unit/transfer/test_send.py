@@ -24,6 +24,8 @@ from glance_dedup.base import hashes
 from glance_dedup.base import locations
 from glance_dedup.base import task
 from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors as client_errors
+from glance_dedup.client import replica as replica_module
 from glance_dedup.client import wire
 from glance_dedup.transfer import send as send_module
 from tests.support import daemons
@@ -233,7 +235,7 @@ def test_lots_are_cut_alike_from_any_on(seed):
              'lots': 3}
 
     def cut(offset):
-        most = daemon_module.Replica(None, '', end, facts)
+        most = replica_module.Replica(None, '', end, facts)
         most.offset = offset
         return list(send_module._lots(iter(extents), most, 512))
 
@@ -292,7 +294,7 @@ def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
     assert sent.whole and sent.sent_blocks == 100
     assert away.read('one') == data
     # And what is there is not taken for the same.
-    with pytest.raises(daemon_module.Refused) as caught:
+    with pytest.raises(client_errors.Refused) as caught:
         send_module.send(home.repo, 'one', client)
     assert caught.value.code == 409
     assert 'nobody can tell' in str(caught.value)
@@ -339,7 +341,7 @@ def test_another_is_there(home, away, client, change):
                'last': len(data) - 1}[change]] ^= 1
     home.put('one', data)
     away.put('one', bytes(other))
-    with pytest.raises(daemon_module.Refused) as caught:
+    with pytest.raises(client_errors.Refused) as caught:
         send_module.send(home.repo, 'one', client)
     assert caught.value.code == 409
     assert 'another image of this id' in str(caught.value)
@@ -419,7 +421,7 @@ def test_nobody_is_there(home, tmp_path):
     home.put('one', b'data')
     with daemon_module.Client(f'unix:{tmp_path}/none') as client:
         began = time.monotonic()
-        with pytest.raises(daemon_module.DaemonUnavailable):
+        with pytest.raises(client_errors.DaemonUnavailable):
             send_module.send(home.repo, 'one', client)
     # It is not tried again and again if nobody ever was.
     assert time.monotonic() - began < 5
@@ -433,7 +435,7 @@ def test_an_older_daemon(home, tmp_path):
             tmp_path / 's', lambda connection, request: connection.sendall(
                 daemons.answer(body, 404))):
         with daemon_module.Client(f'unix:{tmp_path}/s') as client:
-            with pytest.raises(daemon_module.Refused) as caught:
+            with pytest.raises(client_errors.Refused) as caught:
                 send_module.send(home.repo, 'one', client)
     assert 'Update it' in str(caught.value)
 
@@ -475,7 +477,7 @@ def test_a_receiver_that_lies(home, tmp_path, first, second):
 
     with daemons.scripted(tmp_path / 's', behave):
         with daemon_module.Client(f'unix:{tmp_path}/s') as client:
-            with pytest.raises((daemon_module.BadAnswer,
+            with pytest.raises((client_errors.BadAnswer,
                                 exceptions.InvalidParameter)):
                 send_module.send(home.repo, 'one', client)
     assert not [path for _, path in posted if b'/blocks' in path]
@@ -574,7 +576,7 @@ def test_the_connection_breaks_for_ever(home, away, daemon, tmp_path,
 
     with contextlib.closing(relay), daemon_module.Client(
             f'unix:{tmp_path}/relay') as client:
-        with pytest.raises(daemon_module.DaemonUnavailable) as caught:
+        with pytest.raises(client_errors.DaemonUnavailable) as caught:
             send_module.send(home.repo, 'one', client, pace=Pace(cut))
         assert client.address in str(caught.value)
     assert not away.repo.images()
@@ -619,7 +621,7 @@ def test_the_receiver_is_restarted(home, away, daemon, client):
 def test_the_receiver_does_not_come_back(home, away, daemon, client):
     data = noise(600 * BLOCK)
     home.put('one', data)
-    with pytest.raises(daemon_module.DaemonUnavailable):
+    with pytest.raises(client_errors.DaemonUnavailable):
         send_module.send(home.repo, 'one', client,
                          pace=once(half, daemon.kill))
     assert not away.repo.images()
@@ -633,7 +635,7 @@ def test_the_disk_there_is_full(home, tmp_path):
     with repositories.small_disk(tmp_path / 'disk', 8 << 20) as disk:
         away = test_pull.Site(disk / 'away')
         with daemons.running(away.path) as daemon, daemon.client() as client:
-            with pytest.raises(daemon_module.Refused) as caught:
+            with pytest.raises(client_errors.Refused) as caught:
                 send_module.send(home.repo, 'one', client)
             assert caught.value.code == 507
             assert 'Make room at the receiving site' in str(caught.value)
@@ -656,7 +658,7 @@ def test_two_send_one_image(home, away, daemon, client):
         with daemon.client() as other:
             try:
                 send_module.send(home.repo, 'one', other)
-            except daemon_module.Refused as e:
+            except client_errors.Refused as e:
                 errors.append(e)
 
     send_module.send(home.repo, 'one', client, pace=once(half, second))
@@ -759,7 +761,7 @@ def test_who_is_no_operator(home, away, tls, kind):
         'their': {'cert': str(tls.operator),
                   'ca_file': str(tls.strange.path)}}[kind]
     with daemon_module.Client(tls.address, **options) as client:
-        with pytest.raises(daemon_module.ClientError) as caught:
+        with pytest.raises(client_errors.ClientError) as caught:
             send_module.send(home.repo, 'one', client)
     if kind == 'none':
         assert caught.value.code == 403
@@ -776,7 +778,7 @@ def test_who_only_gives(home, away, tmp_path):
     with tls.daemon, daemon_module.Client(
             tls.address, cert=str(tls.operator),
             ca_file=str(tls.authority.path)) as client:
-        with pytest.raises(daemon_module.Refused) as caught:
+        with pytest.raises(client_errors.Refused) as caught:
             send_module.send(home.repo, 'one', client)
     assert caught.value.code == 403
     assert 'receive' in str(caught.value)
@@ -787,6 +789,6 @@ def test_a_token_is_no_certificate(home, away, tls):
     home.put('one', b'data')
     with daemon_module.Client(tls.address, token='any',
                               ca_file=str(tls.authority.path)) as client:
-        with pytest.raises(daemon_module.Refused) as caught:
+        with pytest.raises(client_errors.Refused) as caught:
             send_module.send(home.repo, 'one', client)
     assert caught.value.code == 403

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What can go wrong with requests to a daemon."""
+
+
+class ClientError(Exception):
+    """Base of all exceptions that the client raises on purpose."""
+
+
+class DaemonUnavailable(ClientError):
+    """Nobody answers, or not in time, or the connection broke."""
+
+
+class BadAnswer(ClientError):
+    """The answer is not what a daemon sends."""
+
+
+class Refused(ClientError):
+    """The daemon answered with an error.
+
+    :ivar code: the HTTP status
+    """
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An image that is sent to a daemon, lot by lot."""
+
+from typing import Any
+import urllib.parse
+
+from glance_dedup.client import connection
+from glance_dedup.client import errors
+
+
+class Replica:
+    """An image that is being sent to the daemon's repository.
+
+    :ivar offset: the offset in the image from which lots are to be offered
+    :ivar exists: the image is there already, and offers are only compared
+    :ivar whole: why all blocks are requested; None: only missing ones are
+    :ivar lot_blocks: the most blocks of a lot
+    :ivar lot_bytes: the most bytes of a lot's blocks
+    :ivar lot_zeros: the most bytes of zeros of a lot
+    :ivar lots: how many lots may be under way
+    """
+
+    def __init__(self, requester: connection.Requester, path: str, size: int,
+                 facts: dict) -> None:
+        self._requester = requester
+        self._path = path
+        token, whole = facts.get('replica'), facts.get('whole')
+        numbers = [n for name in (
+            'offset', 'lot_blocks', 'lot_bytes', 'lot_zeros', 'lots')
+            if isinstance(n := facts.get(name), int) and 0 <= n < 1 << 62]
+        if (not isinstance(token, str) or len(numbers) != 5
+                or not all(numbers[1:4]) or numbers[4] < 2
+                or numbers[0] > size
+                or not isinstance(whole, str | None)):
+            raise self._bad('the answer does not say how to send the image')
+        self._token = token
+        self.whole = whole
+        self.exists = facts.get('exists') is True
+        (self.offset, self.lot_blocks, self.lot_bytes, self.lot_zeros,
+         self.lots) = numbers
+
+    def _bad(self, why: str) -> errors.BadAnswer:
+        return errors.BadAnswer(f'{self._requester.address}: {why}')
+
+    def _send(self, what: str, body: bytes, **query: Any) -> dict:
+        parameters = urllib.parse.urlencode(
+            {'replica': self._token, **query})
+        requester = self._requester
+        return requester.parse_json(requester.request(
+            'POST', f'{self._path}{what}?{parameters}', body,
+            requester.timeout + len(body) / connection.SLOWEST,
+            headers=connection.BINARY))
+
+    def offer(self, offset: int, end: int, extents: bytes
+              ) -> tuple[list[tuple[int, int]], int]:
+        """Describe a lot.
+
+        Returns the ranges of the missing blocks, and the blocks' number.
+
+        :param end: the offset behind the lot
+        :param extents: as in a recipe
+        """
+        answer = self._send('/lots', extents, offset=offset)
+        found = answer.get('ranges')
+        if not isinstance(found, list) or not all(
+                isinstance(r, list) and len(r) == 2
+                and all(type(n) is int for n in r) for r in found):
+            raise self._bad('the answer has no ranges')
+        before = offset
+        for start, length in found:
+            if start < before or not 0 < length <= end - start:
+                raise self._bad(f'{length} bytes at {start} are asked for, of '
+                                f'a lot from {offset} to {end}')
+            before = start + length
+        return ([(start, length) for start, length in found],
+                connection.number(answer, 'blocks'))
+
+    def send(self, offset: int, frames: bytes) -> None:
+        """Send blocks of the lot at this offset."""
+        self._send('/blocks', frames, offset=offset)
+
+    def commit(self) -> dict:
+        """Commit the image; returns its upload id there and its location."""
+        found = self._send('/commit', b'')
+        for name in ('upload_id', 'location'):
+            if not isinstance(found.get(name), str):
+                raise self._bad(f'the answer has no {name}')
+        return found
+
+    def give_up(self) -> None:
+        """Let others send the image; they find the blocks that came."""
+        query = urllib.parse.urlencode({'replica': self._token})
+        self._requester.request_json('DELETE', f'{self._path}?{query}')
