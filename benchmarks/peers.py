@@ -243,6 +243,17 @@ class RecompressedMore(Recompressed):
     level = 19
 
 
+class Similar(Recompressed):
+    title = 'glance-dedup, similar, zstd-9 later'
+    parameters = ('--similar',)
+    level = 9
+
+
+class SimilarFast(Similar):
+    title = 'glance-dedup, similar, zstd-3 later'
+    level = 3
+
+
 class ByContent(Recompressed):
     title = 'glance-dedup, gear, zstd-3 later'
     parameters = ('--cutting', 'gear')
@@ -461,7 +472,8 @@ class XfsDuperemove(Xfs):
 
 PEERS: dict[str, type[Peer]] = {
     'plain': Plain, 'ours': Ours, 'ours-zstd-3': Recompressed,
-    'ours-zstd-19': RecompressedMore, 'ours-gear': ByContent,
+    'ours-zstd-19': RecompressedMore, 'ours-similar': Similar,
+    'ours-similar-3': SimilarFast, 'ours-gear': ByContent,
     'restic': Restic, 'borg-4k': Borg, 'borg': BorgByContent,
     'casync': Casync, 'squashfs': Squashfs, 'btrfs': Btrfs, 'xfs': Xfs,
     'xfs-duperemove': XfsDuperemove,

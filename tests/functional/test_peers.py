@@ -144,9 +144,9 @@ def test_the_memory_is_that_of_the_command():
 
 
 @pytest.mark.parametrize('name', (
-    'plain', 'ours', 'ours-zstd-3', 'ours-zstd-19', 'ours-gear', 'restic',
-    'borg-4k', 'borg', 'casync', 'squashfs', 'btrfs', 'xfs',
-    'xfs-duperemove'))
+    'plain', 'ours', 'ours-zstd-3', 'ours-zstd-19', 'ours-similar',
+    'ours-similar-3', 'ours-gear', 'restic', 'borg-4k', 'borg', 'casync',
+    'squashfs', 'btrfs', 'xfs', 'xfs-duperemove'))
 def test_a_peer_is_measured(name, tmp_path, data):
     paths = [tmp_path / 'first.raw', tmp_path / 'second.raw']
     paths[0].write_bytes(data + bytes(MIB) + data[BLOCK:])
