@@ -21,6 +21,10 @@ the highest of the rounds, and their ratios to ``cat`` in the same round; and
 what came from the disk. ``pread`` is what ``cat`` does, in pieces and from a
 process like the engine's, so that one sees what the comparison owes to that.
 
+Then each image becomes a file, on the same disk and durable: by ``cp`` and
+``sync`` from the plain file, and by ``glance-dedup image get`` from each
+repository, cold and warm.
+
 Then ``--ranges`` blocks of 4 KiB are read from each image, at random places
 that are not zeros: the milliseconds of the median one and of the slowest of a
 hundred, from the file and from each repository, cold (the page cache has
@@ -188,6 +192,49 @@ def one_after_the_other(measure: Measure, stored: list[Stored],
                     images)
 
 
+# -- to files -----------------------------------------------------------------
+
+def copy(path: str, target: str) -> None:
+    subprocess.run(['cp', '--sparse=always', path, target], check=True)
+    subprocess.run(['sync', target], check=True)
+
+
+def get(one: Stored, image_id: str, target: str) -> None:
+    subprocess.run(
+        [sys.executable, '-m', 'glance_dedup.cli.main', '-q', '--repository',
+         one.path, '--socket', '', 'image', 'get', image_id, target],
+        check=True, stdout=subprocess.DEVNULL, cwd=common.TOP)
+
+
+def to_files(measure: Measure, stored: list[Stored], plain: list[str],
+             directory: str) -> None:
+    target = os.path.join(directory, 'copy')
+
+    def removed(function, *args) -> common.Spent:
+        spent = timed(function, *args, target)
+        os.unlink(target)
+        return spent
+
+    def show(name: str, forget: list[str], function, arguments) -> None:
+        for turn in ('cold', 'warm'):
+            parts = []
+            for some in arguments:
+                if turn == 'cold':
+                    disk.forget(*forget)
+                parts.append(removed(function, *some))
+            where = f'to a file, {turn}: '
+            measure.table.add(
+                where + name, measure.size,
+                common.Spent(*(sum(part[i] for part in parts)
+                               for i in range(3))),
+                None if function is copy else where + 'cp and sync')
+
+    show('cp and sync', plain, copy, [(path,) for path in plain])
+    for one in stored:
+        show(f'image get, {one.name}', [one.path], get,
+             [(one, f'image-{i}') for i in range(len(plain))])
+
+
 # -- small ranges -------------------------------------------------------------
 
 def random_places(path: str, count: int, seed: int) -> list[int]:
@@ -314,11 +361,13 @@ def main() -> None:
                         help='images read at once (default: %(default)s)')
     args = parser.parse_args()
     table = common.Table()
-    with prepared(args.images, args.versions, args) as (_, plain, stored):
+    with prepared(args.images, args.versions, args) as (
+            directory, plain, stored):
         measure = Measure(table, sum(map(os.path.getsize, plain)))
         for number in range(args.rounds):
             print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
             one_after_the_other(measure, stored, plain)
+            to_files(measure, stored, plain, directory)
             if args.ranges:
                 small_ranges(table, stored, plain, args.ranges, number)
     if args.storm:

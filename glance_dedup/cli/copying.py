@@ -3,8 +3,10 @@
 """Copies ranges of an image into an open file.
 
 While a thread writes one piece, the caller's thread reads the next one, and
-the engine's threads decode it. Two buffers serve for all pieces: to get fresh
-memory for each piece takes the kernel longer than to read it.
+the engine's threads decode it. Meanwhile another thread has the disk take what
+was written before, so that little is left to wait for at the end. Two buffers
+serve for all pieces: to get fresh memory for each piece takes the kernel
+longer than to read it.
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,8 @@ if typing.TYPE_CHECKING:
 
 #: Bytes that are read, and written, at once.
 PIECE = 4 << 20
+# Bytes that are written before the disk is asked to take them.
+_FLUSHED = 64 << 20
 # Runs of zeros of at least this length become holes in the file.
 _HOLE = 1 << 16
 
@@ -34,7 +38,8 @@ class Progress(typing.Protocol):
 class Copier:
     """Copies from one image to one file. One thread at a time may use it.
 
-    Leaving its ``with`` block waits until all is written.
+    Leaving its ``with`` block waits until all is written. The caller syncs the
+    file then.
 
     :param fd: the file, open for writing
     :param progress: told the offset behind each piece that was read
@@ -48,6 +53,9 @@ class Copier:
         self._free, self._busy = buffers_for(image, 2)
         self._writer = futures.ThreadPoolExecutor(1, 'write')
         self._writing: futures.Future | None = None
+        self._flusher = futures.ThreadPoolExecutor(1, 'flush')
+        self._flushing: futures.Future | None = None
+        self._written = 0       # since the disk was asked last
 
     def copy(self, start: int, end: int) -> None:
         """Copy the bytes from `start` to `end` to the same place.
@@ -64,6 +72,7 @@ class Copier:
             self._writing = self._writer.submit(
                 write_all, self._fd, view, start)
             self._free, self._busy = self._busy, self._free
+            self._flush(len(view))
             start += len(view)
             self._progress.update(start)
 
@@ -72,6 +81,19 @@ class Copier:
         if writing is not None:
             writing.result()
 
+    def _flush(self, length: int) -> None:
+        """Have the disk take what was written, unless it still does so."""
+        self._written += length
+        if self._written < _FLUSHED:
+            return
+        if self._flushing is not None:
+            if not self._flushing.done():
+                return
+            # An error is reported only once: the last sync would not see it.
+            self._flushing.result()
+        self._written = 0
+        self._flushing = self._flusher.submit(os.fdatasync, self._fd)
+
     def __enter__(self) -> 'Copier':
         return self
 
@@ -79,8 +101,11 @@ class Copier:
         try:
             if kind is None:
                 self._wait()
+                if self._flushing is not None:
+                    self._flushing.result()
         finally:
             self._writer.shutdown()
+            self._flusher.shutdown()
 
 
 def buffers_for(image: 'openimages.Image', count: int) -> list[memoryview]:

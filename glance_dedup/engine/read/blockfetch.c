@@ -11,8 +11,9 @@
 #include "engine/read/spare.h"
 
 enum {
-    BUNDLE_SEGMENTS = 64, /* most segments decoded at once */
-    BUNDLE_SMALL = 4,     /* up to this many, no thread is woken */
+    BUNDLE = 64,       /* most stretches, or cached segments, at once */
+    BUNDLE_CACHED = 4, /* up to this many cached ones, no thread is woken: they
+                        * are not decoded any more */
 };
 
 gd_status
@@ -36,9 +37,9 @@ gd_block_fetch_close(gd_block_fetch *fetch)
     for (unsigned i = 0; fetch->scratch != NULL && i <= threads; i++) {
         gd_coder_close(env, fetch->scratch[i].coder);
         env->release(env, fetch->scratch[i].plain);
+        env->release(env, fetch->scratch[i].in);
     }
     env->release(env, fetch->scratch);
-    env->release(env, fetch->in);
     gd_plan_close(&fetch->plan);
 }
 
@@ -51,7 +52,11 @@ need_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
     if (scratch->plain == NULL) {
         scratch->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
     }
-    return scratch->plain == NULL
+    if (scratch->in == NULL) {
+        scratch->in = gd_alloc(
+            env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
+    }
+    return scratch->plain == NULL || scratch->in == NULL
                ? GD_NOMEM
                : gd_coder_open(env, &scratch->coder, err);
 }
@@ -63,23 +68,18 @@ own_scratch(const gd_block_fetch *fetch)
     return &fetch->scratch[gd_pool_threads(fetch->plan.repo->pool)];
 }
 
-/* Allocates the input buffer, which segments from the cache do not need. */
+/* Blocks from the cache need none of these. */
 static gd_status
 need_buffers(gd_block_fetch *fetch, gd_error *err)
 {
     gd_repo *repo = fetch->plan.repo;
-    if (fetch->in == NULL) {
-        fetch->in = gd_alloc(
-            repo->env, GD_READ_ONCE + GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
-    }
     if (fetch->scratch == NULL) {
         fetch->scratch = gd_calloc(repo->env, gd_pool_threads(repo->pool) + 1,
                                    sizeof *fetch->scratch, err);
     }
-    if (fetch->in == NULL || fetch->scratch == NULL) {
-        return GD_NOMEM;
-    }
-    return need_scratch(repo->env, own_scratch(fetch), err);
+    return fetch->scratch == NULL
+               ? GD_NOMEM
+               : need_scratch(repo->env, own_scratch(fetch), err);
 }
 
 /* ---- verifying and handing out ---- */
@@ -144,6 +144,24 @@ take_cached(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
 
 /* ---- from the disk ---- */
 
+/* Where the segment is to be decoded to: the cache, the place where the taker
+ * wants it, or the thread's own buffer. */
+static uint8_t *
+place_of(const gd_block_fetch *fetch, const gd_scratch *scratch,
+         const gd_want *wants, size_t count, const gd_segment_header *header,
+         const gd_cached_segment *kept)
+{
+    const gd_taker *taker = &fetch->taker;
+    uint8_t *place = NULL;
+    if (kept != NULL) {
+        return kept->plain;
+    }
+    if (taker->place != NULL) {
+        place = taker->place(taker->arg, wants, count, header->plain_length);
+    }
+    return place != NULL ? place : scratch->plain;
+}
+
 /* Handles all wants of one segment; in is its header, followed by its stored
  * bytes. */
 static gd_status
@@ -174,7 +192,7 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
         kept = gd_segcache_new(cache, &header);
     }
     if (kept != NULL || header.codec != GD_CODEC_NONE) {
-        uint8_t *out = kept != NULL ? kept->plain : scratch->plain;
+        uint8_t *out = place_of(fetch, scratch, wants, count, &header, kept);
         s = gd_segment_decode(scratch->coder, &header, behind, out,
                               group->name, offset, err);
         plain = out;
@@ -191,16 +209,43 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
     return s;
 }
 
-/* ---- several segments at once ---- */
+/* Neighbouring segments, which one read brings. */
+typedef struct stretch {
+    const gd_want *wants;
+    size_t count;
+    uint64_t end; /* in the group's file */
+} stretch;
+
+static gd_status
+take_stretch(const gd_block_fetch *fetch, gd_scratch *scratch,
+             const stretch *stretch, gd_error *err)
+{
+    const gd_want *wants = stretch->wants;
+    const gd_group *group = wants->group;
+    uint64_t start = wants->entry.segment;
+    gd_status s = need_scratch(group->env, scratch, err);
+    if (s == GD_OK) {
+        s = gd_read_full(group->env, group->fd, scratch->in,
+                         (size_t)(stretch->end - start), start, group->name,
+                         err);
+    }
+    for (size_t i = 0; s == GD_OK && i < stretch->count;) {
+        size_t n = gd_plan_segment(wants + i, stretch->count - i);
+        s = take_segment(fetch, scratch, wants + i, n,
+                         scratch->in + (wants[i].entry.segment - start), err);
+        i += n;
+    }
+    return s;
+}
+
+/* ---- several at once ---- */
 
 typedef struct bundle {
     gd_block_fetch *fetch;
-    struct {
-        const gd_want *wants;
-        size_t count;
-        const uint8_t *in; /* NULL: from the cache */
-        bool taken;        /* it was in the cache */
-    } segments[BUNDLE_SEGMENTS];
+    bool cached;       /* of segments that may be in the cache; otherwise of
+                        * stretches of the disk */
+    stretch stretches[BUNDLE];
+    bool taken[BUNDLE]; /* it was in the cache */
     size_t count;
     atomic_flag failed; /* the thread that sets it fills in the next two */
     gd_status status;
@@ -212,20 +257,12 @@ take_of_bundle(void *arg, size_t task, unsigned worker)
 {
     bundle *b = arg;
     gd_error error;
-    gd_status s;
-    const gd_want *wants = b->segments[task].wants;
-    size_t count = b->segments[task].count;
-    if (b->segments[task].in == NULL) {
-        s = take_cached(b->fetch, wants, count, &b->segments[task].taken,
-                        &error);
-    } else {
-        gd_scratch *scratch = &b->fetch->scratch[worker];
-        s = need_scratch(b->fetch->plan.repo->env, scratch, &error);
-        if (s == GD_OK) {
-            s = take_segment(b->fetch, scratch, wants, count,
-                             b->segments[task].in, &error);
-        }
-    }
+    const stretch *of = &b->stretches[task];
+    gd_status s = b->cached
+                      ? take_cached(b->fetch, of->wants, of->count,
+                                    &b->taken[task], &error)
+                      : take_stretch(b->fetch, &b->fetch->scratch[worker], of,
+                                     &error);
     if (s != GD_OK && !atomic_flag_test_and_set(&b->failed)) {
         b->status = s;
         if (b->err != NULL) {
@@ -239,10 +276,11 @@ static gd_status
 take_bundle(bundle *b, gd_error *err)
 {
     gd_pool *pool = b->fetch->plan.repo->pool;
+    size_t few = b->cached ? BUNDLE_CACHED : 1;
     b->status = GD_OK;
     b->err = err;
     atomic_flag_clear(&b->failed);
-    if (!b->fetch->taker.parallel || b->count <= BUNDLE_SMALL) {
+    if (!b->fetch->taker.parallel || b->count <= few) {
         for (size_t i = 0; b->status == GD_OK && i < b->count; i++) {
             take_of_bundle(b, i, gd_pool_threads(pool));
         }
@@ -257,12 +295,10 @@ take_bundle(bundle *b, gd_error *err)
 
 /* Whether the bundle is full. */
 static bool
-add_to_bundle(bundle *b, const gd_want *wants, size_t count, const uint8_t *in)
+add_to_bundle(bundle *b, const gd_want *wants, size_t count, uint64_t end)
 {
-    b->segments[b->count].wants = wants;
-    b->segments[b->count].count = count;
-    b->segments[b->count].in = in;
-    return ++b->count == BUNDLE_SEGMENTS;
+    b->stretches[b->count] = (stretch){wants, count, end};
+    return ++b->count == BUNDLE;
 }
 
 /* Leaves in the plan the wants that are not in the cache. */
@@ -270,12 +306,12 @@ static gd_status
 take_all_cached(gd_block_fetch *fetch, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
-    bundle b = {.fetch = fetch};
+    bundle b = {.fetch = fetch, .cached = true};
     size_t left = 0;
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         size_t n = gd_plan_segment(&plan->wants[i], plan->count - i);
-        bool full = add_to_bundle(&b, &plan->wants[i], n, NULL);
+        bool full = add_to_bundle(&b, &plan->wants[i], n, 0);
         i += n;
         if (!full && i < plan->count) {
             continue;
@@ -283,9 +319,9 @@ take_all_cached(gd_block_fetch *fetch, gd_error *err)
         size_t count = b.count;
         s = take_bundle(&b, err);
         for (size_t j = 0; j < count; j++) {
-            if (!b.segments[j].taken) {
-                n = b.segments[j].count;
-                memmove(&plan->wants[left], b.segments[j].wants,
+            if (!b.taken[j]) {
+                n = b.stretches[j].count;
+                memmove(&plan->wants[left], b.stretches[j].wants,
                         n * sizeof plan->wants[0]);
                 left += n;
             }
@@ -296,32 +332,10 @@ take_all_cached(gd_block_fetch *fetch, gd_error *err)
 }
 
 static gd_status
-take_neighbours(gd_block_fetch *fetch, const gd_want *wants, size_t count,
-                uint64_t end, gd_error *err)
-{
-    bundle b = {.fetch = fetch};
-    const gd_group *group = wants->group;
-    uint64_t start = wants->entry.segment;
-    gd_plan_count(&fetch->plan, group, start, end);
-    gd_status s = gd_read_full(group->env, group->fd, fetch->in,
-                               (size_t)(end - start), start, group->name, err);
-    for (size_t i = 0; s == GD_OK && i < count;) {
-        size_t n = gd_plan_segment(wants + i, count - i);
-        bool full = add_to_bundle(
-            &b, wants + i, n,
-            fetch->in + (wants[i].entry.segment - start));
-        i += n;
-        if (full || i == count) {
-            s = take_bundle(&b, err);
-        }
-    }
-    return s;
-}
-
-static gd_status
 take_from_disk(gd_block_fetch *fetch, gd_error *err)
 {
     const gd_plan *plan = &fetch->plan;
+    bundle b = {.fetch = fetch};
     if (plan->count == 0) {
         return GD_OK;
     }
@@ -331,9 +345,13 @@ take_from_disk(gd_block_fetch *fetch, gd_error *err)
     }
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         uint64_t end;
-        size_t n = gd_plan_neighbours(plan->wants + i, plan->count - i, &end);
-        s = take_neighbours(fetch, plan->wants + i, n, end, err);
+        const gd_want *first = plan->wants + i;
+        size_t n = gd_plan_neighbours(first, plan->count - i, &end);
+        gd_plan_count(plan, first->group, first->entry.segment, end);
         i += n;
+        if (add_to_bundle(&b, first, n, end) || i == plan->count) {
+            s = take_bundle(&b, err);
+        }
     }
     return s;
 }
@@ -351,12 +369,12 @@ take_spare(gd_block_fetch *fetch, const gd_want *want, gd_status wrong,
     bool found = false;
     gd_status s = gd_spare_read(repo, &want->group->scope,
                                 &entry->fingerprint, entry->plain_length,
-                                entry->checksum, fetch->in, &found, NULL);
+                                entry->checksum, own_scratch(fetch)->in, &found, NULL);
     if (s != GD_OK || !found) {
         return wrong;
     }
     atomic_fetch_add(&repo->counters.spare_reads, 1);
-    return fetch->taker.block(fetch->taker.arg, want, fetch->in, err);
+    return fetch->taker.block(fetch->taker.arg, want, own_scratch(fetch)->in, err);
 }
 
 /* Reads the spare copies of the blocks whose entries are marked as damaged.  A
@@ -414,7 +432,7 @@ take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
         gd_plan_count(&fetch->plan, want->group, want->entry.segment,
                       gd_entry_segment_end(&want->entry));
         s = gd_group_read_segment(want->group, &want->entry, want->slot,
-                                  scratch->coder, fetch->in, scratch->plain,
+                                  scratch->coder, own_scratch(fetch)->in, scratch->plain,
                                   header, err);
     }
     if (s == GD_OK) {

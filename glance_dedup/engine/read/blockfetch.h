@@ -26,6 +26,10 @@ typedef struct gd_taker {
      * cache.  If parallel is set, threads of the pool call this for several
      * segments at once. */
     bool parallel;
+    /* Where a segment of so many bytes may be decoded to, before it is
+     * verified; NULL: nowhere.  May be NULL. */
+    uint8_t *(*place)(void *arg, const gd_want *wants, size_t count,
+                      uint32_t plain_length);
     gd_status (*segment)(void *arg, const gd_want *wants, size_t count,
                          const gd_segment_header *header,
                          const uint8_t *stored, const uint8_t *plain,
@@ -35,20 +39,19 @@ typedef struct gd_taker {
                        gd_error *err);
 } gd_taker;
 
-/* One thread's buffers for decoding, made at first use. */
+/* One thread's buffers for reading and decoding, made at first use. */
 typedef struct gd_scratch {
     gd_coder *coder;
+    uint8_t *in;    /* GD_READ_ONCE and a segment */
     uint8_t *plain; /* one segment */
 } gd_scratch;
 
 typedef struct gd_block_fetch {
     gd_plan plan;
     gd_taker taker;
-    bool cached;     /* take segments from the handle's cache, and put them
-                      * there */
-    uint8_t *in; /* GD_READ_ONCE and a segment; also made at first use */
+    bool cached; /* take segments from the handle's cache, and put them there */
     gd_scratch *scratch; /* one for each thread of the pool, and one for the
-                          * caller */
+                          * caller; also made at first use */
 } gd_block_fetch;
 
 gd_status gd_block_fetch_open(gd_block_fetch *fetch, gd_repo *repo,

@@ -98,13 +98,34 @@ take_zeros(void *arg, uint64_t offset, uint64_t length)
     memset(w->out + (offset - w->offset), 0, length);
 }
 
+/* A segment whose blocks follow each other in the image, too, is decoded to its
+ * place there.  If it proves damaged, all of the window is read again. */
+static uint8_t *
+place_segment(void *arg, const gd_want *wants, size_t count,
+              uint32_t plain_length)
+{
+    const window *w = arg;
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (wants[i].entry.plain_offset != end || wants[i].from != 0 ||
+            wants[i].length != wants[i].entry.plain_length ||
+            wants[i].offset != wants->offset + end) {
+            return NULL;
+        }
+        end += wants[i].length;
+    }
+    return end == plain_length ? w->out + (wants->offset - w->offset) : NULL;
+}
+
 static gd_status
 take_block(void *arg, const gd_want *want, const uint8_t *block,
            GD_UNUSED gd_error *err)
 {
     const window *w = arg;
-    memcpy(w->out + (want->offset - w->offset), block + want->from,
-           want->length);
+    uint8_t *out = w->out + (want->offset - w->offset);
+    if (out != block + want->from) {
+        memcpy(out, block + want->from, want->length);
+    }
     return GD_OK;
 }
 
@@ -139,6 +160,7 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
     const gd_taker taker = {.arg = &w,
                             .zeros = take_zeros,
                             .parallel = true,
+                            .place = place_segment,
                             .segment = take_segment,
                             .block = take_block};
     *done = 0;

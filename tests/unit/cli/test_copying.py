@@ -109,6 +109,39 @@ def test_an_error_of_writing_is_raised(image, file, monkeypatch):
             copier.copy(0, 10)
 
 
+def test_the_disk_takes_what_is_written_meanwhile(image, file, monkeypatch):
+    fdatasync, begun = os.fdatasync, threading.Event()
+    synced = []
+
+    def slow(fd):
+        begun.wait(30)
+        synced.append(os.fstat(fd).st_size)
+        fdatasync(fd)
+
+    monkeypatch.setattr(copying, '_FLUSHED', 2 * PIECE)
+    monkeypatch.setattr(os, 'fdatasync', slow)
+    with copying.Copier(file, image, Told()) as copier:
+        # While the disk takes the first pieces, the others are written.
+        copier.copy(0, 9 * PIECE)
+        begun.set()
+        copier.copy(9 * PIECE, image.size)
+    assert synced
+    assert os.pread(file, image.size, 0) == image.data
+
+
+def test_an_error_of_the_disk_is_raised(image, file, monkeypatch):
+    """The kernel tells it once, so the last sync would succeed."""
+    def failing(fd):
+        raise OSError(5, 'broken')
+
+    monkeypatch.setattr(os, 'fdatasync', failing)
+    for pieces in 2, 10:
+        monkeypatch.setattr(copying, '_FLUSHED', pieces * PIECE)
+        with pytest.raises(OSError, match='broken'):
+            with copying.Copier(file, image, Told()) as copier:
+                copier.copy(0, image.size)
+
+
 def test_an_image_that_ends_early_is_damaged(image, file):
     image.size += 1
     with pytest.raises(exceptions.DamagedError, match='one'):
