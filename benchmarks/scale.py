@@ -47,7 +47,7 @@ class Figures:
     rate_mb: float = figure(
         100, 'MB/s of a host', 'plan of backup run; the paper: 88')
     cpu_gb: float = figure(
-        1.57, 'GB/s of a processor',
+        1.76, 'GB/s of a processor',
         'benchmarks/batch.py nights --ranks 1: working')
     exchanged: float = figure(
         6.2, 'M records/s', 'the exchange alone, ranks on one host')
@@ -55,7 +55,7 @@ class Figures:
         0.115, 'M blocks/s', 'a whole merging task, one maintainer')
     shard_mb: float = figure(12, 'MB', 'design: sort and join in memory')
     rank_mb: float = figure(
-        31.6, 'MB without send buffers',
+        29.6, 'MB without send buffers',
         'benchmarks/batch.py nights --ranks 1: nights 2 and 3')
     shared_gb: float = figure(
         1.25, 'GB/s of the shared directory', 'assumed: 10 Gbit/s')

@@ -34,10 +34,12 @@ ATTEMPTS = 3
 #: What each rank runs with its Python.
 RANK: tuple[str, ...] = ('-m', 'glance_dedup.batch.rank')
 # What keeps a rank small. Freed memory goes back at once, and of Open MPI's
-# ways to send only the plain one is loaded. Messages are few.
+# ways to send only the plain ones are loaded: the libraries of fast networks
+# take 2.4 MB, whether there is one or not. Messages are few.
 _MALLOC = {'MALLOC_MMAP_THRESHOLD_': '65536',
-           'MALLOC_TRIM_THRESHOLD_': '65536'}
-_SMALL = {**_MALLOC, 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_coll': 'basic,libnbc'}
+           'MALLOC_TRIM_THRESHOLD_': '65536', 'MALLOC_ARENA_MAX': '1'}
+_SMALL = {**_MALLOC, 'OMPI_MCA_pml': 'ob1', 'OMPI_MCA_btl': '^ofi,uct',
+          'OMPI_MCA_coll': 'basic,libnbc'}
 _END_SECONDS = 30.0
 # What a round without any disk takes, seconds, and how fast a host reads.
 _OVERHEAD = 5.0

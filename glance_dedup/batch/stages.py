@@ -34,7 +34,7 @@ _RECORD = struct.Struct(f'{spool_module.RECORD}s')
 # Blocks that are looked up, and appended, together.
 _LOT = 4096
 # Bytes of new blocks, and blocks of any kind, that wait for being stored.
-_NEW_BYTES = 1 << 20
+_NEW_BYTES = 1 << 18
 _NEW_BLOCKS = 1 << 16
 # Records that are added to the index together, and how often, with a pause of
 # so many seconds, the lock of its runs is asked for.
@@ -196,9 +196,9 @@ class Stored:
                 self._new.append(len(self._places))
             self._places.append(address)
             offset += length
-        if (len(self._data) >= _NEW_BYTES
-                or len(self._places) >= _NEW_BLOCKS):
-            self.flush()
+            if (len(self._data) >= _NEW_BYTES
+                    or len(self._places) >= _NEW_BLOCKS):
+                self.flush()
 
     def flush(self) -> None:
         """Store what waits."""

@@ -46,6 +46,17 @@ def test_three_nights(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_rank_that_is_alone(tmp_path):
+    """It shares no libraries with other ranks, and yet has 35 MB in all.
+
+    In the first night all blocks are new, which takes the most memory.
+    """
+    said = run('batch.py', 'nights', '--mib', '96', '--disks', '4', '--ranks',
+               '1', '--dir', tmp_path)
+    memory = [row[13] for row in rows(said, r' +[1-3] ')]
+    assert len(memory) == 3 and 0 < max(memory) <= 35
+
+
 def test_dirty_bits(tmp_path):
     """Digests go on for what is not read: each night finds its base."""
     said = run('batch.py', 'nights', '--mib', '12', '--disks', '1', '--ranks',
