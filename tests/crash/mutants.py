@@ -94,6 +94,8 @@ _MERGER = 'dedupd/tasks/merger.py'
 _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
 _CHECK = 'glance_dedup/check/group_reader.py'
+_KEYED_DIGEST = 'glance_dedup/engine/format/keyeddigest.c'
+_DIGESTS = 'glance_dedup/batch/digests.py'
 _VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
                  'tests/unit/test_c.py::TestPlain::test_c[test_opening-plain]')
 _MOMENTS = ('tests/functional/test_volume_moments.py::'
@@ -748,6 +750,42 @@ MUTANTS = (
                  '        os.fsync(f.fileno())\n',
                  '        f.flush()\n'),),
         workload='evicting'),
+    # -- backups (B3) -----------------------------------------------------
+    Mutant(
+        'digest-without-its-end', 'B3', (
+            Edit(_KEYED_DIGEST,
+                 'EVP_MAC_update(context, data, len) == 1',
+                 'EVP_MAC_update(context, data, len & ~(size_t)15) == 1'),),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_keyeddigest-plain]',),
+        why_not='a crash does not change how bytes are compared'),
+    Mutant(
+        'digest-without-its-key', 'B3', (
+            Edit(_KEYED_DIGEST,
+                 'EVP_MAC_init(context, key, GD_KEYED_KEY_SIZE, params) == 1',
+                 'EVP_MAC_init(context, ((void)key, (const uint8_t['
+                 'GD_KEYED_KEY_SIZE]){0}),\n'
+                 '                        GD_KEYED_KEY_SIZE, params) == 1'),),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_keyeddigest-plain]',),
+        why_not='a crash does not change how bytes are compared'),
+    Mutant(
+        'digests-without-their-seal', 'B3', (
+            Edit(_DIGESTS,
+                 'whole = seal == _seal(self._head.key, page, digests)',
+                 'whole = len(seal) == _SEAL'),),
+        tests=('tests/unit/batch/test_digests.py', '-k',
+               'no_bit or another_order'),
+        why_not='the file is replaced as a whole, so that it is torn by '
+        'damage alone'),
+    Mutant(
+        'digests-of-no-backup', 'B3', (
+            Edit(_DIGESTS,
+                 '        if not all(found[1].base):\n',
+                 '        if found[1].base is None:\n'),),
+        tests=('tests/unit/batch/test_digests.py', '-k', 'nonsense'),
+        why_not='a file without a backup gets its name after the commit '
+        'alone'),
 )
 
 

@@ -7,8 +7,11 @@ own. The others' backups complete, the error says what to do, and nothing of
 the run is left.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -22,7 +25,9 @@ import time
 import pytest
 
 from dedupd.tasks import merger
+from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.batch import images
@@ -361,6 +366,36 @@ def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
     cloud.need_nothing_left()
 
 
+def is_in_index(path, data):
+    """Whether the index has an address for each of some blocks."""
+    with (repository.Repository(path) as repo,
+          contextlib.closing(_engine.Index(repo.handle(), None)) as index):
+        answers, waiting, _ = index.answer(_engine.index_sort(
+            _engine.requests_of(repo.handle().scan(data), 0)))
+    return not waiting and all(
+        any(answers[at + 8:at + 13]) for at in range(0, len(answers), 13))
+
+
+def test_index_that_is_stale(cloud):
+    """It says where blocks are that were freed long ago (B1)."""
+    with repository.Repository(cloud.path) as repo:
+        for source in cloud.disks.sources():
+            repositories.put(repo, f'of-{source.name}', pathlib.Path(
+                source.path).read_bytes())
+    merge(cloud.path)
+    with repository.Repository(cloud.path) as repo:
+        for image_id in list(repo.images()):
+            repo.delete(image_id)
+    cloud.collect()
+    assert not maintenance.live_slots(cloud.path)
+    own = repositories.noise(SEGMENT, 1)        # a part of disk1
+    assert is_in_index(cloud.path, own)
+    results = cloud.run()
+    assert not any(result.note for result in results.values())
+    assert cloud.backups() == cloud.disks.digests()
+    cloud.need_nothing_left()
+
+
 def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
     cloud.run()
     cloud.run(1)
@@ -375,6 +410,79 @@ def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
     assert main.main(place) == 0
     assert (tmp_path / 'restored').read_bytes() == (
         cloud.disks.directory / 'disk0').read_bytes()
+
+
+# -- digests ------------------------------------------------------------------
+
+def with_head(data, drop=(), **fields):
+    """A file of digests with another head, which is whole."""
+    head = json.loads(data[:4096])
+    for name in ('kind', 'version', 'checksum', *drop):
+        del head[name]
+    return files.pack_json('segment digests', **{**head, **fields}).ljust(
+        4096) + data[4096:]
+
+
+def of_before_the_keys(data):
+    """As it was when a digest was SHA-256, without a key of its own."""
+    old = with_head(data, drop=('digest_key',))
+    key = bytes.fromhex(json.loads(old[:4096])['key'])
+    page = hashlib.sha256(b'segment').digest() * 127
+    return old[:4096] + page + hashlib.sha256(key + bytes(8) + page).digest()
+
+
+#: What a file of digests may become, and what it was of another disk.
+DIGESTS = {
+    'cut': lambda data, other: data[:-1],
+    'without-pages': lambda data, other: data[:4096],
+    'empty': lambda data, other: b'',
+    'bit-of-a-digest': lambda data, other: (
+        data[:4100] + bytes([data[4100] ^ 1]) + data[4101:]),
+    'bit-of-the-head': lambda data, other: (
+        data[:200] + bytes([data[200] ^ 1]) + data[201:]),
+    'zeros': lambda data, other: data[:4096] + bytes(4096),
+    'other-key': lambda data, other: with_head(data, digest_key='ab' * 32),
+    'other-seal': lambda data, other: with_head(data, key='ab' * 16),
+    'other-page': lambda data, other: data[:4096] + other[4096:],
+    'old-layout': lambda data, other: of_before_the_keys(data),
+}
+
+
+def write_new(cloud, night):
+    """Each disk gets new bytes in its third segment."""
+    for number, source in enumerate(cloud.disks.sources()):
+        with open(source.path, 'r+b') as disk:
+            disk.seek(2 * SEGMENT)
+            disk.write(repositories.noise(SEGMENT, 1000 * night + number))
+
+
+def test_digests_that_are_damaged(cloud):
+    """Their disks are read again; no backup has a wrong byte (B3)."""
+    for name in ('whole', *DIGESTS):
+        shutil.copy(cloud.disks.directory / 'disk0',
+                    cloud.disks.directory / name)
+    cloud.run()
+    places_ = {path.stem: path for path in cloud.state.rglob('*.digests')}
+    first = {name: path.read_bytes() for name, path in places_.items()}
+    for name, damage in DIGESTS.items():
+        places_[name].write_bytes(damage(first[name], first['whole']))
+    write_new(cloud, 1)
+    results = cloud.run(1)
+    assert cloud.backups(1) == cloud.disks.digests()
+    again = {name for name, result in results.items()
+             if result.read > 3 * SEGMENT}
+    assert again == set(DIGESTS)
+
+    # Now they are whole again. One is that of the night before, which is as
+    # good as its base; one is of another disk, and names that one's backup.
+    places_['cut'].write_bytes(first['whole'])
+    places_['whole'].write_bytes(first['whole'])
+    write_new(cloud, 2)
+    results = cloud.run(2)
+    assert cloud.backups(2) == cloud.disks.digests()
+    assert all(result.read < 3 * SEGMENT and not result.note
+               for result in results.values())
+    cloud.need_nothing_left()
 
 
 # -- the command --------------------------------------------------------------
