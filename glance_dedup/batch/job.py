@@ -192,7 +192,7 @@ class Job:
             elif event['event'] == 'source' and event['name'] not in found:
                 found[event['name']] = {
                     **wanted[event['name']], 'host': event['host'],
-                    'size': event['size']}
+                    'size': event['size'], 'written': event['written']}
         self._look({'do': 'look', 'sources': list(wanted.values())}, note)
         nowhere = 'it was found on no host: see whether the file, or the ' \
             'server, exists'
@@ -220,11 +220,18 @@ class Job:
 
     def _plan(self, found: dict[str, dict[str, Any]]) -> rounds.Plan:
         return rounds.best(
-            [rounds.Disk(name, source['host'], source['size'] / _RATE,
-                         source['size'])
+            [self._disk(name, source)
              for name, source in sorted(found.items())],
             rounds.Limits(_OVERHEAD, self._settings.views),
             self._settings.weight)
+
+    def _disk(self, name: str, source: dict[str, Any]) -> rounds.Disk:
+        seconds = source['size'] / _RATE
+        # An estimate that is too high must not refuse a server (B5). If its
+        # view fits into no round, it gets a round of its own, and is watched.
+        fits = 0.99 * self._settings.views / (_OVERHEAD + seconds)
+        return rounds.Disk(name, source['host'], seconds, source['size'],
+                           min(source['written'], fits))
 
     # -- rounds -------------------------------------------------------------
 

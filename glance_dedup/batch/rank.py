@@ -116,22 +116,23 @@ class Rank:
             return
         for source in self._order['sources']:
             try:
-                size = self._size_of(source)
+                found = self._find(source)
             except exceptions.RepositoryError as e:
                 tell(self._ranks.rank, 'unseen', name=source['name'],
                      host=os.uname().nodename, error=str(e))
                 continue
-            if size is not None:
+            if found is not None:
                 tell(self._ranks.rank, 'source', name=source['name'],
-                     host=os.uname().nodename, size=size)
+                     host=os.uname().nodename, size=found.size,
+                     written=found.written)
 
-    def _size_of(self, source: dict[str, Any]) -> int | None:
-        """How many bytes a source has; None: it is not on this host."""
+    def _find(self, source: dict[str, Any]) -> servers.Found | None:
+        """Look for a source; None: it is not on this host."""
         if source['kind'] == 'server':
-            return servers.size_of(self._settings, source['name'])
+            return servers.find(self._settings, source['name'])
         try:
             with open(source['path'], 'rb') as file:
-                return file.seek(0, os.SEEK_END)
+                return servers.Found(file.seek(0, os.SEEK_END))
         except OSError:
             return None
 

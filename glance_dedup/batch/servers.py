@@ -27,6 +27,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from glance_dedup.batch import checkpoints
@@ -34,6 +35,7 @@ from glance_dedup.batch import digests
 from glance_dedup.batch import exports
 from glance_dedup.batch import images
 from glance_dedup.batch import places
+from glance_dedup.batch import rates
 from glance_dedup.batch import views
 
 LOG = logging.getLogger(__name__)
@@ -159,6 +161,7 @@ class _Job:
         self._stack = stack
         self._open = 0
         self._why = ''
+        self._begun: float | None = None    # by this process
         self._is_over = threading.Event()
         self._watch = threading.Thread(
             target=self._watch_scratch, daemon=True, name='scratch')
@@ -196,6 +199,7 @@ class _Job:
             answer = self._ask('begin', disks=self._requests(),
                                checkpoint=nonce, socket=self.socket,
                                bitmap=exports.BITMAP)
+            self._begun = time.monotonic()
         except BaseException:
             self._end()
             raise
@@ -254,6 +258,7 @@ class _Job:
             self._is_over.set()
             if self._watch.is_alive():
                 self._watch.join()
+            self._note_rate()
             try:
                 self._end()
             finally:
@@ -297,6 +302,13 @@ class _Job:
             with contextlib.suppress(OSError):
                 total += os.stat(disk.scratch).st_blocks * 512
         return total
+
+    def _note_rate(self) -> None:
+        """Note how fast the server overwrites its disks, for later plans."""
+        if self._begun is not None:
+            seconds = max(time.monotonic() - self._begun, self.SECONDS)
+            rates.save(self._settings.state_directory, self._uuid,
+                       int(self._scratch_bytes() / seconds))
 
     def _watch_scratch(self) -> None:
         while not self._is_over.wait(self.SECONDS):
@@ -407,8 +419,18 @@ def _open_files(settings: Settings, disks: list[dict[str, str]],
     return opened
 
 
-def size_of(settings: Settings, server: str) -> int | None:
-    """About how many bytes a server's disks have; None: it is not here.
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a plan has to know of a source."""
+
+    size: int
+    """About how many bytes its disks have."""
+    written: int = 0
+    """How many bytes it overwrites in a second, while a view is kept."""
+
+
+def find(settings: Settings, server: str) -> Found | None:
+    """Look for a server; None: it is not here.
 
     :raises SourceError: libvirt cannot be asked
     """
@@ -418,4 +440,6 @@ def size_of(settings: Settings, server: str) -> int | None:
         if e.code == _NO_SERVER:
             return None
         raise
-    return sum(disk['size'] for disk in found['disks'])
+    return Found(sum(disk['size'] for disk in found['disks']),
+                 rates.load(settings.state_directory, found['uuid'])
+                 if found['running'] else 0)

@@ -69,7 +69,10 @@ class _Batch(common.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--view-mib', metavar='MIB', type=int, default=10240,
             help='The most that the views on one host may take: what running '
-            'servers overwrite during their backup. Default: %(default)s.')
+            'servers overwrite during their backup. Servers that would take '
+            'more together, as fast as they wrote in their last backups, are '
+            'in other rounds; one that takes more by itself is given up. '
+            'Default: %(default)s.')
         parser.add_argument(
             '--libvirt', metavar='URI', default=job.Settings.libvirt,
             help="Of each host's libvirt. Default: %(default)s.")

@@ -112,6 +112,22 @@ def test_server_ends_with_its_last_disk():
     assert not left and len(results) == 3
 
 
+def test_servers_whose_views_do_not_fit_together():
+    """They are in other rounds; an estimate refuses no server."""
+    settings = job_module.Settings(views=1 << 30, weight=1.0)
+    job = job_module.Job(None, settings, batches.NIGHT, lambda *progress: None)
+
+    def rounds_at(written):
+        return [[disk.name for disk in part] for part in job._plan({
+            name: {'host': 'here', 'size': 100 << 30, 'written': written}
+            for name in ('mail', 'web')}).rounds]
+    assert rounds_at(0) == [['mail', 'web']]
+    # In 1,079 s each, and twice as long together.
+    assert rounds_at(200_000) == [['mail', 'web']]
+    assert rounds_at(300_000) == [['mail'], ['web']]
+    assert rounds_at(1 << 60) == [['mail'], ['web']]
+
+
 def test_round_that_breaks_each_time(cloud, monkeypatch):
     """The sources are given up with a reason; the next run succeeds."""
     def kill(process, event):

@@ -614,6 +614,21 @@ def test_a_view_ends_before_its_scratch_file_is_too_large(server):
         server.open()
 
 
+def test_a_plan_knows_how_fast_a_server_overwrites(server):
+    """As fast as in its last backup; a server that is off not at all."""
+    server.write(0, 16 * MIB, 1)
+    assert servers.find(server.settings, 'web') == servers.Found(72 * MIB, 0)
+    with server.opened() as opened:
+        server.write(0, 16 * MIB, 2)
+        assert sources.read(opened[0])[:16 * MIB] == bytes([1]) * 16 * MIB
+    found = servers.find(server.settings, 'web')
+    assert MIB // 60 < found.written <= 18 * MIB
+    with server.opened():
+        pass
+    assert servers.find(server.settings, 'web').written < found.written
+    assert servers.find(server.settings, 'nobody') is None
+
+
 def test_libvirt_knows_of_no_checkpoint(server):
     """Else it would refuse to undefine the server, as Nova does."""
     with server.opened() as opened:
