@@ -377,7 +377,7 @@ class Bench:
               tempfile.TemporaryDirectory(dir=self.directory) as stores,
               tempfile.TemporaryDirectory(dir=self._filters) as filters,
               repository.Repository(
-                  path, codec='none', direct_io=True, filter_dir=filters,
+                  path, codec='none', direct_io='on', filter_dir=filters,
                   index=index, index_dir=stores) as repo):
             openvolumes.create(repo, 'disk', data.work.blocks * data.block)
             with openvolumes.open_volume(repo, 'disk') as volume:

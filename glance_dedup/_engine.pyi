@@ -32,7 +32,7 @@ class Repository:
                  fingerprint: str, by_value: bool, codec: str, codec_level: int, threads: int,
                  lock_timeout_ms: int, allow_weak: bool = False,
                  reserve: int = 0, codec_yields: bool = False,
-                 direct_io: bool = False, cut_minimum: int = 0,
+                 direct_io: int = 0, cut_minimum: int = 0,
                  cut_average: int = 0) -> None: ...
     def attach_filter(self, path: bytes, budget: int) -> None: ...
     def attach_store(self, backend: str, path: bytes, capacity: int,

@@ -23,7 +23,8 @@ typedef struct raw_params {
     PyObject *path; /* bytes */
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
-    int by_value, allow_weak, codec_yields, direct_io;
+    int by_value, allow_weak, codec_yields;
+    unsigned direct_io;
     unsigned long long reserve;
 } raw_params;
 
@@ -39,7 +40,7 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
         "codec_yields", "direct_io",       "cut_minimum",   "cut_average",
         NULL};
     return PyArg_ParseTupleAndKeywords(
-        args, keywords, "O&Iy#IIIspsiII|pKppII", names, PyUnicode_FSConverter,
+        args, keywords, "O&Iy#IIIspsiII|pKpIII", names, PyUnicode_FSConverter,
         &raw->path, &params->major, &raw->id, &raw->id_length,
         &params->block_size, &params->group_slots, &params->segment_size, &raw->fingerprint,
         &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
@@ -58,7 +59,7 @@ convert_params(const module_state *state, const raw_params *raw,
     params->by_value = raw->by_value != 0;
     params->reserve = raw->reserve;
     params->codec_yields = raw->codec_yields != 0;
-    params->direct_io = raw->direct_io != 0;
+    params->direct_io = (gd_direct_io)raw->direct_io;
     if (!gd_py_copy_id("repository_id", raw->id, raw->id_length,
                        params->repository_id)) {
         return 0;

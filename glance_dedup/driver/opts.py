@@ -10,7 +10,10 @@ their own. If one is unset, an existing repository keeps its value, and a new
 one gets the value of ``sample_default``.
 """
 
+import contextlib
+
 from oslo_config import cfg
+from oslo_config import types
 
 from glance_dedup.base import locations
 
@@ -24,6 +27,16 @@ created. For a repository that exists, leave the option unset; a
 value that disagrees with the repository disables adding images to
 the store, with a message that names both.
 """
+
+
+class _DirectIO(types.String):
+    """A word, or a boolean: the option's type in earlier releases."""
+
+    def __call__(self, value):
+        with contextlib.suppress(ValueError):
+            value = 'on' if types.Boolean()(value) else 'off'
+        return super().__call__(value)
+
 
 dedup_opts = [
     cfg.StrOpt('dedup_store_datadir',
@@ -345,18 +358,25 @@ Possible values:
     * An integer of at least 1
 
 """),
-    cfg.BoolOpt('dedup_store_direct_io',
-                default=False,
-                help="""
+    cfg.Opt('dedup_store_direct_io',
+            type=_DirectIO(choices=('auto', 'on', 'off')),
+            default='auto',
+            help="""
 Whether new blocks are written beside the page cache.
 
 This saves the processor time that filling the page cache takes, and
 leaves the memory to others. The first read of an image then comes
-from the disk. Choose it if the disk is fast, or if images are mostly
-read long after they were stored. Do not choose it if the disk is slow
-and servers boot from images just after their upload.
+from the disk.
 
-If the file system does not support this, blocks are written as usual.
+Possible values:
+    * auto: wherever it costs an upload less. Each process measures
+      both ways while it stores new blocks. It does not choose this way
+      unless the disk takes 500 MB/s
+    * on (or another word for true): always, if the file system
+      supports it
+    * off (or another word for false): never. Choose it if servers
+      boot from images just after their upload, and the memory has
+      room for them
 
 """),
     cfg.BoolOpt('dedup_store_group_access',

@@ -168,6 +168,17 @@ set_digest(gd_params *params, const char *value, gd_error *err)
     return GD_OK;
 }
 
+static gd_status
+set_direct_io(gd_params *params, const char *key, const char *value,
+              gd_error *err)
+{
+    static const char *yes[2] = {"no", "yes"};
+    bool on;
+    gd_status s = set_choice(&on, key, value, yes, err);
+    params->direct_io = on ? GD_DIRECT_ON : GD_DIRECT_OFF;
+    return s;
+}
+
 gd_status
 gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
                        const char *value, gd_error *err)
@@ -205,7 +216,7 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
     } else if (strcmp(key, "dedup") == 0) {
         return set_choice(&settings->no_dedup, key, value, no, err);
     } else if (strcmp(key, "direct-io") == 0) {
-        return set_choice(&params->direct_io, key, value, yes, err);
+        return set_direct_io(params, key, value, err);
     }
     return gd_fail(err, GD_INVALID, "there is no key '%.40s'", key);
 }

@@ -43,6 +43,7 @@ from glance_dedup.repository import volumes
 RESERVE_MIB = 64
 
 _CODECS = ('none', 'lz4', 'zstd')
+_DIRECT_IO = ('off', 'on', 'auto')   # as numbered in params.h
 
 _MAX_THREADS = 64
 
@@ -71,8 +72,9 @@ class Repository(closing.Closing):
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
         images read through this object share; 0: none are kept
     :param codec_yields: store segments uncompressed while processors are short
-    :param direct_io: write new blocks past the page cache, if the file system
-        can
+    :param direct_io: whether new blocks are written past the page cache, if
+        the file system can: ``'off'``; ``'on'``; or ``'auto'``: where that
+        costs less
     :param reserve_mib: room, MiB, that storing leaves free on the file system,
         for deleting and collecting; but never more than a hundredth of the
         file system
@@ -96,7 +98,7 @@ class Repository(closing.Closing):
                  filter_dir: str | None = None, filter_mib: int = 64,
                  lock_timeout: float = 30.0, segment_cache_mib: int = 0,
                  reserve_mib: int = RESERVE_MIB,
-                 codec_yields: bool = False, direct_io: bool = False,
+                 codec_yields: bool = False, direct_io: str = 'off',
                  index: str = 'filter',
                  index_dir: str | os.PathLike | None = None,
                  _allow_weak: bool = False) -> None:
@@ -118,6 +120,9 @@ class Repository(closing.Closing):
         if codec not in _CODECS:
             raise exceptions.InvalidParameter(
                 f"there is no codec '{codec}': choose none, lz4 or zstd")
+        if direct_io not in _DIRECT_IO:
+            raise exceptions.InvalidParameter(
+                f"direct_io is '{direct_io}': choose off, on or auto")
         if not 0 <= lock_timeout <= 3600:
             raise exceptions.InvalidParameter(
                 f'lock_timeout: {lock_timeout!r} is not 0 to 3600 seconds')
@@ -145,7 +150,7 @@ class Repository(closing.Closing):
             allow_weak=_allow_weak,
             reserve=reserve_mib << 20,
             codec_yields=codec_yields,
-            direct_io=direct_io)
+            direct_io=_DIRECT_IO.index(direct_io))
         self._segment_cache_bytes = segment_cache_mib << 20
         self.filter = hostfilter.HostFilter(
             self.path, self.parameters.repository_id,

@@ -416,8 +416,8 @@ def store_cut(stage):
 def store_direct(stage):
     """Beside the page cache: a page is written again behind what counts."""
     stage.create()
-    with (stage.open(direct_io=True) as one,
-          stage.open(direct_io=True) as two, stage.open() as usual):
+    with (stage.open(direct_io='on') as one,
+          stage.open(direct_io='on') as two, stage.open() as usual):
         stage.put(one, 'a', (1, 11), (2, 2))
         stage.put(two, 'b', (1, 11), (3, 9))
         stage.abort(one, 'c', (4, 7), (5, 3))

@@ -21,6 +21,13 @@ enum {
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };
 
+/* Whether new blocks are written beside the page cache. */
+typedef enum gd_direct_io {
+    GD_DIRECT_OFF,
+    GD_DIRECT_ON,
+    GD_DIRECT_AUTO, /* where that costs less (waychoice.h) */
+} gd_direct_io;
+
 typedef struct gd_params {
     uint32_t major; /* of repository.json, when it was read */
     uint8_t repository_id[GD_ID_SIZE];
@@ -34,7 +41,7 @@ typedef struct gd_params {
     gd_codec codec;
     int codec_level;
     bool codec_yields; /* compress less when processors are busy */
-    bool direct_io; /* new blocks are written beside the page cache */
+    gd_direct_io direct_io;
     unsigned threads;
     unsigned lock_timeout_ms;
     uint64_t reserve; /* bytes that storing leaves free (freespace.h) */

@@ -62,6 +62,18 @@ typedef struct gd_group_list {
     int64_t listed_ns; /* before it was listed, by the monotonic clock */
 } gd_group_list;
 
+/* The ways by which new blocks reach their file, and what each has cost lately
+ * (waychoice.h). */
+typedef enum gd_way {
+    GD_WAY_THROUGH, /* the page cache */
+    GD_WAY_BESIDE,
+} gd_way;
+
+typedef struct gd_ways {
+    uint64_t cost[2]; /* 0: not known */
+    uint64_t since; /* bytes since the dearer way was last tried */
+} gd_ways;
+
 struct gd_repo {
     const gd_env *env;
     pid_t owner;
@@ -85,6 +97,7 @@ struct gd_repo {
     pthread_mutex_t mutex;
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
     gd_groupmap scopes; /* scopes of groups: tags of appender.c; likewise */
+    gd_ways ways;       /* likewise */
 };
 
 /* Opens the repository in the directory path.  It has no index yet: only

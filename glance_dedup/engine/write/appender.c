@@ -9,6 +9,7 @@
 #include "engine/write/directio.h"
 #include "engine/write/groupchoice.h"
 #include "engine/write/tailrecovery.h"
+#include "engine/write/waychoice.h"
 
 struct gd_appender {
     gd_repo *repo;
@@ -17,7 +18,8 @@ struct gd_appender {
     uint32_t next_slot;
     uint64_t synced_end; /* end of the file at the last sync point */
     uint64_t end;        /* where the next segment goes */
-    gd_directio *direct; /* NULL: write through the page cache */
+    gd_directio *direct; /* NULL: all is written through the page cache */
+    gd_stretch stretch;  /* since the last sync point */
     bool longer; /* direct may have written zeros behind end */
     gd_entry *entries;   /* from slot published.count on */
     bool cannot_cut; /* entries may be on the disk, or a write failed in an
@@ -183,13 +185,37 @@ hold_group(gd_appender *appender, gd_error *err)
 {
     gd_repo *repo = appender->repo;
     gd_status s = gd_group_hold(appender->group, err);
-    if (s == GD_OK && repo->params.direct_io) {
+    if (s == GD_OK && repo->params.direct_io != GD_DIRECT_OFF) {
         appender->direct =
             gd_directio_open(repo->env, repo->root, appender->group);
+        if (appender->direct == NULL) {
+            gd_waychoice_refuse(repo);
+        }
     }
     return s == GD_OK
                ? gd_locks_confirm(repo->locks, appender->group->number, err)
                : s;
+}
+
+/* Whether it is left to us which way to write. */
+static bool
+may_choose(const gd_appender *appender)
+{
+    return appender->repo->params.direct_io == GD_DIRECT_AUTO &&
+           appender->direct != NULL;
+}
+
+static void
+begin_stretch(gd_appender *appender)
+{
+    gd_stretch *stretch = &appender->stretch;
+    *stretch = (gd_stretch){
+        .way = appender->direct != NULL ? GD_WAY_BESIDE : GD_WAY_THROUGH,
+        .most = GD_WAY_LONG,
+    };
+    if (may_choose(appender)) {
+        gd_waychoice_next(appender->repo, stretch);
+    }
 }
 
 /* Returns GD_BUSY if the collector works in the group, or the group is full.
@@ -229,6 +255,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         s = settle_in(appender, err);
     }
     if (s == GD_OK && has_space(appender)) {
+        begin_stretch(appender);
         *out = appender;
         return GD_OK;
     }
@@ -332,10 +359,10 @@ gd_appender_room(const gd_appender *appender)
     return appender->group->bounds.slots - appender->next_slot;
 }
 
-uint64_t
-gd_appender_unsynced(const gd_appender *appender)
+bool
+gd_appender_is_due(const gd_appender *appender)
 {
-    return appender->end - appender->synced_end;
+    return appender->end - appender->synced_end >= appender->stretch.most;
 }
 
 /* ---- appending ---- */
@@ -405,19 +432,39 @@ write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
 {
     const gd_env *env = appender->repo->env;
     const gd_group *group = appender->group;
-    if (appender->direct != NULL) {
+    if (appender->direct != NULL && appender->stretch.way == GD_WAY_BESIDE) {
         appender->longer = true;
         if (gd_directio_write(appender->direct, pieces, count, appender->end)) {
             return GD_OK;
         }
         gd_directio_close(appender->direct);
         appender->direct = NULL;
+        gd_waychoice_refuse(appender->repo);
     }
     gd_status s = gd_writev_full(env, group->fd, pieces, (int)count,
                                  appender->end, group->name, err);
     if (s == GD_OK) {
         env->start_writeback(env, group->fd, appender->end, length);
     }
+    return s;
+}
+
+/* The same, and measures it where that tells which way to choose. */
+static gd_status
+write_measured(gd_appender *appender, struct iovec *pieces, size_t count,
+               uint64_t length, gd_error *err)
+{
+    const gd_env *env = appender->repo->env;
+    gd_stretch *stretch = &appender->stretch;
+    if (!may_choose(appender)) {
+        return write_pieces(appender, pieces, count, length, err);
+    }
+    int64_t began = env->monotonic_ns(env), worked = env->thread_ns(env);
+    gd_status s = write_pieces(appender, pieces, count, length, err);
+    uint64_t took = (uint64_t)(env->monotonic_ns(env) - began);
+    stretch->worked += env->thread_ns(env) - worked;
+    stretch->writes++;
+    stretch->fast += took <= length * GD_WAY_FAST_NS;
     return s;
 }
 
@@ -447,7 +494,7 @@ gd_appender_append(gd_appender *appender, gd_new_segment *segments,
         s = gd_repo_check_room(appender->repo, offset - appender->end, err);
     }
     if (s == GD_OK) {
-        s = write_pieces(appender, iov, n, offset - appender->end, err);
+        s = write_measured(appender, iov, n, offset - appender->end, err);
     }
     *written = offset - appender->end;
     appender->end = offset; /* after an error too, so that it is cut off */
@@ -514,6 +561,10 @@ publish(gd_appender *appender, uint32_t count, gd_error *err)
 gd_status
 gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
 {
+    const gd_env *env = appender->repo->env;
+    bool measured = may_choose(appender);
+    int64_t worked = measured ? env->thread_ns(env) : 0;
+    uint64_t bytes = appender->end - appender->synced_end;
     uint32_t base = appender->published.count;
     uint32_t count = appender->next_slot - base;
     if (count == 0) {
@@ -528,6 +579,11 @@ gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
         s = publish(appender, base + count, err);
     }
     if (s == GD_OK) {
+        if (measured) {
+            appender->stretch.worked += env->thread_ns(env) - worked;
+            gd_waychoice_note(appender->repo, &appender->stretch, bytes);
+        }
+        begin_stretch(appender);
         appender->cannot_cut = false;
         if (!hidden) {
             insert_hints(appender, base, count, appender->entries);

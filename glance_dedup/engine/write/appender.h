@@ -43,8 +43,8 @@ void gd_appender_close(gd_appender *appender);
 const gd_group *gd_appender_group(const gd_appender *appender);
 /* Slots still to be given out. */
 uint32_t gd_appender_room(const gd_appender *appender);
-/* Bytes appended since the last sync point. */
-uint64_t gd_appender_unsynced(const gd_appender *appender);
+/* Whether so much was appended since the last sync point that another is due. */
+bool gd_appender_is_due(const gd_appender *appender);
 
 /* Gives out the next slot.  REQUIRES: room. */
 gd_status gd_appender_take_slot(gd_appender *appender,

@@ -22,7 +22,6 @@
 #include "engine/write/compresspolicy.h"
 
 enum {
-    SYNC_BYTES = 256 << 20,
     BUNDLE_BYTES = 4 << 20, /* plain */
     /* Without threads nothing is filled while a bundle is packed, so a small
      * one is as fast.  Batch backups need the memory. */
@@ -387,7 +386,7 @@ gd_packer_flush(gd_packer *packer, gd_error *err)
         return GD_OK;
     }
     gd_status s = finish_writing(packer, err);
-    if (s == GD_OK && gd_appender_unsynced(packer->appender) >= SYNC_BYTES) {
+    if (s == GD_OK && gd_appender_is_due(packer->appender)) {
         return gd_packer_sync(packer, err);
     }
     return s == GD_OK ? start_writing(packer, err) : s;

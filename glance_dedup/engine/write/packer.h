@@ -59,8 +59,8 @@ bool gd_packer_added(gd_packer *packer, gd_address address,
 /* Whether the packer holds the group's shared lock. */
 bool gd_packer_holds(const gd_packer *packer, uint32_t group);
 /* Waits until earlier segments are written, then starts to write all full
- * ones.  So an error may come from earlier segments.  Makes a sync point every
- * 256 MiB. */
+ * ones.  So an error may come from earlier segments.  Makes a sync point
+ * where the appender wants one. */
 gd_status gd_packer_flush(gd_packer *packer, gd_error *err);
 /* Writes out everything and makes a sync point (N8.1). */
 gd_status gd_packer_sync(gd_packer *packer, gd_error *err);

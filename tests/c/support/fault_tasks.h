@@ -63,7 +63,7 @@ typedef struct fault_task {
     gd_status again;
     gd_status also;
     bool by_value;
-    bool direct_io;
+    gd_direct_io direct_io;
     bool gear; /* blocks are cut by their content */
 } fault_task;
 

@@ -58,6 +58,12 @@ rebuild_filter(world *w)
 
 /* ---- images ---- */
 
+static void
+prefer_direct(world *w)
+{
+    w->repo->ways = (gd_ways){.cost = {2, 1}};
+}
+
 static gd_status
 put(world *w)
 {
@@ -302,11 +308,14 @@ static const fault_task TASKS[] = {
      .by_value = true},
     {.name = "put-gear", .work = put, .again = GD_EXISTS, .gear = true},
     {.name = "put-direct", .work = put, .again = GD_EXISTS,
-     .direct_io = true},
+     .direct_io = GD_DIRECT_ON},
+    {.name = "put-either-way", .setup = prefer_direct, .work = put,
+     .again = GD_EXISTS, .direct_io = GD_DIRECT_AUTO},
     {.name = "put-without-filter", .setup = without_filter, .work = put,
      .again = GD_EXISTS},
     {.name = "abort", .work = put_and_abort},
-    {.name = "abort-direct", .work = put_and_abort, .direct_io = true},
+    {.name = "abort-direct", .work = put_and_abort,
+     .direct_io = GD_DIRECT_ON},
     {.name = "get", .setup = set_cold, .work = get},
     {.name = "delete", .work = delete, .again = GD_NOTFOUND},
     {.name = "send", .setup = set_cold, .work = send_image},

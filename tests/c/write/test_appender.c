@@ -18,12 +18,14 @@ test_append_and_sync(void)
     gd_appender *appender = open_appender(&t);
     CHECK_INT(appender_number(appender), 1);
     CHECK_INT(gd_appender_room(appender), 64);
-    CHECK_INT(gd_appender_unsynced(appender), 0);
+    CHECK(!gd_appender_is_due(appender));
     CHECK(gd_appender_entry(appender, 0) == NULL);
     CHECK_INT(append_segment(&t, appender, 5), GD_OK);
     CHECK_INT(append_segment(&t, appender, 3), GD_OK);
     CHECK_INT(gd_appender_room(appender), 56);
-    CHECK_INT(gd_appender_unsynced(appender), 2 * 32 + 8 * APPENDER_BLOCK);
+    CHECK(!gd_appender_is_due(appender));
+    CHECK_INT(scratch_size(&t.x, GROUP_1),
+              APPENDER_START + 2 * 32 + 8 * APPENDER_BLOCK);
     CHECK_INT(gd_appender_entry(appender, 0)->segment, APPENDER_START);
     CHECK_INT(gd_appender_entry(appender, 7)->segment,
               APPENDER_START + 32 + 5 * APPENDER_BLOCK);
@@ -41,7 +43,7 @@ test_append_and_sync(void)
     CHECK_INT(c.published.end, APPENDER_START + 2 * 32 + 8 * APPENDER_BLOCK);
     CHECK_INT(c.published.flags, 0);
     CHECK_INT(hints_for(&t, 1, 0) + hints_for(&t, 1, 7), 2);
-    CHECK_INT(gd_appender_unsynced(appender), 0);
+    CHECK(!gd_appender_is_due(appender));
     CHECK(gd_appender_entry(appender, 7) == NULL);
     /* Without anything new there is nothing to sync. */
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FDATASYNC);
@@ -118,7 +120,7 @@ test_holds_a_lock_on_the_file(void)
 {
     appender_fixture t;
     appender_setup(&t);
-    t.repo->params.direct_io = true;
+    t.repo->params.direct_io = GD_DIRECT_ON;
     gd_appender *appender = open_appender(&t);
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
@@ -160,7 +162,7 @@ test_lease_is_lost_before_the_file_is_locked(void)
         appender_fixture t;
         gd_locks *other;
         appender_setup(&t);
-        t.repo->params.direct_io = direct;
+        t.repo->params.direct_io = direct ? GD_DIRECT_ON : GD_DIRECT_OFF;
         close_appender(&t, open_appender(&t));
         CHECK_INT(gd_locks_open(t.x.env, t.x.root, &other, &t.x.err), GD_OK);
         successor = other;

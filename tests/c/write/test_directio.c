@@ -332,7 +332,7 @@ open_writer(writer *t)
     be_strict(&t->x.f);
     t->x.params.block_size = BLOCK;
     t->x.params.segment_size = 4096;
-    t->x.params.direct_io = true;
+    t->x.params.direct_io = GD_DIRECT_ON;
     t->repo = scratch_repo(&t->x);
     t->wanted = calloc(1, MOST);
 }
@@ -521,6 +521,67 @@ test_behind_a_writer_that_was_killed(void)
     close_writer(&t);
 }
 
+/* Where the choice is free, each stretch may go another way. */
+static void
+test_the_way_changes_at_sync_points(void)
+{
+    writer t;
+    open_writer(&t);
+    t.repo->params.direct_io = GD_DIRECT_AUTO;
+    t.repo->ways = (gd_ways){.cost = {2, 1}};
+    enter_group(&t);
+    t.start = (uint64_t)scratch_size(&t.x, FILE_NAME);
+    for (unsigned i = 0; i < 12; i++) {
+        bool beside = i % 3 != 1;
+        bool next = (i + 1) % 3 != 1;
+        unsigned before = direct_writes;
+        CHECK_INT(append_block(&t, 2 * i), GD_OK);
+        CHECK_INT(append_block(&t, 2 * i + 1), GD_OK);
+        CHECK_INT(direct_writes - before, beside ? 2 : 0);
+        t.repo->ways.cost[GD_WAY_BESIDE] = next ? 1 : 3;
+        CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+        uint8_t got[2 * BLOCK];
+        scratch_read(&t.x, FILE_NAME, got, sizeof got,
+                     t.start + t.length - sizeof got);
+        CHECK(memcmp(got, t.wanted + t.length - sizeof got, sizeof got) == 0);
+    }
+    leave_group(&t);
+    check_file(&t);
+    close_writer(&t);
+}
+
+/* What failed is not tried again soon, whichever group is next. */
+static void
+test_a_failure_is_remembered(void)
+{
+    for (int opens = 0; opens < 2; opens++) {
+        writer t;
+        open_writer(&t);
+        t.repo->params.direct_io = GD_DIRECT_AUTO;
+        t.repo->ways = (gd_ways){.cost = {2, 1}};
+        refuses = opens;
+        enter_group(&t);
+        t.start = (uint64_t)scratch_size(&t.x, FILE_NAME);
+        fault_env_fail(&t.x.f, FAULT_PWRITEV, 1, EINVAL, false);
+        if (opens) {
+            fault_env_heal(&t.x.f);
+        }
+        CHECK_INT(append_block(&t, 1), GD_OK);
+        CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+        leave_group(&t);
+        fault_env_heal(&t.x.f);
+        refuses = false;
+        unsigned before = direct_writes;
+        enter_group(&t);
+        CHECK_INT(append_block(&t, 2), GD_OK);
+        CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
+        leave_group(&t);
+        CHECK_INT(direct_writes, before);
+        check_file(&t);
+        close_writer(&t);
+    }
+}
+
 int
 main(int argc, char **argv)
 {
@@ -537,5 +598,7 @@ main(int argc, char **argv)
     RUN(test_a_writer_cuts_the_file_to_its_end);
     RUN(test_a_poisoned_group_is_not_cut);
     RUN(test_behind_a_writer_that_was_killed);
+    RUN(test_the_way_changes_at_sync_points);
+    RUN(test_a_failure_is_remembered);
     return REPORT();
 }

@@ -109,10 +109,13 @@ def test_the_codec_yields_where_told_to(configure):
     assert options(store)['codec_yields'] is True
 
 
-def test_beside_the_page_cache_where_told_to(configure):
-    assert options(configure(one={}))['direct_io'] is False
-    store = configure(one={'dedup_store_direct_io': True})
-    assert options(store)['direct_io'] is True
+@pytest.mark.parametrize('chosen, meant', [
+    (None, 'auto'), ('auto', 'auto'), ('on', 'on'), ('off', 'off'),
+    (True, 'on'), ('True', 'on'), ('yes', 'on'), ('0', 'off')])
+def test_beside_the_page_cache_where_told_to(configure, chosen, meant):
+    store = configure(one={} if chosen is None
+                      else {'dedup_store_direct_io': chosen})
+    assert options(store)['direct_io'] == ('off', 'on', 'auto').index(meant)
     data = noise(3 * MIB + 77)
     assert b''.join(glance_store.get(add(data)[0], 'one')[0]) == data
 

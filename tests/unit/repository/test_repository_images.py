@@ -252,7 +252,7 @@ def test_a_codec_that_yields(tmp_path):
 def test_beside_the_page_cache(tmp_path, threads):
     """The files are the same, to the byte at their end."""
     sizes = []
-    for direct_io in (False, True):
+    for direct_io in ('off', 'on', 'auto'):
         path = create(tmp_path / f'direct-{direct_io}', compare='value')
         with open_repository(path, direct_io=direct_io,
                              threads=threads) as repo:
@@ -269,7 +269,14 @@ def test_beside_the_page_cache(tmp_path, threads):
         repositories.need_clean(path)
         sizes.append({name: os.stat(path / 'groups' / name).st_size
                       for name in os.listdir(path / 'groups')})
-    assert sizes[0] == sizes[1]
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_no_other_way_beside_the_page_cache(tmp_path):
+    path = create(tmp_path / 'repository')
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='choose off, on or auto'):
+        open_repository(path, direct_io='sometimes')
 
 
 def test_put(repo, tmp_path):
