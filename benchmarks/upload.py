@@ -20,8 +20,9 @@ In each round, one behind the other, for one client and for several:
 * the file driver; and it again with an fsync of its file, since an image in
   this store is on the disk when the upload is answered;
 * this store, empty, with each codec: what is new to it, and then the same
-  again (``lz4-yields`` gives way when processors are short; ``-direct`` is
-  written beside the page cache).
+  again (``-cached`` is written through the page cache, ``-direct`` beside it,
+  the others as the store chooses, which has to find out first; ``lz4-yields``
+  gives way when processors are short).
 
 Ratios are to the file driver of the round and to the two hashes.  The time
 that the kernel's threads need for writing back is that of the whole machine.
@@ -51,11 +52,11 @@ from glance_dedup.driver import store as dedup_store
 READ = 65536
 
 #: Kinds of this store, and their options.
-CODECS = {'none': {'codec': 'none'},
-          'lz4': {'codec': 'lz4'},
-          'lz4-yields': {'codec': 'lz4', 'codec_yields': True},
-          'none-direct': {'codec': 'none', 'direct_io': True},
-          'lz4-direct': {'codec': 'lz4', 'direct_io': True}}
+CODECS = {codec + suffix: {'codec': codec, 'direct_io': direct_io}
+          for suffix, direct_io in (('-cached', 'off'), ('-direct', 'on'),
+                                    ('', 'auto'))
+          for codec in ('none', 'lz4')}
+CODECS['lz4-yields'] = {'codec': 'lz4', 'codec_yields': True}
 
 
 class Source:
