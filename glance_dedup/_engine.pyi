@@ -483,9 +483,10 @@ class Relocation:
 # -- scrubbing and spare copies -----------------------------------------------
 
 def verify_slots(repository: Repository, number: int, first: int,
-                 count: int) -> tuple[int, bytes, bytes, bytes]:
-    """Read and verify the blocks of these slots, by checksum and fingerprint,
-    twice before any is called damaged: (bytes read, damaged slots, slots whose
+                 count: int, hashed: bool = True
+                 ) -> tuple[int, bytes, bytes, bytes]:
+    """Read and verify the blocks of these slots, by checksum and, if `hashed`,
+    fingerprint, twice before any is called damaged: (bytes read, damaged slots, slots whose
     entry is invalid, slots whose block is good but some other byte of its
     segment is not), 32 bits each. Only live entries, and published ones that
     are not valid, are looked at. ImageNotFound if there is no such group;

@@ -108,15 +108,19 @@ class Damage:
 
     # -- finding ----------------------------------------------------------
 
-    def notice(self, number: int, first: int,
-               entries: list[addresses_module.Entry],
+    def notice(self, number: int, first: int, listing: bytes,
                bad: Collection[int]) -> None:
         """Look for marked blocks that are not known, and for copies of others.
 
         :param first: the slot of the first entry, in the group `number`
+        :param listing: the entries, as the engine lists them
         :param bad: addresses of blocks that did not verify just now
         """
-        for slot, entry in enumerate(entries, first):
+        if not self._wanted and not addresses_module.columns(
+                listing).states.count(addresses_module.DAMAGED):
+            return      # as nearly always
+        for slot, entry in enumerate(addresses_module.entries(listing),
+                                     first):
             address = addresses_module.address(number, slot)
             if entry.state == addresses_module.DAMAGED:
                 if address not in self.known and self._count(address):

@@ -67,11 +67,10 @@ def _take_blocks(maintainer: maintainer_module.Maintainer, pace: task.Pace,
         with contextlib.suppress(exceptions.ImageNotFound,
                                  exceptions.InvalidParameter,
                                  *exceptions.UNREADABLE):
-            entries = addresses_module.entries(
-                maintainer.engine.entries(group, slot, 1))
-            damage.notice(group, slot, entries, ())
-            if entries[0].state in (addresses_module.LIVE,
-                                    addresses_module.INVALID):
+            listing = maintainer.engine.entries(group, slot, 1)
+            damage.notice(group, slot, listing, ())
+            if addresses_module.entry_at(listing, 0).state in (
+                    addresses_module.LIVE, addresses_module.INVALID):
                 waiting.add(address)
         pace.step(0, 0, 'looking at what helpers found')
     if waiting.difference(state.get('waiting', ())):

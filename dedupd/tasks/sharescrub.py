@@ -155,7 +155,8 @@ class _Run:
         bad = {*addresses_module.unpack(damaged),
                *addresses_module.unpack(invalid)}
         marked = {slot for slot, entry in enumerate(states, first)
-                  if entry == addresses_module.DAMAGED}
+                  if entry == addresses_module.DAMAGED} if states.count(
+                      addresses_module.DAMAGED) else set()
         # If not all fit, the maintainer will find the others: it reads all
         # groups once it knows of damage.
         room = notes_module.MOST_FOUND - len(self._notes.found)
@@ -164,8 +165,7 @@ class _Run:
         state['damaged'] += len(bad)
         state['worn'] += len(worn) // 4
         state['bytes'] += cost
-        state['blocks'] += sum(
-            entry == addresses_module.LIVE for entry in states)
+        state['blocks'] += states.count(addresses_module.LIVE)
         if bad:
             self._helper.save()     # so that the maintainer knows soon
         return cost

@@ -33,18 +33,19 @@ engine_verify_slots(PyObject *module, PyObject *args)
     const module_state *state = PyModule_GetState(module);
     PyObject *repository;
     uint32_t number, first, count;
+    int hashed = 1;
     gd_scrub_result found;
     gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O!O&O&O&", state->repository_type, &repository,
+    if (!PyArg_ParseTuple(args, "O!O&O&O&|p", state->repository_type, &repository,
                           gd_py_to_u32, &number, gd_py_to_u32, &first,
-                          gd_py_to_u32, &count) ||
+                          gd_py_to_u32, &count, &hashed) ||
         !gd_py_call_repository(repository, &call)) {
         return NULL;
     }
     const gd_env *env = gd_env_posix();
     gd_repo *repo = ((repository_object *)repository)->repo;
-    if (!gd_py_end(&call, gd_scrub(repo, number, first, count, &found,
-                                   &call.err))) {
+    if (!gd_py_end(&call, gd_scrub(repo, number, first, count, hashed != 0,
+                                   &found, &call.err))) {
         return NULL;
     }
     PyObject *result = Py_BuildValue(

@@ -9,12 +9,10 @@
 #include <string.h>
 
 #include "engine/files/blockgroup.h"
+#include "engine/maintain/diskwindow.h"
 #include "engine/read/verify.h"
 
-enum {
-    WINDOW = 4 << 20, /* bytes of the disk read ahead at once */
-    PAGE = 4096,
-};
+enum { PORTIONS = 2 };
 
 /* A live entry, sorted by the place of its segment. */
 typedef struct place {
@@ -22,18 +20,38 @@ typedef struct place {
     uint32_t index; /* its slot minus the first */
 } place;
 
+/* What one thread needs, and what it found. */
+typedef struct lane {
+    gd_decoder decoder;
+    const uint8_t *plain; /* of the current segment */
+    uint64_t bytes;
+    gd_status s;
+    gd_error err;
+} lane;
+
 typedef struct scrub {
     gd_repo *repo;
+    bool hashed;     /* fingerprints are computed, too */
     gd_group *group; /* of this reading */
+    int direct;      /* the same file for direct reads; -1: not possible */
     uint32_t first, count;
     uint32_t published; /* slots published at this reading */
     gd_entry *entries;
     uint8_t *verdicts;
-    place *places;
+    place *places; /* and one more, behind the last */
     size_t place_count;
-    gd_decoder decoder;
-    uint64_t bytes;
+    lane *lanes;    /* of the pool's threads, and of the caller */
+    unsigned lane_count;
+    struct portion *portions; /* two: one is read while the other is judged */
 } scrub;
+
+/* A window, and the segments in it. */
+typedef struct portion {
+    scrub *x;
+    gd_disk_window window;
+    size_t *starts; /* the first place of each segment, and the one behind */
+    gd_job job;
+} portion;
 
 /* Whether the error comes from the disk or the file, not from the machine. */
 static bool
@@ -110,6 +128,7 @@ is_asked(const scrub *x, uint32_t index, bool again)
 static void
 sort_places(scrub *x, bool again)
 {
+    bool sorted = true; /* as in most groups */
     x->place_count = 0;
     for (uint32_t i = 0; i < x->count; i++) {
         if (!is_asked(x, i, again)) {
@@ -121,69 +140,95 @@ sort_places(scrub *x, bool again)
                     (state == GD_ENTRY_EMPTY && x->first + i < x->published);
         x->verdicts[i] = lost ? GD_VERDICT_INVALID : GD_VERDICT_NONE;
         if (state == GD_ENTRY_LIVE) {
-            x->places[x->place_count++] = (place){x->entries[i].segment, i};
+            place *p = &x->places[x->place_count++];
+            *p = (place){x->entries[i].segment, i};
+            sorted = sorted && (p == x->places || by_segment(p - 1, p) < 0);
         }
     }
-    qsort(x->places, x->place_count, sizeof *x->places, by_segment);
+    if (!sorted) {
+        qsort(x->places, x->place_count, sizeof *x->places, by_segment);
+    }
 }
 
 /* ---- segments ---- */
 
+/* The header and stored bytes of the segment that this entry describes. */
+static gd_status
+read_stored(const portion *p, lane *l, const gd_entry *entry,
+            const uint8_t **in, gd_error *err)
+{
+    const gd_group *group = p->x->group;
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
+    l->bytes += length;
+    *in = gd_disk_window_at(&p->window, entry->segment, length);
+    if (*in != NULL) {
+        return GD_OK;
+    }
+    /* The window could not be read, so that a bad place spoils only itself. */
+    *in = l->decoder.in;
+    return gd_read_full(group->env, group->fd, l->decoder.in, length,
+                        entry->segment, group->name, err);
+}
+
 /* Reads and decodes the segment as this entry describes it. */
 static gd_status
-decode_segment(scrub *x, const gd_entry *entry, gd_segment_header *header,
-               gd_error *err)
+decode_segment(const portion *p, lane *l, const gd_entry *entry,
+               const uint8_t **in, gd_segment_header *header, gd_error *err)
 {
-    const gd_group *group = x->group;
-    const gd_decoder *own = &x->decoder;
+    const gd_group *group = p->x->group;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = gd_read_full(group->env, group->fd, own->in, length,
-                               entry->segment, group->name, err);
+    gd_status s = read_stored(p, l, entry, in, err);
     if (s != GD_OK) {
         return s;
     }
-    x->bytes += length;
-    s = gd_segment_header_decode(own->in, length, &group->bounds, header,
+    s = gd_segment_header_decode(*in, length, &group->bounds, header,
                                  group->name, entry->segment, err);
     if (s == GD_OK && (header->stored_length != entry->stored_length ||
                        header->codec != entry->codec)) {
         s = gd_fail(err, GD_CORRUPT, "%s: the segment at offset %u is another",
                     group->name, entry->segment);
     }
-    return s == GD_OK ? gd_segment_decode(own->coder, header,
-                                          own->in + GD_SEGMENT_HEADER,
-                                          own->plain, group->name,
-                                          entry->segment, err)
-                      : s;
+    if (s != GD_OK) {
+        return s;
+    }
+    const uint8_t *behind = *in + GD_SEGMENT_HEADER;
+    if (header->codec == GD_CODEC_NONE) {
+        l->plain = behind + gd_segment_list_size(header);
+        return GD_OK;
+    }
+    l->plain = l->decoder.plain;
+    return gd_segment_decode(l->decoder.coder, header, behind,
+                             l->decoder.plain, group->name, entry->segment,
+                             err);
 }
 
-/* Entries may disagree about their segment: tries each description. */
+/* Entries may disagree about their segment: tries each description.  *in is
+ * NULL if the segment does not decode. */
 static gd_status
-read_segment(scrub *x, const place *places, size_t count,
-             gd_segment_header *header, bool *decodes, gd_error *err)
+read_segment(const portion *p, lane *l, const place *places, size_t count,
+             const uint8_t **in, gd_segment_header *header, gd_error *err)
 {
     const gd_entry *before = NULL;
-    *decodes = false;
-    for (size_t i = 0; i < count && !*decodes; i++) {
-        const gd_entry *entry = &x->entries[places[i].index];
+    for (size_t i = 0; i < count; i++) {
+        const gd_entry *entry = &p->x->entries[places[i].index];
         if (before != NULL && entry->codec == before->codec &&
             entry->stored_length == before->stored_length) {
             continue;
         }
         before = entry;
-        gd_status s = decode_segment(x, entry, header, err);
-        if (s != GD_OK && !is_damage(s, err)) {
+        gd_status s = decode_segment(p, l, entry, in, header, err);
+        if (s == GD_OK || !is_damage(s, err)) {
             return s;
         }
-        *decodes = s == GD_OK;
     }
+    *in = NULL;
     return GD_OK;
 }
 
 /* Judges blocks of one segment.  header is NULL if the segment does not
  * decode. */
 static gd_status
-judge_blocks(scrub *x, const place *places, size_t count,
+judge_blocks(scrub *x, lane *l, const place *places, size_t count,
              const gd_segment_header *header, bool intact, gd_error *err)
 {
     gd_verified blocks[GD_VERIFIED_AT_ONCE];
@@ -194,8 +239,8 @@ judge_blocks(scrub *x, const place *places, size_t count,
             (gd_verified){&x->entries[index], x->first + index, false};
     }
     if (header != NULL) {
-        s = gd_verify_blocks(x->group, header, x->decoder.plain,
-                             x->decoder.hasher, blocks, count, err);
+        s = gd_verify_blocks(x->group, header, l->plain, l->decoder.hasher,
+                             blocks, count, err);
     }
     for (size_t i = 0; i < count; i++) {
         x->verdicts[places[i].index] = !blocks[i].good ? GD_VERDICT_DAMAGED
@@ -207,24 +252,27 @@ judge_blocks(scrub *x, const place *places, size_t count,
 
 /* Judges the blocks of one segment. */
 static gd_status
-judge_segment(scrub *x, const place *places, size_t count, gd_error *err)
+judge_segment(const portion *p, lane *l, const place *places, size_t count,
+              gd_error *err)
 {
+    scrub *x = p->x;
     gd_segment_header header = {0};
-    bool decodes;
-    gd_status s = read_segment(x, places, count, &header, &decodes, err);
+    const uint8_t *in;
+    gd_status s = read_segment(p, l, places, count, &in, &header, err);
     /* Each block has its own checksum.  If only the segment's checksum fails,
      * no block is lost, but a byte on the disk has changed. */
-    bool intact = s == GD_OK && decodes &&
-                  gd_segment_intact(x->decoder.in, &header,
-                                    x->group->bounds.seed);
+    bool intact = s == GD_OK && in != NULL &&
+                  gd_segment_intact(in, &header, x->group->bounds.seed);
     for (size_t i = 0, n; s == GD_OK && i < count; i += n) {
         n = count - i;
         n = n < GD_VERIFIED_AT_ONCE ? n : GD_VERIFIED_AT_ONCE;
-        s = judge_blocks(x, places + i, n, decodes ? &header : NULL, intact,
-                         err);
+        s = judge_blocks(x, l, places + i, n, in != NULL ? &header : NULL,
+                         intact, err);
     }
     return s;
 }
+
+/* ---- windows ---- */
 
 /* How many places, from the first, name the same segment. */
 static size_t
@@ -237,43 +285,79 @@ same_segment(const place *places, size_t count)
     return n;
 }
 
+static void
+judge_task(void *arg, size_t task, unsigned worker)
+{
+    const portion *p = arg;
+    lane *l = &p->x->lanes[worker];
+    size_t from = p->starts[task], to = p->starts[task + 1];
+    if (l->s == GD_OK) {
+        l->s = judge_segment(p, l, p->x->places + from, to - from, &l->err);
+    }
+}
+
 static uint64_t
 end_of(const scrub *x, const place *p)
 {
     return gd_entry_segment_end(&x->entries[p->index]);
 }
 
-/* Drops the range of the next places from the page cache, and has it read
- * again.  Returns how many places lie in it. */
+/* Reads a window that begins with this place, and notes the segments in it.
+ * Returns the first place behind it. */
 static size_t
-open_window(const scrub *x, const place *places, size_t count)
+fill_portion(scrub *x, portion *p, size_t at)
 {
-    const gd_group *group = x->group;
-    uint64_t start = places[0].segment & ~(uint64_t)(PAGE - 1);
-    uint64_t end = end_of(x, places);
-    size_t n = 1;
-    while (n < count && end_of(x, &places[n]) <= start + WINDOW) {
-        uint64_t next = end_of(x, &places[n++]);
-        end = end > next ? end : next;
+    uint64_t start = x->places[at].segment, end = start;
+    size_t segments = 0;
+    while (at < x->place_count) {
+        uint64_t next = end_of(x, &x->places[at]);
+        if (segments > 0 && next > start + GD_WINDOW) {
+            break;
+        }
+        end = next > end ? next : end;
+        p->starts[segments++] = at;
+        at += same_segment(x->places + at, x->place_count - at);
     }
-    n += same_segment(places + n - 1, count - n + 1) - 1;
-    end = (end + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-    group->env->drop_cache(group->env, group->fd, start, end - start);
-    group->env->start_readahead(group->env, group->fd, start, end - start);
-    return n;
+    p->starts[segments] = at;
+    gd_disk_window_fill(&p->window, x->group, x->direct, start, end);
+    p->job = (gd_job){.run = judge_task, .arg = p, .tasks = segments};
+    return at;
 }
 
+/* The first error of a lane. */
+static gd_status
+status_of(const scrub *x, gd_error *err)
+{
+    for (unsigned i = 0; i <= gd_pool_threads(x->repo->pool); i++) {
+        if (x->lanes[i].s != GD_OK) {
+            if (err != NULL) {
+                *err = x->lanes[i].err;
+            }
+            return x->lanes[i].s;
+        }
+    }
+    return GD_OK;
+}
+
+/* The pool judges one window while the caller reads the next. */
 static gd_status
 judge_places(scrub *x, gd_error *err)
 {
+    gd_pool *pool = x->repo->pool;
+    portion *now = &x->portions[0], *next = &x->portions[1];
     gd_status s = GD_OK;
-    for (size_t at = 0; s == GD_OK && at < x->place_count;) {
-        size_t end = at + open_window(x, x->places + at, x->place_count - at);
-        while (s == GD_OK && at < end) {
-            size_t n = same_segment(x->places + at, end - at);
-            s = judge_segment(x, x->places + at, n, err);
-            at += n;
+    size_t at = x->place_count > 0 ? fill_portion(x, now, 0) : 0;
+    for (bool more = at > 0; s == GD_OK && more;) {
+        gd_pool_submit(pool, &now->job);
+        more = at < x->place_count;
+        if (more) {
+            at = fill_portion(x, next, at);
         }
+        gd_pool_wait(pool, &now->job);
+        s = status_of(x, err);
+        portion *judged = now;
+        now = next;
+        next = judged;
     }
     return s;
 }
@@ -289,10 +373,14 @@ read_once(scrub *x, uint32_t number, bool again, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
+    x->direct = gd_direct_open(x->group, repo->root);
     s = read_entries(x, err);
     if (s == GD_OK) {
         sort_places(x, again);
         s = judge_places(x, err);
+    }
+    if (x->direct >= 0) {
+        repo->env->close(repo->env, x->direct);
     }
     gd_group_close(x->group);
     return s;
@@ -310,36 +398,89 @@ finds_fault(const scrub *x)
 }
 
 static gd_status
+open_portion(scrub *x, portion *p, gd_error *err)
+{
+    const gd_env *env = x->repo->env;
+    p->x = x;
+    p->starts = gd_calloc(env, x->count + 1, sizeof *p->starts, err);
+    return p->starts == NULL ? GD_NOMEM
+                             : gd_disk_window_open(env, &p->window, err);
+}
+
+static gd_status
+open_lanes(scrub *x, gd_error *err)
+{
+    const gd_repo *repo = x->repo;
+    unsigned threads = gd_pool_threads(repo->pool);
+    gd_status s = GD_OK;
+    x->lanes = gd_calloc(repo->env, threads + 1, sizeof *x->lanes, err);
+    if (x->lanes == NULL) {
+        return GD_NOMEM;
+    }
+    for (unsigned i = 0; s == GD_OK && i <= threads; i++) {
+        s = gd_decoder_open(repo->env, x->hashed ? repo->digest : NULL,
+                            &x->lanes[i].decoder, err);
+    }
+    return s;
+}
+
+static gd_status
 allocate(scrub *x, gd_error *err)
 {
     const gd_env *env = x->repo->env;
     x->entries = gd_calloc(env, x->count, sizeof *x->entries, err);
     x->places = gd_calloc(env, x->count, sizeof *x->places, err);
     x->verdicts = gd_calloc(env, x->count, 1, err);
-    return x->entries == NULL || x->places == NULL || x->verdicts == NULL
-               ? GD_NOMEM
-               : gd_decoder_open(env, x->repo->digest, &x->decoder, err);
+    x->portions = gd_calloc(env, PORTIONS, sizeof *x->portions, err);
+    gd_status s = x->entries == NULL || x->places == NULL ||
+                          x->verdicts == NULL || x->portions == NULL
+                      ? GD_NOMEM
+                      : open_lanes(x, err);
+    for (int i = 0; s == GD_OK && i < PORTIONS; i++) {
+        s = open_portion(x, &x->portions[i], err);
+    }
+    return s;
 }
 
 static void
 release(scrub *x)
 {
     const gd_env *env = x->repo->env;
-    gd_decoder_close(env, &x->decoder);
+    unsigned threads = gd_pool_threads(x->repo->pool);
+    for (unsigned i = 0; x->lanes != NULL && i <= threads; i++) {
+        gd_decoder_close(env, &x->lanes[i].decoder);
+    }
+    for (int i = 0; x->portions != NULL && i < PORTIONS; i++) {
+        gd_disk_window_close(env, &x->portions[i].window);
+        env->release(env, x->portions[i].starts);
+    }
+    env->release(env, x->lanes);
+    env->release(env, x->portions);
     env->release(env, x->entries);
     env->release(env, x->places);
     env->release(env, x->verdicts);
 }
 
+static uint64_t
+bytes_of(const scrub *x)
+{
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i <= gd_pool_threads(x->repo->pool); i++) {
+        bytes += x->lanes[i].bytes;
+    }
+    return bytes;
+}
+
 gd_status
 gd_scrub(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
-         gd_scrub_result *result, gd_error *err)
+         bool hashed, gd_scrub_result *result, gd_error *err)
 {
     memset(result, 0, sizeof *result);
     if (count > GD_MAX_SLOTS) {
         return gd_fail(err, GD_INVALID, "no group has %u slots", count);
     }
-    scrub x = {.repo = repo, .first = first, .count = count};
+    scrub x = {.repo = repo, .first = first, .count = count,
+               .hashed = hashed};
     gd_status s = allocate(&x, err);
     if (s == GD_OK) {
         s = read_once(&x, number, false, err);
@@ -348,7 +489,7 @@ gd_scrub(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
         s = read_once(&x, number, true, err);
     }
     if (s == GD_OK) {
-        result->bytes = x.bytes;
+        result->bytes = bytes_of(&x);
         result->verdicts = x.verdicts;
         x.verdicts = NULL;
     }

@@ -2,14 +2,13 @@
 /*
  * scrub.h - reads stored blocks and judges them, before anybody needs them.
  *
- * A block is damaged if two readings fail to verify it, by its checksum and by
- * its fingerprint.  The second reading opens the group's file and reads the
+ * A block is damaged if two readings fail to verify it, by its checksum and, if
+ * wanted, by its fingerprint.  The second reading opens the group's file and reads the
  * entry again, since the group may have been rewritten, or the block freed, in
  * the meantime.  Takes no lock, and changes nothing.
  *
- * The page cache hides what has happened to the disk below it, so it is asked
- * to drop each segment first.  It keeps pages that are dirty or mapped by
- * somebody.
+ * Segments are read as the disk has them (diskwindow.h), and judged by all of
+ * the handle's threads.
  */
 #ifndef GD_SCRUB_H
 #define GD_SCRUB_H
@@ -31,9 +30,11 @@ typedef enum gd_verdict {
 
 /* Judges slots [first, first + count), each segment once and in disk order.
  * GD_NOTFOUND if there is no such group; GD_CORRUPT if its header does not
- * verify or it has fewer slots.  Needs memory for the entries and one
- * segment. */
+ * verify or it has fewer slots.  If not hashed, only checksums are compared, as
+ * readers do (I7).  Needs memory for the entries, two windows, and one segment
+ * for each thread. */
 gd_status gd_scrub(gd_repo *repo, uint32_t number, uint32_t first,
-                   uint32_t count, gd_scrub_result *result, gd_error *err);
+                   uint32_t count, bool hashed, gd_scrub_result *result,
+                   gd_error *err);
 
 #endif

@@ -46,7 +46,7 @@ gd_verify_blocks(const gd_group *group, const gd_segment_header *header,
             gd_group_match_segment(group, entry, blocks[i].slot, header,
                                    NULL) == GD_OK &&
             gd_checksum(data, entry->plain_length, 0) == entry->checksum;
-        if (blocks[i].good) {
+        if (blocks[i].good && hasher != NULL) {
             inputs[asked] = (gd_hash_input){data, entry->plain_length,
                                             &fingerprints[asked]};
             asked++;
@@ -56,7 +56,7 @@ gd_verify_blocks(const gd_group *group, const gd_segment_header *header,
                       ? GD_OK
                       : gd_hasher_compute_many(hasher, &group->scope, inputs,
                                                asked, err);
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
+    for (size_t i = 0; s == GD_OK && answered < asked; i++) {
         if (blocks[i].good) {
             blocks[i].good =
                 gd_fingerprint_equal(&fingerprints[answered++],

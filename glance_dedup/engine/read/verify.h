@@ -36,7 +36,7 @@ typedef struct gd_verified {
 
 /* Finds out which of the blocks are good.  Their entries belong to this
  * segment, whose bytes are plain.  An error means that this could not be found
- * out.
+ * out.  hasher may be NULL: then only checksums are compared.
  * REQUIRES: count <= GD_VERIFIED_AT_ONCE. */
 gd_status gd_verify_blocks(const gd_group *group,
                            const gd_segment_header *header,

@@ -9,6 +9,7 @@
 #include "engine/base/coding.h"
 #include "engine/files/blockgroup.h"
 #include "engine/format/names.h"
+#include "engine/maintain/diskwindow.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -61,14 +62,15 @@ verdicts(void)
 {
     static char text[BLOCKS + 1];
     gd_scrub_result found;
-    if (!CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err), GD_OK)) {
+    if (!CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err),
+                   GD_OK)) {
         fprintf(stderr, "%s\n", x.err.text);
         return "";
     }
     for (int i = 0; i < BLOCKS; i++) {
         text[i] = (char)('0' + found.verdicts[i]);
     }
-    x.env->release(x.env, found.verdicts);
+    repo->env->release(repo->env, found.verdicts);
     return text;
 }
 
@@ -95,7 +97,7 @@ test_good(void)
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup((gd_codec)codec);
         gd_scrub_result found;
-        CHECK_INT(gd_scrub(repo, 1, 0, 64, &found, &x.err), GD_OK);
+        CHECK_INT(gd_scrub(repo, 1, 0, 64, true, &found, &x.err), GD_OK);
         uint64_t stored = 0;
         for (int i = 0; i < BLOCKS; i += 4) {
             stored += GD_SEGMENT_HEADER + entries[i].stored_length;
@@ -131,7 +133,7 @@ test_many_blocks_in_a_segment(void)
         scratch_flip(&x, GROUP_1, gd_data_start(256) + GD_SEGMENT_HEADER +
                                       (uint64_t)damaged[i] * BLOCK + 9, 1);
     }
-    REQUIRE(gd_scrub(repo, 1, 0, MANY, &found, &x.err) == GD_OK);
+    REQUIRE(gd_scrub(repo, 1, 0, MANY, true, &found, &x.err) == GD_OK);
     for (int i = 0, k = 0; i < MANY; i++) {
         CHECK_INT(found.verdicts[i],
                   i == damaged[k] ? GD_VERDICT_DAMAGED : GD_VERDICT_WORN);
@@ -146,17 +148,17 @@ test_part_of_a_group(void)
 {
     setup(GD_CODEC_LZ4);
     gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 5, 2, &found, &x.err), GD_OK);
+    CHECK_INT(gd_scrub(repo, 1, 5, 2, true, &found, &x.err), GD_OK);
     CHECK_INT(found.bytes, GD_SEGMENT_HEADER + entries[5].stored_length);
     CHECK(found.verdicts[0] == GD_VERDICT_GOOD &&
           found.verdicts[1] == GD_VERDICT_GOOD);
     x.env->release(x.env, found.verdicts);
-    CHECK_INT(gd_scrub(repo, 1, 0, 0, &found, &x.err), GD_OK);
+    CHECK_INT(gd_scrub(repo, 1, 0, 0, true, &found, &x.err), GD_OK);
     x.env->release(x.env, found.verdicts);
-    CHECK_INT(gd_scrub(repo, 1, 60, 5, &found, &x.err), GD_CORRUPT);
-    CHECK_INT(gd_scrub(repo, 1, UINT32_MAX, 2, &found, &x.err), GD_CORRUPT);
-    CHECK_INT(gd_scrub(repo, 1, 0, UINT32_MAX, &found, &x.err), GD_INVALID);
-    CHECK_INT(gd_scrub(repo, 2, 0, 1, &found, &x.err), GD_NOTFOUND);
+    CHECK_INT(gd_scrub(repo, 1, 60, 5, true, &found, &x.err), GD_CORRUPT);
+    CHECK_INT(gd_scrub(repo, 1, UINT32_MAX, 2, true, &found, &x.err), GD_CORRUPT);
+    CHECK_INT(gd_scrub(repo, 1, 0, UINT32_MAX, true, &found, &x.err), GD_INVALID);
+    CHECK_INT(gd_scrub(repo, 2, 0, 1, true, &found, &x.err), GD_NOTFOUND);
     teardown();
 }
 
@@ -225,6 +227,15 @@ test_wrong_fingerprint(void)
     entry.fingerprint.bytes[31] ^= 1;
     write_entry(2, &entry);
     CHECK_CONTAINS(verdicts(), "113111111111");
+    /* Who compares checksums only does not see it. */
+    gd_scrub_result found;
+    REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, &found, &x.err) == GD_OK);
+    CHECK_INT(found.verdicts[2], GD_VERDICT_GOOD);
+    x.env->release(x.env, found.verdicts);
+    scratch_flip(&x, GROUP_1, entries[8].segment + 40, 1);
+    REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, &found, &x.err) == GD_OK);
+    CHECK(found.verdicts[8] >= GD_VERDICT_WORN);
+    x.env->release(x.env, found.verdicts);
     teardown();
 }
 
@@ -262,15 +273,17 @@ test_truncated(void)
     CHECK_CONTAINS(verdicts(), "333333333444");
     scratch_truncate(&x, GROUP_1, 100);
     gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err), GD_CORRUPT);
+    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, GROUP_1);
     teardown();
 }
 
 /* ---- two readings ---- */
 
+enum { OPENINGS = 2 }; /* of each reading: one for direct reads */
+
 /* A table of system calls under which something happens between the first and
- * the second opening of a group. */
+ * the second reading of a group. */
 typedef struct turn {
     gd_env env; /* first */
     const gd_env *real;
@@ -283,7 +296,8 @@ turn_openat(const gd_env *env, int dir, const char *path, int flags,
             mode_t mode)
 {
     turn *t = (turn *)(uintptr_t)env;
-    if (strcmp(path, GROUP_1) == 0 && ++t->opened == 2 && t->act != NULL) {
+    if (strcmp(path, GROUP_1) == 0 && ++t->opened == OPENINGS + 1 &&
+        t->act != NULL) {
         t->act();
     }
     return t->real->openat(t->real, dir, path, flags, mode);
@@ -298,7 +312,7 @@ verdicts_around(void (*act)(void), int *opened)
     repo->env = &t.env;
     static char text[BLOCKS + 1];
     gd_scrub_result found = {0};
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err), GD_OK);
+    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err), GD_OK);
     for (int i = 0; found.verdicts != NULL && i < BLOCKS; i++) {
         text[i] = (char)('0' + found.verdicts[i]);
     }
@@ -359,11 +373,11 @@ test_what_changes_meanwhile_is_no_damage(void)
         int opened;
         CHECK_CONTAINS(verdicts_around(cases[i].act, &opened),
                        "111111111111");
-        CHECK_INT(opened, 1); /* nothing to read twice */
+        CHECK_INT(opened, OPENINGS); /* nothing to read twice */
         scratch_flip(&x, GROUP_1, entries[4].segment + 40, 1);
         CHECK_CONTAINS(verdicts_around(cases[i].act, &opened),
                        cases[i].wanted);
-        CHECK_INT(opened, 2);
+        CHECK_INT(opened, 2 * OPENINGS);
         teardown();
     }
 }
@@ -379,7 +393,7 @@ test_group_removed_meanwhile(void)
     const gd_env *before = repo->env;
     repo->env = &t.env;
     gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err), GD_NOTFOUND);
+    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err), GD_NOTFOUND);
     CHECK(found.verdicts == NULL);
     repo->env = before;
     teardown();
@@ -390,9 +404,24 @@ test_group_removed_meanwhile(void)
 typedef struct forgetful {
     gd_env env; /* first */
     const gd_env *real;
+    int refused; /* flags of openat */
+    int direct;  /* the file that was opened for direct reads */
     uint64_t dropped_from, dropped_to; /* so far, in one piece */
-    bool unasked;
+    bool read_direct, unasked;
 } forgetful;
+
+static int
+note_open(const gd_env *env, int dir, const char *path, int flags,
+          mode_t mode)
+{
+    forgetful *t = (forgetful *)(uintptr_t)env;
+    if ((flags & t->refused) != 0) {
+        return -EINVAL;
+    }
+    int fd = t->real->openat(t->real, dir, path, flags, mode);
+    t->direct = (flags & O_DIRECT) != 0 ? fd : t->direct;
+    return fd;
+}
 
 static void
 note_drop(const gd_env *env, int fd, uint64_t offset, uint64_t length)
@@ -407,31 +436,98 @@ static ssize_t
 note_read(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
 {
     forgetful *t = (forgetful *)(uintptr_t)env;
-    if (offset >= entries[0].segment &&
-        (offset < t->dropped_from || offset + len > t->dropped_to)) {
+    if (fd == t->direct) {
+        t->read_direct = true;
+    } else if (offset >= entries[0].segment &&
+               (offset < t->dropped_from || offset + len > t->dropped_to)) {
         t->unasked = true;
     }
     return t->real->pread(t->real, fd, buf, len, offset);
 }
 
 static void
+scrub_past_cache(forgetful *t, int refused)
+{
+    *t = (forgetful){.env = *gd_env_posix(), .real = gd_env_posix(),
+                     .refused = refused, .direct = -1};
+    t->env.openat = note_open;
+    t->env.drop_cache = note_drop;
+    t->env.pread = note_read;
+    const gd_env *before = repo->env;
+    repo->env = &t->env;
+    CHECK_CONTAINS(verdicts(), "111111111111");
+    CHECK(!t->unasked);
+    repo->env = before;
+}
+
+static void
 test_disk_is_read_and_not_the_cache(void)
 {
     setup(GD_CODEC_NONE);
-    forgetful t = {.env = *gd_env_posix(), .real = gd_env_posix()};
-    t.env.drop_cache = note_drop;
-    t.env.pread = note_read;
-    const gd_env *before = repo->env;
-    repo->env = &t.env;
-    gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err), GD_OK);
+    forgetful t;
+    scrub_past_cache(&t, 0);
+    CHECK(t.direct < 0 || t.read_direct);
+    scrub_past_cache(&t, O_DIRECT);
     CHECK(t.dropped_to > t.dropped_from);
-    CHECK(!t.unasked);
     CHECK_INT(t.dropped_from % 4096, 0); /* whole pages only are forgotten */
     CHECK_INT(t.dropped_to % 4096, 0);
-    t.real->release(t.real, found.verdicts);
-    repo->env = before;
     teardown();
+}
+
+/* A rewritten group must not be judged by the entries of the old one. */
+static void
+test_direct_reads_are_of_the_file_with_the_entries(void)
+{
+    setup(GD_CODEC_NONE);
+    turn t = {.env = *gd_env_posix(), .real = gd_env_posix(),
+              .opened = OPENINGS - 1, .act = replace_file};
+    t.env.openat = turn_openat;
+    const gd_env *before = repo->env;
+    repo->env = &t.env;
+    /* The new file has other bytes. */
+    CHECK_CONTAINS(verdicts(), "111111111111");
+    CHECK_INT(t.opened, OPENINGS - 1 + OPENINGS);
+    repo->env = before;
+    CHECK_CONTAINS(verdicts(), "111132221111");
+    teardown();
+}
+
+/* ---- threads ---- */
+
+/* More than two windows, judged by any number of threads. */
+static void
+test_threads_judge_alike(void)
+{
+    enum { SEGMENT = 65536, SLOTS = 8 * GD_WINDOW / SEGMENT };
+    static uint8_t large[SLOTS * SEGMENT];
+    fill_random(large, sizeof large, 3);
+    for (unsigned threads = 0; threads < 4; threads += 3) {
+        gd_scrub_result found;
+        scratch_init(&x);
+        x.params.block_size = x.params.segment_size = SEGMENT;
+        x.params.group_slots = SLOTS;
+        x.params.codec = GD_CODEC_NONE;
+        x.params.threads = threads;
+        repo = scratch_repo(&x);
+        CHECK_INT(put_image(repo, "one", large, sizeof large, sizeof large,
+                            NULL, &x.err), GD_OK);
+        const uint64_t size = GD_SEGMENT_HEADER + SEGMENT;
+        for (uint64_t slot = 7; slot < SLOTS; slot += 50) {
+            scratch_flip(&x, GROUP_1,
+                         gd_data_start(SLOTS) + slot * size + 99, 1);
+        }
+        REQUIRE(gd_scrub(repo, 1, 0, SLOTS, true, &found, &x.err) == GD_OK);
+        uint64_t bad = 0;
+        for (unsigned slot = 0; slot < SLOTS; slot++) {
+            bool flipped = slot % 50 == 7;
+            bad += flipped;
+            CHECK_INT(found.verdicts[slot],
+                      flipped ? GD_VERDICT_DAMAGED : GD_VERDICT_GOOD);
+        }
+        CHECK_INT(found.bytes, (SLOTS + bad) * size); /* those twice */
+        x.env->release(x.env, found.verdicts);
+        teardown();
+    }
 }
 
 /* ---- faults ---- */
@@ -466,7 +562,7 @@ verdicts_with(uint64_t from, uint64_t to, int number, int failures)
     static char text[BLOCKS + 1];
     gd_scrub_result found;
     repo->env = &t.env;
-    gd_status s = gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err);
+    gd_status s = gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err);
     for (int i = 0; i < BLOCKS; i++) {
         text[i] = s == GD_OK ? (char)('0' + found.verdicts[i]) : '-';
     }
@@ -506,7 +602,7 @@ test_no_fault_is_taken_for_damage(void)
         for (uint64_t n = 1; n <= calls; n++) {
             gd_scrub_result found;
             fault_env_fail(&x.f, kinds[kind], n, numbers[kind], false);
-            gd_status s = gd_scrub(repo, 1, 0, BLOCKS, &found, &x.err);
+            gd_status s = gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err);
             for (int i = 0; s == GD_OK && i < BLOCKS; i++) {
                 CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
             }
@@ -538,6 +634,8 @@ main(int argc, char **argv)
     RUN(test_what_changes_meanwhile_is_no_damage);
     RUN(test_group_removed_meanwhile);
     RUN(test_disk_is_read_and_not_the_cache);
+    RUN(test_direct_reads_are_of_the_file_with_the_entries);
+    RUN(test_threads_judge_alike);
     RUN(test_unreadable_place);
     RUN(test_no_fault_is_taken_for_damage);
     return REPORT();
