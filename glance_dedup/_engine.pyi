@@ -614,8 +614,8 @@ def shared_blocks(runs_a: bytes, runs_b: bytes) -> int:
 def names_any(runs: bytes, addresses: bytes) -> bool:
     """Whether the runs name any of the sorted addresses."""
 def index_records(entries: bytes, number: int, first: int) -> bytes:
-    """Records of the exact index, sorted, of the live entries among those of
-    `Maintenance.entries(number, first, ...)`."""
+    """Records of the exact index, of the live entries among those of
+    `Maintenance.entries(number, first, ...)`, in the order of slots."""
 def index_sort(records: bytes) -> bytes:
     """Records in order."""
 
@@ -630,6 +630,9 @@ def pair_addresses(pairs: bytes) -> bytes:
 def pick(items: bytes, size: int, first: int, addresses: bytes) -> bytes:
     """Of a group's items of `size` bytes, from slot `first` on, those of some
     of its addresses."""
+def pairs_are_of_group(pairs: bytes, group: int) -> bool:
+    """Whether the pairs are in order, each once, and begin with addresses of
+    this group."""
 def pairs_sort(pairs: bytes) -> bytes:
     """Pairs in order, each once."""
 def pairs_without(a: bytes, b: bytes) -> bytes:

@@ -160,6 +160,8 @@ class Duplicates:
         return again
 
     def _take(self, index: exactindex.Index, pairs: bytes) -> bool:
+        # The engine finds sorted addresses from one to the next.
+        pairs = _engine.pairs_sort(pairs)
         blocks = look(self._maintainer, pairs)
         found, stale = _engine.pairs_judge(pairs, *blocks)
         healed: list[tuple[int, int]] = []
@@ -168,10 +170,9 @@ class Duplicates:
             dead = {kept for _, kept in PAIR.iter_unpack(stale)}
             found = _pack(pair for pair in PAIR.iter_unpack(found)
                           if pair[0] not in dead)
-        found = self._within_scopes(found + _pack(healed))
+        found = self._within_scopes(found + _pack(healed), blocks)
         batch = self._maintainer.catalog.batch()
-        heirs = {other: kept for kept, other in PAIR.iter_unpack(found)}
-        self._remember(batch, found + self._bequeath(batch, heirs))
+        self._remember(batch, found + self._bequeath(batch, found))
         if len(batch):
             # Synced: the file of the pairs is removed because of it.
             self._maintainer.write(batch, sync=True)
@@ -197,11 +198,13 @@ class Duplicates:
         index.add(again, gone)
         return [(live, damaged) for damaged, live in healed.items()]
 
-    def _within_scopes(self, pairs: bytes) -> bytes:
-        """The pairs whose two blocks are of one scope."""
-        addresses = addresses_module.unpack(pairs, 'Q')
-        if len(set(map(self._scope_of, set(map(
-                addresses_module.group_of, addresses))))) < 2:
+    def _within_scopes(self, pairs: bytes, blocks: Blocks) -> bytes:
+        """The pairs whose two blocks are of one scope.
+
+        :param blocks: has all blocks of the pairs
+        """
+        if len({self._scope_of(group) for group, _ in
+                addresses_module.cut_by_group(blocks.addresses)}) < 2:
             return pairs
         good = [pair for pair in PAIR.iter_unpack(pairs)
                 if len(set(map(self._scope_of, map(
@@ -222,25 +225,29 @@ class Duplicates:
                 self._scopes[group] = None
         return self._scopes[group]
 
-    def _bequeath(self, batch: database.Batch, heirs: dict[int, int]
-                  ) -> bytes:
+    def _bequeath(self, batch: database.Batch, found: bytes) -> bytes:
         """Take over the pairs of blocks that the index no longer has.
 
         So blocks with one fingerprint remain one class.
 
-        :param heirs: maps such blocks, and others, to the one that the index
-            has now
+        :param found: pairs of a block that the index has now, and another one
         :returns: the same pairs, of the heirs
         """
         catalog = self._maintainer.catalog
         taken: list[tuple[int, int]] = []
-        for group in set(map(addresses_module.group_of, heirs)):
-            known = list(PAIR.iter_unpack(catalog.duplicates(group, batch)))
-            left = [pair for pair in known if pair[0] not in heirs]
-            if len(left) < len(known):
-                taken += ((heirs[kept], other) for kept, other in known
-                          if kept in heirs and heirs[kept] != other)
-                catalog.set_duplicates(batch, group, _pack(left))
+        for group, some in addresses_module.cut_by_group(
+                _engine.pairs_sort(_swapped(found)), PAIR.size):
+            pairs = catalog.duplicates(group, batch)
+            if not pairs or set(addresses_module.unpack(pairs, 'Q')[::2]
+                                ).isdisjoint(addresses_module.unpack(
+                                    some, 'Q')[::2]):
+                continue
+            heirs = dict(PAIR.iter_unpack(some))
+            known = list(PAIR.iter_unpack(pairs))
+            taken += ((heirs[kept], other) for kept, other in known
+                      if kept in heirs and heirs[kept] != other)
+            catalog.set_duplicates(batch, group, _pack(
+                pair for pair in known if pair[0] not in heirs))
         return _pack(taken)
 
     # -- what is known ----------------------------------------------------
@@ -250,8 +257,8 @@ class Duplicates:
         for group, some in addresses_module.cut_by_group(
                 _engine.pairs_sort(found), PAIR.size):
             known = catalog.duplicates(group, batch)
-            catalog.set_duplicates(
-                batch, group, _engine.pairs_sort(known + some))
+            catalog.set_duplicates(batch, group, _engine.pairs_sort(
+                known + some) if known else some)
 
     def forget(self, pairs: bytes) -> None:
         """Forget known duplicates."""
@@ -283,3 +290,10 @@ class Duplicates:
 
 def _pack(pairs: Iterable[tuple[int, int]]) -> bytes:
     return addresses_module.pack(itertools.chain.from_iterable(pairs), 'Q')
+
+
+def _swapped(pairs: bytes) -> bytes:
+    """Pairs (b, a) of pairs (a, b)."""
+    words = addresses_module.unpack(pairs, 'Q')
+    words[::2], words[1::2] = words[1::2], words[::2]
+    return addresses_module.pack(words, 'Q')

@@ -202,15 +202,13 @@ class _Replacements:
     :ivar new: the addresses of the blocks that replace them
     :ivar lengths: the lengths of the blocks
     :ivar kept: the addresses under which the pairs are known
-    :ivar words: all of these, one replacement after the other
     """
 
     def __init__(self, chosen: bytes) -> None:
-        self.words = addresses_module.unpack(
+        words = addresses_module.unpack(
             _engine.replacements_sort(chosen), 'Q')
         self.old, self.new, self.lengths, self.kept = (
-            self.words[i::_REPLACEMENT_WORDS]
-            for i in range(_REPLACEMENT_WORDS))
+            words[i::_REPLACEMENT_WORDS] for i in range(_REPLACEMENT_WORDS))
 
     def __len__(self) -> int:
         return len(self.old)
@@ -265,7 +263,7 @@ class _Run:
         accounting.run_once(self._maintainer, self._pace)
         self._scanned = self._known.catch_up()
         for chosen in self._rounds():
-            self._merge(_Replacements(self._without_damaged(chosen.words)))
+            self._merge(self._without_damaged(chosen))
         self._result.scanned = self._scanned
         return self._result
 
@@ -303,14 +301,15 @@ class _Run:
             self._pace.step(done + 1, len(images), 'merging images',
                             cost=image.cost)
 
-    def _without_damaged(self, words: array.array) -> bytes:
+    def _without_damaged(self, chosen: _Replacements) -> _Replacements:
         """The replacements whose new block can be read.
 
         Merging makes one block out of several, each of which could stand in
-        if the others went bad. So the block that stays must be good. The scrub
-        finds bad ones; then the next run takes another block.
+        if the others went bad. So the block that stays must be good: a reader
+        would get it (I7). The scrub finds bad ones; then the next run takes
+        another block.
         """
-        news = sorted(set(words[1::_REPLACEMENT_WORDS]))
+        news = sorted(set(chosen.new))
         bad: set[int] = set()
         begin = 0
         while begin < len(news):
@@ -318,12 +317,12 @@ class _Run:
             bad.update(self._damaged_of(news[begin], news[end - 1]))
             begin = end
         if not bad:
-            return addresses_module.pack(words, 'Q')
-        good = array.array('Q')
-        for at in range(0, len(words), _REPLACEMENT_WORDS):
-            if words[at + 1] not in bad:
-                good.extend(words[at:at + _REPLACEMENT_WORDS])
-        return addresses_module.pack(good, 'Q')
+            return chosen
+        return _Replacements(addresses_module.pack(
+            itertools.chain.from_iterable(
+                words for words in zip(chosen.old, chosen.new, chosen.lengths,
+                                       chosen.kept) if words[1] not in bad),
+            'Q'))
 
     @staticmethod
     def _end_of_reading(news: list[int], begin: int) -> int:
@@ -346,7 +345,8 @@ class _Run:
         try:
             cost, damaged, invalid, _ = _engine.verify_slots(
                 self._maintainer.handle, number,
-                addresses_module.slot_of(first), last - first + 1)
+                addresses_module.slot_of(first), last - first + 1,
+                False)
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return set(range(first, last + 1))
         self._pace.step(self._pace.done, self._pace.total,

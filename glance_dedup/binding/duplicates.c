@@ -121,6 +121,23 @@ engine_pair_addresses(PyObject *module, PyObject *args)
 }
 
 static PyObject *
+engine_pairs_are_of_group(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer pairs;
+    uint32_t group;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*O&", &pairs, gd_py_to_u32, &group)) {
+        return NULL;
+    }
+    if (whole_items(&pairs, &pair)) {
+        result = PyBool_FromLong(
+            gd_pairs_are_of_group(pairs_of(&pairs), group));
+    }
+    PyBuffer_Release(&pairs);
+    return result;
+}
+
+static PyObject *
 engine_pairs_sort(PyObject *module, PyObject *args)
 {
     packed_call call;
@@ -347,7 +364,7 @@ engine_index_records(PyObject *module, PyObject *args)
         return NULL;
     }
     count = gd_index_records(call.given.buf, count, number, first, call.out);
-    return end_sorting(&call, count);
+    return end_packed(&call, GD_OK, count, GD_INDEX_RECORD);
 }
 
 static PyObject *
@@ -366,6 +383,7 @@ PyMethodDef gd_py_duplicates_functions[] = {
     {"index_sort", engine_index_sort, METH_VARARGS, NULL},
     {"pair_addresses", engine_pair_addresses, METH_VARARGS, NULL},
     {"pick", engine_pick, METH_VARARGS, NULL},
+    {"pairs_are_of_group", engine_pairs_are_of_group, METH_VARARGS, NULL},
     {"pairs_sort", engine_pairs_sort, METH_VARARGS, NULL},
     {"pairs_without", engine_pairs_without, METH_VARARGS, NULL},
     {"pairs_judge", engine_pairs_judge, METH_VARARGS, NULL},

@@ -9,12 +9,12 @@ big-endian, so that LevelDB sorts them; in values, they are little-endian.
 from collections.abc import Callable
 import hashlib
 import json
-import operator
 import re
 import struct
 from typing import Any
 from typing import NamedTuple
 
+from glance_dedup import _engine
 from glance_dedup.base import hexids
 from glance_dedup.maintenance import addresses
 
@@ -98,17 +98,8 @@ def unpack_seen(value: bytes) -> tuple[int, int, bytes] | None:
 
 def are_duplicates(pairs: bytes, group: int) -> bool:
     """Whether these are pairs of addresses in order, the first in a group."""
-    if len(pairs) % _PAIR_BYTES:
-        return False
-    numbers = addresses.unpack(pairs, 'Q')
-    first, second = numbers[::2], numbers[1::2]
-    both = list(zip(first, second))
-    return not pairs or (
-        {group} == {addresses.group_of(min(first)),
-                    addresses.group_of(max(first))}
-        and addresses.is_address(min(second))
-        and addresses.is_address(max(second))
-        and not any(map(operator.ge, both, both[1:])))
+    return (len(pairs) % _PAIR_BYTES == 0
+            and _engine.pairs_are_of_group(pairs, group))
 
 
 # -- values in JSON -----------------------------------------------------------

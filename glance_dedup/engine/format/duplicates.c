@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/base/coding.h"
+#include "engine/format/address.h"
 #include "engine/format/fingerprint.h"
 #include "engine/format/fpstore.h"
 
@@ -15,6 +16,8 @@ enum {
     /* Offsets in a listed entry. */
     LISTED_LENGTH = 36,
     LISTED_STATE = 44,
+
+    NEAR = 4, /* items to pass one by one before a search among all */
 };
 
 static uint64_t
@@ -122,6 +125,20 @@ gd_pairs_sort(const gd_env *env, uint8_t *pairs, size_t *count, gd_error *err)
     }
     env->release(env, items);
     return GD_OK;
+}
+
+bool
+gd_pairs_are_of_group(gd_pairs pairs, uint32_t group)
+{
+    for (size_t i = 0; i < pairs.count; i++) {
+        const uint8_t *pair = pairs.at + i * GD_PAIR_SIZE;
+        if (first_of(pair) >> GD_SLOT_BITS != group ||
+            !gd_is_address(second_of(pair)) ||
+            (i > 0 && by_pair(pair - GD_PAIR_SIZE, pair) >= 0)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 size_t
@@ -321,17 +338,45 @@ gd_pairs_choose(gd_pairs pairs, const gd_blocks *blocks, uint8_t *out,
 /* ---- replacements ---- */
 
 static bool
-is_old(const uint8_t *replacements, size_t count, const uint8_t *address)
+are_sorted(const uint8_t *replacements, size_t count)
 {
-    return bsearch(address, replacements, count, GD_REPLACEMENT_SIZE,
-                   by_address) != NULL;
+    for (size_t i = 1; i < count; i++) {
+        const uint8_t *replacement = replacements + i * GD_REPLACEMENT_SIZE;
+        if (by_address(replacement - GD_REPLACEMENT_SIZE, replacement) > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint64_t
+old_at(const uint8_t *replacements, size_t at)
+{
+    return gd_get64(replacements + at * GD_REPLACEMENT_SIZE);
+}
+
+/* Whether the address is the old one of a sorted replacement.  *at is where the
+ * last search ended: the next usually ends there, or soon behind it. */
+static bool
+is_old(const uint8_t *replacements, size_t count, uint64_t address, size_t *at)
+{
+    for (int i = 0;
+         i < NEAR && *at < count && old_at(replacements, *at) < address; i++) {
+        ++*at;
+    }
+    if ((*at > 0 && old_at(replacements, *at - 1) >= address) ||
+        (*at < count && old_at(replacements, *at) < address)) {
+        *at = gd_lower_bound(replacements, GD_REPLACEMENT_SIZE, count,
+                             address);
+    }
+    return *at < count && old_at(replacements, *at) == address;
 }
 
 size_t
 gd_replacements_sort(uint8_t *replacements, size_t count)
 {
-    size_t used = 0, unique = 0;
-    if (count > 0) {
+    size_t used = 0, unique = 0, at = 0;
+    if (!are_sorted(replacements, count)) {
         qsort(replacements, count, GD_REPLACEMENT_SIZE, by_address);
     }
     for (size_t i = 0; i < count; i++) {
@@ -345,7 +390,7 @@ gd_replacements_sort(uint8_t *replacements, size_t count)
     /* Searches among all, so no item moves until all are judged. */
     for (size_t i = 0; i < unique; i++) {
         uint8_t *replacement = replacements + i * GD_REPLACEMENT_SIZE;
-        if (is_old(replacements, unique, replacement + 8)) {
+        if (is_old(replacements, unique, gd_get64(replacement + 8), &at)) {
             gd_put64(replacement + 16, UINT64_MAX);
         }
     }

@@ -42,6 +42,9 @@ typedef struct gd_blocks {
 gd_status gd_pairs_addresses(const gd_env *env, gd_pairs pairs, uint8_t *out,
                              size_t *out_count, gd_error *err);
 
+/* Whether the pairs are sorted, each once, and the first addresses are of this
+ * group. */
+bool gd_pairs_are_of_group(gd_pairs pairs, uint32_t group);
 /* Sorts in place and removes repeated pairs. */
 gd_status gd_pairs_sort(const gd_env *env, uint8_t *pairs, size_t *count,
                         gd_error *err);

@@ -14,6 +14,8 @@ enum {
     ADDRESS_BYTES = 5,
     KEY_BYTES = 8,
     DIGITS = 256,
+    HIGH_BYTES = ADDRESS_BYTES + 4, /* where the key's upper half begins */
+    FAR = 8, /* places that an item moves at most in a nearly sorted array */
 };
 
 void
@@ -74,11 +76,12 @@ sort_by_byte(const gd_item *from, gd_item *to, size_t count, unsigned byte)
     return true;
 }
 
-gd_item *
-gd_sort_items(gd_item *items, gd_item *room, size_t count)
+/* Passes by the bytes from first on; returns the array that has the items. */
+static gd_item *
+sort_from_byte(gd_item *items, gd_item *room, size_t count, unsigned first)
 {
     gd_item *from = items, *to = room;
-    for (unsigned byte = 0; byte < ADDRESS_BYTES + KEY_BYTES; byte++) {
+    for (unsigned byte = first; byte < ADDRESS_BYTES + KEY_BYTES; byte++) {
         if (count > 1 && sort_by_byte(from, to, count, byte)) {
             gd_item *sorted = to;
             to = from;
@@ -86,6 +89,43 @@ gd_sort_items(gd_item *items, gd_item *room, size_t count)
         }
     }
     return from;
+}
+
+/* An insertion sort.  Returns false, in the midst of it, if an item has far to
+ * go. */
+static bool
+sort_nearly_sorted(gd_item *items, size_t count)
+{
+    for (size_t i = 1; i < count; i++) {
+        const gd_item item = items[i];
+        size_t at = i;
+        while (at > 0 && (item.key < items[at - 1].key ||
+                          (item.key == items[at - 1].key &&
+                           item.address < items[at - 1].address))) {
+            if (i - at == FAR) {
+                items[at] = item;
+                return false;
+            }
+            items[at] = items[at - 1];
+            at--;
+        }
+        items[at] = item;
+    }
+    return true;
+}
+
+/* Keys are mostly random, so few items have their highest bytes in common. */
+gd_item *
+gd_sort_items(gd_item *items, gd_item *room, size_t count)
+{
+    if (sort_nearly_sorted(items, count)) {
+        return items;
+    }
+    gd_item *sorted = sort_from_byte(items, room, count, HIGH_BYTES);
+    return sort_nearly_sorted(sorted, count)
+               ? sorted
+               : sort_from_byte(sorted, sorted == items ? room : items, count,
+                                0);
 }
 
 gd_status

@@ -413,6 +413,61 @@ test_replacements(void)
     CHECK_INT(gd_replacements_sort(r, 0), 0);
 }
 
+/* As simply as can be: each old address once, and none that is new, too. */
+static void
+test_any_replacements(void)
+{
+    enum { REPLACEMENTS = 60 };
+    uint64_t seed = 7;
+    for (unsigned round = 0; round < 200; round++) {
+        uint8_t r[REPLACEMENTS * GD_REPLACEMENT_SIZE];
+        bool is_old[200] = {false};
+        size_t wanted = 0;
+        for (size_t i = 0; i < REPLACEMENTS; i++) {
+            /* In order in some rounds; new addresses go to and fro. */
+            uint64_t old = round % 2 ? i * 3 : next_random(&seed) % 200;
+            put_replacement(r, i, old, 199 - (old * 7 + round) % 200);
+            is_old[old] = true;
+        }
+        for (uint64_t old = 0; old < 200; old++) {
+            wanted += is_old[old] && !is_old[199 - (old * 7 + round) % 200];
+        }
+        size_t count = gd_replacements_sort(r, REPLACEMENTS);
+        CHECK_INT(count, wanted);
+        for (size_t i = 0; i < count; i++) {
+            const uint8_t *at = r + i * GD_REPLACEMENT_SIZE;
+            CHECK(is_old[gd_get64(at)] && !is_old[gd_get64(at + 8)]);
+            CHECK(i == 0 || gd_get64(at - GD_REPLACEMENT_SIZE) < gd_get64(at));
+        }
+    }
+}
+
+static void
+test_pairs_of_a_group(void)
+{
+    enum { GROUP = 5 };
+    const uint64_t first = (uint64_t)GROUP << GD_SLOT_BITS, other = 32768;
+    uint8_t pairs[3 * 16];
+    put_pair(pairs, 0, first, other);
+    put_pair(pairs, 1, first, other + 1);
+    put_pair(pairs, 2, first + 32767, GD_LAST_ADDRESS);
+    CHECK(gd_pairs_are_of_group((gd_pairs){pairs, 3}, GROUP));
+    CHECK(gd_pairs_are_of_group((gd_pairs){pairs, 0}, GROUP));
+    CHECK(!gd_pairs_are_of_group((gd_pairs){pairs, 3}, GROUP + 1));
+    static const uint64_t wrong[][2] = {
+        {5 << GD_SLOT_BITS, 32768},           /* repeated */
+        {(5 << GD_SLOT_BITS) - 1, 32769},     /* of the group before */
+        {6 << GD_SLOT_BITS, 32769},           /* of the next one */
+        {(5 << GD_SLOT_BITS) + 1, 32767},     /* no address */
+        {(5 << GD_SLOT_BITS) + 1, GD_LAST_ADDRESS + 1},
+        {UINT64_MAX, 32768},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        put_pair(pairs, 1, wrong[i][0], wrong[i][1]);
+        CHECK(!gd_pairs_are_of_group((gd_pairs){pairs, 3}, GROUP));
+    }
+}
+
 static void
 test_no_memory(void)
 {
@@ -446,6 +501,8 @@ main(int argc, char **argv)
     RUN(test_choosing);
     RUN(test_unknown_block);
     RUN(test_replacements);
+    RUN(test_any_replacements);
+    RUN(test_pairs_of_a_group);
     RUN(test_no_memory);
     return REPORT();
 }
