@@ -613,6 +613,12 @@ def shared_blocks(runs_a: bytes, runs_b: bytes) -> int:
     """How many addresses both name (each counted once)."""
 def names_any(runs: bytes, addresses: bytes) -> bool:
     """Whether the runs name any of the sorted addresses."""
+def slots_judge(entries: bytes, counts: bytes, published: int
+                ) -> tuple[int | None, int, int, bytes, int]:
+    """How a group's slots from 0 on are used, by their entries
+    (Maintenance.entries) and counts (32 bits each): (the first slot that is
+    counted and not in use, slots in use, freed slots, published slots in use
+    that are not counted, 32 bits each, and their blocks' bytes)."""
 def index_records(entries: bytes, number: int, first: int) -> bytes:
     """Records of the exact index, of the live entries among those of
     `Maintenance.entries(number, first, ...)`, in the order of slots."""

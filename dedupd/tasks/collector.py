@@ -10,6 +10,7 @@ rest. A nearly empty group is evacuated: the collector stores its blocks again
 elsewhere, and changes the images that need them to the copies.
 """
 
+import array
 from collections.abc import Iterable
 import contextlib
 import dataclasses
@@ -207,29 +208,25 @@ class _Look:
                  catalog: catalog_module.Catalog | accounting.Foreseen,
                  number: int, slots: int, published: int,
                  pins: Iterable[bytes] = ()) -> None:
-        self._columns = addresses_module.columns(
-            maintainer.engine.entries(number, 0, slots))
-        _, lengths, states = self._columns
-        used = addresses_module.unpack(catalog.counts(number, slots))
+        self._listing = maintainer.engine.entries(number, 0, slots)
         #: The first slot that is counted but has no block, or None.
-        self.lost = next((slot for slot, (state, count) in enumerate(
-            zip(states, used)) if count
-            and state not in addresses_module.IN_USE), None)
-        unused = [slot for slot, (state, count) in enumerate(
-                  zip(states[:published], used))
-                  if not count and state in addresses_module.IN_USE]
-        pinned = {slot for runs in pins for slot in addresses_module.slots_in(
-            runs, number)} if unused else set()
+        self.lost, in_use, freed, unused, size = _engine.slots_judge(
+            self._listing, catalog.counts(number, slots), published)
         #: Slots that may be freed (N6.4).
-        self.free = ([s for s in unused if s not in pinned] if pinned
-                     else unused)
-        self.pinned = len(unused) - len(self.free)
-        self.live = sum(map(
-            states.count, addresses_module.IN_USE)) - len(self.free)
+        self.free = addresses_module.unpack(unused)
+        pinned = {slot for runs in pins for slot in addresses_module.slots_in(
+            runs, number)}.intersection(self.free) if unused else set()
+        if pinned:
+            lengths = addresses_module.columns(self._listing).lengths
+            self.free = array.array(
+                'I', (slot for slot in self.free if slot not in pinned))
+            size -= sum(map(lengths.__getitem__, pinned))
+        self.pinned = len(pinned)
+        self.live = in_use - len(self.free)
         #: How many slots are freed already, or may be.
-        self.freed = states.count(addresses_module.FREED) + len(self.free)
+        self.freed = freed + len(self.free)
         #: Size of the blocks that may be freed, before compression.
-        self.bytes = sum(map(lengths.__getitem__, self.free))
+        self.bytes = size
 
     def live_share(self, segment_size: int) -> int:
         """Share of live blocks in the bytes of segments in use, in percent.
@@ -240,7 +237,8 @@ class _Look:
         free = set(self.free)
         segments = set()
         live = 0
-        for slot, (segment, length, state) in enumerate(zip(*self._columns)):
+        for slot, (segment, length, state) in enumerate(zip(
+                *addresses_module.columns(self._listing))):
             if state == addresses_module.LIVE and slot not in free:
                 segments.add(segment)
                 live += length
@@ -558,7 +556,7 @@ class _Run:
         return True
 
     def _forget_damaged(self, batch: database.Batch, number: int,
-                        freed: list[int]) -> None:
+                        freed: Iterable[int]) -> None:
         damaged = self._maintainer.catalog.damaged()
         if damaged:
             gone = addresses_module.of_slots(number, freed)

@@ -40,9 +40,11 @@ from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
 
-#: Slots that one step verifies, unless their segments have others, too. A step
-#: has several windows, which are read and judged side by side.
+#: Slots that one step verifies at most, and about how many bytes of blocks,
+#: unless their segments have others, too. One thread reads on while others
+#: judge, so a step has several windows (scrub.h).
 STEP_SLOTS = 4096
+STEP_BYTES = 16 << 20
 #: The most bytes of blocks, before compression, that get a spare copy.
 SPARE_MAX = 1 << 30
 
@@ -192,6 +194,8 @@ class _Run:
         self._spare_threshold = spare_threshold
         self._spare_max = spare_max
         self._is_mine = is_mine
+        self._step_slots = min(STEP_SLOTS, max(
+            1, STEP_BYTES // maintainer.repository.parameters.average_block))
         self._damage = damage_module.Damage(maintainer, pace)
         self._read = 0          # bytes, in this run
         state = maintainer.catalog.scrub_state()
@@ -405,7 +409,7 @@ class _Run:
                 return False
             # Segments with lists have slots from anywhere in the group, and
             # are to be read once.
-            step = facts['slots'] if facts['has_lists'] else STEP_SLOTS
+            step = facts['slots'] if facts['has_lists'] else self._step_slots
             count = min(step, facts['published'] - first)
             cost = self._scrub_slots(number, first, count)
             state['slot'] = first + count

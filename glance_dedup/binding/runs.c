@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * runs.c - the arithmetic on runs: counting them, comparing them.
+ * runs.c - the arithmetic on runs: counting them, comparing them, and what
+ * their counts say of a group's slots.
  */
 #include "binding/binding.h"
 
+#include "engine/format/index.h"
 #include "engine/format/runs.h"
+#include "engine/format/slotuse.h"
 
 /* Returns how many runs the buffer holds; -1 with an exception set on error. */
 static Py_ssize_t
@@ -98,9 +101,52 @@ engine_names_any(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+static PyObject *
+slots_judged(const Py_buffer *entries, const Py_buffer *counts,
+             uint32_t published)
+{
+    size_t count = (size_t)counts->len / 4;
+    gd_slot_use use;
+    if (counts->len % 4 != 0 ||
+        (size_t)entries->len != count * GD_LISTED_ENTRY) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the entries and their counts differ in number");
+        return NULL;
+    }
+    uint8_t *unused = PyMem_Malloc(4 * count + 1);
+    if (unused == NULL) {
+        return PyErr_NoMemory();
+    }
+    gd_slots_judge(entries->buf, counts->buf, count, published, &use, unused);
+    PyObject *result = Py_BuildValue(
+        "(NIIy#K)",
+        use.is_lost ? PyLong_FromUnsignedLong(use.lost) : Py_NewRef(Py_None),
+        use.in_use, use.freed, (const char *)unused,
+        (Py_ssize_t)(4 * (size_t)use.unused),
+        (unsigned long long)use.unused_bytes);
+    PyMem_Free(unused);
+    return result;
+}
+
+static PyObject *
+engine_slots_judge(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer entries, counts;
+    uint32_t published;
+    if (!PyArg_ParseTuple(args, "y*y*O&", &entries, &counts, gd_py_to_u32,
+                          &published)) {
+        return NULL;
+    }
+    PyObject *result = slots_judged(&entries, &counts, published);
+    PyBuffer_Release(&entries);
+    PyBuffer_Release(&counts);
+    return result;
+}
+
 PyMethodDef gd_py_run_functions[] = {
     {"add_runs", engine_add_runs, METH_VARARGS, NULL},
     {"shared_blocks", engine_shared_blocks, METH_VARARGS, NULL},
     {"names_any", engine_names_any, METH_VARARGS, NULL},
+    {"slots_judge", engine_slots_judge, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

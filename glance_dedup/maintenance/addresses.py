@@ -33,7 +33,6 @@ GROUP_SLOTS = 1 << 15
 #: States of entries. An entry in use has a block, or had one that is damaged
 #: or not valid now. Void, freed and empty slots have no block.
 LIVE, FREED, DAMAGED, INVALID = 1, 3, 4, 7
-IN_USE = (LIVE, DAMAGED, INVALID)
 
 _SLOT_BITS = 15
 _ADDRESS_BITS = 40

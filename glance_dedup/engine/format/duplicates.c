@@ -13,10 +13,6 @@
 #include "engine/format/fpstore.h"
 
 enum {
-    /* Offsets in a listed entry. */
-    LISTED_LENGTH = 36,
-    LISTED_STATE = 44,
-
     NEAR = 4, /* items to pass one by one before a search among all */
 };
 
@@ -183,8 +179,8 @@ find(const gd_blocks *blocks, uint64_t address, size_t *at, block *out)
     *at = here;
     out->address = address;
     out->entry = blocks->entries + here * GD_LISTED_ENTRY;
-    out->length = gd_get32(out->entry + LISTED_LENGTH);
-    out->state = out->entry[LISTED_STATE];
+    out->length = gd_get32(out->entry + GD_LISTED_LENGTH);
+    out->state = out->entry[GD_LISTED_STATE];
     out->used =
         blocks->counts == NULL ? 0 : gd_get32(blocks->counts + here * 4);
     return true;

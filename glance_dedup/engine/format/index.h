@@ -19,6 +19,8 @@
 enum {
     GD_INDEX_RECORD = 13,
     GD_LISTED_ENTRY = 48, /* an entry as Maintenance.entries lists it */
+    GD_LISTED_LENGTH = 36, /* offsets in it */
+    GD_LISTED_STATE = 44,
 };
 
 /* The fingerprint's part as a number that sorts like its bytes. */

@@ -705,6 +705,32 @@ def test_a_counter_at_its_maximum_stays():
     assert struct.unpack_from('<II', counts) == (most, most)
 
 
+@pytest.mark.parametrize('seed', range(4))
+def test_how_slots_are_used(seed):
+    rng = random.Random(seed)
+    states = rng.choices((0, 1, 2, 3, 4, 7), k=300)
+    counts = rng.choices((0, 0, 1, 1 << 31), k=300)
+    lengths = rng.choices(range(1, 65536), k=300)
+    entries = b''.join(
+        struct.pack('<32sIIIB3x', b'f', 0, length, 0, state)
+        for length, state in zip(lengths, states))
+    used = [state in (1, 4, 7) for state in states]
+    lost = next((slot for slot in range(300)
+                 if counts[slot] and not used[slot]), None)
+    unused = [slot for slot in range(200)
+              if used[slot] and not counts[slot]]
+    packed = array.array('I', counts).tobytes()
+    assert _engine.slots_judge(entries, packed, 200) == (
+        lost, sum(used), states.count(3),
+        array.array('I', unused).tobytes(),
+        sum(lengths[slot] for slot in unused))
+    assert _engine.slots_judge(b'', b'', 200) == (None, 0, 0, b'', 0)
+    for bad in ((entries[:-1], packed), (entries, packed[:-1]),
+                (entries[:-48], packed)):
+        with pytest.raises(ValueError):
+            _engine.slots_judge(*bad, 200)
+
+
 def test_arguments_of_the_functions_of_runs():
     good = pack_runs((1, 0, 1))
     for args, error in (

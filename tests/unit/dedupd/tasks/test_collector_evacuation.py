@@ -178,6 +178,7 @@ def test_evacuation_while_images_come_and_go(
 
     class Module:
         names_any = staticmethod(real.names_any)
+        slots_judge = staticmethod(real.slots_judge)
 
         @staticmethod
         def Relocation(engine, handle):
