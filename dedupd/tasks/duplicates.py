@@ -160,8 +160,6 @@ class Duplicates:
         return again
 
     def _take(self, index: exactindex.Index, pairs: bytes) -> bool:
-        # The engine finds sorted addresses from one to the next.
-        pairs = _engine.pairs_sort(pairs)
         blocks = look(self._maintainer, pairs)
         found, stale = _engine.pairs_judge(pairs, *blocks)
         healed: list[tuple[int, int]] = []

@@ -28,6 +28,8 @@ LOG = logging.getLogger(__name__)
 
 #: The most index records sorted at once; each takes 45 bytes meanwhile.
 SORTED_RECORDS = 4 << 20
+#: Pairs sorted at once; each takes 64 bytes meanwhile.
+SORTED_PAIRS = 1 << 19
 #: Pairs taken in, or examined, together.
 PAIRS_AT_ONCE = 1 << 17
 #: A shard is marked to be split if its merge took longer, nanoseconds, or if
@@ -406,16 +408,27 @@ class Index:
                        if file[0] == 'pairs'), key=lambda file: file[3])
 
     def portions(self, file: File) -> Iterator[bytes]:
-        """A file's pairs (other, kept), a bounded number at a time."""
-        size = PAIRS_AT_ONCE * PAIR.size
-        pairs = b''
+        """A file's pairs (other, kept), a bounded number at a time.
+
+        They are sorted, in large pieces. In the file they have the order of
+        fingerprints, and then nearly all portions name all groups.
+        """
+        read: list[bytes] = []
+        size = 0
         for items in self._frames(file):
-            pairs += items
-            while len(pairs) >= size:
-                yield pairs[:size]
-                pairs = pairs[size:]
-        if pairs:
-            yield pairs
+            read.append(items)
+            size += len(items)
+            if size >= SORTED_PAIRS * PAIR.size:
+                yield from self._sorted_portions(b''.join(read))
+                read, size = [], 0
+        yield from self._sorted_portions(b''.join(read))
+
+    @staticmethod
+    def _sorted_portions(pairs: bytes) -> Iterator[bytes]:
+        ordered = _engine.pairs_sort(pairs)
+        size = PAIRS_AT_ONCE * PAIR.size
+        for at in range(0, len(ordered), size):
+            yield ordered[at:at + size]
 
     def remove(self, file: File) -> None:
         """Remove a file of pairs that were taken in, durably."""

@@ -389,6 +389,7 @@ def test_small_portions(repo, maintainer, monkeypatch):
     """Whatever is bounded, at its bound."""
     monkeypatch.setattr(exactindex, 'SORTED_RECORDS', 100)
     monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 3)
+    monkeypatch.setattr(exactindex, 'SORTED_PAIRS', 5)
     monkeypatch.setattr(exactindex, 'STEP_RECORDS', 7)
     monkeypatch.setattr(merger, 'ROUND_BLOCKS', 50)
     monkeypatch.setattr(merger, 'ACCOUNT_EVERY', 1)
