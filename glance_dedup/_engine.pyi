@@ -405,6 +405,10 @@ class Group:
         unpublished and it is not the highest-numbered one; ``groups/`` is
         fsynced, and the space is given back though others have the file open.
         After True only `close` is of use."""
+    def leave_placeholder(self) -> int:
+        """Replace the file of a group that `unlink` keeps for its number by one
+        without a fingerprint store (placeholder.h); returns the disk bytes given
+        back. Nothing happens if a slot is in the way, or if it was done."""
     def close(self) -> None: ...
 
 class Rewriting:

@@ -172,11 +172,13 @@ def _candidates(maintainer: maintainer_module.Maintainer,
                 ) -> tuple[list[int], dict[int, str]]:
     """The groups to look at; and the unreadable ones, with their errors."""
     wanted, damaged = [], {}
-    for number in maintainer.engine.groups():
+    numbers = maintainer.engine.groups()
+    for number in numbers:
         facts = catalog.group(number)
         try:
             found = maintainer.engine.group_facts(number)
             if (facts['dirty'] or facts['judged'] < found['published']
+                    or number < numbers[-1] and _is_placeholder(found)
                     or _has_tail(maintainer, number, found)):
                 wanted.append(number)
         except exceptions.ImageNotFound:
@@ -184,6 +186,11 @@ def _candidates(maintainer: maintainer_module.Maintainer,
         except exceptions.UNREADABLE as e:
             damaged[number] = str(e)
     return wanted, damaged
+
+
+def _is_placeholder(facts: dict[str, Any]) -> bool:
+    """Whether the group was the last, and only keeps its number."""
+    return facts['flags'] & _POISONED != 0 and not facts['published']
 
 
 def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
@@ -315,6 +322,8 @@ def _foresee_action(look: _Look, facts: dict[str, int], last: bool,
         return 'skip', f'slot {look.lost} is needed, and has no block'
     if not look.live and not last:
         return 'unlink', 'it has no live block'
+    if not look.live and facts['published']:
+        return 'rewrite', 'it has no live block, and the last number stays'
     if _is_sparse(facts, look.live, evacuate_share):
         return 'evacuate', f'{look.live} of {facts["slots"]} blocks live'
     if worn:
@@ -505,8 +514,9 @@ class _Run:
         given_back = group.punch()
         self._result.disk_bytes += given_back
         self._result.punched += given_back > 0
+        has_room = bool(look.live) or self._leave_placeholder(group)
         facts: dict[str, Any] = {'judged': group.published,
-                                 'dirty': look.pinned > 0}
+                                 'dirty': look.pinned > 0 or not has_room}
         if _is_sparse(self._maintainer.engine.group_facts(group.number),
                       look.live, self._evacuate_share):
             self._sparse.add(group.number)
@@ -527,6 +537,20 @@ class _Run:
             return False
         self._result.unlinked += 1
         self._result.disk_bytes += allocated
+        return True
+
+    def _leave_placeholder(self, group: _engine.Group) -> bool:
+        """Give back the fingerprint store of an empty group that must stay.
+
+        False if the disk has no room for the file that takes its place.
+        """
+        try:
+            given_back = group.leave_placeholder()
+        except exceptions.NoSpaceError:
+            self._result.skipped_for_space += 1
+            return False
+        self._result.rewritten += given_back > 0
+        self._result.disk_bytes += given_back
         return True
 
     def _is_worn(self, group: _engine.Group, look: _Look) -> bool:

@@ -10,6 +10,7 @@
 #include "engine/base/coding.h"
 #include "engine/maintain/grouprewrite.h"
 #include "engine/maintain/ownedgroup.h"
+#include "engine/maintain/placeholder.h"
 
 typedef struct group_object {
     part_object part;
@@ -216,6 +217,20 @@ group_unlink(PyObject *object, PyObject *Py_UNUSED(unused))
     return gd_py_end_bool(&call, s, removed);
 }
 
+static PyObject *
+group_leave_placeholder(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    group_object *self = (group_object *)object;
+    uint64_t bytes = 0;
+    gd_py_call call;
+    if (!gd_py_call_part(object, 1, &call)) {
+        return NULL;
+    }
+    gd_status s =
+        gd_owned_group_leave_placeholder(self->owned, &bytes, &call.err);
+    return gd_py_end_number(&call, s, bytes);
+}
+
 static PyMethodDef group_methods[] = {
     {"states", group_states, METH_NOARGS, NULL},
     {"free", group_free, METH_VARARGS, NULL},
@@ -225,6 +240,7 @@ static PyMethodDef group_methods[] = {
      METH_VARARGS | METH_KEYWORDS, NULL},
     {"mark_damaged", group_mark_damaged, METH_VARARGS, NULL},
     {"unlink", group_unlink, METH_NOARGS, NULL},
+    {"leave_placeholder", group_leave_placeholder, METH_NOARGS, NULL},
     {"close", gd_py_part_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

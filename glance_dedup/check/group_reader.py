@@ -285,7 +285,8 @@ class GroupReader:
                 offset + 16, f'{published} of {group.slots} slots are '
                 'published', severity=form.DAMAGE)
         group.published = min(published, group.slots)
-        if flags & form.POISONED:
+        # Without published slots it may only keep its number.
+        if flags & form.POISONED and published:
             group.problem(
                 offset + 20, 'is poisoned: writing to it failed once, and '
                 'nothing is appended to it any more', severity=form.NOTE)

@@ -83,10 +83,11 @@ def _add_group(used: dict, blocks: list[Part], headers: Part, stores: Part,
         part.bytes += stored
         part.plain_bytes += plain
     here = _HEADER * used['segments']
+    # The store of an empty last group is a hole.
+    store = min(used['store'], used['allocated'])
     headers.bytes += here
-    stores.bytes += used['store']
-    dead.bytes += used['allocated'] - used['store'] - here - sum(
-        used['stored'])
+    stores.bytes += store
+    dead.bytes += used['allocated'] - store - here - sum(used['stored'])
 
 
 def _others(path: str) -> list[Part]:

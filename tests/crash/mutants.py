@@ -79,6 +79,8 @@ _DIRECT = 'glance_dedup/engine/write/directio.c'
 _GROUP = 'glance_dedup/engine/files/blockgroup.c'
 _OWNED_GROUP = 'glance_dedup/engine/maintain/ownedgroup.c'
 _REWRITE = 'glance_dedup/engine/maintain/grouprewrite.c'
+_EXCHANGE = 'glance_dedup/engine/maintain/groupexchange.c'
+_PLACEHOLDER = 'glance_dedup/engine/maintain/placeholder.c'
 _MERGE = 'glance_dedup/engine/maintain/merge.c'
 _SHARD_MERGE = 'glance_dedup/engine/files/shardmerge.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
@@ -434,12 +436,18 @@ MUTANTS = (
         workload='recompressing'),
     Mutant(
         'partial-group-exchanged-unmarked', 'I4', (
-            Edit(_REWRITE,
+            Edit(_EXCHANGE,
                  's = gd_owned_group_keep_writers_out(owned, err);',
                  's = GD_OK;'),),
         tests=('tests/unit/test_c.py::'
                'TestPlain::test_c[test_grouprewrite_partial-plain]',),
         why_not='it takes a process that lost its locks before its rename'),
+    Mutant(
+        'placeholder-not-fsynced', 'I4', (
+            Edit(_PLACEHOLDER,
+                 ': gd_fsync(env, target->fd, target->name, err);',
+                 ': GD_OK;'),),
+        workload='collection-of-all'),
     Mutant(
         'exchange-beside-transactions', 'I4, I6', (
             Edit(_OWNED_GROUP,

@@ -544,6 +544,27 @@ def collection(stage):
 
 
 @workload
+def collection_of_all(stage):
+    """Everything is deleted: the last group leaves only its number."""
+    stage.create()
+    with stage.open() as repo, stage.open() as other:
+        with maintaining(repo) as maintainer:
+            for number in range(2):
+                stage.put(repo, f'one-{number}', (1, 70), (50, 5))
+                stage.put(repo, f'two-{number}', (2, 20), (50, 5))
+                collect(maintainer)
+                stage.delete(repo, f'one-{number}')
+                stage.delete(repo, f'two-{number}')
+                with stage.held('renameat', 'groups/',
+                                lambda: collect(maintainer)):
+                    stage.put(other, f'new-{number}', (3, 20), (51, 5))
+                stage.delete(other, f'new-{number}')
+                collect(maintainer)
+            collect(maintainer)
+            stage.put(other, 'last', (1, 20), (52, 5))
+
+
+@workload
 def collection_meeting(stage):
     """Uploads and deletes between the steps of accounting and collection."""
     stage.create()

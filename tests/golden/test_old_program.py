@@ -17,6 +17,7 @@ import sys
 
 import pytest
 
+from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from glance_dedup.base import task
@@ -168,6 +169,32 @@ def test_it_uses_what_this_program_makes(old, path):
     with repositories.open_repository(path) as repo:
         assert repositories.read_all(repo, 'other') == SCRIPT.read_bytes()
         assert repositories.read_all(repo, 'image') == DATA
+    repositories.need_clean(path)
+
+
+def test_it_goes_on_from_a_placeholder(old, path):
+    """What is left of the last group is a group like any other to it."""
+    with repositories.open_repository(path) as repo:
+        merge(repo)
+        repo.delete('image')
+        with maintainer_module.Maintainer(repo) as maintainer:
+            collector.run_once(maintainer, task.Pace())
+    groups = path / 'groups'
+    left, = groups.iterdir()
+    assert left.stat().st_blocks * 512 <= 4096
+    found = old.run(path, 'repository check', 'scrub --full', 'merge',
+                    'image put other ' + str(SCRIPT), 'merge', 'collect',
+                    'recompress', 'repository rebuild-catalog',
+                    'repository check', datadir=str(path))
+    assert [c['status'] for c in found['commands']] == [0] * 9, found
+    for number in (0, -1):
+        assert 'damage:' not in found['commands'][number]['words'], found
+    assert max(file.name for file in groups.iterdir()) > left.name
+    with repositories.open_repository(path) as repo:
+        assert repositories.read_all(repo, 'other') == SCRIPT.read_bytes()
+        with maintainer_module.Maintainer(repo) as maintainer:
+            collector.run_once(maintainer, task.Pace())
+    assert not left.exists()
     repositories.need_clean(path)
 
 

@@ -17,6 +17,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/spool.h"
+#include "engine/maintain/groupexchange.h"
 #include "engine/maintain/rewritesource.h"
 
 enum {
@@ -687,59 +688,11 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 
 /* ---- the exchange ---- */
 
-/* From the rename on, the group has the new file.  It is not written to any
- * more: this process may have been suspended since, and have lost its locks. */
-static gd_status
-exchange(gd_group_rewrite *r, gd_owned_group *owned, uint64_t inode,
-         gd_error *err)
-{
-    gd_leased_group *leased = r->leased;
-    gd_repo *repo = leased->repo;
-    const gd_env *env = repo->env;
-    gd_group *group = leased->group;
-    int rc = env->renameat(env, repo->root, r->file.name, group->name);
-    if (rc < 0 && !gd_same_file(env, r->file.fd, repo->root, group->name)) {
-        if (rc == -ENOENT) {
-            return gd_fail(err, GD_IO, "%s is gone: this process was cut off, "
-                           "and lost its locks", r->file.name);
-        }
-        return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
-                             r->file.name, group->name);
-    }
-    env->close(env, group->fd);
-    group->fd = r->file.fd;
-    group->inode = inode;
-    r->file.fd = -1;
-    env->release(env, leased->entries);
-    leased->entries = r->entries;
-    r->entries = NULL;
-    leased->published = r->record;
-    owned->settled = true;
-    gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
-    if (s == GD_OK) {
-        leased->published.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
-    }
-    owned->failed = s != GD_OK;
-    return s;
-}
-
 gd_status
 gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
                           gd_error *err)
 {
-    struct stat st;
-    gd_status s = gd_owned_group_check(owned, err);
-    if (s == GD_OK) {
-        s = gd_group_stat(&r->target, &st, err);
-    }
-    if (s == GD_OK) {
-        s = gd_owned_group_keep_writers_out(owned, err);
-    }
-    if (s == GD_OK) {
-        s = exchange(r, owned, st.st_ino, err);
-        gd_fpcache_drop_removed(r->leased->repo->cache);
-    }
-    return s;
+    return gd_group_exchange(owned, &r->file, &r->entries, &r->record, err);
 }
 
 gd_status

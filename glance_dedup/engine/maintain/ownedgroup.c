@@ -608,6 +608,17 @@ is_in_the_way(const gd_leased_group *leased, uint32_t slot)
                : used;
 }
 
+bool
+gd_owned_group_is_empty(const gd_owned_group *owned)
+{
+    for (uint32_t i = 0; i < owned->leased->group->bounds.slots; i++) {
+        if (is_in_the_way(owned->leased, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 gd_status
 gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
 {
@@ -617,10 +628,8 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     size_t count;
     *removed = false;
     gd_status s = gd_owned_group_check(owned, err);
-    for (uint32_t i = 0; s == GD_OK && i < group->bounds.slots; i++) {
-        if (is_in_the_way(owned->leased, i)) {
-            return GD_OK;
-        }
+    if (s == GD_OK && !gd_owned_group_is_empty(owned)) {
+        return GD_OK;
     }
     if (s == GD_OK) {
         s = gd_group_numbers(repo->env, repo->root, &numbers, &count, err);

@@ -89,9 +89,11 @@ gd_status gd_owned_group_mark_damaged(gd_owned_group *owned,
 gd_status gd_owned_group_keep_writers_out(gd_owned_group *owned,
                                           gd_error *err);
 
-/* Removes the group if no slot is live, damaged, invalid or unpublished.  The
- * group with the highest number stays, since new numbers are counted from it.
- * *removed tells. */
+/* Whether no slot is live, damaged, invalid or unpublished. */
+bool gd_owned_group_is_empty(const gd_owned_group *owned);
+
+/* Removes the group if it is empty.  The group with the highest number stays,
+ * since new numbers are counted from it (placeholder.h).  *removed tells. */
 gd_status gd_owned_group_unlink(gd_owned_group *owned, bool *removed,
                                 gd_error *err);
 

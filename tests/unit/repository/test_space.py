@@ -57,6 +57,17 @@ def filled(path, repo, other):
     return path
 
 
+def test_the_store_of_a_placeholder_is_a_hole(path, repo, other):
+    put(other, 'image', noise(3 * BLOCK, 1))
+    other.delete('image')
+    with maintenance.maintaining(repo) as maintainer:
+        assert collector.run_once(maintainer, task.Pace()).rewritten == 1
+    parts = space.parts(other)
+    assert sum(part.bytes for part in parts) == du(path)
+    assert all(part.bytes >= 0 for part in parts), parts
+    assert parts_of(other)['fingerprint stores'].bytes <= 4096
+
+
 def test_every_byte_is_of_some_part(filled, other):
     found = parts_of(other)
     assert sum(part.bytes for part in found.values()) == du(filled)

@@ -7,6 +7,9 @@ import dataclasses
 import pytest
 
 from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import recompressor
+from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
@@ -115,6 +118,60 @@ def test_empty_groups_are_unlinked(maintainer, path, other):
     assert min(set(maintenance.groups(path)) - {1, 5}) == 6
     collect(maintainer)
     maintenance.need_collected(maintainer)
+
+
+def test_the_last_group_leaves_only_its_number(maintainer, path, other):
+    for name in ('one', 'two'):     # so that there are duplicates
+        with other.begin(name) as transaction:
+            transaction.write(content(1, 2))
+            transaction.commit()
+    collect(maintainer)
+    merger.run_once(maintainer, task.Pace())
+    number, = maintenance.groups(path)
+    other.delete('one')
+    other.delete('two')
+    before = maintenance.disk(path)
+    plan, = collector.plan(maintainer).groups
+    assert plan.action == 'rewrite' and 'the last number' in plan.reason
+    result = collect(maintainer)
+    assert result.rewritten == 1 and not result.unlinked
+    assert before - maintenance.disk(path) >= result.disk_bytes > 0
+    file = path / 'groups' / f'{number:08x}'
+    assert file.stat().st_blocks * 512 <= 4096
+    # Nothing that reads groups minds it.
+    maintenance.need_collected(maintainer)
+    assert {found.file for found in repositories.need_clean(
+        path).findings} <= {'catalog'}      # it is in use
+    merger.run_once(maintainer, task.Pace())
+    scrubber.run_once(maintainer, task.Pace(), spare_threshold=1)
+    recompressor.run_once(maintainer, task.Pace(), 'zstd', 1)
+    assert collect(maintainer).groups == 0      # and it is done once
+    # The number is not used again; and it goes when another is the last.
+    put(other, 'again', content(1, 2))
+    assert maintenance.groups(path) == [number, number + 1]
+    assert collect(maintainer).unlinked == 1
+    assert maintenance.groups(path) == [number + 1]
+    assert repositories.read_all(other, 'again') == content(1, 2)
+    maintenance.need_collected(maintainer)
+    repositories.need_clean(path)
+
+
+def test_without_room_the_last_group_waits(maintainer, path, other):
+    put(other, 'image', content(1))
+    collect(maintainer)
+    other.delete('image')
+
+    def hook(name, arguments, before):
+        if before and name.endswith('leave_placeholder'):
+            raise exceptions.NoSpaceError('the disk is full')
+    before = maintenance.disk(path)
+    result = collect(maintenance.watch(maintainer, hook))
+    assert result.skipped_for_space == 1 and result.freed_blocks == 10
+    maintenance.unwatch(maintainer)
+    result = collect(maintainer)
+    assert result.rewritten == 1 and result.disk_bytes > 0
+    assert maintenance.disk(path) < before
+    repositories.need_clean(path)
 
 
 def test_killed_after_unlinking(path, repo, other):

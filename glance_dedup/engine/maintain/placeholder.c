@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * placeholder.c - see placeholder.h.
+ */
+#include "engine/maintain/placeholder.h"
+
+#include <string.h>
+
+#include "engine/files/spool.h"
+#include "engine/maintain/groupexchange.h"
+
+enum { FIXED_HEADER = 512, SECTOR = 512 };
+
+static bool
+is_placeholder(const gd_leased_group *leased)
+{
+    return leased->published.count == 0 &&
+           (leased->published.flags & GD_GROUP_POISONED) != 0;
+}
+
+/* The seed is that of the header, which is the same. */
+static gd_status
+write_header(const gd_group *old, const gd_group *target, gd_error *err)
+{
+    uint8_t header[FIXED_HEADER];
+    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
+                               old->name, err);
+    return s == GD_OK ? gd_write_full(target->env, target->fd, header,
+                                      sizeof header, 0, target->name, err)
+                      : s;
+}
+
+/* The record, in both places, so that a torn write of the next one leaves
+ * one. */
+static gd_status
+write_records(const gd_group *target, gd_published *record, gd_error *err)
+{
+    gd_status s = gd_group_next_generation(target->env, record, err);
+    for (int i = 0; s == GD_OK && i < 2; i++) {
+        record->sequence++;
+        s = gd_group_write_published(target, record, err);
+    }
+    return s;
+}
+
+static gd_status
+write_file(const gd_group *old, const gd_group *target, gd_published *record,
+           gd_error *err)
+{
+    const gd_env *env = old->env;
+    gd_status s = write_header(old, target, err);
+    if (s == GD_OK) {
+        s = write_records(target, record, err);
+    }
+    if (s == GD_OK) {
+        int rc = env->ftruncate(env, target->fd, record->end);
+        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot give %s its length",
+                                   target->name)
+                   : gd_fsync(env, target->fd, target->name, err);
+    }
+    return s;
+}
+
+static gd_status
+exchange(gd_owned_group *owned, gd_spool_file *file, gd_error *err)
+{
+    const gd_leased_group *leased = owned->leased;
+    const gd_group *group = leased->group;
+    gd_group target = *group;
+    gd_published record = {
+        .sequence = leased->published.sequence,
+        .flags = GD_GROUP_POISONED | GD_GROUP_UNSETTLED,
+        .end = gd_data_start(group->bounds.slots),
+    };
+    target.fd = file->fd;
+    memcpy(target.name, file->name, sizeof target.name);
+    gd_entry *entries = gd_calloc(group->env, group->bounds.slots,
+                                  sizeof *entries, err);
+    gd_status s = entries == NULL ? GD_NOMEM
+                                  : write_file(group, &target, &record, err);
+    if (s == GD_OK) {
+        s = gd_group_exchange(owned, file, &entries, &record, err);
+    }
+    group->env->release(group->env, entries);
+    return s;
+}
+
+static uint64_t
+allocated(const struct stat *st)
+{
+    return (uint64_t)st->st_blocks * SECTOR;
+}
+
+gd_status
+gd_owned_group_leave_placeholder(gd_owned_group *owned, uint64_t *bytes,
+                                 gd_error *err)
+{
+    gd_repo *repo = owned->leased->repo;
+    gd_spool_file file;
+    struct stat before, after;
+    *bytes = 0;
+    gd_status s = gd_owned_group_check(owned, err);
+    if (s != GD_OK || !gd_owned_group_is_empty(owned) ||
+        is_placeholder(owned->leased)) {
+        return s;
+    }
+    s = gd_group_stat(owned->leased->group, &before, err);
+    if (s == GD_OK) {
+        s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP, &file, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    s = exchange(owned, &file, err);
+    gd_spool_discard(repo->env, repo->root, &file); /* if it still exists */
+    if (s == GD_OK) {
+        s = gd_group_stat(owned->leased->group, &after, err);
+    }
+    if (s == GD_OK && allocated(&before) > allocated(&after)) {
+        *bytes = allocated(&before) - allocated(&after);
+    }
+    return s;
+}
