@@ -28,10 +28,12 @@ NAME = re.compile('(shard|run|gone|pairs|cursors|new)-([0-9a-f]{2})-'
 KINDS = {'shard': 1, 'run': 2, 'gone': 3, 'pairs': 4, 'cursors': 5}
 SIZES = {'shard': 13, 'run': 13, 'gone': 13, 'pairs': 16, 'cursors': 8}
 MAX_BITS = 16
-MAJOR = 1
-HEAD = struct.Struct('<8sHHI16sQIIQQI')
+MAJOR, PACKED = 1, 2            # PACKED: only of shards
+HEAD = struct.Struct('<8sHHI16sQIIQQI4xQ')
 HEAD_BYTES, HEAD_CHECKED = 512, 504
 FRAME_ITEMS = 65528             # bytes of a frame's items, at most
+PACKED_FRAME, PACKED_ITEMS = 32768, 4096
+PACKED_HEAD = struct.Struct('<QIBB2x')
 CURSOR = struct.Struct('<II')
 PAIR = struct.Struct('<QQ')
 ADDRESSES = range(1 << 15, form.MAX_GROUP << 15)
@@ -123,8 +125,9 @@ class IndexFile:
         if len(head) < HEAD_BYTES or head[:8] != b'GDINDEX\0':
             raise form.Damage('is no file of the index', 0)
         (_, major, _, kind, self.catalog_id, number, bits, shard, self._items,
-         self._seed, _) = HEAD.unpack_from(head)
-        if major > MAJOR:
+         self._seed, _, told) = HEAD.unpack_from(head)
+        self._packed = major == PACKED and self._name.kind == 'shard'
+        if major > MAJOR and not self._packed:
             raise NewerError(f'has version {major}', 8)
         if form.CHECKSUM.unpack_from(head, HEAD_CHECKED)[0] != (
                 form.xxh3(head[:HEAD_CHECKED])):
@@ -132,37 +135,48 @@ class IndexFile:
         if (kind, bits, shard, number) != (
                 KINDS[self._name.kind], *self._name[1:]):
             raise form.Damage('had another name', 0)
-        size = SIZES[self._name.kind]
-        self._most = FRAME_ITEMS // size
+        self._size = SIZES[self._name.kind]
+        self._most = FRAME_ITEMS // self._size
         frames = -(-self._items // self._most)
-        length = HEAD_BYTES + self._items * size + 8 * frames
-        if self._file.size() != length:
+        self._length = told if self._packed else (
+            HEAD_BYTES + self._items * self._size + 8 * frames)
+        if self._file.size() != self._length:
             raise form.Damage(f'has {self._file.size()} bytes instead of '
-                              f'{length}')
+                              f'{self._length}')
 
     def items(self) -> Iterator[bytes]:
         """All items, once they were verified.
 
         :raises Damage: at the first that is wrong
         """
-        size = SIZES[self._name.kind]
-        at, before = HEAD_BYTES, None
-        for frame in range(-(-self._items // self._most)):
-            count = min(self._most, self._items - frame * self._most)
-            data = self._file.read(at, count * size + 8)
-            if len(data) != count * size + 8 or form.CHECKSUM.unpack(
+        seen, before = 0, None
+        for at, data in self._frames():
+            items = unpack(data, at) if self._packed else [
+                data[begin:begin + self._size]
+                for begin in range(0, len(data), self._size)]
+            for i, item in enumerate(items):
+                if not self._is_good(item, before):
+                    raise form.Damage(
+                        'has an item that cannot be there',
+                        at if self._packed else at + i * self._size)
+                yield item
+                before = item
+            seen += len(items)
+        if seen != self._items:
+            raise form.Damage(f'has {seen} items instead of {self._items}', 48)
+
+    def _frames(self) -> Iterator[tuple[int, bytes]]:
+        """Offset and bytes of each frame, without its checksum."""
+        full = PACKED_FRAME if self._packed else self._most * self._size + 8
+        for frame, at in enumerate(range(HEAD_BYTES, self._length, full)):
+            wanted = min(full, self._length - at)
+            data = self._file.read(at, wanted)
+            if len(data) != wanted or wanted < 8 or form.CHECKSUM.unpack(
                     data[-8:])[0] != form.xxh3(
                         data[:-8], self._seed + frame & (1 << 64) - 1):
                 raise form.Damage(f'the checksum of frame {frame} is wrong',
                                   at)
-            for begin in range(0, count * size, size):
-                item = data[begin:begin + size]
-                if not self._is_good(item, before):
-                    raise form.Damage('has an item that cannot be there',
-                                      at + begin)
-                yield item
-                before = item
-            at += len(data)
+            yield at, data[:-8]
 
     def _is_good(self, item: bytes, before: bytes | None) -> bool:
         if self._name.kind == 'pairs':
@@ -180,6 +194,30 @@ class IndexFile:
             return True
         return (self._name.kind != 'shard' and before[:8] == item[:8]
                 and address_of(before) < address_of(item))
+
+
+def unpack(frame: bytes, at: int) -> list[bytes]:
+    """The records of a packed frame, which lies at this offset.
+
+    :raises Damage: if it is no such frame
+    """
+    if len(frame) < PACKED_HEAD.size:
+        raise form.Damage('has a frame that ends in its head', at)
+    key, count, key_bits, address_bits = PACKED_HEAD.unpack_from(frame)
+    size = key_bits + address_bits
+    room = 8 * (len(frame) - PACKED_HEAD.size)
+    if (not 1 <= count <= PACKED_ITEMS or key_bits > 64 or address_bits > 40
+            or count * size > room):
+        raise form.Damage('has a frame that cannot be', at)
+    records = []
+    for i in range(count):
+        byte, bit = divmod(i * size, 8)
+        byte += PACKED_HEAD.size
+        bits = int.from_bytes(frame[byte:byte + 14], 'little') >> bit
+        key = key + (bits & (1 << key_bits) - 1) & (1 << 64) - 1
+        address = bits >> key_bits & (1 << address_bits) - 1
+        records.append(key.to_bytes(8, 'big') + address.to_bytes(5, 'little'))
+    return records
 
 
 def address_of(record: bytes) -> int:

@@ -5,13 +5,14 @@
  * merging it again finds nothing new.
  *
  * Input: how many files (1); for each: kind (1), bits (1), shard (1), number
- * (1), what of its head is strange (1), items (1), their bytes, and how many
- * bytes are cut off (1).  Then what is looked for (8).
+ * (1), what of its head is strange, and whether a shard is packed (1), items
+ * (1), their bytes, and how many bytes are cut off (1).  Then what is looked for (8).
  */
 #include "engine/base/coding.h"
 #include "engine/files/shardmerge.h"
 #include "engine/format/duplicates.h"
 #include "engine/format/index.h"
+#include "engine/format/packedframe.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_env.h"
 
@@ -39,6 +40,31 @@ take_item(input *in, gd_index_kind kind, const gd_index_id *id, uint8_t *out)
     }
 }
 
+/* Makes the items of a shard one packed frame; if it is to be strange, a byte of
+ * its head is another, and the checksum is right. */
+static void
+pack_items(input *in, gd_index_head *head, bool strange, uint8_t *data)
+{
+    uint8_t records[ITEMS * GD_INDEX_RECORD], *frame = data + GD_INDEX_HEAD;
+    gd_frame_shape shape = {0};
+    head->packed = true;
+    head->length = GD_INDEX_HEAD;
+    if (head->items == 0) {
+        return;
+    }
+    memcpy(records, frame, head->items * GD_INDEX_RECORD);
+    for (uint64_t i = 0; i < head->items; i++) {
+        MUST(gd_frame_shape_add(&shape, records + i * GD_INDEX_RECORD));
+    }
+    size_t length = gd_frame_pack(&shape, records, head->seed, false, frame);
+    if (strange) {
+        frame[take8(in) % 16] ^= take8(in);
+        gd_put64(frame + length - 8,
+                 gd_checksum(frame, length - 8, head->seed));
+    }
+    head->length += length;
+}
+
 static void
 make_file(memory_env *m, input *in)
 {
@@ -56,8 +82,12 @@ make_file(memory_env *m, input *in)
     for (uint64_t i = 0; i < head.items; i++) {
         take_item(in, head.id.kind, &head.id, data + GD_INDEX_HEAD + i * size);
     }
-    gd_index_frame_seal(&head, strange % 16 == 1, data + GD_INDEX_HEAD,
-                        head.items);
+    if (head.id.kind == GD_INDEX_SHARD && (strange & 16) != 0) {
+        pack_items(in, &head, strange % 16 == 1, data);
+    } else {
+        gd_index_frame_seal(&head, strange % 16 == 1, data + GD_INDEX_HEAD,
+                            head.items);
+    }
     size_t length = (size_t)gd_index_frame_start(&head,
                                                  gd_index_frames(&head));
     gd_index_name(&head.id, name);

@@ -220,7 +220,8 @@ def index_seeds():
                 records = sorted(dict(records).items())
             bits = 0 if seed % 3 else rng.randrange(4)
             program += bytes([kind, bits, rng.randrange(8),
-                              rng.randrange(1, 9), 128 * (seed % 2),
+                              rng.randrange(1, 9),
+                              128 * (seed % 2) + 16 * (seed // 2 % 2),
                               len(records)])
             for record in records:
                 program += bytes(record)

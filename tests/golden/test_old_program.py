@@ -31,9 +31,11 @@ from tests.support import maintenance
 from tests.support import repositories
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-#: The last commit before format 2.0, and one before 3.0.
+#: The last commit before format 2.0; one before 3.0; and one that knows 3.0,
+#: but no packed index.
 COMMITS = {1: 'b06ac10b3dcb8b8f58857c9c829bc10fdf674699',
-           2: 'a672fbe84fc69680d56fb5ad18b39eb89e1f8af8'}
+           2: 'a672fbe84fc69680d56fb5ad18b39eb89e1f8af8',
+           3: '150ee660cc6915e4dd4aba1b612b48b68c8c6a0d'}
 SCRIPT = TOP / 'tests' / 'golden' / 'old_program.py'
 DATA = repositories.mixture(200_000)
 
@@ -101,6 +103,12 @@ def old(tmp_path_factory):
 def old_with_volumes(tmp_path_factory):
     """It knows formats 1 and 2."""
     return built(2, tmp_path_factory.mktemp('old'))
+
+
+@pytest.fixture(scope='module')
+def old_with_lists(tmp_path_factory):
+    """It knows formats 1 to 3, and version 1 of the exact index."""
+    return built(3, tmp_path_factory.mktemp('old'))
 
 
 @pytest.fixture
@@ -296,6 +304,44 @@ def test_it_merges_by_turns_with_this_program(old, path):
     # And back: it begins again, with the blocks that it lacks.
     found = old.run(path, 'merge', 'repository check', datadir=str(path))
     assert [c['status'] for c in found['commands']] == [0] * 2, found
+    repositories.need_clean(path)
+
+
+def test_a_packed_index_is_refused_by_name(old_with_lists, path):
+    """By merging alone: all else goes on."""
+    with repositories.open_repository(path) as repo:
+        merge(repo)
+    shard, = path.glob('index/shard-*')
+    before = shard.read_bytes()
+    assert before[8] == 2
+    found = old_with_lists.run(
+        path, 'image put other ' + str(SCRIPT), 'merge', 'collect',
+        'repository check', datadir=str(path))
+    assert [bool(c['status']) for c in found['commands']] == [
+        False, True, False, False], found
+    assert (f'index/{shard.name} has version 2; this program knows 1'
+            in found['commands'][1]['words']), found
+    assert 'damage:' not in found['commands'][3]['words'], found
+    assert shard.read_bytes() == before     # there may be more runs
+    with repositories.open_repository(path) as repo:
+        merge(repo)
+        assert repositories.read_all(repo, 'other') == SCRIPT.read_bytes()
+    repositories.need_clean(path)
+    # And back, as the release note says.
+    for file in path.glob('index/*'):
+        file.unlink()
+    found = old_with_lists.run(path, 'merge', 'repository check',
+                               datadir=str(path))
+    assert [c['status'] for c in found['commands']] == [0] * 2, found
+    # This program reads what the old one made, and packs it.
+    shard, = path.glob('index/shard-*')
+    assert shard.read_bytes()[8] == 1
+    repositories.need_clean(path)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'more', DATA[1000:])
+        merge(repo)
+    shard, = path.glob('index/shard-*')
+    assert shard.read_bytes()[8] == 2
     repositories.need_clean(path)
 
 

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "engine/files/file.h"
+#include "engine/format/index.h"
+#include "engine/format/packedframe.h"
 
 enum {
     TRIES = 100,
@@ -23,6 +25,8 @@ struct gd_index_writer {
     size_t used;             /* items in the frame */
     uint64_t frames;         /* written */
     uint8_t frame[GD_FRAME_MAX];
+    gd_frame_shape shape;    /* of the frame, if it is to be packed: */
+    uint8_t packed[GD_PACKED_FRAME];
 };
 
 struct gd_index_reader {
@@ -31,9 +35,11 @@ struct gd_index_reader {
     gd_index_head head;
     char name[GD_NAME_SIZE];
     uint64_t next;             /* the frame that read_next reads */
+    uint64_t seen;             /* items that it has read */
     bool has_last;             /* the last item of the frame before it: */
     uint8_t last[GD_FRAME_CHECKSUM * 2];
     uint8_t frame[GD_FRAME_MAX];
+    uint8_t packed[GD_PACKED_FRAME];
 };
 
 /* ---- writing ---- */
@@ -93,6 +99,8 @@ gd_index_create(const gd_env *env, int root, const gd_index_id *id,
     made->root = root;
     made->fd = -1;
     made->head.id = *id;
+    made->head.packed = id->kind == GD_INDEX_SHARD;
+    made->head.length = GD_INDEX_HEAD;
     memcpy(made->head.catalog_id, catalog_id, GD_ID_SIZE);
     gd_status s =
         gd_random(env, &made->head.seed, sizeof made->head.seed, err);
@@ -112,18 +120,13 @@ gd_index_create(const gd_env *env, int root, const gd_index_id *id,
     return GD_OK;
 }
 
+/* Writes the bytes of the next frame. */
 static gd_status
-write_frame(gd_index_writer *writer, gd_error *err)
+write_bytes(gd_index_writer *writer, const uint8_t *bytes, size_t length,
+            uint64_t at, gd_error *err)
 {
-    size_t size = gd_index_item_size(writer->head.id.kind);
-    size_t length = writer->used * size + GD_FRAME_CHECKSUM;
-    uint64_t full = gd_index_frame_items(writer->head.id.kind) * size +
-                    GD_FRAME_CHECKSUM;
-    uint64_t at = GD_INDEX_HEAD + writer->frames * full;
-    gd_index_frame_seal(&writer->head, writer->frames, writer->frame,
-                        writer->used);
-    gd_status s = gd_write_full(writer->env, writer->fd, writer->frame, length,
-                                at, writer->name, err);
+    gd_status s = gd_write_full(writer->env, writer->fd, bytes, length, at,
+                                writer->name, err);
     if (s != GD_OK) {
         return s;
     }
@@ -137,9 +140,51 @@ write_frame(gd_index_writer *writer, gd_error *err)
     return GD_OK;
 }
 
-gd_status
-gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
-                gd_error *err)
+static gd_status
+write_frame(gd_index_writer *writer, gd_error *err)
+{
+    size_t size = gd_index_item_size(writer->head.id.kind);
+    size_t length = writer->used * size + GD_FRAME_CHECKSUM;
+    uint64_t full = gd_index_frame_items(writer->head.id.kind) * size +
+                    GD_FRAME_CHECKSUM;
+    uint64_t at = GD_INDEX_HEAD + writer->frames * full;
+    gd_index_frame_seal(&writer->head, writer->frames, writer->frame,
+                        writer->used);
+    return write_bytes(writer, writer->frame, length, at, err);
+}
+
+static gd_status
+write_packed(gd_index_writer *writer, bool is_last, gd_error *err)
+{
+    size_t length = gd_frame_pack(&writer->shape, writer->frame,
+                                  writer->head.seed + writer->frames, !is_last,
+                                  writer->packed);
+    uint64_t at = writer->head.length;
+    writer->head.length += length;
+    writer->shape = (gd_frame_shape){0};
+    return write_bytes(writer, writer->packed, length, at, err);
+}
+
+static gd_status
+append_packed(gd_index_writer *writer, const uint8_t *record, gd_error *err)
+{
+    if (!gd_frame_shape_add(&writer->shape, record)) {
+        gd_status s = write_packed(writer, false, err);
+        if (s != GD_OK) {
+            return s;
+        }
+        (void)gd_frame_shape_add(&writer->shape, record); /* one always fits */
+    }
+    memcpy(writer->frame + writer->used * GD_INDEX_RECORD, record,
+           GD_INDEX_RECORD);
+    writer->used++;
+    writer->head.items++;
+    return GD_OK;
+}
+
+static gd_status
+append_plain(gd_index_writer *writer, const uint8_t *items, size_t count,
+             gd_error *err)
 {
     size_t size = gd_index_item_size(writer->head.id.kind);
     size_t most = gd_index_frame_items(writer->head.id.kind);
@@ -162,10 +207,34 @@ gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
 }
 
 gd_status
+gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
+                gd_error *err)
+{
+    if (!writer->head.packed) {
+        return append_plain(writer, items, count, err);
+    }
+    gd_status s = GD_OK;
+    for (size_t i = 0; s == GD_OK && i < count; i++) {
+        s = append_packed(writer, items + i * GD_INDEX_RECORD, err);
+    }
+    return s;
+}
+
+static gd_status
+write_last(gd_index_writer *writer, gd_error *err)
+{
+    if (writer->used == 0) {
+        return GD_OK;
+    }
+    return writer->head.packed ? write_packed(writer, true, err)
+                               : write_frame(writer, err);
+}
+
+gd_status
 gd_index_seal(gd_index_writer *writer, uint32_t flags, gd_error *err)
 {
     uint8_t head[GD_INDEX_HEAD];
-    gd_status s = writer->used > 0 ? write_frame(writer, err) : GD_OK;
+    gd_status s = write_last(writer, err);
     if (s != GD_OK) {
         return s;
     }
@@ -296,21 +365,30 @@ gd_index_head_of(const gd_index_reader *reader)
     return &reader->head;
 }
 
+/* Of a packed one the items are unpacked, so that readers see only plain
+ * ones. */
 static gd_status
 read_frame(gd_index_reader *reader, uint64_t frame, const uint8_t *before,
            const uint8_t **items, size_t *count, gd_error *err)
 {
-    uint64_t start = gd_index_frame_start(&reader->head, frame);
-    size_t length =
-        (size_t)(gd_index_frame_start(&reader->head, frame + 1) - start);
-    gd_status s = gd_read_full(reader->env, reader->fd, reader->frame, length,
-                               start, reader->name, err);
-    if (s == GD_OK) {
-        s = gd_index_frame_check(&reader->head, frame, reader->frame, before,
-                                 err);
-    }
+    const gd_index_head *head = &reader->head;
+    uint64_t start = gd_index_frame_start(head, frame);
+    size_t length = (size_t)(gd_index_frame_start(head, frame + 1) - start);
+    gd_status s = gd_read_full(reader->env, reader->fd,
+                               head->packed ? reader->packed : reader->frame,
+                               length, start, reader->name, err);
     *items = reader->frame;
-    *count = s == GD_OK ? gd_index_items_in(&reader->head, frame) : 0;
+    *count = 0;
+    if (s == GD_OK && head->packed) {
+        s = gd_index_frame_unpack(head, frame, reader->packed, length, before,
+                                  reader->frame, count, err);
+    } else if (s == GD_OK) {
+        s = gd_index_frame_check(head, frame, reader->frame, before, err);
+        *count = gd_index_items_in(head, frame);
+    }
+    if (s != GD_OK) {
+        *count = 0;
+    }
     return s;
 }
 
@@ -331,7 +409,12 @@ gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
 {
     *count = 0;
     if (reader->next == gd_index_frames(&reader->head)) {
-        return GD_OK;
+        return reader->seen == reader->head.items
+                   ? GD_OK
+                   : gd_fail(err, GD_CORRUPT, "%s has %llu items instead of "
+                             "%llu", reader->name,
+                             (unsigned long long)reader->seen,
+                             (unsigned long long)reader->head.items);
     }
     uint64_t start = gd_index_frame_start(&reader->head, reader->next);
     if (reader->next == 0 || start / AHEAD != (start - 1) / AHEAD) {
@@ -345,6 +428,7 @@ gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
         size_t size = gd_index_item_size(reader->head.id.kind);
         memcpy(reader->last, *items + (*count - 1) * size, size);
         reader->has_last = true;
+        reader->seen += *count;
         reader->next++;
     }
     return s;

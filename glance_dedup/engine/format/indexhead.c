@@ -10,14 +10,18 @@
 #include "engine/format/address.h"
 #include "engine/format/duplicates.h"
 #include "engine/format/index.h"
+#include "engine/format/packedframe.h"
 
 #define INDEX_MAGIC "GDINDEX" /* with its final zero: 8 bytes */
 
 enum {
     MAJOR = 1,
+    MAJOR_PACKED = 2,
     CHECKED = 504, /* bytes of the head under its checksum */
     ITEMS_BYTES = GD_FRAME_MAX - GD_FRAME_CHECKSUM,
 };
+_Static_assert(GD_PACKED_ITEMS * GD_INDEX_RECORD <= GD_FRAME_MAX,
+               "the records of a packed frame fit in the place of a frame");
 
 static bool
 has_records(gd_index_kind kind)
@@ -43,6 +47,10 @@ gd_index_frame_items(gd_index_kind kind)
 uint64_t
 gd_index_frames(const gd_index_head *head)
 {
+    if (head->packed) {
+        uint64_t bytes = head->length - GD_INDEX_HEAD;
+        return bytes / GD_PACKED_FRAME + (bytes % GD_PACKED_FRAME != 0);
+    }
     uint64_t most = gd_index_frame_items(head->id.kind);
     return head->items / most + (head->items % most != 0);
 }
@@ -58,6 +66,11 @@ gd_index_items_in(const gd_index_head *head, uint64_t frame)
 uint64_t
 gd_index_frame_start(const gd_index_head *head, uint64_t frame)
 {
+    if (head->packed) {
+        return frame < gd_index_frames(head)
+                   ? GD_INDEX_HEAD + frame * GD_PACKED_FRAME
+                   : head->length;
+    }
     uint64_t most = gd_index_frame_items(head->id.kind);
     uint64_t items = frame * most < head->items ? frame * most : head->items;
     return GD_INDEX_HEAD + items * gd_index_item_size(head->id.kind) +
@@ -69,7 +82,7 @@ gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
 {
     memset(out, 0, GD_INDEX_HEAD);
     memcpy(out, INDEX_MAGIC, 8);
-    gd_put16(out + 8, MAJOR);
+    gd_put16(out + 8, head->packed ? MAJOR_PACKED : MAJOR);
     gd_put32(out + 12, head->id.kind);
     memcpy(out + 16, head->catalog_id, GD_ID_SIZE);
     gd_put64(out + 32, head->id.number);
@@ -78,7 +91,29 @@ gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
     gd_put64(out + 48, head->items);
     gd_put64(out + 56, head->seed);
     gd_put32(out + 64, head->flags);
+    if (head->packed) {
+        gd_put64(out + 72, head->length);
+    }
     gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+}
+
+/* Whether the head describes a file of this length. */
+static bool
+has_length(const gd_index_head *head, uint64_t length)
+{
+    /* More items than this cannot lie in any file, and overflow nothing. */
+    const uint64_t most = UINT64_C(1) << 48;
+    if (head->items > most) {
+        return false;
+    }
+    if (!head->packed) {
+        return gd_index_frame_start(head, gd_index_frames(head)) == length;
+    }
+    if (head->length != length || length < GD_INDEX_HEAD) {
+        return false;
+    }
+    uint64_t frames = gd_index_frames(head);
+    return frames <= head->items && head->items <= frames * GD_PACKED_ITEMS;
 }
 
 gd_status
@@ -86,17 +121,16 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
                      const uint8_t catalog_id[GD_ID_SIZE], uint64_t length,
                      gd_index_head *head, gd_error *err)
 {
-    /* More items than this cannot lie in any file, and overflow nothing. */
-    const uint64_t most = UINT64_C(1) << 48;
     char name[GD_NAME_SIZE];
     gd_index_name(id, name);
     if (memcmp(in, INDEX_MAGIC, 8) != 0) {
         return gd_fail(err, GD_CORRUPT, "%s is no file of the index", name);
     }
-    if (gd_get16(in + 8) > MAJOR) {
+    int known = id->kind == GD_INDEX_SHARD ? MAJOR_PACKED : MAJOR;
+    if (gd_get16(in + 8) > known) {
         return gd_fail(err, GD_VERSION,
                        "%s has version %u; this program knows %d", name,
-                       gd_get16(in + 8), MAJOR);
+                       gd_get16(in + 8), known);
     }
     if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
         return gd_fail(err, GD_CORRUPT, "the checksum of the head of %s is "
@@ -105,7 +139,9 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
     *head = (gd_index_head){.id = *id,
                             .items = gd_get64(in + 48),
                             .seed = gd_get64(in + 56),
-                            .flags = gd_get32(in + 64)};
+                            .flags = gd_get32(in + 64),
+                            .packed = gd_get16(in + 8) == MAJOR_PACKED,
+                            .length = gd_get64(in + 72)};
     memcpy(head->catalog_id, in + 16, GD_ID_SIZE);
     if (gd_get32(in + 12) != id->kind || gd_get64(in + 32) != id->number ||
         gd_get32(in + 40) != id->bits || gd_get32(in + 44) != id->shard) {
@@ -115,8 +151,7 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
         memcmp(head->catalog_id, catalog_id, GD_ID_SIZE) != 0) {
         return gd_fail(err, GD_CORRUPT, "%s is of another catalog", name);
     }
-    if (head->items > most ||
-        gd_index_frame_start(head, gd_index_frames(head)) != length) {
+    if (!has_length(head, length)) {
         return gd_fail(err, GD_CORRUPT,
                        "%s has %llu bytes, which is not the length of %llu "
                        "items", name, (unsigned long long)length,
@@ -175,23 +210,16 @@ good_item(const gd_index_head *head, const uint8_t *item,
                : good_cursor(item, before);
 }
 
-gd_status
-gd_index_frame_check(const gd_index_head *head, uint64_t frame,
-                     const uint8_t *items, const uint8_t *before,
-                     gd_error *err)
+/* before: the last item of the frame before, or NULL. */
+static gd_status
+check_items(const gd_index_head *head, uint64_t frame, const uint8_t *items,
+            size_t count, const uint8_t *before, gd_error *err)
 {
     size_t size = gd_index_item_size(head->id.kind);
-    size_t count = gd_index_items_in(head, frame), length = count * size;
     char name[GD_NAME_SIZE];
-    gd_index_name(&head->id, name);
-    if (gd_get64(items + length) !=
-        gd_checksum(items, length, head->seed + frame)) {
-        return gd_fail(err, GD_CORRUPT,
-                       "the checksum of frame %llu of %s is wrong",
-                       (unsigned long long)frame, name);
-    }
     for (size_t i = 0; i < count; i++) {
         if (!good_item(head, items + i * size, before)) {
+            gd_index_name(&head->id, name);
             return gd_fail(err, GD_CORRUPT,
                            "item %zu of frame %llu of %s cannot be there", i,
                            (unsigned long long)frame, name);
@@ -199,4 +227,38 @@ gd_index_frame_check(const gd_index_head *head, uint64_t frame,
         before = items + i * size;
     }
     return GD_OK;
+}
+
+static gd_status
+fail_checksum(const gd_index_head *head, uint64_t frame, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_index_name(&head->id, name);
+    return gd_fail(err, GD_CORRUPT,
+                   "the checksum of frame %llu of %s is wrong",
+                   (unsigned long long)frame, name);
+}
+
+gd_status
+gd_index_frame_check(const gd_index_head *head, uint64_t frame,
+                     const uint8_t *items, const uint8_t *before,
+                     gd_error *err)
+{
+    size_t size = gd_index_item_size(head->id.kind);
+    size_t count = gd_index_items_in(head, frame), length = count * size;
+    return gd_get64(items + length) !=
+                   gd_checksum(items, length, head->seed + frame)
+               ? fail_checksum(head, frame, err)
+               : check_items(head, frame, items, count, before, err);
+}
+
+gd_status
+gd_index_frame_unpack(const gd_index_head *head, uint64_t frame,
+                      const uint8_t *packed, size_t length,
+                      const uint8_t *before, uint8_t *out, size_t *count,
+                      gd_error *err)
+{
+    return !gd_frame_unpack(packed, length, head->seed + frame, out, count)
+               ? fail_checksum(head, frame, err)
+               : check_items(head, frame, out, *count, before, err);
 }

@@ -4,7 +4,9 @@
  * functions (format.rst, "The exact index").
  *
  * A file is a head and frames.  A frame is so many items, which have one size
- * in a file, and their checksum.  Only the last frame may have fewer.
+ * in a file, and their checksum.  Only the last frame may have fewer.  Shards
+ * have packed frames instead (packedframe.h), which have one size each, but the
+ * last one; programs before these made shards like the other files.
  */
 #ifndef GD_INDEXHEAD_H
 #define GD_INDEXHEAD_H
@@ -29,6 +31,8 @@ typedef struct gd_index_head {
     uint8_t catalog_id[GD_ID_SIZE];
     uint64_t items, seed;
     uint32_t flags;
+    bool packed;     /* the frames are: only of a shard */
+    uint64_t length; /* of the file, if they are */
 } gd_index_head;
 
 /* Bytes of an item in a file of this kind. */
@@ -36,7 +40,7 @@ size_t gd_index_item_size(gd_index_kind kind);
 /* Items of a frame that is not the last. */
 size_t gd_index_frame_items(gd_index_kind kind);
 uint64_t gd_index_frames(const gd_index_head *head);
-/* The items in this frame.  REQUIRES: there is such a frame. */
+/* The items in this frame.  REQUIRES: there is such a frame, not packed. */
 size_t gd_index_items_in(const gd_index_head *head, uint64_t frame);
 /* Where this frame begins; the file's length, if it is the number of frames. */
 uint64_t gd_index_frame_start(const gd_index_head *head, uint64_t frame);
@@ -60,5 +64,11 @@ void gd_index_frame_seal(const gd_index_head *head, uint64_t frame,
 gd_status gd_index_frame_check(const gd_index_head *head, uint64_t frame,
                                const uint8_t *items, const uint8_t *before,
                                gd_error *err);
+/* The same of a packed frame of this length; its items go into out, which has
+ * room for GD_FRAME_MAX bytes. */
+gd_status gd_index_frame_unpack(const gd_index_head *head, uint64_t frame,
+                                const uint8_t *packed, size_t length,
+                                const uint8_t *before, uint8_t *out,
+                                size_t *count, gd_error *err);
 
 #endif

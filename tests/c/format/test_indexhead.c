@@ -102,6 +102,53 @@ test_what_is_refused(void)
 }
 
 static void
+test_packed(void)
+{
+    uint8_t raw[GD_INDEX_HEAD];
+    gd_index_head head = head_of(GD_INDEX_SHARD, 5000), back;
+    gd_error err;
+    head.packed = true;
+    head.length = 512 + 32768 + 1000;
+    gd_index_head_encode(&head, raw);
+    CHECK_INT(raw[8], 2);
+    CHECK_INT(gd_get64(raw + 72), head.length);
+    CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG, head.length, &back,
+                                   &err), GD_OK);
+    CHECK(back.packed && back.items == 5000);
+    CHECK_INT(gd_index_frames(&back), 2);
+    CHECK_INT(gd_index_frame_start(&back, 1), 512 + 32768);
+    CHECK_INT(gd_index_frame_start(&back, 2), head.length);
+    for (int i = -1; i < 2; i += 2) {
+        CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG,
+                                       head.length + (uint64_t)i, &back, &err),
+                  GD_CORRUPT);
+    }
+    /* The frames cannot have so few items, nor so many. */
+    static const uint64_t impossible[] = {1, 0, 8193, UINT64_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        head.items = impossible[i];
+        gd_index_head_encode(&head, raw);
+        CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG, head.length,
+                                       &back, &err), GD_CORRUPT);
+    }
+    static const uint64_t lengths[] = {0, 511, 512};
+    for (size_t i = 0; i < 3; i++) {
+        head.items = i == 2 ? 0 : 1;
+        head.length = lengths[i];
+        gd_index_head_encode(&head, raw);
+        CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG, head.length,
+                                       &back, &err),
+                  i == 2 ? GD_OK : GD_CORRUPT);
+    }
+    CHECK_INT(gd_index_frames(&back), 0);
+    /* Other files have no such version yet. */
+    head.id.kind = GD_INDEX_RUN;
+    gd_index_head_encode(&head, raw);
+    CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG, 512, &back, &err),
+              GD_VERSION);
+}
+
+static void
 test_names(void)
 {
     static const char *const bad[] = {
@@ -246,6 +293,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_bytes);
     RUN(test_what_is_refused);
+    RUN(test_packed);
     RUN(test_names);
     RUN(test_records_of_a_frame);
     RUN(test_pairs_and_cursors_of_a_frame);

@@ -129,18 +129,22 @@ def test_wrong_head(repository, catalog, head):
 def test_other_catalog_and_newer_version(repository, catalog):
     catalog.save_index()
     for head, words in (({'catalog_id': bytes(16)}, 'another catalog'),
-                        ({'major': 2}, 'version 2')):
+                        ({'major': 3}, 'version 3')):
         file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
         file.head = head
         file.save()
         one(repository, NOTE, words, file=SHARD)
 
 
-def test_any_changed_byte(repository, catalog):
+@pytest.mark.parametrize('packed', [False, True])
+def test_any_changed_byte(repository, catalog, packed):
     catalog.save_index()
     path = repository.path / SHARD
+    if packed:
+        writer.IndexFile(catalog, 'shard', catalog.shards()[0]).save_packed()
+        no_findings(repository)
     content = path.read_bytes()
-    for at in [*range(0, 72, 5), 504, *range(512, len(content), 9)]:
+    for at in [*range(0, 80, 5), 504, *range(512, len(content), 9)]:
         changed = bytearray(content)
         changed[at] ^= 1
         path.write_bytes(changed)
@@ -152,6 +156,69 @@ def test_any_changed_byte(repository, catalog):
         one(repository, DAMAGE, file=SHARD)
     path.write_bytes(content + b'\0')
     one(repository, DAMAGE, file=SHARD)
+
+
+@pytest.mark.parametrize('most', [1, 5, 4096])
+def test_packed_frames(repository, catalog, most):
+    catalog.save_index()
+    writer.IndexFile(catalog, 'shard', catalog.shards()[0]).save_packed(most)
+    no_findings(repository)
+    assert checker.check(repository.path).figures['index_records'] == 12
+    catalog.records.pop(5)
+    writer.IndexFile(catalog, 'shard', catalog.shards()[0]).save_packed(most)
+    one(repository, NOTE, 'no record for 1 blocks', file='index')
+
+
+@pytest.mark.parametrize('head, words', [
+    ({'items': 11}, '12 items instead of 11'),
+    ({'items': 13}, '12 items instead of 13'),
+    ({'length': 511}, 'bytes instead of 511'),
+    ({'length': (1 << 64) - 1}, 'bytes instead of'),
+    ({'kind': 2}, 'another name')], ids=str)
+def test_wrong_head_of_packed_frames(repository, catalog, head, words):
+    catalog.save_index()
+    file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
+    file.head = head
+    file.save_packed()
+    one(repository, DAMAGE, words, file=SHARD)
+
+
+def test_only_shards_have_packed_frames(repository, catalog):
+    catalog.save_index()
+    path = writer.IndexFile(catalog, 'run', record(
+        b'\1' * 8, 1 << 15)).save_packed()
+    one(repository, NOTE, 'version 2', file=f'index/{path.name}')
+
+
+RECORDS = record(b'\1' * 8, 1 << 15) + record(b'\2' * 8, 2 << 15)
+
+
+@pytest.mark.parametrize('more, words', [
+    ({'count': 0}, 'cannot be'), ({'count': 4097}, 'cannot be'),
+    ({'key_bits': 65}, 'cannot be'), ({'address_bits': 41}, 'cannot be'),
+    ({'count': 3}, 'cannot be'), ({'key': (1 << 64) - 1}, 'cannot be there'),
+    ({'address_bits': 0}, 'cannot be there')], ids=str)
+def test_packed_frames_that_cannot_be(repository, catalog, more, words):
+    """Their checksums are right."""
+    catalog.save_index()
+    file = writer.IndexFile(catalog, 'shard', RECORDS)
+    path = file.save_packed()
+    frame = writer.packed_frame(RECORDS, 77)
+    content = path.read_bytes()
+    assert content.endswith(frame)
+    for key in ('key_bits', 'address_bits'):
+        if key in more and more[key]:
+            # Room for it.
+            frame = writer.packed_frame(RECORDS, 77, padded=True)
+    bad = bytearray(frame[:-8])
+    facts = {'key': 1 << 56, 'count': 2, 'key_bits': bad[12],
+             'address_bits': bad[13], **more}
+    struct.pack_into('<QIBB', bad, 0, *facts.values())
+    file.head = {'length': 512 + len(frame)}
+    head = file.packed()[:512]
+    path.write_bytes(head + bad + struct.pack('<Q', writer.xxh3(
+        bytes(bad), 77)))
+    one(repository, DAMAGE, words, file=SHARD)
 
 
 @pytest.mark.parametrize('kind, items', [

@@ -268,6 +268,30 @@ class Catalog:
             for item in sorted(self.cursors.items()))).save()
 
 
+def packed_frame(items: bytes, seed: int, padded: bool = False,
+                 **more: int) -> bytes:
+    """A packed frame of a shard, of these records."""
+    keys = [int.from_bytes(items[at:at + 8]) for at in range(
+        0, len(items), 13)]
+    addresses = [int.from_bytes(items[at + 8:at + 13], 'little')
+                 for at in range(0, len(items), 13)]
+    differences = [0, *(b - a for a, b in zip(keys, keys[1:]))]
+    facts = {'key': keys[0], 'count': len(keys),
+             'key_bits': max(differences).bit_length(),
+             'address_bits': max(addresses).bit_length(), **more}
+    bits = at = 0
+    for difference, address in zip(differences, addresses):
+        bits |= difference << at
+        at += facts['key_bits']
+        bits |= address << at
+        at += facts['address_bits']
+    frame = struct.pack('<QIBB2x', *facts.values()) + bits.to_bytes(
+        -(-at // 8), 'little')
+    if padded:
+        frame = frame.ljust(32760, b'\0')
+    return frame + struct.pack('<Q', xxh3(frame, seed))
+
+
 class IndexFile:
     """A file of the exact index as it is to be; `save` writes it."""
 
@@ -283,28 +307,46 @@ class IndexFile:
         self.name = f'{kind}-{bits:02x}-{shard:04x}.{number:016x}'
         self.head: dict = {}
 
-    def content(self) -> bytes:
-        size = self.SIZES[self.kind]
+    def _head(self, **more: int) -> bytes:
         facts = {'magic': b'GDINDEX\0', 'major': 1, 'minor': 0,
                  'kind': self.kind, 'catalog_id': self.catalog.id,
                  'number': self.number, 'bits': self.bits,
-                 'shard': self.shard, 'items': len(self.items) // size,
-                 'seed': 77, 'flags': 0, **self.head}
-        head = struct.pack('<8sHHI16sQIIQQI', *facts.values())
+                 'shard': self.shard,
+                 'items': len(self.items) // self.SIZES[self.kind],
+                 'seed': 77, 'flags': 0, 'length': 0, **more, **self.head}
+        head = struct.pack('<8sHHI16sQIIQQI4xQ', *facts.values())
         head = head.ljust(504, b'\0')
-        parts = [head, struct.pack('<Q', xxh3(head))]
+        return head + struct.pack('<Q', xxh3(head))
+
+    def content(self) -> bytes:
+        size = self.SIZES[self.kind]
+        parts = [self._head()]
         frame = 65528 // size * size
         for number, at in enumerate(range(0, len(self.items), frame)):
             items = self.items[at:at + frame]
-            parts += [items, struct.pack('<Q', xxh3(
-                items, facts['seed'] + number))]
+            parts += [items, struct.pack('<Q', xxh3(items, 77 + number))]
         return b''.join(parts)
+
+    def packed(self, most: int = 4096) -> bytes:
+        """The content with packed frames of so many records, at most."""
+        frames = []
+        for at in range(0, len(self.items), 13 * most):
+            items = self.items[at:at + 13 * most]
+            frames.append(packed_frame(items, 77 + len(frames),
+                                       at + len(items) < len(self.items)))
+        return self._head(major=2, length=512 + sum(
+            map(len, frames))) + b''.join(frames)
 
     def save(self) -> pathlib.Path:
         directory = self.catalog.repository.path / 'index'
         directory.mkdir(mode=0o700, exist_ok=True)
         self.catalog.repository.write(directory / self.name, self.content())
         return directory / self.name
+
+    def save_packed(self, most: int = 4096) -> pathlib.Path:
+        path = self.save()
+        self.catalog.repository.write(path, self.packed(most))
+        return path
 
 
 class Repository:
