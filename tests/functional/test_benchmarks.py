@@ -15,7 +15,12 @@ import sys
 
 import pytest
 
+from dedupd.tasks import merger
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import space
 from tests.support import disks
+from tests.support import repositories
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +103,26 @@ def test_it_shows_its_table(name, image, tmp_path):
     assert done.returncode == 0, done.stderr
     assert wanted in done.stdout
     assert not list(directory.iterdir())  # it leaves nothing behind
+
+
+def test_metadata_is_what_space_counts(image, tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'image', image.read_bytes())
+        with maintainer_module.Maintainer(repo) as maintainer:
+            merger.run_once(maintainer, task.Pace())
+            wanted = sum(part.bytes for part in space.parts(repo)
+                         if part.plain_bytes is None)
+    done = run('metadata', [str(path)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = {line[:36].strip(): line[36:].split()
+             for line in done.stdout.splitlines()}
+    # As far as the table rounds; the catalog's log is longer while it is open.
+    assert float(lines['all'][0]) * (1 << 20) == pytest.approx(
+        wanted, abs=64 << 10)
+    assert float(lines['shard files'][0]) > 0
+    assert re.search(r'^[\d,]+ blocks, 4 MiB; \d+ extents$', done.stdout,
+                     re.MULTILINE)
 
 
 def test_after_a_loss_of_power(tmp_path):
