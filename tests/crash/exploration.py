@@ -23,14 +23,17 @@ import traceback
 
 from tests.crash import expectation as expectation_module
 from tests.crash import filesystem
+from tests.crash import maintenance_workloads
 from tests.crash import record
+from tests.crash import stages
 from tests.crash import states
 from tests.crash import verify
 from tests.crash import volume_workloads
 from tests.crash import workloads
 from tests.support import repositories
 
-WORKLOADS = workloads.WORKLOADS | volume_workloads.WORKLOADS
+WORKLOADS = (workloads.WORKLOADS | maintenance_workloads.WORKLOADS
+             | volume_workloads.WORKLOADS)
 JOBS = 2
 TIMEOUT = 120       # seconds, for one state or one recording
 NUMBERS = 60        # choices of a strategy by chance, at each point
@@ -236,7 +239,7 @@ class Explorer:
 
         def run():
             recorder = record.Recorder(os.path.join(top, 'journal'), world)
-            work(workloads.Stage(world, top, recorder))
+            work(stages.Stage(world, top, recorder))
         repositories.in_child(run, TIMEOUT)
 
     # -- exploring --------------------------------------------------------

@@ -7,6 +7,7 @@ By default a sample of the explorer's states (``explorer.py``), which
 workload) change; with ``--long`` ten thousand.
 """
 
+import inspect
 import json
 import os
 import pathlib
@@ -19,8 +20,11 @@ import pytest
 from tests.crash import exploration
 from tests.crash import explorer
 from tests.crash import filesystem
+from tests.crash import maintenance_workloads
 from tests.crash import record
 from tests.crash import states
+from tests.crash import volume_workloads
+from tests.crash import workloads
 from tests.functional import witness
 from tests.support import repositories
 
@@ -48,6 +52,17 @@ def explore(tmp_path, timeout, *arguments):
     print(f'seed {SEED}: {lines[-1:]}')
     assert process.returncode == 0, '\n'.join([*lines, errors])
     return json.loads(lines[-1])
+
+
+def test_no_workload_is_left_out():
+    """Each function of a stage is explored, unless its name says otherwise."""
+    for module in (workloads, maintenance_workloads, volume_workloads):
+        found = {
+            name.replace('_', '-') for name, function in inspect.getmembers(
+                module, inspect.isfunction)
+            if function.__module__ == module.__name__ and name[0] != '_'
+            and list(inspect.signature(function).parameters) == ['stage']}
+        assert found == set(module.WORKLOADS)
 
 
 # -- the sample ---------------------------------------------------------------

@@ -15,12 +15,12 @@ from glance_dedup.base import scopes
 from glance_dedup.check import checker
 from glance_dedup.check import files
 from glance_dedup.maintenance import addresses
+from tests.crash import deeds
 from tests.crash.expectation import make
 from tests.crash import recorded_volume
 from tests.crash import survivor
 from tests.crash import verify_volumes
 from tests.crash.verify_volumes import Wrong
-from tests.crash import workloads
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -116,12 +116,12 @@ def recover(stage, expectation):
                 if disk is not None:
                     disk.write(1, 2)
                     disk.flush()
-        with workloads.maintaining(repo) as maintainer:
-            workloads.account(maintainer)
+        with deeds.maintaining(repo) as maintainer:
+            deeds.account(maintainer)
             stage.mark(op='seen', images=repo.images())
             stage.put(repo, image, (901, 4), (1, 8))
-            workloads.merge(maintainer)
-            workloads.collect(maintainer)
+            deeds.merge(maintainer)
+            deeds.collect(maintainer)
             stage.delete(repo, image)
 
 
@@ -154,13 +154,13 @@ class _Verifier:
             self.read(repo, 'at once')
             volumes = verify_volumes.Volumes(repo, self.expected.volumes)
             volumes.read('at once')
-            with workloads.maintaining(repo) as maintainer:
+            with deeds.maintaining(repo) as maintainer:
                 for warning in maintainer.warnings:
                     if any(word in warning for word in _WARNED):
                         raise Wrong(f'the maintainer warns: {warning}')
-                workloads.account(maintainer)
+                deeds.account(maintainer)
                 if self.merge:
-                    workloads.merge(maintainer)
+                    deeds.merge(maintainer)
                     self.need_merged(repo, maintainer)
                 self.collect(maintainer)
                 self.read(repo, 'after the collection')
@@ -203,17 +203,17 @@ class _Verifier:
 
     def delete_volumes(self):
         """Nothing is left of them."""
-        with self.open() as repo, workloads.maintaining(repo) as maintainer:
+        with self.open() as repo, deeds.maintaining(repo) as maintainer:
             verify_volumes.Volumes(repo, self.expected.volumes).delete()
             self.collect(maintainer)
             self.need_nothing_leaked(repo)
 
     def collect(self, maintainer):
-        result = workloads.collect(maintainer)
+        result = deeds.collect(maintainer)
         if result.evacuated:
             # That took lease of a group, and made what a dead writer had left
             # behind its published count known: it goes with the next one.
-            result = workloads.collect(maintainer, evacuate_share=0)
+            result = deeds.collect(maintainer, evacuate_share=0)
         lost = self.expected.damaged
         if result.failed and not lost:
             raise Wrong(f'a collection failed: {result.failed}')

@@ -4,13 +4,14 @@
 
 import os
 
+from tests.crash import deeds
 from tests.crash import recorded_volume
+from tests.crash import stages
 from tests.crash import volume_model
-from tests.crash import workloads
 from tests.support import repositories
 
 WORKLOADS = {}
-workload = workloads.entering(WORKLOADS)
+workload = stages.entering(WORKLOADS)
 PART = volume_model.PART
 
 
@@ -57,7 +58,7 @@ def _numbers(stage, count):
 def volume_cloned(stage):
     """From an image, and to images; beside it the image goes."""
     stage.create(volumes=True)
-    with stage.open() as repo, workloads.maintaining(repo) as maintainer:
+    with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, PART + 20)
         stage.put(repo, 'image', *spec)
         recorded_volume.create(stage, repo, 'disk', 2 * PART, 'image', sectors)
@@ -65,14 +66,14 @@ def volume_cloned(stage):
             disk.write(2, 3)
             disk.snapshot('first')
             stage.delete(repo, 'image')
-            workloads.collect(maintainer, live_share=0, evacuate_share=0)
+            deeds.collect(maintainer, live_share=0, evacuate_share=0)
             disk.write(PART + 15, 9)
             disk.write(4, 2, 0)
             disk.flush()
             disk.snapshot('second')
             disk.write(6, 2)
             stage.delete(repo, 'first')
-            workloads.collect(maintainer, live_share=90, evacuate_share=0)
+            deeds.collect(maintainer, live_share=90, evacuate_share=0)
         with recorded_volume.opened(stage, repo, 'disk') as disk:
             disk.checkpoint()
 
@@ -105,7 +106,7 @@ def volume_resized(stage):
 def volume_rolled_back(stage):
     """To an image, to its own snapshot of another size, and on from there."""
     stage.create(volumes=True, block_size=2048, segment_size=8192)
-    with stage.open() as repo, workloads.maintaining(repo) as maintainer:
+    with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 2 * PART - 7)
         stage.put(repo, 'image', *spec)
         recorded_volume.create(stage, repo, 'disk', 3 * PART + 5)
@@ -122,7 +123,7 @@ def volume_rolled_back(stage):
             disk.write(PART - 3, 5)
             disk.checkpoint()
             disk.write(3, 1)
-        workloads.collect(maintainer, live_share=0, evacuate_share=0)
+        deeds.collect(maintainer, live_share=0, evacuate_share=0)
         recorded_volume.roll_back(stage, repo, 'disk', 'moment', moment)
         with recorded_volume.opened(stage, repo, 'disk') as disk:
             disk.write(1, 1)
@@ -133,7 +134,7 @@ def volume_rolled_back(stage):
 def volume_deleted(stage):
     """Volumes go; one of them is made again under its name."""
     stage.create(volumes=True)
-    with stage.open() as repo, workloads.maintaining(repo) as maintainer:
+    with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 30)
         stage.put(repo, 'image', *spec)
         for image, size in ((None, PART + 1), ('image', PART)):
@@ -147,7 +148,7 @@ def volume_deleted(stage):
                 disk.checkpoint()
                 disk.write(4, 2)
             recorded_volume.delete(stage, repo, 'disk')
-            workloads.collect(maintainer, live_share=0, evacuate_share=0)
+            deeds.collect(maintainer, live_share=0, evacuate_share=0)
         recorded_volume.create(stage, repo, 'other', PART)
         recorded_volume.delete(stage, repo, 'other')
 
@@ -157,7 +158,7 @@ def volume_tasks(stage):
     """The maintainer merges, collects and recompresses beside an owner."""
     stage.create(volumes=True)
     with stage.open() as repo, stage.open() as other, \
-            workloads.maintaining(repo) as maintainer:
+            deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 40)
         recorded_volume.create(stage, repo, 'disk', PART)
         with recorded_volume.opened(stage, repo, 'disk') as disk:
@@ -167,20 +168,20 @@ def volume_tasks(stage):
                 stage.put(other, 'image', *spec)
             disk.write(8, 40, sectors[0])
             disk.checkpoint()
-            workloads.account(maintainer)
-            workloads.merge(maintainer)
+            deeds.account(maintainer)
+            deeds.merge(maintainer)
             disk.write(10, 9)
             disk.checkpoint()
-            workloads.collect(maintainer, live_share=0, evacuate_share=0)
+            deeds.collect(maintainer, live_share=0, evacuate_share=0)
             disk.write(70, 50)
             disk.checkpoint()
-            workloads.recompress(maintainer, worth=-1)
+            deeds.recompress(maintainer, worth=-1)
             disk.write(30, 9)
             disk.flush()
             stage.delete(other, 'image')
-            workloads.collect(maintainer, live_share=90, evacuate_share=70)
+            deeds.collect(maintainer, live_share=90, evacuate_share=70)
             disk.checkpoint()
-            workloads.merge(maintainer)
+            deeds.merge(maintainer)
 
 
 @workload

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the maintainer does in workloads."""
+
+import contextlib
+from unittest import mock
+
+from dedupd.cache import index as index_module
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import evictor
+from dedupd.tasks import merger
+from dedupd.tasks import recompressor
+from dedupd.tasks import scrubber
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import reserve
+from glance_dedup.repository import space
+
+
+@contextlib.contextmanager
+def maintaining(repo):
+    # Less room for the catalog than otherwise, so that states are written
+    # fast; and other tests of this process have theirs.
+    with mock.patch.object(reserve, 'RESERVE_BYTES', 1 << 16), \
+            maintainer_module.Maintainer(repo) as maintainer:
+        yield maintainer
+
+
+def account(maintainer):
+    return accounting.run_once(maintainer, task.Pace())
+
+
+def merge(maintainer):
+    return merger.run_once(maintainer, task.Pace())
+
+
+def collect(maintainer, live_share=50, evacuate_share=10):
+    return collector.run_once(maintainer, task.Pace(),
+                              live_share=live_share,
+                              evacuate_share=evacuate_share)
+
+
+class Held(index_module.Held):
+    """Tells the journal which images it deletes."""
+
+    def __init__(self, repo, stage):
+        self._stage = stage
+        super().__init__(repo)
+
+    def drop(self, image_id):
+        self._stage.mark(op='delete', phase='begin', image=image_id)
+        super().drop(image_id)
+        self._stage.mark(op='delete', phase='end', image=image_id)
+
+
+def evict(maintainer, held, freed, coming=0):
+    """As much as it takes to give so many bytes back."""
+    with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
+        return evictor.run_once(
+            maintainer, task.Pace(), held,
+            space.taken(maintainer.repository.path) - freed, coming)
+
+
+def recompress(worker, level=1, steps=None, worth=32):
+    """All that is to be done; or so many steps, then it makes way.
+
+    Similar blocks come next to each other where the format knows that.
+
+    :param worker: a maintainer or a helper
+    :param worth: -1: files are exchanged though nothing is gained
+    """
+    pace = task.Pace()
+    with (contextlib.suppress(task.Stopped),
+          mock.patch.object(recompressor, '_WORTH', worth)):
+        if steps is not None:
+            pace.step = stopping_after(pace, steps)
+        recompressor.run_once(worker, pace, 'zstd', level, similar=True)
+
+
+def stopping_after(pace, steps):
+    """A step for a pace, which stops after so many."""
+    left = iter(range(steps))
+
+    def step(*args, **kwargs):
+        if next(left, None) is None:
+            raise task.Stopped()
+        return task.Pace.step(pace, *args, **kwargs)
+    return step
+
+
+def scrub(maintainer, spare_threshold=0):
+    return scrubber.run_once(maintainer, task.Pace(), full=True,
+                             spare_threshold=spare_threshold)
