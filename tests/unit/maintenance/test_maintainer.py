@@ -930,7 +930,10 @@ def test_killed_maintainer(path, repo, other, seed):
     """Killed at any time, by a signal; then all is found as it must be."""
     model = maintenance.kill_at_random(path, other, collect, seed)
     with maintaining(repo) as maintainer:
-        assert collect(maintainer).busy == 0
+        # The first may evacuate blocks into a group with a killed one's tail,
+        # which is published then. The second frees what nobody needs of it.
+        for _ in range(2):
+            assert collect(maintainer).busy == 0
         maintenance.need_collected(maintainer)
     maintenance.need_contents(other, model)
     repositories.need_clean(path)
