@@ -261,39 +261,38 @@ test_locks_are_lost(void)
 
 /* ---- faults ---- */
 
+static bool
+fail_one(fault_call call, uint64_t n)
+{
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    gd_group_rewrite *r;
+    rewrite_setup(&t, false);
+    uint64_t faults = fault_env_faults(&t.x.f);
+    fault_env_fail(&t.x.f, call, n, EIO, false);
+    gd_status s = write_all(&t, &stored, &r);
+    if (s == GD_OK) {
+        s = exchange(&t, r);
+    }
+    bool hit = fault_env_faults(&t.x.f) > faults;
+    fault_env_heal(&t.x.f);
+    CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS / 2);
+    CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
+    /* Uploads go on, there or elsewhere. */
+    CHECK_INT(rewrite_put(&t, "more", t.two + LENGTH / 2, LENGTH / 4),
+              GD_OK);
+    CHECK(rewrite_is_image(&t, "more", t.two + LENGTH / 2,
+                           LENGTH / 4));
+    rewrite_teardown(&t);
+    CHECK(hit || s == GD_OK);
+    return hit;
+}
+
 static void
 test_faults(void)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
-        for (uint64_t n = 1;; n++) {
-            rewrite_fixture t;
-            gd_published record;
-            gd_entry entries[SLOTS];
-            gd_group_rewrite *r;
-            rewrite_setup(&t, false);
-            uint64_t faults = fault_env_faults(&t.x.f);
-            fault_env_fail(&t.x.f, call, n, EIO, false);
-            gd_status s = write_all(&t, &stored, &r);
-            if (s == GD_OK) {
-                s = exchange(&t, r);
-            }
-            bool hit = fault_env_faults(&t.x.f) > faults;
-            fault_env_heal(&t.x.f);
-            CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS / 2);
-            CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
-            /* Uploads go on, there or elsewhere. */
-            CHECK_INT(rewrite_put(&t, "more", t.two + LENGTH / 2, LENGTH / 4),
-                      GD_OK);
-            CHECK(rewrite_is_image(&t, "more", t.two + LENGTH / 2,
-                                   LENGTH / 4));
-            rewrite_teardown(&t);
-            if (!hit) {
-                CHECK_INT(s, GD_OK);
-                break;
-            }
-        }
-    }
+    sweep_faults(fail_one, 1);
 }
 
 int

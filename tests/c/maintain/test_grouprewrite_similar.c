@@ -471,36 +471,35 @@ test_the_header_has_another_version(void)
 
 /* ---- faults ---- */
 
+static bool
+fail_one(fault_call call, uint64_t n)
+{
+    fixture t;
+    unsigned listed;
+    setup(&t, fill_alike);
+    uint64_t faults = fault_env_faults(&t.x.f);
+    fault_env_fail(&t.x.f, call, n, EIO, false);
+    uint64_t bytes;
+    gd_status s = gd_owned_group_open(t.repo, 1, &t.owned, &t.x.err);
+    if (s == GD_OK) {
+        s = gd_owned_group_rewrite(t.owned, &similar, &bytes,
+                                   &t.x.err);
+        gd_owned_group_close(t.owned);
+    }
+    bool hit = fault_env_faults(&t.x.f) > faults;
+    fault_env_heal(&t.x.f);
+    CHECK(hit || s == GD_OK);
+    (void)look(&t);
+    CHECK_INT(check_blocks(&t, &listed), SLOTS);
+    CHECK(is_image(&t));
+    teardown(&t);
+    return hit;
+}
+
 static void
 test_faults(void)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
-        for (uint64_t n = 1;; n += SWEEP_STRIDE) {
-            fixture t;
-            unsigned listed;
-            setup(&t, fill_alike);
-            uint64_t faults = fault_env_faults(&t.x.f);
-            fault_env_fail(&t.x.f, call, n, EIO, false);
-            uint64_t bytes;
-            gd_status s = gd_owned_group_open(t.repo, 1, &t.owned, &t.x.err);
-            if (s == GD_OK) {
-                s = gd_owned_group_rewrite(t.owned, &similar, &bytes,
-                                           &t.x.err);
-                gd_owned_group_close(t.owned);
-            }
-            bool hit = fault_env_faults(&t.x.f) > faults;
-            fault_env_heal(&t.x.f);
-            CHECK(hit || s == GD_OK);
-            (void)look(&t);
-            CHECK_INT(check_blocks(&t, &listed), SLOTS);
-            CHECK(is_image(&t));
-            teardown(&t);
-            if (!hit) {
-                break;
-            }
-        }
-    }
+    sweep_faults(fail_one, SWEEP_STRIDE);
 }
 
 int

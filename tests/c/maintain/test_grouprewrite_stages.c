@@ -557,53 +557,52 @@ test_note_codec(void)
     rewrite_teardown(&t);
 }
 
+static bool
+fail_one(fault_call call, uint64_t n)
+{
+    static const gd_packing packing = {.codec = GD_CODEC_ZSTD,
+                                       .level = 1};
+    rewrite_fixture t;
+    gd_published record;
+    gd_entry entries[SLOTS];
+    gd_group_rewrite *r;
+    bool done = false;
+    uint64_t cost;
+    rewrite_setup(&t, call == FAULT_ALLOC);
+    uint64_t faults = fault_env_faults(&t.x.f);
+    fault_env_fail(&t.x.f, call, n, EIO, false);
+    gd_status s =
+        gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err);
+    if (s == GD_OK) {
+        s = gd_group_rewrite_open(t.leased, &packing, &r, &t.x.err);
+        while (s == GD_OK && !done) {
+            s = gd_group_rewrite_step(r, &done, &cost, &t.x.err);
+            if (s != GD_OK) {
+                gd_group_rewrite_close(r);
+            }
+        }
+        if (s == GD_OK) {
+            s = exchange(&t, r);
+            gd_group_rewrite_close(r);
+        }
+        close_group(&t);
+    }
+    bool hit = fault_env_faults(&t.x.f) > faults;
+    fault_env_heal(&t.x.f);
+    CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
+    CHECK(s == GD_OK || is_spool_clean(&t) || call == FAULT_ANY);
+    CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
+    own_group(&t, 1);
+    gd_owned_group_close(t.owned);
+    rewrite_teardown(&t);
+    CHECK(hit || s == GD_OK);
+    return hit;
+}
+
 static void
 test_stages_with_faults(void)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
-        for (uint64_t n = 1;; n += SWEEP_STRIDE) {
-            static const gd_packing packing = {.codec = GD_CODEC_ZSTD,
-                                               .level = 1};
-            rewrite_fixture t;
-            gd_published record;
-            gd_entry entries[SLOTS];
-            gd_group_rewrite *r;
-            bool done = false;
-            uint64_t cost;
-            rewrite_setup(&t, kind == 1);
-            uint64_t faults = fault_env_faults(&t.x.f);
-            fault_env_fail(&t.x.f, call, n, EIO, false);
-            gd_status s =
-                gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err);
-            if (s == GD_OK) {
-                s = gd_group_rewrite_open(t.leased, &packing, &r, &t.x.err);
-                while (s == GD_OK && !done) {
-                    s = gd_group_rewrite_step(r, &done, &cost, &t.x.err);
-                    if (s != GD_OK) {
-                        gd_group_rewrite_close(r);
-                    }
-                }
-                if (s == GD_OK) {
-                    s = exchange(&t, r);
-                    gd_group_rewrite_close(r);
-                }
-                close_group(&t);
-            }
-            bool hit = fault_env_faults(&t.x.f) > faults;
-            fault_env_heal(&t.x.f);
-            CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
-            CHECK(s == GD_OK || is_spool_clean(&t) || kind == 0);
-            CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
-            own_group(&t, 1);
-            gd_owned_group_close(t.owned);
-            rewrite_teardown(&t);
-            if (!hit) {
-                CHECK_INT(s, GD_OK);
-                break;
-            }
-        }
-    }
+    sweep_faults(fail_one, SWEEP_STRIDE);
 }
 
 int

@@ -27,6 +27,17 @@ open_scratch_file(const scratch *x, const char *name, int flags)
 }
 
 void
+sweep_faults(failing_call fail_one, uint64_t stride)
+{
+    static const fault_call calls[] = {FAULT_ANY, FAULT_ALLOC};
+    for (int kind = 0; kind < 2; kind++) {
+        for (uint64_t n = 1; fail_one(calls[kind], n);) {
+            n += stride;
+        }
+    }
+}
+
+void
 scratch_init(scratch *x)
 {
     static const char *const directories[] = {"groups", "images", "spool",

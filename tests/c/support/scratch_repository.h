@@ -26,6 +26,13 @@ enum { SWEEP_STRIDE = 5 };
 enum { SWEEP_STRIDE = 1 };
 #endif
 
+/* Has the nth call of its kind fail once while it works, and checks the outcome.
+ * Returns whether there was such a call. */
+typedef bool (*failing_call)(fault_call call, uint64_t n);
+/* Lets each system call fail in turn, and then each allocation; or every so
+ * manyth. */
+void sweep_faults(failing_call fail_one, uint64_t stride);
+
 typedef struct scratch {
     fault_env f;
     const gd_env *env; /* its table */
