@@ -191,6 +191,24 @@ gd_group_hold(const gd_group *group, gd_error *err)
                   : GD_OK;
 }
 
+int
+gd_group_open_direct(const gd_group *group, int root, int access)
+{
+    const gd_env *env = group->env;
+    struct stat st;
+    int fd;
+    if (gd_open(env, root, group->name, access | O_DIRECT, 0, &fd, NULL) !=
+        GD_OK) {
+        return -1;
+    }
+    if (env->fstat(env, fd, &st) < 0 || !S_ISREG(st.st_mode) ||
+        st.st_ino != group->inode) {
+        env->close(env, fd);
+        return -1;
+    }
+    return fd;
+}
+
 /* ---- all groups ---- */
 
 static bool

@@ -98,6 +98,10 @@ gd_status gd_group_check_name(const gd_group *group, int root, gd_error *err);
  * REQUIRES: opened O_RDWR. */
 gd_status gd_group_hold(const gd_group *group, gd_error *err);
 
+/* Opens the group's file once more, for direct I/O.  access: O_RDONLY or O_RDWR.
+ * -1 if that is not possible, or another file has taken the name. */
+int gd_group_open_direct(const gd_group *group, int root, int access);
+
 /* Creates the next group, for blocks of this scope, and takes its lease.  The
  * group is durable under its name before the call returns, so that no block in
  * it can count as durable while its directory entry is not. */

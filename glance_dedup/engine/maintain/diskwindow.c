@@ -31,25 +31,6 @@ gd_disk_window_close(const gd_env *env, gd_disk_window *window)
     window->memory = NULL;
 }
 
-int
-gd_direct_open(const gd_group *group, int root)
-{
-    const gd_env *env = group->env;
-    struct stat st;
-    int fd;
-    if (gd_open(env, root, group->name, O_RDONLY | O_DIRECT, 0, &fd, NULL) !=
-        GD_OK) {
-        return -1;
-    }
-    /* Another file may have taken the name. */
-    if (env->fstat(env, fd, &st) < 0 || !S_ISREG(st.st_mode) ||
-        st.st_ino != group->inode) {
-        env->close(env, fd);
-        return -1;
-    }
-    return fd;
-}
-
 /* Reads until the end of the range or of the file; false after an error. */
 static bool
 read_range(gd_disk_window *window, const gd_env *env, int fd, size_t length)

@@ -27,12 +27,9 @@ gd_status gd_disk_window_open(const gd_env *env, gd_disk_window *window,
                               gd_error *err);
 void gd_disk_window_close(const gd_env *env, gd_disk_window *window);
 
-/* Opens the group's file for direct reads; -1 if these are not possible. */
-int gd_direct_open(const gd_group *group, int root);
-
 /* Fills the window with all of the range that can be read; nothing if it is
  * larger than a window of GD_WINDOW and a segment.  direct is a file that
- * gd_direct_open opened, or -1. */
+ * gd_group_open_direct opened, or -1. */
 void gd_disk_window_fill(gd_disk_window *window, const gd_group *group,
                          int direct, uint64_t start, uint64_t end);
 

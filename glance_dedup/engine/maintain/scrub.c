@@ -328,7 +328,7 @@ fill_portion(scrub *x, portion *p, size_t at)
 static gd_status
 status_of(const scrub *x, gd_error *err)
 {
-    for (unsigned i = 0; i <= gd_pool_threads(x->repo->pool); i++) {
+    for (unsigned i = 0; i < x->lane_count; i++) {
         if (x->lanes[i].s != GD_OK) {
             if (err != NULL) {
                 *err = x->lanes[i].err;
@@ -373,7 +373,7 @@ read_once(scrub *x, uint32_t number, bool again, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    x->direct = gd_direct_open(x->group, repo->root);
+    x->direct = gd_group_open_direct(x->group, repo->root, O_RDONLY);
     s = read_entries(x, err);
     if (s == GD_OK) {
         sort_places(x, again);
@@ -411,13 +411,14 @@ static gd_status
 open_lanes(scrub *x, gd_error *err)
 {
     const gd_repo *repo = x->repo;
-    unsigned threads = gd_pool_threads(repo->pool);
+    unsigned count = gd_pool_threads(repo->pool) + 1;
     gd_status s = GD_OK;
-    x->lanes = gd_calloc(repo->env, threads + 1, sizeof *x->lanes, err);
+    x->lanes = gd_calloc(repo->env, count, sizeof *x->lanes, err);
     if (x->lanes == NULL) {
         return GD_NOMEM;
     }
-    for (unsigned i = 0; s == GD_OK && i <= threads; i++) {
+    x->lane_count = count;
+    for (unsigned i = 0; s == GD_OK && i < count; i++) {
         s = gd_decoder_open(repo->env, x->hashed ? repo->digest : NULL,
                             &x->lanes[i].decoder, err);
     }
@@ -446,8 +447,7 @@ static void
 release(scrub *x)
 {
     const gd_env *env = x->repo->env;
-    unsigned threads = gd_pool_threads(x->repo->pool);
-    for (unsigned i = 0; x->lanes != NULL && i <= threads; i++) {
+    for (unsigned i = 0; i < x->lane_count; i++) {
         gd_decoder_close(env, &x->lanes[i].decoder);
     }
     for (int i = 0; x->portions != NULL && i < PORTIONS; i++) {
@@ -465,7 +465,7 @@ static uint64_t
 bytes_of(const scrub *x)
 {
     uint64_t bytes = 0;
-    for (unsigned i = 0; i <= gd_pool_threads(x->repo->pool); i++) {
+    for (unsigned i = 0; i < x->lane_count; i++) {
         bytes += x->lanes[i].bytes;
     }
     return bytes;

@@ -30,15 +30,6 @@ hold(const gd_directio *direct)
                              F_RDLCK) == 0;
 }
 
-/* Another file may have taken the name since. */
-static bool
-is_same_file(const gd_directio *direct)
-{
-    struct stat st;
-    return direct->env->fstat(direct->env, direct->fd, &st) == 0 &&
-           S_ISREG(st.st_mode) && st.st_ino == direct->group->inode;
-}
-
 gd_directio *
 gd_directio_open(const gd_env *env, int root, const gd_group *group)
 {
@@ -49,12 +40,10 @@ gd_directio_open(const gd_env *env, int root, const gd_group *group)
     direct->env = env;
     direct->group = group;
     direct->memory = gd_alloc(env, ROOM + PAGE, NULL);
-    if (direct->memory == NULL ||
-        gd_open(env, root, group->name, O_RDWR | O_DIRECT, 0, &direct->fd,
-                NULL) != GD_OK) {
-        direct->fd = -1;
-    }
-    if (direct->fd < 0 || !hold(direct) || !is_same_file(direct)) {
+    direct->fd = direct->memory == NULL
+                     ? -1
+                     : gd_group_open_direct(group, root, O_RDWR);
+    if (direct->fd < 0 || !hold(direct)) {
         gd_directio_close(direct);
         return NULL;
     }
