@@ -131,6 +131,11 @@ def bytes_cached(*paths: str) -> int:
     return sum(map(int, done.stdout.split()))
 
 
+def together(parts: list[common.Spent]) -> common.Spent:
+    """What several calls took, one after the other."""
+    return common.Spent(*(sum(part[i] for part in parts) for i in range(3)))
+
+
 class Measure:
     """Adds to a table what it takes to read so much."""
 
@@ -149,8 +154,7 @@ class Measure:
         for some in arguments:
             disk.forget(*forget)
             parts.append(timed(function, *some))
-        self.table.add(name, self.size, common.Spent(
-            *(sum(part[i] for part in parts) for i in range(3))), of)
+        self.table.add(name, self.size, together(parts), of)
         self.table.figure(
             f'{name}: from the disk', (bytes_from_disk() - before) / MIB,
             'MiB', of and f'{of}: from the disk')
@@ -225,8 +229,7 @@ def to_files(measure: Measure, stored: list[Stored], plain: list[str],
             where = f'to a file, {turn}: '
             measure.table.add(
                 where + name, measure.size,
-                common.Spent(*(sum(part[i] for part in parts)
-                               for i in range(3))),
+                together(parts),
                 None if function is copy else where + 'cp and sync')
 
     show('cp and sync', plain, copy, [(path,) for path in plain])

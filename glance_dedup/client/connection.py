@@ -67,7 +67,7 @@ class Answer(closing.Closing):
     def bad(self, why: str) -> errors.BadAnswer:
         """An exception for the caller to raise; drops the connection."""
         self._good = False
-        return errors.BadAnswer(f'{self._requester.address}: {why}')
+        return self._requester.bad(why)
 
     def unavailable(self, why: Any) -> errors.DaemonUnavailable:
         """An exception for the caller to raise: the connection failed."""
@@ -206,6 +206,10 @@ class Requester(closing.Closing):
         self._kept: collections.deque[channels.Channel] = collections.deque()
         self._busy: set[channels.Channel] = set()
 
+    def bad(self, why: str) -> errors.BadAnswer:
+        """An exception for the caller to raise, with the address."""
+        return errors.BadAnswer(f'{self.address}: {why}')
+
     def unavailable(self, why: Any) -> errors.DaemonUnavailable:
         """An exception for the caller to raise, with the address."""
         if isinstance(why, OSError):
@@ -335,17 +339,16 @@ class Requester(closing.Closing):
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as e:
-            raise errors.BadAnswer(
-                f'{self.address}: the answer is not JSON') from e
+            raise self.bad('the answer is not JSON') from e
         if not isinstance(found, dict):
-            raise errors.BadAnswer(f'{self.address}: the answer is no object')
+            raise self.bad('the answer is no object')
         return found
 
     def request_list(self, path: str, name: str) -> list:
         """The list of this name in the answer to a request."""
         found = self.request_json('GET', path).get(name)
         if not isinstance(found, list):
-            raise errors.BadAnswer(f'{self.address}: the answer has no {name}')
+            raise self.bad(f'the answer has no {name}')
         return found
 
 

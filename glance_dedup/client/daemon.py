@@ -61,7 +61,7 @@ class Client(connection.Requester):
         number = self.request_json('POST', f'/v1/tasks/{_quoted(task)}',
                                    arguments).get('number')
         if not isinstance(number, int):
-            raise errors.BadAnswer(f'{self.address}: the answer has no number')
+            raise self.bad('the answer has no number')
         return number
 
     def task(self, task: str, after: int = 0, wait: float = 0) -> dict:

@@ -6,7 +6,6 @@ from typing import Any
 import urllib.parse
 
 from glance_dedup.client import connection
-from glance_dedup.client import errors
 
 
 class Replica:
@@ -33,15 +32,13 @@ class Replica:
                 or not all(numbers[1:4]) or numbers[4] < 2
                 or numbers[0] > size
                 or not isinstance(whole, str | None)):
-            raise self._bad('the answer does not say how to send the image')
+            raise requester.bad(
+                'the answer does not say how to send the image')
         self._token = token
         self.whole = whole
         self.exists = facts.get('exists') is True
         (self.offset, self.lot_blocks, self.lot_bytes, self.lot_zeros,
          self.lots) = numbers
-
-    def _bad(self, why: str) -> errors.BadAnswer:
-        return errors.BadAnswer(f'{self._requester.address}: {why}')
 
     def _send(self, what: str, body: bytes, **query: Any) -> dict:
         parameters = urllib.parse.urlencode(
@@ -66,12 +63,13 @@ class Replica:
         if not isinstance(found, list) or not all(
                 isinstance(r, list) and len(r) == 2
                 and all(type(n) is int for n in r) for r in found):
-            raise self._bad('the answer has no ranges')
+            raise self._requester.bad('the answer has no ranges')
         before = offset
         for start, length in found:
             if start < before or not 0 < length <= end - start:
-                raise self._bad(f'{length} bytes at {start} are asked for, of '
-                                f'a lot from {offset} to {end}')
+                raise self._requester.bad(
+                    f'{length} bytes at {start} are asked for, of a lot from '
+                    f'{offset} to {end}')
             before = start + length
         return ([(start, length) for start, length in found],
                 connection.number(answer, 'blocks'))
@@ -85,7 +83,7 @@ class Replica:
         found = self._send('/commit', b'')
         for name in ('upload_id', 'location'):
             if not isinstance(found.get(name), str):
-                raise self._bad(f'the answer has no {name}')
+                raise self._requester.bad(f'the answer has no {name}')
         return found
 
     def give_up(self) -> None:
