@@ -201,7 +201,7 @@ def rewriting(stage):
 
 @workload
 def recompressing(stage):
-    """Sealed groups are compressed anew, with all others going on.
+    """Sealed groups are compressed again, with all others going on.
 
     It makes way in the middle of one, and keeps those where it is in vain.
     """
@@ -231,7 +231,7 @@ def recompressing(stage):
 
 @workload
 def recompressing_partial(stage):
-    """Partly filled groups are compressed anew, between uploads to them."""
+    """Partly filled groups are compressed again, between uploads to them."""
     stage.create()
     with stage.open() as repo, stage.open() as other:
         stage.put(repo, 'image-0', (900, 20))

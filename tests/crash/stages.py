@@ -125,7 +125,8 @@ class Stage:
     def damage_block(self, repo, image, number, hit):
         """Change a byte of a block, as a failing disk would: it is durable.
 
-        :param hit: the images that lose it; none if a spare copy stands in
+        :param hit: the images that lose the block; none, if it has a spare
+            copy
         """
         group, slot = maintenance.blocks_of(repo, image)[number]
         file = repositories.Group(self.path, group)

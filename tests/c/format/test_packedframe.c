@@ -179,7 +179,7 @@ unpacks_with(size_t at, uint8_t value)
     return unpacked;
 }
 
-/* Whoever can write a checksum cannot have it read out of bounds. */
+/* A frame with a valid checksum is not read out of bounds either. */
 static void
 test_heads_that_cannot_be(void)
 {
