@@ -86,11 +86,12 @@ def test_hooks_check_what_the_tests_check():
     assert set(found) == {'flake8', 'mypy', 'shellcheck', 'bashate'}
     assert selected(found['flake8']) == [
         name for name in tracked() if name.endswith('.py')]
-    checked = tuple(f'{name}/' for name in tomllib.loads(
-        (TOP / 'pyproject.toml').read_text())['tool']['mypy']['files'])
+    files = tomllib.loads(
+        (TOP / 'pyproject.toml').read_text())['tool']['mypy']['files']
+    checked = tuple(f'{name}/' for name in files)
     assert selected(found['mypy']) == [
-        name for name in tracked()
-        if name.startswith(checked) and name.endswith(('.py', '.pyi'))]
+        name for name in tracked() if name in files
+        or name.startswith(checked) and name.endswith(('.py', '.pyi'))]
     plugin = relative(test_plugin.SCRIPTS)
     assert selected(found['bashate']) == plugin
     assert selected(found['shellcheck']) == sorted(shell_scripts() + plugin)

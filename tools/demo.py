@@ -20,6 +20,7 @@ sys.path.insert(0, str(TOP))
 
 from glance_dedup.base import exceptions  # noqa: E402
 from glance_dedup.client import daemon as daemon_client  # noqa: E402
+from glance_dedup.client import errors as client_errors  # noqa: E402
 from glance_dedup.repository import repository  # noqa: E402
 from tests.functional import glance_server  # noqa: E402
 
@@ -146,7 +147,7 @@ class Daemon:
         client = self.client()
         deadline = time.monotonic() + 30
         while True:
-            with contextlib.suppress(daemon_client.ClientError):
+            with contextlib.suppress(client_errors.ClientError):
                 status = client.status()
                 if (status['daemon']['role'] == 'maintainer'
                         and status['catalog']['state'] == 'ready'):
@@ -347,7 +348,7 @@ def main():
               'their files are removed', file=sys.stderr)
         return 130
     except (Failure, OSError, exceptions.RepositoryError,
-            daemon_client.ClientError, glance_server.HTTPError,
+            client_errors.ClientError, glance_server.HTTPError,
             glance_server.ServerError) as exc:
         print(f'tools/demo: FAILED: {exc}\n'
               'What to do: the logs may say more: '
