@@ -6,8 +6,10 @@ The image's bytes are hashed, then the record is made, then it gets the
 location. Each step finds what an interrupted run has done.
 
 A task of Glance's that takes the location, and fails, deletes the data there.
-So a copy of the image is kept until the task has ended. It shares all blocks,
-and has an id that no image of Glance's can have.
+So a copy of the image is kept until the task has ended, even if this process
+is killed. It shares all blocks, and has an id that no image of Glance's can
+have. An image that is copied back has another location, so no older task can
+delete it.
 """
 
 from collections.abc import Callable
@@ -52,7 +54,6 @@ def copy_backup(repository: repository_module.Repository, backup_id: str,
                 'that the image is to belong to (--project)')
         image_id = str(uuid.uuid5(
             _COPIES, f'{backup_id}/{backup.stat.upload_id}/{project}'))
-        restore(repository, image_id)
         with contextlib.suppress(exceptions.ImageExists):
             repository.copy(backup, image_id, project, scopes.describe(
                 bytes.fromhex(backup.stat.scope)))
@@ -140,38 +141,46 @@ def _create(glance: glance_api.Glance,
             'id twice. ' + _copy(wanted['id'])) from e
 
 
-def _keep(repository: repository_module.Repository, image_id: str) -> None:
-    with repository.open_image(image_id) as image:
-        _copy_image(repository, image, image_id + _KEPT)
-
-
-def restore(repository: repository_module.Repository, image_id: str) -> None:
+def restore(repository: repository_module.Repository,
+            glance: glance_api.Glance, image_id: str) -> None:
     """End what a run of :func:`register` has left that was killed.
 
-    Its copy replaces the image if that is gone, and is removed.
+    Its copy replaces the image if that is gone, and is removed, but not before
+    the task has ended that the run may have begun.
+
+    :raises GlanceError: Glance does not end its task, or does not answer
     """
     if not filestore.IMAGE_ID.fullmatch(image_id):
         return
-    with contextlib.suppress(exceptions.ImageNotFound):
-        with repository.open_image(image_id + _KEPT) as copy:
-            _copy_image(repository, copy, image_id)
-        repository.delete(image_id + _KEPT)
+    kept = image_id + _KEPT
+    try:
+        size = repository.stat(kept).size
+    except exceptions.ImageNotFound:
+        return
+    glance.wait_for_task(image_id, size)
+    _copy_image(repository, kept, image_id)
+    repository.delete(kept)
 
 
-def _copy_image(repository: repository_module.Repository, image,
-                image_id: str) -> None:
-    stat = image.stat
-    with contextlib.suppress(exceptions.ImageExists):
-        repository.copy(image, image_id, stat.project,
-                        scopes.describe(bytes.fromhex(stat.scope)))
+def _copy_image(repository: repository_module.Repository, image_id: str,
+                copy_id: str) -> None:
+    """Copy an image if it is there, and the copy is not."""
+    with contextlib.suppress(exceptions.ImageExists, exceptions.ImageNotFound):
+        with repository.open_image(image_id) as image:
+            repository.copy(image, copy_id, image.stat.project,
+                            scopes.describe(bytes.fromhex(image.stat.scope)))
 
 
 def _give_data(repository: repository_module.Repository,
                glance: glance_api.Glance, image_id: str, value: str
                ) -> glance_api.Record:
+    kept = image_id + _KEPT
+
     def offer() -> str:
-        restore(repository, image_id)
-        _keep(repository, image_id)
+        # At each moment one of the two is there: Glance deletes the image
+        # only.
+        _copy_image(repository, image_id, kept)
+        _copy_image(repository, kept, image_id)
         return locations.url(repository, image_id,
                              repository.stat(image_id).upload_id)
 
@@ -182,11 +191,11 @@ def _give_data(repository: repository_module.Repository,
     except glance_api.GlanceError as e:
         # Otherwise a task may have begun, so the copy stays for the next run.
         if isinstance(e, glance_api.DataNotTaken):
-            restore(repository, image_id)
+            restore(repository, glance, image_id)
         raise _left_without_data(e, image_id) from e
     # If the user deleted the record, and so the data, both are to go.
     with contextlib.suppress(exceptions.ImageNotFound):
-        repository.delete(image_id + _KEPT)
+        repository.delete(kept)
     if record is None:
         raise NotRegistered(
             f'the record of image {image_id} was deleted in Glance '

@@ -642,10 +642,10 @@ class Register(common.RepositoryCommand, show.ShowOne):
             if is_backup:
                 image_id = registering.copy_backup(
                     repo, image_id, parsed_args.project)
-            registering.restore(repo, image_id)
-            size = repo.stat(image_id).size
             glance = _connect(parsed_args.os_cloud)
             glance.need_service()
+            registering.restore(repo, glance, image_id)
+            size = repo.stat(image_id).size
             with self.progress(f'hashing {image_id}', size) as progress:
                 result, record = registering.register(
                     repo, glance, image_id,

@@ -371,6 +371,26 @@ class Glance:
         :raises DataNotTaken: Glance refused the data
         :raises GlanceError: Glance takes too long, or does not answer
         """
+        record = self._wait(image_id, size, step, lambda record: (
+            record['status'] in (*WITH_DATA, 'queued')))
+        if record is not None and record['status'] == 'queued':
+            said = self.last_message(image_id)
+            raise DataNotTaken(
+                f'{self.url} did not take the data of image {image_id} '
+                f'({said or "it does not say why"}): either it has not '
+                'the hash that was recorded, or Glance could not read '
+                'it; its log says which', 200)
+        return record
+
+    def wait_for_task(self, image_id: str, size: int) -> None:
+        """Wait until none of Glance's tasks has an image, if it knows it.
+
+        :raises GlanceError: Glance takes too long, or does not answer
+        """
+        self._wait(image_id, size, lambda: None, lambda record: True)
+
+    def _wait(self, image_id: str, size: int, step: Callable[[], None],
+              has_ended: Callable[[Record], bool]) -> Record | None:
         delay, last = LOOKS
         left = AT_LEAST + size / SLOWEST
         while True:
@@ -379,17 +399,8 @@ class Glance:
                 return None
             # While one of Glance's tasks has the image, the task may overwrite
             # what is set now with what it read before.
-            if 'os_glance_import_task' in record:
-                pass
-            elif record['status'] in WITH_DATA:
+            if 'os_glance_import_task' not in record and has_ended(record):
                 return record
-            elif record['status'] == 'queued':
-                said = self.last_message(image_id)
-                raise DataNotTaken(
-                    f'{self.url} did not take the data of image {image_id} '
-                    f'({said or "it does not say why"}): either it has not '
-                    'the hash that was recorded, or Glance could not read '
-                    'it; its log says which', 200)
             if left <= 0:
                 raise GlanceError(
                     f'{self.url} still verifies image {image_id}, or has '
