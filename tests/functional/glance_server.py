@@ -13,10 +13,8 @@ the functional tests and by tools/demo::
         image = client.create(name='one')
         client.upload(image['id'], data)
 
-SQLite takes one writer at a time. Requests wait for each other up to
-``DATABASE_TIMEOUT`` seconds, but uploads that commit at the same instant can
-still fail with 500, "database is locked": repeat, or give `database` the URL
-of a real one, for tests of parallel uploads.
+SQLite takes one writer at a time. Transactions wait for each other up to
+``DATABASE_TIMEOUT`` seconds: see :mod:`tests.functional.sqlite_locks`.
 """
 
 import contextlib
@@ -284,9 +282,13 @@ class GlanceServer:
 
     def _launch(self):
         path = self.etc / 'uwsgi.ini'
-        path.write_text(ini({'uwsgi': uwsgi_options(
+        options = uwsgi_options(
             'glance.wsgi.api:application', sys.prefix, self.port,
-            self.processes, self.threads)}))
+            self.processes, self.threads)
+        if self.database.startswith('sqlite:'):
+            options |= {'pythonpath': pathlib.Path(__file__).parents[2],
+                        'import': 'tests.functional.sqlite_locks'}
+        path.write_text(ini({'uwsgi': options}))
         environment = dict(
             os.environ, OS_GLANCE_CONFIG_DIR=str(self.etc),
             **self.environment)
