@@ -24,10 +24,10 @@ from glance_dedup.client import shared_memory
 
 LOG = log.getLogger(__name__)
 
-#: Bytes of memory that a client gets: it takes one piece while others come.
-MEMORY_BYTES = 4 * shared_memory.PIECE
+#: Bytes of memory that a client gets: it takes one piece while another comes.
+MEMORY_BYTES = 2 * shared_memory.PIECE
 #: Bytes of memory that all clients have together (M4).
-SHARED_BYTES = 64 << 20
+SHARED_BYTES = 128 << 20
 #: The bytes and the requests that a thread serves before others get their
 #: turn.
 TURN = 8 << 20

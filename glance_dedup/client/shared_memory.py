@@ -25,8 +25,9 @@ MEMORY_HEADER = 'Dedup-Memory'
 SIZE_HEADER = 'Dedup-Size'
 #: A range shorter than this many bytes is not worth any memory.
 LEAST = 1 << 20
-#: Bytes that are requested at once.
-PIECE = 1 << 20
+#: Bytes that are requested at once: as many as the engine reads at once, with
+#: all of its threads.
+PIECE = 4 << 20
 #: A request: offset in the image, place in the memory, length.
 REQUEST = struct.Struct('<QII')
 #: An answer: the length, once the bytes are in their place; and 1 if they are

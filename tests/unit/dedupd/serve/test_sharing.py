@@ -121,7 +121,8 @@ def test_images_that_arrive_are_not_offered():
     async def check(made):
         arriving = types.SimpleNamespace(size=len(DATA), here=False)
         assert made.offer(arriving, len(DATA)) is None
-        assert made.offer(readings.Present(Image()), PIECE - 1) is None
+        assert made.offer(readings.Present(Image()),
+                          shared_memory.LEAST - 1) is None
 
     run(check)
 
