@@ -8,18 +8,21 @@ Run it from a checkout in which the extension is built::
 
 It stores the images, and a later version of each (``--versions``), in a
 repository for each codec (``--codec``); sparse copies of the files are beside
-them. In each round it reads all, from end to end, in turn from the files, by
-``cat``, and from each repository, by its engine, with a new handle:
+them. ``stored`` and ``similar`` are zstd, then recompressed at level 9: in the
+order in which the blocks came, and with similar ones next to each other. In
+each round it reads all, from end to end, in turn from the files, by ``cat``,
+and from each repository, by its engine, with a new handle:
 
 * cold: before each image the page cache has nothing of any;
 * warm: it has all of what is stored, and the cache of decompressed segments
   nothing;
 * hot: that cache has all;
 
-as rates of the images' sizes, zeros included, with the median, the lowest and
-the highest of the rounds, and their ratios to ``cat`` in the same round; and
-what came from the disk. ``pread`` is what ``cat`` does, in pieces and from a
-process like the engine's, so that one sees what the comparison owes to that.
+and through the socket of a dedupd, warm and hot; as rates of the images'
+sizes, zeros included, with the median, the lowest and the highest of the
+rounds, and their ratios to ``cat`` in the same round; and what came from the
+disk. ``pread`` is what ``cat`` does, in pieces and from a process like the
+engine's, so that one sees what the comparison owes to that.
 
 Then each image becomes a file, on the same disk and durable: by ``cp`` and
 ``sync`` from the plain file, and by ``glance-dedup image get`` from each
@@ -59,7 +62,9 @@ from glance_dedup.client import daemon
 from glance_dedup.repository import repository
 
 BLOCK = 4096
-CODECS = ('none', 'lz4', 'zstd')
+COMMAND = sys.executable, '-m', 'glance_dedup.cli.main', '-q'
+CODECS = ('none', 'lz4', 'zstd', 'stored', 'similar')
+RECOMPRESSED = ('stored', 'similar')
 
 
 # -- ways to read -------------------------------------------------------------
@@ -74,16 +79,22 @@ class Stored:
     def __init__(self, directory: str, codec: str, images: list[str]) -> None:
         self.name = codec
         self.path = os.path.join(directory, f'repository-{codec}')
+        self._codec = 'zstd' if codec in RECOMPRESSED else codec
         self._filters = directory
-        repository.Repository.create(self.path)
+        repository.Repository.create(self.path, similar=codec == 'similar')
         with self.open() as repo:
             for i, image in enumerate(images):
                 print(f'{codec}: storing {i + 1} of {len(images)}',
                       file=sys.stderr)
                 repo.put(f'image-{i}', image)
+        if codec in RECOMPRESSED:
+            subprocess.run([*COMMAND, '--repository', self.path, '--socket',
+                            '', 'recompress', '--codec', 'zstd', '--level',
+                            '9'], check=True, stdout=subprocess.DEVNULL,
+                           cwd=common.TOP)
 
     def open(self) -> repository.Repository:
-        return repository.Repository(self.path, codec=self.name,
+        return repository.Repository(self.path, codec=self._codec,
                                      filter_dir=self._filters)
 
 
@@ -196,6 +207,18 @@ def one_after_the_other(measure: Measure, stored: list[Stored],
                     images)
 
 
+def through_the_socket(measure: Measure, stored: list[Stored],
+                       plain: list[str], directory: str) -> None:
+    for one in stored:
+        for turn, mib in (('warm', 64), ('hot', 2 * measure.size // MIB)):
+            with common.daemon(directory, one.path, cache_mib=mib) as (
+                    address, _):
+                images = [(address, f'image-{i}') for i in range(len(plain))]
+                one_by_one(from_daemon, images)
+                measure(f'{turn}: {one.name}, dedupd', f'{turn}: {one.name}',
+                        one_by_one, from_daemon, images)
+
+
 # -- to files -----------------------------------------------------------------
 
 def copy(path: str, target: str) -> None:
@@ -205,8 +228,8 @@ def copy(path: str, target: str) -> None:
 
 def get(one: Stored, image_id: str, target: str) -> None:
     subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '-q', '--repository',
-         one.path, '--socket', '', 'image', 'get', image_id, target],
+        [*COMMAND, '--repository', one.path, '--socket', '', 'image', 'get',
+         image_id, target],
         check=True, stdout=subprocess.DEVNULL, cwd=common.TOP)
 
 
@@ -370,6 +393,7 @@ def main() -> None:
         for number in range(args.rounds):
             print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
             one_after_the_other(measure, stored, plain)
+            through_the_socket(measure, stored, plain, directory)
             to_files(measure, stored, plain, directory)
             if args.ranges:
                 small_ranges(table, stored, plain, args.ranges, number)

@@ -42,6 +42,10 @@ from glance_dedup.repository import volumes
 #: How much room storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
 
+# Where similar blocks lie next to each other, one segment has blocks of many
+# places of an image. With less than this, readers decode segments repeatedly.
+_LISTS_CACHE_MIB = 64
+
 _CODECS = ('none', 'lz4', 'zstd')
 _DIRECT_IO = ('off', 'on', 'auto')   # as numbered in params.h
 
@@ -70,7 +74,8 @@ class Repository(closing.Closing):
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
-        images read through this object share; 0: none are kept
+        images read through this object share; 0: none are kept; None: 64 if
+        similar blocks may lie next to each other, and otherwise 0
     :param codec_yields: store segments uncompressed while processors are short
     :param direct_io: whether new blocks are written past the page cache, if
         the file system can: ``'off'``; ``'on'``; or ``'auto'``: where that
@@ -96,7 +101,8 @@ class Repository(closing.Closing):
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
                  codec_level: int = 0, threads: int | None = None,
                  filter_dir: str | None = None, filter_mib: int = 64,
-                 lock_timeout: float = 30.0, segment_cache_mib: int = 0,
+                 lock_timeout: float = 30.0,
+                 segment_cache_mib: int | None = None,
                  reserve_mib: int = RESERVE_MIB,
                  codec_yields: bool = False, direct_io: str = 'off',
                  index: str = 'filter',
@@ -107,8 +113,9 @@ class Repository(closing.Closing):
             threads = min(4, len(os.sched_getaffinity(0)))
         parameters_module.need_range('threads', threads, 0, _MAX_THREADS)
         parameters_module.need_range('filter_mib', filter_mib, 1, 1 << 20)
-        parameters_module.need_range(
-            'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
+        if segment_cache_mib is not None:
+            parameters_module.need_range(
+                'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
         parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
         if index not in (*hostfilter.INDEXES, hostfilter.NONE):
             raise exceptions.InvalidParameter(
@@ -151,7 +158,7 @@ class Repository(closing.Closing):
             reserve=reserve_mib << 20,
             codec_yields=codec_yields,
             direct_io=_DIRECT_IO.index(direct_io))
-        self._segment_cache_bytes = segment_cache_mib << 20
+        self._segment_cache_mib = segment_cache_mib
         self.filter = hostfilter.HostFilter(
             self.path, self.parameters.repository_id,
             self.parameters.group_slots, filter_dir, filter_mib << 20, index,
@@ -182,7 +189,10 @@ class Repository(closing.Closing):
                 raise exceptions.ClosedError('the repository handle is closed')
             if self._engine is None:
                 engine = self._open_handle()
-                engine.set_segment_cache(self._segment_cache_bytes)
+                mib = self._segment_cache_mib
+                if mib is None:
+                    mib = _LISTS_CACHE_MIB if self.has_lists else 0
+                engine.set_segment_cache(mib << 20)
                 self._engine = engine
             return self._engine
 

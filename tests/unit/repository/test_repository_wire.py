@@ -339,7 +339,21 @@ def test_segment_cache(path):
         assert repo.statistics()['cache_hits'] == warm['cache_hits']
 
 
-@pytest.mark.parametrize('mib', [-1, (1 << 20) + 1, 1.5, None])
+def test_readers_of_similar_blocks_have_a_cache(tmp_path):
+    """Otherwise they would decode most segments several times."""
+    data = mixture(300 * BLOCK, unit=BLOCK)
+    for name, similar in (('plain', False), ('similar', True)):
+        path = create(tmp_path / name, similar=similar)
+        with open_repository(path) as repo:
+            put(repo, 'a', data)
+            assert read_all(repo, 'a') == data
+            assert bool(repo.statistics()['cache_bytes']) == similar
+        with open_repository(path, segment_cache_mib=0) as repo:
+            assert read_all(repo, 'a') == data
+            assert repo.statistics()['cache_bytes'] == 0
+
+
+@pytest.mark.parametrize('mib', [-1, (1 << 20) + 1, 1.5])
 def test_bad_segment_cache(path, mib):
     with pytest.raises(exceptions.InvalidParameter, match='segment_cache'):
         open_repository(path, segment_cache_mib=mib)
