@@ -5,8 +5,9 @@
  * merging it again finds nothing new.
  *
  * Input: how many files (1); for each: kind (1), bits (1), shard (1), number
- * (1), what of its head is strange, and whether a shard is packed (1), items
- * (1), their bytes, and how many bytes are cut off (1).  Then what is looked for (8).
+ * (1), what is strange about it, and whether a shard is packed, and has so many
+ * records that these take several frames (1), items (1), their bytes, and how
+ * many bytes are cut off (1).  Then what is looked for (8).
  */
 #include "engine/base/coding.h"
 #include "engine/files/shardmerge.h"
@@ -16,7 +17,17 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_env.h"
 
-enum { FILES = 6, ITEMS = 24 };
+enum {
+    FILES = 6,
+    ITEMS = 24,
+    STRANGE = 15, /* of the byte that says what is strange */
+    PACKED = 16,
+    MANY = 32,
+    LARGE = 128,
+    EACH = 400, /* records for each item of a shard that has many */
+    FRAMES = 4, /* which take at most so many frames */
+    FILE_MAX = GD_INDEX_HEAD + FRAMES * GD_PACKED_FRAME,
+};
 
 static const uint8_t CATALOG[GD_ID_SIZE] = "the catalog's id";
 
@@ -40,35 +51,57 @@ take_item(input *in, gd_index_kind kind, const gd_index_id *id, uint8_t *out)
     }
 }
 
-/* Makes the items of a shard one packed frame; if it is to be strange, a byte of
- * its head is another, and the checksum is right. */
+/* Places records behind the one that the input has, a step apart. */
 static void
-pack_items(input *in, gd_index_head *head, bool strange, uint8_t *data)
+multiply(const gd_index_id *id, uint8_t *records, gd_index_head *head)
 {
-    uint8_t records[ITEMS * GD_INDEX_RECORD], *frame = data + GD_INDEX_HEAD;
-    gd_frame_shape shape = {0};
+    uint64_t count = head->items * EACH;
+    uint64_t key = head->items == 0 ? 0 : gd_index_key(records);
+    uint64_t address = head->items == 0 ? 0 : gd_index_address(records);
+    uint64_t step = (UINT64_MAX >> id->bits) / (count + 1);
+    for (uint64_t i = 0; i < count; i++) {
+        gd_index_put_record(records + i * GD_INDEX_RECORD, key + i * step,
+                            address + i % 1000);
+    }
+    head->items = count;
+}
+
+/* Writes packed frames of the items.  If the file is to be strange, a byte of
+ * the head of one of its frames is another, and the checksum is right. */
+static void
+pack_items(input *in, gd_index_head *head, bool strange,
+           const uint8_t *records, uint8_t *data)
+{
+    uint8_t spoiled = strange ? take8(in) % FRAMES : FRAMES;
+    uint64_t done = 0;
     head->packed = true;
     head->length = GD_INDEX_HEAD;
-    if (head->items == 0) {
-        return;
+    for (uint64_t frame = 0; done < head->items; frame++) {
+        uint8_t *out = data + head->length;
+        const uint8_t *from = records + done * GD_INDEX_RECORD;
+        gd_frame_shape shape = {0};
+        while (done < head->items &&
+               gd_frame_shape_add(&shape, records + done * GD_INDEX_RECORD)) {
+            done++;
+        }
+        MUST(shape.count > 0 && frame < FRAMES);
+        size_t length = gd_frame_pack(&shape, from, head->seed + frame,
+                                      done < head->items, out);
+        if (frame == spoiled) {
+            out[take8(in) % 16] ^= take8(in);
+            gd_put64(out + length - GD_FRAME_CHECKSUM,
+                     gd_checksum(out, length - GD_FRAME_CHECKSUM,
+                                 head->seed + frame));
+        }
+        head->length += length;
     }
-    memcpy(records, frame, head->items * GD_INDEX_RECORD);
-    for (uint64_t i = 0; i < head->items; i++) {
-        MUST(gd_frame_shape_add(&shape, records + i * GD_INDEX_RECORD));
-    }
-    size_t length = gd_frame_pack(&shape, records, head->seed, false, frame);
-    if (strange) {
-        frame[take8(in) % 16] ^= take8(in);
-        gd_put64(frame + length - 8,
-                 gd_checksum(frame, length - 8, head->seed));
-    }
-    head->length += length;
 }
 
 static void
 make_file(memory_env *m, input *in)
 {
-    uint8_t data[GD_INDEX_HEAD + ITEMS * GD_PAIR_SIZE + 8];
+    static uint8_t data[FILE_MAX];
+    static uint8_t records[ITEMS * EACH * GD_INDEX_RECORD];
     char name[GD_NAME_SIZE], path[MEMORY_PATH];
     gd_index_head head = {.id = {.kind = 1 + take8(in) % 5}, .seed = 7};
     head.id.bits = take8(in) % 4;
@@ -77,21 +110,25 @@ make_file(memory_env *m, input *in)
     memcpy(head.catalog_id, CATALOG, GD_ID_SIZE);
     uint8_t strange = take8(in);
     head.items = take8(in) % ITEMS;
-    head.flags = strange >> 7;
+    head.flags = (strange & LARGE) != 0 ? GD_INDEX_LARGE : 0;
     size_t size = gd_index_item_size(head.id.kind);
     for (uint64_t i = 0; i < head.items; i++) {
-        take_item(in, head.id.kind, &head.id, data + GD_INDEX_HEAD + i * size);
+        take_item(in, head.id.kind, &head.id, records + i * size);
     }
-    if (head.id.kind == GD_INDEX_SHARD && (strange & 16) != 0) {
-        pack_items(in, &head, strange % 16 == 1, data);
+    if (head.id.kind == GD_INDEX_SHARD && (strange & PACKED) != 0) {
+        if ((strange & MANY) != 0) {
+            multiply(&head.id, records, &head);
+        }
+        pack_items(in, &head, (strange & STRANGE) == 1, records, data);
     } else {
-        gd_index_frame_seal(&head, strange % 16 == 1, data + GD_INDEX_HEAD,
-                            head.items);
+        memcpy(data + GD_INDEX_HEAD, records, head.items * size);
+        gd_index_frame_seal(&head, (strange & STRANGE) == 1,
+                            data + GD_INDEX_HEAD, head.items);
     }
     size_t length = (size_t)gd_index_frame_start(&head,
                                                  gd_index_frames(&head));
     gd_index_name(&head.id, name);
-    switch (strange % 16) {
+    switch (strange & STRANGE) {
     case 2:
         head.items = take64(in);
         break;
@@ -108,7 +145,7 @@ make_file(memory_env *m, input *in)
         break;
     }
     gd_index_head_encode(&head, data);
-    if (strange % 16 == 6) {
+    if ((strange & STRANGE) == 6) {
         take_bytes(in, data + take8(in), 9);
     }
     uint8_t cut = take8(in);

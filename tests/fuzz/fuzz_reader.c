@@ -20,6 +20,7 @@
 #include "engine/maintain/grouprewrite.h"
 #include "engine/maintain/merge.h"
 #include "engine/maintain/ownedgroup.h"
+#include "engine/maintain/placeholder.h"
 #include "engine/maintain/scrub.h"
 #include "engine/read/reader.h"
 #include "engine/read/spare.h"
@@ -39,6 +40,8 @@ enum {
 static const char *const names[IMAGES] = {"a", "b", "c", "d"};
 static uint8_t contents[IMAGES][LENGTH];
 static repository original;
+static const gd_packing similar = {
+    .codec = GD_CODEC_ZSTD, .level = 1, .similar = true};
 
 /* ---- the repository that is spoiled ---- */
 
@@ -59,6 +62,8 @@ damage_and_free(repository *r)
     MUST(gd_owned_group_open(r->repo, 2, &owned, &r->err) == GD_OK);
     MUST(gd_owned_group_free(owned, freed, 3, &n, &r->err) == GD_OK);
     MUST(gd_owned_group_punch(owned, &bytes, &r->err) == GD_OK);
+    /* The slots that are left are in lists. */
+    MUST(gd_owned_group_rewrite(owned, &similar, &bytes, &r->err) == GD_OK);
     gd_owned_group_close(owned);
     MUST(gd_owned_group_open(r->repo, 1, &owned, &r->err) == GD_OK);
     MUST(gd_owned_group_mark_damaged(owned, damaged, 1, &quarantined, &count,
@@ -335,7 +340,11 @@ hold(session *x, uint32_t group)
     must_have_words(x, gd_owned_group_rewrite(owned, (x->what & 1) != 0
                                                          ? &packing : NULL,
                                               &bytes, &x->r.err));
-    must_have_words(x, gd_owned_group_unlink(owned, &removed, &x->r.err));
+    must_have_words(x, (x->what & 4) != 0
+                           ? gd_owned_group_leave_placeholder(owned, &bytes,
+                                                              &x->r.err)
+                           : gd_owned_group_unlink(owned, &removed,
+                                                   &x->r.err));
     gd_owned_group_close(owned);
 }
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from unittest import mock
 
+from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from glance_dedup.base import task
 from glance_dedup.repository import repository
@@ -64,8 +65,11 @@ def with_id(header):
 
 def group_seeds(groups):
     for group in groups:
-        for count, length in ((4, 600), (12, 2500)):
-            yield (bytes([RIGHT]) + with_id(group)[:72]
+        # The target's group has this number.
+        header = group[:12] + struct.pack('<I', 1) + with_id(group)[16:72]
+        # Of a segment with a list, nothing but all entries tells the slots.
+        for count, length in ((4, 600), (12, 2500), (SLOTS, 300)):
+            yield (bytes([RIGHT]) + header
                    + group[512:544] + group[1024:1056] + bytes([count])
                    + b''.join(entries_of(group, count))
                    + group[DATA:DATA + length])
@@ -96,6 +100,10 @@ def segment_seeds(groups):
             yield bytes([flags]) + b'GDSG' + struct.pack(
                 '<BBHIIIIQ', 0, 1, len(slots), slots[0], len(packed),
                 len(behind), 0, 0) + behind
+    # A list that is as long as the segment, and one that is longer.
+    for blocks, stored in ((4, 8), (4, 7), (0xffff, 200)):
+        yield b'\2' + b'GDSG' + struct.pack(
+            '<BBHIIIIQ', 0, 1, blocks, 1, 200, stored, 0, 0) + bytes(200)
     for codec in range(3):
         yield bytes([1, codec, 1]) + b'a line of a text\n' * 60
         yield bytes([1, codec, 3]) + random.Random(codec).randbytes(300)
@@ -162,8 +170,8 @@ def writer_program(rng):
         who, image = rng.choice([0, 128]), rng.randrange(3)
         if what == MAINTAIN:
             task = rng.choice([0, 0, 0, 1, 2, 3, 4])
-            program += bytes([MAINTAIN + 16 * task, who + rng.randrange(8)])
-            program += bytes(1) if task in (0, 3) else b''
+            program += bytes([MAINTAIN + 16 * task, who + rng.randrange(16)])
+            program += bytes([2 * (task == 0)]) if task in (0, 3) else b''
             continue
         program += bytes([what, who + image])
         if what == PUT:
@@ -227,6 +235,39 @@ def index_seeds():
                 program += bytes(record)
             program.append(0)
         yield bytes(program)
+    for strange in (0, 1, 2, 5, 6):
+        # A shard of several frames, and a run with some of its records.
+        many = bytes([0, 0, 0, 1, 16 + 32 + strange, 22, 3, 32])
+        yield (b'\2' + many + bytes(42) + bytes([strange // 2, 8, 1, 0])
+               + bytes([1, 0, 0, 2, 0, 2, 3, 32, 9, 32, 0]))
+
+
+def packed_frame_seeds():
+    def frame(key, count, widths, bits, flags=RIGHT):
+        return bytes([flags]) + struct.pack(
+            '<QIBBH', key, count, *widths, 0) + bits + bytes(8)
+    rng = random.Random(8)
+    for key_width, address_width in ((0, 1), (3, 16), (45, 23), (64, 40)):
+        for count in (1, 2, 9, 60):
+            bits = count * (key_width + address_width)
+            yield frame(count << 50, count, (key_width, address_width),
+                        rng.randbytes((bits + 7) // 8))
+    yield frame(1, 4096, (2, 2), bytes(range(16)), RIGHT | 2)
+    for count, widths in ((0, (3, 16)), (4097, (1, 1)), (9, (65, 16)),
+                          (9, (3, 41)), (0xffffffff, (0, 0))):
+        yield frame(7, count, widths, bytes(64), RIGHT | 2)
+
+
+def similar_seeds():
+    rng = random.Random(9)
+    twin = rng.randbytes(250 * 16)
+    yield b'\0' + b'\xfa'.join([b'', twin, twin[:-9] + b'y' * 9,
+                               bytes(250 * 16), twin])
+    yield b'\0' + bytes([1]) * 200
+    for kinds in (1, 2, 3, 256):
+        yield b'\1' + bytes(rng.choices(range(kinds), k=12 * 40))
+        yield b'\2' + struct.pack('<H', 1999) + bytes(
+            rng.choices(range(kinds), k=100))
 
 
 def fslayout_seeds():
@@ -262,6 +303,15 @@ def fslayout_seeds():
                (1056, struct.pack('<QQ', 2048, 6000)), (1 << 20, xfs))
 
 
+def leave_placeholder(path):
+    """Delete and collect everything: the last group has only its number."""
+    with (repository.Repository(path, filter_dir=str(path)) as handle,
+          maintenance.maintaining(handle) as maintainer):
+        for image in handle.images():
+            handle.delete(image)
+        collector.run_once(maintainer, task.Pace())
+
+
 def read_groups(path):
     return [file.read_bytes()
             for file in sorted(pathlib.Path(path, 'groups').iterdir())]
@@ -275,6 +325,8 @@ def make(directory):
         groups += [group for group in read_groups(path) if group[8] == 2]
         recipes = [file.read_bytes() for file
                    in sorted(pathlib.Path(path, 'images').iterdir())]
+        leave_placeholder(path)
+        groups += read_groups(path)
     corpora = {
         'group': group_seeds(groups),
         'fpstore': fpstore_seeds(groups),
@@ -285,6 +337,8 @@ def make(directory):
         'chunker': chunker_seeds(),
         'catalog': fence_and_pairs_seeds(),
         'index': index_seeds(),
+        'packedframe': packed_frame_seeds(),
+        'similar': similar_seeds(),
         'spool': spool_seeds(recipes),
         'wire': programs(4, 20, 120),
         'reader': programs(5, 30, 120),

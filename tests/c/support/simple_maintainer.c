@@ -16,6 +16,7 @@
 #include "engine/maintain/grouprewrite.h"
 #include "engine/maintain/merge.h"
 #include "engine/maintain/ownedgroup.h"
+#include "engine/maintain/placeholder.h"
 #include "engine/maintain/scrub.h"
 #include "engine/read/spare.h"
 
@@ -223,9 +224,11 @@ free_unnamed(gd_owned_group *owned, const counts *c, gd_error *err)
 
 /* GD_BUSY where a tail waits for the next upload. */
 static gd_status
-rewrite(gd_owned_group *owned, gd_codec codec, gd_error *err)
+rewrite(gd_owned_group *owned, unsigned options, gd_codec codec,
+        gd_error *err)
 {
-    const gd_packing packing = {.codec = codec};
+    const gd_packing packing = {
+        .codec = codec, .similar = (options & MAINTAINER_SIMILAR) != 0};
     uint64_t bytes;
     gd_status s = gd_owned_group_rewrite(owned, codec == GD_CODEC_NONE ? NULL
                                          : &packing, &bytes, err);
@@ -238,6 +241,7 @@ collect_held(gd_repo *repo, gd_owned_group *owned, unsigned options,
 {
     static counts c;
     bool removed = false;
+    uint64_t bytes;
     memset(&c, 0, sizeof c);
     c.group = owned->leased->group->number;
     /* Images first: one that is deleted in between is counted, one that was
@@ -252,8 +256,11 @@ collect_held(gd_repo *repo, gd_owned_group *owned, unsigned options,
     if (s == GD_OK && (options & MAINTAINER_UNLINK) != 0) {
         s = gd_owned_group_unlink(owned, &removed, err);
     }
+    if (s == GD_OK && !removed && (options & MAINTAINER_UNLINK) != 0) {
+        s = gd_owned_group_leave_placeholder(owned, &bytes, err);
+    }
     if (s == GD_OK && !removed && (options & MAINTAINER_REWRITE) != 0) {
-        s = rewrite(owned, codec, err);
+        s = rewrite(owned, options, codec, err);
     }
     return s;
 }

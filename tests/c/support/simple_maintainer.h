@@ -19,8 +19,11 @@
 
 enum {
     MAINTAINER_REWRITE = 1, /* each group that has nothing unpublished */
-    MAINTAINER_UNLINK = 2,  /* groups that are empty */
+    MAINTAINER_UNLINK = 2,  /* groups that are empty; a placeholder for the
+                             * last */
     MAINTAINER_ANNOUNCE = 4, /* intent for those that are busy */
+    MAINTAINER_SIMILAR = 8,  /* who compresses anew puts blocks that resemble
+                              * each other into one segment */
 };
 
 /* Groups that are busy are left alone.  *spooled: entries of the spool that were

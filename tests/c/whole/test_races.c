@@ -115,9 +115,10 @@ static void
 maintain(unsigned round, gd_error *err)
 {
     size_t spooled;
+    unsigned similar = round % 4 == 3 ? MAINTAINER_SIMILAR : 0;
     gd_status s = maintainer_collect(
-        repo, round % 8, round % 2 == 0 ? GD_CODEC_NONE : GD_CODEC_ZSTD,
-        &spooled, err);
+        repo, round % 8 | similar,
+        round % 2 == 0 ? GD_CODEC_NONE : GD_CODEC_ZSTD, &spooled, err);
     expect(s == GD_OK, "collect", err);
     s = maintainer_merge(repo, kept_ids[round % KEPT], err);
     expect(s == GD_OK || s == GD_BUSY, "merge", err);
