@@ -4,9 +4,10 @@
 
 A mutant is a small change to the engine or to the maintainer by which a rule
 of the design document is broken. :data:`MUTANTS` has them all; a new rule of
-ordering gets a mutant there. Each says what must notice it: a workload of the
-crash explorer, or, where a crash alone shows nothing, the ordinary tests that
-do. ``test_mutants.py`` sees to it that they do.
+ordering gets a mutant there, and a new layout one in ``layout_mutants.py``.
+Each says what must notice it: a workload of the crash explorer, or, where a
+crash alone shows nothing, the ordinary tests that do. ``test_mutants.py`` sees
+to it that they do.
 
 :class:`Builder` makes a tree with one mutant in it: a copy of the sources, and
 an engine in which only the changed files are compiled anew. By hand::
@@ -20,7 +21,6 @@ its test fails: it is to be brought up to date with the code.
 """
 
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import pathlib
@@ -28,6 +28,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+
+from tests.crash import layout_mutants
+from tests.crash.mutant import Edit
+from tests.crash.mutant import Mutant
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -40,36 +44,6 @@ _COMPILE = ['gcc', '-std=c11', '-O1', '-g', '-fPIC', '-fvisibility=hidden',
             '-DPy_LIMITED_API=0x030B0000']
 _LIBRARIES = ['-lcrypto', '-lxxhash', '-llz4', '-lzstd']
 _BUILD_TIMEOUT = 100    # seconds for one file
-
-
-@dataclasses.dataclass(frozen=True)
-class Edit:
-    """One place of the sources, and what is put there."""
-
-    file: str
-    """Relative to the top. Not a header: all that includes it would have to
-    be compiled anew."""
-    old: str
-    new: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """A bug put in on purpose."""
-
-    name: str
-    rule: str
-    """Of the design document, that it breaks."""
-    edits: tuple[Edit, ...]
-    workload: str | None = None
-    """Of the crash explorer, that must show it; None: a crash alone does
-    not."""
-    tests: tuple[str, ...] = ()
-    """Ordinary tests that show it: node ids of pytest."""
-    why_not: str = ''
-    """Why a crash alone does not show it."""
-    quick: bool = False
-    """It is looked for in every run of the tests."""
 
 
 _SPOOL = 'glance_dedup/engine/files/spool.c'
@@ -794,6 +768,7 @@ MUTANTS = (
         tests=('tests/unit/batch/test_digests.py', '-k', 'nonsense'),
         why_not='a file without a backup gets its name after the commit '
         'alone'),
+    *layout_mutants.MUTANTS,
 )
 
 

@@ -9,6 +9,7 @@
 #include "engine/base/coding.h"
 #include "engine/format/duplicates.h"
 #include "engine/format/index.h"
+#include "engine/format/packedframe.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -708,6 +709,66 @@ test_find(void)
     end();
 }
 
+/* The one shard that counts. */
+static void
+find_current(gd_index_id *id)
+{
+    gd_index_list list;
+    gd_index_id *current;
+    size_t count;
+    bool complete;
+    REQUIRE(gd_shards_list(shards, &list, &x.err) == GD_OK);
+    REQUIRE(gd_shards_current(shards, &list, &current, &count, &complete,
+                              &x.err) == GD_OK);
+    REQUIRE(CHECK_INT(count, 1));
+    *id = current[0];
+    x.env->release(x.env, current);
+    x.env->release(x.env, list.files);
+}
+
+/* What is in the first and last places of each frame is found, and no frame
+ * stands in another's place. */
+static void
+test_several_frames(void)
+{
+    enum { FRAME = GD_PACKED_FRAME, STEP = 97 };
+    static uint8_t bytes[2 * FRAME];
+    char name[GD_NAME_SIZE];
+    uint64_t address;
+    gd_merge_result result;
+    gd_index_id id = {.kind = GD_INDEX_PAIRS};
+    begin();
+    all.count = 0;
+    for (uint64_t i = 0; i < MOST; i++) {
+        put(&all, i * (UINT64_MAX / MOST), 1 << GD_SLOT_BITS | i);
+    }
+    add(GD_INDEX_RUN, &all);
+    CHECK_INT(merge_one(0, 0, NEVER, &result), GD_OK);
+    CHECK_INT(result.records, MOST);
+    CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "shard-", name), 1);
+    find_current(&id);
+    CHECK_INT(gd_shards_verify(shards, &id, &x.err), GD_OK);
+    int64_t size = scratch_size(&x, name);
+    CHECK(size > GD_INDEX_HEAD + FRAME && size < GD_INDEX_HEAD + 2 * FRAME);
+    for (size_t i = 0; i < MOST; i += i + STEP < MOST ? STEP : 1) {
+        CHECK_INT(gd_shards_find(shards, all.items[i].key, &address, &x.err),
+                  GD_OK);
+        CHECK_INT(address, all.items[i].address);
+    }
+    size_t last = (size_t)size - GD_INDEX_HEAD - FRAME;
+    scratch_read(&x, name, bytes, FRAME + last, GD_INDEX_HEAD);
+    for (size_t at = 0; at < FRAME + last; at += STEP) {
+        scratch_flip(&x, name, GD_INDEX_HEAD + at, 0x20);
+        CHECK_INT(gd_shards_verify(shards, &id, &x.err), GD_CORRUPT);
+        scratch_flip(&x, name, GD_INDEX_HEAD + at, 0x20);
+    }
+    /* The last frame, of which each byte is right, is the first. */
+    scratch_write(&x, name, bytes + FRAME, last, GD_INDEX_HEAD);
+    CHECK_INT(gd_shards_find(shards, 0, &address, &x.err), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "checksum of frame 0");
+    end();
+}
+
 /* Any damaged byte of any file, and any wrong length, is noticed. */
 static void
 test_damage(void)
@@ -851,6 +912,7 @@ main(int argc, char **argv)
     RUN(test_which_shards_count);
     RUN(test_dead_makers);
     RUN(test_find);
+    RUN(test_several_frames);
     RUN(test_damage);
     RUN(test_killed_at_each_call);
     RUN(test_faults);

@@ -61,6 +61,7 @@ test_known_bytes(void)
                                       .stored_length = sizeof stored};
     gd_segment_header back;
     setup();
+    memset(x.raw, 0xee, GD_SEGMENT_HEADER);
     for (size_t cut = 0; cut <= sizeof stored; cut++) {
         struct iovec pieces[] = {{(void *)stored, cut},
                                  {(void *)(stored + cut), 5 - cut}};
@@ -75,6 +76,10 @@ test_known_bytes(void)
           back.stored_length == header.stored_length);
     CHECK(gd_segment_intact(x.raw, &back, SEED));
     CHECK(!gd_segment_intact(x.raw, &back, SEED + 1));
+    for (uint32_t slot = 0; slot < 130; slot++) {
+        CHECK(gd_segment_has_slot(&back, slot) ==
+              (slot >= 61 && slot < 61 + 3));
+    }
     teardown();
 }
 
@@ -207,7 +212,7 @@ static const gd_entry_bounds with_lists = {
 /* Makes x.raw a segment of plain blocks with these slots, whose checksums are
  * right whatever the slots are.  Returns its length. */
 static size_t
-make_listed(const uint16_t *slots, uint32_t blocks)
+make_listed_from(uint32_t first_slot, const uint16_t *slots, uint32_t blocks)
 {
     uint8_t *list = x.raw + GD_SEGMENT_HEADER;
     size_t size = (size_t)GD_LISTED_SLOT * blocks;
@@ -217,13 +222,19 @@ make_listed(const uint16_t *slots, uint32_t blocks)
     memcpy(list + size, x.plain, 400);
     gd_segment_header header = {.codec = GD_CODEC_NONE,
                                 .blocks = blocks,
-                                .first_slot = slots[0],
+                                .first_slot = first_slot,
                                 .plain_length = 400,
                                 .stored_length = (uint32_t)(size + 400),
                                 .slots = list};
     struct iovec behind = {list, size + 400};
     gd_segment_header_encode(&header, SEED, &behind, 1, x.raw);
     return GD_SEGMENT_HEADER + size + 400;
+}
+
+static size_t
+make_listed(const uint16_t *slots, uint32_t blocks)
+{
+    return make_listed_from(slots[0], slots, blocks);
 }
 
 static gd_status
@@ -262,6 +273,31 @@ test_a_list(void)
     /* Where no group may have lists, the byte with the layout means nothing. */
     CHECK_INT(decode_header(&header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "impossible segment header");
+    teardown();
+}
+
+/* The list alone says which slots there are: whatever follows it, and however
+ * short it is. */
+static void
+test_what_follows_a_list(void)
+{
+    static const uint16_t slots[] = {3, 7, 500, 999};
+    gd_segment_header header;
+    setup();
+    memset(x.plain, 0, 400);
+    for (uint32_t blocks = 1; blocks <= LISTED_BLOCKS; blocks++) {
+        size_t length = make_listed(slots, blocks);
+        CHECK_INT(decode_listed(length, &header), GD_OK);
+        CHECK_INT(gd_segment_list_size(&header), GD_LISTED_SLOT * blocks);
+        CHECK(!gd_segment_has_slot(&header, 0));
+        for (uint32_t i = 0; i < LISTED_BLOCKS; i++) {
+            CHECK(gd_segment_has_slot(&header, slots[i]) == (i < blocks));
+        }
+        CHECK_INT(gd_segment_decode(x.coder, &header,
+                                    x.raw + GD_SEGMENT_HEADER, x.back, "file",
+                                    0, &x.err), GD_OK);
+        CHECK(memcmp(x.back, x.plain, 400) == 0);
+    }
     teardown();
 }
 
@@ -309,9 +345,10 @@ test_wrong_lists(void)
         CHECK_CONTAINS(x.err.text, "list of slots that is not right");
     }
     /* Another first slot than the header's. */
-    size_t length = make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
-    x.raw[8] = 2;
+    size_t length =
+        make_listed_from(2, (const uint16_t[]){3, 7, 500, 999}, 4);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "list of slots that is not right");
     /* Longer than what was read, and than the segment. */
     length = make_listed((const uint16_t[]){3, 7, 500, 999}, 4);
     for (size_t read = GD_SEGMENT_HEADER; read < length; read++) {
@@ -321,6 +358,13 @@ test_wrong_lists(void)
     gd_put16(x.raw + 6, 204);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "longer list of slots than bytes");
+    /* As long as the segment, which then has no block. */
+    gd_put16(x.raw + 6, 4);
+    gd_put32(x.raw + 16, 8);
+    CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
+    CHECK_CONTAINS(x.err.text, "longer list of slots than bytes");
+    gd_put32(x.raw + 16, 408);
+    CHECK_INT(decode_listed(length, &header), GD_OK);
     gd_put16(x.raw + 6, 0);
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "impossible segment header");
@@ -467,6 +511,7 @@ main(int argc, char **argv)
     RUN(test_every_flip_is_noticed);
     RUN(test_bounds_of_headers);
     RUN(test_a_list);
+    RUN(test_what_follows_a_list);
     RUN(test_each_bit_of_a_list);
     RUN(test_wrong_lists);
     RUN(test_round_trips);

@@ -108,6 +108,64 @@ test_crowded_tables(void)
     check_permutation(MOST);
 }
 
+/* A block of which each feature has the letter's value; a dot: none. */
+static void
+set_features(uint32_t block, const char letters[GD_FEATURES])
+{
+    for (int f = 0; f < GD_FEATURES; f++) {
+        features[block].feature[f] =
+            letters[f] == '.' ? 0 : (uint32_t)letters[f];
+    }
+}
+
+static void
+check_order(uint32_t count, const uint32_t *wanted)
+{
+    check_permutation(count);
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK_INT(order[i], wanted[i]);
+    }
+}
+
+static void
+test_three_features_in_common(void)
+{
+    set_features(0, "aaaaaaaaaaaa");
+    set_features(1, "bbbbbbbbbbbb");
+    set_features(2, "ccccccccccaa"); /* two: another cluster */
+    set_features(3, "dddddddddbbb"); /* three */
+    set_features(4, "eeeeeeeeeeee");
+    check_order(5, (const uint32_t[]){0, 1, 3, 2, 4});
+}
+
+/* The first or the last of two clusters, whichever has more. */
+static void
+test_most_features_in_common(void)
+{
+    set_features(0, "aaaaaaaaaaaa");
+    set_features(1, "bbbbbbbbbbbb");
+    set_features(2, "aaaabbbbbbbb");
+    set_features(3, "....bbbb.aaa");
+    set_features(4, "eeeeeeeeeeee");
+    check_order(5, (const uint32_t[]){0, 1, 2, 3, 4});
+    set_features(2, "bbbbaaaaaaaa");
+    set_features(3, "............");
+    check_order(5, (const uint32_t[]){0, 2, 1, 3, 4});
+    set_features(2, "bbbbbbbbaaaa");
+    check_order(5, (const uint32_t[]){0, 1, 2, 3, 4});
+}
+
+/* Blocks without features resemble none, not even each other. */
+static void
+test_no_features_in_common(void)
+{
+    set_features(0, "............");
+    set_features(1, "aaaaaaaaaaaa");
+    set_features(2, "............");
+    set_features(3, "aaa.........");
+    check_order(4, (const uint32_t[]){0, 1, 3, 2});
+}
+
 /* Families whose members differ in some bytes and in where they begin, and come
  * by turns. */
 static void
@@ -143,6 +201,9 @@ main(int argc, char **argv)
     RUN(test_all_different);
     RUN(test_without_features);
     RUN(test_crowded_tables);
+    RUN(test_three_features_in_common);
+    RUN(test_most_features_in_common);
+    RUN(test_no_features_in_common);
     RUN(test_families);
     return REPORT();
 }

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Bugs in what groups and shards look like, for ``mutants.py``.
+
+Segments with lists of slots, packed shards of the exact index, placeholders.
+Their bytes are checked whenever they are read, so the tests of what reads them
+find these bugs.
+"""
+
+from tests.crash.mutant import Edit
+from tests.crash.mutant import Mutant
+
+_SEGMENT = 'glance_dedup/engine/format/segment.c'
+_SIMILAR = 'glance_dedup/engine/format/similar.c'
+_PACKED_FRAME = 'glance_dedup/engine/format/packedframe.c'
+_INDEX_HEAD = 'glance_dedup/engine/format/indexhead.c'
+_GROUP = 'glance_dedup/engine/files/blockgroup.c'
+_REWRITE = 'glance_dedup/engine/maintain/grouprewrite.c'
+_PLACEHOLDER = 'glance_dedup/engine/maintain/placeholder.c'
+_DURABLE = 'it is synced before it counts, so that only damage shows it'
+_COMPARED = 'the new file is compared with the old one before the exchange'
+_OLDER = 'it takes an older program'
+
+
+def _run_by(program):
+    """The tests in C of this name."""
+    return (f'tests/unit/test_c.py::TestPlain::test_c[test_{program}-plain]',)
+
+
+MUTANTS = (
+    Mutant(
+        'list-without-its-checksum', 'I8', (
+            Edit(_SEGMENT,
+                 '        gd_get32(in + LIST_CHECKSUM) !=\n'
+                 '            list_checksum(in,',
+                 '        gd_get32(in + LIST_CHECKSUM) ==\n'
+                 '            1 + (uint64_t)list_checksum(in,'),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'slot-twice-in-a-list', 'I8', (
+            Edit(_SEGMENT,
+                 'good &= gd_get16(at) > ',
+                 'good &= gd_get16(at) >= '),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'list-beyond-the-group', 'I8', (
+            Edit(_SEGMENT,
+                 'gd_get16(last) < group_slots;',
+                 'gd_get16(last) <= group_slots;'),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'list-of-another-first-slot', 'I8', (
+            Edit(_SEGMENT,
+                 'bool good = gd_get16(slots) == header->first_slot;',
+                 'bool good = (void *)header != (void *)slots;'),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'list-longer-than-its-segment', 'I8', (
+            Edit(_SEGMENT,
+                 ' || size >= header->stored_length) {',
+                 ') {'),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'list-longer-than-what-was-read', 'I8', (
+            Edit(_SEGMENT,
+                 'if (size > length - GD_SEGMENT_HEADER || ',
+                 'if (size > length || '),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'list-in-an-older-group', 'I8', (
+            Edit(_SEGMENT,
+                 'bounds->has_lists ? in[5] : CONSECUTIVE;',
+                 'in[5];'),),
+        tests=_run_by('segment'),
+        why_not=_DURABLE),
+    Mutant(
+        'segment-without-the-slot', 'I2', (
+            Edit(_GROUP,
+                 '        !gd_segment_has_slot(header, slot) ||\n',
+                 '        slot == UINT32_MAX ||\n'),),
+        tests=_run_by('blockgroup'),
+        why_not=_DURABLE),
+    Mutant(
+        'order-without-some-blocks', 'I2', (
+            Edit(_SIMILAR,
+                 'continue; /* it was',
+                 'break; /* it was'),),
+        tests=_run_by('similar'),
+        why_not=_COMPARED),
+    Mutant(
+        'order-with-blocks-twice', 'I2', (
+            Edit(_SIMILAR,
+                 'c->last[block] = UINT32_MAX;',
+                 'c->last[first] = UINT32_MAX;'),),
+        tests=_run_by('similar'),
+        why_not=_COMPARED),
+    Mutant(
+        'list-not-sorted', 'I8', (
+            Edit(_REWRITE,
+                 '    qsort(slots, one->count, sizeof *slots, ascending);\n',
+                 '    (void)ascending;\n'),),
+        tests=_run_by('grouprewrite_similar'),
+        why_not=_COMPARED),
+    Mutant(
+        'lists-in-an-older-repository', 'I8', (
+            Edit(_REWRITE,
+                 'repo->params.major < GD_REPOSITORY_MAJOR',
+                 'repo->params.major < 1'),),
+        tests=_run_by('grouprewrite_similar'),
+        why_not=_OLDER),
+    Mutant(
+        'lists-under-the-older-version', 'I8', (
+            Edit(_GROUP,
+                 'gd_put16(header + 8, GD_GROUP_MAJOR);\n'
+                 '    gd_put16(header + 10, 0);',
+                 'gd_put16(header + 10, 0);'),),
+        tests=_run_by('grouprewrite_similar'),
+        why_not=_OLDER),
+    Mutant(
+        'packed-frame-beyond-its-end', 'I8', (
+            Edit(_PACKED_FRAME,
+                 'length_of(*count, key_width, address_width) > length) {',
+                 'length_of(*count, key_width, address_width) > 32768) {'),),
+        tests=_run_by('packedframe'),
+        why_not=_DURABLE),
+    Mutant(
+        'packed-frame-of-another-place', 'I8', (
+            Edit(_INDEX_HEAD,
+                 'length, head->seed + frame, out, count)',
+                 'length, head->seed + (0 & frame), out, count)'),),
+        tests=_run_by('shardmerge'),
+        why_not=_DURABLE),
+    Mutant(
+        'packed-shard-under-the-older-version', 'I8', (
+            Edit(_INDEX_HEAD,
+                 'gd_put16(out + 8, head->packed ? MAJOR_PACKED : MAJOR);',
+                 'gd_put16(out + 8, MAJOR);'),),
+        tests=_run_by('indexhead'),
+        why_not=_OLDER),
+    Mutant(
+        'placeholder-not-poisoned', 'I4', (
+            Edit(_PLACEHOLDER,
+                 '.flags = GD_GROUP_POISONED | GD_GROUP_UNSETTLED,',
+                 '.flags = GD_GROUP_UNSETTLED,'),),
+        tests=_run_by('placeholder'),
+        why_not='a writer would append to it, and lose nothing by that'),
+)

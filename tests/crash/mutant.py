@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a mutant is; ``mutants.py`` has them."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """One place of the sources, and what is put there."""
+
+    file: str
+    """Relative to the top. Not a header: all that includes it would have to
+    be compiled anew."""
+    old: str
+    new: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A bug put in on purpose."""
+
+    name: str
+    rule: str
+    """Of the design document, that it breaks."""
+    edits: tuple[Edit, ...]
+    workload: str | None = None
+    """Of the crash explorer, that must show it; None: a crash alone does
+    not."""
+    tests: tuple[str, ...] = ()
+    """Ordinary tests that show it: node ids of pytest."""
+    why_not: str = ''
+    """Why a crash alone does not show it."""
+    quick: bool = False
+    """It is looked for in every run of the tests."""
