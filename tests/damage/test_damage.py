@@ -16,6 +16,7 @@ from tests.damage import operations
 from tests.damage import oracle
 from tests.damage import server
 from tests.damage import template
+from tests.support import repositories
 
 CODECS = ('none', 'zstd')
 SECTOR = damages.SECTOR
@@ -198,6 +199,35 @@ def reading(cases, rng, most):
 def test_reading(cases):
     found = reading(cases, random.Random(1), 25)
     assert cases.need_read(found) > len(found) // 3
+
+
+def lists_of(cases):
+    """(group's file, where the segment begins, bytes of its list)."""
+    found = set()
+    for name in cases.files('group'):
+        group = repositories.Group(cases.now, int(name[-8:], 16))
+        for slot in range(group.slots):
+            _, _, segment, place = group.entry(slot)
+            if place >> 61 == repositories.LIVE and group.list_size(segment):
+                found.add((name, segment, group.list_size(segment)))
+    return sorted(found)
+
+
+def test_each_byte_of_lists(cases):
+    """Of each segment that has one, its header and its list.
+
+    A reader need not look at the checksum over all of the segment.
+    """
+    found = lists_of(cases)
+    assert found
+    rng = random.Random(3)
+    unread = [(name, 'flip', [at, rng.choice([1, 2, 16, 128, 255])])
+              for name, segment, size in found
+              for at in (*range(segment, segment + 24),
+                         *range(segment + 32, segment + 32 + size))]
+    assert cases.need_read(unread) == len(unread)
+    cases.need_read([(name, 'flip', [at, 1]) for name, segment, _ in found
+                     for at in range(segment + 24, segment + 32)])
 
 
 @pytest.mark.long
