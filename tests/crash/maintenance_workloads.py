@@ -257,7 +257,8 @@ def ordering(stage):
     """Similar blocks come next to each other, in segments with lists.
 
     The repository is upgraded first. Blocks of these segments are freed, the
-    groups rewritten, and packed again in another order and level.
+    groups rewritten, and packed again in another order and level. At last all
+    is deleted, so that the last group with lists becomes a placeholder.
     """
     stage.create()
     with stage.open() as repo:
@@ -284,6 +285,19 @@ def ordering(stage):
                 deeds.recompress(maintainer, level=1, worth=-1)
             stage.delete(repo, 'image-2')
             deeds.collect(maintainer, live_share=90, evacuate_share=0)
+            for image in repo.images():
+                stage.delete(repo, image)
+            deeds.collect(maintainer)
+            need_placeholder(stage.path)
+            stage.put(other, 'last', (900, 8), (100, 8))
+            deeds.collect(maintainer)
+
+
+def need_placeholder(path):
+    """One group is left, which may have lists, and has no slot in use."""
+    number, = maintenance.groups(path)
+    file = repositories.Group(path, number)
+    assert file.data[8] == 2 and file.record()[2] == 0, number
 
 
 def need_lists(path):
