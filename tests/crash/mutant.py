@@ -10,8 +10,8 @@ class Edit:
     """One place of the sources, and what is put there."""
 
     file: str
-    """Relative to the top. Not a header: all that includes it would have to
-    be compiled anew."""
+    """Relative to the top. It is no header, because a changed header needs the
+    whole engine to be compiled again."""
     old: str
     new: str
 

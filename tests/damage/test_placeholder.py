@@ -72,7 +72,7 @@ def need_goes_on(left, tmp_path, change):
             assert file.name in str(e), e
         assert repositories.read_all(repo, 'new') == CONTENT
         if file.exists():
-            # Whoever repairs it finds it as it was.
+            # An operator repairs the file.
             file.write_bytes(good)
         collect(repo)
         assert maintenance.groups(path) == [number + 1]

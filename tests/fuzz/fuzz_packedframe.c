@@ -9,12 +9,12 @@
  */
 #include "engine/base/coding.h"
 #include "engine/format/index.h"
+#include "engine/format/indexhead.h"
 #include "engine/format/packedframe.h"
 #include "tests/fuzz/fuzz.h"
 
 enum {
     SEED = 77,
-    CHECKSUM = 8,
     RIGHT = 1, /* flags */
     FILLED = 2,
     RECORDS = GD_PACKED_ITEMS * GD_INDEX_RECORD,
@@ -55,9 +55,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *frame = malloc(length + 1), *records = malloc(RECORDS);
     MUST(frame != NULL && records != NULL);
     take_bytes(&in, frame, length);
-    if ((flags & RIGHT) != 0 && length >= CHECKSUM) {
-        gd_put64(frame + length - CHECKSUM,
-                 gd_checksum(frame, length - CHECKSUM, SEED));
+    if ((flags & RIGHT) != 0 && length >= GD_FRAME_CHECKSUM) {
+        gd_put64(frame + length - GD_FRAME_CHECKSUM,
+                 gd_checksum(frame, length - GD_FRAME_CHECKSUM, SEED));
     }
     size_t count;
     if (gd_frame_unpack(frame, length, SEED, records, &count)) {

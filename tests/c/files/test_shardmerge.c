@@ -726,8 +726,8 @@ find_current(gd_index_id *id)
     x.env->release(x.env, list.files);
 }
 
-/* What is in the first and last places of each frame is found, and no frame
- * stands in another's place. */
+/* Searching finds the records of both frames of a shard.  A damaged byte is
+ * noticed, and so is a frame at the place of the other one. */
 static void
 test_several_frames(void)
 {

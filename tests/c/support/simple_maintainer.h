@@ -22,8 +22,8 @@ enum {
     MAINTAINER_UNLINK = 2,  /* groups that are empty; a placeholder for the
                              * last */
     MAINTAINER_ANNOUNCE = 4, /* intent for those that are busy */
-    MAINTAINER_SIMILAR = 8,  /* who compresses anew puts blocks that resemble
-                              * each other into one segment */
+    MAINTAINER_SIMILAR = 8,  /* recompression puts similar blocks into one
+                              * segment */
 };
 
 /* Groups that are busy are left alone.  *spooled: entries of the spool that were
