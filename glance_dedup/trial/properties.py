@@ -191,7 +191,8 @@ def _open_as_the_store_does(path: str) -> int | None:
         try:
             return os.open(path, os.O_RDONLY)
         except OSError as e:
-            if e.errno == errno.ENOENT and look > 0:
+            if (e.errno == errno.ENOENT and look > 0
+                    and not os.path.lexists(path)):
                 return None
             if e.errno not in (errno.ENOENT, errno.ESTALE):
                 raise

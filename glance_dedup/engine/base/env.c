@@ -545,6 +545,21 @@ may_be_outdated(int rc, int flags, unsigned looks)
            (rc == -ESTALE && looks < MOST_LOOKS);
 }
 
+/* Of a file that the server has no more, JuiceFS says that it is missing, as of
+ * a name that is not there.  The name tells which. */
+static int
+open_anew(const gd_env *env, int dir, const char *path, int flags, mode_t mode)
+{
+    int rc = renew(env, dir, path);
+    rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
+    if (rc != -ENOENT) {
+        return rc;
+    }
+    struct stat st;
+    rc = env->fstatat(env, dir, path, &st);
+    return rc < 0 ? rc : -ESTALE;
+}
+
 gd_status
 gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
         int *fd, gd_error *err)
@@ -552,8 +567,7 @@ gd_open(const gd_env *env, int dir, const char *path, int flags, mode_t mode,
     int rc = open_once(env, dir, path, flags, mode);
     for (unsigned looks = 0;
          dir != AT_FDCWD && may_be_outdated(rc, flags, looks); looks++) {
-        rc = renew(env, dir, path);
-        rc = rc < 0 ? rc : open_once(env, dir, path, flags, mode);
+        rc = open_anew(env, dir, path, flags, mode);
     }
     if (rc < 0) {
         *fd = -1;

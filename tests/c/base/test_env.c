@@ -305,18 +305,20 @@ test_missing_names(void)
     /* What cannot be asked for is not missing, as far as is known. */
     fault_env_fail(&x.f, FAULT_RENEW, 1, EIO, false);
     CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err), GD_IO);
+    fault_env_fail(&x.f, FAULT_FSTATAT, 1, EIO, false);
+    CHECK_INT(gd_open(x.env, dir, "none", O_RDONLY, 0, &fd, &err), GD_IO);
     /* This host's own files are not shared. */
     CHECK_INT(gd_open(x.env, AT_FDCWD, "/proc/nonexistent/none", O_RDONLY, 0,
                       &fd, &err),
               GD_NOTFOUND);
-    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 2);
+    CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 3);
     x.env->close(x.env, dir);
     teardown(&x);
 }
 
 /* Another host replaced the file after this host looked its name up. */
 static void
-test_replaced_names(void)
+check_replaced_names(int error, int flags)
 {
     fixture x;
     gd_error err;
@@ -325,19 +327,25 @@ test_replaced_names(void)
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.dir, O_RDONLY | O_DIRECTORY, 0, &dir,
                       &err),
               GD_OK);
-    fault_env_fail(&x.f, FAULT_OPENAT, 1, ESTALE, false);
+    fault_env_fail(&x.f, FAULT_OPENAT, 1, error, false);
     CHECK_INT(gd_open(x.env, dir, "file", O_RDONLY, 0, &fd, &err), GD_OK);
     x.env->close(x.env, fd);
     CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 1);
-    fault_env_fail(&x.f, FAULT_OPENAT, 1, ESTALE, true);
-    CHECK_INT(gd_open(x.env, dir, "file", O_RDWR | O_CREAT, 0600, &fd, &err),
-              GD_IO);
+    fault_env_fail(&x.f, FAULT_OPENAT, 1, error, true);
+    CHECK_INT(gd_open(x.env, dir, "file", flags, 0600, &fd, &err), GD_IO);
     CHECK_CONTAINS(err.text, "file");
     uint64_t looks = fault_env_count(&x.f, FAULT_RENEW);
     CHECK(looks > 2 && looks < 100);
     fault_env_heal(&x.f);
     x.env->close(x.env, dir);
     teardown(&x);
+}
+
+static void
+test_replaced_names(void)
+{
+    check_replaced_names(ESTALE, O_RDWR | O_CREAT);
+    check_replaced_names(ENOENT, O_RDWR);
 }
 
 /* Whether a name leads to an open file is asked of the server; a file that it
