@@ -22,6 +22,7 @@ from dedupd import metrics
 from dedupd import page
 from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import reads as reads_module
+from dedupd.serve import uploads as uploads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
@@ -44,7 +45,8 @@ class API:
 
     def __init__(self, control: control_module.Control,
                  reads: reads_module.Reads,
-                 receiving: incoming_replicas_module.Receiving, path: str,
+                 receiving: incoming_replicas_module.Receiving,
+                 uploads: uploads_module.Uploads, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event) -> None:
         self._control = control
@@ -61,7 +63,7 @@ class API:
         self.status = router_module.Router()
         for router in (self.unix, self.tls):
             self._add_reads(router, reads)
-            self._add_receiving(router, receiving)
+            self._add_receiving(router, receiving, uploads)
         for router in (self.unix, self.status):
             self._add_state(router)
         self._add_control(self.unix)
@@ -77,7 +79,8 @@ class API:
                    reads_module.RANGES_BYTES, reads.admit)
 
     def _add_receiving(self, router: router_module.Router,
-                       receiving: incoming_replicas_module.Receiving) -> None:
+                       receiving: incoming_replicas_module.Receiving,
+                       uploads: uploads_module.Uploads) -> None:
         image = '/v1/replicas/{image_id}'
         router.add('POST', image, _translated(receiving.begin),
                    wire.RECIPE_HEADER_BYTES, receiving.admit_begin)
@@ -87,6 +90,8 @@ class API:
                 ('POST', '/blocks', receiving.blocks,
                  incoming_replicas_module.FRAMES_BYTES),
                 ('POST', '/commit', receiving.commit, 0),
+                ('POST', '/upload', uploads.upload,
+                 uploads_module.HEADERS_BYTES),
                 ('DELETE', '', receiving.give_up, 0)):
             router.add(method, image + path, _translated(handler), limit,
                        receiving.admit)

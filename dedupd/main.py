@@ -43,6 +43,7 @@ from dedupd.http import certificates
 from dedupd.http import listeners
 from dedupd.http import server as server_module
 from dedupd.http import tokens as tokens_module
+from dedupd.http import upstream as upstream_module
 from dedupd import logs
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
@@ -50,6 +51,7 @@ from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import nbd
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
+from dedupd.serve import uploads as uploads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.base import workers as workers_module
@@ -226,6 +228,10 @@ class Daemon:
         self._reads = reads_module.Reads(
             self._repository, self._readers, tokens,
             None if self._cache is None else self._cache.arrive, options)
+        self._uploads = uploads_module.Uploads(
+            self._receiving, self._reads,
+            None if not options.glance_url else upstream_module.Upstream(
+                options.glance_url, options.glance_ca))
         told: dict[str, Any] = {}
         if options.nbd_socket:
             self._exports = nbd.Exports(
@@ -256,6 +262,8 @@ class Daemon:
                 self._replicator.start()
             if self._messaging is not None:
                 self._messaging.start()
+            self._readers.submit(uploads_module.drop_leftovers,
+                                 self._repository)
             self._control.ready = True
             notify('READY=1')
             LOG.info('Serving %s on %s', self._repository.path,
@@ -271,7 +279,8 @@ class Daemon:
     def _listen(self) -> None:
         options, server = self._options, self._server
         endpoints = api.API(self._control, self._reads, self._receiving,
-                            self._repository.path, self._scheduler.watchers,
+                            self._uploads, self._repository.path,
+                            self._scheduler.watchers,
                             server.shared.stopping)
         server.add(listeners.Listener(
             'unix', self._listen_unix('socket'), endpoints.unix,

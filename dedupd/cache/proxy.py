@@ -30,6 +30,7 @@ from oslo_log import log
 from dedupd.cache import arrival as arrival_module
 from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
+from dedupd.cache import uploads as uploads_module
 from dedupd.http import glance
 from dedupd.http import messages
 from dedupd.http import streams
@@ -93,6 +94,7 @@ class Proxy:
     """Answers requests for Glance. Used in the event loop's thread.
 
     :param reads: reads images that are here or arriving
+    :param uploads: takes uploads; None: they are passed on
     :param peer: names the source of missing images, for people
     """
 
@@ -100,12 +102,13 @@ class Proxy:
                  upstream: upstream_module.Upstream,
                  arrivals: arrivals_module.Arrivals,
                  held: index_module.Held, reads: reads_module.Reads,
-                 peer: str) -> None:
+                 uploads: uploads_module.Uploads | None, peer: str) -> None:
         self._repository = repository
         self._upstream = upstream
         self._arrivals = arrivals
         self._held = held
         self._reads = reads
+        self._uploads = uploads
         self._peer = peer
         self._workers = workers_module.Workers('dedupd-open', _THREADS)
         self._name = f'dedupd-{repository.repository_id}'.encode()
@@ -129,7 +132,16 @@ class Proxy:
             except _NotFromHere as e:
                 self._plain[str(e)] += 1
         self._counts['relayed'] += 1
-        return await self._relay(message, headers)
+
+        def relay(body: AsyncGenerator[bytes, None] | None) -> Any:
+            return self._relay(
+                dataclasses.replace(message, body=body), headers)
+
+        match = _IMAGE.fullmatch(message.target)
+        if (message.method == 'PUT' and match is not None and match[2]
+                and message.body is not None and self._uploads is not None):
+            return await self._uploads.put(message, match[1], headers, relay)
+        return await relay(message.body)
 
     def status(self) -> dict[str, Any]:
         """The proxy's figures, for operators. Any thread."""
@@ -141,7 +153,9 @@ class Proxy:
                 'bytes_here', 'bytes_glance')},
             'plain': dict(self._plain), 'last_failure': self._last_failure,
             'under_way': len(arrivals['images']), 'arrivals': arrivals,
-            'held': self._held.status()}
+            'held': self._held.status(),
+            'uploads': None if self._uploads is None
+            else self._uploads.status()}
 
     # -- what is passed on ---------------------------------------------------
 

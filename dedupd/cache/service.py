@@ -17,6 +17,7 @@ from dedupd.cache import arrival as arrival_module
 from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
 from dedupd.cache import proxy as proxy_module
+from dedupd.cache import uploads as uploads_module
 from dedupd.http import listeners
 from dedupd.http import upstream as upstream_module
 from dedupd.serve import readings
@@ -93,9 +94,16 @@ class Cache:
 
     def proxy(self, reads: reads_module.Reads) -> proxy_module.Proxy:
         """Make the proxy that answers for Glance."""
+        # Only an operator may send blocks, since their fingerprints alone
+        # would be enough to get them.
+        uploads = None
+        if self._conf.cache.peer_cert:
+            uploads = uploads_module.Uploads(
+                self._repository, self._upstream,
+                lambda: _connect(self._conf))
         return proxy_module.Proxy(
             self._repository, self._upstream, self.arrivals, self.held,
-            reads, self._conf.cache.peer)
+            reads, uploads, self._conf.cache.peer)
 
     def arrive(self, image_id: str, held_back: bool = True
                ) -> readings.Reading:

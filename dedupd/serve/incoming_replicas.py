@@ -525,10 +525,7 @@ class Receiving:
     async def commit(self, request: messages.Request, image_id: str
                      ) -> messages.Response:
         """POST /v1/replicas/{image_id}/commit"""
-        entry, replica = self._found(request, image_id)
-        stat = await self._run(entry, replica.commit)
-        self._images += not replica.exists
-        await self._drop(entry)
+        replica, stat = await self._commit(request, image_id)
         LOG.info('Image %s is received.', image_id)
         return messages.json_response({
             'image_id': image_id, 'upload_id': stat.upload_id,
@@ -536,6 +533,35 @@ class Receiving:
             'exists': replica.exists,
             'location': locations.url(self._repository, image_id,
                                       stat.upload_id)})
+
+    async def _commit(self, request: messages.Request, image_id: str
+                      ) -> tuple[Replica, openimages.ImageStat]:
+        entry, replica = self._found(request, image_id)
+        stat = await self._run(entry, replica.commit)
+        self._images += not replica.exists
+        await self._drop(entry)
+        return replica, stat
+
+    async def claim(self, request: messages.Request, image_id: str
+                    ) -> openimages.Image:
+        """Take what was received, as an image without a name.
+
+        The open image keeps its blocks (I12) until it is closed.
+
+        :raises HTTPError: as for a commit
+        """
+        await self._commit(request, image_id)
+        return await asyncio.wrap_future(
+            self._workers.submit(self._open_and_delete, image_id))
+
+    def _open_and_delete(self, image_id: str) -> openimages.Image:
+        image = self._repository.open_image(image_id)
+        try:
+            self._repository.delete(image_id, image.stat.upload_id)
+        except BaseException:
+            image.close()
+            raise
+        return image
 
     async def give_up(self, request: messages.Request, image_id: str
                       ) -> messages.Response:

@@ -10,15 +10,12 @@ knows.
 import dataclasses
 import errno
 import os
-import re
 import stat
 from typing import BinaryIO
 
 from glance_dedup.base import access
 from glance_dedup.base import closing
-
-#: The id of an image in Glance.
-IMAGE_ID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}')
+from glance_dedup.base import imageids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +39,7 @@ def listing(directory: str) -> tuple[list[Entry], list[tuple[str, str]]]:
         for item in sorted(found, key=lambda item: item.name):
             if not item.is_file(follow_symlinks=False):
                 others.append((item.path, 'it is not an ordinary file'))
-            elif not IMAGE_ID.fullmatch(item.name):
+            elif not imageids.is_glances(item.name):
                 others.append((item.path, "its name is not an image's id"))
             else:
                 entries.append(Entry(

@@ -12,8 +12,8 @@ and out").
 from collections.abc import Iterable, Iterator
 import dataclasses
 
-from glance_dedup.adoption import filestore
 from glance_dedup.base import exceptions
+from glance_dedup.base import imageids
 from glance_dedup.client import glance_api
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
@@ -84,7 +84,7 @@ def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
     :param youngest: seconds since 1970: images stored later stay
     """
     image_id = orphan.stat.image_id
-    if not filestore.IMAGE_ID.fullmatch(image_id):
+    if not imageids.is_glances(image_id):
         return 'its id is not one of Glance: it was stored by hand'
     if orphan.stat.created > youngest:
         return 'it is too young'

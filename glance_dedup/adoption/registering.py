@@ -16,9 +16,9 @@ from collections.abc import Callable
 import contextlib
 import uuid
 
-from glance_dedup.adoption import filestore
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import scopes
 from glance_dedup.client import glance_api
@@ -77,7 +77,7 @@ def register(repository: repository_module.Repository,
     :raises NotRegistered: as its name says
     :raises GlanceError: Glance refused something, or did not answer
     """
-    if not filestore.IMAGE_ID.fullmatch(image_id):
+    if not imageids.is_glances(image_id):
         raise NotRegistered(
             f"image {image_id}: Glance's ids are UUIDs. "
             + _copy(image_id))
@@ -150,7 +150,7 @@ def restore(repository: repository_module.Repository,
 
     :raises GlanceError: Glance does not end its task, or does not answer
     """
-    if not filestore.IMAGE_ID.fullmatch(image_id):
+    if not imageids.is_glances(image_id):
         return
     kept = image_id + _KEPT
     try:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The valid ids of images, and those among them of volumes and backups.
+"""The valid ids of images, and those of volumes, backups and uploads.
 
 The engine refuses all other ids. A volume stores its bytes in recipes, which
 are images for the engine, but not for users (``volumes.rst``). A backup is an
-image for both, but never one of Glance's (``batch.rst``).
+image for both, but never one of Glance's (``batch.rst``). So is an upload on
+its way to Glance, for a moment (``design.rst``, "Uploads of differences").
 """
 
 import datetime
 import re
+import secrets
 from typing import NamedTuple
 
 #: The pattern of a valid id, as a part of larger patterns.
@@ -59,6 +61,18 @@ def of_volume(image_id: str) -> VolumeRecipe | None:
 def is_image(image_id: str) -> bool:
     """Whether a string can be the id of an image that users have."""
     return bool(is_valid(image_id)) and of_volume(image_id) is None
+
+
+#: Whether an id can be one of Glance's.
+is_glances = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}').fullmatch
+
+#: Whether an id is that of an upload on its way to Glance.
+is_upload = re.compile('u_[0-9a-f]{32}').fullmatch
+
+
+def upload_id() -> str:
+    """An id for an upload on its way to Glance, which no other has."""
+    return f'u_{secrets.token_hex(16)}'
 
 
 class Backup(NamedTuple):

@@ -2,6 +2,7 @@
 
 """An image that is sent to a daemon, lot by lot."""
 
+import json
 from typing import Any
 import urllib.parse
 
@@ -84,6 +85,34 @@ class Replica:
         for name in ('upload_id', 'location'):
             if not isinstance(found.get(name), str):
                 raise self._requester.bad(f'the answer has no {name}')
+        return found
+
+    def upload(self, image_id: str, headers: list[tuple[str, str]],
+               timeout: float) -> dict:
+        """Have the daemon upload the bytes that it received to its Glance.
+
+        :param image_id: the image to which they are to be uploaded
+        :param headers: of the request to Glance
+        :param timeout: the seconds that Glance has
+        :returns: Glance's answer: its ``status``, ``reason``, ``headers`` and
+            ``body``
+        """
+        query = urllib.parse.urlencode({'replica': self._token})
+        requester = self._requester
+        found = requester.parse_json(requester.request(
+            'POST', f'{self._path}/upload?{query}',
+            json.dumps({'image': image_id, 'headers': headers}).encode(),
+            timeout, headers={'Content-Type': 'application/json'}))
+        texts = [found.get(name) for name in ('reason', 'body')]
+        lines = found.get('headers')
+        if (not isinstance(found.get('status'), int)
+                or not 200 <= found['status'] <= 599
+                or not all(isinstance(text, str) for text in texts)
+                or not isinstance(lines, list) or not all(
+                    isinstance(line, list) and len(line) == 2
+                    and all(isinstance(text, str) for text in line)
+                    for line in lines)):
+            raise requester.bad("the answer has no answer of Glance's")
         return found
 
     def give_up(self) -> None:

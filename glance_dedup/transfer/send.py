@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sending an image to the repository of another site.
+"""Sending an image to the repository of another site, or of a storing host.
 
 Only blocks that the other site lacks go over the wire. The sender describes
 the image lot by lot. The receiver answers which blocks of a lot are missing,
@@ -68,6 +68,10 @@ class Sent:
     """Whether the image was there already, and was only compared."""
 
 
+class Unsure(Exception):
+    """Nobody knows what became of an upload; the message says why."""
+
+
 def send(repository: repository_module.Repository, image_id: str,
          client: daemon_module.Client, *, pace: task.Pace | None = None,
          confirm: Callable[[], Any] = lambda: None) -> Sent:
@@ -91,8 +95,41 @@ def send(repository: repository_module.Repository, image_id: str,
         known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
-            pace or task.Pace(), next(iter(known.items()), ()))
+            pace or task.Pace(), known=next(iter(known.items()), ()))
         return sender.run(confirm)
+
+
+def upload(repository: repository_module.Repository, image: openimages.Image,
+           client: daemon_module.Client, target: str,
+           headers: list[tuple[str, str]], timeout: float
+           ) -> tuple[Sent, dict]:
+    """Have the client's daemon upload an image's bytes to its Glance.
+
+    :param image: an open image, whose id is `imageids.upload_id`'s
+    :param client: as for `send`
+    :param target: the id of Glance's image
+    :param headers: of the request to Glance
+    :param timeout: the seconds that Glance has
+    :returns: what sending did; and Glance's answer, as of `Replica.upload`
+    :raises Unsure: the request to Glance may have been made
+    :raises ClientError: it was not made
+    """
+    answers = []
+
+    def finish(replica: replica_module.Replica) -> dict:
+        try:
+            answers.append(replica.upload(target, headers, timeout))
+        except errors.Refused as e:
+            if e.code == 502:
+                raise Unsure(str(e)) from e
+            raise
+        except errors.ClientError as e:
+            raise Unsure(str(e)) from e
+        return {'upload_id': '', 'location': ''}
+
+    sender = _Sender(image, wire.RecipeHeader.of(
+        image.stat, repository.parameters), client, task.Pace(), finish)
+    return sender.run(lambda: None), answers[0]
 
 
 # -- lots ---------------------------------------------------------------------
@@ -150,8 +187,12 @@ class _Sender:
 
     def __init__(self, image: openimages.Image,
                  header: wire.RecipeHeader, client: daemon_module.Client,
-                 pace: task.Pace, known: tuple[str, ...] = ()) -> None:
+                 pace: task.Pace,
+                 finish: Callable[[replica_module.Replica], dict] = (
+                     replica_module.Replica.commit),
+                 known: tuple[str, ...] = ()) -> None:
         self._image = image
+        self._finish_there = finish
         self._hash = known
         self._image_id = image.stat.image_id
         self._header = header
@@ -197,7 +238,7 @@ class _Sender:
         try:
             self._send_lots(replica)
             confirm()
-            return self._result(self._submit(replica.commit))
+            return self._result(self._submit(self._finish_there, replica))
         except BaseException as e:
             self._break_off()
             if not isinstance(e, errors.DaemonUnavailable):

@@ -171,11 +171,13 @@ class CacheDaemon(daemons.Daemon):
 class Storing:
     """The storing host: repository, daemon, Glance.
 
+    :param receive: whether its daemon receives images from operators
+    :param parameters: of the repository
     :ivar glance: the TokenServer
     :ivar daemon: the one that a cache pulls from
     """
 
-    def __init__(self, place, **parameters):
+    def __init__(self, place, receive=False, **parameters):
         self.place = place
         self.authority = certificates.Authority(place)
         self.repository = repositories.create(place / 'storing', **parameters)
@@ -184,7 +186,7 @@ class Storing:
         self.daemon = daemons.Daemon(
             self.repository, listen=self.listen,
             tls_cert=self.authority.issue('server'),
-            tls_client_ca=self.authority.path)
+            tls_client_ca=self.authority.path, receive=receive)
         self.glance = TokenServer(place / 'glance', {'dedup': {
             'type': 'dedup', 'dedup_store_datadir': self.repository,
             'dedup_store_filter_dir': self.daemon.directory / 'filter',

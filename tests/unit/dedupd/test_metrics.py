@@ -64,7 +64,8 @@ def full(status):
         'bytes_here': 6, 'under_way': 7,
         'held': {'images': 8, 'wrong_images': 14, 'limit_bytes': 9,
                  'evictions': 10},
-        'arrivals': {'received_bytes': 11, 'pulls': 12, 'failures': 13}}
+        'arrivals': {'received_bytes': 11, 'pulls': 12, 'failures': 13},
+        'uploads': {'images': 15, 'bytes': 16, 'sent_bytes': 17}}
     return status
 
 

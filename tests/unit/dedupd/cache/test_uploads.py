@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is kept of an upload until it has arrived."""
+
+import errno
+import shutil
+
+import pytest
+
+from dedupd.cache import uploads
+from glance_dedup.base import exceptions
+from tests.support import repositories
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def repo(tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as opened:
+        yield opened
+    repositories.need_clean(path)
+
+
+@pytest.fixture
+def kept(repo):
+    found = uploads.Kept(repo, 'global', 'alice')
+    yield found
+    found.close()
+
+
+def content(kept):
+    data = b''
+    while len(data) < kept.size:
+        data += kept.read(len(data))
+    return data
+
+
+def write(kept, data):
+    for at in range(0, len(data), MIB):
+        kept.write(data[at:at + MIB])
+
+
+def test_file_and_image(repo, kept):
+    data = repositories.mixture(3 * MIB + 777)
+    write(kept, data)
+    assert content(kept) == data
+    with kept.image() as image:
+        # It has no name any more, and is there all the same.
+        assert repo.images() == []
+        assert image.read(len(data), 0) == data
+        assert image.stat.project == 'alice'
+    kept.close()
+    kept.close()
+
+
+@pytest.mark.parametrize('when', ['begin', 'write', 'commit'])
+def test_a_transaction_that_fails(repo, monkeypatch, when):
+    """The file has all bytes."""
+    real = {'begin': repo.begin}
+
+    def fail(*args, **kwargs):
+        raise exceptions.StorageError('the disk fails')
+
+    def begin(*args, **kwargs):
+        transaction = real['begin'](*args, **kwargs)
+        monkeypatch.setattr(transaction, when, fail)
+        return transaction
+    monkeypatch.setattr(repo, 'begin', fail if when == 'begin' else begin)
+    kept = uploads.Kept(repo, 'global', '')
+    try:
+        data = repositories.noise(2 * MIB + 5)
+        write(kept, data)
+        assert content(kept) == data
+        assert kept.image() is None
+        assert content(kept) == data
+    finally:
+        kept.close()
+    assert repo.images() == []
+
+
+def test_no_room(repo, kept, monkeypatch):
+    """A twentieth of the disk stays free; what came stays."""
+    kept.write(b'first')
+    real = shutil.disk_usage(repo.path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: real._replace(
+        free=int(uploads.FREE_SHARE * real.total)))
+    with pytest.raises(OSError) as caught:
+        kept.write(b'second')
+    assert caught.value.errno == errno.ENOSPC
+    assert content(kept) == b'first'
