@@ -34,8 +34,10 @@ from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_client
 from glance_dedup.repository import repository as repository_module
 
-#: Calls that may block at once.
+#: Calls that may block at once: of all look-ups, and of each open file.
 THREADS = 8
+#: The most requests of the kernel that are under way at once.
+REQUESTS = 4096
 #: Seconds for which the kernel need not ask whether a name is still there.
 NAME_SECONDS = 1.0
 #: Seconds for which it need not ask for size and time, which do not change.
@@ -222,16 +224,17 @@ class Operations(pyfuse3.Operations):
         self._owner = owner
         self._inodes = _Inodes()
         self._handles = itertools.count(1)
-        self._files: dict[int, Opened] = {}
+        self._files: dict[int, tuple[Opened, trio.CapacityLimiter]] = {}
         self._directories: dict[int, list[str]] = {}
         self._limiter = trio.CapacityLimiter(THREADS)
 
     async def _call(self, function: Callable, *args: Any,
-                    missing: int = errno.ENOENT) -> Any:
+                    missing: int = errno.ENOENT,
+                    limiter: trio.CapacityLimiter | None = None) -> Any:
         """Call what may block in a thread; its errors become the kernel's."""
         try:
             return await trio.to_thread.run_sync(
-                function, *args, limiter=self._limiter)
+                function, *args, limiter=limiter or self._limiter)
         except LookupError as e:
             raise pyfuse3.FUSEError(missing) from e
         except Exception as e:
@@ -330,50 +333,58 @@ class Operations(pyfuse3.Operations):
             self._source.open, self._inodes.facts(inode),
             missing=errno.ESTALE)
         handle = next(self._handles)
-        self._files[handle] = opened
+        # Reads that wait delay neither those of other files, nor look-ups.
+        self._files[handle] = opened, trio.CapacityLimiter(THREADS)
         return pyfuse3.FileInfo(fh=handle, keep_cache=True)
 
     async def read(self, fh, off, size):
-        return await self._call(self._files[fh].read, size, off)
+        opened, limiter = self._files[fh]
+        return await self._call(opened.read, size, off, limiter=limiter)
 
     async def release(self, fh):
-        await self._call(self._files.pop(fh).close)
+        opened, limiter = self._files.pop(fh)
+        await self._call(opened.close, limiter=limiter)
 
 
-def serve(source: Source, directory: str, *, allow_other: bool,
-          owner: tuple[int, int], ready: Callable[[], None],
-          complain: Callable[[str], None]) -> None:
+def serve(operations: Operations, directory: str, *, allow_other: bool,
+          ready: Callable[[], None], writable: bool = False,
+          ending: Callable[[], None] = lambda: None) -> None:
     """Show images in a directory until it is unmounted, or a signal ends it.
 
-    :param owner: user and group of the files
     :param ready: called once the directory shows them
-    :param complain: see :class:`Operations`
+    :param writable: whether the operations refuse writes, not the kernel
+    :param ending: called at a signal; has the operations that wait fail
     :raises OSError: they cannot be shown there; the library has written why
     """
-    options = {'ro', 'nosuid', 'nodev', 'noexec', 'default_permissions',
+    options = {'nosuid', 'nodev', 'noexec', 'default_permissions',
                'fsname=glance-dedup', 'subtype=glance-dedup'}
     if allow_other:
         options.add('allow_other')
+    if not writable:
+        options.add('ro')
     try:
-        pyfuse3.init(Operations(source, complain, owner), directory, options)
+        pyfuse3.init(operations, directory, options)
     except RuntimeError as e:
         raise OSError(errno.EIO, 'cannot show images there', directory) from e
     try:
-        trio.run(_serve, ready)
+        trio.run(_serve, ready, ending)
     finally:
         pyfuse3.close()
 
 
-async def _serve(ready: Callable[[], None]) -> None:
+async def _serve(ready: Callable[[], None], ending: Callable[[], None]
+                 ) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(_end_on_signal)
+        await nursery.start(_end_on_signal, ending)
         ready()
-        await pyfuse3.main(max_tasks=2 * THREADS)
+        await pyfuse3.main(max_tasks=REQUESTS)
         nursery.cancel_scope.cancel()
 
 
-async def _end_on_signal(task_status=trio.TASK_STATUS_IGNORED) -> None:
+async def _end_on_signal(ending: Callable[[], None],
+                         task_status=trio.TASK_STATUS_IGNORED) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
+            ending()
             pyfuse3.terminate()

@@ -72,6 +72,7 @@ class Mount(daemon.DaemonCommand, command.Command):
                 f'unmounted (fusermount3 -u {directory}).\n')
             sys.stdout.flush()
 
-        mount.serve(source, directory, allow_other=parsed_args.allow_other,
-                    owner=(os.geteuid(), os.getegid()), ready=ready,
-                    complain=self.app.tell)
+        operations = mount.Operations(source, self.app.tell,
+                                      (os.geteuid(), os.getegid()))
+        mount.serve(operations, directory,
+                    allow_other=parsed_args.allow_other, ready=ready)

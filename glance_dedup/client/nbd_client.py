@@ -31,18 +31,24 @@ class Export:
     """An image that can be read through the daemon. Thread-safe.
 
     :param path: the path of the daemon's NBD socket
-    :param upload_id: the upload of which the image must be
+    :param upload_id: the upload of which the image must be; None: of any
+    :param return_seconds: in which a daemon that went away must be back; None:
+        RETURN_SECONDS
     :raises client.DaemonUnavailable: nobody answers, or not in time
     :raises client.BadAnswer: the answer is not what a daemon sends
     :raises client.Refused: 404: there is no such image, or not of this
         upload; 500: the image cannot be read
     """
 
-    def __init__(self, path: str, image_id: str, upload_id: str) -> None:
+    def __init__(self, path: str, image_id: str,
+                 upload_id: str | None,
+                 return_seconds: float | None = None) -> None:
         self.size = 0
         self._path = path
         self._image_id = image_id
         self._upload_id = upload_id
+        self._return_seconds = (
+            RETURN_SECONDS if return_seconds is None else return_seconds)
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._closed = False
@@ -56,10 +62,13 @@ class Export:
         length = min(length, max(0, self.size - offset))
         if not length:
             return b''
-        until = time.monotonic() + RETURN_SECONDS
+        until = time.monotonic() + self._return_seconds
         with self._lock:
             while True:
                 try:
+                    if self._closed:
+                        raise client_errors.DaemonUnavailable(
+                            f'{self._path}: this connection was closed')
                     if self._socket is None:
                         self._socket = self._connect()
                     return self._ask(self._socket, length, offset)
@@ -151,7 +160,8 @@ class Export:
                 description = data[2:].decode(errors='replace')
         if size is None:
             raise self._bad('it does not say how large the image is')
-        if description != protocol.describe(self._upload_id):
+        if self._upload_id is not None and (
+                description != protocol.describe(self._upload_id)):
             raise client_errors.Refused(
                 404, f'image {self._image_id} is not the one that it was')
         self.size = size
