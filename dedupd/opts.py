@@ -670,6 +670,51 @@ Related options:
     * ``[dedupd] reserve_mib``
 
 """),
+    cfg.StrOpt('nova_base',
+               sample_default='/var/lib/nova/instances/_base',
+               help="""
+Nova's directory of base images, in which ``dedupd-nova-base`` keeps
+links, so that Nova starts servers before their images have been
+copied. See the guide on a compute host's images.
+
+Possible values:
+    * An absolute path: ``_base`` in Nova's ``instances_path``
+    * Unset: Nova downloads each image
+
+Related options:
+    * ``nova_mount``
+    * ``cloud``
+    * ``peer_cert``
+    * ``[dedupd] nbd_socket``
+
+"""),
+    cfg.StrOpt('nova_mount',
+               default='/run/dedupd-nova-base/images',
+               help="""
+Directory in which ``dedupd-nova-base`` shows the images, and to which
+its links lead. It makes the directory.
+
+Possible values:
+    * An absolute path, not below ``nova_base``
+
+Related options:
+    * ``nova_base``
+
+"""),
+    cfg.StrOpt('cloud',
+               help="""
+Cloud of ``clouds.yaml`` whose account lists the images that
+``dedupd-nova-base`` offers to Nova, and reads the first MiB of each.
+
+Possible values:
+    * A name in ``/etc/openstack/clouds.yaml``, or in the file that
+      the environment variable ``OS_CLIENT_CONFIG_FILE`` names; needed
+      if ``nova_base`` is set
+
+Related options:
+    * ``nova_base``
+
+"""),
 ]
 
 replication_opts = [

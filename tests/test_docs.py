@@ -329,7 +329,8 @@ def test_the_design_page_leads_to_each_group_of_modules():
         'volume', 'maintain', 'exchange', 'base', 'binding', 'nbdkit',
         'repository',
         'check', 'maintenance', 'client', 'transfer', 'adoption', 'driver',
-        'cli', 'tasks', 'http', 'cache', 'serve', 'rpc']
+        'cli', 'tasks', 'http', 'cache', 'serve', 'rpc',
+        'novabase']
 
 
 # -- commands -----------------------------------------------------------------

@@ -126,6 +126,9 @@ PACKAGES = {
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
         'follower replicator messaging api opts logs'),
+    'dedupd.novabase': (
+        "links in Nova's image cache, and their mount",
+        'base repository client mount cache logs main'),
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
@@ -236,6 +239,9 @@ TESTED_BY = {
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
+    'dedupd.novabase.keeper': 'functional/test_nova_base.py',
+    'dedupd.novabase.main': 'functional/test_nova_base.py',
+    'dedupd.novabase.operations': 'functional/test_nova_base.py',
     'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.records': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',

@@ -9,6 +9,7 @@ too many; it is a task like others.
 
 from collections.abc import Callable
 import contextlib
+import os
 from typing import Any
 
 from oslo_config import cfg
@@ -16,6 +17,7 @@ from oslo_config import cfg
 from dedupd.cache import arrival as arrival_module
 from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
+from dedupd.cache import offers as offers_module
 from dedupd.cache import proxy as proxy_module
 from dedupd.cache import uploads as uploads_module
 from dedupd.http import listeners
@@ -47,12 +49,35 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     if not conf.cache.peer:
         raise ValueError("mode = cache needs [cache] peer, the storing host's "
                          'daemon, such as https://controller:9393')
+    if conf.cache.nova_base:
+        need_for_nova(conf)
     if conf.cache.peer_key and not conf.cache.peer_cert:
         raise ValueError('[cache] peer_key needs peer_cert, whose key it is')
     try:
         _connect(conf).close()
     except (OSError, ValueError) as e:
         raise ValueError(f'[cache] peer, peer_ca, peer_cert: {e}') from e
+
+
+def need_for_nova(conf: cfg.ConfigOpts) -> None:
+    """Refuse options that do not go together with ``nova_base``.
+
+    :raises ValueError: names the options, and what to do
+    """
+    options = conf.cache
+    for name, missing, why in (
+            ('[cache] cloud', not options.cloud,
+             'the account that lists the images to offer'),
+            ('[cache] peer_cert', not options.peer_cert,
+             'without which no image is fetched before a token asks for it'),
+            ('[dedupd] nbd_socket', not conf.dedupd.nbd_socket,
+             'through which the files are read')):
+        if missing:
+            raise ValueError(f'[cache] nova_base needs {name}, {why}')
+    for name in ('nova_base', 'nova_mount'):
+        if not os.path.isabs(options[name]):
+            raise ValueError(f'[cache] {name}: {options[name]} is not an '
+                             'absolute path')
 
 
 def _connect(conf: cfg.ConfigOpts, token: str | None = None
@@ -89,6 +114,8 @@ class Cache:
             on_begin=self._begun, on_arrived=self._arrived,
             on_wrong=self._is_wrong)
         self._evict = evict
+        self._offers = (offers_module.File(conf.dedupd.datadir)
+                        if conf.cache.nova_base else None)
         self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
                                                   conf.dedupd.glance_ca)
 
@@ -110,14 +137,16 @@ class Cache:
         """Open an image that is here or begins to arrive, for this host.
 
         Nobody asks Glance about it, so only a host that the peer takes for an
-        operator gets any.
+        operator gets any. An image that is offered to Nova is compared with
+        what Glance said of it then.
 
         :param held_back: as for `arrivals.Arrivals.open`
         :raises ImageNotFound: if the peer has none, or none for this host
         :raises ArrivalFailed, ClientError: if the image does not come
         """
+        expected = self._expected(image_id)
         try:
-            reading = self.arrivals.open(image_id, None, None,
+            reading = self.arrivals.open(image_id, expected, None,
                                          held_back=held_back)
         except errors.Refused as e:
             if e.code in (401, 403, 404):
@@ -125,6 +154,21 @@ class Cache:
             raise
         self.held.used(image_id)
         return reading
+
+    def _expected(self, image_id: str) -> arrival_module.Expected | None:
+        """What Glance says of an image that is offered to Nova.
+
+        :raises ArrivalFailed: if the peer is known to have another image
+        """
+        if self._offers is None:
+            return None
+        offer = self._offers.offers().get(image_id)
+        if offer is None:
+            return None
+        if self.held.is_wrong(image_id, offer.expected.mark):
+            raise readings.ArrivalFailed(
+                f'image {image_id}: the storing host has another one')
+        return offer.expected
 
     def _begun(self, image_id: str, size: int) -> None:
         # Another process may be the maintainer, or this one not yet.

@@ -108,6 +108,8 @@ class Cache(_Dedupd):
     #: Whether it fetches blocks with the operator's certificate, not with the
     #: tokens of those who want an image.
     trusted = False
+    #: Of its configuration, further options of ``[cache]``.
+    options: dict = {}
 
     @property
     def socket(self):
@@ -152,5 +154,6 @@ class Cache(_Dedupd):
                 'peer': f'https://{storing.listen}',
                 'peer_ca': storing.authority,
                 **({'peer_cert': storing.operator} if self.trusted else {}),
+                **self.options,
             },
         })

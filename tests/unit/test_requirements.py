@@ -19,7 +19,8 @@ EXTRAS = {'backup': {'glance_dedup/batch/rank.py',
                      'glance_dedup/batch/ranks.py'},
           'glance': {'glance_dedup/client/glance_api.py'},
           'libvirt': {'glance_dedup/batch/libvirt_jobs.py'},
-          'mount': {'glance_dedup/mount.py'}}
+          'mount': {'dedupd/novabase/operations.py',
+                    'glance_dedup/mount.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.
 NOT_NEEDED = {'oslo-service'}
 

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Keeps what Nova finds in step with what Glance has.
+
+Once a minute the keeper asks Glance for its images, and makes, restores and
+removes links. An image that Glance has no more keeps its link while somebody
+has it open, and while the whole of it is here: a server that is shut off may
+start again. Nova's own image cache manager removes that link once no server
+needs it, and it is not put back.
+
+An image that is not here whole has a link only while dedupd answers. Nova then
+downloads it as if there were no links.
+"""
+
+from collections.abc import Callable
+
+from oslo_log import log
+
+from dedupd.cache import offers as offers_module
+from dedupd.novabase import catalogue as catalogue_module
+from dedupd.novabase import contents as contents_module
+from dedupd.novabase import links as links_module
+from glance_dedup.client import glance_api
+
+LOG = log.getLogger(__name__)
+
+#: Seconds between two refreshes.
+INTERVAL = 60.0
+
+Offers = dict[str, offers_module.Offer]
+
+
+class Keeper:
+    """Keeps the offers, the links and the file. Used by one thread.
+
+    :param connect: logs in at Glance, or raises GlanceError
+    :param is_alive: whether dedupd answers now
+    """
+
+    def __init__(self, contents: contents_module.Contents,
+                 links: links_module.Links, file: offers_module.File,
+                 connect: Callable[[], glance_api.Glance],
+                 is_alive: Callable[[], bool]) -> None:
+        self._contents = contents
+        self._links = links
+        self._file = file
+        self._connect = connect
+        self._is_alive = is_alive
+        self._catalogue: catalogue_module.Catalogue | None = None
+        self._told: dict[str, str] = {}
+        # Until Glance answers, it is believed to have what it had.
+        self._shown = self._saved = self._offered = file.offers()
+        contents.show(self._shown, frozenset())
+
+    def run(self) -> None:
+        """Refresh every minute, until the mount ends. Does not raise."""
+        while True:
+            try:
+                self.run_once()
+            except Exception:
+                LOG.exception('The links for Nova were not refreshed')
+            if self._contents.stopping.wait(INTERVAL):
+                return
+
+    def run_once(self) -> None:
+        """Refresh once. Failures are logged, each once in a row."""
+        self._attempt('Asking Glance', self._ask)
+        gone = frozenset(
+            image_id for image_id, offer in self._shown.items()
+            if image_id not in self._offered and self._stays(offer))
+        self._shown = {**self._offered, **{
+            image_id: self._shown[image_id] for image_id in gone}}
+        self._contents.show(self._shown, gone)
+        self._attempt('Saving the list of images', self._save)
+        self._attempt('Making links', lambda: self._link(gone))
+
+    def _attempt(self, what: str, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except (glance_api.GlanceError, OSError) as e:
+            if self._told.get(what) != str(e):
+                self._told[what] = str(e)
+                LOG.warning('%s failed, and is tried again every minute: %s',
+                            what, e)
+        else:
+            self._told.pop(what, None)
+
+    def _ask(self) -> None:
+        if self._catalogue is None:
+            self._catalogue = catalogue_module.Catalogue(
+                self._connect(), self._offered.values())
+        self._offered = self._catalogue.offers()
+
+    def _stays(self, offer: offers_module.Offer) -> bool:
+        """Whether an image that Glance has no more is still shown."""
+        return self._contents.is_open(offer.image_id) or (
+            self._links.has(offer.image_id) and self._contents.is_here(offer))
+
+    def _save(self) -> None:
+        if self._shown != self._saved:
+            self._file.save(self._shown)
+            self._saved = self._shown
+
+    def _link(self, gone: frozenset[str]) -> None:
+        alive = self._is_alive()
+        for image_id, offer in self._offered.items():
+            if alive or self._contents.is_here(offer):
+                self._links.put(image_id)
+            else:
+                self._links.remove(image_id)
+        self._links.sweep(self._shown)

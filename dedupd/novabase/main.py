@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The process ``dedupd-nova-base``, beside a daemon in the mode ``cache``.
+
+It reads the daemon's options. It shows images as files, and keeps links to
+them in Nova's directory of base images. It is not part of the daemon because
+a guest's disk must not vanish when the daemon restarts. One thread serves the
+kernel's requests, others read, and one keeps the links.
+"""
+
+import logging
+import os
+import sys
+import threading
+
+from oslo_config import cfg
+from oslo_log import log
+
+from dedupd.cache import offers as offers_module
+from dedupd.cache import service
+from dedupd import logs
+from dedupd import main as daemon_main
+from dedupd.novabase import contents as contents_module
+from dedupd.novabase import keeper as keeper_module
+from dedupd.novabase import links as links_module
+from dedupd.novabase import operations as operations_module
+from glance_dedup.base import exceptions
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors as client_errors
+from glance_dedup.client import glance_api
+from glance_dedup import mount
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger('dedupd.novabase')
+
+#: Memory for decompressed segments, in MiB.
+CACHE_MIB = 64
+
+
+def _is_alive(conf: cfg.ConfigOpts) -> bool:
+    """Whether the daemon answers."""
+    try:
+        with daemon_module.Client(f'unix:{conf.dedupd.socket}') as client:
+            client.status()
+        return True
+    except client_errors.ClientError as e:
+        LOG.warning('dedupd does not answer: %s', e)
+        return False
+
+
+def _serve(conf: cfg.ConfigOpts,
+           repository: repository_module.Repository) -> None:
+    options = conf.cache
+    os.makedirs(options.nova_mount, exist_ok=True)
+    contents = contents_module.Contents(repository, conf.dedupd.nbd_socket)
+    keeper = keeper_module.Keeper(
+        contents, links_module.Links(options.nova_base, options.nova_mount),
+        offers_module.File(conf.dedupd.datadir),
+        lambda: glance_api.Glance(options.cloud),
+        lambda: _is_alive(conf))
+    thread = threading.Thread(target=keeper.run, name='nova-links',
+                              daemon=True)
+
+    def ready() -> None:
+        LOG.info('The images for Nova are in %s', options.nova_mount)
+        thread.start()
+        daemon_main.notify('READY=1')
+
+    mount.serve(
+        operations_module.Operations(
+            contents, lambda text: LOG.error('%s', text),
+            (os.geteuid(), os.getegid())),
+        options.nova_mount, allow_other=True, writable=True, ready=ready,
+        ending=contents.stopping.set)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until the directory is unmounted, or a signal ends it."""
+    try:
+        conf = daemon_main.read_options(
+            sys.argv[1:] if arguments is None else arguments)
+        logs.setup(conf)
+        if conf.mode != 'cache' or not conf.cache.nova_base:
+            raise ValueError('set mode = cache, and [cache] nova_base')
+        service.need_for_nova(conf)
+        with repository_module.Repository(
+                conf.dedupd.datadir, index='none',
+                segment_cache_mib=CACHE_MIB) as repository:
+            _serve(conf, repository)
+    except (exceptions.RepositoryError, cfg.Error, OSError, ValueError) as e:
+        LOG.critical('dedupd-nova-base cannot start: %s', e)
+        print(f'dedupd-nova-base: {e}', file=sys.stderr)
+        return 1
+    logging.shutdown()
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

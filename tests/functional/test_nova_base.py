@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""``dedupd-nova-base``: links in Nova's ``_base`` that lead into its mount.
+
+With a real FUSE, a real Glance, the storing host's daemon and the cache's.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.functional import test_cache_proxy
+from tests.support import cache_harness
+from tests.support import daemons
+from tests.support import nbd
+from tests.support import repositories
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+LIMIT = 60
+noise = repositories.noise
+# Looks at everything more often.
+PROGRAM = ['-c', 'import sys; from dedupd.novabase import contents, keeper; '
+           'from dedupd.novabase import main; keeper.INTERVAL = 0.2; '
+           'contents.PAUSE = 0.1; sys.exit(main.main())']
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fuse():
+    nbd.need('fusermount3')
+    assert os.path.exists('/dev/fuse'), 'this kernel has no FUSE'
+
+
+@pytest.fixture(scope='module')
+def storing(tmp_path_factory):
+    host = cache_harness.Storing(tmp_path_factory.mktemp('storing'))
+    # As before Glance inspected what is uploaded.
+    host.glance.options = {**host.glance.options, 'image_format': {
+        'require_image_format_match': False}}
+    with host:
+        yield host
+
+
+@pytest.fixture(scope='module')
+def ops(storing):
+    return storing.glance.client('ops')
+
+
+class Host:
+    """A compute host: the cache's daemon, the mount, and Nova's directory."""
+
+    def __init__(self, place, storing):
+        self.base = place / '_base'
+        self.base.mkdir()
+        self.mounted = place / 'mounted'
+        self.peer = cache_harness.Link(storing.listen)
+        clouds = place / 'clouds.yaml'
+        clouds.write_text(json.dumps({'clouds': {'cache': {
+            'auth_type': 'admin_token',
+            'auth': {'endpoint': f'{storing.glance.url}/v2',
+                     'token': 'ops'}}}}))
+        self.repository = repositories.create(place / 'cache')
+        self.daemon = storing.cache(self.repository, {
+            'peer': f'https://{self.peer.address}',
+            'peer_cert': storing.operator, 'cloud': 'cache',
+            'nova_base': self.base, 'nova_mount': self.mounted})
+        self.daemon.program = test_cache_proxy._PROGRAM
+        self.daemon.write_config(nbd_socket=self.daemon.directory / 'nbd')
+        self._errors = place / 'errors'
+        self._environment = {
+            **os.environ, 'PYTHONPATH': str(daemons.ROOT),
+            'OS_CLIENT_CONFIG_FILE': str(clouds)}
+        self.process = None
+
+    def __enter__(self):
+        self.daemon.start().wait_for_catalog()
+        return self.mount()
+
+    def __exit__(self, *exc_info):
+        self.unmount()
+        self.daemon.close()
+        self.peer.close()
+
+    def mount(self):
+        with open(self._errors, 'ab') as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *PROGRAM, '--config-file',
+                 self.daemon.config], cwd=daemons.ROOT, stderr=errors,
+                stdin=subprocess.DEVNULL, stdout=errors,
+                env=self._environment)
+        self.wait_for(lambda: os.path.ismount(self.mounted))
+        return self
+
+    def unmount(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(LIMIT)
+        subprocess.run(['umount', '-l', self.mounted], timeout=LIMIT,
+                       stderr=subprocess.DEVNULL)
+
+    def text(self):
+        return self._errors.read_text()
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + LIMIT
+        while not condition():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, (
+                self.text()[-3000:], self.daemon.text()[-3000:])
+            time.sleep(0.02)
+
+    def path(self, image_id):
+        return self.base / hashlib.sha1(image_id.encode()).hexdigest()
+
+    def wait_for_link(self, image_id):
+        self.wait_for(lambda: os.path.exists(self.path(image_id)))
+        return self.path(image_id)
+
+    def wait_for_no_link(self, image_id):
+        self.wait_for(lambda: not os.path.lexists(self.path(image_id)))
+
+    def begin(self, link, threads):
+        """Have an image begin to arrive, and stop in its middle.
+
+        :param threads: run a read of all of it
+        """
+        self.peer.hold_after(MIB)
+        threads.submit(read, link)
+        self.peer.wait_until_held()
+
+    def refreshed(self, ops):
+        """Wait for a whole refresh that begins from now on."""
+        image_id = store(ops, b'x')
+        self.wait_for_link(image_id)
+        ops.delete(image_id)
+        self.wait_for_no_link(image_id)
+
+
+@pytest.fixture
+def host(tmp_path, storing):
+    with Host(tmp_path, storing) as found:
+        yield found
+        text = found.text()
+        assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
+
+
+def store(client, data, **properties):
+    return test_cache_proxy.store(client, data, **{
+        'visibility': 'public', **properties})
+
+
+def content(seed, size=8 * MIB):
+    return repositories.mixture(size, seed) + noise(777, seed)
+
+
+def read(path):
+    with open(path, 'rb') as f:
+        return f.read()
+
+
+def with_partitions():
+    sector = bytearray(noise(MIB, 99))
+    sector[:512] = bytes(512)
+    sector[446:462] = struct.pack('<B3xB3xII', 0x80, 0x83, 1, 2000)
+    sector[510:512] = b'\x55\xaa'
+    return bytes(sector)
+
+
+def test_only_what_nova_may_use_unseen_is_linked(host, ops):
+    wanted = {'raw': store(ops, content(1)),
+              'with partitions': store(ops, with_partitions())}
+    unwanted = {
+        'of another format': store(ops, content(2), disk_format='qcow2'),
+        'encrypted': store(ops, content(3), os_encrypt_format='LUKS'),
+        'signed': store(ops, content(4), img_signature_key_type='RSA-PSS'),
+        'without data': ops.create(visibility='public')['id'],
+        'not what it says': store(ops, b'QFI\xfb' + struct.pack(
+            '>IQIIQIIQ', 3, 0, 0, 16, MIB, 0, 0, 0) + bytes(MIB))}
+    off = unwanted['deactivated'] = store(ops, content(5))
+    ops.request('POST', f'/v2/images/{off}/actions/deactivate')
+    for image_id in wanted.values():
+        host.wait_for_link(image_id)
+    host.refreshed(ops)
+    found = {name for name, image_id in unwanted.items()
+             if os.path.lexists(host.path(image_id))}
+    assert not found
+    assert 'registered as raw and is of another format' in host.text()
+
+
+def test_a_read_through_a_link_gives_the_image(host, ops):
+    data = content(6)
+    link = host.wait_for_link(store(ops, data))
+    found = os.stat(link)
+    assert found.st_size == len(data)
+    assert stat.S_IMODE(found.st_mode) == 0o444
+    assert found.st_blocks == 1     # Nova counts it as its own disk's
+    assert read(link) == data
+
+
+def test_an_image_that_is_here_needs_no_daemon(host, ops):
+    data = content(7)
+    image_id = store(ops, data)
+    link = host.wait_for_link(image_id)
+    with open(link, 'rb') as f:
+        assert f.read(4096) == data[:4096]      # and the rest follows
+        host.daemon.wait_for(lambda: host.daemon.request(
+            'HEAD', f'/v1/images/{image_id}').status == 200
+            and not host.daemon.counts()['under_way'])
+        host.daemon.kill()
+        f.seek(MIB)
+        assert f.read() == data[MIB:]
+    assert read(link) == data
+
+
+def test_the_whole_image_is_compared_with_what_glance_says(host, ops):
+    image_id = store(ops, content(8))
+    assert read(host.wait_for_link(image_id)) == content(8)
+    host.daemon.wait_for(
+        lambda: host.daemon.counts()['arrivals']['images'] == [])
+    record = ops.show(image_id)
+    with repositories.open_repository(host.repository) as repo:
+        assert repo.stat(image_id).hash_value == record['os_hash_value']
+
+
+def test_a_read_waits_while_dedupd_is_away_and_stat_does_not(host, ops):
+    data = noise(8 * MIB, 9)
+    image_id = store(ops, data)
+    link = host.wait_for_link(image_id)
+    with (concurrent.futures.ThreadPoolExecutor(21) as threads,
+          contextlib.ExitStack() as stack):
+        host.begin(link, threads)
+        files = [stack.enter_context(open(link, 'rb', 0)) for _ in range(20)]
+        # Apart from each other, so that none waits for the page of another.
+        offsets = [2 * MIB + n * (MIB // 4) for n in range(len(files))]
+        reads = [threads.submit(os.pread, f.fileno(), 4096, offset)
+                 for f, offset in zip(files, offsets)]
+        host.daemon.kill()
+        try:
+            host.wait_for(lambda: 'waits' in host.text())
+            assert not any(reading.done() for reading in reads)
+            names = subprocess.run(
+                ['ls', '-lL', host.mounted, link], check=True,
+                capture_output=True, timeout=LIMIT, text=True).stdout
+            assert image_id in names
+        finally:
+            host.peer.hold_after(None)
+            host.daemon.start()
+        assert [reading.result(LIMIT) for reading in reads] == [
+            data[offset:offset + 4096] for offset in offsets]
+        assert files[0].read(MIB) == data[:MIB]
+
+
+def test_a_read_waits_while_the_storing_host_is_away(host, storing, ops):
+    data = content(10)
+    link = host.wait_for_link(store(ops, data))
+    storing.daemon.stop(signal.SIGKILL)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(read, link)
+            host.wait_for(lambda: 'waits' in host.text())
+            storing.daemon.start().wait_for_catalog()
+            assert reading.result(LIMIT) == data
+    finally:
+        if storing.daemon.process.poll() is not None:
+            storing.daemon.start().wait_for_catalog()
+
+
+def test_times_can_be_set_and_nothing_else(host, ops):
+    data = content(11)
+    link = host.wait_for_link(store(ops, data))
+    os.utime(link, ns=(10 ** 18, 10 ** 18 + 7))
+    found = os.stat(link)
+    assert (found.st_atime_ns, found.st_mtime_ns) == (10 ** 18, 10 ** 18 + 7)
+    host.refreshed(ops)
+    assert os.stat(link).st_mtime_ns == 10 ** 18 + 7
+    os.utime(link)
+    assert abs(os.stat(link).st_mtime - time.time()) < 100
+    for change in (lambda: os.chmod(link, 0o666),
+                   lambda: os.chown(link, 12, 34),
+                   lambda: os.truncate(link, 0),
+                   lambda: os.utime(host.mounted),
+                   lambda: os.open(link, os.O_RDWR),
+                   lambda: os.unlink(os.path.realpath(link)),
+                   lambda: os.mkdir(host.mounted / 'directory'),
+                   lambda: os.rename(os.path.realpath(link),
+                                     host.mounted / 'other'),
+                   lambda: os.open(host.mounted / 'new',
+                                   os.O_CREAT | os.O_WRONLY)):
+        with pytest.raises(OSError):
+            change()
+    assert read(link) == data
+
+
+def test_a_link_that_nova_removed_comes_back(host, ops):
+    image_id = store(ops, content(12))
+    link = host.wait_for_link(image_id)
+    link.unlink()
+    assert host.wait_for_link(image_id).is_symlink()
+
+
+def test_a_file_of_novas_own_stays(host, ops):
+    image_id = store(ops, content(13))
+    link = host.wait_for_link(image_id)
+    part = host.base / 'part'
+    part.write_bytes(b'downloaded')
+    part.rename(link)
+    host.refreshed(ops)
+    ops.delete(image_id)
+    host.refreshed(ops)
+    assert not link.is_symlink() and link.read_bytes() == b'downloaded'
+
+
+def test_a_deleted_image_stays_while_it_is_open(host, ops):
+    data = content(14)
+    image_id = store(ops, data)
+    link = host.wait_for_link(image_id)
+    unused = store(ops, content(15))
+    host.wait_for_link(unused)
+    with open(link, 'rb') as f:
+        assert f.read() == data     # all of it is here
+        ops.delete(image_id)
+        ops.delete(unused)
+        host.wait_for_no_link(unused)
+        host.refreshed(ops)
+        assert link.is_symlink()
+        host.daemon.kill()
+        host.daemon.start().wait_for_catalog()
+        f.seek(0)
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert f.read() == data
+    # A server that is shut off may start again, until Nova says otherwise.
+    host.refreshed(ops)
+    assert link.is_symlink()
+    link.unlink()
+    host.refreshed(ops)
+    assert not os.path.lexists(link)
+
+
+def test_a_deleted_image_that_is_not_here_fails_its_reads(host, ops):
+    image_id = store(ops, noise(8 * MIB, 16))
+    link = host.wait_for_link(image_id)
+    with open(link, 'rb', 0) as f, (
+            concurrent.futures.ThreadPoolExecutor(2)) as threads:
+        host.begin(link, threads)
+        reading = threads.submit(os.pread, f.fileno(), 4096, 8 * MIB - 4096)
+        ops.delete(image_id)
+        host.refreshed(ops)
+        host.daemon.kill()
+        host.peer.hold_after(None)
+        host.daemon.start()
+        with pytest.raises(OSError):
+            reading.result(LIMIT)
+
+
+def test_without_dedupd_nova_downloads_what_is_not_here(host, ops):
+    here, missing = store(ops, content(17)), store(ops, content(18))
+    assert read(host.wait_for_link(here)) == content(17)
+    host.wait_for_link(missing)
+    host.daemon.wait_for(
+        lambda: host.daemon.counts()['arrivals']['images'] == [])
+    host.daemon.kill()
+    host.wait_for_no_link(missing)
+    assert read(host.path(here)) == content(17)
+    host.daemon.start()
+    host.wait_for_link(missing)
+
+
+def test_a_new_mount_shows_what_the_last_one_did(host, ops, storing):
+    image_id = store(ops, content(19))
+    link = host.wait_for_link(image_id)
+    host.unmount()
+    assert not os.path.exists(link)     # so that Nova would download it
+    storing.glance.stop()
+    try:
+        host.mount()
+        assert os.stat(link).st_size == len(content(19))
+    finally:
+        storing.glance.start()
+
+
+def test_any_user_may_read(host, ops):
+    link = host.wait_for_link(store(ops, content(20)))
+    for directory in host.base.parents:
+        if directory.stat().st_uid == os.getuid() and len(
+                directory.parts) > 2:
+            directory.chmod(0o755)
+    subprocess.run(['cmp', link, link], check=True, timeout=LIMIT, user=65534)
+
+
+def test_it_ends_on_a_signal_while_reads_wait(host, ops):
+    link = host.wait_for_link(store(ops, content(21)))
+    host.daemon.kill()
+    fd = os.open(link, os.O_RDONLY)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(os.pread, fd, 4096, 0)
+        host.wait_for(lambda: 'waits' in host.text())
+        host.process.terminate()
+        with pytest.raises(OSError):
+            reading.result(LIMIT)
+    with contextlib.suppress(OSError):
+        os.close(fd)
+    assert host.process.wait(LIMIT) == 0
+    assert not os.path.ismount(host.mounted)
