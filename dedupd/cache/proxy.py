@@ -18,6 +18,7 @@ trailers, or interim answers other than 100.
 import asyncio
 import collections
 from collections.abc import AsyncGenerator
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import hashlib
@@ -95,6 +96,7 @@ class Proxy:
 
     :param reads: reads images that are here or arriving
     :param uploads: takes uploads; None: they are passed on
+    :param is_kept: whether an image stays here after Glance deleted it
     :param peer: names the source of missing images, for people
     """
 
@@ -102,13 +104,15 @@ class Proxy:
                  upstream: upstream_module.Upstream,
                  arrivals: arrivals_module.Arrivals,
                  held: index_module.Held, reads: reads_module.Reads,
-                 uploads: uploads_module.Uploads | None, peer: str) -> None:
+                 uploads: uploads_module.Uploads | None,
+                 is_kept: Callable[[str], bool], peer: str) -> None:
         self._repository = repository
         self._upstream = upstream
         self._arrivals = arrivals
         self._held = held
         self._reads = reads
         self._uploads = uploads
+        self._is_kept = is_kept
         self._peer = peer
         self._workers = workers_module.Workers('dedupd-open', _THREADS)
         self._name = f'dedupd-{repository.repository_id}'.encode()
@@ -194,7 +198,8 @@ class Proxy:
 
         def drop() -> None:
             try:
-                self._held.drop(match[1])
+                if not self._is_kept(match[1]):
+                    self._held.drop(match[1])
             except _FAILURES as e:
                 stays(e)
 

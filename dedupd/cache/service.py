@@ -130,7 +130,12 @@ class Cache:
                 lambda: _connect(self._conf))
         return proxy_module.Proxy(
             self._repository, self._upstream, self.arrivals, self.held,
-            reads, uploads, self._conf.cache.peer)
+            reads, uploads, self._is_offered, self._conf.cache.peer)
+
+    def _is_offered(self, image_id: str) -> bool:
+        """Whether servers may have an image as their base, even shut off."""
+        return (self._offers is not None
+                and image_id in self._offers.offers())
 
     def arrive(self, image_id: str, held_back: bool = True
                ) -> readings.Reading:

@@ -5,10 +5,11 @@
 What is known of an image comes from memory alone: no look-up waits for
 Glance, for dedupd, or for the network. The bytes come from the repository if
 the whole image is there, and then need no daemon. Otherwise they come from
-dedupd, which fetches the image. A read waits for as long as Glance has the
+dedupd, which fetches the image. A read waits for as long as somebody has the
 image: while dedupd restarts, or while the storing host is away.
 """
 
+from collections.abc import Callable
 import threading
 import time
 
@@ -33,13 +34,15 @@ class Contents(mount.Source):
     """The images that the mount shows. Thread-safe, but for `show`.
 
     :param socket: on which dedupd serves NBD
+    :param is_missing: whether dedupd says that nobody has an image
     """
 
-    def __init__(self, repository: repository_module.Repository,
-                 socket: str) -> None:
+    def __init__(self, repository: repository_module.Repository, socket: str,
+                 is_missing: Callable[[str], bool]) -> None:
         self.name = repository.path
         self.repository = repository
         self.socket = socket
+        self._is_missing = is_missing
         self.stopping = threading.Event()
         self._lock = threading.Lock()
         self._began = time.time_ns()
@@ -107,9 +110,14 @@ class Contents(mount.Source):
         with self._lock:
             return image_id in self._open
 
-    def is_gone(self, image_id: str) -> bool:
-        """Whether Glance has the image no more."""
-        return image_id in self._gone or image_id not in self._offers
+    def is_lost(self, image_id: str) -> bool:
+        """Whether the rest of an image cannot come any more.
+
+        The storing host keeps an image that was deleted in Glance for those
+        who are reading it. So dedupd is asked, too.
+        """
+        return (image_id in self._gone or image_id not in self._offers) and (
+            self._is_missing(image_id))
 
     # -- as mount.Source ---------------------------------------------------
 
@@ -179,7 +187,7 @@ class Content(mount.Opened):
                 return self._read(reading, length, offset)
             except client_errors.ClientError as e:
                 self._drop(reading)
-                if self._contents.is_gone(self._offer.image_id):
+                if self._contents.is_lost(self._offer.image_id):
                     raise
                 if not told:
                     LOG.warning('A read of image %s waits: %s',

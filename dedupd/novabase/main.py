@@ -48,11 +48,25 @@ def _is_alive(conf: cfg.ConfigOpts) -> bool:
         return False
 
 
+def _is_missing(conf: cfg.ConfigOpts, image_id: str) -> bool:
+    """Whether the daemon says that neither it nor the storing host has it."""
+    try:
+        with daemon_module.Client(f'unix:{conf.dedupd.socket}') as client:
+            client.request('HEAD', f'/v1/images/{image_id}').close()
+    except client_errors.Refused as e:
+        return e.code == 404
+    except client_errors.ClientError:
+        pass    # it may come later
+    return False
+
+
 def _serve(conf: cfg.ConfigOpts,
            repository: repository_module.Repository) -> None:
     options = conf.cache
     os.makedirs(options.nova_mount, exist_ok=True)
-    contents = contents_module.Contents(repository, conf.dedupd.nbd_socket)
+    contents = contents_module.Contents(
+        repository, conf.dedupd.nbd_socket,
+        lambda image_id: _is_missing(conf, image_id))
     keeper = keeper_module.Keeper(
         contents, links_module.Links(options.nova_base, options.nova_mount),
         offers_module.File(conf.dedupd.datadir),

@@ -29,6 +29,7 @@ from oslo_log import log
 from dedupd.http import messages
 from dedupd.http import streams
 from dedupd.http import tokens as tokens_module
+from dedupd.serve import holds as holds_module
 from dedupd.serve import readings
 from dedupd.serve import sharing as sharing_module
 from glance_dedup.base import exceptions
@@ -180,6 +181,8 @@ class Reads:
         self._refused: collections.OrderedDict[str, str] = (
             collections.OrderedDict())
         self._arrive = arrive
+        self._holds = holds_module.Holds(repository)
+        self._sweep: asyncio.TimerHandle | None = None
         self._sharing = (None if limits is None
                          else sharing_module.Sharing(self._run, limits))
 
@@ -226,7 +229,7 @@ class Reads:
     async def recipe(self, request: messages.Request, image_id: str
                      ) -> messages.Response:
         """GET /v1/images/{image_id}/recipe"""
-        image = await self._open(request, image_id)
+        image = await self._open_held(request, image_id)
         return messages.Response(
             200, {'Content-Type': RECIPE_TYPE,
                   'ETag': f'"{image.stat.upload_id}"',
@@ -236,7 +239,7 @@ class Reads:
     async def blocks(self, request: messages.Request, image_id: str
                      ) -> messages.Response:
         """POST /v1/images/{image_id}/blocks"""
-        image = await self._open(request, image_id)
+        image = await self._open_held(request, image_id)
         try:
             ranges = parse_ranges(request.json(), image.size)
         except BaseException:
@@ -301,6 +304,33 @@ class Reads:
                 raise messages.HTTPError(403, self._told(image_id, e))
             raise
         return image
+
+    async def _open_held(self, request: messages.Request, image_id: str
+                         ) -> openimages.Image | holds_module.Lease:
+        """Open an image for another host's pull.
+
+        An operator's host goes on although the image was deleted meanwhile.
+        A user's token opens no deleted image, since Glance has none.
+        """
+        if not request.peer.operator:
+            return await self._open(request, image_id)
+        upload_id, _ = await self._admit(request, image_id)
+        lease = await self._run(self._holds.open, image_id, upload_id)
+        if self._sweep is None:
+            self._sweep_later()
+        return lease
+
+    def _sweep_later(self) -> None:
+        """Have images closed for which nobody asks any more."""
+        self._sweep = asyncio.get_running_loop().call_later(
+            holds_module.SECONDS / 10, self._sweep_now)
+
+    def _sweep_now(self) -> None:
+        self._sweep = None
+        if self._holds.count:
+            self._sweep_later()
+            with contextlib.suppress(exceptions.NoThread):
+                self._workers.submit(self._holds.sweep)
 
     def _told(self, image_id: str, error: Exception) -> str:
         """The sentence to answer about an image; also logged, once."""
@@ -377,7 +407,7 @@ class Reads:
         finally:
             await self._finish(course.image, reading)
 
-    async def _pages(self, image: openimages.Image
+    async def _pages(self, image: openimages.Image | holds_module.Lease
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """A recipe's description."""
         try:
@@ -390,7 +420,7 @@ class Reads:
         finally:
             await self._finish(image, ())
 
-    async def _frames(self, image: openimages.Image,
+    async def _frames(self, image: openimages.Image | holds_module.Lease,
                       ranges: list[tuple[int, int]]
                       ) -> AsyncGenerator[Any, streams.Pour | None]:
         """The frames of ranges, read one call ahead; then the end frame."""
@@ -409,7 +439,8 @@ class Reads:
         finally:
             await self._finish(image, [reading] if reading else ())
 
-    async def _finish(self, image: openimages.Image | readings.Reading,
+    async def _finish(self, image: (openimages.Image | holds_module.Lease
+                                    | readings.Reading),
                       reading: Collection[asyncio.Future]) -> None:
         """Close an image once no thread uses it any more."""
         if reading:

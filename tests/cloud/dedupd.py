@@ -95,6 +95,8 @@ class Dedupd(_Dedupd):
                 'filter_dir': self.cloud.directory / 'filter',
                 'filter_mib': 16,
                 'glance_notifications': True,
+                # Snapshots of hosts whose cache is an operator.
+                'receive': True,
             },
         })
 

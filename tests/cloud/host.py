@@ -138,7 +138,17 @@ class Host(service.Service):
                       'tbf', 'rate', f'{mbit}mbit', 'latency', '50ms',
                       'burst', max(BURST, mbit * 10**6 // 8 // TICKS))
 
+    def connect(self, connected):
+        """Plug the link in or out, at the machine's end."""
+        self._run('ip', 'link', 'set', self.link,
+                  'up' if connected else 'down')
+
+    # What the machine's end has sent, the host has received.
+
     def received(self):
         """Bytes that came over the link so far, with all headers."""
-        # What the machine's end has sent.
         return int(self._interface('statistics/tx_bytes').read_text())
+
+    def sent(self):
+        """Bytes that went over the link so far, with all headers."""
+        return int(self._interface('statistics/rx_bytes').read_text())

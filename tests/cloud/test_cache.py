@@ -78,13 +78,25 @@ class Sandbox:
         self._images = []
         self._servers = []
 
-    def upload(self, own=OWN):
-        """An image whose servers show a message, which no other has."""
+    def upload(self, own=OWN, size=0):
+        """An image whose servers show a message, which no other has.
+
+        :param size: MiB up to which random bytes follow the disk's partitions
+        """
         message = f'an image of the test {uuid.uuid4()}'
         path = self._directory / 'image'
         disk.variant(disk.images().raw, path, message, own)
+        rest = random.Random(message)
+        with open(path, 'ab') as f:
+            while f.tell() < size * MIB:
+                f.write(rest.randbytes(MIB))
         self._images.append(boot.upload(self.user, path, message))
         return self._images[-1], message
+
+    def delete(self, image):
+        """Delete an image before the test's end."""
+        self._images.remove(image)
+        self.user.image.delete_image(image)
 
     def create(self, image):
         """A server of an image, which is not up yet."""
@@ -144,14 +156,18 @@ def plain(cloud, image):
 
 
 class Wire:
-    """Counts what comes over the link from here on."""
+    """Counts what comes and goes over the link from here on."""
 
     def __init__(self, sandbox):
         self._host = sandbox.host
-        self._before = self._host.received()
+        self._received = self._host.received()
+        self._sent = self._host.sent()
 
     def bytes(self):
-        return self._host.received() - self._before
+        return self._host.received() - self._received
+
+    def sent(self):
+        return self._host.sent() - self._sent
 
 
 # -- what it is for -----------------------------------------------------------

@@ -6,11 +6,13 @@ and opens it as the backing file of the server's disk.
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -25,8 +27,10 @@ pytestmark = test_cache.pytestmark
 
 HOST = test_cache.HOST
 MIB = 1 << 20
-#: Mbit/s at which an image is on its way for a while.
-SLOW = 20
+#: Mbit/s at which an image is on its way for a while, and a large one.
+SLOW, FAST = 20, 100
+#: MiB of a large image.
+LARGE = 2048
 PROGRAM = ['-c', 'import sys; from dedupd.novabase import keeper, main; '
            'keeper.INTERVAL = 1; sys.exit(main.main())']
 
@@ -86,20 +90,27 @@ def whole(sandbox):
     return not sandbox.status()['under_way']
 
 
+def kill_cache(sandbox):
+    """Whatever a server reads then waits until the daemon is back."""
+    sandbox.cache.kill()
+    sandbox.cache.start()
+
+
+def reboot(sandbox, server, said, boots):
+    sandbox.user.compute.reboot_server(server, 'HARD')
+    test_cache.wait_until(
+        lambda: boot.shown(sandbox.user, server) == (said, boots),
+        'it does not start again')
+
+
 def test_a_server_starts_from_a_link(cloud, sandbox):
     image, said = sandbox.upload(own=76)
     path = linked(sandbox, image)
-    size = sandbox.user.image.get_image(image).size
     sandbox.host.limit(SLOW)
-    wire = test_cache.Wire(sandbox)
     server = sandbox.create(image)
     test_cache.wait_until(lambda: not whole(sandbox), 'no pull')
-
-    # Whatever the server reads now waits until the daemon is back.
-    sandbox.cache.kill()
-    sandbox.cache.start()
+    kill_cache(sandbox)
     assert boot.wait_until_up(sandbox.user, server) == (said, 1)
-    print(f'{wire.bytes()} of {size} bytes when it is up')
     assert path.is_symlink()
     # Only what was inspected came from Glance.
     assert set(test_cache.plain(cloud, image)) <= {MIB}
@@ -107,11 +118,71 @@ def test_a_server_starts_from_a_link(cloud, sandbox):
     sandbox.host.limit(None)
     test_cache.wait_until(lambda: whole(sandbox), 'it does not arrive')
     # What is here stays, without Glance's image and without the daemon.
-    sandbox.user.image.delete_image(sandbox._images.pop())
+    sandbox.delete(image)
     sandbox.cache.kill()
-    sandbox.user.compute.reboot_server(server, 'HARD')
-    test_cache.wait_until(
-        lambda: boot.shown(sandbox.user, server) == (said, 2),
-        'it does not start again')
+    reboot(sandbox, server, said, 2)
     sandbox.cache.start()
     assert path.is_symlink()
+
+
+def test_a_login_before_a_quarter_of_a_large_image(cloud, sandbox):
+    """Although the daemon is killed and the image is deleted meanwhile."""
+    image, said = sandbox.upload(size=LARGE)
+    linked(sandbox, image)
+    sandbox.host.limit(FAST)
+    wire = test_cache.Wire(sandbox)
+    server = sandbox.create(image)
+    test_cache.wait_until(
+        lambda: sandbox.user.compute.get_server(server).status == 'ACTIVE',
+        'it does not start')
+    kill_cache(sandbox)
+    sandbox.delete(image)
+    assert boot.wait_until_up(sandbox.user, server) == (said, 1)
+    moved = wire.bytes()
+    print(f'{moved / MIB:.0f} of {LARGE} MiB when it is up')
+    assert not whole(sandbox)
+    assert moved < LARGE * MIB / 4
+
+    # The storing host keeps what nobody else has any more.
+    sandbox.host.limit(None)
+    test_cache.wait_until(lambda: whole(sandbox), 'it does not arrive')
+    sandbox.cache.kill()
+    reboot(sandbox, server, said, 2)
+    sandbox.cache.start()
+
+
+@pytest.mark.long
+def test_the_link_is_down_for_a_minute(cloud, sandbox):
+    image, said = sandbox.upload(own=76)
+    linked(sandbox, image)
+    sandbox.host.limit(SLOW)
+    server = sandbox.create(image)
+    test_cache.wait_until(
+        lambda: sandbox.user.compute.get_server(server).status == 'ACTIVE',
+        'it does not start')
+    sandbox.host.connect(False)
+    time.sleep(60)
+    sandbox.host.connect(True)
+    assert boot.wait_until_up(sandbox.user, server) == (said, 1)
+
+
+def test_a_snapshot_sends_only_the_difference(cloud, sandbox, tmp_path):
+    image, said = sandbox.upload(own=40)
+    server, shown = sandbox.server(image)
+    assert shown == (said, 1)
+    before = sandbox.status()['uploads']['images']
+    wire = test_cache.Wire(sandbox)
+    snapshot = sandbox.snapshot(server)
+    moved = wire.sent()
+    found = sandbox.user.image.get_image(snapshot)
+    print(f'{moved / MIB:.1f} of {found.size / MIB:.0f} MiB for a snapshot')
+    assert sandbox.status()['uploads']['images'] == before + 1
+    assert moved < found.size / 20
+    with open(tmp_path / 'snapshot', 'w+b') as f:
+        sandbox.user.image.download_image(snapshot, stream=False, output=f)
+        f.seek(0)
+        assert hashlib.file_digest(f, found.hash_algo).hexdigest() == (
+            found.hash_value)
+        assert f.tell() == found.size
+    sandbox.forget()
+    assert sandbox.server(snapshot)[1] == (said, 2)

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import signal
 import stat
 import struct
@@ -60,7 +61,7 @@ def ops(storing):
 class Host:
     """A compute host: the cache's daemon, the mount, and Nova's directory."""
 
-    def __init__(self, place, storing):
+    def __init__(self, place, storing, disk=None):
         self.base = place / '_base'
         self.base.mkdir()
         self.mounted = place / 'mounted'
@@ -70,7 +71,7 @@ class Host:
             'auth_type': 'admin_token',
             'auth': {'endpoint': f'{storing.glance.url}/v2',
                      'token': 'ops'}}}}))
-        self.repository = repositories.create(place / 'cache')
+        self.repository = repositories.create((disk or place) / 'cache')
         self.daemon = storing.cache(self.repository, {
             'peer': f'https://{self.peer.address}',
             'peer_cert': storing.operator, 'cloud': 'cache',
@@ -276,6 +277,59 @@ def test_a_read_waits_while_the_storing_host_is_away(host, storing, ops):
             storing.daemon.start().wait_for_catalog()
 
 
+def test_a_read_waits_while_the_disk_is_full(tmp_path, storing, ops):
+    data = noise(8 * MIB, 24)
+    with repositories.small_disk(tmp_path / 'disk', 48 * MIB) as disk, (
+            Host(tmp_path, storing, disk)) as host:
+        link = host.wait_for_link(store(ops, data))
+        filling = repositories.fill_disk(disk)
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(read, link)
+            host.wait_for(lambda: 'waits' in host.text())
+            assert not reading.done()
+            filling.unlink()
+            assert reading.result(LIMIT) == data
+        assert 'No space left' in host.daemon.text()
+
+
+def test_a_read_waits_while_a_block_is_wrong(host, storing, ops):
+    """The storing host's disk has it wrong, until somebody mends it."""
+    data = noise(8 * MIB, 25)
+    link = host.wait_for_link(store(ops, data))
+    place = data[5 * MIB:5 * MIB + 4096]
+    (group, at), = [
+        (path, content.index(place))
+        for path in (pathlib.Path(storing.repository) / 'groups').iterdir()
+        if place in (content := path.read_bytes())]
+    with open(group, 'r+b') as f, (
+            concurrent.futures.ThreadPoolExecutor(1)) as threads:
+        os.pwrite(f.fileno(), bytes([place[0] ^ 1]), at)
+        reading = threads.submit(read, link)
+        try:
+            host.wait_for(lambda: 'waits' in host.text())
+            assert not reading.done()
+        finally:
+            os.pwrite(f.fileno(), place[:1], at)
+        assert reading.result(LIMIT) == data
+
+
+def test_a_deactivated_image_comes_all_the_same(host, ops):
+    """Whoever has it open reads on; Glance still has it."""
+    data = noise(8 * MIB, 26)
+    image_id = store(ops, data)
+    link = host.wait_for_link(image_id)
+    with open(link, 'rb', 0) as f, (
+            concurrent.futures.ThreadPoolExecutor(2)) as threads:
+        host.begin(link, threads)
+        reading = threads.submit(os.pread, f.fileno(), 4096, 8 * MIB - 4096)
+        ops.request('POST', f'/v2/images/{image_id}/actions/deactivate')
+        host.refreshed(ops)
+        host.daemon.kill()
+        host.peer.hold_after(None)
+        host.daemon.start()
+        assert reading.result(LIMIT) == data[-4096:]
+
+
 def test_times_can_be_set_and_nothing_else(host, ops):
     data = content(11)
     link = host.wait_for_link(store(ops, data))
@@ -347,8 +401,10 @@ def test_a_deleted_image_stays_while_it_is_open(host, ops):
     assert not os.path.lexists(link)
 
 
-def test_a_deleted_image_that_is_not_here_fails_its_reads(host, ops):
-    image_id = store(ops, noise(8 * MIB, 16))
+def test_a_deleted_image_comes_all_the_same(host, ops):
+    """Also if the daemon is killed: the storing host keeps it (I12)."""
+    data = noise(8 * MIB, 16)
+    image_id = store(ops, data)
     link = host.wait_for_link(image_id)
     with open(link, 'rb', 0) as f, (
             concurrent.futures.ThreadPoolExecutor(2)) as threads:
@@ -359,8 +415,40 @@ def test_a_deleted_image_that_is_not_here_fails_its_reads(host, ops):
         host.daemon.kill()
         host.peer.hold_after(None)
         host.daemon.start()
+        assert reading.result(LIMIT) == data[-4096:]
+        assert f.read() == data[:f.tell()] != b''
+        host.refreshed(ops)
+        assert read(link) == data
+
+
+def test_a_deleted_image_that_nobody_has_fails_its_reads(host, storing, ops):
+    image_id = store(ops, noise(8 * MIB, 22))
+    link = host.wait_for_link(image_id)
+    with open(link, 'rb', 0) as f, (
+            concurrent.futures.ThreadPoolExecutor(2)) as threads:
+        host.begin(link, threads)
+        reading = threads.submit(os.pread, f.fileno(), 4096, 8 * MIB - 4096)
+        ops.delete(image_id)
+        host.refreshed(ops)
+        storing.daemon.stop(signal.SIGKILL)
+        storing.daemon.start().wait_for_catalog()
+        host.peer.cut()
+        host.peer.hold_after(None)
         with pytest.raises(OSError):
             reading.result(LIMIT)
+
+
+def test_an_image_deleted_through_the_cache_stays(host, storing, ops):
+    """A server that is shut off needs it to start again."""
+    data = content(23)
+    image_id = store(ops, data)
+    link = host.wait_for_link(image_id)
+    assert read(link) == data
+    storing.glance.client('ops', host.daemon.url).delete(image_id)
+    host.refreshed(ops)
+    host.unmount()
+    host.mount()
+    assert read(link) == data
 
 
 def test_without_dedupd_nova_downloads_what_is_not_here(host, ops):

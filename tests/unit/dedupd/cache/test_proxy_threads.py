@@ -45,7 +45,7 @@ def ask(held, monkeypatch):
         upstream = mock.Mock(ask=mock.AsyncMock(side_effect=answers))
         proxy = proxy_module.Proxy(
             mock.Mock(repository_id='0' * 32), upstream, mock.Mock(), held,
-            mock.Mock(), 'peer')
+            mock.Mock(), None, lambda image_id: False, 'peer')
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, 'start', fail)
             return asyncio.run(proxy.serve(messages.Message(
