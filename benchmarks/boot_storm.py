@@ -6,14 +6,16 @@ wire, and the time until servers are up.
 Run it as root from a checkout in which ``tools/cloud up`` has installed its
 services::
 
-    python benchmarks/boot_storm.py [--rounds 1] [--own-mib 8]
+    python benchmarks/boot_storm.py [--rounds 1] [--own-mib 8] [--plot FILE]
         [--part start] [--part storm] [--part lazy] [--dir DIR]
 
-It starts a cloud with four compute hosts, in network namespaces, each behind
-a link of its own, which is limited each way by ``tc``: two whose Nova has its
-images through a cache (``dedupd --mode cache``), two that download them from
-Glance as usual.  The images are variants of that of ``tools/boot_image``, 192
-MiB, of which so many are in no other.
+It starts a cloud with six compute hosts, in network namespaces, each behind
+a link of its own, which is limited each way by ``tc``: two whose Nova
+downloads images from Glance as usual (*plain*), two whose Nova downloads them
+through a *cache* (``dedupd --mode cache``), and two whose Nova finds *links*
+to images that such a cache offers (``dedupd-nova-base``).  The images are
+variants of that of ``tools/boot_image``, 192 MiB, of which so many are in no
+other.
 
 ``start``: one server at a time, over links of 100 Mbit/s, of 1 Gbit/s, and
 without a limit: of the *first* image, when nothing is cached; of a *similar*
@@ -29,9 +31,11 @@ from the cache, with a layer of its own, while the image is on its way.
 Shown are, as medians over the rounds, the seconds from the request to the line
 on a server's console that says that it is up, and the bytes that came over the
 links, with everything that OpenStack's services say to each other; and of
-both the ratio to the plain download of the same round.  Processors are
-emulated, and these, the servers' and OpenStack's own work share the machine,
-so that a start takes long here whatever the image comes through.
+both the ratio to the plain download of the same round.  *Disk* is what the
+images, the servers and the cache take on the disks of the hosts when the
+servers are up.  Processors are emulated, and these, the servers' and
+OpenStack's own work share the machine, so that a start takes long here
+whatever the image comes through.
 """
 
 import argparse
@@ -47,14 +51,16 @@ from typing import Any, NamedTuple
 
 import boot as boot_benchmark
 import common
+import plot
 
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
+from tests.cloud import dedupd
 from tests.cloud import disk
 from tests.cloud import service
 
 #: The compute hosts that have their images in either way.
-WAYS = {'plain': ['p1', 'p2'], 'cache': ['c1', 'c2']}
+WAYS = {'plain': ['p1', 'p2'], 'cache': ['c1', 'c2'], 'links': ['b1', 'b2']}
 SERVERS = 8
 #: Mbit/s; None: no limit.
 LINKS = (100, 1000, None)
@@ -67,6 +73,7 @@ class Taken(NamedTuple):
 
     seconds: float  #: until all of its servers were up
     wire: int       #: bytes that came over the links of its hosts
+    disk: int       #: bytes on their disks when all of its servers were up
 
 
 class Figures:
@@ -79,7 +86,8 @@ class Figures:
     def add(self, part: str, link: int | None, case: str, way: str,
             taken: Taken) -> None:
         print(f'  {part}, {named(link)}, {case}, {way}: '
-              f'{taken.seconds:.1f} s, {taken.wire / 1e6:.1f} MB', flush=True)
+              f'{taken.seconds:.1f} s, {taken.wire / 1e6:.1f} MB, on disk '
+              f'{taken.disk / 1e6:.1f} MB', flush=True)
         self._rows.setdefault((part, link, case), {}).setdefault(
             way, []).append(taken)
 
@@ -88,17 +96,30 @@ class Figures:
               f'rounds: {args.rounds}\nimages of 192 MiB, {args.own_mib} MiB '
               'of each its own\n'
               f'{"part":6} {"link":10} {"image":12} {"way":12}'
-              f'{"seconds":>9}{"ratio":>7}{"MB":>9}{"ratio":>7}')
+              f'{"seconds":>9}{"ratio":>7}{"MB":>9}{"ratio":>7}{"disk MB":>9}')
         for (part, link, case), ways in self._rows.items():
-            if any(len(ways.get(way, ())) < args.rounds for way in WAYS):
+            if any(len(found) < args.rounds for found in ways.values()):
                 continue    # interrupted
             for way, found in ways.items():
                 seconds, wire = (
                     [(one[which], plain[which]) for one, plain in zip(
                         found, ways['plain'])] for which in (0, 1))
+                disk_bytes = statistics.median(one.disk for one in found)
                 print(f'{part:6} {named(link):10} {case:12} {way:12}'
                       f'{median(seconds):9.1f}{ratio(seconds):7.2f}'
-                      f'{median(wire) / 1e6:9.1f}{ratio(wire):7.3f}')
+                      f'{median(wire) / 1e6:9.1f}{ratio(wire):7.3f}'
+                      f'{disk_bytes / 1e6:9.1f}')
+
+    def plot(self, path: str) -> None:
+        """Draw the seconds of the storms."""
+        storms = {(link, case): ways for (part, link, case), ways
+                  in self._rows.items() if part == 'storm'}
+        plot.bars(
+            [f'{named(link)}, {case}' for link, case in storms],
+            {way: [statistics.median(one.seconds for one in ways[way])
+                   if way in ways else None for ways in storms.values()]
+             for way in WAYS},
+            'seconds until all are up', f'{SERVERS} servers at once', path)
 
 
 def named(link: int | None) -> str:
@@ -128,6 +149,9 @@ class Hosts:
                          for name in WAYS[way]]
         self.caches = [cloud.services[f'{host.name}/dedupd']
                        for host in self._hosts if host.cache]
+        self._bases = [dedupd.NovaBase(cloud, cache, 'admin')
+                       for cache in self.caches if way == 'links']
+        self._linked = contextlib.ExitStack()
 
     def limit(self, mbit: int | None) -> None:
         for host in self._hosts:
@@ -135,36 +159,56 @@ class Hosts:
 
     def forget(self, trusted: bool = False) -> None:
         """Nothing is cached any more."""
+        self._linked.close()
         for compute in self.computes:
             compute.forget_images()
         for cache in self.caches:
             cache.stop()
             cache.clear()
-            cache.trusted = trusted
+            cache.trusted = trusted or bool(self._bases)
             cache.start()
+        for base in self._bases:
+            self._linked.enter_context(base)
+
+    def wait_for_links(self, images: list[str]) -> None:
+        """Wait until Nova finds these images, where it does."""
+        for base in self._bases:
+            for image in images:
+                base.link(image)
+
+    def close(self) -> None:
+        """End what is not the cloud's."""
+        self._linked.close()
+
+    def disk(self) -> int:
+        """Bytes of the images, the servers and the cache on the disks."""
+        places = [compute.instances for compute in self.computes]
+        places += [cache.repository for cache in self.caches]
+        return sum(
+            os.lstat(os.path.join(directory, name)).st_blocks * 512
+            for place in places for directory, _, names in os.walk(place)
+            for name in names)
 
     def received(self) -> int:
         return sum(host.received() for host in self._hosts)
 
-    def take(self, act: Any, *arguments: Any) -> Taken:
-        """Call it; it returns the seconds."""
-        before = self.received()
-        seconds = act(*arguments)
-        return Taken(seconds, self.received() - before)
-
-    def start(self, connections: list[Any], images: list[str]) -> float:
+    def start(self, connections: list[Any], images: list[str]) -> Taken:
         """Start a server of each image, on each host in turn."""
+        self.wait_for_links(images)
         jobs = [(self.computes[number % len(self.computes)], connection,
                  image) for number, (connection, image) in enumerate(
                      zip(connections, images))]
+        before = self.received()
         with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
             found = list(pool.map(
                 lambda job: boot_benchmark.start_one(*job), jobs))
+        taken = Taken(max(seconds for _, seconds in found),
+                      self.received() - before, self.disk())
         for connection, (server, _) in zip(connections, found):
             boot.delete(connection, server)
         for compute in self.computes:
             compute.forget_images()
-        return max(seconds for _, seconds in found)
+        return taken
 
 
 # -- servers without Nova -----------------------------------------------------
@@ -249,6 +293,11 @@ class Benchmark:
                 self._connections[0], path, message))
         os.unlink(path)
 
+    def close(self) -> None:
+        """End what is not the cloud's."""
+        for hosts in self._hosts.values():
+            hosts.close()
+
     def run(self) -> None:
         for number in range(self._args.rounds):
             ways = sorted(WAYS, reverse=not number % 2)
@@ -266,8 +315,8 @@ class Benchmark:
                 hosts.limit(link)
                 hosts.forget()
                 for case, image in cases.items():
-                    self.figures.add('start', link, case, way, hosts.take(
-                        hosts.start, self._connections, [image]))
+                    self.figures.add('start', link, case, way, hosts.start(
+                        self._connections, [image]))
 
     def storm(self, ways: list[str]) -> None:
         for link in filter(None, LINKS):
@@ -277,25 +326,27 @@ class Benchmark:
                     hosts = self._hosts[way]
                     hosts.limit(link)
                     hosts.forget()
-                    self.figures.add('storm', link, case, way, hosts.take(
-                        hosts.start, self._connections, images))
+                    self.figures.add('storm', link, case, way, hosts.start(
+                        self._connections, images))
 
     def lazy(self, ways: list[str]) -> None:
         link = LINKS[0]
         image = self._images[0]
         token = self._connections[0].session.get_token()
         with tempfile.TemporaryDirectory(dir=self._args.dir) as directory:
-            for way in (*ways, 'NBD'):
+            for way in ('plain', 'cache', 'NBD'):
                 hosts = self._hosts.get(way) or self._hosts['cache']
                 hosts.limit(link)
                 # Nobody has a token over NBD.
                 hosts.forget(trusted=True)
                 bare = Bare(hosts.computes[0].host, directory)
                 cache = next(iter(hosts.caches), self._cloud.glance)
-                taken = hosts.take(
-                    *(bare.exported, cache.nbd_socket, image) if way == 'NBD'
-                    else (bare.copied, cache.url, token, image))
-                self.figures.add('lazy', link, 'first', way, taken)
+                before = hosts.received()
+                seconds = (bare.exported(cache.nbd_socket, image)
+                           if way == 'NBD'
+                           else bare.copied(cache.url, token, image))
+                self.figures.add('lazy', link, 'first', way, Taken(
+                    seconds, hosts.received() - before, hosts.disk()))
 
 
 # -- all of it ----------------------------------------------------------------
@@ -312,6 +363,7 @@ def parse() -> argparse.Namespace:
                         '(default: %(default)s)')
     parser.add_argument('--part', action='append', choices=PARTS,
                         help='may be repeated (default: all)')
+    plot.argument(parser)
     common.add_directory(parser)
     args = parser.parse_args()
     args.part = args.part or PARTS
@@ -324,7 +376,7 @@ def main() -> None:
     args = parse()
     with tempfile.TemporaryDirectory(dir=args.dir, prefix='cloud-') as place:
         directory = os.path.join(place, 'cloud')
-        hosts = {name: way == 'cache' for way, names in WAYS.items()
+        hosts = {name: way != 'plain' for way, names in WAYS.items()
                  for name in names}
         with contextlib.ExitStack() as stack:
             cloud = stack.enter_context(cloud_module.Cloud(
@@ -340,7 +392,10 @@ def main() -> None:
             try:
                 benchmark.run()
             finally:
+                benchmark.close()
                 benchmark.figures.show(args)
+                if args.plot:
+                    benchmark.figures.plot(args.plot)
 
 
 if __name__ == '__main__':

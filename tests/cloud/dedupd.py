@@ -3,13 +3,17 @@
 on compute hosts as their cache.
 """
 
+import os
 import shutil
+import subprocess
 import sys
 
+from dedupd.novabase import links
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.repository import repository
 from tests.cloud import service
 from tests.support import certificates
+from tests.support import daemons
 
 #: Where a cache listens, on each host's own loopback.
 CACHE_PORT = 9292
@@ -159,3 +163,54 @@ class Cache(_Dedupd):
                 **self.options,
             },
         })
+
+
+class NovaBase:
+    """The process ``dedupd-nova-base`` beside a cache, while it is entered.
+
+    It looks at Glance's images each second.
+
+    :param cache: which offers images from its next start on
+    :param account: whose images
+    """
+
+    PROGRAM = ('import sys; from dedupd.novabase import keeper, main; '
+               'keeper.INTERVAL = 1; sys.exit(main.main())')
+    LIMIT = 60
+
+    def __init__(self, cloud, cache, account='demo'):
+        self._cloud = cloud
+        self._cache = cache
+        self.base = (cloud.services[f'{cache.host.name}/nova-compute']
+                     .instances / '_base')
+        self.mounted = cloud.directory / f'mounted-{cache.host.name}'
+        cache.trusted = True
+        cache.options = {'cloud': account, 'nova_base': self.base,
+                         'nova_mount': self.mounted}
+
+    def __enter__(self):
+        self.base.mkdir(parents=True, exist_ok=True)
+        log = (self._cloud.directory / 'log'
+               / f'{self._cache.host.name}-nova-base')
+        with open(log, 'ab') as output:
+            self._process = subprocess.Popen(
+                [*self._cache.host.enter(), sys.executable, '-c',
+                 self.PROGRAM, '--config-file',
+                 self._cache.etc / 'dedupd.conf'],
+                cwd=daemons.ROOT, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, env={
+                    **os.environ, 'PYTHONPATH': str(daemons.ROOT),
+                    'OS_CLIENT_CONFIG_FILE': str(self._cloud.clouds_yaml)})
+        self._cache.wait_for(self.mounted.is_mount)
+        return self
+
+    def __exit__(self, *exc_info):
+        self._process.kill()
+        self._process.wait(self.LIMIT)
+        subprocess.run(['umount', '-l', self.mounted], timeout=self.LIMIT)
+
+    def link(self, image):
+        """Where Nova finds an image, once that is a link."""
+        path = self.base / links.name_of(image)
+        self._cache.wait_for(path.is_symlink)
+        return path

@@ -123,7 +123,7 @@ class Scheduler(_Worker):
             for name, ram in FLAVORS.items():
                 if name not in there:
                     admin.compute.create_flavor(
-                        name=name, ram=ram, vcpus=1, disk=1)
+                        name=name, ram=ram, vcpus=1, disk=3)
 
 
 class Compute(_Worker):

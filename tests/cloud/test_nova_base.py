@@ -7,20 +7,16 @@ and opens it as the backing file of the server's disk.
 
 import contextlib
 import hashlib
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 
 import pytest
 
-from dedupd.novabase import links
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
+from tests.cloud import dedupd
 from tests.cloud import test_cache
-from tests.support import daemons
 from tests.support import nbd
 
 pytestmark = test_cache.pytestmark
@@ -31,8 +27,6 @@ MIB = 1 << 20
 SLOW, FAST = 20, 100
 #: MiB of a large image.
 LARGE = 2048
-PROGRAM = ['-c', 'import sys; from dedupd.novabase import keeper, main; '
-           'keeper.INTERVAL = 1; sys.exit(main.main())']
 
 
 @pytest.fixture(scope='module')
@@ -41,34 +35,12 @@ def cloud():
     nbd.need('fusermount3')
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
     one = cloud_module.Cloud(place, hosts={HOST: True})
-    cache = one.services[f'{HOST}/dedupd']
-    base = one.services[f'{HOST}/nova-compute'].instances / '_base'
-    mounted = place / 'mounted'
-    cache.trusted = True
-    cache.options = {'cloud': 'demo', 'nova_base': base,
-                     'nova_mount': mounted}
+    base = dedupd.NovaBase(one, one.services[f'{HOST}/dedupd'])
     with contextlib.ExitStack() as undo:
         undo.callback(one.down)
         undo.callback(test_cache._keep_logs, place / 'log')
         one.up()
-        base.mkdir(parents=True, exist_ok=True)
-        with open(place / 'log' / 'nova-base', 'ab') as log:
-            process = subprocess.Popen(
-                [*one.hosts[HOST].enter(), sys.executable, *PROGRAM,
-                 '--config-file', cache.etc / 'dedupd.conf'],
-                cwd=daemons.ROOT, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, env={
-                    **os.environ, 'PYTHONPATH': str(daemons.ROOT),
-                    'OS_CLIENT_CONFIG_FILE': str(one.clouds_yaml)})
-
-        def end():
-            process.kill()
-            process.wait(test_cache.LIMIT)
-            subprocess.run(['umount', '-l', mounted],
-                           timeout=test_cache.LIMIT)
-
-        undo.callback(end)
-        test_cache.wait_until(lambda: os.path.ismount(mounted), 'no mount')
+        one.base = undo.enter_context(base)
         yield one
 
 
@@ -77,13 +49,6 @@ def sandbox(cloud, tmp_path):
     sandbox = test_cache.Sandbox(cloud, tmp_path)
     yield sandbox
     sandbox.close()
-
-
-def linked(sandbox, image):
-    """The image's name in ``_base``, once it is a link."""
-    path = sandbox.compute.instances / '_base' / links.name_of(image)
-    test_cache.wait_until(path.is_symlink, 'no link')
-    return path
 
 
 def whole(sandbox):
@@ -105,7 +70,7 @@ def reboot(sandbox, server, said, boots):
 
 def test_a_server_starts_from_a_link(cloud, sandbox):
     image, said = sandbox.upload(own=76)
-    path = linked(sandbox, image)
+    path = cloud.base.link(image)
     sandbox.host.limit(SLOW)
     server = sandbox.create(image)
     test_cache.wait_until(lambda: not whole(sandbox), 'no pull')
@@ -128,7 +93,7 @@ def test_a_server_starts_from_a_link(cloud, sandbox):
 def test_a_login_before_a_quarter_of_a_large_image(cloud, sandbox):
     """Although the daemon is killed and the image is deleted meanwhile."""
     image, said = sandbox.upload(size=LARGE)
-    linked(sandbox, image)
+    cloud.base.link(image)
     sandbox.host.limit(FAST)
     wire = test_cache.Wire(sandbox)
     server = sandbox.create(image)
@@ -154,7 +119,7 @@ def test_a_login_before_a_quarter_of_a_large_image(cloud, sandbox):
 @pytest.mark.long
 def test_the_link_is_down_for_a_minute(cloud, sandbox):
     image, said = sandbox.upload(own=76)
-    linked(sandbox, image)
+    cloud.base.link(image)
     sandbox.host.limit(SLOW)
     server = sandbox.create(image)
     test_cache.wait_until(
