@@ -131,6 +131,35 @@ def test_the_link_is_down_for_a_minute(cloud, sandbox):
     assert boot.wait_until_up(sandbox.user, server) == (said, 1)
 
 
+def wait_until_shown(sandbox, server, wanted):
+    test_cache.wait_until(
+        lambda: boot.shown(sandbox.user, server) == wanted,
+        f'it does not show {wanted}')
+
+
+def test_rebuild_and_rescue(cloud, sandbox):
+    """They find their images in the same place."""
+    image, said = sandbox.upload()
+    other, also = sandbox.upload()
+    cloud.base.link(image)
+    cloud.base.link(other)
+    server = sandbox.create(image)
+    assert boot.wait_until_up(sandbox.user, server) == (said, 1)
+    compute = sandbox.user.compute
+    compute.rebuild_server(server, image=other)
+    wait_until_shown(sandbox, server, (also, 1))
+    compute.wait_for_server(compute.get_server(server),
+                            wait=test_cache.LIMIT)
+    compute.rescue_server(server, image_ref=image)
+    wait_until_shown(sandbox, server, (said, 1))
+    compute.wait_for_server(compute.get_server(server), 'RESCUE',
+                            wait=test_cache.LIMIT)
+    compute.unrescue_server(server)
+    wait_until_shown(sandbox, server, (also, 2))
+    for used in (image, other):
+        assert set(test_cache.plain(cloud, used)) <= {MIB}
+
+
 def test_a_snapshot_sends_only_the_difference(cloud, sandbox, tmp_path):
     image, said = sandbox.upload(own=40)
     server, shown = sandbox.server(image)
