@@ -16,6 +16,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 LIMIT = 60
+USER = 54321
 noise = repositories.noise
 # Looks at everything more often.
 PROGRAM = ['-c', 'import sys; from dedupd.novabase import contents, keeper; '
@@ -59,9 +61,13 @@ def ops(storing):
 
 
 class Host:
-    """A compute host: the cache's daemon, the mount, and Nova's directory."""
+    """A compute host: the cache's daemon, the mount, and Nova's directory.
+
+    :ivar prefix: a command that runs the mount
+    """
 
     def __init__(self, place, storing, disk=None):
+        self.prefix = []
         self.base = place / '_base'
         self.base.mkdir()
         self.mounted = place / 'mounted'
@@ -96,12 +102,16 @@ class Host:
     def mount(self):
         with open(self._errors, 'ab') as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *PROGRAM, '--config-file',
+                [*self.prefix, sys.executable, *PROGRAM, '--config-file',
                  self.daemon.config], cwd=daemons.ROOT, stderr=errors,
                 stdin=subprocess.DEVNULL, stdout=errors,
                 env=self._environment)
-        self.wait_for(lambda: os.path.ismount(self.mounted))
+        self.wait_for(lambda: os.path.ismount(self.seen(self.mounted)))
         return self
+
+    def seen(self, path):
+        """A path in the mounts that the process of the mount sees."""
+        return f'/proc/{self.process.pid}/root{path}'
 
     def unmount(self):
         if self.process.poll() is None:
@@ -484,6 +494,51 @@ def test_any_user_may_read(host, ops):
                 directory.parts) > 2:
             directory.chmod(0o755)
     subprocess.run(['cmp', link, link], check=True, timeout=LIMIT, user=65534)
+
+
+def test_it_needs_no_root(tmp_path, storing, ops):
+    """Only the line in ``/etc/fuse.conf``, so that libvirt's user may read.
+
+    The user may read the interpreter's files, wherever they are.
+    """
+    conf = tmp_path / 'fuse.conf'
+    user = ['setpriv', f'--reuid={USER}', f'--regid={USER}', '--clear-groups',
+            '--inh-caps=-all,+dac_read_search',
+            '--ambient-caps=-all,+dac_read_search']
+    host = Host(tmp_path, storing)
+    host.daemon.prefix = user
+    host.prefix = [
+        'unshare', '--mount', '--propagation', 'private', 'sh', '-c',
+        'mount --bind "$0" /etc/fuse.conf && exec "$@"', conf, *user]
+    host.base.chmod(0o777)
+    host.mounted.mkdir()
+    for place in (host.repository, host.daemon.directory, host.mounted):
+        for directory, _, names in os.walk(place):
+            for name in ('', *names):
+                os.chown(os.path.join(directory, name), USER, USER)
+    for parent in (tmp_path, *tmp_path.parents[:-1]):
+        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path(
+                tempfile.gettempdir()):
+            parent.chmod(parent.stat().st_mode | 0o111)
+    repository = pathlib.Path(host.repository)
+    repository.parent.chmod(0o777)      # the list of images lies beside it
+    data = content(27)
+    conf.write_text('')
+    with pytest.raises(AssertionError, match='user_allow_other'):
+        with host:
+            pass
+    conf.write_text('user_allow_other\n')
+    with host:
+        image_id = store(ops, data)
+        link = host.path(image_id)
+        host.wait_for(link.is_symlink)
+        path = host.seen(os.readlink(link))
+        assert os.stat(path).st_uid == USER != os.getuid()
+        assert read(path) == data
+        os.utime(path, ns=(10 ** 18, 10 ** 18))
+        assert os.stat(path).st_mtime_ns == 10 ** 18
+    text = host.text() + host.daemon.text()
+    assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
 
 
 def test_it_ends_on_a_signal_while_reads_wait(host, ops):

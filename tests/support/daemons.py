@@ -131,6 +131,7 @@ class Daemon:
         self.log = self.directory / 'log'
         self.environment = {}
         self.program = ['-m', 'dedupd.main']
+        self.prefix = []        # a command that runs it
         self.options = {
             'datadir': repository, 'socket': self.socket, 'filter_mib': 1,
             'filter_dir': self.directory / 'filter', 'collect_interval': 0,
@@ -149,9 +150,10 @@ class Daemon:
     def start(self, wait=True):
         with open(self.log, 'ab') as log:
             self.process = subprocess.Popen(
-                [sys.executable, *self.program, '--config-file',
-                 str(self.config)], cwd=ROOT, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, env={
+                [*self.prefix, sys.executable, *self.program,
+                 '--config-file', str(self.config)],
+                cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={
                     **os.environ, 'PYTHONPATH': str(ROOT),
                     **self.environment})
         if wait:
