@@ -230,6 +230,7 @@ TESTED_BY = {
     'dedupd.http.connection': 'unit/dedupd/http/test_server.py',
     'dedupd.http.glance': 'functional/test_cache_proxy.py',
     'dedupd.http.listeners': 'unit/base/test_access.py',
+    'dedupd.http.passing': 'functional/test_cache_relay.py',
     'dedupd.http.messages': 'unit/dedupd/serve/test_reads.py',
     'dedupd.http.router': 'unit/dedupd/http/test_server.py',
     'dedupd.http.streams': 'functional/test_floods.py',

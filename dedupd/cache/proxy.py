@@ -22,7 +22,6 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import hashlib
-import re
 import time
 from typing import Any
 
@@ -33,8 +32,11 @@ from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
 from dedupd.cache import uploads as uploads_module
 from dedupd.http import glance
+from dedupd.http import image_parts
 from dedupd.http import messages
+from dedupd.http import passing
 from dedupd.http import streams
+from dedupd.http import upload
 from dedupd.http import upstream as upstream_module
 from dedupd.http.upstream import Header
 from dedupd.http.upstream import text
@@ -42,7 +44,6 @@ from dedupd.http.upstream import without
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
-from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import errors
 from glance_dedup.repository import repository as repository_module
@@ -54,35 +55,14 @@ OPEN_SECONDS = 30.0
 #: Threads that open images.
 _THREADS = 16
 
-_IMAGE = re.compile(f'/v2/images/({imageids.PATTERN})(/file)?')
-_RANGE = re.compile('bytes=([0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})')
-_MD5 = re.compile('[0-9a-f]{32}')
-# The proxy passes on a request that has one of these headers.
-_PLAIN = frozenset({
-    b'content-range', b'if-match', b'if-none-match', b'if-modified-since',
-    b'if-unmodified-since', b'if-range'})
-
 _FAILURES = (readings.ArrivalFailed, errors.ClientError,
              exceptions.RepositoryError, OSError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A request for the bytes of an image."""
-
-    image_id: str
-    target: str
-    headers: list[Header]
-    """All but the range's header."""
-    range: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Allowed:
+class _Allowed(image_parts.Facts):
     """What Glance said of an image when it gave the first byte."""
 
-    size: int
-    md5: str | None
     headers: list[Header]
     """All but those that name the part."""
 
@@ -129,23 +109,15 @@ class Proxy:
             raise messages.HTTPError(508, 'glance_url of this cache leads to '
                                      'itself.')
         headers.append((b'Via', b'1.1 ' + self._name))
-        asked = _asked(message, headers)
+        asked = image_parts.asked(message, headers)
         if asked is not None:
             try:
                 return await self._from_here(asked)
             except _NotFromHere as e:
                 self._plain[str(e)] += 1
         self._counts['relayed'] += 1
-
-        def relay(body: AsyncGenerator[bytes, None] | None) -> Any:
-            return self._relay(
-                dataclasses.replace(message, body=body), headers)
-
-        match = _IMAGE.fullmatch(message.target)
-        if (message.method == 'PUT' and match is not None and match[2]
-                and message.body is not None and self._uploads is not None):
-            return await self._uploads.put(message, match[1], headers, relay)
-        return await relay(message.body)
+        return await passing.answer(
+            message, lambda one: self._pass_on(one, headers))
 
     def status(self) -> dict[str, Any]:
         """The proxy's figures, for operators. Any thread."""
@@ -163,32 +135,27 @@ class Proxy:
 
     # -- what is passed on ---------------------------------------------------
 
-    async def _relay(self, message: messages.Message, headers: list[Header]
+    async def _pass_on(self, message: messages.Message, headers: list[Header]
+                       ) -> messages.Response:
+        image_id = upload.image_of(message)
+        if self._uploads is None or image_id is None:
+            return await self._relay(message, headers, message.body)
+        return await self._uploads.put(
+            message, image_id, headers,
+            lambda body: self._relay(message, headers, body))
+
+    async def _relay(self, message: messages.Message, headers: list[Header],
+                     body: AsyncGenerator[bytes, None] | None
                      ) -> messages.Response:
-        try:
-            answer = await self._upstream.ask(message.method, message.target,
-                                              headers, message.body)
-        except upstream_module.UpstreamError as e:
-            LOG.warning('%s %s: %s', message.method,
-                        message.target.partition('?')[0], e)
-            # A client of Glance would try this again without the proxy, too.
-            raise messages.HTTPError(502 if e.malformed else 503,
-                                     f'The Image service did not answer: {e}')
+        answer = await self._upstream.ask(message.method, message.target,
+                                          headers, body)
         if message.method == 'DELETE' and answer.status == 204:
             self._deleted(message.target)
-        response = messages.Response(answer.status, relayed=answer.headers,
-                                     reason=answer.reason)
-        if message.method == 'HEAD' or answer.status in (204, 304):
-            with contextlib.suppress(upstream_module.UpstreamError):
-                await answer.read()     # the end, which is all there is
-            answer.close()
-        else:
-            response.body = _Relayed(answer)
-        return response
+        return await passing.response(message.method, answer)
 
     def _deleted(self, target: str) -> None:
         """If Glance has deleted an image, delete it here, too."""
-        match = _IMAGE.fullmatch(target)
+        match = image_parts.IMAGE.fullmatch(target)
         if match is None or match[2]:
             return
 
@@ -210,7 +177,7 @@ class Proxy:
 
     # -- what comes from here ------------------------------------------------
 
-    async def _from_here(self, asked: _Asked) -> messages.Response:
+    async def _from_here(self, asked: image_parts.Asked) -> messages.Response:
         """Answer with the cache's bytes.
 
         :raises _NotFromHere: if the plain request must be made
@@ -250,7 +217,7 @@ class Proxy:
         self._held.used(asked.image_id)
         return response
 
-    async def _ask_first_byte(self, asked: _Asked) -> _Allowed:
+    async def _ask_first_byte(self, asked: image_parts.Asked) -> _Allowed:
         """Have Glance judge the request.
 
         :raises _NotFromHere: if it gave no byte, or more than one
@@ -262,12 +229,11 @@ class Proxy:
             raise _NotFromHere('unavailable')   # as Glance's answer will say
         if size is None:
             raise _NotFromHere('refused')
-        md5 = text(headers, b'content-md5')
         return _Allowed(
-            size, md5 if _MD5.fullmatch(md5) else None,
+            size, image_parts.md5_of(headers),
             without(headers, b'content-range', b'content-length'))
 
-    async def _open(self, asked: _Asked, allowed: _Allowed
+    async def _open(self, asked: image_parts.Asked, allowed: _Allowed
                     ) -> tuple[readings.Reading,
                                arrival_module.Expected | None]:
         """Open the image that is here, or that arrives.
@@ -334,7 +300,7 @@ class Proxy:
             future.add_done_callback(_close_late)   # nobody waits any more
             raise
 
-    async def _expected(self, asked: _Asked, allowed: _Allowed
+    async def _expected(self, asked: image_parts.Asked, allowed: _Allowed
                         ) -> arrival_module.Expected | None:
         """Glance's facts of the image; None if it says too little."""
         try:
@@ -347,7 +313,7 @@ class Proxy:
 
     # -- its bytes -----------------------------------------------------------
 
-    async def _bytes(self, asked: _Asked, allowed: _Allowed,
+    async def _bytes(self, asked: image_parts.Asked, allowed: _Allowed,
                      expected: arrival_module.Expected | None,
                      course: reads_module.Course
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
@@ -377,61 +343,30 @@ class Proxy:
         finally:
             self._counts['bytes_here'] += course.handed - begin
         self._counts['fallbacks'] += 1
-        if expected is not None and not course.proven:
-            await self._need_same(asked, allowed, expected, begin, course)
-        async with contextlib.aclosing(self._part(
-                asked, allowed, course.handed, end)) as rest:
-            async for piece in rest:
-                self._counts['bytes_glance'] += len(piece)
-                yield piece
+        compared = expected if not course.proven else None
+        sent = image_parts.Sent(begin, course.handed, end,
+                                course.digest if compared else None)
+        try:
+            async with contextlib.aclosing(image_parts.rest(
+                    self._upstream, asked, allowed, sent)) as rest:
+                async for piece in rest:
+                    self._counts['bytes_glance'] += len(piece)
+                    yield piece
+        except image_parts.OtherImage as e:
+            assert compared is not None
+            raise await self._is_other(asked.image_id, compared, sent, e)
 
-    async def _need_same(self, asked: _Asked, allowed: _Allowed,
-                         expected: arrival_module.Expected, begin: int,
-                         course: reads_module.Course) -> None:
-        """Make sure that Glance's image has the bytes that were sent.
-
-        :raises WrongImage: if it has others
-        :raises UpstreamError: if Glance no longer gives it, or fails
-        """
-        hasher = hashlib.sha256()
-        async with contextlib.aclosing(self._part(
-                asked, allowed, begin, course.handed)) as part:
-            async for piece in part:
-                hasher.update(piece)
-        if hasher.digest() == course.digest:
-            return
-        why = (f'the bytes from {begin} to {course.handed}, which came before '
-               "the storing host failed, are not those of Glance's image")
+    async def _is_other(self, image_id: str,
+                        expected: arrival_module.Expected,
+                        sent: image_parts.Sent,
+                        error: image_parts.OtherImage) -> Exception:
+        """Remember that the storing host's image is not Glance's."""
         await asyncio.wrap_future(self._workers.submit(
-            self._held.note_wrong, asked.image_id, expected.size,
-            expected.mark, why))
-        error = arrival_module.WrongImage(f'image {asked.image_id}: {why}')
-        self._last_failure = _failure(asked.image_id, course.handed, error)
-        raise error     # nobody must take it for the image
-
-    async def _part(self, asked: _Asked, allowed: _Allowed, offset: int,
-                    end: int) -> AsyncGenerator[memoryview, None]:
-        """A part of the image, from Glance.
-
-        :raises UpstreamError: if Glance no longer gives it, or fails
-        """
-        part = f'bytes={offset}-{end - 1}'
-        answer = await self._upstream.ask(
-            'GET', asked.target, [*asked.headers, (b'Range', part.encode())])
-        with contextlib.closing(answer):
-            skip = _skipped(answer, allowed, offset, end)
-            left = end - offset
-            while left:
-                piece = await answer.read()
-                if not piece:
-                    raise upstream_module.UpstreamError(
-                        f'Glance ended image {asked.image_id} at '
-                        f'{end - left}')
-                view = memoryview(piece)[skip:skip + left]
-                skip -= min(skip, len(piece))
-                left -= len(view)
-                if view:
-                    yield view
+            self._held.note_wrong, image_id, expected.size, expected.mark,
+            f'{error}; they came before the storing host failed'))
+        wrong = arrival_module.WrongImage(f'image {image_id}: {error}')
+        self._last_failure = _failure(image_id, sent.handed, wrong)
+        return wrong
 
     def _failed(self, image_id: str, offset: int, error: Exception) -> None:
         self._last_failure = _failure(image_id, offset, error)
@@ -439,41 +374,9 @@ class Proxy:
                     image_id, offset, self._last_failure['text'])
 
 
-class _Relayed:
-    """The body of a passed-on answer, in the form that the server reads."""
-
-    def __init__(self, answer: upstream_module.Answer) -> None:
-        self._answer = answer
-
-    async def asend(self, pour: streams.Pour | None) -> bytes:
-        piece = await self._answer.read()
-        if not piece:
-            raise StopAsyncIteration
-        return piece
-
-    async def aclose(self) -> None:
-        self._answer.close()
-
-
 def _failure(image_id: str, offset: int, error: Exception) -> dict[str, Any]:
     return {'time': time.time(), 'image_id': image_id, 'offset': offset,
             'text': str(error) or repr(error)}
-
-
-def _asked(message: messages.Message, headers: list[Header]) -> _Asked | None:
-    """The image bytes that a request asks for; None: it asks for others."""
-    match = _IMAGE.fullmatch(message.target)
-    names = [name.lower() for name, _ in headers]
-    if (message.method != 'GET' or message.body is not None or match is None
-            or not match[2] or not _PLAIN.isdisjoint(names)
-            or names.count(b'range') > 1):
-        return None
-    part = None
-    if b'range' in names:
-        part = text(headers, b'range')
-        if not _RANGE.fullmatch(part):
-            return None     # Glance knows how to answer it
-    return _Asked(match[1], message.target, without(headers, b'range'), part)
 
 
 def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
@@ -489,25 +392,6 @@ def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
     if value is None:
         return None
     return arrival_module.Expected(allowed.size, allowed.md5, name, value)
-
-
-def _skipped(answer: upstream_module.Answer, allowed: _Allowed, offset: int,
-             end: int) -> int:
-    """How many bytes of an answer come before the range's.
-
-    :raises UpstreamError: if the answer is not of this range
-    """
-    md5 = text(answer.headers, b'content-md5')
-    same = allowed.md5 is None or md5 in ('', allowed.md5)
-    if answer.status == 206 and same and (
-            text(answer.headers, b'content-range')
-            == f'bytes {offset}-{end - 1}/{allowed.size}'):
-        return 0
-    if answer.status == 200 and same and (
-            text(answer.headers, b'content-length') == str(allowed.size)):
-        return offset
-    raise upstream_module.UpstreamError(
-        f'Glance answers the request for the rest with {answer.status}')
 
 
 def _close_late(future: Any) -> None:

@@ -515,6 +515,25 @@ def test_what_is_no_answer(cache, server, answer, status):
     assert message.endswith('.')
 
 
+@pytest.mark.parametrize('answer', [b'', b'garbage\r\n\r\n'])
+def test_an_upload_that_is_not_answered(cache, server, answer):
+    """Its client gets to the end, and an answer after which Nova gives up.
+
+    After a 503, or an error of the connection, Nova would send what it has
+    not sent yet, and Glance would take that for the image.
+    """
+    def behave(sock, stream, number):
+        server.read(stream)
+        stream.read(100_000)
+        sock.sendall(answer)
+
+    server.behave = behave
+    response = ask(cache, raw('PUT', '/v2/images/x/file', bytes(50_000_000)))
+    assert response.status == 502
+    assert response.json()['error']['message'].startswith(
+        'The Image service did not answer: ')
+
+
 def test_nobody_is_there(tmp_path):
     with cache_harness.CacheDaemon(
             repositories.create(tmp_path / 'cache'),
@@ -526,6 +545,8 @@ def test_nobody_is_there(tmp_path):
         assert 'cannot be reached' in response.json()['error']['message']
         # For an image there is nothing else either.
         assert ask(daemon, raw('GET', '/v2/images/x/file')).status == 503
+        assert ask(daemon, raw('PUT', '/v2/images/x/file', bytes(20_000_000))
+                   ).status == 502
 
 
 @pytest.mark.parametrize('known', [True, False])
