@@ -18,7 +18,6 @@ changeable options and the certificates again.
 """
 
 import asyncio
-from collections.abc import Callable
 import contextlib
 import ctypes
 import logging
@@ -52,8 +51,9 @@ from dedupd.serve import nbd
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from dedupd.serve import uploads as uploads_module
+from dedupd import settings
+from dedupd import systemd
 from glance_dedup.base import exceptions
-from glance_dedup.base import version
 from glance_dedup.base import workers as workers_module
 from glance_dedup.repository import repository as repository_module
 
@@ -78,14 +78,7 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
 
     :raises cfg.Error, ValueError: if an option is invalid
     """
-    conf = cfg.ConfigOpts()
-    log.register_options(conf)
-    conf.register_cli_opts(opts.mode_opts)
-    conf.register_opts(opts.messaging_opts)
-    for group, options in opts.GROUPS.items():
-        conf.register_opts(options, group=group)
-    conf(arguments, project='dedupd',
-         version=version.version())
+    conf = settings.parse(arguments)
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]
@@ -112,32 +105,6 @@ def check_replication(options: Any) -> None:
                 raise ValueError(f'[replication] to needs {name}')
 
 
-def notify(state: str) -> None:
-    """Notify systemd, if it requested notifications."""
-    address = os.environ.get('NOTIFY_SOCKET')
-    if not address:
-        return
-    if address.startswith('@'):
-        address = '\0' + address[1:]
-    with contextlib.suppress(OSError), socket.socket(
-            socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.connect(address)
-        sock.send(state.encode())
-
-
-def _watchdog_seconds() -> float | None:
-    """Seconds between two signs of life; None: systemd expects none.
-
-    They are half of what systemd allows.
-    """
-    if os.environ.get('WATCHDOG_PID', str(os.getpid())) != str(os.getpid()):
-        return None
-    try:
-        return int(os.environ['WATCHDOG_USEC']) / 2e6
-    except (KeyError, ValueError):
-        return None
-
-
 def user_ids(names: list[str],
              option: str = 'socket_users') -> frozenset[int]:
     """The ids of these users, of root, and of the daemon's own user.
@@ -154,18 +121,6 @@ def user_ids(names: list[str],
         except KeyError:
             raise ValueError(f'{option}: there is no user {name!r}')
     return frozenset(ids)
-
-
-def _listening(where: str, listen: Callable[[str], socket.socket]
-               ) -> socket.socket:
-    """Call `listen` for an address.
-
-    :raises OSError: if it fails; the message names the address and the cause
-    """
-    try:
-        return listen(where)
-    except OSError as e:
-        raise OSError(f'cannot listen on {where}: {e.strerror}') from e
 
 
 class Daemon:
@@ -265,14 +220,14 @@ class Daemon:
             self._readers.submit(uploads_module.drop_leftovers,
                                  self._repository)
             self._control.ready = True
-            notify('READY=1')
+            systemd.notify('READY=1')
             LOG.info('Serving %s on %s', self._repository.path,
                      self._options.socket)
             if self._cache is not None:
                 LOG.info('Answering for %s on %s, with blocks from %s',
                          self._options.glance_url, self._conf.cache.listen,
                          self._conf.cache.peer)
-            await self._wait(ending)
+            await systemd.live_until(ending)
         finally:
             await self._end()
 
@@ -292,17 +247,17 @@ class Daemon:
                 other=self._exports.connection))
         if self._certificates is not None:
             server.add(listeners.Listener(
-                'tls', _listening(options.listen, listeners.listen_tcp),
+                'tls', listeners.begin(options.listen, listeners.listen_tcp),
                 endpoints.tls, tls=self._certificates.current))
         if options.status_listen:
             server.add(listeners.Listener(
-                'status', _listening(options.status_listen,
-                                     listeners.listen_tcp),
+                'status', listeners.begin(options.status_listen,
+                                          listeners.listen_tcp),
                 endpoints.status))
         if self._cache is not None:
             server.add(listeners.Listener(
-                'cache', _listening(self._conf.cache.listen,
-                                    listeners.listen_tcp),
+                'cache', listeners.begin(self._conf.cache.listen,
+                                         listeners.listen_tcp),
                 self._proxy.serve))
 
     def _open_reading(self, image_id: str) -> readings.Reading:
@@ -315,7 +270,7 @@ class Daemon:
     def _listen_unix(self, option: str) -> socket.socket:
         """Listen on the Unix socket that an option names."""
         path = self._options[option]
-        sock = _listening(path, lambda where: listeners.listen_unix(
+        sock = listeners.begin(path, lambda where: listeners.listen_unix(
             where, self._socket_mode(option)))
         self._sockets[option] = os.stat(path).st_ino
         return sock
@@ -330,19 +285,11 @@ class Daemon:
         # id of each client.
         return 0o666 if self._options[_SOCKETS[option]] else 0o600
 
-    async def _wait(self, ending: asyncio.Event) -> None:
-        """Wait for the end, and give systemd signs of life meanwhile."""
-        seconds = _watchdog_seconds()
-        while not ending.is_set():
-            try:
-                await asyncio.wait_for(ending.wait(), seconds)
-            except TimeoutError:
-                notify('WATCHDOG=1')
-
     def _reload(self) -> None:
         """Read the changeable options, and the certificates, again."""
         LOG.info('Reading the options again.')
-        notify(f'RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}')
+        systemd.notify('RELOADING=1\n'
+                       f'MONOTONIC_USEC={time.monotonic_ns() // 1000}')
         try:
             # Invalid options must not replace valid ones.
             warn_of_unknown(read_options(self._arguments))
@@ -361,11 +308,11 @@ class Daemon:
         self._scheduler.reload()
         if self._replicator is not None:
             self._replicator.reload()
-        notify('READY=1')
+        systemd.notify('READY=1')
 
     async def _end(self) -> None:
         LOG.info('Ending.')
-        notify('STOPPING=1')
+        systemd.notify('STOPPING=1')
         self._control.ready = False
         # The process ends in time, even if a disk or a thread hangs.
         timer = threading.Timer(END_SECONDS, os._exit, (0,))

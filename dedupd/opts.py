@@ -587,7 +587,7 @@ cache_opts = [
             help="""
 Address on which the daemon stands in for the Image service, if
 ``mode`` is ``cache``. ``endpoint_override`` in the group ``[glance]``
-of ``nova.conf`` names it.
+of ``nova.conf`` names it, or else ``relay_listen``.
 
 The daemon passes requests on to ``[dedupd] glance_url``. Only the
 bytes of images come from the cache, once Glance has allowed it.
@@ -597,8 +597,29 @@ Possible values:
     * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT
 
 Related options:
+    * ``relay_listen``
     * ``[dedupd] glance_url``
     * ``[dedupd] glance_ca``
+
+"""),
+    cfg.Opt('relay_listen',
+            type=_ADDRESS,
+            sample_default='127.0.0.1:9292',
+            help="""
+Address on which ``dedupd-relay`` stands in for the Image service,
+while the daemon runs and while it does not. ``endpoint_override`` in
+``nova.conf`` then names this address, and ``listen`` is another one,
+such as 127.0.0.1:9293. A socket that systemd passes to
+``dedupd-relay`` takes the place of this option.
+
+Possible values:
+    * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT
+    * Unset: there is no relay, or systemd passes it a socket
+
+Related options:
+    * ``listen``
+    * ``[dedupd] socket``
+    * ``[dedupd] glance_url``
 
 """),
     cfg.URIOpt('peer',

@@ -77,6 +77,8 @@ PACKAGES = {
         'backups of many disks by many hosts',
         '_engine base repository client'),
     'dedupd.opts': ('all options of the daemon', 'base'),
+    'dedupd.settings': ('reading these options', 'base opts'),
+    'dedupd.systemd': ('what services and systemd tell each other', ''),
     'dedupd.logs': ("the daemon's log", 'base'),
     'dedupd.page': ('the status page', ''),
     'dedupd.metrics': ('figures for Prometheus', 'repository'),
@@ -125,10 +127,13 @@ PACKAGES = {
     'dedupd.main': (
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
-        'follower replicator messaging api opts logs'),
+        'follower replicator messaging api opts settings systemd logs'),
     'dedupd.novabase': (
         "links in Nova's image cache, and their mount",
-        'base repository client mount cache logs main'),
+        'base repository client mount cache logs systemd main'),
+    'dedupd.relay': (
+        'what Nova asks, whether the cache runs or not',
+        'http settings systemd logs'),
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
@@ -240,6 +245,9 @@ TESTED_BY = {
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
+    'dedupd.relay.main': 'functional/test_relay.py',
+    'dedupd.settings': 'unit/dedupd/test_opts.py',
+    'dedupd.systemd': 'functional/test_relay.py',
     'dedupd.novabase.keeper': 'functional/test_nova_base.py',
     'dedupd.novabase.main': 'functional/test_nova_base.py',
     'dedupd.novabase.operations': 'functional/test_nova_base.py',

@@ -37,12 +37,11 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     """
     if conf.mode != 'cache':
         return
-    host = conf.cache.listen.rpartition(':')[0].strip('[]')
-    if host != 'localhost' and not listeners.is_loopback(host):
-        raise ValueError(
-            f'[cache] listen: {conf.cache.listen} is not an address of the '
-            'loopback interface. Tokens go over it in clear; use one such as '
-            '127.0.0.1:9292')
+    listeners.need_loopback('listen', conf.cache.listen)
+    if conf.cache.listen == conf.cache.relay_listen:
+        raise ValueError('[cache] listen and relay_listen are the same '
+                         'address. Nova asks at relay_listen; give listen '
+                         'another one, such as 127.0.0.1:9293')
     if not conf.dedupd.glance_url:
         raise ValueError('mode = cache needs [dedupd] glance_url, the Image '
                          'service that requests are passed on to')

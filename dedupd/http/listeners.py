@@ -91,6 +91,31 @@ def is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
+def need_loopback(option: str, address: str) -> None:
+    """Refuse an option with an address that other hosts reach.
+
+    :raises ValueError: names the option, and what to do
+    """
+    host = address.rpartition(':')[0].strip('[]')
+    if host != 'localhost' and not is_loopback(host):
+        raise ValueError(
+            f'[cache] {option}: {address} is not an address of the loopback '
+            'interface. Tokens go over it in clear; use one such as '
+            '127.0.0.1:9292')
+
+
+def begin(where: str, listen: Callable[[str], socket.socket]
+          ) -> socket.socket:
+    """Call one of the functions below for an address.
+
+    :raises OSError: if it fails; the message names the address and the cause
+    """
+    try:
+        return listen(where)
+    except OSError as e:
+        raise OSError(f'cannot listen on {where}: {e.strerror}') from e
+
+
 def listen_unix(path: str, mode: int) -> socket.socket:
     """Listen at a path; this replaces a socket that nobody serves.
 

@@ -11,11 +11,13 @@ sockets, as the server does.
 
 A connection is kept only for requests that change nothing. If the server has
 closed it meanwhile, that looks like a failure, and only such requests may be
-sent again. Other requests get a new connection.
+sent again. Other requests get a new connection. A request for which there was
+no connection (`Unreached`) was not sent at all.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator
+from collections.abc import Callable
 import contextlib
 import socket
 import ssl
@@ -28,6 +30,8 @@ from dedupd.http import streams
 
 #: A name and a value, as they are sent.
 Header = tuple[bytes, bytes]
+#: Makes the context of a wait.
+Watch = Callable[[asyncio.Timeout], contextlib.AbstractContextManager]
 
 #: Seconds for a connection.
 CONNECT_SECONDS = 10.0
@@ -58,8 +62,17 @@ class UpstreamError(Exception):
         self.malformed = malformed
 
 
+class Unreached(UpstreamError):
+    """There was no connection, so nothing of the request was sent."""
+
+
 class _Stale(Exception):
     """A kept connection has ended before a byte of the answer."""
+
+
+def may_repeat(method: str, body: AsyncGenerator[bytes, None] | None) -> bool:
+    """Whether a request changes nothing, however often it is sent."""
+    return method in _SAFE and body is None
 
 
 def end_to_end(headers: list[Header]) -> list[Header]:
@@ -116,7 +129,7 @@ class Answer:
         if connection is None:
             raise ValueError('read of an answer that was closed')
         while not self._over:
-            event = await connection.receive(PATIENCE)
+            event = await connection.receive(connection.patience)
             if isinstance(event, h11.Data):
                 if event.data:
                     return event.data
@@ -139,10 +152,17 @@ class Upstream:
 
     :param url: the server's URL, perhaps with the first part of each path
     :param ca: file with the authorities that verify it; None: the system's
+    :param patience: the most seconds without a byte; None: PATIENCE
+    :param watch: makes the context of each wait for a byte, by its timeout,
+        so that others may end it
     :raises OSError, ssl.SSLError: if that file cannot be read or is invalid
     """
 
-    def __init__(self, url: str, ca: str | None = None) -> None:
+    def __init__(self, url: str, ca: str | None = None,
+                 patience: float | None = None, watch: Watch | None = None
+                 ) -> None:
+        self.patience = PATIENCE if patience is None else patience
+        self.watch = watch or contextlib.nullcontext
         parts = urllib.parse.urlsplit(url.rstrip('/'))
         self.url = f'{parts.scheme}://{parts.netloc}'
         self.host = parts.netloc.rpartition('@')[2].encode('ascii')
@@ -159,6 +179,7 @@ class Upstream:
 
         :param headers: the end-to-end headers; the Host header is replaced
         :param body: the pieces of the body; the headers may give its length
+        :raises Unreached: if there is no connection; the body is not begun
         :raises UpstreamError: if there is no answer
         :raises: any error that the body raises
         """
@@ -172,7 +193,7 @@ class Upstream:
                                   target=self._prefix + target)
         except h11.LocalProtocolError as e:
             raise UpstreamError(f'The request cannot be passed on: {e}')
-        reuse = method in _SAFE and body is None
+        reuse = may_repeat(method, body)
         while True:
             connection = self._take() if reuse else None
             if connection is None:
@@ -212,12 +233,12 @@ class Upstream:
                         return await self._connect_to(place)
                 return await self._connect_to(found[-1])
         except TimeoutError:
-            raise UpstreamError(f'{self.url} did not answer in time.')
+            raise Unreached(f'{self.url} did not answer in time.')
         except OSError as e:
-            raise UpstreamError(f'{self.url} cannot be reached: '
-                                f'{e.strerror or e}.')
+            raise Unreached(f'{self.url} cannot be reached: '
+                            f'{e.strerror or e}.')
         except streams.Disconnected as e:
-            raise UpstreamError(f'{self.url} cannot be reached: {e}.')
+            raise Unreached(f'{self.url} cannot be reached: {e}.')
 
     async def _connect_to(self, place: Any) -> '_Connection':
         family, kind, protocol, _, address = place
@@ -250,7 +271,7 @@ class _Connection:
     def __init__(self, upstream: Upstream, sock: socket.socket,
                  stream: streams.SocketStream | streams.TLSStream) -> None:
         self._upstream = upstream
-        self.url = upstream.url
+        self.url, self.patience = upstream.url, upstream.patience
         self._socket = sock
         self._stream = stream
         self._h11 = streams.Parser(
@@ -297,7 +318,7 @@ class _Connection:
         await self._send(request)
         if body is None:
             await self._send(h11.EndOfMessage())
-            return await self._head(PATIENCE)
+            return await self._head(self.patience)
         pump = asyncio.create_task(self._pump(body, expects))
         head = asyncio.create_task(self._head(None))
         try:
@@ -306,7 +327,7 @@ class _Connection:
             if not head.done() and not isinstance(pump.exception(),
                                                   UpstreamError):
                 pump.result()   # of the caller's, if it failed
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self.patience):
                 return await head
         except TimeoutError:
             raise UpstreamError(f'{self.url} did not answer in time.')
@@ -343,7 +364,7 @@ class _Connection:
         try:
             data = self._h11.send(event)
             if data:
-                await self._stream.send(data, PATIENCE)
+                await self._stream.send(data, self.patience)
         except streams.Disconnected as e:
             raise self._ended(str(e)) from None
         except h11.LocalProtocolError as e:
@@ -357,8 +378,9 @@ class _Connection:
         data = b'-'
         try:
             while (event := await self._h11.event()) is h11.NEED_DATA:
-                async with asyncio.timeout(seconds):
-                    data = await self._stream.receive()
+                async with asyncio.timeout(seconds) as timeout:
+                    with self._upstream.watch(timeout):
+                        data = await self._stream.receive()
                 self._answered = self._answered or bool(data)
                 self._h11.receive_data(data)
             return event

@@ -24,6 +24,7 @@ from dedupd.novabase import contents as contents_module
 from dedupd.novabase import keeper as keeper_module
 from dedupd.novabase import links as links_module
 from dedupd.novabase import operations as operations_module
+from dedupd import systemd
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors as client_errors
@@ -78,7 +79,7 @@ def _serve(conf: cfg.ConfigOpts,
     def ready() -> None:
         LOG.info('The images for Nova are in %s', options.nova_mount)
         thread.start()
-        daemon_main.notify('READY=1')
+        systemd.notify('READY=1')
 
     mount.serve(
         operations_module.Operations(

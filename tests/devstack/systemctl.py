@@ -4,8 +4,9 @@
 It is in the roots of ``roots.py`` under that name, and knows the commands and
 the settings of units that DevStack uses, for services of the types simple and
 notify: a process in the background, as a user, in an environment, stopped by
-SIGTERM. Of a service it keeps the process' id in ``/run/units``; what the
-process writes is in ``/var/log/units``, which a real host has in its journal.
+SIGTERM. It ignores sockets, so their services listen by themselves. Of a
+service it keeps the process' id in ``/run/units``; what the process writes is
+in ``/var/log/units``, which a real host has in its journal.
 """
 
 import os
@@ -152,7 +153,9 @@ def main(arguments):
     if os.geteuid() != 0 and command not in ('is-enabled', 'is-active'):
         sys.exit('systemctl: Access denied')
     names = [name if name.endswith('.service') else f'{name}.service'
-             for name in names]
+             for name in names if not name.endswith('.socket')]
+    if not names and command != 'daemon-reload':
+        return 0
     return COMMANDS[command](*names) or 0
 
 

@@ -128,6 +128,33 @@ def status(host):
         'http://dedupd/v1/status'))
 
 
+def need_a_relay(host, image_id, configuration):
+    """Nova's address stays; an image comes with the cache, and without it."""
+    change = next(block.text for block in blocks_of('Without the cache')
+                  if block.text.startswith('['))
+    _, listen, relay = change.splitlines()
+    assert relay == f'relay_listen = {CACHE.removeprefix("http://")}'
+    for command in commands_of('Without the cache'):
+        if command == 'systemctl restart dedupd-cache':
+            host.write(CONF, configuration.replace(
+                listen.replace('9293', '9292'), f'{listen}\n{relay}') + '\n')
+        if command.startswith('curl'):
+            host.run('curl', '-sf', '--retry', '50', '--retry-delay', '1',
+                     '--retry-connrefused', '-o', '/dev/null', CACHE)
+        said = say(host, command)
+    assert '"versions"' in said
+    for command in (), ('systemctl', 'stop', 'dedupd-cache'):
+        if command:
+            host.run(*command)
+        host.run('curl', '-sf', '-H', 'X-Auth-Token: alice', '-o', '/tmp/got',
+                 f'{CACHE}/v2/images/{image_id}/file')
+        host.run('cmp', '/tmp/was', '/tmp/got')
+    host.run('systemctl', 'start', 'dedupd-cache')
+    host.run('curl', '-sf', '--retry', '50', '--retry-delay', '1',
+             '--retry-connrefused', '-o', '/dev/null',
+             f'http://{listen.split()[-1]}')
+
+
 @pytest.mark.timeout(1200)
 def test_the_page(host, controller):
     configuration, nova = (block.text for block in blocks_of('Set it up')
@@ -163,6 +190,8 @@ def test_the_page(host, controller):
     assert found['held']['limit_bytes'] == 102400 << 20
     assert (found['fallbacks'], found['last_failure']) == (0, None)
     assert host.run('find', '/dev/shm/glance-dedup-dedupd', '-type', 'f')
+
+    need_a_relay(host, controller, configuration)
 
     shown, plan, done = commands_of('Disk space')
     assert json.loads(say(host, shown))['cache']['held']['images'] == 1

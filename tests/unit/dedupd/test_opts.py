@@ -82,6 +82,7 @@ def test_a_cache(tmp_path):
     ({}, {'listen': '0.0.0.0:9292'}, '0.0.0.0:9292 is not .* loopback'),
     ({}, {'listen': 'controller:9292'}, 'controller:9292 is not .* loopback'),
     ({}, {'listen': '[::]:9292'}, 'loopback'),
+    ({}, {'relay_listen': '127.0.0.1:9292'}, 'the same address'),
     ({}, {'peer_key': '/key'}, 'peer_key needs peer_cert'),
     ({}, {'peer_ca': '/not/here'}, '/not/here'),
     ({}, {'peer_cert': '/not/here'}, '/not/here')])

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Nova boots servers while its host's cache is dead, or dies.
+
+Nova asks the relay, which is before the cache.
+"""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from tests.cloud import boot
+from tests.cloud import cloud as cloud_module
+from tests.cloud import dedupd
+from tests.cloud import test_cache
+from tests.support import daemons
+
+pytestmark = test_cache.pytestmark
+
+HOST = test_cache.HOST
+
+
+@pytest.fixture(scope='module')
+def cloud():
+    """One whose compute host has a relay before its cache."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
+    one = cloud_module.Cloud(place, hosts={HOST: True})
+    cache = one.services[f'{HOST}/dedupd']
+    cache.options = {
+        'listen': f'127.0.0.1:{dedupd.CACHE_PORT + 1}',
+        'relay_listen': f'127.0.0.1:{dedupd.CACHE_PORT}'}
+    with contextlib.ExitStack() as undo:
+        undo.callback(one.down)
+        undo.callback(test_cache._keep_logs, place / 'log')
+        one.up()
+        with open(place / 'log' / 'relay', 'ab') as log:
+            process = subprocess.Popen(
+                [*one.hosts[HOST].enter(), sys.executable, '-m',
+                 'dedupd.relay.main', '--config-file',
+                 cache.etc / 'dedupd.conf'], cwd=daemons.ROOT,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, 'PYTHONPATH': str(daemons.ROOT)})
+
+        def end():
+            process.kill()
+            process.wait(test_cache.LIMIT)
+
+        undo.callback(end)
+        text = place / 'log' / 'relay'
+        test_cache.wait_until(
+            lambda: 'Passing requests on' in text.read_text(), 'no relay')
+        yield one
+
+
+@pytest.fixture
+def sandbox(cloud, tmp_path):
+    sandbox = test_cache.Sandbox(cloud, tmp_path)
+    yield sandbox
+    sandbox.close()
+
+
+def size_of(sandbox, image):
+    return sandbox.user.image.get_image(image).size
+
+
+def test_images_come_from_the_cache(cloud, sandbox):
+    image, said = sandbox.upload()
+    assert sandbox.server(image)[1] == (said, 1)
+    assert test_cache.plain(cloud, image) == []
+
+
+def test_the_cache_is_dead_when_a_server_starts(cloud, sandbox):
+    image, said = sandbox.upload()
+    sandbox.cache.kill()
+    try:
+        assert sandbox.server(image)[1] == (said, 1)
+    finally:
+        sandbox.cache.start()
+    assert test_cache.plain(cloud, image) == [size_of(sandbox, image)]
+
+
+@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+def test_the_cache_dies_amid_a_start(cloud, sandbox, number):
+    image, said = sandbox.upload(test_cache.MUCH)
+    pid = sandbox.cache.client().status()['daemon']['pid']
+    with test_cache.half_way(sandbox, image) as server:
+        os.kill(pid, number)
+    try:
+        assert boot.wait_until_up(sandbox.user, server) == (said, 1)
+    finally:
+        sandbox.cache.kill()
+        sandbox.cache.start()
+    # All of it, so that the first part could be compared.
+    assert test_cache.plain(cloud, image) == [size_of(sandbox, image)]
+
+
+def test_a_snapshot_is_made_without_the_cache(cloud, sandbox):
+    image, said = sandbox.upload()
+    server, _ = sandbox.server(image)
+    sandbox.cache.kill()
+    try:
+        snapshot = sandbox.snapshot(server)
+    finally:
+        sandbox.cache.start()
+    assert sandbox.server(snapshot)[1] == (said, 2)
