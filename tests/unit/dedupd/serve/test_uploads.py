@@ -9,11 +9,10 @@ import pytest
 
 from dedupd.http import messages
 from dedupd.serve import uploads
-from glance_dedup.base import imageids
 from tests.support import repositories
 
 IMAGE = '0a1b2c3d-0000-4000-8000-000000000000'
-UPLOAD = imageids.upload_id()
+UPLOAD = 'u_' + '2f64116cfa706c0e' * 2
 
 
 def refused(body, image_id=UPLOAD, upstream=object()):
