@@ -4,8 +4,9 @@
 
 ``doc/source/reference/openapi.yaml`` describes them. The Unix socket has all
 endpoints. The TLS listener has those that read images, and those that receive
-images from other sites. The status listener has those that show the daemon's
-state and change nothing.
+images from other sites. If the daemon is a compute host's cache, both have the
+one that lends blocks to neighbours. The status listener has those that show
+the daemon's state and change nothing.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import functools
 import os
 from typing import Any
 
+from dedupd.cache import lending as lending_module
 from dedupd import control as control_module
 from dedupd.http import messages
 from dedupd.http import router as router_module
@@ -39,6 +41,7 @@ class API:
 
     It is made and used in the event loop's thread.
 
+    :param lending: of a compute host's cache; None: this is none
     :param watchers: the scheduler's; called when a task's status changed
     :param stopping: set when long polls are to end
     """
@@ -46,7 +49,8 @@ class API:
     def __init__(self, control: control_module.Control,
                  reads: reads_module.Reads,
                  receiving: incoming_replicas_module.Receiving,
-                 uploads: uploads_module.Uploads, path: str,
+                 uploads: uploads_module.Uploads,
+                 lending: lending_module.Lending | None, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event) -> None:
         self._control = control
@@ -64,6 +68,10 @@ class API:
         for router in (self.unix, self.tls):
             self._add_reads(router, reads)
             self._add_receiving(router, receiving, uploads)
+            if lending is not None:
+                router.add('POST', '/v1/cached/{image_id}/blocks',
+                           _translated(lending.blocks),
+                           reads_module.RANGES_BYTES, lending.admit)
         for router in (self.unix, self.status):
             self._add_state(router)
         self._add_control(self.unix)

@@ -187,6 +187,8 @@ class Daemon:
             self._receiving, self._reads,
             None if not options.glance_url else upstream_module.Upstream(
                 options.glance_url, options.glance_ca))
+        self._lending = (None if self._cache is None
+                         else self._cache.lending(self._reads))
         told: dict[str, Any] = {}
         if options.nbd_socket:
             self._exports = nbd.Exports(
@@ -195,7 +197,7 @@ class Daemon:
             told['nbd'] = self._exports.status
         if self._cache is not None:
             self._proxy = self._cache.proxy(self._reads)
-            told['cache'] = self._proxy.status
+            told['cache'] = self._cache.status
         return control_module.Sources(
             reads=lambda: {'connections': server.connections,
                            'requests': server.shared.requests,
@@ -234,7 +236,8 @@ class Daemon:
     def _listen(self) -> None:
         options, server = self._options, self._server
         endpoints = api.API(self._control, self._reads, self._receiving,
-                            self._uploads, self._repository.path,
+                            self._uploads, self._lending,
+                            self._repository.path,
                             self._scheduler.watchers,
                             server.shared.stopping)
         server.add(listeners.Listener(

@@ -671,6 +671,30 @@ Possible values:
     * A path; unset: it is in the file ``peer_cert``
 
 """),
+    cfg.ListOpt('neighbours',
+                item_type=types.URI(schemes=['https']),
+                default=[],
+                sample_default=['https://compute1:9393',
+                                'https://compute2:9393'],
+                help="""
+URLs of the caches of the hosts of this rack, their ``[dedupd]
+listen``. They are asked for missing blocks before ``peer`` is.
+
+The host itself may be in the list, so all hosts of a rack can have
+the same one. ``peer_ca`` verifies the certificates. Without
+``peer_cert`` the neighbours see the tokens of this host's callers, as
+``peer`` does. See the guide on a compute host's images.
+
+Possible values:
+    * A list of https://HOST:PORT, at most 100
+    * Empty: only ``peer`` is asked
+
+Related options:
+    * ``peer_ca``
+    * ``peer_cert``
+    * ``[dedupd] listen``
+
+"""),
     _number('limit_mib', 0, 0, 1 << 30, """
 Disk space that the cache may take, in MiB.
 

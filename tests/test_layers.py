@@ -123,7 +123,7 @@ PACKAGES = {
         'what needs a message broker', 'tasks control scheduler rpc'),
     'dedupd.api': (
         'the endpoints of HTTP',
-        'base client http serve control metrics page'),
+        'base client http serve cache control metrics page'),
     'dedupd.main': (
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
@@ -244,6 +244,7 @@ TESTED_BY = {
     'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
+    'dedupd.cache.pieces': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
     'dedupd.relay.main': 'functional/test_relay.py',
     'dedupd.settings': 'unit/dedupd/test_opts.py',

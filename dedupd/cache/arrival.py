@@ -23,6 +23,7 @@ import threading
 from typing import Any
 from typing import Protocol
 
+from dedupd.cache import neighbours as neighbours_module
 from dedupd.cache import partial_image
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
@@ -75,6 +76,12 @@ class Expected:
         return hashlib.sha256(json.dumps(
             dataclasses.astuple(self)).encode()).hexdigest()
 
+    @property
+    def hash(self) -> hashes.Hash | None:
+        """The hash of the image; None: Glance named none."""
+        return (hashes.said(self.hash_name, self.hash_value)
+                or hashes.said('md5', self.md5))
+
     def hasher(self) -> tuple[Any, str] | None:
         """A new hash object, and the expected result; None if unknown."""
         for name, value in ((self.hash_name, self.hash_value),
@@ -111,6 +118,7 @@ class Arrival:
 
     :param connect: makes a client of the peer that shows a token; None: none
     :param workers: they read the description and fetch lots, ``pull.LOTS``
+    :param neighbours: they are asked before the peer; None: there are none
     :ivar changed: the lock for the fields; it tells of changes
     :ivar partial: what has come; None: the image cannot be read early
     :ivar present: the committed image, until all is released
@@ -122,7 +130,9 @@ class Arrival:
                  repository: repository_module.Repository, image_id: str,
                  expected: Expected | None,
                  connect: Callable[[str | None], daemon_module.Client],
-                 token: str | None, workers: workers_module.Workers) -> None:
+                 token: str | None, workers: workers_module.Workers,
+                 neighbours: neighbours_module.Neighbours | None = None
+                 ) -> None:
         self._owner = owner
         self._repository = repository
         self.image_id = image_id
@@ -143,11 +153,12 @@ class Arrival:
             raise readings.ArrivalFailed(f'image {image_id}: {e}') from e
         with contextlib.ExitStack() as stack:
             stack.callback(self._source.close)
-            self._begin(stack, workers)
+            self._begin(stack, workers, neighbours)
             self._holding = stack.pop_all()
 
     def _begin(self, stack: contextlib.ExitStack,
-               workers: workers_module.Workers) -> None:
+               workers: workers_module.Workers,
+               neighbours: neighbours_module.Neighbours | None) -> None:
         """Learn what comes, and prepare for it."""
         recipe = stack.enter_context(self._source.recipe())
         header = recipe.header
@@ -168,7 +179,9 @@ class Arrival:
         self.partial = stack.enter_context(contextlib.closing(
             partial_image.PartialImage(
                 self._repository, self._transaction, header, description,
-                self._source, workers)))
+                self._source, workers,
+                None if neighbours is None else neighbours.asking(
+                    self.image_id, lambda: self._source.token))))
         self.partial.submit(description.fill, recipe)
 
     def __str__(self) -> str:
@@ -213,6 +226,7 @@ class Arrival:
 
     def _pull(self, partial: partial_image.PartialImage) -> None:
         self._need_time()
+        partial.greet()
         for _ in partial.run():
             self._need_time()
             self._tell()
@@ -238,6 +252,8 @@ class Arrival:
         """Make the pull fail, from any thread."""
         self._cut = True
         self._source.interrupt()
+        if self.partial is not None:
+            self.partial.interrupt()
 
     # -- whether it is the image ------------------------------------------
 
@@ -266,6 +282,23 @@ class Arrival:
                     self._judge, f'what came has the {hasher.name} '
                     f"{hasher.hexdigest()}, and {value} by Glance's record")
             self._transaction.set_hash(hasher.name, hasher.digest())
+
+    def need_same(self, theirs: hashes.Hash | None) -> None:
+        """Check that this is the image that Glance means; see `hashes`.
+
+        The image is compared with what it is expected to be at the end. This
+        compares that with Glance's present word.
+
+        :raises Unproven, Other: as for hashes.need_same
+        """
+        expected = self._expected
+        ours = None if expected is None else expected.hash
+        if ours is None or theirs is None or ours.name != theirs.name:
+            raise hashes.Unproven(
+                f'{self} is not compared with a hash that Glance recorded.')
+        if ours != theirs:
+            raise hashes.Other(f'Glance means another image than {self}: '
+                               f'their {theirs.name} differs.')
 
     # -- the end ----------------------------------------------------------
 

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from dedupd.cache import arrival as arrival_module
+from dedupd.cache import neighbours as neighbours_module
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
@@ -37,6 +38,7 @@ class Arrivals:
     """All images that arrive from one peer. Thread-safe.
 
     :param connect: makes a client of the peer that shows a token; None: none
+    :param neighbours: they are asked before the peer; None: there are none
     :param on_begin: called when a pull begins, with the image's id and the
         bytes that may come
     :param on_arrived: called when an image is here, with its id and the facts
@@ -47,6 +49,7 @@ class Arrivals:
 
     def __init__(self, repository: repository_module.Repository,
                  connect: Callable[[str | None], daemon_module.Client], *,
+                 neighbours: neighbours_module.Neighbours | None = None,
                  on_begin: Callable[[str, int], None] = (
                      lambda image_id, size: None),
                  on_arrived: Callable[
@@ -57,6 +60,7 @@ class Arrivals:
                          lambda image_id, expected, why: None)) -> None:
         self._repository = repository
         self._connect = connect
+        self._neighbours = neighbours
         self._on_begin = on_begin
         self._on_arrived = on_arrived
         self._on_wrong = on_wrong
@@ -148,7 +152,7 @@ class Arrivals:
                 stack.callback(self._places.release)
                 arrival = arrival_module.Arrival(
                     self, self._repository, image_id, expected, self._connect,
-                    token, self._fetchers)
+                    token, self._fetchers, self._neighbours)
                 stack.callback(arrival.close)
                 self._on_begin(image_id, arrival.coming())
                 with self._lock:
@@ -223,6 +227,14 @@ class Arrivals:
         """Those that have begun. REQUIRES: the caller holds `_lock`."""
         return [arrival.result() for arrival in self._arrivals.values()
                 if arrival.done()]
+
+    def under_way(self, image_id: str) -> arrival_module.Arrival | None:
+        """The arrival of an image that has begun; None: there is none."""
+        with self._lock:
+            arrival = self._arrivals.get(image_id)
+            if arrival is None or not arrival.done() or arrival.exception():
+                return None
+            return arrival.result()
 
     def coming(self) -> int:
         """About how many bytes all arriving images will still take."""

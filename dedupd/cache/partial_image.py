@@ -13,12 +13,18 @@ receive its blocks, and any number of threads read. Readers get
 * all other bytes by waiting for them if their lot is under way, or else by
   fetching them out of order.
 
+Neighbours get blocks from the same places (``lending.py``). If this host has
+neighbours, blocks come from them first (``neighbours.py``), and from the
+storing host otherwise. A block that several want of the storing host at the
+same time is requested once.
+
 Readers get no block before it was fingerprinted. Memory holds about
 ``pull.SYNC_BYTES`` of received blocks, AHEAD_BYTES of blocks fetched ahead,
 and the lots that are under way.
 """
 
 import array
+import bisect
 import collections
 from collections.abc import Iterator
 import contextlib
@@ -27,6 +33,8 @@ import itertools
 import threading
 from typing import Any
 
+from dedupd.cache import neighbours as neighbours_module
+from dedupd.cache import pieces as pieces_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
@@ -49,45 +57,6 @@ _ZEROS = bytes(1 << 20)
 
 class NoMore(Exception):
     """The requested bytes have not come, and will not."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """A block of an image; without a name it is zeros."""
-
-    offset: int
-    length: int
-    name: bytes = b''
-    address: int = 0
-
-
-def _pieces(lot: assembler.Lot, offset: int, end: int) -> Iterator[_Piece]:
-    """The pieces of a lot that have bytes of a range."""
-    start = lot.begin
-    for part in lot.parts:
-        if isinstance(part, int):
-            if start < end and start + part > offset:
-                yield _Piece(start, part)
-            start += part
-            continue
-        for name, length, address in zip(part.names, part.lengths,
-                                         part.addresses):
-            if start < end and start + length > offset:
-                yield _Piece(start, length, name, address)
-            start += length
-
-
-def _fill(view: memoryview, offset: int, pieces: list[_Piece],
-          plain: list[Any]) -> None:
-    """Copy the bytes of pieces into a buffer that begins at `offset`."""
-    end = offset + len(view)
-    for piece, data in zip(pieces, plain):
-        first = max(piece.offset, offset)
-        last = min(piece.offset + piece.length, end)
-        if first < last:
-            view[first - offset:last - offset] = (
-                data[first - piece.offset:last - piece.offset] if piece.name
-                else bytes(last - first))
 
 
 class _Turns:
@@ -115,7 +84,9 @@ class PartialImage(pull.Pull):
     `_changed` is the lock for the fields. No thread asks the source, or uses
     the transaction, while it holds this lock.
 
+    :param asking: the neighbours; None: there are none
     :ivar stored: the offset before which everything is stored
+    :ivar ended: whether nothing more will come
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -123,15 +94,20 @@ class PartialImage(pull.Pull):
                  header: wire.RecipeHeader,
                  description: description_module.Description,
                  source: source_client_module.Peer,
-                 workers: workers_module.Workers) -> None:
+                 workers: workers_module.Workers,
+                 asking: neighbours_module.Asking | None = None) -> None:
         super().__init__(transaction, header, description, source, workers)
+        self._asking = asking
         self._changed = threading.Condition()
+        self._changes = 0
         self._turns = _Turns()          # for the transaction
-        self._ended = False
+        self.ended = False
         self.stored = 0
         self._stored_lots = self._given_lots = 0
         self._under_way: collections.deque[assembler.Lot] = (
             collections.deque())
+        # Lots that come from the storing host just now, by their identity.
+        self._coming: dict[int, assembler.Lot] = {}
         # Blocks by fingerprint: since the last sync point; fetched ahead.
         self._recent: dict[bytes, bytes] = {}
         self._ahead: collections.OrderedDict[bytes, bytes] = (
@@ -164,7 +140,12 @@ class PartialImage(pull.Pull):
 
     def _take(self, lot: assembler.Lot, frame: wire.Frame) -> None:
         super()._take(lot, frame)
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake all who wait for something to change."""
         with self._changed:
+            self._changes += 1
             self._changed.notify_all()
 
     def _store(self, lot: assembler.Lot) -> None:
@@ -176,7 +157,7 @@ class PartialImage(pull.Pull):
             self._under_way.popleft()
             self.stored = lot.end
             self._stored_lots += 1
-            self._changed.notify_all()
+            self.tell()
 
     def _remember(self, lot: assembler.Lot) -> None:
         """Keep a lot's blocks in memory before they are written.
@@ -206,7 +187,7 @@ class PartialImage(pull.Pull):
         """The stored bytes that no call gave before, in order, in pieces."""
         while self._given_lots < self._stored_lots:
             lot = self._description.lot(self._given_lots)
-            pieces = list(_pieces(lot, lot.begin, lot.end))
+            pieces = list(pieces_module.pieces_of(lot, lot.begin, lot.end))
             for piece, data in zip(pieces, self._gather(pieces)):
                 if piece.name:
                     yield data
@@ -220,13 +201,189 @@ class PartialImage(pull.Pull):
     def end(self, error: BaseException | None) -> None:
         """End the pull, and wake waiting readers; nothing more will come."""
         with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+            self.ended = True
+            self.tell()
+        self.interrupt()
         super().end(error)
+
+    def interrupt(self) -> None:
+        """Break off all requests to neighbours, from any thread."""
+        if self._asking is not None:
+            self._asking.interrupt()
 
     def close(self) -> None:
         """Release everything. REQUIRES: nobody reads."""
+        if self._asking is not None:
+            self._asking.close()
         self._holding.close()
+
+    # -- where blocks come from -------------------------------------------
+
+    def greet(self) -> None:
+        """Tell the neighbours that this image arrives here."""
+        if self._asking is not None:
+            self._asking.greet()
+
+    def heard(self, repository_id: str) -> None:
+        """Note that this image arrives at a neighbour, too."""
+        if self._asking is not None:
+            self._asking.heard(repository_id)
+
+    def fetch(self, lot: assembler.Lot) -> None:
+        """As pull.Pull.fetch; asks the neighbours first."""
+        self._fetch(lot, lot.begin)
+
+    def _fetch(self, lot: assembler.Lot, home: int) -> None:
+        """Receive what a lot wants, from neighbours or the storing host.
+
+        :param home: the offset by which the neighbours are chosen
+        """
+        if self._asking is not None:
+            self._asking.fetch(lot, home, self._take)
+        if lot.wanted:
+            self._fetch_from_source(lot)
+
+    def _fetch_from_source(self, lot: assembler.Lot) -> None:
+        """Receive what a lot wants from the storing host.
+
+        Waits for blocks that come from there already, and for nothing else:
+        so no two hosts wait for each other.
+
+        :raises NoMore: if the pull has ended
+        """
+        with self._changed:
+            self._take_known(lot)
+            while self._is_coming({name for name, _ in lot.wanted.values()}):
+                self._changed.wait(_WAIT)
+                self._take_known(lot)
+            if self.ended and lot.wanted:
+                raise NoMore()
+            self._coming[id(lot)] = lot
+            names = {name for name, _ in lot.wanted.values()}
+        try:
+            if lot.wanted:
+                super().fetch(lot)
+        finally:
+            with self._changed:
+                del self._coming[id(lot)]
+                if not lot.parts:       # no lot of the pull
+                    self._keep_ahead({name: lot.received[name] for name in (
+                        names & lot.received.keys())})
+                self.tell()
+
+    def _is_coming(self, names: set[bytes]) -> bool:
+        """Whether one of these blocks is under way from the storing host."""
+        return any(name in lot.names and name not in lot.received
+                   for lot in self._coming.values() for name in names)
+
+    def _take_known(self, lot: assembler.Lot) -> None:
+        """Take the blocks that came meanwhile for others."""
+        known = self._known({name for name, _ in lot.wanted.values()})
+        for offset, (name, length) in list(lot.wanted.items()):
+            if name in known:
+                lot.received[name] = known[name]
+                del lot.wanted[offset]
+                if lot.parts and self._ahead.pop(name, None) is not None:
+                    self._ahead_bytes -= length
+
+    # -- lending ----------------------------------------------------------
+
+    def cut(self, ranges: list[tuple[int, int]], seconds: float
+            ) -> tuple[dict[int, tuple[bytes, int]], list[tuple[int, int]]]:
+        """The blocks of ranges in their first lot, and the further ranges.
+
+        :param ranges: sorted, without overlap, within the image
+        :param seconds: how long to wait for their description
+        :returns: fingerprint and length of each block, by its offset
+        :raises TimeoutError, ClientError: if that does not come
+        :raises InvalidParameter: if a range begins or ends within a block
+        """
+        begin = ranges[0][0]
+        lot = self._description.lot(
+            self._description.number_at(begin, seconds))
+        ends = [sum(one) for one in ranges]
+        found = {}
+        for piece in pieces_module.pieces_of(lot, begin, ends[-1]):
+            at = bisect.bisect_right(ends, piece.offset)
+            if not piece.name or at == len(ends) or (
+                    ranges[at][0] >= piece.end):
+                continue
+            if ranges[at][0] > piece.offset or ends[at] < piece.end:
+                raise exceptions.InvalidParameter(
+                    f'the range {list(ranges[at])} begins or ends within the '
+                    f'block at {piece.offset}')
+            found[piece.offset] = piece.name, piece.length
+        return found, wire.rest_of(ranges, lot.end)
+
+    def ready(self, wanted: dict[int, tuple[bytes, int]], most: int
+              ) -> dict[int, Any]:
+        """The bytes of blocks that are here, by their offsets.
+
+        :param wanted: some blocks of one lot
+        :param most: so many bytes, or fewer
+        """
+        known, held = self._held(wanted)
+        chosen = []
+        for piece in held:
+            most -= piece.length
+            if most < 0:
+                break
+            chosen.append(piece)
+        stored = iter(self._gather([piece for piece in chosen
+                                    if piece.name not in known]))
+        return {piece.offset: known[piece.name] if piece.name in known
+                else next(stored) for piece in chosen}
+
+    def _held(self, wanted: dict[int, tuple[bytes, int]]
+              ) -> tuple[dict[bytes, bytes], list[pieces_module.Piece]]:
+        """Those of the blocks that are in memory, and all that are here."""
+        first = min(wanted)
+        number = self._description.number_at(first)
+        lot = self._description.lot(number)
+        with self._changed:
+            is_stored = lot.end <= self.stored
+            is_under_way = [other for other in self._under_way
+                            if other.begin == lot.begin]
+        if is_stored:
+            lot = self._description.lot(number)     # with addresses
+        pieces = [piece for piece in pieces_module.pieces_of(
+            is_under_way[0] if is_under_way else lot, first, max(wanted) + 1)
+            if piece.offset in wanted]
+        if not is_stored and not is_under_way:
+            pieces = self._find(pieces)
+        known = self._known({piece.name for piece in pieces})
+        return known, [piece for piece in pieces if (
+            is_stored or piece.address or piece.name in known)]
+
+    def fetch_early(self, wanted: dict[int, tuple[bytes, int]]) -> None:
+        """Receive those of some blocks of one lot that are not here yet.
+
+        They come from the storing host, in no case from a neighbour.
+
+        :raises ClientError, BadBlock: if they do not come
+        """
+        held = {piece.offset for piece in self._held(wanted)[1]}
+        lot = assembler.Lot(min(wanted), max(wanted), [])
+        for offset, (name, length) in wanted.items():
+            if offset not in held and name not in lot.names:
+                lot.names.add(name)
+                lot.wanted[offset] = name, length
+        self._fetch_from_source(lot)
+
+    def is_coming(self, wanted: dict[int, tuple[bytes, int]]) -> bool:
+        """Whether one of these blocks is under way from the storing host."""
+        with self._changed:
+            return self._is_coming({name for name, _ in wanted.values()})
+
+    @property
+    def changes(self) -> int:
+        """For :meth:`wait`: how often something changed."""
+        return self._changes
+
+    def wait(self, changes: int, seconds: float) -> None:
+        """Wait until something has changed since then, or for some time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != changes, seconds)
 
     # -- reading ----------------------------------------------------------
 
@@ -237,7 +394,7 @@ class PartialImage(pull.Pull):
         :raises ClientError, BadBlock, RepositoryError: if they cannot be read
         """
         with self._changed:
-            if offset >= self.stored and self._ended:
+            if offset >= self.stored and self.ended:
                 raise NoMore()
             is_stored = offset < self.stored
         number = self._description.number_at(offset)
@@ -251,11 +408,11 @@ class PartialImage(pull.Pull):
         view = view[:lot.end - offset]
         if not is_stored:
             return self._read_ahead(lot, view, offset)
-        pieces = list(_pieces(lot, offset, offset + len(view)))
-        _fill(view, offset, pieces, self._gather(pieces))
+        pieces = list(pieces_module.pieces_of(lot, offset, offset + len(view)))
+        pieces_module.fill(view, offset, pieces, self._gather(pieces))
         return len(view)
 
-    def _gather(self, pieces: list[_Piece]) -> list[Any]:
+    def _gather(self, pieces: list[pieces_module.Piece]) -> list[Any]:
         """The bytes of blocks that are stored or in memory."""
         with self._changed:
             plain: list[Any] = [self._recent.get(piece.name)
@@ -281,19 +438,19 @@ class PartialImage(pull.Pull):
     def _read_coming(self, lot: assembler.Lot, view: memoryview, offset: int
                      ) -> int:
         """Read from a lot that is under way, or wait for more of it."""
-        pieces = list(_pieces(lot, offset, offset + len(view)))
+        pieces = list(pieces_module.pieces_of(lot, offset, offset + len(view)))
         with self._changed:
             blocks = lot.blocks
             plain = [self._recent.get(piece.name) or blocks.get(piece.name)
                      for piece in pieces]
             if any(piece.name and not piece.address and block is None
                    for piece, block in zip(pieces, plain)):
-                if not self._ended:
+                if not self.ended:
                     self._changed.wait(_WAIT)
                 return 0
         stored = iter(self._gather([
             piece for piece, block in zip(pieces, plain) if block is None]))
-        _fill(view, offset, pieces, [
+        pieces_module.fill(view, offset, pieces, [
             next(stored) if block is None else block for block in plain])
         return len(view)
 
@@ -301,13 +458,13 @@ class PartialImage(pull.Pull):
                     ) -> int:
         """Read bytes that the pull has not reached yet."""
         end = min(lot.end, offset + max(len(view), NEAR_BYTES))
-        pieces = list(_pieces(lot, offset, end))
+        pieces = list(pieces_module.pieces_of(lot, offset, end))
         try:
             pieces = self._find(pieces)
         except exceptions.ClosedError:
             # The transaction has just ended, with or without success.
             with self._changed:
-                if not self._ended:
+                if not self.ended:
                     self._changed.wait(_WAIT)
             return 0
         known = self._known({piece.name for piece in pieces
@@ -319,17 +476,18 @@ class PartialImage(pull.Pull):
                 asked.names.add(piece.name)
                 asked.wanted[piece.offset] = piece.name, piece.length
         if asked.wanted:
-            self.fetch(asked)
+            self._fetch(asked, lot.begin)
             self._keep_ahead(asked.received)
             known.update(asked.received)
         stored = iter(self._gather([piece for piece in pieces
                                     if piece.name not in known]))
-        _fill(view, offset, pieces, [
+        pieces_module.fill(view, offset, pieces, [
             known[piece.name] if piece.name in known else next(stored)
             for piece in pieces])
         return len(view)
 
-    def _find(self, pieces: list[_Piece]) -> list[_Piece]:
+    def _find(self, pieces: list[pieces_module.Piece]
+              ) -> list[pieces_module.Piece]:
         """The same pieces, with the addresses of blocks that are here."""
         named = [piece for piece in pieces if piece.name]
         with self._turns:
@@ -343,9 +501,11 @@ class PartialImage(pull.Pull):
     def _known(self, names: set[bytes]) -> dict[bytes, bytes]:
         """The named blocks that are in memory."""
         with self._changed:
-            return {name: block for name in names
-                    if (block := self._recent.get(name)
-                        or self._ahead.get(name)) is not None}
+            places = [self._recent, self._ahead, *(
+                lot.received for lot in itertools.chain(
+                    self._under_way, self._coming.values()))]
+            return {name: block for name in names if (block := next((
+                place[name] for place in places if name in place), None))}
 
     def _keep_ahead(self, blocks: dict[bytes, bytes]) -> None:
         with self._changed:

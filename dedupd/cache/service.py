@@ -17,6 +17,8 @@ from oslo_config import cfg
 from dedupd.cache import arrival as arrival_module
 from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import index as index_module
+from dedupd.cache import lending as lending_module
+from dedupd.cache import neighbours as neighbours_module
 from dedupd.cache import offers as offers_module
 from dedupd.cache import proxy as proxy_module
 from dedupd.cache import uploads as uploads_module
@@ -53,9 +55,26 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     if conf.cache.peer_key and not conf.cache.peer_cert:
         raise ValueError('[cache] peer_key needs peer_cert, whose key it is')
     try:
-        _connect(conf).close()
+        _connect(conf, conf.cache.peer).close()
     except (OSError, ValueError) as e:
         raise ValueError(f'[cache] peer, peer_ca, peer_cert: {e}') from e
+    check_neighbours(conf)
+
+
+def check_neighbours(conf: cfg.ConfigOpts) -> None:
+    """Refuse addresses of which none can be a neighbour's.
+
+    :raises ValueError: names the address
+    """
+    addresses = conf.cache.neighbours
+    if len(addresses) > neighbours_module.MOST:
+        raise ValueError(f'[cache] neighbours: {neighbours_module.MOST} are '
+                         'the most; name the hosts of one rack')
+    for address in addresses:
+        try:
+            _connect(conf, address).close()
+        except (OSError, ValueError) as e:
+            raise ValueError(f'[cache] neighbours: {e}') from e
 
 
 def need_for_nova(conf: cfg.ConfigOpts) -> None:
@@ -79,17 +98,19 @@ def need_for_nova(conf: cfg.ConfigOpts) -> None:
                              'absolute path')
 
 
-def _connect(conf: cfg.ConfigOpts, token: str | None = None
+def _connect(conf: cfg.ConfigOpts, address: str, token: str | None = None,
+             connect_timeout: float = 10.0, timeout: float = 60.0
              ) -> daemon_module.Client:
-    """A client of the storing host's daemon.
+    """A client of the storing host's daemon, or of a neighbour's.
 
     :param token: the user's token, if this host is not an operator
     """
     options = conf.cache
     return daemon_module.Client(
-        options.peer, ca_file=options.peer_ca, cert=options.peer_cert,
+        address, ca_file=options.peer_ca, cert=options.peer_cert,
         key=options.peer_key,
-        token=None if options.peer_cert else token)
+        token=None if options.peer_cert else token,
+        connect_timeout=connect_timeout, timeout=timeout)
 
 
 class Cache:
@@ -98,6 +119,7 @@ class Cache:
     :param evict: requests the task of that name, or raises BusyError
     :ivar held: what the cache holds
     :ivar arrivals: the images that arrive from the storing host
+    :ivar neighbours: the other caches of the rack
     :raises InvalidParameter: if the repository is not a cache's
     """
 
@@ -108,10 +130,16 @@ class Cache:
         self._repository = repository
         self.held = index_module.Held(
             repository, lambda: conf.cache.limit_mib << 20)
+        self.neighbours = neighbours_module.Neighbours(
+            conf.cache.neighbours, lambda address, token: _connect(
+                conf, address, token,
+                connect_timeout=neighbours_module.CONNECT_SECONDS,
+                timeout=neighbours_module.SILENT_SECONDS),
+            repository.repository_id)
         self.arrivals = arrivals_module.Arrivals(
-            repository, lambda token: _connect(conf, token),
-            on_begin=self._begun, on_arrived=self._arrived,
-            on_wrong=self._is_wrong)
+            repository, lambda token: _connect(conf, conf.cache.peer, token),
+            neighbours=self.neighbours, on_begin=self._begun,
+            on_arrived=self._arrived, on_wrong=self._is_wrong)
         self._evict = evict
         self._offers = (offers_module.File(conf.dedupd.datadir)
                         if conf.cache.nova_base else None)
@@ -126,10 +154,23 @@ class Cache:
         if self._conf.cache.peer_cert:
             uploads = uploads_module.Uploads(
                 self._repository, self._upstream,
-                lambda: _connect(self._conf))
-        return proxy_module.Proxy(
+                lambda: _connect(self._conf, self._conf.cache.peer))
+        self._proxy = proxy_module.Proxy(
             self._repository, self._upstream, self.arrivals, self.held,
             reads, uploads, self._is_offered, self._conf.cache.peer)
+        return self._proxy
+
+    def lending(self, reads: reads_module.Reads) -> lending_module.Lending:
+        """Make what gives neighbours blocks."""
+        self._lending = lending_module.Lending(
+            self._repository.repository_id, reads, self.arrivals,
+            by_token=not self._conf.cache.peer_cert)
+        return self._lending
+
+    def status(self) -> dict[str, Any]:
+        """The cache's figures. REQUIRES: its proxy and lending were made."""
+        return {**self._proxy.status(), 'neighbours': {
+            **self.neighbours.status(), **self._lending.status()}}
 
     def _is_offered(self, image_id: str) -> bool:
         """Whether servers may have an image as their base, even shut off."""

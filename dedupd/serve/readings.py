@@ -86,6 +86,11 @@ class Present:
                 f'image {self._image.stat.image_id} ended before its end')
         return wanted
 
+    def frames(self, ranges: list[tuple[int, int]]
+               ) -> tuple[list[bytes], int]:
+        """As Image.frames."""
+        return self._image.frames(ranges)
+
     def is_zeros(self, offset: int, length: int) -> bool:
         """Whether a range is known to be zeros, without reading blocks."""
         return self._image.is_zeros(length, offset)

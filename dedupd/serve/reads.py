@@ -152,7 +152,7 @@ def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
     return [(offset, length) for offset, length in ranges]
 
 
-def _needs_no_token(request: messages.Request) -> bool:
+def needs_no_token(request: messages.Request) -> bool:
     """Clients on the socket, and operators over TCP, read all images."""
     return request.peer.uid is not None or request.peer.operator
 
@@ -248,7 +248,7 @@ class Reads:
         return messages.Response(
             200, {'Content-Type': FRAMES_TYPE,
                   'ETag': f'"{image.stat.upload_id}"'},
-            await primed(self._frames(image, ranges)))
+            await primed(self.frames(image, ranges)))
 
     # -- opening -----------------------------------------------------------
 
@@ -256,15 +256,17 @@ class Reads:
     async def admit(self, request: messages.Request, image_id: str
                     ) -> AsyncIterator[None]:
         """Check a request before its body is received, which takes memory."""
-        await self._admit(request, image_id)
+        await self.permit(request, image_id)
         yield
 
-    async def _admit(self, request: messages.Request, image_id: str
+    async def permit(self, request: messages.Request, image_id: str
                      ) -> tuple[str | None, hashes.Hash | None]:
         """The upload that an allowed request means, and the image's hash.
 
         None stands for any upload; and for no hash, if Glance has none or was
         not asked.
+
+        :raises HTTPError: if the request is not allowed
         """
         upload_id = request.query.get('upload')
         if upload_id is not None and not hexids.is_valid(upload_id):
@@ -274,18 +276,23 @@ class Reads:
             # No image has such a name.
             raise messages.HTTPError(404, 'There is no such image.')
         said = None
-        if not _needs_no_token(request):
+        if not needs_no_token(request):
             if imageids.of_backup(image_id) is not None:
                 # None of Glance's images, whatever Glance says.
                 raise messages.HTTPError(404, 'There is no such image.')
             said = await self._ask_glance(request, image_id)
         return upload_id, said
 
-    async def _open(self, request: messages.Request, image_id: str
-                    ) -> openimages.Image:
+    async def open(self, request: messages.Request, image_id: str
+                   ) -> openimages.Image:
+        """Open the image that a request may read.
+
+        :raises HTTPError: if it may not
+        :raises RepositoryError: if the image is not here, or cannot be opened
+        """
         # Check again: receiving a body in between takes its time.
-        upload_id, said = await self._admit(request, image_id)
-        if _needs_no_token(request):
+        upload_id, said = await self.permit(request, image_id)
+        if needs_no_token(request):
             return await self._run(self._repository.open_image, image_id,
                                    upload_id)
         image = await self._run(self._repository.open_image, image_id)
@@ -298,10 +305,8 @@ class Reads:
                     f'image {image_id} is not of the upload {upload_id}')
         except BaseException as e:
             await self._run(image.close)
-            if isinstance(e, hashes.Other):
-                raise messages.HTTPError(404, self._told(image_id, e))
-            if isinstance(e, hashes.Unproven):
-                raise messages.HTTPError(403, self._told(image_id, e))
+            if isinstance(e, (hashes.Other, hashes.Unproven)):
+                raise self.refusal(image_id, e)
             raise
         return image
 
@@ -313,8 +318,8 @@ class Reads:
         A user's token opens no deleted image, since Glance has none.
         """
         if not request.peer.operator:
-            return await self._open(request, image_id)
-        upload_id, _ = await self._admit(request, image_id)
+            return await self.open(request, image_id)
+        upload_id, _ = await self.permit(request, image_id)
         lease = await self._run(self._holds.open, image_id, upload_id)
         if self._sweep is None:
             self._sweep_later()
@@ -332,8 +337,13 @@ class Reads:
             with contextlib.suppress(exceptions.NoThread):
                 self._workers.submit(self._holds.sweep)
 
+    def refusal(self, image_id: str, error: Exception) -> messages.HTTPError:
+        """The answer to a token if hashes are not the same; logged once."""
+        return messages.HTTPError(
+            404 if isinstance(error, hashes.Other) else 403,
+            self._told(image_id, error))
+
     def _told(self, image_id: str, error: Exception) -> str:
-        """The sentence to answer about an image; also logged, once."""
         if self._refused.get(image_id) != str(error):
             LOG.warning('No token opens image %s. %s', image_id, error)
             self._refused[image_id] = str(error)
@@ -344,7 +354,7 @@ class Reads:
     async def _open_reading(self, request: messages.Request, image_id: str
                             ) -> readings.Reading:
         try:
-            return readings.Present(await self._open(request, image_id))
+            return readings.Present(await self.open(request, image_id))
         except exceptions.ImageNotFound:
             if self._arrive is None or request.peer.uid is None or (
                     'upload' in request.query):
@@ -420,9 +430,9 @@ class Reads:
         finally:
             await self._finish(image, ())
 
-    async def _frames(self, image: openimages.Image | holds_module.Lease,
-                      ranges: list[tuple[int, int]]
-                      ) -> AsyncGenerator[Any, streams.Pour | None]:
+    async def frames(self, image: openimages.Image | holds_module.Lease,
+                     ranges: list[tuple[int, int]]
+                     ) -> AsyncGenerator[Any, streams.Pour | None]:
         """The frames of ranges, read one call ahead; then the end frame."""
         reading = None
         try:

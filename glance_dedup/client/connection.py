@@ -23,6 +23,7 @@ import urllib.parse
 import weakref
 
 from glance_dedup.base import closing
+from glance_dedup.base import hexids
 from glance_dedup.base import sockets
 from glance_dedup.client import channels
 from glance_dedup.client import errors
@@ -63,6 +64,12 @@ class Answer(closing.Closing):
     def header(self, name: str) -> str:
         """A header's value; '' if there is none."""
         return self.headers.get(name, '')
+
+    @property
+    def repository_id(self) -> str:
+        """The repository that the daemon names; '': it names none."""
+        found = self.header('Dedup-Repository')
+        return found if hexids.is_valid(found) else ''
 
     def bad(self, why: str) -> errors.BadAnswer:
         """An exception for the caller to raise; drops the connection."""
@@ -316,7 +323,8 @@ class Requester(closing.Closing):
         if not isinstance(message, str):
             message = f'the daemon answered with status {answer.status}'
         return errors.Refused(answer.status,
-                              f'{self.address}: {message[:2000]}')
+                              f'{self.address}: {message[:2000]}',
+                              answer.repository_id)
 
     def request_json(self, method: str, path: str,
                      arguments: dict | None = None,

@@ -161,12 +161,31 @@ class Client(connection.Requester):
         :param ranges: `(offset, length)`, sorted, apart from each other, at
             block boundaries; the daemon takes at most 16384
         """
-        body = json.dumps({'ranges': [list(r) for r in ranges]},
-                          separators=(',', ':')).encode()
+        body = _ranges(ranges)
         path = (f'/v1/images/{_quoted(image_id)}/blocks'
                 f'?upload={_quoted(upload_id)}')
         with self.request('POST', path, body) as answer:
             yield from wire.Frames(answer, ranges, self.timeout)
+
+    def lent_blocks(self, image_id: str, ranges: Sequence[tuple[int, int]],
+                    repository_id: str) -> streams.Loan:
+        """Ranges of an image that a cache has, or that arrives there.
+
+        Fewer bytes may come. The caller has to verify them, and closes the
+        answer.
+
+        :param ranges: as for `blocks`
+        :param repository_id: the caller's own repository
+        :raises Refused: 409, if the daemon serves that repository itself
+        """
+        answer = self.request(
+            'POST', f'/v1/cached/{_quoted(image_id)}/blocks',
+            _ranges(ranges), headers={'Dedup-Repository': repository_id})
+        try:
+            return streams.Loan(answer, ranges, self.timeout)
+        except BaseException:
+            answer.close()
+            raise
 
     def begin_replica(self, image_id: str, upload_id: str,
                       header: wire.RecipeHeader, sender: str,
@@ -199,6 +218,12 @@ def repository_of(status: dict) -> str:
     if not isinstance(found, str):
         raise errors.BadAnswer('the status names no repository')
     return found
+
+
+def _ranges(ranges: Sequence[tuple[int, int]]) -> bytes:
+    """The body of a request for ranges of an image."""
+    return json.dumps({'ranges': [list(r) for r in ranges]},
+                      separators=(',', ':')).encode()
 
 
 def _quoted(text: str) -> str:

@@ -19,8 +19,10 @@ class Refused(ClientError):
     """The daemon answered with an error.
 
     :ivar code: the HTTP status
+    :ivar repository_id: the daemon's repository; '': it did not say
     """
 
-    def __init__(self, code: int, message: str):
+    def __init__(self, code: int, message: str, repository_id: str = ''):
         super().__init__(message)
         self.code = code
+        self.repository_id = repository_id

@@ -3,6 +3,8 @@
 """Images and recipes that are read while they come."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
+import re
 import shutil
 import tempfile
 import time
@@ -14,6 +16,7 @@ from glance_dedup.client import errors
 from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
 
+_NUMBER = re.compile('[0-9]{1,19}')
 # Bytes of a stream that are best read at once from a socket.
 _PIECE = 4 << 20
 
@@ -110,6 +113,34 @@ class Recipe(closing.Closing):
             raise self._bad(f'the recipe ends at {end} of {header.size}')
         if self._answer.read(1, self._timeout):
             raise self._bad('the recipe goes on behind its end')
+
+    def close(self) -> None:
+        """Close the answer. The connection is kept if all of it was read."""
+        self._answer.close()
+
+
+class Loan(closing.Closing):
+    """Blocks of an image that a cache lends, as they come.
+
+    Iterating gives their frames, checked; the blocks are to be verified.
+
+    :ivar repository_id: the lender's repository
+    :ivar stored: the offset before which the lender has everything
+    :raises BadAnswer: if the answer does not say these
+    """
+
+    def __init__(self, answer: connection.Answer,
+                 ranges: Sequence[tuple[int, int]], timeout: float):
+        self._answer = answer
+        self._frames = wire.Frames(answer, ranges, timeout)
+        self.repository_id = answer.repository_id
+        stored = answer.header('Dedup-Stored')
+        if not self.repository_id or not _NUMBER.fullmatch(stored):
+            raise answer.bad('the answer does not say what is lent')
+        self.stored = int(stored)
+
+    def __iter__(self) -> Iterator[wire.Frame]:
+        return iter(self._frames)
 
     def close(self) -> None:
         """Close the answer. The connection is kept if all of it was read."""

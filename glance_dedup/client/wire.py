@@ -260,6 +260,23 @@ class Frame:
             yield offset, view[start:start + length]
 
 
+def plain_frame(blocks: list[tuple[int, Any]]) -> bytes:
+    """A frame of blocks that are not compressed.
+
+    :param blocks: offset in the image, and bytes, of each; at least one, and
+        together at most LONGEST_FRAME bytes
+    """
+    places, start = [], 0
+    for offset, data in blocks:
+        places.append(_PLACE.pack(offset, start, len(data)))
+        start += len(data)
+    body = b''.join([*places, *(data for _, data in blocks)])
+    head = _FRAME.pack(_FRAME_MAGIC, _NONE, 0, len(places), start, start,
+                       0)[:16]
+    return head + struct.pack(
+        '<Q', xxhash.xxh3_64_intdigest(head + body)) + body
+
+
 def _unpack_stored(codec: int, stored: bytes, length: int) -> bytes:
     """Decompress a frame.
 

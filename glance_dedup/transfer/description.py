@@ -130,15 +130,19 @@ class Description:
         if self._error is not None:
             raise self._error
 
-    def number_at(self, offset: int) -> int:
+    def number_at(self, offset: int, seconds: float | None = None) -> int:
         """The number of the lot with this byte of the image; waits for it.
 
+        :param seconds: how long; None: as long as it takes
+        :raises TimeoutError: if it did not come in time
         :raises Exception: if the description did not come
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._ended
-                or self._starts and self._starts[-1] > offset)
+            if not self._changed.wait_for(
+                    lambda: self._ended
+                    or self._starts and self._starts[-1] > offset, seconds):
+                raise TimeoutError(f'{self._where}: the description has not '
+                                   f'reached byte {offset}')
             number = bisect.bisect_right(self._starts, offset) - 1
             if number == len(self._starts) - 1:
                 # It may be the last one only because no more came.

@@ -50,6 +50,11 @@ class Peer:
             if token not in self._tokens:
                 self._tokens.append(token)
 
+    @property
+    def token(self) -> str | None:
+        """The token that requests show now."""
+        return self._tokens[0]
+
     def recipe(self) -> streams.Recipe:
         """The image's recipe; further requests are for its upload alone."""
         recipe = self._clients[-1].recipe(self._image_id)

@@ -577,6 +577,43 @@ def test_frames_that_are_cut_off(path, answer):
             list(client_of(path).blocks('one', UPLOAD, RANGES))
 
 
+LOAN = {'Dedup_Repository': 'ab' * 16, 'Dedup_Stored': '12288'}
+
+
+def test_lent_blocks(path):
+    body = frame(TEXT, [(4096, 0, 8192)]) + END
+    with daemons.scripted(path, sends(chunked(body, **LOAN))) as requests, (
+            client_of(path)) as client:
+        with client.lent_blocks('a/b', RANGES, 'cd' * 16) as loan:
+            assert loan.repository_id == 'ab' * 16 and loan.stored == 12288
+            assert [f.plain for f in loan] == [TEXT]
+        assert len(client._kept) == 1
+    assert b'/v1/cached/a%2Fb/blocks HTTP' in requests[0]
+    assert b'\r\nDedup-Repository: ' + b'cd' * 16 + b'\r\n' in requests[0]
+    assert b'{"ranges":[[4096,8192],[40960,4096]]}' in requests[0]
+
+
+@pytest.mark.parametrize('changed', [
+    {'Dedup_Repository': None}, {'Dedup_Repository': 'me'},
+    {'Dedup_Stored': None}, {'Dedup_Stored': '-1'}, {'Dedup_Stored': '1' * 20},
+    {'Dedup_Stored': 'all'}])
+def test_a_lender_that_does_not_say_what_it_lends(path, changed):
+    with daemons.scripted(path, sends(chunked(END, **{**LOAN, **changed}))), (
+            client_of(path)) as client:
+        with pytest.raises(errors.BadAnswer, match='what is lent'):
+            client.lent_blocks('one', RANGES, 'cd' * 16)
+        assert not client._kept
+
+
+def test_a_refusal_names_the_repository(path):
+    for header, found in (('ab' * 16, 'ab' * 16), ('me', ''), (None, '')):
+        with daemons.scripted(path, sends(daemons.answer(
+                b'', 404, Dedup_Repository=header))):
+            with pytest.raises(errors.Refused) as refused:
+                client_of(path).lent_blocks('one', [], 'cd' * 16)
+            assert refused.value.repository_id == found
+
+
 # -- tasks --------------------------------------------------------------------
 
 def test_wait_for_a_task(path):

@@ -3,6 +3,7 @@
 """The wire format: what a peer may not say."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -24,3 +25,18 @@ def test_header_without_a_fingerprint(name):
     header = dataclasses.replace(HEADER, fingerprint=name)
     with pytest.raises(Bad, match='names no fingerprint'):
         wire.RecipeHeader.unpack(header.pack(), Bad)
+
+
+def test_plain_frames_there_and_back():
+    rng = random.Random(1)
+    blocks = [(offset, rng.randbytes(length))
+              for offset, length in ((0, 1), (7, 4096), (1 << 40, 65536))]
+    frame = wire.plain_frame(blocks)
+    ranges = [(offset, len(data)) for offset, data in blocks]
+    found, = wire.Frames(wire.Buffer(frame + wire.END_FRAME, Bad), ranges, 0)
+    assert list(found.blocks()) == blocks
+    for at in (0, 4, 8, 12, 16, 24, 40, len(frame) - 1):
+        wrong = frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1:]
+        with pytest.raises(Bad):
+            list(wire.Frames(wire.Buffer(wrong + wire.END_FRAME, Bad), ranges,
+                             0))

@@ -65,7 +65,9 @@ def full(status):
         'held': {'images': 8, 'wrong_images': 14, 'limit_bytes': 9,
                  'evictions': 10},
         'arrivals': {'received_bytes': 11, 'pulls': 12, 'failures': 13},
-        'uploads': {'images': 15, 'bytes': 16, 'sent_bytes': 17}}
+        'uploads': {'images': 15, 'bytes': 16, 'sent_bytes': 17},
+        'neighbours': {'received_bytes': 18, 'failures': 19, 'aside': 20,
+                       'lent_bytes': 21}}
     return status
 
 
@@ -106,6 +108,8 @@ def test_values(full):
     assert found['dedupd_cache_hits_total',] == 6
     assert found['dedupd_image_cache_hits_total',] == 3
     assert found['dedupd_image_cache_received_bytes_total',] == 11
+    assert found['dedupd_image_cache_neighbours_aside',] == 20
+    assert found['dedupd_image_cache_lent_bytes_total',] == 21
     assert found['dedupd_filter_available',] == 1
     full['filter']['filter_error'] = 'somebody else has it'
     assert values(parse(full)[1])['dedupd_filter_available',] == 0

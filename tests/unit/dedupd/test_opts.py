@@ -84,6 +84,14 @@ def test_a_cache(tmp_path):
     ({}, {'listen': '[::]:9292'}, 'loopback'),
     ({}, {'relay_listen': '127.0.0.1:9292'}, 'the same address'),
     ({}, {'peer_key': '/key'}, 'peer_key needs peer_cert'),
+    ({}, {'neighbours': 'http://compute1:9393'}, 'neighbours'),
+    ({}, {'neighbours': 'https://ok:1, unix:/socket'}, 'neighbours'),
+    ({}, {'neighbours': 'https://compute1:9393/path'},
+     'neighbours: .https://compute1:9393/path. is neither'),
+    ({}, {'neighbours': 'https://compute1:port'}, 'neighbours'),
+    ({}, {'neighbours': 'https://'}, 'neighbours'),
+    ({}, {'neighbours': ', '.join(f'https://c{n}:1' for n in range(101))},
+     'neighbours: 100 are the most'),
     ({}, {'peer_ca': '/not/here'}, '/not/here'),
     ({}, {'peer_cert': '/not/here'}, '/not/here')])
 def test_what_a_cache_needs(tmp_path, dedupd, cache, words):

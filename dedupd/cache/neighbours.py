@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Neighbours: the caches of a rack, which are asked before the storing host.
+
+For each lot of an arriving image, all hosts compute the same order of the
+rack's caches. The first of them is the lot's *home*: it asks the storing host,
+and the others ask it. A neighbour that has stored the lot comes before the
+home. So the storing host sends a new image about once, however many hosts
+want it.
+
+The description of the image always comes from the storing host. Each block is
+verified by its fingerprint from there before anybody uses it. So a neighbour
+can do no more harm than to be slow. One that failed, was slow, or sent a wrong
+block is put aside for a while, and what it did not bring comes from the next
+one, or from the storing host.
+"""
+
+from collections.abc import Callable
+from concurrent import futures
+import dataclasses
+import hashlib
+import logging
+import threading
+import time
+from typing import Any
+
+from glance_dedup.base import workers as workers_module
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
+from glance_dedup.client import wire
+from glance_dedup.transfer import assembler
+
+LOG = logging.getLogger(__name__)
+
+#: The most neighbours of a host.
+MOST = 100
+#: How many neighbours are asked for a lot before the storing host is.
+MOST_ASKED = 2
+#: For so many seconds nobody asks a neighbour that failed.
+ASIDE_SECONDS = 60.0
+#: For so many seconds a neighbour is not asked for an image that it lacks.
+MISSING_SECONDS = 5.0
+#: A neighbour has failed if nothing comes from it for so many seconds.
+SILENT_SECONDS = 6.0
+#: A lot comes from the storing host if neighbours have not brought it after
+#: so many seconds. A reader gives up later than that (``reads.STALLED``).
+LOT_SECONDS = 12.0
+#: Seconds until a connection is made.
+CONNECT_SECONDS = 2.0
+#: So many seconds a pull waits for what the neighbours say at its beginning.
+GREETING_SECONDS = 2.0
+
+# Threads that greet neighbours.
+_GREETERS = 16
+# The neighbour does not give us this image; it may give us others.
+_NOT_THIS = (400, 401, 403, 404, 416)
+
+Take = Callable[[assembler.Lot, wire.Frame], None]
+
+
+@dataclasses.dataclass
+class Host:
+    """A host of the rack. `Neighbours` has the lock for its fields.
+
+    :ivar repository_id: of its cache; '': not known yet
+    :ivar is_here: whether it is this host itself
+    :ivar received: bytes of its answers, as they came on the wire
+    :ivar failures: how often it was put aside
+    :ivar why: why it was put aside last
+    :ivar until: when it is asked again, by the monotonic clock
+    """
+
+    address: str
+    repository_id: str = ''
+    is_here: bool = False
+    received: int = 0
+    failures: int = 0
+    why: str = ''
+    until: float = 0.0
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether nobody may ask it now."""
+        return self.until > time.monotonic()
+
+
+class Neighbours:
+    """The rack, as this host knows it. Thread-safe.
+
+    :param addresses: of the caches; this host's own may be one of them
+    :param connect: makes a client for an address that shows a token; None:
+        none
+    :param repository_id: of this host's cache
+    """
+
+    def __init__(self, addresses: list[str],
+                 connect: Callable[[str, str | None], daemon_module.Client],
+                 repository_id: str) -> None:
+        self.hosts = [Host(address) for address in dict.fromkeys(addresses)]
+        self.connect = connect
+        self.repository_id = repository_id
+        self.workers = workers_module.Workers('dedupd-greet', _GREETERS)
+        self._lock = threading.Lock()
+
+    def asking(self, image_id: str, token: Callable[[], str | None]
+               ) -> 'Asking | None':
+        """For an image that begins to arrive; None: there are no neighbours.
+
+        :param token: the token that opens the image now
+        """
+        return Asking(self, image_id, token) if self.hosts else None
+
+    def met(self, host: Host, repository_id: str) -> None:
+        """Note which repository a host has answered for."""
+        with self._lock:
+            host.repository_id = repository_id
+            host.is_here = repository_id == self.repository_id
+
+    def count(self, host: Host, received: int) -> None:
+        """Count bytes of a host's answers."""
+        with self._lock:
+            host.received += received
+
+    def put_aside(self, host: Host, why: str) -> None:
+        """Have nobody ask a host for a while, for any image."""
+        with self._lock:
+            is_new = not host.is_aside
+            host.until = time.monotonic() + ASIDE_SECONDS
+            host.failures += 1
+            host.why = why
+        if is_new:
+            LOG.warning('Neighbour %s is not asked for %d seconds: %s',
+                        host.address, ASIDE_SECONDS, why)
+
+    def status(self) -> dict[str, Any]:
+        """The figures, for operators."""
+        with self._lock:
+            hosts: list[dict[str, Any]] = [
+                {'address': host.address, 'is_here': host.is_here,
+                 'received_bytes': host.received, 'failures': host.failures,
+                 'last_failure': host.why, 'aside': host.is_aside}
+                for host in self.hosts]
+        return {'hosts': hosts,
+                'aside': sum(host['aside'] for host in hosts),
+                **{name: sum(host[name] for host in hosts)
+                   for name in ('received_bytes', 'failures')}}
+
+
+class Asking:
+    """Asks the neighbours for blocks of one arriving image. Thread-safe."""
+
+    def __init__(self, rack: Neighbours, image_id: str,
+                 token: Callable[[], str | None]) -> None:
+        self._rack = rack
+        self._image_id = image_id
+        self._token = token
+        self._lock = threading.Lock()
+        # By address: the client; how many of its bytes are counted.
+        self._clients: dict[str, daemon_module.Client] = {}
+        self._counted: dict[str, int] = {}
+        # By address: the offset before which it has everything; until when it
+        # is not asked.
+        self._stored: dict[str, int] = {}
+        self._missing: dict[str, float] = {}
+        # By the repository's id: when a neighbour last asked for this image.
+        self._heard: dict[str, float] = {}
+        self._greetings: list[futures.Future] = []
+        self._greeted_by = 0.0
+        self._over = False
+
+    # -- who is asked -----------------------------------------------------
+
+    def greet(self) -> None:
+        """Ask all neighbours what they have; so they know that we want it.
+
+        REQUIRES: neighbours can already find the arriving image here.
+        """
+        self._greeted_by = time.monotonic() + GREETING_SECONDS
+        nothing = assembler.Lot(0, 0, [])
+        self._greetings = [
+            self._rack.workers.submit(self._ask, host, nothing, None,
+                                      self._greeted_by)
+            for host in self._rack.hosts
+            if not host.is_here and not host.is_aside]
+
+    def heard(self, repository_id: str) -> None:
+        """Note that the image arrives at a neighbour, too."""
+        with self._lock:
+            if repository_id in self._heard or len(self._heard) < MOST:
+                self._heard[repository_id] = time.monotonic()
+            for host in self._rack.hosts:
+                if host.repository_id == repository_id:
+                    self._missing.pop(host.address, None)
+
+    def choose(self, home: int, end: int) -> list[Host]:
+        """The neighbours to ask for a lot, in order; none if we are its home.
+
+        :param home: the offset by which they are chosen
+        :param end: the offset behind the lot
+        """
+        now = time.monotonic()
+        with self._lock:
+            hosts = sorted((
+                host for host in self._rack.hosts if not host.is_aside
+                and self._missing.get(host.address, 0.0) <= now),
+                key=lambda host: self._rank(host, home))
+            chosen = [host for host in hosts if not host.is_here
+                      and self._stored.get(host.address, -1) >= end]
+        if not chosen:
+            for host in hosts:
+                if host.is_here:
+                    break
+                chosen.append(host)
+        return chosen[:MOST_ASKED]
+
+    def _rank(self, host: Host, home: int) -> bytes:
+        # A host that goes changes the home of its own lots only.
+        return hashlib.sha256(
+            f'{self._image_id} {home} {host.address}'.encode()).digest()
+
+    # -- asking -----------------------------------------------------------
+
+    def fetch(self, lot: assembler.Lot, home: int, take: Take) -> None:
+        """Receive as much of what a lot wants as neighbours give. Any thread.
+
+        :param home: as for `choose`
+        :param take: verifies a frame and keeps its blocks
+        """
+        deadline = time.monotonic() + LOT_SECONDS
+        futures.wait(self._greetings,
+                     max(0.0, self._greeted_by - time.monotonic()))
+        for host in self._unless_over(home, lot.end):
+            if not lot.wanted or time.monotonic() >= deadline:
+                return
+            self._ask(host, lot, take, deadline)
+
+    def _unless_over(self, home: int, end: int) -> list[Host]:
+        return [] if self._over else self.choose(home, end)
+
+    def _ask(self, host: Host, lot: assembler.Lot, take: Take | None,
+             deadline: float) -> None:
+        """Ask a neighbour once. It is put aside if that goes wrong."""
+        began = time.monotonic()
+        client = None
+        try:
+            client = self._client(host)
+            with client.lent_blocks(self._image_id,
+                                    assembler.ranges(lot.wanted),
+                                    self._rack.repository_id) as loan:
+                self._met(host, loan.repository_id, loan.stored)
+                for frame in loan:
+                    if take is not None:
+                        take(lot, frame)
+                    if time.monotonic() > deadline:
+                        raise TimeoutError('it is too slow')
+            if lot.wanted and loan.stored >= lot.end:
+                raise errors.BadAnswer(
+                    f'it announced that it has the first {loan.stored} bytes '
+                    f'of image {self._image_id}, and did not send all of '
+                    'them')
+        except errors.Refused as e:
+            self._refused(host, e, began)
+        except (errors.ClientError, assembler.BadBlock, OSError,
+                ValueError) as e:
+            if not self._over:
+                self._rack.put_aside(host, f'image {self._image_id}: {e}')
+        finally:
+            if client is not None:
+                self._count(host, client)
+
+    def _client(self, host: Host) -> daemon_module.Client:
+        with self._lock:
+            if self._over:
+                raise errors.DaemonUnavailable('nobody wants it any more')
+            client = self._clients.get(host.address)
+            if client is None:
+                client = self._rack.connect(host.address, self._token())
+                self._clients[host.address] = client
+                self._counted[host.address] = 0
+            return client
+
+    def _count(self, host: Host, client: daemon_module.Client) -> None:
+        with self._lock:
+            if self._clients.get(host.address) is client:
+                received = client.received
+                self._rack.count(host, received - self._counted[host.address])
+                self._counted[host.address] = received
+
+    def _met(self, host: Host, repository_id: str, stored: int) -> None:
+        self._rack.met(host, repository_id)
+        with self._lock:
+            self._stored[host.address] = stored
+
+    def _refused(self, host: Host, refusal: errors.Refused, began: float
+                 ) -> None:
+        if refusal.repository_id:
+            self._rack.met(host, refusal.repository_id)
+        if host.is_here or refusal.code == 503:
+            return                      # we are no neighbour; it is busy
+        if refusal.code not in _NOT_THIS:
+            self._rack.put_aside(host, str(refusal))
+            return
+        with self._lock:
+            self._stored.pop(host.address, None)
+            # It may have asked us for the image after it refused.
+            if self._heard.get(refusal.repository_id, 0.0) < began:
+                self._missing[host.address] = (
+                    time.monotonic() + MISSING_SECONDS)
+            if refusal.code == 401:
+                # Next time with the token that opens the image then.
+                self._clients.pop(host.address, None)
+
+    # -- the end ----------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Break off all requests under way in other threads, and make none."""
+        with self._lock:
+            self._over = True
+            clients = list(self._clients.values())
+        for client in clients:
+            client.interrupt()
+
+    def close(self) -> None:
+        """Close the connections. REQUIRES: `interrupt` was called."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
