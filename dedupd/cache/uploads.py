@@ -173,14 +173,17 @@ class Uploads:
                 self._failed(image_id, e)
                 return await relay(message.body)
             rest = await self._keep(kept, message.body)
-            answer = None
+            answer, unsure = None, False
             if rest is None and kept.size >= LEAST:
-                answer = await self._send(kept, image_id, message.target,
-                                          headers)
+                answer, unsure = await self._send(
+                    kept, image_id, message.target, headers)
             if answer is None:
                 self._plain += 1
                 answer = await relay(_joined(self._run, kept, rest,
                                              message.body))
+                if unsure and answer.status == 409:
+                    answer = await self._rather_settled(
+                        answer, kept.size, message.target, headers)
             return answer
         finally:
             self._under_way -= 1
@@ -246,19 +249,23 @@ class Uploads:
         return await flush() if pieces else None
 
     async def _send(self, kept: Kept, image_id: str, target: str,
-                    headers: list[Header]) -> messages.Response | None:
-        """Glance's answer; None: Glance has got nothing."""
+                    headers: list[Header]
+                    ) -> tuple[messages.Response | None, bool]:
+        """Glance's answer; None: it has none of the bytes yet.
+
+        And whether it may still get them from the storing host.
+        """
         lines = [(name.decode('latin-1'), value.decode('latin-1'))
                  for name, value in without(headers, *_OF_UPLOAD)]
         try:
             sent, answer = await self._run(self._upload, kept, image_id, lines)
         except send.Unsure as e:
             self._failed(image_id, e)
-            return await self._settled(kept.size, target, headers)
+            return await self._settled(kept.size, target, headers), True
         except (errors.ClientError, exceptions.RepositoryError, OSError,
                 ValueError) as e:
             self._failed(image_id, e)
-            return None
+            return None, False
         self._images += 1
         self._bytes += kept.size
         self._sent += sent
@@ -266,7 +273,7 @@ class Uploads:
             answer['status'], reason=answer['reason'].encode('latin-1'),
             relayed=[(name.encode('latin-1'), value.encode('latin-1'))
                      for name, value in answer['headers']],
-            body=answer['body'].encode('latin-1'))
+            body=answer['body'].encode('latin-1')), False
 
     def _upload(self, kept: Kept, image_id: str,
                 headers: list[tuple[str, str]]) -> tuple[int, dict]:
@@ -297,6 +304,21 @@ class Uploads:
                 break
             await asyncio.sleep(1)
         return None
+
+    async def _rather_settled(self, answer: messages.Response, size: int,
+                              target: str, headers: list[Header]
+                              ) -> messages.Response:
+        """What became of the storing host's request, or else the answer.
+
+        :param answer: Glance's 409 to the plain upload: that request came to
+            Glance just before
+        """
+        settled = await self._settled(size, target, headers)
+        if settled is None:
+            return answer
+        if not isinstance(answer.body, bytes):
+            await answer.body.aclose()
+        return settled
 
 
 async def _joined(run: Callable, kept: Kept, rest: bytes | None,

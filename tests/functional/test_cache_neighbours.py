@@ -30,6 +30,7 @@ noise = repositories.noise
 #: A repository's id that nobody has.
 STRANGER = 'ab' * 16
 
+
 def program(factor):
     """A daemon with so many times the usual patience."""
     return ['-c', 'import sys; from dedupd import main; '

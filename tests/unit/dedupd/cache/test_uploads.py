@@ -2,13 +2,17 @@
 
 """What is kept of an upload until it has arrived."""
 
+import asyncio
 import errno
 import shutil
 
 import pytest
 
 from dedupd.cache import uploads
+from dedupd.http import glance
+from dedupd.http import messages
 from glance_dedup.base import exceptions
+from glance_dedup.transfer import send
 from tests.support import repositories
 
 MIB = 1 << 20
@@ -89,3 +93,41 @@ def test_no_room(repo, kept, monkeypatch):
         kept.write(b'second')
     assert caught.value.errno == errno.ENOSPC
     assert content(kept) == b'first'
+
+
+@pytest.mark.parametrize('became', ['active', 'queued'])
+def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became):
+    """Glance takes that one, and answers 409 to the plain upload."""
+    data = repositories.noise(2 * MIB)
+    image_id = '0' * 8 + '-0000' * 3 + '-' + '0' * 12
+    states = iter(['queued', 'queued', 'saving', became])
+    tried = []
+
+    async def ask_record(*args):
+        return 200, {'id': image_id, 'status': next(states),
+                     'size': len(data)}
+
+    def upload(*args):
+        raise send.Unsure('the link broke')
+
+    async def body():
+        yield data
+
+    async def relay(pieces):
+        tried.append(b''.join([piece async for piece in pieces]))
+        return messages.Response(409)
+
+    async def no_sleep(seconds):
+        pass
+
+    monkeypatch.setattr(glance, 'ask_record', ask_record)
+    monkeypatch.setattr(uploads.asyncio, 'sleep', no_sleep)
+    found = uploads.Uploads(repo, None, lambda: None)
+    monkeypatch.setattr(found, '_upload', upload)
+    response = asyncio.run(found.put(
+        messages.Message('PUT', f'/v2/images/{image_id}/file', [],
+                         messages.Peer('tcp', None), body()),
+        image_id, [], relay))
+    assert tried == [data]
+    assert response.status == (204 if became == 'active' else 409)
+    assert not list(states)
