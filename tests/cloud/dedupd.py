@@ -116,6 +116,8 @@ class Cache(_Dedupd):
     trusted = False
     #: Of its configuration, further options of ``[cache]``.
     options: dict = {}
+    #: URLs of the caches of other hosts, which then may ask this one.
+    neighbours: list = []
 
     @property
     def socket(self):
@@ -133,6 +135,11 @@ class Cache(_Dedupd):
     def url(self):
         """Of Glance, for who is on the host."""
         return f'http://127.0.0.1:{CACHE_PORT}'
+
+    @property
+    def listen(self):
+        """Where neighbours ask it, on its host's own address."""
+        return f'{self.host.ip}:{CACHE_PORT + 2}'
 
     def prepare(self):
         self.clear()
@@ -154,15 +161,24 @@ class Cache(_Dedupd):
                 'glance_url': self.cloud.url('glance'),
                 'filter_dir': self.directory / 'filter',
                 'filter_mib': 16,
+                **(self._tls(storing) if self.neighbours else {}),
             },
             'cache': {
                 'listen': f'127.0.0.1:{CACHE_PORT}',
                 'peer': f'https://{storing.listen}',
                 'peer_ca': storing.authority,
                 **({'peer_cert': storing.operator} if self.trusted else {}),
+                **({'neighbours': ','.join(self.neighbours)}
+                   if self.neighbours else {}),
                 **self.options,
             },
         })
+
+    def _tls(self, storing):
+        """What has it listen; each host shows the same certificate."""
+        certificate = storing.etc / 'server.pem'
+        return {'listen': self.listen, 'tls_cert': certificate,
+                'tls_key': certificate, 'tls_client_ca': storing.authority}
 
 
 class NovaBase:

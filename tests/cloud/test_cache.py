@@ -66,14 +66,17 @@ def _keep_logs(log):
 
 
 class Sandbox:
-    """What a test makes in the cloud, by short names; gone after it."""
+    """What a test makes in the cloud, by short names; gone after it.
 
-    def __init__(self, cloud, directory):
+    :param account: of the user
+    """
+
+    def __init__(self, cloud, directory, account='demo'):
         self.cloud = cloud
         self.host = cloud.hosts[HOST]
         self.cache = cloud.services[f'{HOST}/dedupd']
         self.compute = cloud.services[f'{HOST}/nova-compute']
-        self.user = cloud.connect('demo')
+        self.user = cloud.connect(account)
         self._directory = directory
         self._images = []
         self._servers = []

@@ -27,14 +27,15 @@ TOKENS = {'alice': ('alice', 'member,reader'), 'bob': ('bob', 'member,reader'),
 class Link:
     """What a cache reaches a server through: bytes can be held up, and cut.
 
+    :param near: the address on which it listens
     :ivar received: bytes that came from the server
     """
 
-    def __init__(self, target):
+    def __init__(self, target, near='127.0.0.1'):
         host, _, port = target.rpartition(':')
         self._target = host, int(port)
-        self._listener = socket.create_server(('127.0.0.1', 0))
-        self.address = f'127.0.0.1:{self._listener.getsockname()[1]}'
+        self._listener = socket.create_server((near, 0))
+        self.address = f'{near}:{self._listener.getsockname()[1]}'
         self._changed = threading.Condition()
         self._open = set()
         self._limit = None

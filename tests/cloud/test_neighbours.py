@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Nova boots servers on two hosts whose caches ask each other.
+
+One host has a link of 100 Mbit/s, the other one of 1 Gbit/s. They reach each
+other through the machine, as through a switch.
+"""
+
+import contextlib
+import pathlib
+import tempfile
+
+import pytest
+
+from tests.cloud import boot
+from tests.cloud import cloud as cloud_module
+from tests.cloud import test_cache
+from tests.support import cache_harness
+
+pytestmark = test_cache.pytestmark
+
+#: The hosts, and the Mbit/s of their links.
+HOSTS = {'c1': 100, 'c2': 1000}
+
+
+@pytest.fixture(scope='module')
+def cloud():
+    """One with two compute hosts, whose caches know each other."""
+    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
+    one = cloud_module.Cloud(place, hosts=dict.fromkeys(HOSTS, True))
+    caches = [one.services[f'{name}/dedupd'] for name in HOSTS]
+    with contextlib.ExitStack() as undo:
+        undo.callback(one.down)
+        undo.callback(test_cache._keep_logs, place / 'log')
+        one.up()
+        links = [undo.enter_context(contextlib.closing(
+            cache_harness.Link(cache.listen, one.address)))
+            for cache in caches]
+        for cache in caches:
+            cache.trusted = True
+            cache.neighbours = [f'https://{link.address}' for link in links]
+            cache.stop()
+            cache.start()
+        yield one
+
+
+@pytest.fixture
+def rack(cloud, tmp_path):
+    found = Rack(cloud, tmp_path)
+    yield found
+    found.close()
+
+
+class Rack(test_cache.Sandbox):
+    """Both hosts; servers are made by an administrator, who may choose."""
+
+    def __init__(self, cloud, directory):
+        super().__init__(cloud, directory, account='admin')
+        self.caches = [cloud.services[f'{name}/dedupd'] for name in HOSTS]
+        for name, mbit in HOSTS.items():
+            cloud.hosts[name].limit(mbit)
+
+    def start(self, host, image):
+        """A server on a host, which is not up yet."""
+        self._servers.append(boot.create(self.user, image, 'server', host))
+        return self._servers[-1]
+
+    def came(self):
+        """Bytes that each cache got from the storing host, and from others."""
+        found = [cache.client().status()['cache'] for cache in self.caches]
+        return [(one['arrivals']['received_bytes'],
+                 one['neighbours']['received_bytes']) for one in found]
+
+    def close(self):
+        for name in HOSTS:
+            self.cloud.hosts[name].limit(None)
+            self.cloud.services[f'{name}/nova-compute'].forget_images()
+        super().close()
+
+
+def since(rack, before):
+    return [(stored - old_stored, lent - old_lent)
+            for (stored, lent), (old_stored, old_lent) in zip(
+                rack.came(), before)]
+
+
+def test_both_start_the_same_new_image(cloud, rack):
+    image, said = rack.upload(own=test_cache.MUCH)
+    before = rack.came()
+    servers = [rack.start(host, image) for host in HOSTS]
+    for server in servers:
+        assert boot.wait_until_up(rack.user, server) == (said, 1)
+    came = since(rack, before)
+    print([(round(stored / 1e6, 1), round(lent / 1e6, 1))
+           for stored, lent in came])
+    # Alone, each would have got all of it from the storing host.
+    stored, lent = map(sum, zip(*came))
+    assert stored < 0.75 * (stored + lent)
+    assert test_cache.plain(cloud, image) == []
+
+
+def test_the_second_host_asks_the_first(cloud, rack):
+    image, said = rack.upload(own=test_cache.MUCH)
+    for host in HOSTS:
+        before = rack.came()
+        assert boot.wait_until_up(
+            rack.user, rack.start(host, image)) == (said, 1)
+    stored, lent = since(rack, before)[1]
+    print(stored, lent)
+    assert stored < lent / 4
+
+
+def test_the_first_host_dies_meanwhile(cloud, rack):
+    image, said = rack.upload(own=test_cache.MUCH)
+    first, second = HOSTS
+    assert boot.wait_until_up(
+        rack.user, rack.start(first, image)) == (said, 1)
+    cloud.hosts[second].limit(test_cache.SLOW)
+    before = rack.came()
+    server = rack.start(second, image)
+    test_cache.wait_until(lambda: since(rack, before)[1][1] > 0,
+                          'it does not ask')
+    rack.caches[0].kill()
+    try:
+        assert boot.wait_until_up(rack.user, server) == (said, 1)
+    finally:
+        rack.caches[0].start()
