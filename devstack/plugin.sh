@@ -201,17 +201,18 @@ function make_dedupd_certificate {
     fi
 }
 
-# Nova asks the cache in place of Glance.
+# Nova asks the relay in place of Glance, and the relay the cache.
 function configure_dedup_cache {
     begin_dedupd_conf "$DEDUP_CACHE_CONF" "$DEDUP_CACHE_DATA_DIR" \
         "$DEDUP_CACHE_SOCKET"
     iniset "$DEDUP_CACHE_CONF" DEFAULT mode cache
     configure_dedupd_glance "$DEDUP_CACHE_CONF"
     iniset "$DEDUP_CACHE_CONF" cache listen "$DEDUP_CACHE_LISTEN"
+    iniset "$DEDUP_CACHE_CONF" cache relay_listen "$DEDUP_RELAY_LISTEN"
     iniset "$DEDUP_CACHE_CONF" cache peer "$DEDUP_CACHE_PEER"
     iniset "$DEDUP_CACHE_CONF" cache peer_ca "$DEDUP_CACHE_PEER_CA"
     iniset "$DEDUP_CACHE_CONF" cache limit_mib "$DEDUP_CACHE_LIMIT_MIB"
-    iniset "$NOVA_CONF" glance endpoint_override "http://$DEDUP_CACHE_LISTEN"
+    iniset "$NOVA_CONF" glance endpoint_override "http://$DEDUP_RELAY_LISTEN"
 }
 
 # Nothing but the directory itself is left, which may be a mount point:
@@ -255,7 +256,16 @@ function start_dedupd {
         "$SERVICE_TIMEOUT"
 }
 
+function start_dedup_relay {
+    run_process dedup-relay \
+        "$GLANCE_BIN_DIR/dedupd-relay --config-file $DEDUP_CACHE_CONF"
+    test_with_retry "curl -s -o /dev/null http://$DEDUP_RELAY_LISTEN/" \
+        "dedup-relay did not start: see journalctl --unit devstack@dedup-relay" \
+        "$SERVICE_TIMEOUT"
+}
+
 function stop_dedupd {
+    stop_process dedup-relay
     stop_process dedupd
     stop_process dedup-cache
 }
@@ -326,6 +336,7 @@ if [[ $1 == stack ]] && is_service_enabled g-api dedup-cache; then
                 echo_summary "Starting the cache of images for Nova"
                 start_dedupd dedup-cache "$DEDUP_CACHE_CONF" \
                     "$DEDUP_CACHE_SOCKET"
+                start_dedup_relay
             fi
             ;;
         test-config)

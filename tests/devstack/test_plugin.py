@@ -27,7 +27,8 @@ DATADIR = '/opt/stack/data/dedup'
 GLANCE_API_CONF = '/etc/glance/glance-api.conf'
 DEDUPD_CONF = '/etc/dedupd/dedupd.conf'
 UNIT = '/etc/systemd/system/devstack@dedupd.service'
-DEDUPD = roots.VENV / 'bin/dedupd'
+DEDUPD = f'{roots.VENV}/bin/dedupd '
+RELAY = f'{roots.VENV}/bin/dedupd-relay '
 OFFLINE = 'OFFLINE=True\n'
 FILTERS = '/dev/shm/glance-dedup-stack'
 #: Where DevStack and its plugins write, but for logs.
@@ -97,7 +98,7 @@ def processes(root, program):
     """Ids and users of the processes that run a program."""
     return [line.split()[:2] for line in root.run(
         'ps', '-eww', '-o', 'pid=,user=,args=').splitlines()
-        if str(program) in line]
+        if program in line]
 
 
 def status(root):
@@ -159,7 +160,7 @@ def test_dedupd_is_a_service(stacked):
     [[pid, user]] = processes(stacked, DEDUPD)
     assert user == 'stack'
     unit = stacked.read(UNIT)
-    assert (f'ExecStart = {DEDUPD} --config-file {DEDUPD_CONF}\n' in unit)
+    assert (f'ExecStart = {DEDUPD}--config-file {DEDUPD_CONF}\n' in unit)
     assert stacked.run('systemctl', 'is-enabled',
                        'devstack@dedupd') == 'enabled\n'
     # What rules out that another than the service answers.
@@ -406,9 +407,15 @@ def test_the_cache_beside_all_else(root):
     assert root.run('stat', '-c', '%U %a', '/etc/dedupd/tls-key.pem'
                     ) == 'stack 600\n'
 
+    # The relay asks Glance without it.
+    root.run('systemctl', 'stop', 'devstack@dedup-cache')
+    root.run(*FETCH, '-o', '/tmp/got', 'http://127.0.0.1:9295' + path)
+    root.run('cmp', '/tmp/got', '/tmp/was')
+    root.run('systemctl', 'start', 'devstack@dedup-cache')
+
     certificate = root.read('/etc/dedupd/tls-cert.pem')
     root.unstack()
-    assert processes(root, DEDUPD) == []
+    assert processes(root, DEDUPD) == processes(root, RELAY) == []
     root.stack()
     assert cache_status(root)['cache']['held']['images'] == 0
     # Other hosts have a copy of it.
