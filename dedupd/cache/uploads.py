@@ -50,6 +50,8 @@ PATIENCE, SLOWEST = 600.0, 8 << 20
 # Bytes that are kept in one step, and read for a plain upload.
 _PIECE = 1 << 20
 _POLLS = 60     # seconds
+# Glance's answers to the later one of two uploads of an image.
+_TAKEN = (409, 410)
 
 # Headers of the client's connection with us, or of the body.
 _OF_UPLOAD = (b'host', b'expect', b'content-length', b'transfer-encoding')
@@ -181,7 +183,7 @@ class Uploads:
                 self._plain += 1
                 answer = await relay(_joined(self._run, kept, rest,
                                              message.body))
-                if unsure and answer.status == 409:
+                if unsure and answer.status in _TAKEN:
                     answer = await self._rather_settled(
                         answer, kept.size, message.target, headers)
             return answer
@@ -310,8 +312,8 @@ class Uploads:
                               ) -> messages.Response:
         """What became of the storing host's request, or else the answer.
 
-        :param answer: Glance's 409 to the plain upload: that request came to
-            Glance just before
+        :param answer: to the plain upload: that request came to Glance just
+            before
         """
         settled = await self._settled(size, target, headers)
         if settled is None:

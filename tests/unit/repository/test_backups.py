@@ -321,7 +321,7 @@ def test_a_user_s_token_opens_none(repo, command, backup):
         request = messages.Request('GET', {}, headers, peer, b'')
 
         async def run():
-            image = await served._open(request, image_id)
+            image = await served.open(request, image_id)
             with contextlib.closing(image):
                 return image.stat.image_id
         return asyncio.run(run())

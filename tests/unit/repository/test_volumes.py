@@ -404,7 +404,7 @@ def test_no_replica_comes_under_such_an_id(repo, part):
 
 def test_the_daemon_serves_none(repo, part):
     served = reads.Reads(repo, workers.Workers('read', 1))
-    assert status_of(served._admit, request(), part) == 404
+    assert status_of(served.permit, request(), part) == 404
 
 
 def test_the_cache_does_not_evict_them(path, repo, part):

@@ -95,9 +95,11 @@ def test_no_room(repo, kept, monkeypatch):
     assert content(kept) == b'first'
 
 
+@pytest.mark.parametrize('status', [409, 410])
 @pytest.mark.parametrize('became', ['active', 'queued'])
-def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became):
-    """Glance takes that one, and answers 409 to the plain upload."""
+def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became,
+                                              status):
+    """Glance takes that one, and none of the plain upload."""
     data = repositories.noise(2 * MIB)
     image_id = '0' * 8 + '-0000' * 3 + '-' + '0' * 12
     states = iter(['queued', 'queued', 'saving', became])
@@ -115,7 +117,7 @@ def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became):
 
     async def relay(pieces):
         tried.append(b''.join([piece async for piece in pieces]))
-        return messages.Response(409)
+        return messages.Response(status)
 
     async def no_sleep(seconds):
         pass
@@ -129,5 +131,5 @@ def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became):
                          messages.Peer('tcp', None), body()),
         image_id, [], relay))
     assert tried == [data]
-    assert response.status == (204 if became == 'active' else 409)
+    assert response.status == (204 if became == 'active' else status)
     assert not list(states)
