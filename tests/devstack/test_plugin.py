@@ -98,7 +98,7 @@ def processes(root, program):
     """Ids and users of the processes that run a program."""
     return [line.split()[:2] for line in root.run(
         'ps', '-eww', '-o', 'pid=,user=,args=').splitlines()
-        if program in line]
+        if str(program) in line]
 
 
 def status(root):
