@@ -606,8 +606,8 @@ Related options:
             type=_ADDRESS,
             sample_default='127.0.0.1:9292',
             help="""
-Address on which ``dedupd-relay`` stands in for the Image service,
-while the daemon runs and while it does not. ``endpoint_override`` in
+Address on which ``dedupd-relay`` answers in place of the Image
+service, whether the daemon runs or not. ``endpoint_override`` in
 ``nova.conf`` then names this address, and ``listen`` is another one,
 such as 127.0.0.1:9293. A socket that systemd passes to
 ``dedupd-relay`` takes the place of this option.

@@ -6,9 +6,9 @@ Images that are here are lent as the daemon lends them to anybody. Images that
 arrive are lent, too: otherwise each host of a rack that begins at the same
 time would get all of the image from the storing host. A neighbour gets what
 has come, waits for what is on its way from the storing host, and has the rest
-fetched from there at once. What is on its way from another neighbour is not
-waited for: so no hosts wait for each other, whoever asks whom. If nothing more
-is to be had, the answer ends early.
+fetched from there at once. The lender does not wait for what comes to it from
+another neighbour, so no hosts wait for each other. If the lender can give no
+more, the answer ends early.
 """
 
 import asyncio

@@ -263,6 +263,11 @@ class PartialImage(pull.Pull):
         try:
             if lot.wanted:
                 super().fetch(lot)
+        except BaseException:
+            with self._changed:
+                # Nobody reads what came before something wrong did.
+                lot.received = {}
+            raise
         finally:
             with self._changed:
                 del self._coming[id(lot)]

@@ -39,11 +39,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     """
     if conf.mode != 'cache':
         return
-    listeners.need_loopback('listen', conf.cache.listen)
-    if conf.cache.listen == conf.cache.relay_listen:
-        raise ValueError('[cache] listen and relay_listen are the same '
-                         'address. Nova asks at relay_listen; give listen '
-                         'another one, such as 127.0.0.1:9293')
+    listeners.need_apart(conf.cache.listen, conf.cache.relay_listen)
     if not conf.dedupd.glance_url:
         raise ValueError('mode = cache needs [dedupd] glance_url, the Image '
                          'service that requests are passed on to')

@@ -104,6 +104,18 @@ def need_loopback(option: str, address: str) -> None:
             '127.0.0.1:9292')
 
 
+def need_apart(listen: str, relay_listen: str | None) -> None:
+    """Refuse addresses at which a cache and its relay cannot both listen.
+
+    :raises ValueError: names the options, and what to do
+    """
+    need_loopback('listen', listen)
+    if listen == relay_listen:
+        raise ValueError('[cache] listen and relay_listen are the same '
+                         'address. Nova asks at relay_listen; give listen '
+                         'another one, such as 127.0.0.1:9293')
+
+
 def begin(where: str, listen: Callable[[str], socket.socket]
           ) -> socket.socket:
     """Call one of the functions below for an address.

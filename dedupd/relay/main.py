@@ -69,10 +69,7 @@ def _check(conf: cfg.ConfigOpts) -> None:
     if conf.mode != 'cache' or not conf.dedupd.glance_url:
         raise ValueError('dedupd-relay needs mode = cache, and [dedupd] '
                          'glance_url')
-    listeners.need_loopback('listen', conf.cache.listen)
-    if conf.cache.listen == conf.cache.relay_listen:
-        raise ValueError('[cache] listen and relay_listen are the same '
-                         'address')
+    listeners.need_apart(conf.cache.listen, conf.cache.relay_listen)
 
 
 async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:

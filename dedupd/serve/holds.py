@@ -69,7 +69,6 @@ class Holds:
         :param upload_id: of which the image must be; None: any
         :raises ImageNotFound, DamagedError: as of Repository.open_image
         """
-        self.sweep()
         lease = self._lease(image_id, upload_id) if upload_id else None
         if lease is not None:
             return lease
@@ -99,6 +98,8 @@ class Holds:
             lease = self._use(key)
         if known:
             image.close()
+        else:
+            self.sweep()
         return lease
 
     def _use(self, key: tuple[str, str]) -> Lease:

@@ -120,7 +120,7 @@ def drop_leftovers(repository: repository_module.Repository) -> None:
     """Delete what a daemon left that was killed between commit and claim.
 
     The id of such an image is random, and it is deleted as soon as it is
-    there. So whoever still has it open reads on (I12).
+    there. A process that has it open can still read all of it (I12).
     """
     for image_id in filter(imageids.is_upload, repository.images()):
         try:

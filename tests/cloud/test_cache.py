@@ -159,7 +159,7 @@ def plain(cloud, image):
 
 
 class Wire:
-    """Counts what comes and goes over the link from here on."""
+    """Counts the bytes that pass the link each way from now on."""
 
     def __init__(self, sandbox):
         self._host = sandbox.host

@@ -144,6 +144,21 @@ class Host:
     def wait_for_no_link(self, image_id):
         self.wait_for(lambda: not os.path.lexists(self.path(image_id)))
 
+    def restart_daemon(self):
+        """Kill the daemon in the middle, and let all bytes through again."""
+        self.daemon.kill()
+        self.peer.hold_after(None)
+        self.daemon.start()
+
+    @contextlib.contextmanager
+    def reading_the_end(self, link):
+        """An open file of 8 MiB, and a read of its last bytes that waits."""
+        with open(link, 'rb', 0) as f, (
+                concurrent.futures.ThreadPoolExecutor(2)) as threads:
+            self.begin(link, threads)
+            yield f, threads.submit(os.pread, f.fileno(), 4096,
+                                    8 * MIB - 4096)
+
     def begin(self, link, threads):
         """Have an image begin to arrive, and stop in its middle.
 
@@ -327,19 +342,14 @@ def test_a_read_waits_while_a_block_is_wrong(host, storing, ops):
 
 
 def test_a_deactivated_image_comes_all_the_same(host, ops):
-    """Whoever has it open reads on; Glance still has it."""
+    """A guest that has it open can read all of it."""
     data = noise(8 * MIB, 26)
     image_id = store(ops, data)
     link = host.wait_for_link(image_id)
-    with open(link, 'rb', 0) as f, (
-            concurrent.futures.ThreadPoolExecutor(2)) as threads:
-        host.begin(link, threads)
-        reading = threads.submit(os.pread, f.fileno(), 4096, 8 * MIB - 4096)
+    with host.reading_the_end(link) as (_, reading):
         ops.request('POST', f'/v2/images/{image_id}/actions/deactivate')
         host.refreshed(ops)
-        host.daemon.kill()
-        host.peer.hold_after(None)
-        host.daemon.start()
+        host.restart_daemon()
         assert reading.result(LIMIT) == data[-4096:]
 
 
@@ -419,15 +429,10 @@ def test_a_deleted_image_comes_all_the_same(host, ops):
     data = noise(8 * MIB, 16)
     image_id = store(ops, data)
     link = host.wait_for_link(image_id)
-    with open(link, 'rb', 0) as f, (
-            concurrent.futures.ThreadPoolExecutor(2)) as threads:
-        host.begin(link, threads)
-        reading = threads.submit(os.pread, f.fileno(), 4096, 8 * MIB - 4096)
+    with host.reading_the_end(link) as (f, reading):
         ops.delete(image_id)
         host.refreshed(ops)
-        host.daemon.kill()
-        host.peer.hold_after(None)
-        host.daemon.start()
+        host.restart_daemon()
         assert reading.result(LIMIT) == data[-4096:]
         assert f.read() == data[:f.tell()] != b''
         host.refreshed(ops)
@@ -437,10 +442,7 @@ def test_a_deleted_image_comes_all_the_same(host, ops):
 def test_a_deleted_image_that_nobody_has_fails_its_reads(host, storing, ops):
     image_id = store(ops, noise(8 * MIB, 22))
     link = host.wait_for_link(image_id)
-    with open(link, 'rb', 0) as f, (
-            concurrent.futures.ThreadPoolExecutor(2)) as threads:
-        host.begin(link, threads)
-        reading = threads.submit(os.pread, f.fileno(), 4096, 8 * MIB - 4096)
+    with host.reading_the_end(link) as (_, reading):
         ops.delete(image_id)
         host.refreshed(ops)
         storing.daemon.stop(signal.SIGKILL)

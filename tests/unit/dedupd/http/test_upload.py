@@ -51,6 +51,13 @@ async def begin(body, upload, count):
     return task, found
 
 
+async def begin_and_cancel(body, upload, count):
+    """A user that has got so many pieces, and was cancelled."""
+    task, _ = await begin(body, upload, count)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_all_pieces():
     async def scenario():
         body = Source()
@@ -70,9 +77,7 @@ def test_a_user_that_is_cancelled_leaves_the_rest(count):
     async def scenario():
         body = Source()
         upload = upload_module.Body(body.pieces)
-        task, _ = await begin(body, upload, count)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await begin_and_cancel(body, upload, count)
         assert not body.ended
         body.release(9)
         left = []
@@ -87,9 +92,7 @@ def test_the_rest_is_drained():
     async def scenario():
         body = Source()
         upload = upload_module.Body(body.pieces)
-        task, _ = await begin(body, upload, 2)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await begin_and_cancel(body, upload, 2)
         body.release(9)
         await upload.drain()
         assert body.taken == 5 and body.ended
@@ -116,9 +119,7 @@ def test_the_end_waits_for_nobody(count):
     async def scenario():
         body = Source()
         upload = upload_module.Body(body.pieces)
-        task, _ = await begin(body, upload, count)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await begin_and_cancel(body, upload, count)
         await upload.end()
         assert body.ended
         assert not asyncio.all_tasks() - {asyncio.current_task()}
