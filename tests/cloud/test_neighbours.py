@@ -13,6 +13,7 @@ import pytest
 
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
+from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import cache_harness
 
@@ -77,6 +78,20 @@ class Rack(test_cache.Sandbox):
         super().close()
 
 
+@contextlib.contextmanager
+def linked(cloud, rack):
+    """Nova finds links to images on both hosts; by host, where."""
+    with contextlib.ExitStack() as stack:
+        bases = []
+        for cache in rack.caches:
+            base = dedupd.NovaBase(cloud, cache, 'admin')
+            cache.stop()
+            cache.start()
+            bases.append(stack.enter_context(base))
+        stack.callback(rack.forget)
+        yield bases
+
+
 def since(rack, before):
     return [(stored - old_stored, lent - old_lent)
             for (stored, lent), (old_stored, old_lent) in zip(
@@ -124,3 +139,21 @@ def test_the_first_host_dies_meanwhile(cloud, rack):
         assert boot.wait_until_up(rack.user, server) == (said, 1)
     finally:
         rack.caches[0].start()
+
+
+def test_both_start_from_links(cloud, rack):
+    """Nova downloads nothing; the caches share what the servers read."""
+    with linked(cloud, rack) as bases:
+        image, said = rack.upload(own=test_cache.MUCH)
+        for base in bases:
+            base.link(image)
+        before = rack.came()
+        servers = [rack.start(host, image) for host in HOSTS]
+        for server in servers:
+            assert boot.wait_until_up(rack.user, server) == (said, 1)
+        came = since(rack, before)
+        print(came)
+        stored, lent = map(sum, zip(*came))
+        assert stored < 0.75 * (stored + lent)
+        # Only what was inspected came from Glance.
+        assert set(test_cache.plain(cloud, image)) <= {test_cache.MIB}
