@@ -314,9 +314,10 @@ def _read_twice(meeting: Meeting, findings: Findings, actor: Member,
 
 
 def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
-    """Append to a file and sync it; the others open it.
+    """Overwrite and append to a file, and sync it; the others open it.
 
-    The file stays open on the host that writes it.
+    The file stays open on the host that writes it, as a group does. The others
+    have read what is overwritten: ceph-fuse shows them that again.
     """
     path = meeting.name(actor, 'synced')
     if actor is meeting.me:
@@ -324,7 +325,7 @@ def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
         with files.opened(path, os.O_RDWR) as fd:
             meeting.act(actor, 'one')
             meeting.answer(actor, 'read')
-            os.pwrite(fd, files.page('two'), files.PAGE)
+            os.pwrite(fd, files.page('two') + files.page('three'), 0)
             os.fsync(fd)
             meeting.act(actor, 'two')
             meeting.answer(actor, 'again')
@@ -336,8 +337,8 @@ def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
     meeting.act(actor, 'two')
     with files.opened(path, os.O_RDONLY) as fd:
         data = os.pread(fd, 2 * files.PAGE, 0)
-    findings.find('fsync', data == files.page('one') + files.page('two'), None,
-                  f'what {actor.host} appended was not there')
+    findings.find('fsync', data == files.page('two') + files.page('three'),
+                  None, f'what {actor.host} wrote was not there')
     meeting.answer(actor, 'again')
 
 

@@ -18,6 +18,7 @@ import pytest
 from glance_dedup.repository import hostfilter
 from tests.functional import test_hosts
 from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import kinds
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
@@ -167,6 +168,9 @@ with repositories.open_repository(sys.argv[1], filter_dir=sys.argv[2]) as repo:
 
 def test_killed_while_it_follows(both):
     """What a killed process did not read, the next one reads."""
+    if kinds.kind_of(both[1]) == 'ceph':
+        pytest.skip('ceph-fuse 16 may show what it had read before a sync '
+                    '(shared.rst); try-sharing finds this')
     rng = random.Random(2)
     contents = [repositories.noise(50 * BLOCK, n) for n in range(30)]
     with opened(both[0]) as (here,):

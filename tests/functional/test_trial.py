@@ -24,6 +24,7 @@ from glance_dedup.trial import properties
 from glance_dedup.trial import trial
 from tests.functional import conftest
 from tests.sharedfs import hosts as hosts_module
+from tests.sharedfs import kinds
 from tests.support import daemons
 from tests.support import repositories
 
@@ -80,10 +81,10 @@ def test_file_system_that_is_fine(tmp_path, count):
 @pytest.mark.parametrize('two_hosts', conftest.REAL_FILE_SYSTEMS,
                          indirect=True)
 def test_real_file_systems(two_hosts):
-    """None has a property that is not fine, but for a fault of Ceph 16."""
+    """None has a property that is not fine, but for two faults of Ceph 16."""
     repositories.create(two_hosts[0].root / 'repository')
-    kind = two_hosts[0].mount.shared.kind
-    known = {'locks-fall'} if kind == 'ceph' else set()
+    known = ({'locks-fall', 'fsync'}
+             if kinds.kind_of(two_hosts[0]) == 'ceph' else set())
     for findings in try_on(two_hosts):
         unfit = {key for key, verdict in verdicts(findings).items()
                  if verdict == UNFIT}

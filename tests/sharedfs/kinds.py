@@ -10,3 +10,9 @@ from tests.sharedfs import nfs
 #: By name, which is also the profile of ``bindep.txt``.
 KINDS = {'juicefs': juicefs.make, 'gluster': gluster.make, 'ceph': ceph.make,
          'nfs': nfs.make}
+
+
+def kind_of(host):
+    """What a host's directory is on; None: the model."""
+    mount = getattr(host, 'mount', None)
+    return None if mount is None else mount.shared.kind

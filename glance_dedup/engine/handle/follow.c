@@ -31,6 +31,7 @@ typedef struct look {
     unsigned left;        /* groups that may still be read */
     uint64_t entries;
     gd_entry_range last; /* read, and not added yet */
+    uint32_t hole;       /* of one group: its first slot that was read empty */
 } look;
 
 static bool
@@ -56,6 +57,19 @@ gd_follow_is_due(const gd_repo *repo, unsigned ms)
 
 /* ---- one group ---- */
 
+/* A published entry is never empty (I1).  But a file system may show what was
+ * there before: JuiceFS reads ahead, and keeps what it read for whoever has the
+ * file open.  From there on the entries are read again at the next look. */
+static void
+find_hole(look *l, uint32_t first, uint32_t count, const gd_entry *entries)
+{
+    for (uint32_t i = 0; i < count && first + i < l->hole; i++) {
+        if (entries[i].state == GD_ENTRY_EMPTY) {
+            l->hole = first + i;
+        }
+    }
+}
+
 static void
 release_last(look *l)
 {
@@ -77,6 +91,7 @@ add_range(look *l, const gd_group *group, uint32_t first, uint32_t end)
                 gd_group_read_entries(group, first, end - first, entries,
                                       NULL) == GD_OK;
     if (good) {
+        find_hole(l, first, end - first, entries);
         l->index->add(l->index, &l->last);
         release_last(l);
         l->last = (gd_entry_range){group->number, first, end - first,
@@ -103,13 +118,14 @@ add_foreign(look *l, const gd_group *group, uint32_t first, uint32_t end)
            add_range(l, group, own_end, end);
 }
 
-/* Moves *known to what is published (I1).  Returns whether the group may grow,
- * or could not be read. */
+/* Moves *known to what is published (I1) and could be read.  Returns whether
+ * there may be more. */
 static bool
 learn_from(look *l, const gd_group *group, gd_open_group *known)
 {
     gd_published record;
     uint32_t identity = gd_position_identity(group->bounds.seed);
+    l->hole = group->bounds.slots;
     if (gd_group_read_published(group, &record, NULL) != GD_OK) {
         return true;
     }
@@ -127,10 +143,11 @@ learn_from(look *l, const gd_group *group, gd_open_group *known)
             return true;
         }
     }
-    known->published = record.count;
+    known->published = record.count < l->hole ? record.count : l->hole;
     known->identity = identity;
-    return record.count < group->bounds.slots &&
-           (record.flags & GD_GROUP_POISONED) == 0;
+    return known->published < record.count ||
+           (record.count < group->bounds.slots &&
+            (record.flags & GD_GROUP_POISONED) == 0);
 }
 
 /* The same.  One that is gone leaves the list when the groups are listed. */

@@ -448,6 +448,35 @@ test_damaged_group(void)
     teardown();
 }
 
+/* A file system may show a record that is newer than the entries that it shows:
+ * those that were missed are read at the next look. */
+static void
+test_entries_older_than_their_record(void)
+{
+    for (int kind = 0; kind <= FILTER; kind++) {
+        setup(kind);
+        uint32_t one = make_group();
+        publish(one, 0, 10);
+        CHECK_INT(follow(), 10);
+        write_slots(one, 20, 40);
+        set_record(one, 40, 0);
+        CHECK_INT(follow(), 30);
+        CHECK_INT(count_known(one, 20, 40), 20);
+        write_slots(one, 10, 20);
+        CHECK_INT(follow(), 30);
+        CHECK_INT(count_known(one, 0, 40), 40);
+        CHECK_INT(follow(), 0);
+        /* Of one that is full. */
+        set_record(one, SLOTS, 0);
+        CHECK_INT(follow(), SLOTS - 40);
+        write_slots(one, 40, SLOTS);
+        CHECK_INT(follow(), SLOTS - 40);
+        CHECK_INT(count_known(one, 0, SLOTS), SLOTS);
+        CHECK_INT(follow(), 0);
+        teardown();
+    }
+}
+
 /* More groups may grow than the list has room for. */
 static void
 test_many_open_groups(void)
@@ -642,6 +671,7 @@ main(int argc, char **argv)
     RUN(test_removed_groups);
     RUN(test_count_that_goes_back);
     RUN(test_damaged_group);
+    RUN(test_entries_older_than_their_record);
     RUN(test_many_open_groups);
     RUN(test_two_at_once);
     RUN(test_faults);
