@@ -258,10 +258,7 @@ class Daemon:
                                           listeners.listen_tcp),
                 endpoints.status))
         if self._cache is not None:
-            server.add(listeners.Listener(
-                'cache', listeners.begin(self._conf.cache.listen,
-                                         listeners.listen_tcp),
-                self._proxy.serve))
+            server.add(self._cache_listener(self._conf.cache.listen))
 
     def _open_reading(self, image_id: str) -> readings.Reading:
         """Open an image for reading over NBD. Blocks the thread."""
@@ -272,10 +269,23 @@ class Daemon:
 
     def _listen_unix(self, option: str) -> socket.socket:
         """Listen on the Unix socket that an option names."""
-        path = self._options[option]
+        return self._listen_at(self._options[option],
+                               self._socket_mode(option))
+
+    def _cache_listener(self, where: str) -> listeners.Listener:
+        """Where Nova asks; on a Unix socket, only the relay and root."""
+        if listeners.is_path(where):
+            return listeners.Listener(
+                'cache', self._listen_at(where, 0o600), self._proxy.serve,
+                allowed=user_ids([]).__contains__)
+        return listeners.Listener(
+            'cache', listeners.begin(where, listeners.listen_tcp),
+            self._proxy.serve)
+
+    def _listen_at(self, path: str, mode: int) -> socket.socket:
         sock = listeners.begin(path, lambda where: listeners.listen_unix(
-            where, self._socket_mode(option)))
-        self._sockets[option] = os.stat(path).st_ino
+            where, mode))
+        self._sockets[path] = os.stat(path).st_ino
         return sock
 
     def _find_users(self) -> dict[str, frozenset[int]]:
@@ -304,8 +314,10 @@ class Daemon:
             LOG.error('Some options stay as they were: %s', e)
         else:
             self._users = users
-            for option in self._sockets:
-                os.chmod(self._options[option], self._socket_mode(option))
+            for option in _SOCKETS:
+                if self._options[option] in self._sockets:
+                    os.chmod(self._options[option],
+                             self._socket_mode(option))
         self._repository.handle().set_segment_cache(
             self._options.cache_mib << 20)
         self._scheduler.reload()
@@ -355,8 +367,7 @@ class Daemon:
             LOG.warning('Pulls of arriving images are cut off.')
 
     def _remove_sockets(self) -> None:
-        for option, inode in self._sockets.items():
-            path = self._options[option]
+        for path, inode in self._sockets.items():
             with contextlib.suppress(OSError):
                 # Another daemon may have put its own there.
                 if os.stat(path).st_ino == inode:

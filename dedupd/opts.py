@@ -22,7 +22,9 @@ REPLICATION_GROUP = 'replication'
 
 _EXCLUDE = types.String(regex=f'^(project:)?{imageids.PATTERN}$')
 _PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
-_ADDRESS = types.String(regex=r'^(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$')
+_AT = r'(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$'
+_ADDRESS = types.String(regex=f'^{_AT}')
+_PLACE = types.String(regex=f'^(/.|{_AT})')
 
 
 def _rate(name: str, default: float, help: str, related: str = ''
@@ -582,12 +584,15 @@ Related options:
 
 cache_opts = [
     cfg.Opt('listen',
-            type=_ADDRESS,
+            type=_PLACE,
             default='127.0.0.1:9292',
             help="""
 Address on which the daemon stands in for the Image service, if
 ``mode`` is ``cache``. ``endpoint_override`` in the group ``[glance]``
-of ``nova.conf`` names it, or else ``relay_listen``.
+of ``nova.conf`` names it. If ``dedupd-relay`` runs, ``nova.conf``
+names ``relay_listen`` instead, and this is a Unix socket, which only
+the daemon's user reaches. While the daemon is away, any user could
+listen on a port of its, and the relay would send tokens there.
 
 The daemon passes requests on to ``[dedupd] glance_url``. Only the
 bytes of images come from the cache, once Glance has allowed it.
@@ -595,6 +600,8 @@ Tokens pass this address unencrypted.
 
 Possible values:
     * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT
+    * The path of a Unix socket, in a directory that only the daemon's
+      user may write to
 
 Related options:
     * ``relay_listen``
@@ -608,9 +615,9 @@ Related options:
             help="""
 Address on which ``dedupd-relay`` answers in place of the Image
 service, whether the daemon runs or not. ``endpoint_override`` in
-``nova.conf`` then names this address, and ``listen`` is another one,
-such as 127.0.0.1:9293. A socket that systemd passes to
-``dedupd-relay`` takes the place of this option.
+``nova.conf`` then names this address, and ``listen`` is the path of a
+Unix socket, such as /run/dedupd-cache/relay.sock. A socket that
+systemd passes to ``dedupd-relay`` takes the place of this option.
 
 Possible values:
     * ADDRESS:PORT, of the loopback interface; for IPv6 [ADDRESS]:PORT

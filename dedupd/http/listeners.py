@@ -91,11 +91,19 @@ def is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
+def is_path(address: str) -> bool:
+    """Whether this is the path of a Unix socket, and not ADDRESS:PORT."""
+    return address.startswith('/')
+
+
 def need_loopback(option: str, address: str) -> None:
     """Refuse an option with an address that other hosts reach.
 
+    :param address: or the path of a Unix socket
     :raises ValueError: names the option, and what to do
     """
+    if is_path(address):
+        return
     host = address.rpartition(':')[0].strip('[]')
     if host != 'localhost' and not is_loopback(host):
         raise ValueError(
@@ -112,8 +120,9 @@ def need_apart(listen: str, relay_listen: str | None) -> None:
     need_loopback('listen', listen)
     if listen == relay_listen:
         raise ValueError('[cache] listen and relay_listen are the same '
-                         'address. Nova asks at relay_listen; give listen '
-                         'another one, such as 127.0.0.1:9293')
+                         'address. Nova asks at relay_listen; have listen '
+                         'name a Unix socket, such as '
+                         '/run/dedupd-cache/relay.sock')
 
 
 def begin(where: str, listen: Callable[[str], socket.socket]

@@ -150,7 +150,8 @@ class Answer:
 class Upstream:
     """The server to which requests are passed on.
 
-    :param url: the server's URL, perhaps with the first part of each path
+    :param url: the server's URL, perhaps with the first part of each path; or
+        unix:PATH, the server's Unix socket
     :param ca: file with the authorities that verify it; None: the system's
     :param patience: the most seconds without a byte; None: PATIENCE
     :param watch: makes the context of each wait for a byte, by its timeout,
@@ -164,9 +165,11 @@ class Upstream:
         self.patience = PATIENCE if patience is None else patience
         self.watch = watch or contextlib.nullcontext
         parts = urllib.parse.urlsplit(url.rstrip('/'))
-        self.url = f'{parts.scheme}://{parts.netloc}'
-        self.host = parts.netloc.rpartition('@')[2].encode('ascii')
-        self._prefix = parts.path
+        self._socket = parts.path if parts.scheme == 'unix' else None
+        self.url = url if self._socket else f'{parts.scheme}://{parts.netloc}'
+        self.host = (parts.netloc.rpartition('@')[2]
+                     or 'localhost').encode('ascii')
+        self._prefix = '' if self._socket else parts.path
         self._tls = ssl.create_default_context(cafile=ca) if (
             parts.scheme == 'https') else None
         self._place = (parts.hostname,
@@ -226,8 +229,10 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                found = await loop.getaddrinfo(*self._place,
-                                               type=socket.SOCK_STREAM)
+                found = [(socket.AF_UNIX, socket.SOCK_STREAM, 0, '',
+                          self._socket)] if self._socket else (
+                    await loop.getaddrinfo(*self._place,
+                                           type=socket.SOCK_STREAM))
                 for place in found[:-1]:
                     with contextlib.suppress(OSError):
                         return await self._connect_to(place)
@@ -246,7 +251,8 @@ class Upstream:
         try:
             sock.setblocking(False)
             await asyncio.get_running_loop().sock_connect(sock, address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             plain = streams.SocketStream(sock)
             stream: streams.SocketStream | streams.TLSStream = plain
             if self._tls is not None:

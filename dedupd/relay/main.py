@@ -79,8 +79,10 @@ async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     pulse = pulse_module.Pulse(conf.dedupd.socket)
-    cache = upstream.Upstream(f'http://{conf.cache.listen}',
-                              patience=PATIENCE, watch=pulse.watch)
+    where = conf.cache.listen
+    cache = upstream.Upstream(
+        f'unix:{where}' if listeners.is_path(where) else f'http://{where}',
+        patience=PATIENCE, watch=pulse.watch)
     glance = upstream.Upstream(conf.dedupd.glance_url, conf.dedupd.glance_ca)
     relay = relay_module.Relay(cache, glance, pulse)
     server = server_module.Server(conf.dedupd)

@@ -137,7 +137,8 @@ def need_a_relay(host, image_id, configuration):
     for command in commands_of('Without the cache'):
         if command == 'systemctl restart dedupd-cache':
             host.write(CONF, configuration.replace(
-                listen.replace('9293', '9292'), f'{listen}\n{relay}') + '\n')
+                f'listen = {CACHE.removeprefix("http://")}',
+                f'{listen}\n{relay}') + '\n')
         if command.startswith('curl'):
             host.run('curl', '-sf', '--retry', '50', '--retry-delay', '1',
                      '--retry-connrefused', '-o', '/dev/null', CACHE)
@@ -151,8 +152,8 @@ def need_a_relay(host, image_id, configuration):
         host.run('cmp', '/tmp/was', '/tmp/got')
     host.run('systemctl', 'start', 'dedupd-cache')
     host.run('curl', '-sf', '--retry', '50', '--retry-delay', '1',
-             '--retry-connrefused', '-o', '/dev/null',
-             f'http://{listen.split()[-1]}')
+             '--retry-all-errors', '-o', '/dev/null', '--unix-socket',
+             listen.split()[-1], 'http://localhost/')
 
 
 @pytest.mark.timeout(1200)

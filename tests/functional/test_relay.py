@@ -7,8 +7,10 @@ The relay, the cache's daemon, the storing host and Glance are real processes.
 
 import concurrent.futures
 import contextlib
+import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -64,6 +66,8 @@ def cache(place, storing, link):
             {'peer': f'https://{link.address}',
              'peer_cert': storing.operator}) as daemon:
         daemon.program = test_cache_proxy._PROGRAM
+        daemon.cache['listen'] = str(daemon.directory / 'relay.sock')
+        daemon.write_config()
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text()
@@ -128,6 +132,22 @@ def end_of(cache, how):
         cache.kill()
     else:
         cache.process.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
+def test_only_its_user_reaches_the_cache(cache):
+    """At the socket that is for the relay."""
+    path = cache.cache['listen']
+    request = b'GET / HTTP/1.1\r\nHost: x\r\n\r\n'
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert daemons.connect_as(path, 65534, request) is None
+    os.chmod(path, 0o666)
+    try:
+        assert daemons.connect_as(path, 65534, request) == b''
+        assert daemons.connect_as(path, 0, request) == b'HTTP/1.1 '
+    finally:
+        os.chmod(path, 0o600)
+    assert 'User 65534 was refused' in cache.text()
 
 
 # -- while the cache runs -----------------------------------------------------
@@ -566,9 +586,11 @@ def test_other_hosts_do_not_reach_it(cache, spare):
 
 def test_what_it_needs(cache, spare):
     assert 'relay_listen is not set' in refusal(spare)
-    cache.cache['relay_listen'] = cache.cache['listen']
+    place = cache.cache['listen']
+    cache.cache['relay_listen'] = cache.cache['listen'] = spare.listen
     cache.write_config()
     assert 'are the same address' in refusal(spare)
+    cache.cache['listen'] = place
     with listening() as sock:
         cache.cache['relay_listen'] = '127.0.0.1:{}'.format(
             sock.getsockname()[1])

@@ -165,7 +165,13 @@ class CacheDaemon(daemons.Daemon):
         return self.status()['cache']
 
     def connect_proxy(self):
+        """A connection to it in the Image service's place."""
         host, _, port = self.cache['listen'].rpartition(':')
+        if not host:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(daemons.LIMIT)
+            sock.connect(port)
+            return sock
         return socket.create_connection((host, int(port)), daemons.LIMIT)
 
 
