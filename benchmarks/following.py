@@ -11,7 +11,7 @@ Two tables:
 * one look at a repository with so many groups: the first one, which fills the
   filter; one that finds nothing; one that lists the groups, as the first one
   in a minute does; and one that finds nothing while 1,000 groups may grow. The
-  groups' files are sparse: they have headers and records, and no blocks;
+  groups have headers, records and entries, and no blocks;
 * a look after so much new data was stored by another host, and by this host.
 
 Bytes are those that the process read by system calls. In the first table they
@@ -52,11 +52,16 @@ def group_file(repository_id: str, number: int, published: int) -> bytes:
 
 def make_groups(path: str, repository_id: str, numbers: range,
                 published: int) -> None:
-    """Make sparse groups with so many published entries, all empty."""
+    """Make groups with so many published entries, which are all invalid.
+
+    A look reads empty ones again and again.
+    """
     size = 4096 + 512 * -(-SLOTS // 9)
+    entries = bytes([255]) * (size - 1024)
     for number in numbers:
         with open(os.path.join(path, 'groups', f'{number:08x}'), 'wb') as f:
             f.write(group_file(repository_id, number, published))
+            f.write(entries if published else b'')
             f.truncate(size)
 
 

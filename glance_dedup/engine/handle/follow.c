@@ -59,7 +59,7 @@ gd_follow_is_due(const gd_repo *repo, unsigned ms)
 
 /* A published entry is never empty (I1).  But a file system may show what was
  * there before: JuiceFS reads ahead, and keeps what it read for whoever has the
- * file open.  From there on the entries are read again at the next look. */
+ * file open.  From there on the entries are read again at a later look. */
 static void
 find_hole(look *l, uint32_t first, uint32_t count, const gd_entry *entries)
 {
@@ -118,6 +118,17 @@ add_foreign(look *l, const gd_group *group, uint32_t first, uint32_t end)
            add_range(l, group, own_end, end);
 }
 
+/* Whether the slot still reads as empty where an earlier look stopped.  Then
+ * the rest is left to the next look, and takes nobody's turn: the slot of a
+ * group that is damaged stays empty until a scrub. */
+static bool
+is_hole(const gd_group *group, uint32_t slot)
+{
+    gd_entry entry;
+    return gd_group_read_entries(group, slot, 1, &entry, NULL) == GD_OK &&
+           entry.state == GD_ENTRY_EMPTY;
+}
+
 /* Moves *known to what is published (I1) and could be read.  Returns whether
  * there may be more. */
 static bool
@@ -133,6 +144,10 @@ learn_from(look *l, const gd_group *group, gd_open_group *known)
      * was in the slots behind it may be different now. */
     bool changed = known->published > record.count ||
                    (known->published > 0 && identity != known->identity);
+    if (!changed && known->identity == identity &&
+        known->published < record.count && is_hole(group, known->published)) {
+        return true;
+    }
     if (changed || known->published < record.count) {
         l->left -= l->left > 0;
         bool added = changed

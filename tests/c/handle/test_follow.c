@@ -458,17 +458,27 @@ test_entries_older_than_their_record(void)
         uint32_t one = make_group();
         publish(one, 0, 10);
         CHECK_INT(follow(), 10);
+        write_slots(one, 10, 15);
         write_slots(one, 20, 40);
         set_record(one, 40, 0);
         CHECK_INT(follow(), 30);
-        CHECK_INT(count_known(one, 20, 40), 20);
-        write_slots(one, 10, 20);
-        CHECK_INT(follow(), 30);
+        CHECK_INT(count_known(one, 10, 40), 25);
+        CHECK_INT(follow(), 0);
+        write_slots(one, 15, 20);
+        CHECK_INT(follow(), 25);
         CHECK_INT(count_known(one, 0, 40), 40);
         CHECK_INT(follow(), 0);
-        /* Of one that is full. */
+        /* Of one that is full, and of many others that stay so. */
         set_record(one, SLOTS, 0);
-        CHECK_INT(follow(), SLOTS - 40);
+        for (int i = 0; i < 20; i++) {
+            set_record(make_group(), SLOTS, 0);
+        }
+        CHECK_INT(follow(), 20 * SLOTS);
+        CHECK_INT(follow(), 0);
+        uint32_t last = make_group();
+        publish(last, 0, SLOTS);
+        CHECK_INT(follow(), SLOTS);
+        CHECK_INT(count_known(last, 0, SLOTS), SLOTS);
         write_slots(one, 40, SLOTS);
         CHECK_INT(follow(), SLOTS - 40);
         CHECK_INT(count_known(one, 0, SLOTS), SLOTS);
