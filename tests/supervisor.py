@@ -32,6 +32,8 @@ _POLL = 0.01
 # Seconds that a program may take to start before it is named anyway.
 _STARTING = 1
 
+_HEARD = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -79,33 +81,41 @@ def _end_all():
 
 def _begin():
     """In the command's process, before it runs."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     # A shell has background commands ignore it. Tests that interrupt what they
     # start would wait for ever.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _reap(wanted):
+    """Reap all that has ended, orphans, too; the status of the one wanted."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == wanted:
+                found = ended[1]
+    return found
+
+
 def run(command):
     """Run a command; its exit status."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signals = []
+    # A handler of Python's would not run while a system call waits that began
+    # just after the signal came. So signals are waited for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    number, status = signal.SIGINT, None
     try:
         # In a group of its own: a terminal's Ctrl-C would come twice.
         process = subprocess.Popen(
             command, process_group=0, preexec_fn=_begin)
-
-        def pass_on(number, frame):
-            signals.append(number)
+        while status is None:
+            if signal.sigwait(_HEARD) == signal.SIGCHLD:
+                status = _reap(process.pid)
+                continue
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT if len(signals) == 1
-                          else signal.SIGKILL)
-
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, pass_on)
-        pid = None
-        while pid != process.pid:
-            # Orphans, too.
-            pid, status = os.waitpid(-1, 0)
+                os.killpg(process.pid, number)
+            number = signal.SIGKILL
         process.returncode = os.waitstatus_to_exitcode(status)
     finally:
         left = _end_all()

@@ -24,6 +24,12 @@ import pathlib, signal, subprocess, sys, time
 service = subprocess.Popen(
     ['sleep', '{10 * LIMIT}'], start_new_session=True, env={{}})
 pathlib.Path(sys.argv[1]).write_text(str(service.pid))
+
+def wait():
+    while True:
+        # A handler waits for the end of a sleep that begins just after the
+        # signal came.
+        time.sleep(0.1)
 """
 
 
@@ -112,7 +118,7 @@ def test_interrupt(note, sent):
     """Any request to end is an interrupt, and is given time."""
     program = SERVICE + textwrap.dedent("""
         try:
-            time.sleep(600)
+            wait()
         except KeyboardInterrupt:
             time.sleep(1)
             print('torn down', flush=True)
@@ -131,8 +137,7 @@ def test_second_interrupt(note):
     program = SERVICE + textwrap.dedent("""
         signal.signal(signal.SIGINT, lambda *args: print('heard', flush=True))
         print('ready', flush=True)
-        while True:
-            time.sleep(600)
+        wait()
         """)
     with start('-c', program, note) as run:
         assert run.stdout.readline() == 'ready\n'
@@ -147,7 +152,7 @@ def test_supervisor_that_is_killed(note):
     """Nobody goes on with a run that nobody waits for."""
     program = SERVICE + textwrap.dedent("""
         try:
-            time.sleep(600)
+            wait()
         except KeyboardInterrupt:
             service.kill()
             service.wait()
@@ -182,13 +187,14 @@ def test_slow_fixtures(tmp_path, processes, seconds):
 
         @pytest.fixture(scope='session')
         def service():
-            pathlib.Path('up').write_text('1')
             yield
             time.sleep({seconds})
             pathlib.Path('down').touch()
 
         def test_it(service):
-            time.sleep(600)
+            pathlib.Path('up').write_text('1')
+            while True:
+                time.sleep(0.1)
         """))
     with subprocess.Popen(
             [sys.executable, '-m', 'tests.supervisor', sys.executable, '-m',
