@@ -286,9 +286,9 @@ class Held:
     def status(self) -> dict[str, Any]:
         """The figures of the cache, for operators."""
         with self._changed:
-            images, wrong = len(self._images), len(self._wrong)
+            images, wrong = len(self._images), sorted(self._wrong)
         return {'limit_bytes': self.limit, 'disk_bytes': self.taken,
-                'images': images, 'wrong_images': wrong,
+                'images': images, 'wrong_images': len(wrong), 'wrong': wrong,
                 'evictions': self.evictions}
 
     # -- the file ----------------------------------------------------------

@@ -8,11 +8,13 @@ has it open, and while the whole of it is here: a server that is shut off may
 start again. Nova's own image cache manager removes that link once no server
 needs it, and it is not put back.
 
-An image that is not here whole has a link only while dedupd answers. Nova then
+An image that is not here whole has a link only while dedupd answers, and has
+not found that the storing host has another image under its id. Otherwise Nova
 downloads it as if there were no links.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 
 from oslo_log import log
 
@@ -34,18 +36,19 @@ class Keeper:
     """Keeps the offers, the links and the file. Used by one thread.
 
     :param connect: logs in at Glance, or raises GlanceError
-    :param is_alive: whether dedupd answers now
+    :param wrong_images: those of which dedupd found another at the storing
+        host; None: dedupd does not answer now
     """
 
     def __init__(self, contents: contents_module.Contents,
                  links: links_module.Links, file: offers_module.File,
                  connect: Callable[[], glance_api.Glance],
-                 is_alive: Callable[[], bool]) -> None:
+                 wrong_images: Callable[[], Collection[str] | None]) -> None:
         self._contents = contents
         self._links = links
         self._file = file
         self._connect = connect
-        self._is_alive = is_alive
+        self._wrong_images = wrong_images
         self._catalogue: catalogue_module.Catalogue | None = None
         self._told: dict[str, str] = {}
         # Until Glance answers, it is believed to have what it had.
@@ -102,9 +105,10 @@ class Keeper:
             self._saved = self._shown
 
     def _link(self, gone: frozenset[str]) -> None:
-        alive = self._is_alive()
+        wrong = self._wrong_images()
         for image_id, offer in self._offered.items():
-            if alive or self._contents.is_here(offer):
+            comes = wrong is not None and image_id not in wrong
+            if comes or self._contents.is_here(offer):
                 self._links.put(image_id)
             else:
                 self._links.remove(image_id)

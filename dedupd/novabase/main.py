@@ -38,15 +38,14 @@ LOG = log.getLogger('dedupd.novabase')
 CACHE_MIB = 64
 
 
-def _is_alive(conf: cfg.ConfigOpts) -> bool:
-    """Whether the daemon answers."""
+def _wrong_images(conf: cfg.ConfigOpts) -> frozenset[str] | None:
+    """The images that the daemon found wrong; None: it does not answer."""
     try:
         with daemon_module.Client(f'unix:{conf.dedupd.socket}') as client:
-            client.status()
-        return True
-    except client_errors.ClientError as e:
+            return frozenset(client.status()['cache']['held']['wrong'])
+    except (client_errors.ClientError, KeyError, TypeError) as e:
         LOG.warning('dedupd does not answer: %s', e)
-        return False
+        return None
 
 
 def _is_missing(conf: cfg.ConfigOpts, image_id: str) -> bool:
@@ -72,7 +71,7 @@ def _serve(conf: cfg.ConfigOpts,
         contents, links_module.Links(options.nova_base, options.nova_mount),
         offers_module.File(conf.dedupd.datadir),
         lambda: glance_api.Glance(options.cloud),
-        lambda: _is_alive(conf))
+        lambda: _wrong_images(conf))
     thread = threading.Thread(target=keeper.run, name='nova-links',
                               daemon=True)
 

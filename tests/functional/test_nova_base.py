@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 
 import pytest
 
@@ -339,6 +340,16 @@ def test_a_read_waits_while_a_block_is_wrong(host, storing, ops):
         finally:
             os.pwrite(f.fileno(), place[:1], at)
         assert reading.result(LIMIT) == data
+
+
+def test_an_image_that_is_another_one_loses_its_link(host, storing, ops):
+    """Nova then downloads it, and the cache leaves it to Glance."""
+    image_id, data = str(uuid.uuid4()), noise(8 * MIB, 31)
+    test_cache_proxy.other_there(storing, ops, image_id, data,
+                                 noise(8 * MIB, 32))
+    with open(host.wait_for_link(image_id), 'rb', 0) as f:
+        f.read(4096)
+    host.wait_for_no_link(image_id)
 
 
 def test_a_deactivated_image_comes_all_the_same(host, ops):
