@@ -164,12 +164,13 @@ class Upstream:
                  ) -> None:
         self.patience = PATIENCE if patience is None else patience
         self.watch = watch or contextlib.nullcontext
-        parts = urllib.parse.urlsplit(url.rstrip('/'))
-        self._socket = parts.path if parts.scheme == 'unix' else None
+        self._socket = (url.removeprefix('unix:')
+                        if url.startswith('unix:') else None)
+        parts = urllib.parse.urlsplit(
+            'http://localhost' if self._socket else url.rstrip('/'))
         self.url = url if self._socket else f'{parts.scheme}://{parts.netloc}'
-        self.host = (parts.netloc.rpartition('@')[2]
-                     or 'localhost').encode('ascii')
-        self._prefix = '' if self._socket else parts.path
+        self.host = parts.netloc.rpartition('@')[2].encode('ascii')
+        self._prefix = parts.path
         self._tls = ssl.create_default_context(cafile=ca) if (
             parts.scheme == 'https') else None
         self._place = (parts.hostname,

@@ -66,8 +66,6 @@ def cache(place, storing, link):
             {'peer': f'https://{link.address}',
              'peer_cert': storing.operator}) as daemon:
         daemon.program = test_cache_proxy._PROGRAM
-        daemon.cache['listen'] = str(daemon.directory / 'relay.sock')
-        daemon.write_config()
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text()
@@ -134,10 +132,26 @@ def end_of(cache, how):
         cache.process.send_signal(signal.SIGSTOP)
 
 
+@pytest.fixture
+def path(cache, relay):
+    """Of the Unix socket at which the relay reaches the cache meanwhile."""
+    def listen(where):
+        cache.cache['listen'] = where
+        cache.write_config()
+        for one in (cache, relay):
+            assert one.stop() == 0
+            one.start()
+        eventually(lambda: asks(cache, relay))
+
+    before = cache.cache['listen']
+    listen(str(cache.directory / 'relay.sock'))
+    yield cache.cache['listen']
+    listen(before)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
-def test_only_its_user_reaches_the_cache(cache):
+def test_only_its_user_reaches_the_cache(cache, path):
     """At the socket that is for the relay."""
-    path = cache.cache['listen']
     request = b'GET / HTTP/1.1\r\nHost: x\r\n\r\n'
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert daemons.connect_as(path, 65534, request) is None
