@@ -32,6 +32,7 @@ _POLL = 0.01
 # Seconds that a program may take to start before it is named anyway.
 _STARTING = 1
 
+# What a run waits for: a child has ended, or somebody asks for an end.
 _HEARD = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 _libc = ctypes.CDLL(None, use_errno=True)

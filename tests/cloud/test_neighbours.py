@@ -80,7 +80,7 @@ class Rack(test_cache.Sandbox):
 
 @contextlib.contextmanager
 def linked(cloud, rack):
-    """Nova finds links to images on both hosts; by host, where."""
+    """Nova finds links to images on both hosts; the NovaBase of each."""
     with contextlib.ExitStack() as stack:
         bases = []
         for cache in rack.caches:

@@ -58,8 +58,8 @@ gd_follow_is_due(const gd_repo *repo, unsigned ms)
 /* ---- one group ---- */
 
 /* A published entry is never empty (I1).  But a file system may show what was
- * there before: JuiceFS reads ahead, and keeps what it read for whoever has the
- * file open.  From there on the entries are read again at a later look. */
+ * there before: JuiceFS reads ahead, and an open file shows what was read then.
+ * From the hole on, a later look reads the entries again. */
 static void
 find_hole(look *l, uint32_t first, uint32_t count, const gd_entry *entries)
 {
@@ -144,8 +144,8 @@ learn_from(look *l, const gd_group *group, gd_open_group *known)
      * was in the slots behind it may be different now. */
     bool changed = known->published > record.count ||
                    (known->published > 0 && identity != known->identity);
-    if (!changed && known->identity == identity &&
-        known->published < record.count && is_hole(group, known->published)) {
+    if (known->identity == identity && known->published < record.count &&
+        is_hole(group, known->published)) {
         return true;
     }
     if (changed || known->published < record.count) {
