@@ -17,6 +17,7 @@ from typing import Any
 from oslo_log import log
 
 from dedupd import figures
+from dedupd import problems
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
 from dedupd import volume_figures
@@ -78,7 +79,11 @@ class Control:
         self.ready = False
 
     def status(self) -> Fields:
-        """The daemon's whole status, for an overview."""
+        """The daemon's whole status, and the problems that it shows."""
+        status = self._status()
+        return {**status, 'problems': problems.found_in(status)}
+
+    def _status(self) -> Fields:
         statistics = self._repository.statistics()
         scheduler, catalog = self._scheduler, self._scheduler.catalog()
         maintainer = scheduler.maintainer

@@ -917,6 +917,20 @@ _FORMER = {'log_config', 'logdir', 'logfile'}
 _ALIKE = 0.8
 
 
+def load(path: str | None = None) -> cfg.ConfigOpts:
+    """Load the options of the group ``[dedupd]`` alone.
+
+    :param path: the daemon's option file; None: the defaults apply
+    :raises cfg.Error: if the file is missing or invalid
+    """
+    conf = cfg.ConfigOpts()
+    conf.register_opts(dedupd_opts, group=GROUP)
+    conf([], project='dedupd',
+         default_config_files=[] if path is None else [path],
+         default_config_dirs=[])
+    return conf
+
+
 def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
     """A sentence for each option of the files that nobody reads.
 

@@ -27,11 +27,7 @@ from docutils import nodes
 import pytest
 
 from dedupd import opts as dedupd_opts
-from glance_dedup.cli import adoption
-from glance_dedup.cli import common
 from glance_dedup.cli import main as cli
-from glance_dedup.cli import maintenance
-from glance_dedup.cli import mount
 from glance_dedup.driver import opts
 from tests.support import documents
 
@@ -459,41 +455,6 @@ def test_commands_of_blocks():
             for line in documents.commands(block):
                 found += check_line(line.place, line.text, whole=True)
     assert found > 30
-
-
-def needs_repository(words):
-    """Whether a command works on no repository but one that it is given.
-
-    The others read files, or ask the daemon for its own.
-    """
-    if '--version' in words:
-        return False
-    given, rest = parse(application().parser, words)
-    if given.repository or not rest:
-        return False
-    factory, _, _ = application().command_manager.find_command(rest)
-    return issubclass(factory, common.RepositoryCommand) and not issubclass(
-        factory, (adoption.Estimate, maintenance.MarkLost, maintenance.Status,
-                  maintenance.TaskCommand, mount.Mount))
-
-
-def test_commands_of_blocks_name_a_repository(monkeypatch):
-    """As an option, or in the variable, which the page has set before."""
-    monkeypatch.delenv('GLANCE_DEDUP_REPOSITORY', raising=False)
-    application.cache_clear()
-    found = 0
-    for page in documents.pages():
-        is_set = False
-        for block in documents.blocks(page):
-            for line in documents.commands(block):
-                is_set |= line.text.startswith(
-                    'export GLANCE_DEDUP_REPOSITORY=')
-                for program, words in used(line.text):
-                    if (program == 'glance-dedup' and ' [' not in line.text
-                            and needs_repository(words)):
-                        found += 1
-                        assert is_set, f'{line.place}: {line.text}'
-    assert found > 10
 
 
 def test_commands_of_sentences():

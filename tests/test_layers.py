@@ -99,6 +99,7 @@ PACKAGES = {
     'dedupd.volume_figures': (
         'which volumes there are, and what they did',
         'base repository client figures'),
+    'dedupd.problems': ("what needs an operator's attention", 'base'),
     'dedupd.errors': ('how tasks failed', 'base'),
     'dedupd.follower': (
         'what other hosts store, for the filter', 'base repository'),
@@ -113,7 +114,7 @@ PACKAGES = {
         'errors agenda records pressure membership'),
     'dedupd.control': (
         'the operations of the daemon',
-        'base repository tasks figures volume_figures scheduler'),
+        'base repository problems tasks figures volume_figures scheduler'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
         'base repository client transfer history errors agenda records'),
@@ -137,7 +138,7 @@ PACKAGES = {
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
-        'mount trial batch tasks figures volume_figures'),
+        'mount trial batch opts problems tasks figures volume_figures'),
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
@@ -217,7 +218,8 @@ TESTED_BY = {
     'glance_dedup.adoption.importing': 'functional/test_adoption.py',
     'glance_dedup.adoption.registering': 'functional/test_register.py',
     'glance_dedup.cli.common': 'unit/cli/test_main.py',
-    'glance_dedup.cli.daemon': 'unit/cli/test_maintenance.py',
+    'glance_dedup.cli.command': 'unit/cli/test_settings.py',
+    'glance_dedup.cli.known': 'unit/cli/test_image.py',
     'glance_dedup.cli.mount': 'functional/test_mount.py',
     'glance_dedup.cli.replication': 'functional/test_sites.py',
     'glance_dedup.cli.sharing': 'functional/test_trial.py',

@@ -264,64 +264,10 @@
 
   // -- head, notices ----------------------------------------------------------
 
-  function problems(status) {
-    const found = [];
-    const catalog = status.catalog || {};
-    const damage = status.damage || {};
-    const space = status.space || {};
-    const hit = (damage.images || []).length;
-    if (damage.blocks > 0) {
-      found.push(['bad', `${plural(damage.blocks, 'block')} damaged, used by `
-        + `${plural(hit, 'image')}: see Damage below.`]);
-    } else if (hit > 0) {
-      found.push(['bad', `${plural(hit, 'image')} damaged: see Damage `
-        + 'below.']);
-    }
-    for (const [image, why] of Object.entries(catalog.unreadable || {})) {
-      found.push(['bad', 'The recipe of image ', name(image),
-                  ` cannot be read, so nothing is freed: ${why}`]);
-    }
-    if (status.filter && status.filter.filter_error) {
-      found.push(['bad', 'There is no fingerprint filter on this host, so new '
-        + `images are stored without finding duplicates: `
-        + status.filter.filter_error]);
-    }
-    if (catalog.state === 'failed') {
-      found.push(['bad', 'The catalog has failed; nothing is freed.']);
-    } else if (catalog.state === 'rebuilding') {
-      found.push(['warn', 'The catalog is being rebuilt; nothing is freed '
-        + 'meanwhile, and some figures are missing.']);
-    }
-    if (status.repository && status.repository.maintained === false) {
-      found.push(['warn', 'No process maintains the repository, so nothing '
-        + 'is freed.']);
-    }
-    const brokenVolumes = (status.volumes || {}).broken;
-    if (brokenVolumes > 0) {
-      found.push(['bad', `${plural(brokenVolumes, 'volume')} broken: see `
-        + 'Volumes below.']);
-    }
-    for (const warning of catalog.warnings || []) {
-      found.push(['warn', String(warning)]);
-    }
-    for (const [task, facts] of Object.entries(status.tasks || {})) {
-      if (facts.last && facts.last.error) {
-        found.push(['warn', `${NAMED[task] || task} failed `
-          + `${ago(facts.last.finished)}: ${facts.last.error}`]);
-      }
-    }
-    if (space.filesystem_bytes > 0
-        && space.filesystem_free_bytes < space.reserve_bytes) {
-      found.push(['bad', 'Storing is refused, the reserve is reached: '
-        + `${bytes(space.filesystem_free_bytes)} free, and `
-        + `${bytes(space.reserve_bytes)} kept for deleting and collecting.`]);
-    } else if (space.filesystem_bytes > 0
-        && space.filesystem_free_bytes < 0.05 * space.filesystem_bytes) {
-      found.push(['warn', 'The file system is nearly full: '
-        + `${bytes(space.filesystem_free_bytes)} free.`]);
-    }
-    return found;
-  }
+  const KINDS = { critical: 'bad', warning: 'warn' };
+
+  const problems = (status) => (status.problems || []).map(
+    ({ severity, text }) => [KINDS[severity] || 'bad', String(text)]);
 
   function drawHealth() {
     const status = state.status;

@@ -13,9 +13,6 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from oslo_config import cfg
-
-from dedupd import opts
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -28,20 +25,6 @@ Helper = helper_module.Helper
 
 # The most that the option limit_mib takes.
 _MOST_LIMIT_MIB = 1 << 30
-
-
-def load_options(path: str | None = None) -> cfg.ConfigOpts:
-    """Load the daemon's options, without those of logging.
-
-    :param path: the daemon's option file; None: the defaults apply
-    :raises cfg.Error: if the file is missing or invalid
-    """
-    conf = cfg.ConfigOpts()
-    conf.register_opts(opts.dedupd_opts, group=opts.GROUP)
-    conf([], project='dedupd',
-         default_config_files=[] if path is None else [path],
-         default_config_dirs=[])
-    return conf
 
 
 def _account(maintainer: Maintainer, pace: task.Pace,

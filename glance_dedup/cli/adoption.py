@@ -13,9 +13,10 @@ from cliff import show
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
+from glance_dedup.base import units
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import image as image_module
-from glance_dedup.cli import progress as progress_module
 
 _UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
@@ -50,7 +51,7 @@ def _connect(cloud=None, url=None):
     return glance
 
 
-class Estimate(common.RepositoryCommand, lister.Lister):
+class Estimate(command.RepositoryCommand, lister.Lister):
     """Tell what images would take here, without storing them.
 
     Files are only read. The sums are the disk space of a repository with these
@@ -91,14 +92,14 @@ class Estimate(common.RepositoryCommand, lister.Lister):
             parsed_args.paths, lambda path: self.app.tell(
                 f'{path}: left out; it is not an ordinary file'))
         if parsed_args.exact:
-            memory = progress_module.format_size(
+            memory = units.size(
                 estimate.exact_memory(files, options))
             self.app.tell(f'this may take {memory} of memory')
         with self.progress(
                 'reading', estimate.data_bytes(files)) as progress:
             result = estimate.estimate(files, options, progress.update)
         self._tell(result)
-        return (('image', 'size', 'nonzero_bytes', 'new_bytes',
+        return (('kind', 'name', 'size', 'nonzero_bytes', 'new_bytes',
                  'stored_bytes', 'saved_percent'), self._rows(result))
 
     def _tell(self, result):
@@ -118,19 +119,19 @@ class Estimate(common.RepositoryCommand, lister.Lister):
         images = result.images
         size, nonzero, new = (sum(getattr(image, name) for image in images)
                               for name in ('size', 'nonzero', 'new'))
-        rows = [(image.path, image.size, image.nonzero, image.new,
+        rows = [('image', image.path, image.size, image.nonzero, image.new,
                  image.stored) for image in images]
-        rows += [('all blocks', size, nonzero, new, result.stored),
-                 ('metadata', None, None, None, result.metadata),
-                 ('on the disk', size, nonzero, new, result.on_disk),
-                 ('on the disk, recompressed', size, nonzero, new,
+        rows += [('sum', 'all blocks', size, nonzero, new, result.stored),
+                 ('sum', 'metadata', None, None, None, result.metadata),
+                 ('sum', 'on the disk', size, nonzero, new, result.on_disk),
+                 ('sum', 'on the disk, recompressed', size, nonzero, new,
                   result.on_disk_recompressed)]
-        return [(name, *map(common.Size, (size, nonzero, new, stored)),
+        return [(kind, name, *map(common.Size, (size, nonzero, new, stored)),
                  common.saved(nonzero or 0, stored))
-                for name, size, nonzero, new, stored in rows]
+                for kind, name, size, nonzero, new, stored in rows]
 
 
-class Import(common.RepositoryCommand, lister.Lister):
+class Import(command.RepositoryCommand, lister.Lister):
     """Take the images of a file store in.
 
     The file store is only read. If Glance is asked, each image is compared
@@ -174,7 +175,7 @@ class Import(common.RepositoryCommand, lister.Lister):
                  'verified_by', 'located', 'error'),
                 [(o.image_id, common.Size(o.size), o.result,
                   common.Size(o.stored_bytes), o.project, o.verified,
-                  common.YesNo(o.located),
+                  o.located,
                   o.error and (o.error if isinstance(o.error, str)
                                else common.sentence_of(o.error)))
                  for o in outcomes])
@@ -266,7 +267,7 @@ class Import(common.RepositoryCommand, lister.Lister):
         return outcomes
 
 
-class Export(common.RepositoryCommand, lister.Lister):
+class Export(command.RepositoryCommand, lister.Lister):
     """Write images as plain files, named by their ids.
 
     This is the layout of Glance's file store. Each file appears whole and
@@ -313,8 +314,8 @@ class Export(common.RepositoryCommand, lister.Lister):
         if needed > free:
             raise exceptions.NoSpaceError(
                 f'{directory}: the images need '
-                f'{progress_module.format_size(needed)}, but '
-                f'{progress_module.format_size(free)} are free')
+                f'{units.size(needed)}, but '
+                f'{units.size(free)} are free')
 
     def _one(self, repo, directory, stat, done, progress):
         path = os.path.join(directory, stat.image_id)
@@ -377,7 +378,7 @@ def _give_away(path, directory):
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
-class Orphans(common.RepositoryCommand, lister.Lister):
+class Orphans(command.RepositoryCommand, lister.Lister):
     """List images of the repository that Glance does not have here.
 
     The account must be an administrator of Glance. --delete deletes orphans,
@@ -432,7 +433,7 @@ class Orphans(common.RepositoryCommand, lister.Lister):
                 rows.append((
                     stat.image_id, common.Size(stat.size),
                     common.Size(stat.stored_bytes), common.Time(stat.created),
-                    stat.project, orphan.reason, common.YesNo(deleted),
+                    stat.project, orphan.reason, deleted,
                     kept))
         return (('image_id', 'size', 'stored_bytes', 'created', 'project',
                  'reason', 'deleted', 'kept'), rows)
@@ -468,7 +469,7 @@ def _seconds(text):
     return int(match[1]) * _UNITS[match[2]]
 
 
-class Missing(common.RepositoryCommand, lister.Lister):
+class Missing(command.RepositoryCommand, lister.Lister):
     """List images that Glance has in this store, but the repository lacks.
 
     The account must be an administrator of Glance. The exit status is 1 if
@@ -498,7 +499,7 @@ class Missing(common.RepositoryCommand, lister.Lister):
         return ('image_id', 'size', 'status', 'owner', 'stores'), rows
 
 
-class Verify(common.RepositoryCommand, lister.Lister):
+class Verify(command.RepositoryCommand, lister.Lister):
     """Read images, and record the hashes of their bytes.
 
     A user's token opens an image only if Glance's hash of it is recorded here.
@@ -600,7 +601,7 @@ class Verify(common.RepositoryCommand, lister.Lister):
                 ours[name], '')
 
 
-class Register(common.RepositoryCommand, show.ShowOne):
+class Register(command.RepositoryCommand, show.ShowOne):
     """Give an image of the repository a record in Glance.
 
     Glance then serves the image, and deletes it with its record. The record

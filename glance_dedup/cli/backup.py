@@ -18,6 +18,7 @@ from cliff import show
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.batch import retention
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
 from glance_dedup.cli import image as image_module
@@ -94,7 +95,7 @@ class List(image_module.Known, lister.Lister):
 
     @staticmethod
     def _row(backup, is_newest, fields):
-        fields |= {'name': backup.name, 'newest': common.YesNo(is_newest),
+        fields |= {'name': backup.name, 'newest': is_newest,
                    'time': common.Time(int(backup.time.timestamp()))}
         return tuple(fields[column] for column in _COLUMNS)
 
@@ -103,7 +104,7 @@ _COLUMNS = ('name', 'time', 'newest', 'size', 'zero_bytes', 'new_bytes',
             'stored_bytes', 'damaged', 'image_id')
 
 
-class Restore(common.RepositoryCommand, show.ShowOne):
+class Restore(command.RepositoryCommand, show.ShowOne):
     """Write a backup to a file or to a block device.
 
     Every byte is verified. A file appears whole or not at all, and long runs
@@ -235,7 +236,7 @@ class Device:
         copying.write_all(fd, bytes(end - last), last)
 
 
-class Prune(common.RepositoryCommand, lister.Lister):
+class Prune(command.RepositoryCommand, lister.Lister):
     """Delete backups that no rule keeps.
 
     Of each name, --keep-last N keeps the newest N backups. The other rules
@@ -274,8 +275,8 @@ class Prune(common.RepositoryCommand, lister.Lister):
                     rows.append((
                         backup.name,
                         common.Time(int(backup.time.timestamp())),
-                        common.YesNo(bool(reasons)), common.Words(reasons),
-                        common.YesNo(deleted), error))
+                        bool(reasons), common.Words(reasons),
+                        deleted, error))
         return ('name', 'time', 'kept', 'reasons', 'deleted', 'error'), rows
 
     def _delete(self, repo, backup):

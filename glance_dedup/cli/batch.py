@@ -11,6 +11,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hostlist
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 
 _PREFIX = 'volume:'
@@ -41,7 +42,7 @@ def source_of(text: str, format_: str | None):
     return job.Source(name, 'disk', os.path.abspath(path), format_)
 
 
-class _Batch(common.RepositoryCommand, lister.Lister):
+class _Batch(command.RepositoryCommand, lister.Lister):
     """What both commands share."""
 
     def add_arguments(self, parser):
@@ -91,7 +92,7 @@ class _Batch(common.RepositoryCommand, lister.Lister):
                 help=f'A directory of each host {words}. '
                 'Default: %(default)s.')
 
-    def settings(self, parsed_args, **more):
+    def job_settings(self, parsed_args, **more):
         """The job's settings.
 
         :raises UsageError: a number is out of its bounds
@@ -145,7 +146,7 @@ class Plan(_Batch):
         sources = self.sources(parsed_args)
         with self.open(index='none') as repo:
             found = job.Job(
-                repo, self.settings(parsed_args), _now(),
+                repo, self.job_settings(parsed_args), _now(),
                 lambda done, total, words: None)
             plan = found.plan(
                 [source for source in sources if source.kind != 'volume'])
@@ -177,7 +178,7 @@ class Run(_Batch):
         from glance_dedup.batch import job
 
         sources = self.sources(parsed_args)
-        settings = self.settings(
+        settings = self.job_settings(
             parsed_args, codec=parsed_args.codec, project=parsed_args.project,
             scope=scopes.choose(parsed_args.scope, parsed_args.project))
         rows = []

@@ -7,13 +7,12 @@ import typing
 
 from cliff import app
 from cliff import columns
-from cliff import command
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.base import scopes
-from glance_dedup.cli import progress as progress_module
+from glance_dedup.base import units
 
 
 class UsageError(Exception):
@@ -34,6 +33,8 @@ class Plain(columns.FormattableColumn):
         if isinstance(cell, columns.FormattableColumn):
             # A cell with several lines has them on purpose.
             return _plain(cell.human_readable(), '\n')
+        if isinstance(cell, bool):
+            return 'yes' if cell else 'no'
         return _plain(cell)
 
     def machine_readable(self):
@@ -53,7 +54,7 @@ class Size(columns.FormattableColumn):
 
     def human_readable(self):
         return ('-' if self._value is None
-                else progress_module.format_size(self._value))
+                else units.size(self._value))
 
 
 class Percent(columns.FormattableColumn):
@@ -73,13 +74,6 @@ class Time(columns.FormattableColumn):
         except (ValueError, OverflowError, OSError):
             return str(self._value)
         return when.strftime('%Y-%m-%d %H:%M:%S UTC')
-
-
-class YesNo(columns.FormattableColumn):
-    """True or False; None: not known."""
-
-    def human_readable(self):
-        return '-' if self._value is None else 'yes' if self._value else 'no'
 
 
 class Lines(columns.FormattableColumn):
@@ -278,69 +272,6 @@ class Program(app.App):
         """Tell of an error that does not end the command, and note it."""
         self.tell(error)
         self.note(error)
-
-
-class RepositoryCommand(command.Command):
-    """A command on the repository of the global option ``--repository``."""
-
-    app: Program
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        self.add_arguments(parser)
-        return parser
-
-    def get_epilog(self) -> str:
-        """What the help ends with.
-
-        cliff would add which distribution a command is from, and would read
-        the metadata of all installed ones for that, at every start.
-        """
-        return self._epilog or ''
-
-    def add_arguments(self, parser):
-        """Add the command's own arguments to its parser."""
-
-    @property
-    def path(self) -> str:
-        """The repository's path.
-
-        :raises UsageError: none is given
-        """
-        path = self.app.options.repository
-        if not path:
-            raise UsageError(
-                'no repository is given: use --repository DIR, or set '
-                'GLANCE_DEDUP_REPOSITORY')
-        if '\0' in path:
-            raise UsageError("the repository's path holds a NUL")
-        return path
-
-    def open(self, **options):
-        """The repository, opened with the global options and these."""
-        # Help and usage errors need no engine.
-        from glance_dedup.repository import repository
-
-        return repository.Repository(self.path, **{
-            'filter_dir': self.app.options.filter_dir or None,
-            'reserve_mib': self.app.options.reserve_mib,
-            'index': self.app.options.index,
-            'index_dir': self.app.options.index_dir or None, **options})
-
-    def progress(self, what, total=None, **options):
-        """A `Progress`, which is silent with ``--quiet``."""
-        return progress_module.Progress(
-            what, total, quiet=self.app.options.verbose_level == 0,
-            **options)
-
-    def images_of(self, glance):
-        """All images of a Glance, by their ids; this may take long."""
-        with self.progress(f'asking {glance.url}', unit='images') as progress:
-            found = {}
-            for image in glance.images():
-                found[image.image_id] = image
-                progress.update(len(found))
-            return found
 
 
 def status_of(error: BaseException) -> int:

@@ -16,12 +16,13 @@ from cliff import show
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import scopes
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
-from glance_dedup.cli import daemon
+from glance_dedup.cli import known
 
 
-class Put(common.RepositoryCommand, show.ShowOne):
+class Put(command.RepositoryCommand, show.ShowOne):
     """Store an image."""
 
     def add_arguments(self, parser):
@@ -83,7 +84,7 @@ def open_source(file: str, stack) -> tuple:
     return source, found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-class Copy(common.RepositoryCommand, show.ShowOne):
+class Copy(command.RepositoryCommand, show.ShowOne):
     """Store an image again under another id.
 
     The new image shares the blocks of the first, so this takes a moment and
@@ -122,7 +123,7 @@ class Copy(common.RepositoryCommand, show.ShowOne):
         return common.shown(common.add_stat({}, found))
 
 
-class Get(common.RepositoryCommand, show.ShowOne):
+class Get(command.RepositoryCommand, show.ShowOne):
     """Write an image to a file, after verifying every byte.
 
     The file appears whole or not at all. Long runs of zeros become holes.
@@ -254,7 +255,7 @@ class Target:
         progress.update(image.size)
 
 
-class Delete(common.RepositoryCommand, lister.Lister):
+class Delete(command.RepositoryCommand, lister.Lister):
     """Delete images.
 
     Readers that have an image open go on reading it. The next collection frees
@@ -296,7 +297,7 @@ class Delete(common.RepositoryCommand, lister.Lister):
         return result
 
 
-class Known(daemon.DaemonCommand):
+class Known(command.RepositoryCommand):
     """A command that lists images, and which are known to be damaged."""
 
     def described(self, repo, image_ids: list[str]) -> Iterator[dict]:
@@ -305,7 +306,7 @@ class Known(daemon.DaemonCommand):
         The caller has listed `image_ids` just now. Images that were deleted
         since are left out, because the figures are looked up later.
         """
-        figures, damaged = daemon.known_images(
+        figures, damaged = known.known_images(
             repo, self.healthy_daemon(), self.status)
         for image_id in image_ids:
             found = figures(image_id)
@@ -328,8 +329,8 @@ class Known(daemon.DaemonCommand):
             'damaged': _damaged(found['image_id'], damaged)}
 
 
-def _damaged(image_id: str, damaged: set[str] | None) -> common.YesNo:
-    return common.YesNo(None if damaged is None else image_id in damaged)
+def _damaged(image_id: str, damaged: set[str] | None) -> bool | None:
+    return None if damaged is None else image_id in damaged
 
 
 class List(Known, lister.Lister):
@@ -349,7 +350,7 @@ class List(Known, lister.Lister):
         return names, [tuple(row[name] for name in names) for row in rows]
 
 
-class Show(daemon.DaemonCommand, show.ShowOne):
+class Show(command.RepositoryCommand, show.ShowOne):
     """Show the figures of an image's recipe."""
 
     def add_arguments(self, parser):
@@ -363,11 +364,11 @@ class Show(daemon.DaemonCommand, show.ShowOne):
             self.healthy_daemon()
             fields = common.add_stat({}, found)
             fields['damaged'] = _damaged(
-                parsed_args.id, daemon.damaged_images(repo, self.status))
+                parsed_args.id, known.damaged_images(repo, self.status))
             return common.shown(fields)
 
 
-class Pull(common.RepositoryCommand, show.ShowOne):
+class Pull(command.RepositoryCommand, show.ShowOne):
     """Copy an image from another repository, through its daemon.
 
     Only missing blocks are fetched, and each is verified. An interrupted pull

@@ -6,6 +6,8 @@ Exit status: 0 fine; 1 damage was found; 2 wrong usage, or the environment does
 not allow it; 130 interrupted; 141 nobody reads the output any more.
 """
 
+import argparse
+import difflib
 import importlib.metadata
 import io
 import logging
@@ -21,6 +23,7 @@ from cliff import lister
 
 from glance_dedup.base import version
 from glance_dedup.cli import common
+from glance_dedup.cli import settings
 
 NAMESPACE = 'glance_dedup.cli'
 # The same as in setup.cfg, where the documents' builder finds them.
@@ -39,15 +42,17 @@ COMMANDS = {
     'missing': 'glance_dedup.cli.adoption:Missing',
     'replicate': 'glance_dedup.cli.replication:Replicate',
     'mount': 'glance_dedup.cli.mount:Mount',
+    'complete': 'glance_dedup.cli.completion:Complete',
     'repository create': 'glance_dedup.cli.repository:Create',
     'repository show': 'glance_dedup.cli.repository:Show',
     'repository check': 'glance_dedup.cli.repository:Check',
-    'repository rebuild-filter': 'glance_dedup.cli.repository:RebuildFilter',
-    'repository collect': 'glance_dedup.cli.maintenance:Collect',
     'repository rebuild-catalog':
     'glance_dedup.cli.maintenance:RebuildCatalog',
     'repository upgrade': 'glance_dedup.cli.repository:Upgrade',
     'repository try-sharing': 'glance_dedup.cli.sharing:TrySharing',
+    'filter show': 'glance_dedup.cli.filter:Show',
+    'filter rebuild': 'glance_dedup.cli.filter:Rebuild',
+    'filter remove': 'glance_dedup.cli.filter:Remove',
     'image put': 'glance_dedup.cli.image:Put',
     'image register': 'glance_dedup.cli.adoption:Register',
     'image copy': 'glance_dedup.cli.image:Copy',
@@ -89,6 +94,48 @@ class CommandManager(commandmanager.CommandManager):
             (name, importlib.metadata.EntryPoint(name, value, namespace))
             for name, value in COMMANDS.items())
 
+    def add_command(self, name, command_class):
+        """Add a command, unless there is one of this name.
+
+        cliff's own ``complete`` knows only bash.
+        """
+        if name not in COMMANDS:
+            super().add_command(name, command_class)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the global options. Those that are not given stay None."""
+    def add(name, help, **more):
+        variable = 'GLANCE_DEDUP_' + name.upper().replace('-', '_')
+        parser.add_argument(
+            f'--{name}', default=os.environ.get(variable),
+            help=f'{help} The default is the environment variable '
+            f'{variable}.', **more)
+
+    parser.add_argument(
+        '--config-file', metavar='FILE',
+        help="The daemon's option file, which says where the repository, the "
+        'filter and the socket are. The default is '
+        f'{settings.CONFIG_FILE}, unless --repository or --socket is given.')
+    add('repository', "The repository's directory.", metavar='DIR')
+    add('filter-dir', 'Directory of the fingerprint filter: the value of '
+        "Glance's dedup_store_filter_dir, if that is set. Without it, it is "
+        'that of the option file, or a directory of the user in /dev/shm.',
+        metavar='DIR')
+    add('index', "What finds duplicates: the value of Glance's "
+        "dedup_store_index. 'volume serve' may have another, also inram or "
+        'leveldb, which are of no use to other commands. Without it, it is '
+        'that of the option file, or filter.', choices=settings.INDEXES)
+    add('index-dir', "Directory of an index on a disk: the value of Glance's "
+        'dedup_store_index_dir. Without it, it is that of the option file.',
+        metavar='DIR')
+    add('reserve-mib', 'Space that storing leaves free on the file system, in '
+        "MiB: the value of Glance's dedup_store_reserve_mib. Without it, it "
+        'is that of the option file, or 64.', type=int, metavar='MIB')
+    add('socket', 'Unix socket of the daemon, which is used if it serves the '
+        'repository; empty: use no daemon. Without it, it is that of the '
+        f'option file, or {settings.SOCKET}.', metavar='PATH')
+
 
 class App(common.Program):
     """The program ``glance-dedup``; its one instance runs one command."""
@@ -109,45 +156,7 @@ class App(common.Program):
         parser = super().build_option_parser(
             description, version, {'allow_abbrev': False,
                                    'prog': 'glance-dedup'})
-        parser.add_argument(
-            '--repository', metavar='DIR',
-            default=os.environ.get('GLANCE_DEDUP_REPOSITORY'),
-            help="The repository's directory. The default is the "
-            'environment variable GLANCE_DEDUP_REPOSITORY.')
-        parser.add_argument(
-            '--filter-dir', metavar='DIR',
-            default=os.environ.get('GLANCE_DEDUP_FILTER_DIR'),
-            help='Directory of the fingerprint filter: the value of '
-            "Glance's dedup_store_filter_dir, if that is set. The default "
-            'is the environment variable GLANCE_DEDUP_FILTER_DIR, or a '
-            'directory of the user in /dev/shm.')
-        parser.add_argument(
-            '--index',
-            choices=('filter', 'lmdb', 'dtb', 'inram', 'leveldb'),
-            default=os.environ.get('GLANCE_DEDUP_INDEX', 'filter'),
-            help="What finds duplicates: the value of Glance's "
-            "dedup_store_index. 'volume serve' may have another, also inram "
-            'or leveldb, which are of no use to other commands. The default '
-            'is the environment variable GLANCE_DEDUP_INDEX, or filter.')
-        parser.add_argument(
-            '--index-dir', metavar='DIR',
-            default=os.environ.get('GLANCE_DEDUP_INDEX_DIR'),
-            help="Directory of an index on a disk: the value of Glance's "
-            'dedup_store_index_dir. The default is the environment variable '
-            'GLANCE_DEDUP_INDEX_DIR.')
-        parser.add_argument(
-            '--reserve-mib', type=int, metavar='MIB',
-            default=os.environ.get('GLANCE_DEDUP_RESERVE_MIB', '64'),
-            help='Space that storing leaves free on the file system, in MiB: '
-            "the value of Glance's dedup_store_reserve_mib. The default is "
-            'the environment variable GLANCE_DEDUP_RESERVE_MIB, or 64.')
-        parser.add_argument(
-            '--socket', metavar='PATH',
-            default=os.environ.get('GLANCE_DEDUP_SOCKET',
-                                   '/run/dedupd/dedupd.sock'),
-            help='Unix socket of the daemon, which is used if it serves the '
-            'repository; empty: use no daemon. The default is the '
-            'environment variable GLANCE_DEDUP_SOCKET, or %(default)s.')
+        _add_options(parser)
         return parser
 
     def configure_logging(self):
@@ -195,8 +204,8 @@ class App(common.Program):
         try:
             self.command_manager.find_command(argv)
         except ValueError:
-            self.tell(f"'{' '.join(argv)}' is not a command; see "
-                      "'glance-dedup --help'")
+            self.tell(f"'{' '.join(argv)}' is not a command"
+                      f"{_advice(argv)}; see 'glance-dedup --help'")
             return 2
         return super().run_subcommand(argv)
 
@@ -220,6 +229,17 @@ class App(common.Program):
             return result or self.status
         self.tell(self.error)
         return common.status_of(self.error)
+
+
+def _advice(words: list[str]) -> str:
+    """The commands that somebody may have meant, as the end of a sentence."""
+    group, typed = words[0], ' '.join(words[:2])
+    of_group = [name for name in COMMANDS if name.split()[0] == group]
+    near = (len(words) == 1 and of_group
+            or difflib.get_close_matches(typed, COMMANDS, 3)
+            or difflib.get_close_matches(group, COMMANDS, 3) or of_group
+            or [name for name in COMMANDS if name.split()[-1] == group])
+    return f"; did you mean {', '.join(near)}?" if near else ''
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None):

@@ -8,112 +8,80 @@ shows its progress. Otherwise the same task runs in this process.
 
 import contextlib
 import dataclasses
-import os
 import signal
+import sys
 import threading
+import time
 
-from cliff import columns
 from cliff import show
+
 from glance_dedup.base import hostlist
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
+from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import daemon as daemon_module
-
-CONFIG_FILE = '/etc/dedupd/dedupd.conf'
+from glance_dedup.cli import known
+from glance_dedup.cli import overview
+from glance_dedup.cli import settings
 
 
 class TaskFailed(Exception):
     """The daemon's task ended with an error."""
 
 
-class Section(columns.FormattableColumn):
-    """A part of the status; a table shows one figure per line."""
-
-    def human_readable(self):
-        if not isinstance(self._value, dict):
-            return '-' if self._value in (None, [], {}) else str(self._value)
-        return '\n'.join(f'{name}: {worded(name, value)}'
-                         for name, value in self._value.items())
-
-
-def worded(name: str, value) -> str:
-    """A figure of the status in readable form; `name` tells its unit."""
-    if value is None or value in ([], {}):
-        return '-'
-    if isinstance(value, bool):
-        return 'yes' if value else 'no'
-    if isinstance(value, (int, float)):
-        if name.endswith('_bytes') or name in ('bytes', 'block_size'):
-            return common.Size(value).human_readable()
-        if name.endswith('percent'):
-            return common.Percent(value).human_readable()
-        if name in ('started', 'finished', 'next', 'time', 'last_success'):
-            return common.Time(value).human_readable()
-    if isinstance(value, dict):
-        return ', '.join(f'{key} {worded(key, item)}'
-                         for key, item in value.items())
-    if isinstance(value, list):
-        return ', '.join(worded('', item) for item in value)
-    return printable.printable(str(value))
-
-
-def worded_task(task: dict) -> str:
-    """A task's state, last run and next run, on one line."""
-    words = [str(task.get('state'))]
-    if task.get('state') == 'running':
-        words.append(f'{worded("", task.get("what"))} {task.get("done")} of '
-                     f'{task.get("total")}')
-        if task.get('seconds_left') is not None:
-            words.append(f'{task["seconds_left"]:.0f} s left')
-    last = task.get('last')
-    if isinstance(last, dict):
-        words.append('last ' + worded('finished', last.get('finished')))
-        words.append(worded('', last.get('error') or last.get('result')))
-    if task.get('next') is not None:
-        words.append('next ' + worded('next', task['next']))
-    return ', '.join(words)
-
-
-class Tasks(Section):
-    """The status of all tasks; a table shows one task per line."""
-
-    def human_readable(self):
-        return '\n'.join(f'{name}: {worded_task(task)}'
-                         for name, task in self._value.items())
-
-
-class Errors(Section):
-    """The latest errors of tasks; a table shows one error per line."""
-
-    def human_readable(self):
-        return '\n'.join(
-            f'{worded("time", error.get("time"))} {error.get("task")}: '
-            f'{worded("", error.get("text"))}' for error in self._value) or '-'
-
-
-_SECTIONS = {'tasks': Tasks, 'errors': Errors}
-
-
-class Status(daemon_module.DaemonCommand, show.ShowOne):
+class Status(command.RepositoryCommand, show.ShowOne):
     """Show a repository's space, and what its daemon is doing.
 
-    Without a daemon, the figures come from the repository and its catalog.
+    Without a daemon, the figures come from the repository and its catalog. A
+    table is an overview; the other formats have all figures.
     """
 
+    def add_arguments(self, parser):
+        parser.add_argument(
+            '--watch', metavar='SECONDS', type=float, nargs='?', const=2.0,
+            help='Show it again and again, until an interrupt. Default: every '
+            '2 seconds.')
+
     def take_action(self, parsed_args):
-        self.need_daemon_or_repository()
-        status = self.status
-        if status is None:
-            self.app.tell('no daemon answers for this repository on '
-                          f'{self.app.options.socket or "any socket"}')
-            status = self._without_daemon()
-        return common.shown({
-            name: _SECTIONS.get(name, Section)(value)
-            for name, value in status.items()})
+        if parsed_args.watch is None:
+            self._found = self._look()
+            return common.shown(self._found)
+        if not 0.1 <= parsed_args.watch <= 86400:
+            raise common.UsageError('--watch: 0.1 to 86400 seconds')
+        if not self._is_overview(parsed_args):
+            raise common.UsageError('--watch shows only the overview, without '
+                                    '-f and -c')
+        while True:
+            self._show(self._look(), clear=sys.stdout.isatty())
+            time.sleep(parsed_args.watch)
+
+    def produce_output(self, parsed_args, column_names, data):
+        if not self._is_overview(parsed_args):
+            return super().produce_output(parsed_args, column_names, data)
+        self._show(self._found)
+        return 0
+
+    @staticmethod
+    def _is_overview(parsed_args) -> bool:
+        return parsed_args.formatter == 'table' and not parsed_args.columns
+
+    @staticmethod
+    def _show(status: dict, clear: bool = False) -> None:
+        sys.stdout.write('\x1b[H\x1b[2J' * clear + overview.page(status))
+        sys.stdout.flush()
+
+    def _look(self) -> dict:
+        self.status = None
+        self.need_repository()
+        if self.status is not None:
+            return self.status
+        self.app.tell('no daemon answers for this repository on '
+                      f'{self.settings.socket or "any socket"}')
+        return self._without_daemon()
 
     def _without_daemon(self) -> dict:
         from dedupd import figures as figures_module
+        from dedupd import problems
         from dedupd import volume_figures
         from glance_dedup.repository import volumes
 
@@ -121,7 +89,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
             repo = stack.enter_context(self.open())
             # First: to read the catalog, this process becomes the maintainer.
             described = figures_module.described(repo)
-            catalog = stack.enter_context(daemon_module.catalog_of(repo))
+            catalog = stack.enter_context(known.catalog_of(repo))
             figures = figures_module.Figures(repo, lambda: catalog)
             with contextlib.closing(figures):
                 space = figures.space()
@@ -136,7 +104,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                     'logical_bytes': sums['size'],
                     'zero_bytes': sums['zero_bytes'],
                     'nonzero_bytes': sums['size'] - sums['zero_bytes']}
-            return {
+            status = {
                 'repository': described,
                 'daemon': None,
                 'space': space,
@@ -145,6 +113,7 @@ class Status(daemon_module.DaemonCommand, show.ShowOne):
                     'blocks': blocks, 'images': images, 'volumes': names},
                 'filter': figures_module.of_filter(repo, repo.statistics()),
             }
+        return {**status, 'problems': problems.found_in(status)}
 
 
 # -- tasks --------------------------------------------------------------------
@@ -180,7 +149,7 @@ class Interrupt:
         self.before.clear()
 
 
-class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
+class TaskCommand(command.RepositoryCommand, show.ShowOne):
     """A command that has the daemon run a task, or runs it here.
 
     :cvar task: the task's name in the registry
@@ -191,16 +160,10 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
     task = ''
     what = ''
     unit = ''
-    config_file: str | None = None
 
     def add_arguments(self, parser):
         from dedupd.tasks import registry
 
-        parser.add_argument(
-            '--config-file', metavar='FILE',
-            help="The daemon's options, if no daemon runs. Default: "
-            f'{CONFIG_FILE}, if it is for this repository. Its rates are '
-            'ignored.')
         if 'dry_run' in registry.TASKS[self.task].arguments:
             common.add_dry_run(parser)
 
@@ -211,13 +174,9 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             name: getattr(parsed_args, name)
             for name in registry.TASKS[self.task].arguments})
 
-    def run(self, parsed_args):
-        self.config_file = parsed_args.config_file
-        return super().run(parsed_args)
-
     def run_task(self, **arguments):
         """Run the task, here or in the daemon; returns the columns."""
-        client = self.need_daemon_or_repository()
+        client = self.need_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
                 progress.what = printable.printable(what or self.what)
@@ -243,7 +202,8 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
 
         pace = task_module.Pace(update)
         with self.open() as repo, Interrupt(pace):
-            options = self._options_of(repo.path)
+            options = (self.settings.options
+                       or settings.of_daemon(repo.path))
             try:
                 with maintainer_module.Maintainer(
                         repo, pace.step) as maintainer:
@@ -259,30 +219,6 @@ class TaskCommand(daemon_module.DaemonCommand, show.ShowOne):
             except task_module.Stopped as e:
                 raise KeyboardInterrupt() from e
         return {} if result is None else dataclasses.asdict(result)
-
-    def _options_of(self, path):
-        """The daemon's options, from the file given or the default one."""
-        from oslo_config import cfg
-
-        from dedupd.tasks import registry
-
-        given = self.config_file
-        if given is None and os.path.exists(CONFIG_FILE):
-            given = CONFIG_FILE
-        try:
-            options = registry.load_options(given).dedupd
-            # An option is parsed only when it is read.
-            ours = os.path.realpath(options.datadir) == os.path.realpath(path)
-            for name in options:
-                options[name]
-        except (cfg.Error, ValueError) as e:
-            raise common.UsageError(f'{given}: {e}') from e
-        if ours or given is None:
-            return options
-        if self.config_file is not None:
-            raise common.UsageError(
-                f'{given} is for the repository {options.datadir}')
-        return registry.load_options().dedupd
 
     def _judged(self, result: dict):
         """The result's columns; failures make the exit status 1."""
@@ -344,7 +280,7 @@ def _counters(command, parsed_args) -> dict:
         raise common.UsageError(
             f'{parsed_args.hosts} names {len(hosts)} hosts: at most '
             f'{counting.MOST} can count')
-    if command.need_daemon_or_repository() is not None:
+    if command.need_repository() is not None:
         raise common.UsageError(
             'the daemon maintains this repository, and starts no process on '
             'other hosts: stop it, or use --local')
@@ -475,7 +411,7 @@ class Evict(TaskCommand):
         if limit is not None and not 0 < limit < 1 << 30:
             raise common.UsageError(f'--limit-mib {limit} is not a number '
                                     'from 1 to 1073741823')
-        if limit is None and self.need_daemon_or_repository() is None:
+        if limit is None and self.need_repository() is None:
             raise common.UsageError('no daemon answers for this cache: use '
                                     '--limit-mib')
         return self.run_task(
@@ -500,7 +436,7 @@ class RebuildCatalog(TaskCommand):
         return common.shown({'rebuilt': True, **result})
 
 
-class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
+class MarkLost(command.RepositoryCommand, show.ShowOne):
     """Give up an image whose recipe cannot be read.
 
     Nothing is freed while such a recipe exists, because nobody knows which
@@ -520,12 +456,12 @@ class MarkLost(daemon_module.DaemonCommand, show.ShowOne):
 
             with contextlib.ExitStack() as stack:
                 repo = (stack.enter_context(self.open())
-                        if self.app.options.repository else None)
+                        if self.settings.path is not None else None)
                 image = volumes.described(repo, parsed_args.id)
             raise common.UsageError(
                 f'image {image} would be lost for ever; confirm it with '
                 '--yes')
-        client = self.need_daemon_or_repository()
+        client = self.need_repository()
         if client is not None:
             client.mark_lost(parsed_args.id)
         else:

@@ -5,17 +5,16 @@
 import os
 import sys
 
-from cliff import command
 
+from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import daemon
 
 
 #: Memory for decompressed segments, if the command reads by itself.
 CACHE_MIB = 64
 
 
-class Mount(daemon.DaemonCommand, command.Command):
+class Mount(command.RepositoryCommand):
     """Show images as read-only files in a directory.
 
     Each image is a file, named by its id. Nothing is copied. Every byte is
@@ -44,13 +43,13 @@ class Mount(daemon.DaemonCommand, command.Command):
             raise common.UsageError(
                 f'{directory} is not empty, and mounting would hide what is '
                 'there: use an empty directory')
-        client = self.need_daemon_or_repository()
+        client = self.need_repository()
         socket = self._nbd_socket()
         if client is not None and socket is not None:
             with client:
                 self._serve(mount, mount.FromDaemon(client, socket),
                             directory, parsed_args)
-        elif self.app.options.repository:
+        elif self.settings.path is not None:
             with self.open(segment_cache_mib=CACHE_MIB) as repo:
                 self._serve(mount, mount.FromRepository(repo), directory,
                             parsed_args)

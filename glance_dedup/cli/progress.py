@@ -6,28 +6,7 @@ import os
 import sys
 import time
 
-_UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')
-
-
-def format_size(size: float) -> str:
-    """A number of bytes as people read it: 17 B, 1.5 KiB, 250 GiB."""
-    sign = '-' if size < 0 else ''
-    size = abs(size)
-    for unit in _UNITS:
-        if size < 1023.5 or unit == _UNITS[-1]:
-            break
-        size /= 1024
-    if unit == 'B':
-        return f'{sign}{size:.0f} B'
-    return f'{sign}{size:.1f} {unit}' if size < 99.95 else (
-        f'{sign}{size:.0f} {unit}')
-
-
-def format_seconds(seconds: float) -> str:
-    """A duration as H:MM:SS."""
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02}:{seconds:02}'
+from glance_dedup.base import units
 
 
 class Progress:
@@ -102,16 +81,16 @@ class Progress:
         if self.unit:
             words[-1] += f' {self.unit}, {rate:.0f}/s'
         else:
-            words[-1] += f', {format_size(rate)}/s'
+            words[-1] += f', {units.size(rate)}/s'
         if self.total and rate and self.done < self.total:
             left = (self.total - self.done) / rate
-            words[-1] += f', {format_seconds(left)} left'
+            words[-1] += f', {units.clock(left)} left'
         else:
-            words[-1] += f', {format_seconds(elapsed)}'
+            words[-1] += f', {units.clock(elapsed)}'
         return ' '.join(words)
 
     def _amount(self, number):
-        return str(number) if self.unit else format_size(number)
+        return str(number) if self.unit else units.size(number)
 
     def _tell(self, now):
         if self.quiet:

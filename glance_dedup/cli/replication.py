@@ -8,14 +8,15 @@ from cliff import lister
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
+from glance_dedup.base import units
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import maintenance
-from glance_dedup.cli import progress as progress_module
 
 _MIB = 1 << 20
 
 
-class Replicate(common.RepositoryCommand, lister.Lister):
+class Replicate(command.RepositoryCommand, lister.Lister):
     """Send images to another site, through the daemon there.
 
     Only blocks that are missing there are sent. With --from-cloud and
@@ -143,7 +144,7 @@ class Replicate(common.RepositoryCommand, lister.Lister):
         from glance_dedup.transfer import site_replication
 
         def show(done, total, what):
-            sent = progress_module.format_size(pace.sent)
+            sent = units.size(pace.sent)
             progress.what = (f'replicating {pace.image_id} (of {number}), '
                              f'{sent} sent')
             progress.update(done)

@@ -9,11 +9,12 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import daemon as daemon_module
+from glance_dedup.cli import filter as filter_module
 
 
-class Create(common.RepositoryCommand, show.ShowOne):
+class Create(command.RepositoryCommand, show.ShowOne):
     """Make a repository in a directory that is missing or empty."""
 
     def add_arguments(self, parser):
@@ -95,13 +96,7 @@ def _described(path, parameters) -> dict:
     }
 
 
-def _filter_fields(repo) -> dict:
-    return {name: common.Size(value) if name == 'filter_bytes' else value
-            for name, value in repo.statistics().items()
-            if name.startswith('filter_')}
-
-
-class Show(common.RepositoryCommand, show.ShowOne):
+class Show(command.RepositoryCommand, show.ShowOne):
     """Show a repository's parameters, its images' sums, and its filter.
 
     The sums come from the recipes, those of volumes among them; no block is
@@ -115,7 +110,7 @@ class Show(common.RepositoryCommand, show.ShowOne):
             fields.update(self._sums(repo, group_bytes))
             fields['groups'] = groups
             fields['group_bytes'] = common.Size(group_bytes)
-            fields.update(_filter_fields(repo))
+            fields.update(filter_module.fields_of(repo))
         return common.shown(fields)
 
     def _sums(self, repo, group_bytes) -> dict:
@@ -145,7 +140,7 @@ class Show(common.RepositoryCommand, show.ShowOne):
         return count, size
 
 
-class Space(common.RepositoryCommand, lister.Lister):
+class Space(command.RepositoryCommand, lister.Lister):
     """Show what a repository's disk space is used for.
 
     The parts are the blocks, by the codec that compressed them, and every kind
@@ -173,7 +168,7 @@ class Space(common.RepositoryCommand, lister.Lister):
                   common.share(part.bytes, nonzero)) for part in parts])
 
 
-class Check(common.RepositoryCommand, show.ShowOne):
+class Check(command.RepositoryCommand, show.ShowOne):
     """Read everything in a repository, and report all damage.
 
     This is a second implementation of the format, which shares no code with
@@ -211,21 +206,7 @@ class Check(common.RepositoryCommand, show.ShowOne):
         return common.shown(fields)
 
 
-class RebuildFilter(common.RepositoryCommand, show.ShowOne):
-    """Rebuild this host's fingerprint filter from the groups.
-
-    The filter only finds duplicates; nothing depends on it. Uploads go on
-    meanwhile.
-    """
-
-    def take_action(self, parsed_args):
-        with self.open() as repo:
-            with self.progress('rebuilding', unit='groups') as progress:
-                repo.rebuild_filter(progress.update)
-            return common.shown(_filter_fields(repo))
-
-
-class Upgrade(daemon_module.DaemonCommand, show.ShowOne):
+class Upgrade(command.RepositoryCommand, show.ShowOne):
     """Bring a repository to a newer version of the format.
 
     Without --volumes and --similar, the repository keeps its major version,

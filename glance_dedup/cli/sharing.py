@@ -5,6 +5,7 @@
 from cliff import columns
 from cliff import lister
 
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 
 
@@ -15,7 +16,7 @@ class Seconds(columns.FormattableColumn):
         return '-' if self._value is None else f'{self._value:.1f}'
 
 
-class TrySharing(common.RepositoryCommand, lister.Lister):
+class TrySharing(command.RepositoryCommand, lister.Lister):
     """Test whether hosts can share the repository's directory.
 
     Run it on all hosts at the same time, as the user that will run Glance

@@ -16,6 +16,7 @@ from cliff import show
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 
 _UNITS = {'': 0, 'K': 10, 'M': 20, 'G': 30, 'T': 40}
@@ -49,11 +50,11 @@ def _add_size(parser, name='size', **options):
         + options.pop('more', ''), **options)
 
 
-class VolumeCommand(common.RepositoryCommand):
+class VolumeCommand(command.RepositoryCommand):
     """A command on a volume, which another process may have in use."""
 
     @staticmethod
-    def status(repo, name) -> dict[str, str] | None:
+    def server_status(repo, name) -> dict[str, str] | None:
         """What the server of a volume says; None: none answers."""
         from glance_dedup.client import volume_control
 
@@ -77,7 +78,7 @@ class VolumeCommand(common.RepositoryCommand):
         try:
             volume = openvolumes.open_volume(repo, name)
         except exceptions.BusyError as e:
-            if self.status(repo, name) is None:
+            if self.server_status(repo, name) is None:
                 raise exceptions.BusyError(
                     f'volume {name} is in use by another process, which does '
                     'not answer on this host. Run the command on the host '
@@ -96,7 +97,7 @@ class VolumeCommand(common.RepositoryCommand):
         try:
             yield
         except exceptions.BusyError as e:
-            pid = (self.status(repo, name) or {}).get('pid')
+            pid = (self.server_status(repo, name) or {}).get('pid')
             who = (f'process {pid}' if pid else
                    'another process, perhaps on another host,')
             raise exceptions.BusyError(
@@ -112,13 +113,13 @@ class VolumeCommand(common.RepositoryCommand):
 
         stat = openvolumes.look(repo, name)
         in_use = openvolumes.is_in_use(repo, name)
-        status = self.status(repo, name) or {} if in_use else {}
+        status = self.server_status(repo, name) or {} if in_use else {}
         numbers, broken = volume_control.figures(status)
         fields = {
             'name': name,
             'volume_id': stat.volume_id,
             'state': stat.state,
-            'in_use': common.YesNo(in_use),
+            'in_use': in_use,
             'size': common.Size(numbers.get('size', stat.size)),
             'project': stat.project,
             'scope': scopes.describe(bytes.fromhex(stat.scope)),
@@ -134,7 +135,7 @@ class VolumeCommand(common.RepositoryCommand):
         fields |= {
             'index': status.get('index', ''),
             'index_complete': (None if is_complete is None
-                               else common.YesNo(is_complete)),
+                               else bool(is_complete)),
             'index_bytes': common.Size(numbers.get('index_bytes')),
             'index_dropped': numbers.get('index_dropped'),
             'broken': broken}

@@ -19,6 +19,7 @@ import xxhash
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import sockets
+from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.repository import layout
 
@@ -31,7 +32,7 @@ _LONGEST_PATH = 96
 _FIRST_INHERITED = 3
 
 
-class Serve(common.RepositoryCommand):
+class Serve(command.RepositoryCommand):
     """Serve a volume over NBD, as a disk that can be written to.
 
     The command runs until it gets SIGTERM or SIGINT. It then finishes the
@@ -93,7 +94,7 @@ class Serve(common.RepositoryCommand):
                        filter_mib=parsed_args.index_mib) as repo:
             repo.need_volumes()
             _check_volume(repo, parsed_args.name)
-            keys = _keys(repo, parsed_args, self.app.options.reserve_mib)
+            keys = _keys(repo, parsed_args, self.settings.reserve_mib)
             if not repo.is_maintained:
                 self.app.tell(
                     f'no process maintains {repo.path}: what volumes have '

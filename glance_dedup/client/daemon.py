@@ -213,10 +213,19 @@ class Client(connection.Requester):
 
 def repository_of(status: dict) -> str:
     """The repository's id in a daemon's status."""
+    return _of_repository(status, 'id')
+
+
+def path_of(status: dict) -> str:
+    """The repository's path in a daemon's status."""
+    return _of_repository(status, 'path')
+
+
+def _of_repository(status: dict, name: str) -> str:
     repository = status.get('repository')
-    found = repository.get('id') if isinstance(repository, dict) else None
+    found = repository.get(name) if isinstance(repository, dict) else None
     if not isinstance(found, str):
-        raise errors.BadAnswer('the status names no repository')
+        raise errors.BadAnswer(f'the status names no {name} of a repository')
     return found
 
 

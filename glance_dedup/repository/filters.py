@@ -109,32 +109,65 @@ def _is_gone(repository: bytes, repository_id: str) -> bool:
 
 def _remove_if_dead(path: str, repository_id: str, unfinished: bool) -> None:
     with closing.descriptor(_open(path)) as fd:
-        # The engine, too, first locks a filter, then looks at its name.
-        if not _engine.take_unused_filter(fd, unfinished):
-            return
-        status = os.fstat(fd)
-        if not _is_ours(status) or not os.path.samestat(
-                status, os.lstat(path)):
-            return
-        if (unfinished or abs(time.time() - status.st_mtime) > UNUSED
+        if _take(fd, path, unfinished) and (
+                unfinished
+                or abs(time.time() - os.fstat(fd).st_mtime) > UNUSED
                 or _is_gone(_repository_of(fd), repository_id)):
             os.unlink(path)
 
 
-def _remove_store(path: str) -> None:
+def _take(fd: int, path: str, unfinished: bool = False) -> bool:
+    """Lock a filter of this user's; False if somebody uses it."""
+    # The engine, too, first locks a filter, then looks at its name.
+    if not _engine.take_unused_filter(fd, unfinished):
+        return False
+    status = os.fstat(fd)
+    return _is_ours(status) and os.path.samestat(status, os.lstat(path))
+
+
+def remove(path: str) -> bool:
+    """Remove a filter, whenever it was used last.
+
+    :returns: whether nobody has it open, so that it is removed
+    :raises OSError: as its name says; FileNotFoundError: there is none
+    """
+    with closing.descriptor(_open(path)) as fd:
+        if not _take(fd, path):
+            return False
+        os.unlink(path)
+        return True
+
+
+def remove_stores(directory: str) -> bool:
+    """Remove one repository's stores, whenever they were used last.
+
+    :param directory: that of these stores
+    :returns: whether nobody has one open, so that all are removed
+    :raises OSError: as its name says; FileNotFoundError: there are none
+    """
+    for name in os.listdir(directory):
+        if name.endswith(_USERS) and not _remove_store(
+                os.path.join(directory, name.removesuffix(_USERS)), 0):
+            return False
+    shutil.rmtree(directory)
+    return True
+
+
+def _remove_store(path: str, unused: float = UNUSED) -> bool:
     """Remove a store, unless somebody has it open, or opened it lately."""
     with closing.descriptor(_open(path + _USERS)) as fd:
         status = os.fstat(fd)
-        if (not _is_ours(status) or time.time() - status.st_mtime < UNUSED
+        if (not _is_ours(status) or time.time() - status.st_mtime < unused
                 or not filesystem.lock(fd, fcntl.F_WRLCK, _USED)
                 or not os.path.samestat(status, os.lstat(path + _USERS))):
-            return
+            return False
         for name in (path, f'{path}-lock', f'{path}-process'):
             if os.path.isdir(name):
                 shutil.rmtree(name)
             elif os.path.lexists(name):
                 os.unlink(name)
         os.unlink(path + _USERS)
+        return True
 
 
 def remove_unused_stores(directory: str) -> None:

@@ -288,6 +288,28 @@ class HostFilter:
         self._wait_for(handle,
                        lambda: handle.statistics()['filter_complete'])
 
+    def remove(self) -> str | None:
+        """Remove the file of the filter, or the store in its place.
+
+        The next process that stores makes a new one.
+
+        REQUIRES: it is not open here.
+
+        :returns: its path; None: there is none
+        :raises BusyError: another process has it open
+        """
+        path = self._path()
+        try:
+            gone = (filters.remove(path) if self.index == 'filter'
+                    else filters.remove_stores(path))
+        except FileNotFoundError:
+            return None
+        if not gone:
+            raise exceptions.BusyError(
+                f'{path} is in use: stop what has the repository open on this '
+                'host first (glance-api, dedupd, servers of volumes)')
+        return path
+
     def _wait_for(self, handle: _engine.Repository,
                   condition: Callable[[], bool]) -> None:
         """Wait until something holds, as long as groups are read."""

@@ -211,7 +211,7 @@ class Soak:
                 (self.path / 'fence').unlink(missing_ok=True)
             for _ in range(rng.randrange(3)):
                 self.command(
-                    rng.choice(['repository collect', 'merge', 'scrub',
+                    rng.choice(['collect', 'merge', 'scrub',
                                 'recompress']),
                     rng.choice([None, rng.uniform(0.3, 1.5)]))
         self.start_daemon()

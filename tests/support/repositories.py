@@ -45,8 +45,8 @@ COMMANDS = (
     'image list', 'image mark-lost image --yes', 'image put other /dev/null',
     'image show image', 'image verify --all --no-glance', 'export --all /tmp',
     'orphans --delete', 'collect', 'collect --dry-run', 'merge', 'recompress',
-    'scrub', 'scrub --full', 'space', 'repository check', 'repository collect',
-    'repository rebuild-catalog', 'repository rebuild-filter',
+    'scrub', 'scrub --full', 'space', 'repository check',
+    'repository rebuild-catalog', 'filter rebuild',
     'repository show', 'repository upgrade', 'repository upgrade --dry-run',
     'evict --limit-mib 1', 'missing --store x')
 

@@ -14,7 +14,7 @@ import pytest
 from glance_dedup.adoption import filestore
 from glance_dedup.base import hashes
 from glance_dedup.cli import adoption
-from glance_dedup.cli import common
+from glance_dedup.cli import command
 from glance_dedup.client import glance_api
 from tests.support import disks
 from tests.support import repositories
@@ -88,7 +88,7 @@ def kill_at_work(cli, directory, seed, *arguments):
 
 def test_estimate(created, files):
     result = created('estimate', files, '-f', 'json')
-    rows = {row['image']: row for row in result.json()}
+    rows = {row['name']: row for row in result.json()}
     run(created, 'import', '--from-file-store', files)
     stored = {row['image_id']: row for row in created(
         'image', 'list', '-f', 'json').json()}
@@ -420,7 +420,7 @@ def test_verify_asks_glance(created, files, monkeypatch):
     monkeypatch.setenv('OS_CLOUD', 'a')
     monkeypatch.setattr(adoption, '_connect', lambda cloud, url: None)
     monkeypatch.setattr(
-        common.RepositoryCommand, 'images_of', lambda self, glance: {
+        command.RepositoryCommand, 'images_of', lambda self, glance: {
             name_of(0): image(0, right), name_of(1): image(1, 'ab' * 32)})
     for result in ('recorded', 'known'):
         rows, done = run(created, 'image', 'verify', '--all')

@@ -372,7 +372,7 @@ def test_progress_of_long_work(stored, content, monkeypatch):
     assert content.stat().st_size == size
     assert 'checking: ' in stored('repository', 'check').err
     assert 'rebuilding: 100 %, 1 of 1 groups' in stored(
-        'repository', 'rebuild-filter').err
+        'filter', 'rebuild').err
     assert stored('-q', 'repository', 'check').err == ''
 
 

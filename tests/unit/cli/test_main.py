@@ -72,7 +72,7 @@ def test_every_command_has_help_and_json(cli):
         assert f'glance-dedup {name}' in result.out
         # What goes on until it is ended has nothing to put into a table.
         assert ('json' in result.out) == (
-            name not in ('mount', 'volume serve'))
+            name not in ('mount', 'volume serve', 'complete'))
 
 
 def test_help(cli):
@@ -95,6 +95,14 @@ def test_unknown_command(cli):
     cli('image').refused("'image'")
 
 
+@pytest.mark.parametrize('words, meant', [
+    ('image lst', 'image list'), ('colect', 'collect'),
+    ('rebuild', 'filter rebuild'), ('image', 'image put, image register'),
+    ('filter rebiuld', 'filter rebuild'), ('imgae list', 'image list')])
+def test_did_you_mean(cli, words, meant):
+    cli(*words.split()).refused(f'did you mean {meant}')
+
+
 @pytest.mark.parametrize('arguments', [
     ('image', 'put'), ('image', 'put', 'a'), ('image', 'delete'),
     ('image', 'get', 'a'), ('image', 'list', 'a'),
@@ -113,7 +121,7 @@ def test_no_repository_given(cli, monkeypatch):
     monkeypatch.delenv('GLANCE_DEDUP_REPOSITORY', raising=False)
     cli.options = []
     for name in ('repository check', 'repository show', 'image list'):
-        cli(*name.split()).refused('--repository', 'GLANCE_DEDUP_REPOSITORY')
+        cli(*name.split()).refused('--repository', '--config-file')
 
 
 def test_repository_of_the_environment(created, monkeypatch):
@@ -128,7 +136,7 @@ def test_repository_may_follow_the_command(created):
 
 
 @pytest.mark.parametrize('command', [
-    'repository show', 'repository check', 'repository rebuild-filter',
+    'repository show', 'repository check', 'filter rebuild',
     'image list', 'image show a', 'image get a b', 'image copy a b',
     'image delete a',
     'image put a /dev/null'])

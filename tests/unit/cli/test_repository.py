@@ -156,7 +156,7 @@ def test_check_without_a_note_is_fine_with_one(filled):
 
 def test_rebuild_filter(filled):
     shutil.rmtree(filled.options[3])
-    found = filled('repository', 'rebuild-filter', '-f', 'json').json()
+    found = filled('filter', 'rebuild', '-f', 'json').json()
     assert found['filter_hints'] == 26
     assert found['filter_complete']
 
@@ -175,7 +175,7 @@ def give_away(path, directory_mode, file_mode):
 @NEEDS_ROOT
 @pytest.mark.parametrize('command', [
     'repository show', 'repository check', 'repository create',
-    'repository rebuild-filter', 'image list', 'image show one',
+    'filter rebuild', 'image list', 'image show one',
     'image put three /dev/null', 'image get one -'])
 def test_of_another_user(filled, command):
     """Neither readable nor writable: an error, and no damage."""

@@ -16,6 +16,7 @@ import threading
 import pytest
 
 from dedupd.cache import index as index_module
+from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
@@ -577,7 +578,7 @@ def test_what_is_counted_is_what_du_says(maintainer, repo, path):
 
 
 def options():
-    return registry.load_options()
+    return opts.load()
 
 
 def test_by_name(maintainer, repo, path, held):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Finding the daemon and the catalog, for the commands that use them."""
+"""What the daemon, or else the catalog, knows of images."""
 
 from collections.abc import Callable
 import contextlib
@@ -8,84 +8,10 @@ import os
 import typing
 
 from glance_dedup.base import exceptions
-from glance_dedup.cli import common
 from glance_dedup.client import errors
 
 if typing.TYPE_CHECKING:
     from glance_dedup.client import daemon as client_module
-
-# Commands do without a daemon that takes longer to answer.
-_CONNECT_SECONDS = 2.0
-_ANSWER_SECONDS = 30.0
-
-
-class DaemonCommand(common.RepositoryCommand):
-    """A command that asks the daemon, if there is one.
-
-    :ivar status: the status of the daemon that was found, if any
-    """
-
-    status: dict | None = None
-
-    def daemon(self) -> 'client_module.Client | None':
-        """The daemon behind ``--socket``; None if it does not answer.
-
-        It is also None if the daemon serves another repository than that of
-        ``--repository``.
-
-        :raises UsageError: ``--socket`` is not a valid path
-        """
-        path = self.app.options.socket
-        if not self._may_answer():
-            return None
-        # Only here: HTTP and TLS take longer to import than a command runs.
-        from glance_dedup.client import daemon as client_module
-
-        try:
-            client = client_module.Client(
-                f'unix:{path}', connect_timeout=_CONNECT_SECONDS,
-                timeout=_ANSWER_SECONDS)
-        except ValueError as e:
-            raise common.UsageError(f'--socket: {e}') from e
-        try:
-            status = client.status()
-            found = client_module.repository_of(status)
-        except errors.DaemonUnavailable:
-            return None
-        if self.app.options.repository and found != self._repository_id():
-            return None
-        self.status = status
-        return client
-
-    def _may_answer(self) -> bool:
-        """Whether there is a socket, or a path that the client refuses."""
-        path = self.app.options.socket
-        return bool(path) and ('\0' in path or os.path.exists(path))
-
-    def healthy_daemon(self) -> 'client_module.Client | None':
-        """As `daemon`; also None if the daemon is in trouble."""
-        if not self._may_answer():
-            return None
-        with contextlib.suppress(errors.ClientError):
-            return self.daemon()
-        return None
-
-    def need_daemon_or_repository(self) -> 'client_module.Client | None':
-        """As `daemon`; None means that the command works without it.
-
-        :raises UsageError: there is neither a daemon nor ``--repository``
-        """
-        client = self.daemon()
-        if client is None and not self.app.options.repository:
-            raise common.UsageError(
-                'no repository is given, and no daemon answers on '
-                f'{self.app.options.socket or "any socket"}: use '
-                '--repository DIR or --socket PATH')
-        return client
-
-    def _repository_id(self) -> str:
-        with self.open() as repo:
-            return repo.repository_id
 
 
 @contextlib.contextmanager

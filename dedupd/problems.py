@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What in a status needs an operator's attention, in sentences.
+
+The status page and ``glance-dedup status`` show them. The alert rules for
+Prometheus look at the same figures.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from glance_dedup.base import units
+
+CRITICAL = 'critical'
+WARNING = 'warning'
+
+#: A file system with a smaller share of free space is nearly full.
+_NEARLY_FULL = 0.05
+
+Fields = dict[str, Any]
+
+
+def found_in(status: Fields) -> list[Fields]:
+    """The problems in a status, the critical ones first.
+
+    Each has a ``severity``, which is `CRITICAL` or `WARNING`, and a ``text``.
+
+    :param status: of a daemon, or of a repository without one, which lacks
+        parts
+    """
+    found = [{'severity': severity, 'text': text}
+             for look in (_damage, _unreadable, _filter, _catalog, _volumes,
+                          _tasks, _space)
+             for severity, text in look(status)]
+    return sorted(found, key=lambda problem: problem['severity'] != CRITICAL)
+
+
+Problems = Iterator[tuple[str, str]]
+
+
+def _part(status: Fields, name: str) -> Fields:
+    return status.get(name) or {}
+
+
+def _damage(status: Fields) -> Problems:
+    damage = _part(status, 'damage')
+    blocks = damage.get('blocks') or 0
+    users = [units.count(len(damage.get(name) or ()), name[:-1])
+             for name in ('images', 'volumes') if damage.get(name)]
+    if blocks:
+        yield CRITICAL, (
+            f'{units.count(blocks, "block")} damaged, used by '
+            f'{" and ".join(users) or "no image"}.')
+    elif users:
+        yield CRITICAL, f'{" and ".join(users)} damaged.'
+
+
+def _unreadable(status: Fields) -> Problems:
+    for image_id, why in _part(_part(status, 'catalog'),
+                               'unreadable').items():
+        yield CRITICAL, (f'The recipe of image {image_id} cannot be read, so '
+                         f'nothing is freed: {why}')
+
+
+def _filter(status: Fields) -> Problems:
+    error = _part(status, 'filter').get('filter_error')
+    if error:
+        yield CRITICAL, (
+            'There is no fingerprint filter on this host, so new images are '
+            f'stored without finding duplicates: {error}')
+
+
+def _catalog(status: Fields) -> Problems:
+    catalog = _part(status, 'catalog')
+    if catalog.get('state') == 'failed':
+        yield CRITICAL, 'The catalog has failed; nothing is freed.'
+    elif catalog.get('state') == 'rebuilding':
+        yield WARNING, ('The catalog is being rebuilt; nothing is freed '
+                        'meanwhile, and some figures are missing.')
+    if _part(status, 'repository').get('maintained') is False:
+        yield WARNING, ('No process maintains the repository, so nothing is '
+                        'freed: start dedupd.')
+    for warning in catalog.get('warnings') or ():
+        yield WARNING, str(warning)
+
+
+def _volumes(status: Fields) -> Problems:
+    broken = _part(status, 'volumes').get('broken') or 0
+    if broken:
+        yield CRITICAL, f'{units.count(broken, "volume")} broken.'
+
+
+def _tasks(status: Fields) -> Problems:
+    for name, task in _part(status, 'tasks').items():
+        error = _part(task, 'last').get('error')
+        if error:
+            yield WARNING, f'The task {name} failed: {error}'
+
+
+def _space(status: Fields) -> Problems:
+    space = _part(status, 'space')
+    free, whole = (space.get(f'filesystem_{name}') for name in (
+        'free_bytes', 'bytes'))
+    reserve = space.get('reserve_bytes')
+    if free is None or not whole or reserve is None:
+        return
+    if free < reserve:
+        yield CRITICAL, (
+            f'Storing is refused, because the reserve is reached: '
+            f'{units.size(free)} free, and {units.size(reserve)} kept for '
+            'deleting and collecting.')
+    elif free < _NEARLY_FULL * whole:
+        yield WARNING, (
+            f'The file system is nearly full: {units.size(free)} free.')

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What all commands on a repository share: where it is, and its daemon."""
+
+import contextlib
+import functools
+import os
+import typing
+
+from cliff import command
+
+from glance_dedup.cli import common
+from glance_dedup.cli import progress as progress_module
+from glance_dedup.cli import settings as settings_module
+from glance_dedup.client import errors
+
+if typing.TYPE_CHECKING:
+    from glance_dedup.client import daemon as client_module
+
+# Commands do without a daemon that takes longer to answer.
+_CONNECT_SECONDS = 2.0
+_ANSWER_SECONDS = 30.0
+
+
+class RepositoryCommand(command.Command):
+    """A command on a repository, which has the daemon's help if it answers.
+
+    :ivar status: the status of the daemon that was found, if any
+    """
+
+    app: common.Program
+    status: dict | None = None
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        self.add_arguments(parser)
+        return parser
+
+    def get_epilog(self) -> str:
+        """What the help ends with.
+
+        cliff would add which distribution a command is from, and would read
+        the metadata of all installed ones for that, at every start.
+        """
+        return self._epilog or ''
+
+    def add_arguments(self, parser):
+        """Add the command's own arguments to its parser."""
+
+    @functools.cached_property
+    def settings(self) -> settings_module.Settings:
+        """Where the repository is.
+
+        :raises UsageError: the option file cannot be used
+        """
+        return settings_module.find(self.app.options)
+
+    @functools.cached_property
+    def path(self) -> str:
+        """The repository's path.
+
+        :raises UsageError: nothing says where it is
+        """
+        if self.settings.path is not None:
+            return self.settings.path
+        self.need_repository()
+        assert self.status is not None      # nothing else says where it is
+        from glance_dedup.client import daemon as client_module
+
+        return client_module.path_of(self.status)
+
+    def open(self, **options):
+        """The repository, opened with the settings and these options."""
+        # Help and usage errors need no engine.
+        from glance_dedup.repository import repository
+
+        return repository.Repository(self.path, **{
+            'filter_dir': self.settings.filter_dir,
+            'reserve_mib': self.settings.reserve_mib,
+            'index': self.settings.index,
+            'index_dir': self.settings.index_dir, **options})
+
+    def progress(self, what, total=None, **options):
+        """A `Progress`, which is silent with ``--quiet``."""
+        return progress_module.Progress(
+            what, total, quiet=self.app.options.verbose_level == 0,
+            **options)
+
+    def images_of(self, glance):
+        """All images of a Glance, by their ids; this may take long."""
+        with self.progress(f'asking {glance.url}', unit='images') as progress:
+            found = {}
+            for image in glance.images():
+                found[image.image_id] = image
+                progress.update(len(found))
+            return found
+
+    # -- the daemon -----------------------------------------------------------
+
+    def daemon(self) -> 'client_module.Client | None':
+        """The repository's daemon; None if it does not answer.
+
+        It is also None if the daemon on the socket serves another repository.
+
+        :raises UsageError: the socket's path is not valid
+        """
+        if not self._may_answer():
+            return None
+        # Only here: HTTP and TLS take longer to import than a command runs.
+        from glance_dedup.client import daemon as client_module
+
+        try:
+            client = client_module.Client(
+                f'unix:{self.settings.socket}',
+                connect_timeout=_CONNECT_SECONDS, timeout=_ANSWER_SECONDS)
+        except ValueError as e:
+            raise common.UsageError(f'--socket: {e}') from e
+        try:
+            status = client.status()
+            found = client_module.repository_of(status)
+            path = client_module.path_of(status)
+        except errors.DaemonUnavailable:
+            return None
+        if not self._is_ours(found, path):
+            return None
+        self.status = status
+        return client
+
+    def _may_answer(self) -> bool:
+        """Whether there is a socket, or a path that the client refuses."""
+        path = self.settings.socket
+        return bool(path) and ('\0' in path or os.path.exists(path))
+
+    def healthy_daemon(self) -> 'client_module.Client | None':
+        """As `daemon`; also None if the daemon is in trouble."""
+        if not self._may_answer():
+            return None
+        with contextlib.suppress(errors.ClientError):
+            return self.daemon()
+        return None
+
+    def need_repository(self) -> 'client_module.Client | None':
+        """As `daemon`; None means that the command works without it.
+
+        :raises UsageError: nothing says where the repository is
+        """
+        client = self.daemon()
+        if client is None and self.settings.path is None:
+            why = f', {self.settings.why}' if self.settings.why else ''
+            raise common.UsageError(
+                f'no repository is given{why}, and no daemon answers on '
+                f'{self.settings.socket or "any socket"}: use --repository '
+                'DIR, --config-file FILE or --socket PATH')
+        return client
+
+    def _is_ours(self, repository_id: str, path: str) -> bool:
+        """Whether a daemon that serves this serves what `settings` mean."""
+        ours = self.settings.path
+        if ours is None:
+            return True
+        # An operator who may use the socket need not be able to read the
+        # repository. The option file says that both belong together.
+        if self.settings.options is not None and (
+                os.path.realpath(path) == os.path.realpath(ours)):
+            return True
+        with self.open() as repo:
+            return repo.repository_id == repository_id

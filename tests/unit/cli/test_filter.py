@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The commands on this host's filter, or on the index in its place."""
+
+import pytest
+
+from tests.support import repositories
+
+
+@pytest.fixture
+def filled(created, tmp_path):
+    image = tmp_path / 'image.raw'
+    image.write_bytes(repositories.noise(1 << 20))
+    assert created('image', 'put', 'first', image).status == 0
+    return created
+
+
+@pytest.fixture(params=['filter', 'lmdb', 'dtb'])
+def indexed(filled, request, tmp_path):
+    if request.param != 'filter':
+        filled.options += ['--index', request.param,
+                           '--index-dir', str(tmp_path / 'index')]
+    image = tmp_path / 'image.raw'
+    assert filled('image', 'put', 'second', image).status == 0
+    return filled
+
+
+def test_remove(indexed, tmp_path):
+    path = indexed('filter', 'show', '-f', 'json').json()['path']
+    assert indexed('filter', 'remove', '-f', 'json').json() == {
+        'path': path, 'removed': True}
+    assert not list(tmp_path.glob(f'*/{path.split("/")[-1]}'))
+    assert indexed('filter', 'remove', '-f', 'json').json() == {
+        'path': None, 'removed': False}
+    # The next upload makes it again, and finds what is stored.
+    image = tmp_path / 'image.raw'
+    assert indexed('image', 'put', 'third', image, '-f',
+                   'json').json()['new_bytes'] == 0
+
+
+def test_one_in_use_stays(indexed):
+    index = dict(zip(indexed.options[::2], indexed.options[1::2]))
+    with repositories.open_repository(
+            indexed.path, filter_dir=index['--filter-dir'],
+            index=index.get('--index', 'filter'),
+            index_dir=index.get('--index-dir')) as repo:
+        assert repo.statistics()['filter_complete']
+        indexed('filter', 'remove').refused(
+            'is in use', 'glance-api')
+    assert indexed('filter', 'remove', '-f', 'json').json()['removed']
+
+
+def test_rebuild(filled):
+    assert filled('filter', 'remove').status == 0
+    found = filled('filter', 'rebuild', '-f', 'json').json()
+    assert found['filter_hints'] == 256 and found['filter_complete']
+
+
+def test_show_without_one(created):
+    found = created('filter', 'show', '-f', 'json').json()
+    assert found['index'] == 'filter' and found['filter_bytes'] == 0

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The overview that ``status`` shows, from statuses of any content."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from glance_dedup.cli import overview
+
+GIB = 1 << 30
+STATUS = {
+    'repository': {'path': '/var/lib/glance/dedup'},
+    'daemon': {'version': '1.0', 'host': 'a', 'pid': 7, 'ready': True,
+               'role': 'maintainer', 'started': 1000.0},
+    'problems': [{'severity': 'critical', 'text': '1 block damaged.'},
+                 {'severity': 'warning', 'text': 'It is nearly full.'}],
+    'space': {'images': 1, 'backups': 0, 'volumes': 2,
+              'logical_bytes': 8 * GIB, 'nonzero_bytes': 4 * GIB,
+              'disk_bytes': GIB, 'metadata_bytes': 1 << 20,
+              'saved_percent': 75.0, 'filesystem_bytes': 100 * GIB,
+              'filesystem_free_bytes': 25 * GIB, 'reserve_bytes': 1 << 26,
+              'journal_bytes': 0},
+    'tasks': {
+        'collect': {'state': 'idle', 'next': 4660.0, 'last': {
+            'finished': 4540.0, 'error': None,
+            'result': {'freed_blocks': 12, 'disk_bytes': 4096, 'failed': {},
+                       'refused': None, 'unlinked': 0}}},
+        'merge': {'state': 'idle', 'next': None, 'last': {
+            'finished': 4599.5, 'error': 'no room', 'result': None}},
+        'scrub': {'state': 'running', 'done': 1, 'total': 3,
+                  'what': 'group 7', 'seconds_left': 240.0, 'last': None},
+        'recompress': {'state': 'waiting', 'last': None, 'next': None}},
+    'volumes': {'in_use': 1, 'size_bytes': GIB, 'written_bytes': GIB,
+                'duplicate_percent': None},
+    'hosts': {'1': {'host': 'a', 'tasks': ['scrub']},
+              '2': {'host': None, 'tasks': []}},
+    'reads': {'connections': 1, 'requests': 2, 'bytes': 4096},
+    'nbd': {'socket': None},
+    'filter': {'filter_bytes': 1 << 26, 'filter_hints': 5,
+               'filter_complete': False},
+    'errors': [{'time': 4599.5, 'task': 'merge', 'text': 'no room'}],
+}
+
+
+def test_all_parts():
+    assert overview.page(STATUS, 4600.0) == """\
+/var/lib/glance/dedup                                                   TROUBLE
+dedupd 1.0 on a, process 7, maintainer, up for 60 min
+!! 1 block damaged.
+ ! It is nearly full.
+
+Space
+  holds      1 image, 2 volumes
+  logical    8.0 GiB, of which 4.0 GiB are not zeros
+  stored     1.0 GiB, of which 1.0 MiB are metadata
+  saved      75.0 % of what is not zeros
+  disk       [######################........] 75 % of 100 GiB used
+             25.0 GiB free; storing stops at 64.0 MiB
+
+Maintenance
+  collect          done 60 s ago (freed blocks 12, disk 4.0 KiB); next in 60 s
+  merge            failed less than 1 s ago
+  scrub            running, 33 %, group 7, 4 min left
+  recompress       not run yet; waits for its turn
+
+Volumes
+  in use     1 of 2, together 1.0 GiB
+  written    1.0 GiB, - of it duplicates; 0 B not yet in blocks
+
+Hosts
+  1: a                     scrub
+  2: ?                     -
+
+Reads
+  HTTP       1 connection; 2 requests, 4.0 KiB sent
+
+Filter
+  64.0 MiB, 5 hints, still reading what is stored
+
+Latest errors
+  less than 1 s ago, merge: no room
+"""
+
+
+def test_a_cache_and_another_site():
+    text = overview.page({
+        **STATUS, 'problems': [],
+        'cache': {'held': {'images': 2, 'limit_bytes': 0}, 'under_way': 1},
+        'replication': {'to': 'https://b:1', 'pending': 1, 'replicated': 3,
+                        'sent_bytes': 1024}}, 4600.0)
+    assert text.splitlines()[0].endswith(' healthy')
+    assert '\nCache\n  2 images; limit the disk; 1 arriving\n' in text
+    assert ('\nReplication\n  to https://b:1: 1 image to send, 3 sent since '
+            'the start (1.0 KiB)\n') in text
+
+
+@pytest.mark.parametrize('name', STATUS)
+@pytest.mark.parametrize('value', [None, [], {}, 'text', 7])
+def test_a_daemon_of_another_version(name, value):
+    """What it says in another way is left out."""
+    assert overview.page({**STATUS, name: value}, 4600.0)
+
+
+def test_a_status_cannot_change_the_terminal():
+    text = overview.page({**STATUS, 'problems': [
+        {'severity': 'warning', 'text': 'a\x1b[2Jb\nc'}]}, 4600.0)
+    assert '\x1b' not in text and 'b\nc' not in text
+
+
+def test_watch_goes_on_until_an_interrupt(created):
+    process = created.start('status', '--watch', '0.1', text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        seen = 0
+        while seen < 3:
+            line = process.stdout.readline()
+            assert line
+            seen += line.startswith(f'{created.path} ')
+        os.kill(process.pid, signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_watch_is_for_people(created):
+    created('status', '--watch', '-f', 'json').refused('--watch')
+    created('status', '--watch', '0').refused('--watch')
+    created('status', '--watch', 'inf').refused('--watch')
+
+
+def test_some_fields_only(created):
+    """Columns that are named come as a table."""
+    result = created('status', '-c', 'space')
+    assert result.status == 0 and "'images': 0" in result.out

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where the repository is: the options, an option file, or a daemon."""
+
+import pytest
+
+from glance_dedup.cli import settings
+from tests.support import daemons
+
+
+@pytest.fixture
+def file(created, tmp_path, monkeypatch):
+    """The option file of /etc, for the repository; no options are given."""
+    path = tmp_path / 'dedupd.conf'
+    path.write_text(f'[dedupd]\ndatadir = {created.path}\n'
+                    f'filter_dir = {tmp_path}/other-filter\n'
+                    f'socket = {tmp_path}/socket\nreserve_mib = 1\n')
+    monkeypatch.setattr(settings, 'CONFIG_FILE', str(path))
+    created.options = []
+    return path
+
+
+def test_the_option_file_says_where_everything_is(created, file, tmp_path):
+    image = tmp_path / 'image'
+    image.write_bytes(b'content')
+    assert created('image', 'put', 'a', image).status == 0
+    found = created('repository', 'show', '-f', 'json').json()
+    assert found['path'] == str(created.path) and found['images'] == 1
+    assert list((tmp_path / 'other-filter').iterdir())
+    assert created('filter', 'show', '-f', 'json').json()['path'].startswith(
+        f'{tmp_path}/other-filter/')
+
+
+def test_the_command_line_overrides_the_file(created, file, tmp_path):
+    assert created('--filter-dir', tmp_path / 'mine', '--config-file', file,
+                   'filter', 'rebuild').status == 0
+    assert list((tmp_path / 'mine').iterdir())
+    assert not (tmp_path / 'other-filter').exists()
+
+
+def test_a_repository_that_is_given_needs_no_file(created, file, tmp_path):
+    file.write_text('[dedupd]\nreserve_mib = nonsense\n')
+    given = ('--repository', created.path, '--filter-dir', tmp_path / 'mine',
+             'image', 'list', '-f', 'json')
+    assert created(*given).json() == []
+    created('image', 'list').refused(str(file), 'reserve_mib')
+
+
+def test_a_file_that_is_given(created, file, tmp_path):
+    other = tmp_path / 'other.conf'
+    created('--config-file', other, 'image', 'list').refused(str(other))
+    other.write_text(f'[dedupd]\ndatadir = {tmp_path}/else\n')
+    created('--config-file', other, '--repository', created.path,
+            'image', 'list').refused(str(other), f'{tmp_path}/else')
+    created('--config-file', other, 'repository', 'create')
+    assert (tmp_path / 'else' / 'repository.json').exists()
+
+
+def test_a_file_that_this_user_cannot_read(created, file, monkeypatch):
+    """The user may still say where the repository is."""
+    monkeypatch.setattr(settings.os, 'access', lambda path, mode: False)
+    created('--socket', '/nowhere', 'image', 'list').refused('/nowhere')
+    monkeypatch.setattr(settings, 'SOCKET', '/nowhere')
+    created('image', 'list').refused(f'{file} cannot be read by this user')
+
+
+def test_nothing_says_it(created, monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
+    monkeypatch.setattr(settings, 'SOCKET', str(tmp_path / 'no-socket'))
+    created.options = []
+    for name in ('repository check', 'image list', 'status', 'collect'):
+        created(*name.split()).refused(
+            f'there is no {tmp_path}/none', f'{tmp_path}/no-socket',
+            '--repository DIR', '--config-file FILE', '--socket PATH')
+
+
+def test_a_path_that_is_none(created):
+    created.options = []
+    created('--repository', 'a\0b', 'image', 'list').refused('NUL')
+
+
+def test_a_daemon_says_it(created, monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
+    created.options = []
+    with daemons.running(created.path) as daemon:
+        for given in (['--socket', daemon.socket], []):
+            monkeypatch.setattr(settings, 'SOCKET', str(daemon.socket))
+            found = created(*given, 'repository', 'show', '-f', 'json').json()
+            assert found['path'] == str(created.path)
+            status = created(*given, 'status', '-f', 'json').json()
+            assert status['daemon']['role'] == 'maintainer'
