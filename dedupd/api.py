@@ -112,6 +112,7 @@ class API:
                 ('/v1/status', self._shown(self._control.status)),
                 ('/v1/history', self._history),
                 ('/v1/images', self._shown(self._control.images)),
+                ('/v1/projects', self._shown(self._control.projects)),
                 ('/v1/volumes', self._shown(self._control.volumes)),
                 ('/v1/groups', self._shown(self._control.groups)),
                 ('/v1/sharing', self._shown(self._control.sharing))):
@@ -148,7 +149,9 @@ class API:
     async def _metrics(self, request: messages.Request) -> messages.Response:
         return messages.Response(
             200, {'Content-Type': metrics.CONTENT_TYPE},
-            await self._run(metrics.render, self._control.status))
+            await self._run(
+                metrics.render, self._control.status,
+                lambda: self._control.projects()['projects']))
 
     async def _live(self, request: messages.Request) -> messages.Response:
         return messages.json_response({'live': True})

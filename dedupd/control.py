@@ -141,6 +141,10 @@ class Control:
         """``groups``: see `Figures.groups`."""
         return {'groups': self._figures.groups()}
 
+    def projects(self) -> Fields:
+        """``projects``: see `Figures.projects`."""
+        return {'projects': self._figures.projects()}
+
     def volumes(self) -> Fields:
         """``volumes``: see `VolumeFigures.all`."""
         return {'volumes': self._volumes.all()}

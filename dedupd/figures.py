@@ -22,6 +22,7 @@ from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import recipes
 from glance_dedup.repository import layout
+from glance_dedup.repository import projects
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
@@ -205,6 +206,13 @@ class Figures:
             self._damage = found
         return self._damage
 
+    def projects(self) -> list[Fields]:
+        """All projects, the one that has stored most first.
+
+        Any daemon knows them. It is empty as long as nothing was counted.
+        """
+        return of_projects(self._repository)
+
     def groups(self) -> list[Fields]:
         """All block groups; ``live`` is None if it is not known."""
         used = self._known(lambda catalog: {
@@ -284,6 +292,26 @@ def of_filter(repository: repository_module.Repository, statistics: Fields
     return {**{name: value for name, value in statistics.items()
                if name.startswith('filter_')},
             'filter_error': repository.filter.error}
+
+
+def of_projects(repository: repository_module.Repository) -> list[Fields]:
+    """All projects, the one that has stored most first.
+
+    What a count of shared blocks tells is None for a project that came later.
+    """
+    average = repository.parameters.average_block
+    rows = []
+    for found in (projects.load(repository.path) or {}).values():
+        sharing = found.sharing
+        rows.append({
+            'project': found.project,
+            **{name: getattr(found, name) for name in projects.SUMS},
+            'exclusive_bytes': sharing and sharing.exclusive_blocks * average,
+            'shared_bytes': sharing and sharing.shared_blocks * average,
+            'charged_bytes': sharing and sharing.charged_bytes,
+            'counted': sharing and sharing.counted})
+    return sorted(rows, key=lambda row: (-row['stored_bytes'],
+                                         row['project']))
 
 
 def _saved(data: int | None, stored: int) -> float | None:

@@ -2,10 +2,11 @@
 
 """The daemon's figures for Prometheus, at ``GET /metrics``.
 
-They are the figures of :meth:`dedupd.control.Control.status`, under names that
-follow Prometheus' rules: base units, the unit in the name, ``_total`` for a
-counter. A figure that is not known, for example because the catalog is being
-rebuilt, is left out, so that nobody takes it for zero.
+They are the figures of :meth:`dedupd.control.Control.status`, and of the
+projects that have stored most, under names that follow Prometheus' rules: base
+units, the unit in the name, ``_total`` for a counter. A figure that is not
+known, for example because the catalog is being rebuilt, is left out, so that
+nobody takes it for zero.
 """
 
 from collections.abc import Callable
@@ -22,6 +23,12 @@ from glance_dedup.repository import volumes
 CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8'
 
 Status = dict[str, Any]
+Projects = list[dict[str, Any]]
+
+#: The most projects that have series of their own. The others have one
+#: together, under this name, which is no project's.
+MOST_PROJECTS = 50
+OTHERS = '(others)'
 
 # A name, a help text, and the keys that lead to the value in the status.
 _GAUGES = (
@@ -232,14 +239,39 @@ _TASK_COUNTERS = (
 )
 
 
+# The same for each project; the key of the value.
+_OF_PROJECTS = (
+    ('dedupd_project_images',
+     'Images of the project, without backups.', 'images'),
+    ('dedupd_project_logical_bytes',
+     "Sum of the sizes of the project's images.", 'logical_bytes'),
+    ('dedupd_project_stored_bytes',
+     "Bytes that were written to the disk for the project's images.",
+     'stored_bytes'),
+    ('dedupd_project_exclusive_bytes',
+     'Bytes of the blocks that no other project uses, before compression.',
+     'exclusive_bytes'),
+    ('dedupd_project_shared_bytes',
+     'Bytes of the blocks that other projects use, too, before compression.',
+     'shared_bytes'),
+    ('dedupd_project_charged_bytes',
+     "The project's part of the disk space of the block groups.",
+     'charged_bytes'),
+)
+
+
 class Collector:
     """Turns the status into metrics, for the library's registry.
 
     :param status: returns the status; called once for each collection
+    :param projects: returns the projects, as
+        :meth:`dedupd.figures.Figures.projects` does
     """
 
-    def __init__(self, status: Callable[[], Status]) -> None:
+    def __init__(self, status: Callable[[], Status],
+                 projects: Callable[[], Projects]) -> None:
         self._status = status
+        self._projects = projects
 
     def collect(self) -> Iterator[metrics_core.Metric]:
         """The metrics of the current status; those not known are left out."""
@@ -252,16 +284,19 @@ class Collector:
                 if value is not None:
                     yield kind(name, text, value=float(value))
         yield from _tasks(status.get('tasks') or {})
+        if status['daemon']['role'] == 'maintainer':
+            yield from _of_projects(self._projects())
 
 
-def render(status: Callable[[], Status]) -> bytes:
+def render(status: Callable[[], Status],
+           projects: Callable[[], Projects]) -> bytes:
     """The answer to ``GET /metrics``.
 
     It uses a registry of its own: other code of the process may register
     metrics with the library's global one.
     """
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(Collector(status))
+    registry.register(Collector(status, projects))
     return exposition.generate_latest(registry)
 
 
@@ -341,3 +376,21 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
                 if value is not None:
                     family.add_metric([task], float(value))
             yield family
+
+
+def _of_projects(projects: Projects) -> Iterator[metrics_core.Metric]:
+    yield metrics_core.GaugeMetricFamily(
+        'dedupd_projects', 'Projects that have something in the repository.',
+        value=float(len(projects)))
+    rows = {project['project']: [project]
+            for project in projects[:MOST_PROJECTS]}
+    if others := projects[MOST_PROJECTS:]:
+        rows[OTHERS] = others
+    for name, text, key in _OF_PROJECTS:
+        family = metrics_core.GaugeMetricFamily(name, text, labels=['project'])
+        for label, some in rows.items():
+            known = [project[key] for project in some
+                     if project[key] is not None]
+            if known:
+                family.add_metric([label], float(sum(known)))
+        yield family

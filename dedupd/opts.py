@@ -430,6 +430,11 @@ Seconds between two searches for groups to compress again.
 A group is started only while half of the host's processors are idle.
 All other tasks, and requests for one, go first.
 """, 'recompress_codec'),
+    _interval('projects_interval', 86400, """
+Seconds between two counts of what projects share with each other.
+
+The task reads the recipes of all images. Other tasks wait for it.
+"""),
     _number('collect_volumes_mib', 256, 0, 1 << 20, """
 MiB that volumes may leave behind before a collection runs ahead of
 its interval.

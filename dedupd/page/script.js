@@ -16,6 +16,7 @@
   const SHORTEST_SPAN = 3600;       // of the plot over time, seconds
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
+                  projects: 'Counting by project',
                   'rebuild-catalog': 'Rebuilding the catalog',
                   replicate: 'Replication', evict: 'Eviction' };
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
@@ -453,6 +454,7 @@
       + `${bytes(r.disk_bytes)} given back`
       + (r.short ? `; ${r.short}` : ''),
     scrub: (r) => `${bytes(r.bytes)} verified, ${damageWords(r)}`,
+    projects: (r) => `${plural(r.projects, 'project')} counted`,
   };
 
   // Of a scrub. It does not deny what is known from elsewhere.

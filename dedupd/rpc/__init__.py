@@ -2,7 +2,7 @@
 
 """Control over oslo.messaging: the server's side, and a client.
 
-The target has the topic ``dedupd`` and the version 1.0; the server's name is
+The target has the topic ``dedupd`` and the version 1.1; the server's name is
 that of its host. Each method is one of :class:`dedupd.control.Control`. The
 server checks the arguments, since every program that reaches the broker can
 send anything. An error becomes one of the exceptions below, and the client
@@ -25,7 +25,11 @@ from glance_dedup.base import exceptions
 LOG = log.getLogger(__name__)
 
 TOPIC = 'dedupd'
-VERSION = '1.0'
+VERSION = '1.1'
+
+# Since when there is each method: a client asks for no more than it needs.
+_FIRST = '1.0'
+_SINCE = {'projects': '1.1'}
 
 #: The most seconds that a call of ``task`` waits.
 LONGEST_WAIT = 30.0
@@ -107,6 +111,10 @@ class _Endpoint:
     @oslo_messaging.expose
     def images(self, context, /, **arguments):
         return self._call(self._control.images, arguments)
+
+    @oslo_messaging.expose
+    def projects(self, context, /, **arguments):
+        return self._call(self._control.projects, arguments)
 
     @oslo_messaging.expose
     def groups(self, context, /, **arguments):
@@ -270,7 +278,7 @@ class Client:
     def __init__(self, transport: oslo_messaging.transport.RPCTransport,
                  host: str | None = None, repository_id: str | None = None,
                  timeout: float = 60.0) -> None:
-        target = oslo_messaging.Target(topic=TOPIC, version=VERSION)
+        target = oslo_messaging.Target(topic=TOPIC, version=_FIRST)
         self._client = oslo_messaging.get_rpc_client(transport, target)
         self._host = host
         self._repository_id = repository_id
@@ -301,6 +309,10 @@ class Client:
         """``images``: all images, each with its sums."""
         return self._call('images')
 
+    def projects(self) -> Reply:
+        """``projects``: what each has stored; needs a daemon of 1.1."""
+        return self._call('projects')
+
     def groups(self) -> Reply:
         """``groups``: all block groups."""
         return self._call('groups')
@@ -313,7 +325,8 @@ class Client:
         """Have a task run as soon as possible.
 
         :param name: ``account``, ``collect``, ``merge``, ``scrub``,
-            ``recompress``, ``evict``, ``rebuild-catalog`` or ``replicate``
+            ``recompress``, ``evict``, ``projects``, ``rebuild-catalog`` or
+            ``replicate``
         :param arguments: ``dry_run``, of collect, merge, recompress and
             evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
             ``limit_mib``, of evict
@@ -336,11 +349,11 @@ class Client:
         """
         return self._call('mark_lost', image_id=image_id)
 
-    def _call(self, method: str, **arguments: Any) -> Reply:
+    def _call(self, method: str, /, **arguments: Any) -> Reply:
         if self._repository_id is not None:
             arguments['repository_id'] = self._repository_id
         context = self._client.prepare(
-            server=self._host,
+            server=self._host, version=_SINCE.get(method, _FIRST),
             timeout=self._timeout + arguments.get('wait', 0)
             + (control_module.LONGEST_WAIT if method == 'mark_lost' else 0))
         return context.call({}, method, **arguments)

@@ -346,6 +346,7 @@ class Accountant:
         if self._suspects:
             self._rebuild()
         self._maintainer.retry_unreadable(self._pace.step)
+        self._maintainer.save_projects()
         # The catalog may have grown.
         self._maintainer.reserve.keep()
         return Result(self._counted, self._uncounted, self._removed,

@@ -127,6 +127,12 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
                                  options.recompress_order == 'similar')
 
 
+def _projects(maintainer: Maintainer, pace: task.Pace, options: Any) -> Any:
+    from dedupd.tasks import projects
+
+    return projects.run_once(maintainer, pace)
+
+
 def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
            held: Any = None, coming: int = 0, limit_mib: int | None = None,
            dry_run: bool = False) -> Any:
@@ -281,6 +287,8 @@ TASKS = {row.name: row for row in (
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
+    Task('projects', _projects, interval='projects_interval',
+         counts_first=True),
     Task('rebuild-catalog', _rebuild, {'processes': int}, _check_processes),
     Task('replicate'))}
 

@@ -46,6 +46,10 @@ class Client(connection.Requester):
         """All images, each with the sums of its recipe."""
         return self.request_list('/v1/images', 'images')
 
+    def projects(self) -> list[dict]:
+        """All projects, each with what it has stored."""
+        return self.request_list('/v1/projects', 'projects')
+
     def groups(self) -> list[dict]:
         """All block groups, each with its size and its live blocks."""
         return self.request_list('/v1/groups', 'groups')

@@ -21,6 +21,9 @@ from glance_dedup.base import locations
 CREATION_OPTIONS = ('block_size', 'cutting', 'group_slots', 'segment_size',
                     'fingerprint', 'compare')
 
+# A pebibyte.
+_MOST_MIB = 1 << 30
+
 _CREATION_NOTE = """
 This is a property of the repository, chosen once, when it is
 created. For a repository that exists, leave the option unset; a
@@ -444,6 +447,48 @@ Possible values:
 
 Related options:
     * ``dedup_store_reserve_mib``
+
+"""),
+    cfg.IntOpt('dedup_store_project_limit_mib',
+               default=0,
+               min=0,
+               max=_MOST_MIB,
+               help="""
+The most that each project may store here, in MiB of the disk.
+
+What counts is what the project's uploads have added: new blocks, after
+compression. Data that was stored already counts for the project that
+stored it first. When a project has reached the limit, its uploads are
+refused with 413. An upload that reaches it is refused as well, and
+nothing of it stays.
+
+The maintainer, dedupd, says what projects have stored. While that is
+not known, no upload is refused, and the log says so. Deleted images
+count until dedupd has counted again, for about a minute.
+
+Glance's own limits (``image_size_total`` in Keystone) count whole
+images. Both kinds may be used together.
+
+Possible values:
+    * 0: no limit
+    * MiB
+
+Related options:
+    * ``dedup_store_project_limits_mib``
+
+"""),
+    cfg.Opt('dedup_store_project_limits_mib',
+            type=types.Dict(types.Integer(min=0, max=_MOST_MIB)),
+            default={},
+            help="""
+Projects with another limit than ``dedup_store_project_limit_mib``.
+
+Possible values:
+    * Projects' ids with MiB, separated by commas, for example
+      ``3f0b2a4c5d1e4c7a9b600d4a8f1c2e33:10240``; 0: no limit
+
+Related options:
+    * ``dedup_store_project_limit_mib``
 
 """),
     cfg.IntOpt('dedup_store_timeout',

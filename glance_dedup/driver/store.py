@@ -56,6 +56,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import workers
 from glance_dedup.driver import daemon as daemon_module
+from glance_dedup.driver import limits
 from glance_dedup.driver import opts
 from glance_dedup.driver import upload
 from glance_dedup.repository import parameters
@@ -238,6 +239,8 @@ def _upload_errors(image_id: str) -> Iterator[None]:
         raise exceptions.Invalid(message=str(exc)) from exc
     except dedup_exceptions.ImageExists as exc:
         raise exceptions.Duplicate(image=image_id) from exc
+    except limits.OverLimit as exc:
+        raise exceptions.StorageFull(message=str(exc)) from exc
     except dedup_exceptions.NoSpaceError as exc:
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
         raise exceptions.StorageFull(message=str(exc)) from exc
@@ -300,6 +303,7 @@ class Store(driver.Store):
         self._lock = threading.Lock()
         self._repository: Any = None
         self._daemon: daemon_module.Daemon | None = None
+        self._limits = limits.Limits(0, {})
         self._storage = workers.Workers('dedup-storage', STORAGE_THREADS)
         self._limit = workers.TimeLimit(0, self._storage)
 
@@ -387,6 +391,8 @@ class Store(driver.Store):
     def _adopt(self, may_create: bool) -> None:
         opened = self._repository = self._limit.call(
             self._open, may_create, late=lambda late: late.close())
+        self._limits = limits.Limits(self._option('project_limit_mib'),
+                                     self._option('project_limits_mib'))
         path = self._option('dedupd_socket')
         self._daemon = None
         if path and os.path.isabs(path):
@@ -466,7 +472,8 @@ class Store(driver.Store):
         :raises glance_store.exceptions.Duplicate: the image exists
         :raises glance_store.exceptions.Invalid: the source does not have
             `image_size` bytes, or the id is malformed or that of a backup
-        :raises glance_store.exceptions.StorageFull: there is no room
+        :raises glance_store.exceptions.StorageFull: there is no room, or the
+            project's limit is reached
         :raises glance_store.exceptions.StorageWriteDenied: the storage
             refuses or fails
         :raises glance_store.exceptions.TimeoutError: the storage hangs
@@ -498,8 +505,7 @@ class Store(driver.Store):
                     f'{image_id} is the id of a backup, which Glance cannot '
                     'store.')
             transaction = self._limit.call(
-                opened.begin, image_id, project, self._option('scope'),
-                project not in self._option('no_dedup_projects'),
+                self._begin, opened, image_id, project,
                 late=lambda late: late.abort())
             size = upload.store(opened, image_id, transaction, image_file,
                                 image_size or 0, watchers, self._storage,
@@ -512,6 +518,15 @@ class Store(driver.Store):
         LOG.debug('Stored image %s: %d bytes', image_id, size)
         return (url, size, checksum.hexdigest(),
                 multihash.hexdigest(), metadata)
+
+    def _begin(self, opened: Any, image_id: str, project: str) -> Any:
+        """Begin to store an image for a project."""
+        transaction = opened.begin(
+            image_id, project, self._option('scope'),
+            project not in self._option('no_dedup_projects'))
+        if not self._limits.of(project):
+            return transaction
+        return limits.Transaction(self._limits, opened, project, transaction)
 
     @capabilities.check
     def get(self, location: location.Location, offset: int = 0,

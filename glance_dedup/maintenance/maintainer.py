@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import logging
 import os
 import secrets
 import shutil
@@ -30,7 +31,10 @@ from glance_dedup.maintenance import fence as fence_module
 from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import reserve
 from glance_dedup.maintenance import unreadable
+from glance_dedup.repository import projects
 from glance_dedup.repository import repository as repository_module
+
+LOG = logging.getLogger(__name__)
 
 #: Work that may take several batches writes a batch when it has so many bytes.
 BATCH_BYTES = 4 << 20
@@ -93,6 +97,7 @@ class Maintainer(closing.Closing):
         """Whether another process was found to be, or to have been, the
         maintainer meanwhile. Then this object must be closed."""
         self._catalog: catalog_module.Catalog | None = None
+        self._saved: int | None = None      # the sequence of projects.json
         try:
             if not self.engine.lock():
                 raise exceptions.BusyError(
@@ -476,6 +481,24 @@ class Maintainer(closing.Closing):
                 self.catalog.sequence))
         self._fence.renew(self.catalog)
         self.confirm()
+
+    def save_projects(self) -> None:
+        """Write ``projects.json``, if accounting has changed the sums.
+
+        On a full disk the file stays as it was; the next call tries again.
+        """
+        sequence = self.catalog.sequence
+        if sequence == self._saved:
+            return
+        try:
+            projects.save(self.repository.path,
+                          self.catalog.statistics()['projects'])
+        except OSError as e:
+            LOG.warning('%s cannot be written: %s. What projects have stored '
+                        'stays as it was known before.',
+                        self._path(projects.NAME), e.strerror)
+        else:
+            self._saved = sequence
 
     def write(self, batch: database.Batch, **options: Any) -> None:
         """Write a batch to the catalog, at need in the reserved room."""

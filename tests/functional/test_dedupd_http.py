@@ -633,7 +633,7 @@ def test_state(daemon, content):
     assert status['space']['logical_bytes'] == size
     assert status['catalog']['state'] == 'ready'
     assert set(status['tasks']) == {
-        'account', 'collect', 'merge', 'scrub', 'recompress',
+        'account', 'collect', 'merge', 'scrub', 'recompress', 'projects',
         'rebuild-catalog'}
     images = daemon.request('GET', '/v1/images').json()['images']
     assert [i['image_id'] for i in images] == [
@@ -641,6 +641,10 @@ def test_state(daemon, content):
     assert sum(i['size'] for i in images) == size
     groups = daemon.request('GET', '/v1/groups').json()['groups']
     assert sum(g['live'] for g in groups) == status['space']['unique_blocks']
+    daemon.run('account')
+    project, = daemon.request('GET', '/v1/projects').json()['projects']
+    assert (project['project'], project['images']) == ('p', 4)
+    assert project['logical_bytes'] == size
     sharing = daemon.request('GET', '/v1/sharing').json()
     assert len(sharing['images']) == len(sharing['shared']) == 3
     assert daemon.request('GET', '/v1/history').json()['samples']

@@ -106,7 +106,8 @@ def own(reply):
 def test_answers_as_http_does(daemon, broker):
     daemon.perform('account')
     with client(broker) as remote:
-        for method in ('images', 'groups', 'sharing', 'history'):
+        for method in ('images', 'projects', 'groups', 'sharing',
+                       'history'):
             assert own(getattr(remote, method)()) == daemon.get(
                 f'/v1/{method}'), method
         status = remote.status()
@@ -222,7 +223,7 @@ class TestErrors:
 
 def test_only_the_version_that_is_served(daemon, broker):
     with client(broker) as remote:
-        for version in ('1.1', '2.0'):
+        for version in ('1.2', '2.0'):
             context = remote._client.prepare(version=version, timeout=20)
             with pytest.raises(oslo_messaging.UnsupportedVersion):
                 context.call({}, 'status')

@@ -71,8 +71,8 @@ def full(status):
     return status
 
 
-def parse(status):
-    text = metrics.render(lambda: status).decode()
+def parse(status, projects=()):
+    text = metrics.render(lambda: status, lambda: [*projects]).decode()
     families = list(parser.text_string_to_metric_families(text))
     return text, families
 
@@ -120,10 +120,12 @@ def test_values(full):
 
 def test_every_known_figure_is_published(full):
     """None of the tables leads into nothing, nor is any family empty."""
-    names = {family.name for family in parse(full)[1]
+    some = project('one', 1, exclusive_bytes=1, shared_bytes=1,
+                   charged_bytes=1)
+    names = {family.name for family in parse(full, [some])[1]
              if family.samples}
     tables = (metrics._GAUGES, metrics._COUNTERS, metrics._TASK_GAUGES,
-              metrics._TASK_COUNTERS)
+              metrics._TASK_COUNTERS, metrics._OF_PROJECTS)
     wanted = {name.removesuffix('_total')
               for table in tables for name, _, _ in table}
     assert wanted <= names, wanted - names
@@ -132,7 +134,9 @@ def test_every_known_figure_is_published(full):
 def test_every_metric_is_in_the_guide(full):
     guide = (pathlib.Path(__file__).parents[3]
              / 'doc/source/admin/monitoring.rst').read_text()
-    missing = {sample.name for family in parse(full)[1]
+    some = project('one', 1, exclusive_bytes=1, shared_bytes=1,
+                   charged_bytes=1)
+    missing = {sample.name for family in parse(full, [some])[1]
                for sample in family.samples
                if not re.search(rf'``{sample.name}\b', guide)}
     assert not missing
@@ -177,6 +181,48 @@ def test_rules(full):
         assert family.type in ('gauge', 'counter'), family.name
         assert f'# HELP {family.name}' in text
         assert f'# TYPE {family.name}' in text
+
+
+def project(name, stored, **fields):
+    return {'project': name, 'images': 1, 'logical_bytes': 10 * stored,
+            'stored_bytes': stored, 'exclusive_bytes': None,
+            'shared_bytes': None, 'charged_bytes': None, **fields}
+
+
+def test_projects(full):
+    found = values(parse(full, [
+        project('one', 30, exclusive_bytes=2, shared_bytes=0,
+                charged_bytes=4), project('', 20)])[1])
+    assert found['dedupd_projects',] == 2
+    assert found['dedupd_project_stored_bytes', 'one'] == 30
+    assert found['dedupd_project_logical_bytes', ''] == 200
+    assert found['dedupd_project_shared_bytes', 'one'] == 0
+    assert found['dedupd_project_charged_bytes', 'one'] == 4
+    # What is not known is left out.
+    assert ('dedupd_project_charged_bytes', '') not in found
+
+
+def test_projects_are_bounded(full):
+    """However many there are; the sum over all stays right."""
+    many = [project(f'p{number}', 1000 - number, exclusive_bytes=number)
+            for number in range(300)]
+    families = parse(full, many)[1]
+    found = values(families)
+    assert found['dedupd_projects',] == 300
+    for family in families:
+        assert len(family.samples) <= metrics.MOST_PROJECTS + 1
+    stored = {labels[0]: value for (name, *labels), value in found.items()
+              if name == 'dedupd_project_stored_bytes'}
+    assert sum(stored.values()) == sum(p['stored_bytes'] for p in many)
+    assert stored['p0'] == 1000 and 'p299' not in stored
+    assert found['dedupd_project_exclusive_bytes', metrics.OTHERS] == sum(
+        range(metrics.MOST_PROJECTS, 300))
+
+
+def test_only_the_maintainer_names_projects(full):
+    full['daemon']['role'] = 'reader'
+    assert not any('project' in name[0] for name in values(
+        parse(full, [project('one', 1)])[1]))
 
 
 def test_hostile_text_is_escaped(full):

@@ -7,6 +7,7 @@ import sys
 
 from glance_store import multi_backend
 from oslo_config import cfg
+from oslo_config import types
 import pytest
 
 from glance_dedup.driver import opts
@@ -93,6 +94,8 @@ def test_oslo_config_generator(namespace):
             default = str(default).lower()
         elif isinstance(opt, cfg.ListOpt):
             default = ','.join(default)
+        elif isinstance(opt.type, types.Dict):
+            default = ','.join(f'{key}:{n}' for key, n in default.items())
         line = f'#{name} = {default}'.rstrip()
         assert f'\n{line}\n' in sample
     assert 'Failed to format' not in sample

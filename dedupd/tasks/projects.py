@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Counts which blocks each project shares with other projects.
+
+The catalog's counts say how many recipes name a block, but not of how many
+projects. So this task reads all counted recipes, one project after the other,
+and spreads what they name over partitions, as counting by partition does
+(``batch.rst``). A partition is a file without a name on the disk of TMPDIR, or
+of ``/var/tmp``, and has all that is named of its groups. Then it takes one
+partition after the other.
+
+In memory, the blocks of a group that a project names are the bits of one
+number. The number of projects that name each block is a sum of such numbers:
+*planes*, of which the first has the lowest bit of every block's count. Both
+take 4 KiB for each group of a partition, and there is one partition for each
+128 groups, up to 256 partitions.
+"""
+
+import collections
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import itertools
+import os
+import struct
+import tempfile
+import time
+from typing import BinaryIO
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import counter
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import projects
+
+_HEAD = struct.Struct('<II')    # a project's number; bytes of runs behind it
+
+Bits = dict[int, int]           # by group: the slots, as bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run counted."""
+
+    projects: int
+    images: int
+    """Recipes that were read, also those of backups and volumes."""
+    left_out: int
+    """Recipes that were deleted meanwhile, or cannot be read."""
+
+
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace
+             ) -> Result:
+    """Count all projects, and write ``projects.json``.
+
+    :raises task.Stopped: the file stays as it was
+    :raises OSError: there is no room for the partitions or the file
+    """
+    return maintainer.guard(lambda: _run(maintainer, pace), pace.step)
+
+
+def _run(maintainer: maintainer_module.Maintainer, pace: task.Pace) -> Result:
+    catalog = maintainer.catalog
+    ledger = sorted((str(facts.get('project', '')), facts['image_id'], txid)
+                    for txid, facts in catalog.ledger())
+    counted = time.time()
+    with _Partitions(len(maintainer.engine.groups())) as partitions:
+        left_out = _spread(maintainer.engine, ledger, partitions, pace)
+        sums = _Sums(maintainer.engine)
+        for number, file in enumerate(partitions.files):
+            sums.add(file)
+            pace.step(number + 1, len(partitions.files), 'comparing projects',
+                      cost=2 * file.tell())
+    names = sorted({name for name, _, _ in ledger})
+    sharing = {name: projects.Sharing(
+        counted, sums.exclusive[number], sums.shared[number],
+        round(sums.charged[number])) for number, name in enumerate(names)}
+    projects.save(maintainer.repository.path,
+                  catalog.statistics()['projects'], sharing)
+    return Result(len(names), len(ledger) - left_out, left_out)
+
+
+class _Partitions:
+    """The files, and the buffers in front of them. To be closed.
+
+    :param groups: how many there are
+    """
+
+    def __init__(self, groups: int) -> None:
+        number = counter.partitions_for(groups)
+        self._project = 0
+        self._buffers = counter.Buffers(number, self._write)
+        # They have no names, so nothing is left of them. /tmp may be memory.
+        directory = os.environ.get('TMPDIR') or '/var/tmp'
+        with contextlib.ExitStack() as stack:
+            self.files = [stack.enter_context(
+                tempfile.TemporaryFile(dir=directory)) for _ in range(number)]
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> '_Partitions':
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def begin(self, project: int) -> None:
+        """Write what is left of the project before, and begin another."""
+        self._buffers.flush()
+        self._project = project
+
+    def add(self, runs: bytes) -> None:
+        """Spread runs that a recipe of the project names."""
+        self._buffers.add(runs)
+
+    def finish(self) -> None:
+        """Write what is left, so that the files can be read."""
+        self._buffers.flush()
+        for file in self.files:
+            file.flush()
+
+    def _write(self, part: int, runs: bytearray) -> None:
+        self.files[part].write(_HEAD.pack(self._project, len(runs)) + runs)
+
+
+def _spread(engine: _engine.Maintenance, ledger: list[tuple[str, str, bytes]],
+            partitions: _Partitions, pace: task.Pace) -> int:
+    """Spread the runs of all recipes; return how many were left out."""
+    left_out = done = 0
+    for number, (_, recipes) in enumerate(
+            itertools.groupby(ledger, lambda row: row[0])):
+        partitions.begin(number)
+        for _, image_id, txid in recipes:
+            cost = 0
+            try:
+                with contextlib.closing(
+                        engine.open_recipe(image_id)) as recipe:
+                    if (not recipe.complete
+                            or recipe.header()['transaction_id'] != txid):
+                        left_out += 1
+                    else:
+                        for runs in addresses.pieces(recipe):
+                            partitions.add(runs)
+                            cost += len(runs)
+            except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
+                left_out += 1
+            done += 1
+            pace.step(done, len(ledger), 'reading images', cost=cost)
+    partitions.finish()
+    return left_out
+
+
+class _Sums:
+    """The sums of each project, by the project's number.
+
+    :ivar exclusive: blocks that only the project names
+    :ivar shared: blocks that others name, too
+    :ivar charged: bytes of the disk. Each block of a group takes the same part
+        of the group's file, and each project that names it an equal share
+    """
+
+    def __init__(self, engine: _engine.Maintenance) -> None:
+        self._engine = engine
+        self.exclusive: collections.Counter[int] = collections.Counter()
+        self.shared: collections.Counter[int] = collections.Counter()
+        self.charged: collections.defaultdict[int, float] = (
+            collections.defaultdict(float))
+
+    def add(self, file: BinaryIO) -> None:
+        """Add what is named of a partition's groups."""
+        planes: dict[int, list[int]] = {}
+        for _, named in _named(file):
+            for group, bits in named.items():
+                _increase(planes.setdefault(group, []), bits)
+        sizes = {group: self._block_bytes(group, found)
+                 for group, found in planes.items()}
+        for project, named in _named(file):
+            for group, bits in named.items():
+                for sharers, blocks in _by_sharers(bits, planes[group]):
+                    (self.exclusive if sharers == 1
+                     else self.shared)[project] += blocks
+                    self.charged[project] += blocks * sizes[group] / sharers
+
+    def _block_bytes(self, group: int, planes: list[int]) -> float:
+        """The part of a group's file that each named block takes."""
+        used = 0
+        for plane in planes:
+            used |= plane
+        try:
+            return (self._engine.group_facts(group)['allocated']
+                    / used.bit_count())
+        except exceptions.RepositoryError:
+            return 0.0      # it cannot be read; the scrub reports that
+
+
+def _sections(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """A partition's projects, each with some of its runs."""
+    file.seek(0)
+    while head := file.read(_HEAD.size):
+        project, length = _HEAD.unpack(head)
+        yield project, file.read(length)
+
+
+def _named(file: BinaryIO) -> Iterator[tuple[int, Bits]]:
+    """The projects of a partition, and what each names there."""
+    for project, sections in itertools.groupby(
+            _sections(file), lambda section: section[0]):
+        yield project, _bits(runs for _, runs in sections)
+
+
+def _bits(pieces: Iterable[bytes]) -> Bits:
+    """The slots that runs name."""
+    found: collections.defaultdict[int, int] = collections.defaultdict(int)
+    for runs in pieces:
+        for group, slot, blocks in addresses.runs_in(runs):
+            if slot + blocks > addresses.GROUP_SLOTS:
+                raise exceptions.DamagedError(
+                    f'there are no {blocks} slots from {slot} in group '
+                    f'{group}')
+            found[group] |= (1 << blocks) - 1 << slot
+    return found
+
+
+def _increase(planes: list[int], bits: int) -> None:
+    """Add one to the count of each of these slots."""
+    for number, plane in enumerate(planes):
+        planes[number], bits = plane ^ bits, plane & bits
+        if not bits:
+            return
+    planes.append(bits)
+
+
+def _by_sharers(bits: int, planes: list[int]) -> Iterator[tuple[int, int]]:
+    """By the count that slots have: the count, and how many have it."""
+    parts = [(0, bits)]
+    for number, plane in enumerate(planes):
+        split = []
+        for count, part in parts:
+            high = part & plane
+            for bit, some in ((0, part ^ high), (1, high)):
+                if some:
+                    split.append((count | bit << number, some))
+        parts = split
+    for count, part in parts:
+        yield count, part.bit_count()
