@@ -47,6 +47,7 @@ class Sources:
     :ivar receiving: images that came or are coming from other sites
     :ivar nbd: the socket, exports, requests, bytes and errors
     :ivar cache: the figures of a compute host's cache; None: there is none
+    :ivar certificates: the daemon's certificates, by their options
     """
 
     reads: Callable[[], Fields] = lambda: {
@@ -56,6 +57,7 @@ class Sources:
     nbd: Callable[[], Fields] = lambda: {
         'socket': None, 'exports': 0, 'requests': 0, 'bytes': 0, 'errors': 0}
     cache: Callable[[], Fields | None] = lambda: None
+    certificates: Callable[[], Fields] = dict
 
 
 class Control:
@@ -119,6 +121,7 @@ class Control:
             'receiving': self._sources.receiving(),
             'nbd': self._sources.nbd(),
             'cache': self._sources.cache(),
+            'certificates': self._sources.certificates(),
             'errors': list(scheduler.errors),
         }
 

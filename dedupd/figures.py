@@ -16,6 +16,7 @@ import time
 from typing import Any
 from typing import TypeVar
 
+from dedupd import forecast
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
@@ -60,6 +61,7 @@ class Figures:
         self._good = False      # nothing has changed since, as far as is known
         self._shared: tuple[Any, Fields] = None, {}
         self._damage: tuple[int | None, set[str]] = None, set()
+        self._growth: forecast.Growth | None = None
 
     def space(self) -> Fields:
         """The repository's sums, at most a few seconds old.
@@ -93,9 +95,25 @@ class Figures:
         """The current sample for the history."""
         self.forget()
         space = self.space()
-        return {name: space[name] for name in (
-            'images', 'logical_bytes', 'nonzero_bytes', 'unique_bytes',
-            'disk_bytes')}
+        return {
+            **{name: space[name] for name in (
+                'images', 'logical_bytes', 'nonzero_bytes', 'unique_bytes',
+                'disk_bytes')},
+            forecast.USED: (space['filesystem_bytes']
+                            - space['filesystem_free_bytes'])}
+
+    def foresee(self) -> Fields:
+        """Learn from the history how fast the file system fills.
+
+        :returns: the sums, with a new forecast
+        """
+        now = time.time()
+        samples = self._known(
+            lambda catalog: catalog.history(now - forecast.WINDOW))
+        if samples is not None:
+            self._growth = forecast.growth(samples, now)
+            self.forget()
+        return self.space()
 
     def _counted(self) -> bool:
         """Whether there is a valid catalog now."""
@@ -132,6 +150,7 @@ class Figures:
                 sums['unique_blocks']
                 * self._repository.parameters.average_block)
         total = sum(disk.values())
+        reserve = self._repository.room()[1]
         fields |= {
             'volumes': len(self._journals),
             'journal_bytes': disk['journals'],
@@ -140,7 +159,9 @@ class Figures:
                                + self._store_bytes()),
             'filesystem_free_bytes': file_system.free,
             'filesystem_bytes': file_system.total,
-            'reserve_bytes': self._repository.room()[1],
+            'reserve_bytes': reserve,
+            'full_in_seconds': forecast.seconds_left(
+                file_system.free - reserve, self._growth),
             'saved_percent': _saved(fields.get('nonzero_bytes'), total),
             'saved_of_logical_percent': _saved(
                 fields.get('logical_bytes'), total)}

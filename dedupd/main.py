@@ -37,6 +37,7 @@ from oslo_log import log
 from dedupd import api
 from dedupd.cache import service as service_module
 from dedupd import control as control_module
+from dedupd import expiry
 from dedupd import follower as follower_module
 from dedupd.http import certificates
 from dedupd.http import listeners
@@ -202,7 +203,8 @@ class Daemon:
             reads=lambda: {'connections': server.connections,
                            'requests': server.shared.requests,
                            'bytes': server.shared.sent},
-            receiving=self._receiving.status, **told)
+            receiving=self._receiving.status,
+            certificates=lambda: expiry.certificates(self._conf), **told)
 
     async def run(self) -> None:
         """Serve until a signal says to end."""

@@ -11,6 +11,7 @@ nobody takes it for zero.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import time
 from typing import Any
 
 import prometheus_client
@@ -340,6 +341,27 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
         'Whether the fingerprint filter of this host can be had (0 or 1); '
         'while it cannot, duplicates are missed.',
         value=float(_find(status, ('filter', 'filter_error')) is None))
+    left = _find(status, ('space', 'full_in_seconds'))
+    if left is not None:
+        yield metrics_core.GaugeMetricFamily(
+            'dedupd_space_full_timestamp_seconds',
+            'When storing will be refused if the file system goes on to fill '
+            'as it did, in seconds since the epoch.',
+            value=time.time() + left)
+    expiry = metrics_core.GaugeMetricFamily(
+        'dedupd_certificate_expiry_timestamp_seconds',
+        'When the certificate of an option expires, in seconds since the '
+        'epoch.', labels=['option'])
+    for option, facts in status['certificates'].items():
+        if facts['expires'] is not None:
+            expiry.add_metric([option], float(facts['expires']))
+    yield expiry
+    failed = _find(status, ('replication', 'failed'))
+    if failed is not None:
+        yield metrics_core.GaugeMetricFamily(
+            'dedupd_replication_failed_images',
+            'Images that could not be taken to the other site and are tried '
+            'again; at most 20 are counted.', value=float(len(failed)))
     if daemon['role'] == 'maintainer':
         yield metrics_core.GaugeMetricFamily(
             'dedupd_unreadable_recipes',
@@ -350,6 +372,9 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
         yield metrics_core.GaugeMetricFamily(
             'dedupd_damaged_images', 'Images that use damaged blocks.',
             value=float(len(_find(status, ('damage', 'images')) or ())))
+        yield metrics_core.GaugeMetricFamily(
+            'dedupd_damaged_volumes', 'Volumes that use damaged blocks.',
+            value=float(len(_find(status, ('damage', 'volumes')) or ())))
 
 
 def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:

@@ -47,7 +47,7 @@ class Record:
         self.runs += 1
         if error is not None:
             self.failures += not outcome.is_cut_off
-        elif not job.only_plans:
+        elif not job.only_plans and outcome.result.get('complete', True):
             self.last_success = finished
         self.job = None
 

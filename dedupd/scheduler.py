@@ -32,6 +32,7 @@ from dedupd import agenda as agenda_module
 from dedupd.cache import index as index_module
 from dedupd import errors as errors_module
 from dedupd import figures as figures_module
+from dedupd import forecast
 from dedupd import history as history_module
 from dedupd import membership as membership_module
 from dedupd import pressure as pressure_module
@@ -129,6 +130,7 @@ class Scheduler:
         self.listeners: list[Listener] = []
         self.watchers: list[Callable[[], None]] = []
         self.figures = figures_module.Figures(repository, self.catalog)
+        self._watch = forecast.Watch(repository.path)
 
     # -- for any thread ----------------------------------------------------
 
@@ -573,6 +575,8 @@ class Scheduler:
         self._sampled = time.monotonic()
         try:
             maintainer.catalog.sample(time.time(), self.figures.sample())
+            if self._held is None:  # a cache is full most of the time
+                self._watch.look(self.figures.foresee())
         except Exception as e:
             self._rebuild_after(e)
             self.errors.failed('account', e)

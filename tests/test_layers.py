@@ -93,9 +93,11 @@ PACKAGES = {
     'dedupd.tasks': (
         "the maintainer's tasks, and parts of them",
         '_engine base repository maintenance opts cache.index'),
+    'dedupd.forecast': ('when the disk will be full', ''),
     'dedupd.figures': (
         'what the repository holds',
-        '_engine base repository maintenance'),
+        '_engine base repository maintenance forecast'),
+    'dedupd.expiry': ('until when certificates are valid', ''),
     'dedupd.volume_figures': (
         'which volumes there are, and what they did',
         'base repository client figures'),
@@ -111,7 +113,7 @@ PACKAGES = {
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda records pressure membership'),
+        'errors agenda records pressure membership forecast'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository problems tasks figures volume_figures scheduler'),
@@ -128,7 +130,8 @@ PACKAGES = {
     'dedupd.main': (
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
-        'follower replicator messaging api opts settings systemd logs'),
+        'follower replicator messaging api opts settings systemd logs '
+        'expiry'),
     'dedupd.novabase': (
         "links in Nova's image cache, and their mount",
         'base repository client mount cache logs systemd main'),

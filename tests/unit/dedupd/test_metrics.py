@@ -5,6 +5,7 @@
 import contextlib
 import pathlib
 import re
+import time
 
 import prometheus_client
 from prometheus_client import parser
@@ -44,7 +45,8 @@ def full(status):
     status['space'].update({
         'images': 3, 'backups': 4, 'logical_bytes': 1 << 40, 'zero_bytes': 5,
         'nonzero_bytes': (1 << 40) - 5, 'unique_blocks': 7,
-        'unique_bytes': 28672, 'disk_bytes': 12345678901234567})
+        'unique_bytes': 28672, 'disk_bytes': 12345678901234567,
+        'full_in_seconds': 86400})
     for name, task in status['tasks'].items():
         task.update({
             'state': 'running' if name == 'scrub' else 'idle', 'done': 3,
@@ -55,10 +57,15 @@ def full(status):
     status['catalog'].update({
         'state': 'ready', 'unreadable': {'a"\n\\b': 'no reason'}})
     status['filter'].update({'filter_looked': 2.5, 'filter_behind': 3})
-    status['damage'] = {'blocks': 2, 'images': ['x', 'y', 'z']}
+    status['damage'] = {'blocks': 2, 'images': ['x', 'y', 'z'],
+                        'volumes': ['v']}
+    status['certificates'] = {
+        '[dedupd] tls_cert': {'path': '/a', 'expires': 1.9e9},
+        '[cache] peer_cert': {'path': '/b', 'expires': None}}
     status['reads'].update({'connections': 1, 'requests': 10, 'bytes': 1000,
                             'cache_hits': 6, 'cache_misses': 4})
-    status['replication'] = {'pending': 1, 'replicated': 2, 'sent_bytes': 3}
+    status['replication'] = {'pending': 1, 'replicated': 2, 'sent_bytes': 3,
+                             'failed': {'x': {}, 'y': {}}}
     status['cache'] = {
         'requests': 1, 'relayed': 2, 'here': 3, 'arriving': 4, 'fallbacks': 5,
         'bytes_here': 6, 'under_way': 7,
@@ -94,6 +101,15 @@ def test_values(full):
     assert found['dedupd_unreadable_recipes',] == 1
     assert found['dedupd_damaged_blocks',] == 2
     assert found['dedupd_damaged_images',] == 3
+    assert found['dedupd_damaged_volumes',] == 1
+    assert found['dedupd_space_full_timestamp_seconds',] == pytest.approx(
+        time.time() + 86400, abs=60)
+    assert found['dedupd_certificate_expiry_timestamp_seconds',
+                 '[dedupd] tls_cert'] == 1.9e9
+    # Its file cannot be read.
+    assert ('dedupd_certificate_expiry_timestamp_seconds',
+            '[cache] peer_cert') not in found
+    assert found['dedupd_replication_failed_images',] == 2
     assert found['dedupd_task_running', 'scrub'] == 1
     assert found['dedupd_task_running', 'collect'] == 0
     assert found['dedupd_task_runs_total', 'collect'] == 4
@@ -153,6 +169,9 @@ def test_of_a_real_status(status):
     # Nor does it say that nothing is damaged, for it does not know.
     assert ('dedupd_damaged_blocks',) not in found
     assert ('dedupd_damaged_images',) not in found
+    assert ('dedupd_damaged_volumes',) not in found
+    assert ('dedupd_space_full_timestamp_seconds',) not in found
+    assert ('dedupd_replication_failed_images',) not in found
     assert ('dedupd_unreadable_recipes',) not in found
     assert found['dedupd_disk_bytes',] == status['space']['disk_bytes']
     assert found['dedupd_block_size_bytes',] == 4096

@@ -413,6 +413,20 @@ def test_a_dry_run_is_no_success(repository, conf, done):
         assert scheduler.task('collect')['last_success'] is None
 
 
+def test_a_pass_that_did_not_end_is_no_success(repository, conf, done):
+    """Or a scrub that never gets to the end would not be overdue."""
+    @dataclasses.dataclass
+    class Result:
+        complete: bool
+
+    for complete in (False, True):
+        done.work = {'scrub': lambda *args, **kwargs: Result(complete)}
+        with running(repository, conf) as scheduler:
+            status = scheduler.wait('scrub', scheduler.request('scrub'), LIMIT)
+            assert status['last']['result'] == {'complete': complete}
+            assert bool(status['last_success']) is complete
+
+
 def test_a_bad_catalog_is_made_anew(repository, conf, done):
     def fail(maintainer, pace, **arguments):
         raise database.CatalogError('it does not add up')

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Until when the daemon's own certificates are valid, for its status.
+
+They are those that the daemon shows to others. Each file is read anew for each
+status, because the programs that renew certificates tell nobody.
+"""
+
+from typing import Any
+
+from oslo_config import cfg
+
+Fields = dict[str, Any]
+
+# The most bytes of a file that are read. The own certificate comes first.
+_MOST = 1 << 20
+
+
+def certificates(conf: cfg.ConfigOpts) -> dict[str, Fields]:
+    """The certificates that are in use, by their options.
+
+    Of each the ``path``, and when it ``expires`` in seconds since 1970; None:
+    the file cannot be read now.
+    """
+    used = {}
+    if conf.dedupd.listen:
+        used['[dedupd] tls_cert'] = conf.dedupd.tls_cert
+    if conf.mode == 'cache':
+        used['[cache] peer_cert'] = conf.cache.peer_cert
+    if conf.replication.to:
+        used['[replication] cert'] = conf.replication.cert
+    return {option: {'path': path, 'expires': _expires(path)}
+            for option, path in used.items() if path}
+
+
+def _expires(path: str) -> int | None:
+    """When the first certificate in a file expires."""
+    # Imported only where there are certificates.
+    from cryptography import x509
+
+    try:
+        with open(path, 'rb') as file:
+            found = x509.load_pem_x509_certificate(file.read(_MOST))
+    except (OSError, ValueError):
+        return None
+    return int(found.not_valid_after_utc.timestamp())

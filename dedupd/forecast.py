@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""When the file system will be full: a straight line through the history.
+
+*Room* is the free space above the reserve. When no room is left, storing is
+refused. The growth is the median of the slopes between each two samples of the
+last weeks (Theil and Sen). So it does not follow single uploads, or space that
+a collection gives back. It is of what the file system has in use, by whomever:
+a larger file system changes the room, not the growth.
+
+Unknown is better than wrong. There is no growth without a day of history, nor
+if the slopes leave open whether the use grows at all. There is no forecast
+beyond some multiple of the time that was observed.
+"""
+
+from collections.abc import Iterable
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from typing import Any
+
+from oslo_log import log
+
+LOG = log.getLogger(__name__)
+
+#: Seconds of history that count.
+WINDOW = 14 * 86400
+#: Seconds of which one sample counts, the last.
+STEP = 2 * 3600
+#: The least history: seconds between the first sample and the last, and
+#: samples between.
+SHORTEST = 86400
+FEWEST = 8
+#: A forecast is at most so many times as far as the history goes back.
+REACH = 10
+#: Storing that ends sooner than this is worth a warning, seconds.
+SOON = 7 * 86400
+#: So is less room than this share of the file system.
+LITTLE = 0.05
+#: A warning is repeated when nothing gave rise to it for so many seconds.
+QUIET = 86400
+
+#: The key of a sample with the used bytes of the file system.
+USED = 'filesystem_used_bytes'
+
+# One in twenty histories without any growth seems to have this much.
+_DEVIATIONS = 1.645
+
+Fields = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """How the use of the file system grows."""
+
+    rate: float
+    """Bytes a second; more than 0."""
+    observed: float
+    """Seconds from the first sample to the last."""
+
+
+def growth(samples: Iterable[Fields], now: float) -> Growth | None:
+    """The growth that the samples show; None: none, or it is not known.
+
+    :param samples: of the history, in any order; some may have no `USED`
+    :param now: seconds since 1970
+    """
+    last: dict[float, tuple[float, float]] = {}
+    for sample in samples:
+        moment, used = _number(sample, 'time'), _number(sample, USED)
+        if used is not None and moment is not None and (
+                now - WINDOW <= moment <= now):
+            point = moment, used
+            last[moment // STEP] = max(last.get(moment // STEP, point), point)
+    points = sorted(last.values())
+    if len(points) < FEWEST or points[-1][0] - points[0][0] < SHORTEST:
+        return None
+    slopes = sorted((later[1] - earlier[1]) / (later[0] - earlier[0])
+                    for earlier, later in itertools.combinations(points, 2))
+    # Kendall's test: were there no growth, the slopes above 0 would outnumber
+    # those below it by less than this, mostly.
+    count = len(points)
+    excess = _DEVIATIONS * math.sqrt(count * (count - 1) * (2 * count + 5)
+                                     / 18)
+    if slopes[max(0, math.floor((len(slopes) - excess) / 2))] <= 0:
+        return None
+    return Growth(statistics.median(slopes), points[-1][0] - points[0][0])
+
+
+def _number(sample: Fields, key: str) -> float | None:
+    value = sample.get(key)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and (
+            0 <= value < 1 << 63):
+        return value
+    return None
+
+
+def seconds_left(room: int, growth: Growth | None) -> int | None:
+    """Seconds until storing is refused; None: nobody can tell.
+
+    :param room: the free bytes above the reserve; at most 0: it is refused
+    """
+    if room <= 0:
+        return 0
+    if growth is None or room / growth.rate > REACH * growth.observed:
+        return None
+    return round(room / growth.rate)
+
+
+def trouble(space: Fields) -> tuple[str, str, str] | None:
+    """What an operator should know of the room.
+
+    :param space: the field of the status
+    :returns: a word for the kind of trouble, its severity (``bad`` or
+        ``warn``), and sentences; None: all is well
+    """
+    free, reserve = space['filesystem_free_bytes'], space['reserve_bytes']
+    left = space['full_in_seconds']
+    have = (f'{_mib(free)} are free on the file system, of which '
+            f'{_mib(reserve)} are the reserve')
+    what = ('Delete images and let the space be collected, or enlarge the '
+            'file system.')
+    if free <= reserve:
+        return 'refused', 'bad', f'Storing is refused: {have}. {what}'
+    if left is not None and left < SOON:
+        return 'soon', 'warn', (f'Storing will be refused in about '
+                                f'{_period(left)}: {have}. {what}')
+    if free - reserve < LITTLE * space['filesystem_bytes']:
+        return 'little', 'warn', (f'Storing will be refused when the reserve '
+                                  f'is reached: {have}. {what}')
+    return None
+
+
+def _mib(size: int) -> str:
+    return f'{size >> 20:,} MiB'
+
+
+def _period(seconds: int) -> str:
+    for size, unit in ((86400, 'days'), (3600, 'hours')):
+        if seconds >= 2 * size:
+            return f'{seconds // size} {unit}'
+    return f'{seconds // 60} minutes'
+
+
+class Watch:
+    """Logs each kind of trouble once. For one thread.
+
+    :param path: of the repository
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._met: dict[str, float] = {}    # the last time, by kind
+
+    def look(self, space: Fields) -> None:
+        """Log what is wrong now, if it was not so a moment ago."""
+        found = trouble(space)
+        if found is None:
+            return
+        kind, _, text = found
+        now = time.monotonic()
+        if now - self._met.get(kind, -math.inf) > QUIET:
+            LOG.warning('%s: %s', self._path, text)
+        self._met[kind] = now
