@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The dashboard and the rules, and which metrics they name."""
+
+import functools
+import json
+import pathlib
+import re
+
+from dedupd import metrics
+
+ETC = pathlib.Path(__file__).resolve().parents[2] / 'etc'
+RULES = ETC / 'prometheus' / 'glance-dedup.rules.yml'
+DASHBOARD = ETC / 'grafana' / 'glance-dedup.json'
+
+_NAME = re.compile(r'\bdedupd_\w+')
+# A rate needs two samples; those of tests come every second.
+_VARIABLES = {'$job': '.*', '$instance': '.*', '$__rate_interval': '30s'}
+
+
+@functools.cache
+def dashboard():
+    """The dashboard. Nobody changes it."""
+    return json.loads(DASHBOARD.read_text())
+
+
+def panels():
+    """All that are not rows."""
+    return [panel for panel in dashboard()['panels']
+            if panel['type'] != 'row']
+
+
+def targets():
+    """The queries of all panels."""
+    return [target for panel in panels() for target in panel['targets']]
+
+
+def filled(query):
+    """A query as Grafana sends it when everything is selected."""
+    for name, value in _VARIABLES.items():
+        query = query.replace(name, value)
+    return query
+
+
+def names_in(text):
+    """The daemon's metrics that a text names."""
+    return set(_NAME.findall(text))
+
+
+def published_names():
+    """The metrics that the source names, as Prometheus shows them."""
+    found = re.findall(r"'(dedupd_\w+)'",
+                       pathlib.Path(metrics.__file__).read_text())
+    tables = [name for table in (
+        metrics._GAUGES, metrics._COUNTERS, metrics._TASK_GAUGES,
+        metrics._TASK_COUNTERS) for name, _, _ in table]
+    infos = {'dedupd_build', 'dedupd_repository'}
+    return ({*found, *tables} - infos
+            | {f'{name}_info' for name in infos})
