@@ -21,6 +21,7 @@ from oslo_log import log
 from dedupd.tasks import registry
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
+from glance_dedup.base import version
 from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import notes as notes_module
 from glance_dedup.repository import repository as repository_module
@@ -107,26 +108,27 @@ class Membership(closing.Closing):
     def described(self) -> dict[str, dict[str, Any]]:
         """The daemons that live, for people: by their number as text.
 
-        Each has its ``host``, or None if it has not noted that, and its
-        ``tasks``. Nothing if that cannot be told. An answer is used again for
-        some seconds.
+        Each has its ``host`` and the ``version`` of its program, or None if
+        it has not noted that, and its ``tasks``. Nothing if that cannot be
+        told. An answer is used again for some seconds.
         """
         moment, found = self._described
         if time.monotonic() > moment + hosts_module.LONGEST_MEMORY:
             with contextlib.suppress(exceptions.RepositoryError):
-                found = {str(number): {'host': self._host_of(number),
-                                       'tasks': tasks}
+                found = {str(number): {**self._noted(number), 'tasks': tasks}
                          for number, tasks in self.members().items()}
             self._described = time.monotonic(), found
         return found
 
-    def _host_of(self, number: int) -> str | None:
+    def _noted(self, number: int) -> dict[str, str | None]:
         if self.hosts is not None and number == self.hosts.number:
-            return socket.gethostname()
+            return {'host': socket.gethostname(),
+                    'version': version.version()}
         with contextlib.suppress(OSError, exceptions.RepositoryError):
-            return notes_module.load(
-                self._repository.path, number).host or None
-        return None
+            notes = notes_module.load(self._repository.path, number)
+            return {'host': notes.host or None,
+                    'version': notes.program or None}
+        return {'host': None, 'version': None}
 
     # -- becoming the maintainer -------------------------------------------
 

@@ -141,7 +141,8 @@ PACKAGES = {
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '
-        'mount trial batch opts problems tasks figures volume_figures'),
+        'mount trial batch driver.opts opts problems tasks figures '
+        'volume_figures main'),
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
@@ -165,6 +166,7 @@ TESTED_BY = {
     'glance_dedup.batch.views': 'unit/batch/test_images.py',
     'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
     'glance_dedup.cli.batch': 'functional/test_batch.py',
+    'glance_dedup.cli.glanceoptions': 'unit/cli/test_upgradecheck.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',

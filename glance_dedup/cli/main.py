@@ -29,6 +29,7 @@ NAMESPACE = 'glance_dedup.cli'
 # The same as in setup.cfg, where the documents' builder finds them.
 COMMANDS = {
     'status': 'glance_dedup.cli.maintenance:Status',
+    'status upgrade-check': 'glance_dedup.cli.upgradecheck:UpgradeCheck',
     'collect': 'glance_dedup.cli.maintenance:Collect',
     'merge': 'glance_dedup.cli.maintenance:Merge',
     'scrub': 'glance_dedup.cli.maintenance:Scrub',

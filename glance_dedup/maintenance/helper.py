@@ -20,6 +20,7 @@ from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import version
 from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import notes as notes_module
 from glance_dedup.repository import repository as repository_module
@@ -43,6 +44,7 @@ class Helper(closing.Closing):
             access.check_maintainer(repository.path)
             self.notes = notes_module.load(repository.path, hosts.number)
         self.notes.host = socket.gethostname()
+        self.notes.program = version.version()
         self.repository = repository
         self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)

@@ -51,6 +51,8 @@ class Notes:
 
     host: str = ''
     """Name of the daemon's host, for people."""
+    program: str = ''
+    """Version of the daemon's program, for people; empty: not noted."""
     scrub: dict[str, Any] = dataclasses.field(
         default_factory=lambda: dict(_CURSOR))
     """Cursor and figures of the daemon's pass."""
@@ -74,7 +76,8 @@ class Notes:
     def encode(self) -> bytes:
         """The file's content."""
         return files.pack_json(
-            KIND, host=self.host[:_LONGEST_TEXT], scrub=self.scrub,
+            KIND, host=self.host[:_LONGEST_TEXT],
+            program=self.program[:_LONGEST_TEXT], scrub=self.scrub,
             found=sorted(self.found),
             unreadable=[[number, error[:_LONGEST_TEXT]] for number, error
                         in sorted(self.unreadable.items())],
@@ -93,7 +96,7 @@ def decode(content: bytes) -> Notes:
         cursor = {name: _number(fields['scrub'][name], type(value))
                   for name, value in _CURSOR.items()}
         return Notes(
-            _text(fields['host']), cursor,
+            _text(fields['host']), _text(fields.get('program', '')), cursor,
             {_address(address) for address
              in _list(fields['found'], MOST_FOUND)},
             {_group(number): _text(error) for number, error

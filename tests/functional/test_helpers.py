@@ -21,6 +21,7 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup import _engine
 from glance_dedup.base import task
+from glance_dedup.base import version
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.functional import soak as soak_module
@@ -158,6 +159,7 @@ def need_shared_groups(paths):
         assert sorted(hosts) == ['0', '1']
         assert hosts['1']['tasks'] == ['recompress']
         assert hosts['1']['host'] == os.uname().nodename
+        assert hosts['1']['version'] == version.version()
         with repositories.open_repository(paths[1]) as repo:
             assert repositories.read_all(repo, 'text') == data
         for daemon in both:

@@ -13,6 +13,7 @@ from dedupd import membership as membership_module
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from glance_dedup.base import task
+from glance_dedup.base import version
 from glance_dedup.maintenance import hosts as hosts_module
 from tests.support import maintenance
 from tests.support import repositories
@@ -69,8 +70,10 @@ def test_the_options_say_of_which_tasks_it_takes_a_share(join, conf):
 
 def test_who_lives(join):
     mine, other = join(), join()
-    host = {'host': os.uname().nodename, 'tasks': ['scrub', 'recompress']}
-    assert mine.described() == {'0': host, '1': {**host, 'host': None}}
+    host = {'host': os.uname().nodename, 'version': version.version(),
+            'tasks': ['scrub', 'recompress']}
+    assert mine.described() == {
+        '0': host, '1': {**host, 'host': None, 'version': None}}
     assert (mine.number, other.number) == (0, 1)
     other.close()
     wait_for(lambda: mine.described() == {'0': host})

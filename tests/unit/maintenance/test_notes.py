@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 def full():
-    notes = notes_module.Notes('a-host')
+    notes = notes_module.Notes('a-host', '1.2')
     notes.begin_scrub(1234.5)
     notes.scrub.update(group=3, slot=4)
     notes.found = {addresses.address(1, 5), addresses.address(2, 0)}
@@ -55,6 +55,7 @@ def changed(**fields):
     b'', b'{}', b'[' * 100000, b'\xff', bytes(2 << 20), full().encode()[:-4],
     full().encode().replace(b'a-host', b'b-host'),
     changed(host=1), changed(host='x' * 301), changed(scrub={}),
+    changed(program=1), changed(program='x' * 301),
     changed(scrub={**full().scrub, 'group': -1}),
     changed(scrub={**full().scrub, 'complete': 0}),
     changed(scrub={**full().scrub, 'started': float('inf')}),
