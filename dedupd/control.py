@@ -93,12 +93,7 @@ class Control:
         images, names = volumes.apart(self._repository, damaged)
         return {
             'repository': figures.described(self._repository),
-            'daemon': {
-                'role': 'maintainer' if scheduler.is_maintainer else 'reader',
-                'version': version.version(), 'pid': os.getpid(),
-                'host': socket.gethostname(),
-                'number': scheduler.membership.number,
-                'started': self._started, 'ready': self.ready},
+            'daemon': self._daemon(),
             'hosts': scheduler.membership.described(),
             'space': self._figures.space(),
             'volumes': self._volumes.sums(),
@@ -123,6 +118,29 @@ class Control:
             'cache': self._sources.cache(),
             'certificates': self._sources.certificates(),
             'errors': list(scheduler.errors),
+        }
+
+    def _daemon(self) -> Fields:
+        scheduler = self._scheduler
+        return {
+            'role': 'maintainer' if scheduler.is_maintainer else 'reader',
+            'version': version.version(), 'pid': os.getpid(),
+            'host': socket.gethostname(),
+            'number': scheduler.membership.number,
+            'started': self._started, 'ready': self.ready}
+
+    def summary(self) -> Fields:
+        """What the daemon is doing: the status without what is stored."""
+        return {
+            'daemon': self._daemon(),
+            'catalog': self._scheduler.catalog_state,
+            'tasks': self._tasks(),
+            'replication': (None if self._replicator is None
+                            else self._replicator.status()),
+            'reads': self._sources.reads(),
+            'receiving': self._sources.receiving(),
+            'nbd': self._sources.nbd(),
+            'errors': list(self._scheduler.errors),
         }
 
     def _tasks(self) -> Fields:

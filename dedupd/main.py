@@ -14,7 +14,8 @@ GIL.
 SIGTERM and SIGINT end the process: it stops listening, lets running responses
 finish, and stops the task after its step. After eight seconds it cuts off the
 rest, which does no harm: every step survives a crash. SIGHUP reads the
-changeable options and the certificates again.
+changeable options and the certificates again. SIGUSR2 has a report written
+(``meditation.py``).
 """
 
 import asyncio
@@ -45,6 +46,7 @@ from dedupd.http import server as server_module
 from dedupd.http import tokens as tokens_module
 from dedupd.http import upstream as upstream_module
 from dedupd import logs
+from dedupd import meditation
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd.serve import incoming_replicas as incoming_replicas_module
@@ -213,6 +215,11 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        meditation.setup('dedupd', self._conf, {
+            'Daemon': self._control.summary,
+            'Queues': lambda: {'waiting_reads': self._readers.waiting,
+                               'connections': self._server.listening()},
+            'Event loop': lambda: meditation.tasks_of(loop)})
         try:
             self._listen()
             self._scheduler.start()

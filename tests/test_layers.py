@@ -80,6 +80,7 @@ PACKAGES = {
     'dedupd.settings': ('reading these options', 'base opts'),
     'dedupd.systemd': ('what services and systemd tell each other', ''),
     'dedupd.logs': ("the daemon's log", 'base'),
+    'dedupd.meditation': ('reports of what a process is doing', 'base'),
     'dedupd.page': ('the status page', ''),
     'dedupd.metrics': ('figures for Prometheus', 'repository'),
     'dedupd.history': ('how tasks did before', 'base'),
@@ -131,13 +132,13 @@ PACKAGES = {
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
         'follower replicator messaging api opts settings systemd logs '
-        'expiry'),
+        'expiry meditation'),
     'dedupd.novabase': (
         "links in Nova's image cache, and their mount",
-        'base repository client mount cache logs systemd main'),
+        'base repository client mount cache logs meditation systemd main'),
     'dedupd.relay': (
         'what Nova asks, whether the cache runs or not',
-        'http settings systemd logs'),
+        'http settings systemd logs meditation'),
     'glance_dedup.cli': (
         'the commands',
         '_engine base check repository maintenance client transfer adoption '

@@ -69,6 +69,11 @@ class Server:
         return sum(listener.places.taken for listener in self._listeners
                    if listener.other is None)
 
+    def listening(self) -> dict[str, int]:
+        """The number of connections of each listener, by its name."""
+        return {listener.name: listener.places.taken
+                for listener in self._listeners}
+
     def add(self, listener: listeners.Listener) -> None:
         """Start to accept on a listener."""
         self._listeners.append(listener)

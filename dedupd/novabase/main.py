@@ -20,6 +20,7 @@ from dedupd.cache import offers as offers_module
 from dedupd.cache import service
 from dedupd import logs
 from dedupd import main as daemon_main
+from dedupd import meditation
 from dedupd.novabase import contents as contents_module
 from dedupd.novabase import keeper as keeper_module
 from dedupd.novabase import links as links_module
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         if conf.mode != 'cache' or not conf.cache.nova_base:
             raise ValueError('set mode = cache, and [cache] nova_base')
         service.need_for_nova(conf)
+        meditation.setup('dedupd-nova-base', conf)
         with repository_module.Repository(
                 conf.dedupd.datadir, index='none',
                 segment_cache_mib=CACHE_MIB) as repository:

@@ -25,6 +25,7 @@ from dedupd.http import listeners
 from dedupd.http import server as server_module
 from dedupd.http import upstream
 from dedupd import logs
+from dedupd import meditation
 from dedupd.relay import pulse as pulse_module
 from dedupd.relay import relay as relay_module
 from dedupd import settings
@@ -78,6 +79,8 @@ async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
+    meditation.setup('dedupd-relay', conf, {
+        'Event loop': lambda: meditation.tasks_of(loop)})
     pulse = pulse_module.Pulse(conf.dedupd.socket)
     where = conf.cache.listen
     cache = upstream.Upstream(

@@ -94,6 +94,11 @@ class Workers:
         """Whether some call waits for a worker."""
         return bool(self._tasks)
 
+    @property
+    def waiting(self) -> int:
+        """The number of calls that wait for a worker."""
+        return len(self._tasks)
+
     def _start_thread(self) -> None:
         self._threads += 1
         try:

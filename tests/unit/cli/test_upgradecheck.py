@@ -11,6 +11,7 @@ import pytest
 
 from glance_dedup.base import files
 from glance_dedup.base import version
+from glance_dedup.cli import settings
 from glance_dedup.cli import upgradecheck
 from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import notes as notes_module
@@ -32,8 +33,9 @@ dedup_store_index = {index}
 
 @pytest.fixture(autouse=True)
 def no_files_of_this_machine(monkeypatch, tmp_path):
-    for name in 'DEDUPD_FILE', 'GLANCE_FILE':
-        monkeypatch.setattr(upgradecheck, name, str(tmp_path / name))
+    for module, name in (settings, 'CONFIG_FILE'), (upgradecheck,
+                                                    'GLANCE_FILE'):
+        monkeypatch.setattr(module, name, str(tmp_path / name))
 
 
 def check(cli, *arguments):
