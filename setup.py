@@ -2,9 +2,12 @@
 """Build the package and its C extension, ``glance_dedup._engine``.
 
 Where nbdkit-plugin.h is installed, this also builds the plugin with which
-nbdkit serves volumes. The metadata is in setup.cfg, read by pbr. Two variables
-change the build of both:
+nbdkit serves volumes. The metadata is in setup.cfg, read by pbr. Three
+variables change the build of both:
 
+``CFLAGS=-g``
+    keeps debug symbols, as a distribution's build does that then puts them
+    into a package of their own. Python's own flags have no say in it.
 ``GLANCE_DEDUP_WERROR=1``
     makes warnings errors. The project's own tools set it; a distribution's
     newer compiler must not fail to build a release because of a new warning.
@@ -30,6 +33,19 @@ PLUGIN = 'glance_dedup.nbdkit-glance-dedup-plugin'
 INCLUDE_DIRS = ['glance_dedup']
 MACROS = [('_GNU_SOURCE', None)]
 SANITIZE = os.environ.get('GLANCE_DEDUP_SANITIZE')
+DEBUG = SANITIZE or '-g' in shlex.split(os.environ.get('CFLAGS', ''))
+#: What is no part of a Python package: where it is installed, below the
+#: environment, and where it lies here. The manual pages and the samples are
+#: there if tools/release, or tox (docs, genconfig), has made them.
+DATA_FILES = {
+    'share/glance-dedup/systemd': (
+        'etc/*.service', 'etc/*.socket', 'etc/*.timer'),
+    'share/glance-dedup/tmpfiles.d': ('etc/tmpfiles.d/*.conf',),
+    'share/glance-dedup/prometheus': ('etc/prometheus/*.yml',),
+    'share/glance-dedup/conf': ('etc/*.conf', 'etc/*.conf.sample'),
+    'share/man/man1': ('doc/build/man/*.1',),
+    'share/man/man8': ('doc/build/man/*.8',),
+}
 
 
 def sources(pattern):
@@ -37,6 +53,13 @@ def sources(pattern):
     return sorted(
         os.path.relpath(path, HERE)
         for path in glob.glob(os.path.join(HERE, pattern)))
+
+
+def data_files():
+    for directory, patterns in DATA_FILES.items():
+        found = [name for pattern in patterns for name in sources(pattern)]
+        if found:
+            yield directory, found
 
 
 def has_commit():
@@ -62,8 +85,8 @@ def set_fallback_version():
 
 def compile_args():
     args = [
-        '-std=c11', '-O2', '-g', '-fvisibility=hidden', '-pthread',
-        '-Wall', '-Wextra']
+        '-std=c11', '-O2', '-g' if DEBUG else '-g0', '-fvisibility=hidden',
+        '-pthread', '-Wall', '-Wextra']
     if os.environ.get('GLANCE_DEDUP_WERROR') == '1':
         args.append('-Werror')
     if SANITIZE:
@@ -151,4 +174,5 @@ class Distribution(setuptools.Distribution):
 set_fallback_version()
 setuptools.setup(
     setup_requires=['pbr>=6.1.1'], pbr=True, ext_modules=[*extensions()],
-    distclass=Distribution)
+    data_files=[*data_files()], exclude_package_data={'': ['*.c', '*.h']},
+    license_expression='Apache-2.0', distclass=Distribution)

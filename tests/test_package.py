@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, made and installed as the installation guide says."""
+"""The wheel, made and installed as the installation guide says.
+
+One test compares the files of a wheel without extensions, which takes no
+compiler, with those of the checkout. The others are long.
+"""
 
 import os
 import pathlib
@@ -15,8 +19,18 @@ from glance_dedup.cli import main as cli
 TOP = pathlib.Path(__file__).resolve().parent.parent
 VERSION = '7.6.5'
 BUILD_SECONDS = 600
-
-pytestmark = pytest.mark.long
+#: Where a wheel has what is installed below ``share``.
+SHARE = f'glance_dedup-{VERSION}.data/data/share'
+#: What goes there: a directory, the endings of the files, and theirs here.
+DATA = [('glance-dedup/systemd', ('service', 'socket', 'timer'), 'etc'),
+        ('glance-dedup/conf', ('conf', 'sample'), 'etc'),
+        ('glance-dedup/tmpfiles.d', ('conf',), 'etc/tmpfiles.d'),
+        ('glance-dedup/prometheus', ('yml',), 'etc/prometheus'),
+        ('man/man1', ('1',), 'doc/build/man'),
+        ('man/man8', ('8',), 'doc/build/man')]
+#: Those of them that tools/release makes.
+GENERATED = ('etc/glance-dedup.conf.sample', 'etc/dedupd.conf.sample',
+             'doc/build/man/glance-dedup.1', 'doc/build/man/dedupd.8')
 
 
 def run(*command, cwd, **environment):
@@ -28,12 +42,54 @@ def run(*command, cwd, **environment):
 
 
 @pytest.fixture(scope='module')
-def wheel(tmp_path_factory):
-    """Made of a plain copy of the tree, without git, and not in it."""
-    place = tmp_path_factory.mktemp('package')
-    tree = place / 'tree'
+def tree(tmp_path_factory):
+    """A plain copy, without git, and with what tools/release makes."""
+    tree = tmp_path_factory.mktemp('package') / 'tree'
     shutil.copytree(TOP, tree, ignore=shutil.ignore_patterns(
-        '.*', 'build', '*.so', '*.egg-info', '__pycache__', 'corpus'))
+        '.*', 'build', '*.so', '*.egg-info', '__pycache__', 'corpus',
+        '*.sample'))
+    for name in GENERATED:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text('generated')
+    return tree
+
+
+def names_in(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist()
+                if not name.endswith('/')}
+
+
+def wanted(tree):
+    """All files of the wheel, but for those that were compiled."""
+    for package in ('glance_dedup', 'dedupd'):
+        for path in (tree / package).rglob('*.py*'):
+            yield str(path.relative_to(tree))
+    for path in (tree / 'dedupd' / 'page').iterdir():
+        yield str(path.relative_to(tree))
+    for directory, endings, source in DATA:
+        for path in (tree / source).iterdir():
+            if path.name.rpartition('.')[2] in endings:
+                yield f'{SHARE}/{directory}/{path.name}'
+
+
+@pytest.mark.slow
+def test_files(tree, tmp_path):
+    """The wheel has each module, page, unit and sample, and no source in C."""
+    run(sys.executable, 'setup.py', '-q', 'build_py', 'bdist_wheel',
+        '--skip-build', '--dist-dir', tmp_path / 'dist', cwd=tree,
+        PBR_VERSION=VERSION)
+    found, = (tmp_path / 'dist').iterdir()
+    names = {name for name in names_in(found) if '.dist-info/' not in name}
+    assert names == set(wanted(tree))
+    for name in GENERATED:
+        assert any(found.endswith(f'/{name.rpartition("/")[2]}')
+                   for found in names), name
+
+
+@pytest.fixture(scope='module')
+def wheel(tree):
+    place = tree.parent
     run(sys.executable, '-m', 'pip', 'wheel', '--no-deps',
         '--no-build-isolation', '--quiet', '--wheel-dir', place / 'wheels',
         '.', cwd=tree, PBR_VERSION=VERSION)
@@ -50,11 +106,13 @@ def installed(wheel, tmp_path_factory):
     return target
 
 
+@pytest.mark.long
 def test_name(wheel):
     """One for every Python from 3.11 on."""
     assert wheel.name.startswith(f'glance_dedup-{VERSION}-cp311-abi3-linux_')
 
 
+@pytest.mark.long
 def test_content(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -68,6 +126,7 @@ def test_content(wheel):
             assert str(path.relative_to(TOP)) in names
 
 
+@pytest.mark.long
 def test_installed(installed, tmp_path):
     """Programs, driver and engine of there work, and not those of here."""
     environment = {'PYTHONPATH': str(installed), 'GLANCE_DEDUP_SOCKET': '',
@@ -96,6 +155,7 @@ def test_installed(installed, tmp_path):
             == (tmp_path / 'image').read_bytes())
 
 
+@pytest.mark.long
 def test_commands(installed):
     """setup.cfg names the same ones as the program itself."""
     found = run(

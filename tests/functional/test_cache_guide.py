@@ -107,7 +107,7 @@ def controller(host):
 
 
 def say(host, command):
-    """Run a command of the page, in the checkout."""
+    """Run a command of the page, beside the wheel and the certificate."""
     said = host.run(
         'env', f'PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:'
         f'/sbin:/bin:{pathlib.Path(sys.prefix) / "bin"}',

@@ -77,8 +77,8 @@ def test_the_units_run_what_the_commands_take():
     args = parser.parse_args(settings()['PRUNE'].split())
     assert (args.keep_daily, args.keep_weekly, args.keep_monthly) == (7, 4, 12)
     text = PAGE.read_text()
-    for name in (*UNITS, 'glance-dedup-backup.conf'):
-        assert f'etc/{name}' in text
+    assert 'cp systemd/glance-dedup-backup.* /etc/systemd/system/' in text
+    assert 'conf/glance-dedup-backup.conf /etc/glance-dedup/backup' in text
     assert f"backup prune {settings()['PRUNE']}\n" in text
 
 

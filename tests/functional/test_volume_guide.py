@@ -64,7 +64,7 @@ def server(repository, tmp_path):
 def test_units():
     """What the page has a unit run is what the command takes."""
     unit = documents.TOP / 'etc' / UNIT
-    assert f'cp etc/{UNIT} /etc/systemd/system/' in PAGE.read_text()
+    assert f'/systemd/{UNIT} /etc/systemd/system/' in PAGE.read_text()
     usual, = (line for line in unit.read_text().splitlines()
               if line.startswith('ExecStart='))
     begin = ('ExecStart=/usr/bin/glance-dedup --repository '
