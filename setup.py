@@ -35,14 +35,15 @@ MACROS = [('_GNU_SOURCE', None)]
 SANITIZE = os.environ.get('GLANCE_DEDUP_SANITIZE')
 DEBUG = SANITIZE or '-g' in shlex.split(os.environ.get('CFLAGS', ''))
 #: What is no part of a Python package: where it is installed, below the
-#: environment, and where it lies here. The manual pages and the samples are
-#: there if tools/release, or tox (docs, genconfig), has made them.
+#: environment, and where it lies here. The changelog, the manual pages and the
+#: samples are there if tools/release, or tox (docs, genconfig), has made them.
 DATA_FILES = {
     'share/glance-dedup/systemd': (
         'etc/*.service', 'etc/*.socket', 'etc/*.timer'),
     'share/glance-dedup/tmpfiles.d': ('etc/tmpfiles.d/*.conf',),
     'share/glance-dedup/prometheus': ('etc/prometheus/*.yml',),
     'share/glance-dedup/conf': ('etc/*.conf', 'etc/*.conf.sample'),
+    'share/doc/glance-dedup': ('RELEASENOTES.rst',),
     'share/man/man1': ('doc/build/man/*.1',),
     'share/man/man8': ('doc/build/man/*.8',),
 }

@@ -2,7 +2,8 @@
 """The wheel, made and installed as the installation guide says.
 
 One test compares the files of a wheel without extensions, which takes no
-compiler, with those of the checkout. The others are long.
+compiler, with those of the checkout. What makes a release, ``tools/release``,
+is run once. The tests that compile something are long.
 """
 
 import os
@@ -19,6 +20,7 @@ from glance_dedup.cli import main as cli
 TOP = pathlib.Path(__file__).resolve().parent.parent
 VERSION = '7.6.5'
 BUILD_SECONDS = 600
+RELEASE_SECONDS = 3000
 #: Where a wheel has what is installed below ``share``.
 SHARE = f'glance_dedup-{VERSION}.data/data/share'
 #: What goes there: a directory, the endings of the files, and theirs here.
@@ -30,13 +32,14 @@ DATA = [('glance-dedup/systemd', ('service', 'socket', 'timer'), 'etc'),
         ('man/man8', ('8',), 'doc/build/man')]
 #: Those of them that tools/release makes.
 GENERATED = ('etc/glance-dedup.conf.sample', 'etc/dedupd.conf.sample',
-             'doc/build/man/glance-dedup.1', 'doc/build/man/dedupd.8')
+             'doc/build/man/glance-dedup.1', 'doc/build/man/dedupd.8',
+             'RELEASENOTES.rst')
 
 
-def run(*command, cwd, **environment):
+def run(*command, cwd, seconds=BUILD_SECONDS, **environment):
     result = subprocess.run(
         command, cwd=cwd, capture_output=True, text=True,
-        timeout=BUILD_SECONDS, env={**os.environ, **environment})
+        timeout=seconds, env={**os.environ, **environment})
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -71,6 +74,7 @@ def wanted(tree):
         for path in (tree / source).iterdir():
             if path.name.rpartition('.')[2] in endings:
                 yield f'{SHARE}/{directory}/{path.name}'
+    yield f'{SHARE}/doc/glance-dedup/RELEASENOTES.rst'
 
 
 @pytest.mark.slow
@@ -85,6 +89,31 @@ def test_files(tree, tmp_path):
     for name in GENERATED:
         assert any(found.endswith(f'/{name.rpartition("/")[2]}')
                    for found in names), name
+
+
+@pytest.mark.slow
+def test_one_version(tree, tmp_path):
+    """The project and its tempest plugin take it from the same place."""
+    copy = tmp_path / 'copy'
+    shutil.copytree(tree, copy, ignore=shutil.ignore_patterns('build'))
+
+    def versions():
+        """As each says it; the last line, for pbr may print what it does."""
+        return {run(sys.executable, '-W', 'ignore', 'setup.py', '--version',
+                    cwd=directory).splitlines()[-1]
+                for directory in (copy, copy / 'tests' / 'tempest')}
+
+    for command in (('init', '-q'), ('add', 'setup.py'),
+                    ('commit', '-q', '-m', 'A commit'),
+                    ('tag', '-a', '-m', 'A release', '6.5.4')):
+        run('git', '-c', 'user.name=A', '-c', 'user.email=a@example.org',
+            *command, cwd=copy)
+    assert versions() == {'6.5.4'}
+    shutil.rmtree(copy / '.git')
+    # As in an sdist.
+    (copy / 'PKG-INFO').write_text(
+        f'Metadata-Version: 2.1\nName: glance-dedup\nVersion: {VERSION}\n')
+    assert versions() == {VERSION}
 
 
 @pytest.fixture(scope='module')
@@ -117,6 +146,7 @@ def test_content(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert 'glance_dedup/_engine.abi3.so' in names
+    assert not any(name.endswith(('.c', '.h')) for name in names)
     # Its header is among the packages of bindep.txt for tests.
     assert 'glance_dedup/nbdkit-glance-dedup-plugin.so' in names
     for path in (TOP / 'dedupd' / 'page').iterdir():
@@ -165,3 +195,24 @@ def test_commands(installed):
         cwd='/', PYTHONPATH=str(installed))
     assert {name.replace('_', ' '): value for name, value in (
         line.split() for line in found.splitlines())} == cli.COMMANDS
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_release(tmp_path):
+    """Its checks are part of it; it fails if the sdist lacks something."""
+    clone = tmp_path / 'clone'
+    run('git', 'clone', '-q', TOP, clone, cwd='/')
+    run('git', '-c', 'user.name=A', '-c', 'user.email=a@example.org', 'tag',
+        '-a', '-m', 'A release', VERSION, cwd=clone)
+    said = run(clone / 'tools' / 'release', cwd='/', PYTHONS=sys.executable,
+               seconds=RELEASE_SECONDS)
+    assert f'glance-dedup {VERSION}' in said
+    dist = clone / 'dist'
+    wheel, = dist.glob('glance_dedup-*.whl')
+    assert wheel.name.startswith(
+        f'glance_dedup-{VERSION}-cp311-abi3-manylinux_')
+    assert {path.name.partition(f'-{VERSION}')[0]
+            for path in dist.iterdir() if path.is_file()} == {
+        'glance_dedup', 'glance_dedup_tempest_plugin'}
+    assert (dist / 'html' / 'changelog.html').exists()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration of the documentation's build."""
 
+import pathlib
 import re
 
 from cliff import sphinxext
@@ -11,6 +12,7 @@ extensions = [
     'oslo_config.sphinxext',
     'oslo_config.sphinxconfiggen',
     'cliff.sphinxext',
+    'reno.sphinxext',
     'sphinx.ext.autodoc',
 ]
 
@@ -24,6 +26,12 @@ openstackdocs_pdf_link = False
 root_doc = 'index'
 source_suffix = {'.rst': 'restructuredtext'}
 exclude_patterns = []
+# reno asks git, or the cache that an sdist has. A plain copy has no changelog.
+_TOP = pathlib.Path(__file__).resolve().parents[2]
+if not any((_TOP / name).exists()
+           for name in ('.git', 'releasenotes/notes/reno.cache')):
+    exclude_patterns.append('changelog.rst')
+    suppress_warnings = ['toc.excluded']
 add_function_parentheses = True
 add_module_names = False
 modindex_common_prefix = ['glance_dedup.']
