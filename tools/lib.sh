@@ -187,29 +187,55 @@ need_venv() {
 }
 
 # OpenStack's services do not share an environment: their requirements differ.
+# Those that are missing are made side by side.
 need_services() {
-    local name requirements hash VENV
+    local name missing=() jobs=() job failed=0
     for name; do
-        VENV=$TOP/.services/$name
-        requirements=tests/cloud/requirements/$name.txt
-        hash=$(hash_of "$requirements")
-        if up_to_date requirements "$hash" &&
-            "$VENV/bin/python" -c '' 2>/dev/null; then
-            continue
-        fi
-        need_packages compile cloud
-        lock_setup
-        need_python
-        rm -rf "$VENV"
-        step "make the environment of $name" 120 \
-            "see that the disk has room, then run this again." \
-            "$PYTHON" -m venv "$VENV"
-        step "install $name" 1800 \
-            "see that pip reaches its package index, then run this again." \
-            env -C "$TOP" "$VENV/bin/python" -m pip install --quiet \
-            --prefer-binary --disable-pip-version-check "-r$requirements"
-        remember requirements "$hash"
+        service_is_made "$name" || missing+=("$name")
     done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    need_packages compile cloud
+    need_venv
+    lock_setup
+    need_python
+    # Each job is a group of processes of its own, which the trap ends.
+    set -m
+    for name in "${missing[@]}"; do
+        make_service "$name" &
+        jobs+=($!)
+    done
+    # shellcheck disable=SC2064 # the jobs of now
+    trap "kill -- ${jobs[*]/#/-} 2>/dev/null" EXIT
+    for job in "${jobs[@]}"; do
+        wait "$job" || failed=1
+    done
+    trap - EXIT
+    set +m
+    [ "$failed" -eq 0 ] || exit 2
+}
+
+service_hash() { hash_of "tests/cloud/requirements/$1.txt"; }
+
+service_is_made() {
+    local VENV=$TOP/.services/$1
+    up_to_date requirements "$(service_hash "$1")" &&
+        "$VENV/bin/python" -c '' 2>/dev/null
+}
+
+make_service() {
+    local name=$1 python=$VENV/bin/python
+    local VENV=$TOP/.services/$name
+    rm -rf "$VENV"
+    "$PYTHON" -m venv --without-pip "$VENV" ||
+        die "make the environment of $name" \
+            "What to do: see that the disk has room, then run this again."
+    # Modules are compiled when they are first imported: most never are.
+    step "install $name" 1800 \
+        "see that pip reaches its package index, then run this again." \
+        env -C "$TOP" "$python" -m pip --python "$VENV" install --quiet \
+        --prefer-binary --disable-pip-version-check --no-compile \
+        "-rtests/cloud/requirements/$name.txt"
+    remember requirements "$(service_hash "$name")"
 }
 
 need_engine() {
