@@ -5,12 +5,18 @@ import argparse
 import contextlib
 import fcntl
 import pathlib
+import shlex
 import signal
+import subprocess
 import sys
+import time
 
 from tests.cloud import cloud as cloud_module
+from tests.cloud import tempest_run
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+#: Which of tempest's tests are about images.
+REGEX = r'^tempest\.api\.image'
 
 
 def say(text):
@@ -39,14 +45,67 @@ def alone(cloud):
         yield
 
 
+def install(environments):
+    """Make the environments of services that are not there yet."""
+    with subprocess.Popen([
+            'bash', '-c', '. "$1"; shift; need_services "$@"', 'tools/cloud',
+            TOP / 'tools' / 'lib.sh', *environments],
+            stdin=subprocess.DEVNULL) as process:
+        try:
+            status = process.wait()
+        except BaseException:
+            # It ends what it has started.
+            process.terminate()
+            raise
+    if status:
+        raise cloud_module.CloudError(
+            'not everything is installed that this cloud needs.\n'
+            'What to do: what is said above, then run this again.')
+
+
 def up(cloud, args):
-    cloud.up(args.service)
-    say(f'the cloud is up. To use it:\n\n'
-        f'  PATH={pathlib.Path(sys.prefix) / "bin"}:$PATH\n'
-        f'  . {near(cloud.directory / "openrc")}\n'
-        '  openstack image list\n\n'
-        f'Logs: {near(cloud.directory / "log")}/')
+    begin = time.monotonic()
+    services = args.service
+    if args.tempest and services:
+        services = [*services, 'keystone', 'glance']
+    install([*cloud.environments(services),
+             *(['tempest'] if args.tempest else [])])
+    installed = time.monotonic()
+    cloud.up(services)
+    if args.tempest:
+        say('configure tempest ...')
+        tempest_run.Tempest(cloud, cloud.directory / 'tempest',
+                            tempest_run.options_of(cloud))
+    end = time.monotonic()
+    say(f'the cloud is up, after {end - begin:.0f} s, of which '
+        f'{installed - begin:.0f} for environments. To use it:\n\n'
+        + ''.join(f'  {line}\n' if line else '\n' for line in usage(cloud))
+        + f'\nLogs: {near(cloud.directory / "log")}/')
     return 0
+
+
+def usage(cloud):
+    """Lines for a shell, and what they are for."""
+    yield f'PATH={pathlib.Path(sys.prefix) / "bin"}:$PATH'
+    yield f'. {near(cloud.directory / "openrc")}'
+    yield 'openstack image list'
+    for host in cloud.hosts.values():
+        yield from ('', f'# on the compute host {host.name}')
+        yield shlex.join(host.enter()) + ' bash'
+    if cloud.state.site:
+        daemon = cloud.services['other/dedupd']
+        yield from ('', '# send all images to the other site')
+        yield f'export GLANCE_DEDUP_REPOSITORY={cloud.repository}'
+        yield (f'glance-dedup replicate --all --to https://{daemon.listen} \\')
+        yield (f'    --cert {daemon.operator} --key {daemon.operator} \\')
+        yield (f'    --ca-file {daemon.authority} --from-cloud admin '
+               '--to-cloud other')
+    place = cloud.directory / 'tempest'
+    if place.exists():
+        prefix = tempest_run.prefix()
+        yield from ('', '# tempest')
+        yield (f'cd {place} && PATH={prefix / "bin"}:$PATH tempest run \\')
+        yield f"    --config-file {place}/etc/tempest.conf --regex '{REGEX}'"
 
 
 def status(cloud, args):
@@ -60,6 +119,13 @@ def status(cloud, args):
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         print('  '.join(map(str.ljust, row, widths)).rstrip())
+    notes = [f'Glance has {section}.{name}={value}'
+             for section, values in cloud.settings.items()
+             for name, value in values.items()]
+    if (cloud.directory / 'tempest').exists():
+        notes.append(f'tempest is in {near(cloud.directory / "tempest")}')
+    if notes:
+        print('', *notes, sep='\n')
     states = {row[1] for row in rows[1:]}
     return 0 if states == {'up'} else 1
 
@@ -79,10 +145,30 @@ def arguments():
         command.add_argument('--dir', type=pathlib.Path,
                              default=TOP / '.cloud')
         if function is up:
+            for name, variable in (('--glance', '[SECTION.]OPTION=VALUE'),
+                                   ('--host', 'NAME'),
+                                   ('--cached-host', 'NAME')):
+                command.add_argument(name, metavar=variable, action='append',
+                                     default=[])
+            command.add_argument('--site', action='store_true')
+            command.add_argument('--tempest', action='store_true')
             command.add_argument('service', nargs='*')
         if function is down:
             command.add_argument('--keep', action='store_true')
     return parser.parse_args()
+
+
+def changed(args):
+    """The cloud, with what the options of `up` add to it."""
+    both = {*args.host} & {*args.cached_host}
+    if both:
+        raise cloud_module.CloudError(
+            f'{both.pop()} cannot be a host both with and without a cache.\n'
+            'What to do: give it to either --host or --cached-host.')
+    return cloud_module.Cloud(
+        args.dir, say=say, site=args.site, settings=args.glance,
+        hosts={**dict.fromkeys(args.host, False),
+               **dict.fromkeys(args.cached_host, True)})
 
 
 def main():
@@ -102,7 +188,8 @@ def main():
         if args.function is status:
             return status(cloud, args)
         with alone(cloud):
-            return args.function(cloud, args)
+            return args.function(
+                changed(args) if args.function is up else cloud, args)
     except KeyboardInterrupt:
         say('interrupted. What was up stays so: tools/cloud up goes on, '
             'tools/cloud down ends and removes all.')

@@ -13,6 +13,7 @@ from tests.cloud import service
 
 class Barbican(service.WsgiService):
     name = 'barbican'
+    environment_name = 'barbican'
     title = 'Barbican'
     needs = ('mariadb',)
     optional = True

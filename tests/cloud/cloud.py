@@ -16,6 +16,7 @@ cloud outlive the process that started it.
 """
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import shlex
@@ -40,6 +41,8 @@ from tests.cloud import nova
 from tests.cloud import placement
 from tests.cloud import process as process_module
 from tests.cloud import service as service_module
+from tests.cloud import settings as settings_module
+from tests.cloud import site as site_module
 from tests.cloud import state as state_module
 
 CloudError = service_module.CloudError
@@ -48,6 +51,8 @@ CloudError = service_module.CloudError
 SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone, dedupd.Dedupd,
             glance.Glance, barbican.Barbican, placement.Placement,
             neutron.Neutron, nova.Api, nova.Conductor, nova.Scheduler)
+#: What the other site has, if there is one.
+OTHER = (site_module.Dedupd, site_module.Glance)
 #: What a compute host has.
 COMPUTE = (libvirt.Libvirt, nova.Compute)
 
@@ -76,16 +81,20 @@ class Cloud:
     :param default_store: the first if not given
     :param glance_options: more of glance-api.conf, by section
     :param hosts: compute hosts of their own, by names of two letters, and
-        whether each has a cache. If not given, those that the cloud had; at
-        first none: then its one compute host is where all else is
+        whether each has a cache; besides those that the cloud had. If there
+        are none, its one compute host is where all else is
+    :param site: whether to have a second site, besides what the cloud had
+    :param settings: of Glance, of the form ``[SECTION.]OPTION=VALUE``, besides
+        those that the cloud had
     :param say: called with lines about what is done
     """
 
     def __init__(self, directory, stores=None, default_store=None,
-                 glance_options=None, hosts=None, say=lambda text: None):
+                 glance_options=None, hosts=None, site=False,
+                 settings=(), say=lambda text: None):
         self.directory = pathlib.Path(directory).resolve()
         self._cancelled = threading.Event()
-        self._say = say
+        self.say = say
         self._make_directory()
         self.state = state_module.State(self.directory / 'state.json')
         if stores or default_store or glance_options or not self.state.glance:
@@ -93,8 +102,14 @@ class Cloud:
                 stores or {'dedup': {'type': 'dedup'},
                            'file': {'type': 'file'}},
                 default_store, glance_options)
-        if hosts is not None:
-            self.state.set_hosts(hosts)
+        # All are looked at before any is recorded.
+        all_hosts = hosts and host_module.joined(self.state, hosts)
+        if settings:
+            self._set_glance(settings)
+        if all_hosts:
+            self.state.set_hosts(all_hosts)
+        if site:
+            self.state.set_site()
         self.hosts = {
             name: host_module.Host(self, name, cache)
             for name, cache in self.state.hosts.items()}
@@ -104,6 +119,8 @@ class Cloud:
     def _services(self):
         yield from self.hosts.values()
         for service in SERVICES:
+            yield service(self)
+        for service in OTHER if self.state.site else ():
             yield service(self)
         for host in self.hosts.values() or [None]:
             if host and host.cache:
@@ -137,8 +154,14 @@ class Cloud:
     # -- what Glance is to have --------------------------------------------
 
     @property
+    def settings(self):
+        """Single settings of Glance and its stores, by section."""
+        return self.state.glance['settings']
+
+    @property
     def stores(self):
-        return self.state.glance['stores']
+        return {name: {**options, **self.settings.get(name, {})}
+                for name, options in self.state.glance['stores'].items()}
 
     @property
     def default_store(self):
@@ -146,26 +169,47 @@ class Cloud:
 
     @property
     def glance_options(self):
-        return self.state.glance['options']
+        options = {name: dict(one)
+                   for name, one in self.state.glance['options'].items()}
+        for section, values in self.settings.items():
+            if section not in self.state.glance['stores']:
+                options.setdefault(section, {}).update(values)
+        return options
+
+    @property
+    def dedup_store(self):
+        """The options of the first store of the type dedup; none of none."""
+        return next((options for options in self.stores.values()
+                     if options['type'] == 'dedup'), {})
 
     @property
     def repository(self):
         """Of the first store of the type dedup; None if there is none."""
-        return next((options['dedup_store_datadir']
-                     for options in self.stores.values()
-                     if options['type'] == 'dedup'), None)
+        return self.dedup_store.get('dedup_store_datadir')
 
     def configure_glance(self, stores=None, default_store=None, options=None):
         """What Glance has from its next start on; None leaves it."""
-        there = self.state.glance or {'options': {}}
+        there = self.state.glance or {'options': {}, 'settings': {}}
         if stores is not None:
             default_store = default_store or next(iter(stores))
         stores = stores or there['stores']
         self.state.set_glance({
+            **there,
             'stores': self._placed(stores),
             'default_store': default_store or there['default_store'],
             'options': there['options'] if options is None else options,
         })
+
+    def _set_glance(self, words):
+        settings = {name: dict(one) for name, one in self.settings.items()}
+        for section, values in settings_module.parse(
+                words, self.stores).items():
+            settings.setdefault(section, {}).update(values)
+        for name, options in self.stores.items():
+            if options['type'] == 'dedup':
+                settings_module.check_repository(
+                    {**options, **settings.get(name, {})})
+        self.state.set_glance({**self.state.glance, 'settings': settings})
 
     def _placed(self, stores):
         """Stores with what they were not given."""
@@ -193,11 +237,10 @@ class Cloud:
     def make_repositories(self):
         for options in self.stores.values():
             if options['type'] == 'dedup':
-                try:
+                with contextlib.suppress(exceptions.ImageExists):
                     repository.Repository.create(
-                        options['dedup_store_datadir'])
-                except exceptions.ImageExists:
-                    continue
+                        options['dedup_store_datadir'],
+                        **settings_module.creation(options))
 
     # -- for services ------------------------------------------------------
 
@@ -255,10 +298,11 @@ class Cloud:
                 'region_name': keystone.REGION,
                 'identity_api_version': 3,
             }
+        clouds = {name: one(name) for name in ('admin', 'demo')}
+        if self.state.site:
+            clouds['other'] = site_module.account(clouds['admin'])
         for path, text in (
-                (self.clouds_yaml, yaml.safe_dump(
-                    {'clouds': {name: one(name)
-                                for name in ('admin', 'demo')}})),
+                (self.clouds_yaml, yaml.safe_dump({'clouds': clouds})),
                 (self.directory / 'openrc', _OPENRC.format(
                     clouds_yaml=shlex.quote(str(self.clouds_yaml)),
                     address=self.address))):
@@ -266,6 +310,20 @@ class Cloud:
             path.write_text(text)
 
     # -- up and down -------------------------------------------------------
+
+    def environments(self, services=None):
+        """The environments below .services/ from which services run.
+
+        :param services: as of :meth:`up`
+        """
+        used = {self.services[name].environment_name
+                for name in self._wanted(services)}
+        return sorted(used - {None})
+
+    def _wanted(self, services):
+        """Services and what they need; all that are not optional if none."""
+        return self._closure(services or [
+            name for name, one in self.services.items() if not one.optional])
 
     def _closure(self, names):
         """Services and what they need, in the order of `services`."""
@@ -288,8 +346,7 @@ class Cloud:
         :param services: names of those that are wanted, besides what they
             need; all that are not optional if not given
         """
-        names = self._closure(services or [
-            name for name, one in self.services.items() if not one.optional])
+        names = self._wanted(services)
         free = shutil.disk_usage(self.directory).free >> 20
         if free < NEED_MIB:
             raise CloudError(
@@ -328,18 +385,20 @@ class Cloud:
                 raise
 
     def _start(self, service):
-        running = service.running()
+        running = service.is_current()
         begin = time.monotonic()
         if not running:
             self.check()
-            self._say(f'start {service.title} ...')
+            self.say(f'start {service.title}' + (
+                ' again, with other settings ...' if service.running()
+                else ' ...'))
         service.start()
-        self._say(f'{service.title} runs already' if running else
-                  f'start {service.title}: {service.address}, after '
-                  f'{time.monotonic() - begin:.0f} s')
+        self.say(f'{service.title} runs already' if running else
+                 f'start {service.title}: {service.address}, after '
+                 f'{time.monotonic() - begin:.0f} s')
 
     def _stop(self, service):
-        self._say(f'stop {service.title} ...')
+        self.say(f'stop {service.title} ...')
         service.stop()
 
     def down(self, keep=False):
@@ -357,5 +416,7 @@ class Cloud:
             for process in self.marked():
                 process.kill()
                 process.wait(service_module.STOP_TIMEOUT)
+        # Else what is mounted there would be removed, too.
+        process_module.unmount_below(self.directory)
         if not keep:
             shutil.rmtree(self.directory)

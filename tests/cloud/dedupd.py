@@ -62,7 +62,7 @@ class Dedupd(_Dedupd):
     def listen(self):
         """Where other hosts ask it."""
         return (f'{self.cloud.address}:'
-                f'{self.cloud.state.port("dedupd-listen")}')
+                f'{self.cloud.state.port(f"{self.name}-listen")}')
 
     @property
     def authority(self):
@@ -74,35 +74,57 @@ class Dedupd(_Dedupd):
         """The file of a certificate with which one reads every image."""
         return self.etc / 'operator.pem'
 
+    @property
+    def told(self):
+        return {name: str(value)
+                for name, value in self._of_the_store().items()}
+
     def prepare(self):
         authority = certificates.Authority(self.etc)
         authority.issue('server', self.cloud.address)
         authority.issue('operator')
 
-    def launch(self):
-        self.cloud.make_repositories()
-        certificate = self.etc / 'server.pem'
-        self._launch({
+    def _of_the_store(self):
+        """What it and the store have in common."""
+        return {name: self.cloud.dedup_store.get(f'dedup_store_{name}')
+                for name in ('datadir', 'filter_dir', 'filter_mib')}
+
+    def _sections(self):
+        """Its configuration."""
+        return {
             'DEFAULT': {
                 'debug': True,
                 'transport_url': self.cloud.services['rabbitmq'].transport_url,
             },
             'dedupd': {
-                'datadir': self.repository,
-                'socket': self.socket,
-                'status_listen': f'127.0.0.1:{self.port}',
-                'listen': self.listen,
-                'tls_cert': certificate,
-                'tls_key': certificate,
-                'tls_client_ca': self.authority,
+                **self.common(self._of_the_store()),
                 'glance_url': self.cloud.url('glance'),
-                'filter_dir': self.cloud.directory / 'filter',
-                'filter_mib': 16,
                 'glance_notifications': True,
-                # Snapshots of hosts whose cache is an operator.
-                'receive': True,
             },
-        })
+        }
+
+    def common(self, store):
+        """Of [dedupd], what the daemon of any site has.
+
+        :param store: where the store is
+        """
+        certificate = self.etc / 'server.pem'
+        return {
+            **store,
+            'socket': self.socket,
+            'status_listen': f'127.0.0.1:{self.port}',
+            'listen': self.listen,
+            'tls_cert': certificate,
+            'tls_key': certificate,
+            'tls_client_ca': self.authority,
+            # Snapshots of hosts whose cache is an operator, and images of
+            # other sites.
+            'receive': True,
+        }
+
+    def launch(self):
+        self.cloud.make_repositories()
+        self._launch(self._sections())
 
 
 class Cache(_Dedupd):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Glance, with the stores that are given, and Keystone to ask."""
 
-import sys
-
 from tests.cloud import service
 from tests.functional import glance_server
 
@@ -22,7 +20,12 @@ class Glance(service.WsgiService):
     application = 'glance.wsgi.api:application'
     catalogue = ('image', '')
     user = 'glance'
-    prefix = sys.prefix
+    #: Its database's name.
+    database = 'glance'
+
+    @property
+    def told(self):
+        return self.cloud.state.glance
 
     def reconfigure(self, stores=None, default_store=None, options=None):
         """Go on with other stores or options; None leaves what there is."""
@@ -30,38 +33,51 @@ class Glance(service.WsgiService):
         self.cloud.configure_glance(stores, default_store, options)
         self.start()
 
-    def _configure(self):
+    def options(self):
+        """Of glance-api.conf, by section."""
         cloud = self.cloud
-        cloud.make_repositories()
-        keystone = cloud.services['keystone']
-        options = {
+        options = self.common_options()
+        options['DEFAULT']['transport_url'] = cloud.services[
+            'rabbitmq'].transport_url
+        # By default a request waits for a broker that is down, for ever.
+        options['oslo_messaging_notifications'] = {
+            'driver': 'messagingv2', 'retry': 0}
+        for section, values in cloud.glance_options.items():
+            options.setdefault(section, {}).update(values)
+        return options
+
+    def common_options(self):
+        """What every Glance of the cloud has."""
+        keystone = self.cloud.services['keystone']
+        return {
             'DEFAULT': {
-                'transport_url': cloud.services['rabbitmq'].transport_url,
                 'enabled_import_methods':
                     '[glance-direct,web-download,copy-image]',
                 'worker_self_reference_url': self.url,
             },
-            # By default a request waits for a broker that is down, for ever.
-            'oslo_messaging_notifications': {
-                'driver': 'messagingv2', 'retry': 0},
             'keystone_authtoken': keystone.middleware(self.user),
             # Certificates of signed images come from Barbican, by default.
             'barbican': {'auth_endpoint': f'{keystone.url}/v3'},
             'paste_deploy': {'flavor': 'keystone'},
         }
-        for section, values in cloud.glance_options.items():
-            options.setdefault(section, {}).update(values)
+
+    def stores(self):
+        """The stores by name, and which is the default."""
+        return self.cloud.stores, self.cloud.default_store
+
+    def _configure(self):
+        self.cloud.make_repositories()
         server = _Server(
-            self.directory, cloud.stores, cloud.default_store,
-            options=options, database=cloud.database('glance'))
+            self.directory, *self.stores(), options=self.options(),
+            database=self.cloud.database(self.database))
         server.etc, server.log = self.etc, self.log
         server.configure()
 
     def prepare(self):
         self._configure()
         self.cloud.services['mariadb'].provide(
-            self, 'glance', ['glance'], lambda: self.run(
-                [f'{self.prefix}/bin/glance-manage', '--config-file',
+            self, 'glance', [self.database], lambda: self.run(
+                [self.prefix / 'bin' / 'glance-manage', '--config-file',
                  self.etc / 'glance-api.conf', 'db', 'sync']))
 
     def launch(self):

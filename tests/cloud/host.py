@@ -11,6 +11,7 @@ is killed nothing is left when those that it started in there are gone.
 import contextlib
 import os
 import pathlib
+import re
 import subprocess
 
 from tests.cloud import service
@@ -25,6 +26,31 @@ UPLINK = 'uplink'
 #: tick of the kernel's clock (4 ms) allows.
 BURST = 64 << 10
 TICKS = 250
+
+
+def joined(state, more):
+    """The compute hosts of a cloud, and more.
+
+    :param state: the cloud's record
+    :param more: names, and whether each has a cache
+    :raises CloudError: if the cloud cannot have them
+    """
+    again = ('What to do: tools/cloud down, and then tools/cloud up with all '
+             'options.')
+    for name, cache in more.items():
+        if not re.fullmatch('[a-z][a-z0-9]', name):
+            raise service.CloudError(
+                f'{name!r} is no name of a compute host.\nWhat to do: give '
+                'it a letter and another, or a digit, as in c1.')
+        if state.hosts.get(name, cache) != cache:
+            raise service.CloudError(
+                f'The compute host {name} is there already, '
+                f'{"without" if cache else "with"} a cache.\n{again}')
+    if more and state.is_used and not state.hosts:
+        raise service.CloudError(
+            'This cloud was started without compute hosts of their own, and '
+            f'listens where none could reach it.\n{again}')
+    return {**state.hosts, **more}
 
 
 class Host(service.Service):

@@ -21,6 +21,7 @@ REGION = 'RegionOne'
 
 class Keystone(service.WsgiService):
     name = 'keystone'
+    environment_name = 'keystone'
     title = 'Keystone'
     needs = ('mariadb',)
     application = 'keystone.wsgi.api:application'

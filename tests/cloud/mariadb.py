@@ -96,7 +96,7 @@ class MariaDB(service.Service):
 
         :param user: the service that owns them
         :param distribution: the Python distribution whose version counts
-        :param names: of the databases
+        :param names: of the databases; what is kept is named after the first
         :param migrate: called to have the service make its tables
         """
         with self.connect() as connection, connection.cursor() as cursor:
@@ -108,7 +108,7 @@ class MariaDB(service.Service):
                 cursor.execute(f'CREATE DATABASE {name} CHARACTER SET utf8mb3')
                 cursor.execute(f"GRANT ALL ON {name}.* TO {_USER}@'%'")
         version = service.version(user.prefix, distribution)
-        kept = _KEPT / f'{distribution}-{version}.sql'
+        kept = _KEPT / f'{names[0]}-{version}.sql'
         client = ['--no-defaults', f'--socket={self.socket}', '--user=root']
         if kept.exists():
             user.run(['mariadb', *client, f'--execute=source {kept}'])

@@ -59,8 +59,7 @@ def _options(one, directory):
         # Its steps that need root run as whoever runs the cloud, without
         # sudo.
         'nova_sys_admin': {'helper_command':
-                           service.environment('nova') / 'bin'
-                           / 'privsep-helper'},
+                           one.prefix / 'bin' / 'privsep-helper'},
         'vnc': {'enabled': False},
         'oslo_concurrency': {'lock_path': directory / 'lock'},
     }
@@ -88,6 +87,7 @@ def _configure(one):
 class _Worker(service.Service):
     """A process of Nova's that takes calls from a queue."""
 
+    environment_name = 'nova'
     # They ask Keystone and Placement as they start.
     needs = ('nova-api', 'rabbitmq', 'keystone', 'placement')
 
@@ -101,7 +101,7 @@ class _Worker(service.Service):
         return f'queue {self.queue}'
 
     def launch(self):
-        self.spawn([service.environment('nova') / 'bin' / type(self).name,
+        self.spawn([self.prefix / 'bin' / type(self).name,
                     '--config-file', _configure(self)])
 
     def answers(self):

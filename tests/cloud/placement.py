@@ -6,6 +6,7 @@ from tests.cloud import service
 
 class Placement(service.WsgiService):
     name = 'placement'
+    environment_name = 'placement'
     title = 'Placement'
     needs = ('mariadb',)
     application = 'placement.wsgi.api:application'

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import secrets
 import signal
 import socket
@@ -20,6 +21,8 @@ import time
 
 MARK = 'GLANCE_DEDUP_CLOUD'
 POLL = 0.05
+# Seconds.
+UNMOUNT_TIMEOUT = 60
 
 
 def free_address():
@@ -61,6 +64,31 @@ def marked(directory):
                 if process.poll() is None and process.pid != os.getpid():
                     found.append(process)
     return found
+
+
+def mounts_below(directory):
+    """Where something is mounted in a directory, the latest first."""
+    lines = pathlib.Path('/proc/self/mountinfo').read_text().splitlines()
+    # Blanks, and some other bytes, are written as octal numbers.
+    places = [pathlib.Path(re.sub(
+        r'\\([0-7]{3})', lambda match: chr(int(match[1], 8)),
+        line.split()[4])) for line in lines]
+    return [place for place in reversed(places) if directory in place.parents]
+
+
+def unmount_below(directory):
+    """Unmount whatever is mounted in a directory, whoever uses it."""
+    command = (['umount', '--lazy'] if os.geteuid() == 0
+               else ['fusermount3', '-u', '-z'])
+    for place in mounts_below(directory):
+        subprocess.run([*command, place], stdin=subprocess.DEVNULL,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       timeout=UNMOUNT_TIMEOUT)
+    left = mounts_below(directory)
+    if left:
+        raise OSError(
+            f'Something is still mounted on {left[0]}.\n'
+            'What to do: unmount it, and run this again.')
 
 
 class Process:

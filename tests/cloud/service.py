@@ -65,6 +65,9 @@ class Service:
     optional = False
     #: As whom it asks Keystone.
     user = None
+    #: The directory below .services/ that it runs from; None: the checkout's
+    #: own environment.
+    environment_name = None
 
     def __init__(self, cloud, host=None):
         self.cloud = cloud
@@ -97,6 +100,11 @@ class Service:
         """Whether it serves; an error says that it does not yet."""
         return True
 
+    @property
+    def told(self):
+        """What it reads when it starts, of what the next `up` may change."""
+        return None
+
     # -- what all have -----------------------------------------------------
 
     def there(self, name):
@@ -127,17 +135,26 @@ class Service:
         return bool(processes) and all(
             process.poll() is None for process in processes)
 
+    def is_current(self):
+        """Whether it runs, and was told what it would be told now."""
+        return self.running() and (
+            self.cloud.state.started_with(self.name) == self.told)
+
     def start(self):
-        """Start it, unless it runs; return when it answers."""
+        """Start it, unless it runs and is current; return when it answers."""
         for path in (self.directory, self.etc, self.log.parent):
             path.mkdir(parents=True, exist_ok=True)
         begin = self.log.stat().st_size if self.log.exists() else 0
         try:
-            if not self.running():
+            if not self.is_current():
+                if self.running():
+                    self.stop()
                 # What a killed one may have left.
                 self.kill()
                 self._once(self.prepare)
+                told = self.told
                 self.launch()
+                self.cloud.state.set_started_with(self.name, told)
             # Also what runs: who started it may have been killed before it
             # had seen an answer.
             self.wait_for(self.answers)
@@ -152,8 +169,13 @@ class Service:
     def _once(self, step):
         done = f'{self.name} {step.__name__}'
         if not self.cloud.state.prepared(done):
+            begin = time.monotonic()
             step()
             self.cloud.state.set_prepared(done)
+            seconds = time.monotonic() - begin
+            if seconds >= 1:
+                self.cloud.say(
+                    f'{step.__name__} {self.title}, once: {seconds:.0f} s')
 
     def stop(self):
         """End it as an operator would; by force after some seconds."""
@@ -189,6 +211,12 @@ class Service:
             process.poll()
         for name in (self.name, self._commands):
             self.cloud.state.forget_processes(name)
+
+    @property
+    def prefix(self):
+        """The root of the Python environment that it runs from."""
+        return (environment(self.environment_name) if self.environment_name
+                else pathlib.Path(sys.prefix))
 
     @property
     def _commands(self):
@@ -294,8 +322,6 @@ class Service:
 class WsgiService(Service):
     """An OpenStack API under uWSGI, from an environment of its own."""
 
-    #: The directory below .services/ that it runs from.
-    environment_name = None
     #: What uWSGI runs, and which of its options says so: by default a module
     #: and what to call in it.
     application = None
@@ -303,10 +329,6 @@ class WsgiService(Service):
     #: Processes that serve, and threads of each.
     workers = 2
     threads = 4
-
-    @property
-    def prefix(self):
-        return environment(self.environment_name or self.name)
 
     def serve(self, variables):
         """Run uWSGI; `variables` are for the application."""

@@ -2,8 +2,9 @@
 """What a cloud has to know when another process goes on with it.
 
 One file, ``state.json``, replaced as a whole: ports, addresses, the processes
-of each service, the compute hosts, what was prepared, the stores of Glance,
-the services that are wanted, and the one password.
+of each service, the compute hosts, whether there is a second site, what was
+prepared, the stores of Glance, the services that are wanted, and the one
+password.
 """
 
 import json
@@ -26,8 +27,8 @@ class State:
         self._lock = threading.Lock()
         self._all = {
             'password': secrets.token_hex(8), 'ports': {}, 'addresses': {},
-            'processes': {}, 'hosts': {}, 'prepared': [], 'wanted': [],
-            'glance': None}
+            'processes': {}, 'hosts': {}, 'site': False, 'prepared': [],
+            'started_with': {}, 'wanted': [], 'glance': None}
         if path.exists():
             self._all.update(json.loads(path.read_text()))
         else:
@@ -92,6 +93,20 @@ class State:
             self._save()
 
     @property
+    def is_used(self):
+        """Whether anything was ever started."""
+        return bool(self._all['prepared'])
+
+    def started_with(self, name):
+        """What a service was told when it was started last."""
+        return self._all['started_with'].get(name)
+
+    def set_started_with(self, name, told):
+        with self._lock:
+            self._all['started_with'][name] = told
+            self._save()
+
+    @property
     def wanted(self):
         return self._all['wanted']
 
@@ -111,8 +126,18 @@ class State:
             self._save()
 
     @property
+    def site(self):
+        """Whether there is a second site."""
+        return self._all['site']
+
+    def set_site(self):
+        with self._lock:
+            self._all['site'] = True
+            self._save()
+
+    @property
     def glance(self):
-        """Stores, default store and options; None before they are known."""
+        """Stores, default store, options, settings; None at first."""
         return self._all['glance']
 
     def set_glance(self, configuration):

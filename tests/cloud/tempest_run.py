@@ -16,11 +16,14 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import threading
 import urllib.parse
 
 import yaml
 
+from tests.cloud import boot
+from tests.cloud import disk
 from tests.cloud import glance
 from tests.cloud import keystone
 from tests.cloud import service
@@ -57,11 +60,43 @@ class RemoteGlance(glance.Glance):
         """The database is the first one's."""
 
 
+def prefix():
+    """The root of the environment that tempest runs from."""
+    return service.environment('tempest')
+
+
+def options_of(cloud):
+    """Of tempest.conf, what follows from a cloud that is up.
+
+    Servers are tried if it has a compute host, with an image that is built.
+    """
+    daemon = cloud.services['dedupd']
+    options = {'dedup': {
+        'store': cloud.default_store,
+        'daemon_url': daemon.url,
+        'collect_command': f'{sys.prefix}/bin/glance-dedup --socket '
+                           f'{daemon.socket} collect',
+        'timeout': 900,
+        'console_marker': 'glance-dedup: up',
+    }}
+    if not any(name.endswith('nova-compute') for name in cloud.state.wanted):
+        return options
+    with contextlib.closing(cloud.connect()) as admin:
+        flavor = admin.compute.find_flavor(boot.FLAVOR, ignore_missing=False)
+    return {
+        **options,
+        'service_available': {'nova': True},
+        'compute': {'flavor_ref': flavor.id, 'build_timeout': 900},
+        'compute-feature-enabled': {'console_output': True},
+        'scenario': {'img_file': disk.images().raw, 'img_disk_format': 'raw'},
+    }
+
+
 class Tempest:
     """A workspace: configuration, locks, logs and results in a directory.
 
     :param cloud: one that is up
-    :param directory: empty, or missing
+    :param directory: empty, missing, or an earlier workspace of the cloud
     :param options: of tempest.conf, by section, beside those that any run
         against the cloud needs
     """
@@ -69,11 +104,11 @@ class Tempest:
     def __init__(self, cloud, directory, options):
         self.cloud = cloud
         self.directory = pathlib.Path(directory)
-        self.prefix = service.environment('tempest')
+        self.prefix = prefix()
         self.etc = self.directory / 'etc'
         self.output = self.directory / 'output'
         for path in (self.etc, self.directory / 'lock'):
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=True)
         self._write_stestr()
         self._make_accounts()
         self.configure(options)
@@ -87,7 +122,8 @@ class Tempest:
                 # Tests of one class stay together, since its set-up is dear.
                 'group_regex': r'([^\.]*\.)*',
             }}))
-        self._call(['stestr', 'init'], LIST_TIMEOUT)
+        if not (self.directory / '.stestr').exists():
+            self._call(['stestr', 'init'], LIST_TIMEOUT)
 
     def configure(self, options):
         """Write tempest.conf."""

@@ -23,9 +23,7 @@ import tempfile
 import pytest
 import yaml
 
-from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
-from tests.cloud import disk
 from tests.cloud import tempest_run
 
 pytestmark = pytest.mark.slow
@@ -308,25 +306,11 @@ def test_options_of_the_plugin_are_documented():
 
 def plugin_options(cloud, images):
     """Of tempest.conf, for our scenarios in the whole cloud."""
-    with contextlib.closing(cloud.connect()) as admin:
-        flavor = admin.compute.find_flavor(boot.FLAVOR, ignore_missing=False)
-    socket = cloud.services['dedupd'].socket
-    return {
-        'service_available': {'nova': True},
-        'compute': {'flavor_ref': flavor.id, 'build_timeout': 900},
-        'compute-feature-enabled': {'console_output': True},
-        'scenario': {'img_file': disk.images().raw, 'img_disk_format': 'raw'},
-        'dedup': {
-            'store': cloud.default_store,
-            'daemon_url': cloud.url('dedupd'),
-            'daemon_stop_command': images.command('stop', 'dedupd'),
-            'daemon_start_command': images.command('start', 'dedupd'),
-            'collect_command': f'{sys.prefix}/bin/glance-dedup --socket '
-                               f'{socket} collect',
-            'timeout': 900,
-            'console_marker': 'glance-dedup: up',
-        },
-    }
+    options = tempest_run.options_of(cloud)
+    for what in ('stop', 'start'):
+        options['dedup'][f'daemon_{what}_command'] = images.command(
+            what, 'dedupd')
+    return options
 
 
 @pytest.mark.timeout(1800)

@@ -20,6 +20,8 @@ import pytest
 
 from tests.cloud import cloud as cloud_module
 from tests.cloud import process as process_module
+from tests.cloud import service
+from tests.cloud import settings
 from tests.cloud import state as state_module
 from tests.support import repositories
 
@@ -56,14 +58,15 @@ def table(directory, status):
     lines = tool('status', '--dir', directory, status=status).splitlines()
     assert lines[0].split() == ['service', 'state', 'process', 'address',
                                 'log']
+    rows, _, _ = '\n'.join(lines[1:]).partition('\n\n')
     matches = [re.match(r'(\S+)\s+(.+?)\s+(\d+|-)\s', line)
-               for line in lines[1:]]
+               for line in rows.splitlines()]
     return {match[1]: (match[2], match[3]) for match in matches}
 
 
-def listens(service):
+def listens(one):
     with contextlib.suppress(OSError):
-        socket.create_connection(('127.0.0.1', service.port), 5).close()
+        socket.create_connection(('127.0.0.1', one.port), 5).close()
         return True
     return False
 
@@ -119,6 +122,100 @@ def test_kept(place):
     assert logs['mariadb'].count('--- mariadb-install-db ') == 1
     assert logs['placement'].partition('/uwsgi --ini')[2].count('--- ') == 1
     tool('down', '--dir', place)
+
+
+#: Settings that nobody can have, and what is said about each.
+WRONG = {
+    'dedup_store_codec=zip': 'Valid values are',
+    'dedup_store_codek=zstd': 'write dedup_store_codec',
+    'dedup.debug=true': 'The section [dedup] of Glance has no option debug',
+    'nosuch.debug=true': 'Glance has no section [nosuch]',
+    'dedup_store_block_size=5': 'greater than or equal to 512',
+    'debug': 'sets nothing',
+}
+
+
+@pytest.mark.parametrize('word', WRONG)
+def test_wrong_setting(word):
+    """Said before anything starts, with what to do."""
+    stores = {'dedup': {'type': 'dedup'}, 'file': {'type': 'file'}}
+    with pytest.raises(service.CloudError, match='What to do:') as caught:
+        settings.parse([word], stores)
+    assert WRONG[word] in str(caught.value)
+
+
+def test_settings():
+    """A section that is left out is found; stores come first."""
+    stores = {'fast': {'type': 'dedup'}, 'file': {'type': 'file'}}
+    found = settings.parse(
+        ['dedup_store_codec=zstd', 'DEFAULT.debug=true',
+         'filesystem_store_chunk_size=1'], stores)
+    assert found == {'fast': {'dedup_store_codec': 'zstd'},
+                     'DEFAULT': {'debug': 'true'},
+                     'file': {'filesystem_store_chunk_size': '1'}}
+    with pytest.raises(service.CloudError, match='Several sections'):
+        settings.parse(['dedup_store_codec=zstd'],
+                       {**stores, 'slow': {'type': 'dedup'}})
+
+
+def test_options(place):
+    """A second `up` adds to the cloud, and starts again what it changes."""
+    tool('up', '--dir', place, '--glance', 'dedup_store_codec=zstd',
+         '--glance', 'dedup_store_block_size=8192', 'glance', 'keystone')
+    config = place / 'etc' / 'glance' / 'glance-api.conf'
+    assert 'dedup_store_codec = zstd\n' in config.read_text()
+    with repositories.open_repository(place / 'stores' / 'dedup') as repo:
+        assert repo.parameters.block_size == 8192
+    before = table(place, 0)
+
+    said = tool('up', '--dir', place, '--glance', 'dedup_store_codec=lz4',
+                '--site', '--tempest', 'glance', 'other/glance')
+    assert 'start Glance again, with other settings' in said
+    assert 'glance-dedup replicate' in said and 'tempest run' in said
+    assert 'dedup_store_codec = lz4\n' in config.read_text()
+    after = table(place, 0)
+    assert after['other/glance'][0] == after['other/dedupd'][0] == 'up'
+    assert {name for name in before if before[name] != after[name]} == {
+        'glance'}
+    noted = tool('status', '--dir', place)
+    assert 'Glance has dedup.dedup_store_codec=lz4' in noted
+    assert 'Glance has dedup.dedup_store_block_size=8192' in noted
+    assert (place / 'tempest' / 'etc' / 'tempest.conf').exists()
+
+    # What cannot be added changes nothing.
+    for words, why in ((['--glance', 'dedup_store_block_size=4096'],
+                        'was created with block_size = 8192'),
+                       (['--host', 'c1'], 'without compute hosts')):
+        assert why in tool('up', '--dir', place, *words, status=2)
+    assert table(place, 0) == after
+    tool('down', '--dir', place)
+    assert process_module.marked(place) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0,
+                    reason='only root can make a network')
+def test_hosts_and_mounts(place):
+    """Another host joins; `down` leaves no link, no namespace, no mount."""
+    said = tool('up', '--dir', place, '--cached-host', 'c1', 'neutron')
+    assert '# on the compute host c1' in said
+    tool('up', '--dir', place, '--host', 'p1', 'neutron')
+    up = table(place, 0)
+    assert up['c1'][0] == up['p1'][0] == 'up'
+    for words, why in ((['--host', 'c1'], 'already, with a cache'),
+                       (['--host', 'nova'], 'is no name of a compute host'),
+                       (['--host', 'c2', '--cached-host', 'c2'],
+                        'both with and without')):
+        assert why in tool('up', '--dir', place, *words, status=2)
+    links = [host.link for host in cloud_module.Cloud(place).hosts.values()]
+    mounted = place / 'var' / 'a mount'
+    mounted.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', 'none', mounted], check=True,
+                   timeout=LIMIT)
+    tool('down', '--dir', place)
+    assert not place.exists() and process_module.marked(place) == []
+    assert process_module.mounts_below(place.resolve()) == []
+    assert not any(pathlib.Path('/sys/class/net', link).exists()
+                   for link in links)
 
 
 def test_cannot_start(place):
@@ -219,16 +316,16 @@ def test_words():
 def test_left_children(place):
     """What a killed process leaves behind goes with its service."""
     cloud = cloud_module.Cloud(place)
-    service = cloud.services['neutron']
-    leader = service.spawn(
+    neutron = cloud.services['neutron']
+    leader = neutron.spawn(
         ['sh', '-c', f'sleep {LIMIT} & exec sleep {LIMIT}'], cwd=place)
     while len(process_module.marked(place)) < 2:
         time.sleep(0.01)
     leader.kill()
     leader.wait(LIMIT)
-    assert not service.running()
+    assert not neutron.running()
     assert len(process_module.marked(place)) == 1
-    service.kill()
+    neutron.kill()
     assert process_module.marked(place) == []
     cloud.down()
 
