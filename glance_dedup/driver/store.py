@@ -68,6 +68,13 @@ LOG = logging.getLogger(__name__)
 #: and the most uploads that write into it at the same instant.
 STORAGE_THREADS = 32
 
+#: What tells Glance that storage did not answer in time. Without an exception
+#: for that in glance_store, Glance answers these with 503 for an upload, and
+#: with 409 for a deletion.
+UPLOAD_TIMED_OUT = getattr(
+    exceptions, 'TimeoutError', exceptions.StorageWriteDenied)
+DELETE_TIMED_OUT = getattr(exceptions, 'TimeoutError', exceptions.InUseByStore)
+
 _LOCATION = re.compile(rf'dedup://(?P<repository_id>{hexids.PATTERN})'
                        rf'/(?P<image_id>{imageids.PATTERN})'
                        rf'/(?P<upload_id>{hexids.PATTERN})'
@@ -245,7 +252,7 @@ def _upload_errors(image_id: str) -> Iterator[None]:
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
         raise exceptions.StorageFull(message=str(exc)) from exc
     except (dedup_exceptions.BusyError, workers.Expired) as exc:
-        raise exceptions.TimeoutError(message=str(exc)) from exc
+        raise UPLOAD_TIMED_OUT(message=str(exc)) from exc
     except dedup_exceptions.RepositoryError as exc:
         # The storage is denied, read-only, failing or damaged: always 503.
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
@@ -262,7 +269,7 @@ def _delete_errors(image_id: str) -> Iterator[None]:
     except dedup_exceptions.AccessDenied as exc:
         raise exceptions.Forbidden(message=str(exc)) from exc
     except (dedup_exceptions.BusyError, workers.Expired) as exc:
-        raise exceptions.TimeoutError(message=str(exc)) from exc
+        raise DELETE_TIMED_OUT(message=str(exc)) from exc
     except dedup_exceptions.RepositoryError as exc:
         LOG.error('Image %s cannot be deleted: %s', image_id, exc)
         raise exceptions.BackendException(str(exc)) from exc

@@ -14,6 +14,7 @@ from glance_store import exceptions
 import pytest
 
 from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.driver import store as dedup_store
 from glance_dedup.driver import upload
 from tests.support.repositories import noise
 from tests.support import stores
@@ -294,7 +295,7 @@ UPLOAD_ERRORS = [
     (dedup_exceptions.VersionError, exceptions.StorageWriteDenied),
     (dedup_exceptions.ImageExists, exceptions.Duplicate),
     (dedup_exceptions.InvalidParameter, exceptions.Invalid),
-    (dedup_exceptions.BusyError, exceptions.TimeoutError),
+    (dedup_exceptions.BusyError, dedup_store.UPLOAD_TIMED_OUT),
     (MemoryError, MemoryError),
 ]
 

@@ -9,6 +9,7 @@ from oslo_config import cfg
 import pytest
 
 from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.driver import store as dedup_store
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
@@ -83,7 +84,7 @@ def test_delete_twice(store):
 
 @pytest.mark.parametrize('raised,expected', [
     (dedup_exceptions.ImageNotFound, exceptions.NotFound),
-    (dedup_exceptions.BusyError, exceptions.TimeoutError),
+    (dedup_exceptions.BusyError, dedup_store.DELETE_TIMED_OUT),
     (dedup_exceptions.AccessDenied, exceptions.Forbidden),
     (dedup_exceptions.StorageError, exceptions.BackendException),
     (dedup_exceptions.DamagedError, exceptions.BackendException)])

@@ -94,7 +94,7 @@ def test_no_storm_in_a_store_with_a_limit(hanging):
 def test_an_upload_to_storage_that_hangs(hanging, at, undone):
     hanging.at = at
     begun = time.monotonic()
-    with pytest.raises(exceptions.TimeoutError):
+    with pytest.raises(dedup_store.UPLOAD_TIMED_OUT):
         add(noise(9 * MIB))
     assert time.monotonic() - begun < 3
     # When the storage answers, what was told to have failed is undone.
@@ -136,7 +136,7 @@ def test_storage_that_hangs_in_the_middle_of_a_download(hanging):
 
 
 @pytest.mark.parametrize('at,call,expected', [
-    ('delete', delete, exceptions.TimeoutError),
+    ('delete', delete, dedup_store.DELETE_TIMED_OUT),
     ('stat', get_size, exceptions.RemoteServiceUnavailable)])
 def test_other_calls_to_storage_that_hangs(hanging, at, call, expected):
     url = add(b'data')[0]
