@@ -303,8 +303,12 @@ class Store(driver.Store):
     def __init__(self, conf: cfg.ConfigOpts, backend: str | None = None):
         super().__init__(conf, backend)
         if self.backend_group:
-            self.store_conf = driver.BackendGroupConfiguration(
-                self.OPTIONS, self.backend_group, conf=self.conf)
+            # An older glance_store has no [backend_defaults].
+            if hasattr(driver, 'BackendGroupConfiguration'):
+                self.store_conf = driver.BackendGroupConfiguration(
+                    self.OPTIONS, self.backend_group, conf=self.conf)
+            else:
+                self.store_conf = getattr(self.conf, self.backend_group)
         else:
             self.store_conf = self.conf.glance_store
         self._lock = threading.Lock()

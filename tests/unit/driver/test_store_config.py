@@ -8,6 +8,7 @@ import os
 import socket
 
 import glance_store
+from glance_store import driver
 from glance_store import exceptions
 from glance_store import multi_backend
 from oslo_config import cfg
@@ -127,6 +128,9 @@ def test_threads_are_those_of_the_machine_unless_told_otherwise(configure):
     assert options(store)['threads'] == 7
 
 
+@pytest.mark.skipif(
+    not hasattr(driver, 'BackendGroupConfiguration'),
+    reason='this glance_store has no [backend_defaults]')
 def test_options_for_all_stores(configure, tmp_path):
     configure(backend_defaults={'type': 'http'})
     CONF.set_override('dedup_store_block_size', 16384, 'backend_defaults')
