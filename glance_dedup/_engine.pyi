@@ -244,6 +244,11 @@ class Maintenance:
         """Whether somebody, in any process, has the image open; also if that
         cannot be told. It is only asked: no lock is taken (N3). Needs no
         lock."""
+    def are_same(self, files: tuple[tuple[bytes, bytes], ...]) -> list[bool]:
+        """For image ids with files, of 32 bytes each (the inode and the time
+        of writing in nanoseconds, 64 bits each; a transaction id): whether
+        ``images/<id>`` is still the file with this inode that was written last
+        at this time. False also if that cannot be told. Needs no lock."""
     def read_fence(self) -> bytes | None:
         """The 24 bytes of the newest valid record of ``fence``; None if there
         is none."""

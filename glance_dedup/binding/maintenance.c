@@ -171,6 +171,75 @@ maintenance_is_read(PyObject *object, PyObject *args)
     return gd_py_end_bool(&call, GD_OK, read);
 }
 
+/* An image's file, as the catalog has it: inode, time of writing, and behind
+ * them its transaction id. */
+enum { FILE_INODE = 0, FILE_MODIFIED = 8, FILE_SIZE = 32 };
+
+typedef struct known_file {
+    const char *image_id; /* of objects that the caller keeps */
+    const uint8_t *file;
+    bool same;
+} known_file;
+
+/* Parses a pair of bytes objects.  Returns 0 with an exception set on error. */
+static int
+parse_known(PyObject *pair, known_file *known)
+{
+    PyObject *image_id, *file;
+    if (!PyTuple_Check(pair)) {
+        PyErr_SetString(PyExc_TypeError, "an image's id and file are needed");
+        return 0;
+    }
+    if (!PyArg_ParseTuple(pair, "SS", &image_id, &file)) {
+        return 0;
+    }
+    if (PyBytes_Size(file) != FILE_SIZE) {
+        PyErr_Format(PyExc_ValueError, "an image's file has %d bytes",
+                     (int)FILE_SIZE);
+        return 0;
+    }
+    known->image_id = PyBytes_AsString(image_id);
+    known->file = (const uint8_t *)PyBytes_AsString(file);
+    return 1;
+}
+
+static PyObject *
+maintenance_are_same(PyObject *object, PyObject *args)
+{
+    gd_repo *repo = repo_of(object);
+    PyObject *pairs;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &pairs)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_Size(pairs);
+    known_file *files = PyMem_Calloc((size_t)count + 1, sizeof *files);
+    if (files == NULL) {
+        return PyErr_NoMemory();
+    }
+    int ok = 1;
+    for (Py_ssize_t i = 0; ok && i < count; i++) {
+        ok = parse_known(PyTuple_GetItem(pairs, i), &files[i]);
+    }
+    if (!ok || !gd_py_call_maintenance(object, 0, &call)) {
+        PyMem_Free(files);
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        files[i].same = gd_spool_entry_is_same(
+            repo->env, repo->root, files[i].image_id,
+            gd_get64(files[i].file + FILE_INODE),
+            gd_get64(files[i].file + FILE_MODIFIED));
+    }
+    (void)gd_py_end(&call, GD_OK);
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
+        gd_py_set_item(&list, (size_t)i, PyBool_FromLong(files[i].same));
+    }
+    PyMem_Free(files);
+    return list;
+}
+
 /* ---- the fence, and directories ---- */
 
 enum { FENCE_SIZE = GD_ID_SIZE + 8 };
@@ -489,6 +558,7 @@ static PyMethodDef maintenance_methods[] = {
     {"lock_image", maintenance_lock_image, METH_VARARGS, NULL},
     {"unlock_image", maintenance_unlock_image, METH_NOARGS, NULL},
     {"is_read", maintenance_is_read, METH_VARARGS, NULL},
+    {"are_same", maintenance_are_same, METH_VARARGS, NULL},
     {"read_fence", maintenance_read_fence, METH_NOARGS, NULL},
     {"write_fence", maintenance_write_fence, METH_VARARGS, NULL},
     {"sync", maintenance_sync, METH_VARARGS, NULL},

@@ -19,6 +19,8 @@ recipes. So while there is a part, the catalog has a newer format number.
 """
 
 from collections.abc import Iterator
+import functools
+import operator
 import sys
 from typing import Any
 from typing import Protocol
@@ -112,21 +114,24 @@ class Accounts(database.Database):
         return self._read_json(
             records.LEDGER + txid, records.LEDGER_FORM, batch)
 
-    def txids(self) -> Iterator[bytes]:
-        """The transaction ids of all counted recipes.
+    def txids(self) -> list[bytes]:
+        """The transaction ids of all counted recipes, sorted.
 
         REQUIRES: nothing is counted meanwhile.
 
-        :raises CatalogError: behind the last one, if ledger keys, or parts of
-            recipes, are missing. LevelDB does not notice if one of several
-            logs is cut short: it then has later batches, but not earlier ones
+        :raises CatalogError: if ledger keys, or parts of recipes, are missing.
+            LevelDB does not notice if one of several logs is cut short: it
+            then has later batches, but not earlier ones
         """
-        ledger = parts = 0
-        for key in self._items(records.LEDGER, values=False):
-            if len(key) != 17:
-                raise self._strange(key)
-            ledger ^= int.from_bytes(key[1:], 'big')
-            yield key[1:]
+        found: list[bytes] = []
+        for page in self._pages(records.LEDGER, values=False):
+            for key in page:
+                if len(key) != 17:
+                    raise self._strange(key)
+            found += [key[1:] for key in page]
+        ledger = functools.reduce(operator.xor,
+                                  map(int.from_bytes, found), 0)
+        parts = 0
         for key, value in self._items(records.PART):
             ledger ^= records.part_id(key, value)
             parts += 1
@@ -135,6 +140,7 @@ class Accounts(database.Database):
             raise database.CatalogError(
                 f'the catalog {self.path} lost batches in the middle: its '
                 'ledger is not complete')
+        return found
 
     def ledger(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Transaction id and facts of each counted recipe."""

@@ -51,12 +51,18 @@ class Catalog(accounts.Accounts):
         The file's inode; when it was last written, nanoseconds since 1970; and
         the transaction id in it.
         """
-        for key, value in self._items(records.SEEN):
-            file = records.unpack_seen(value)
-            if file is None:
-                raise self._damaged(f'{leveldb.shown(key)} has '
-                                    f'{len(value)} bytes')
-            yield key[1:], file
+        for page in self.seen_pages():
+            for image_id, file in page:
+                yield image_id, records.unpack_seen(file)
+
+    def seen_pages(self) -> Iterator[tuple[tuple[bytes, bytes], ...]]:
+        """The same, page by page, each file packed (:mod:`records`)."""
+        for page in self._pages(records.SEEN):
+            for key, file in page:
+                if len(file) != records.SEEN_BYTES:
+                    raise self._damaged(f'{leveldb.shown(key)} has '
+                                        f'{len(file)} bytes')
+            yield tuple((key[1:], file) for key, file in page)
 
     def set_seen(self, batch: database.Batch, image_id: bytes,
                  file: tuple[int, int, bytes] | None) -> None:

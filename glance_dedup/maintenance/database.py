@@ -32,7 +32,7 @@ from glance_dedup.maintenance import records
 FORMAT = 2
 _PLAIN = 1
 
-_PAGE = 256      # items read at a time
+_PAGE = 1024     # items read at a time
 _CURRENT = 'CURRENT'    # names LevelDB's manifest
 _CURRENT_MOST = 64
 
@@ -407,20 +407,27 @@ class Database:
 
     def _items(self, prefix: bytes, start: bytes | None = None,
                values: bool = True) -> Iterator[Any]:
-        """Keys with their values, or only keys.
+        """Keys with their values, or only keys; see :meth:`_pages`."""
+        for page in self._pages(prefix, start, values):
+            yield from page
 
-        This reads page by page, so that other threads get their turn. It sees
-        changes that are made behind the present page.
+    def _pages(self, prefix: bytes, start: bytes | None = None,
+               values: bool = True) -> Iterator[list[Any]]:
+        """The same, page by page, so that other threads get their turn.
+
+        It sees changes that are made behind the present page.
         """
         stop = bytes([prefix[0] + 1])
         begin = prefix if start is None else start
         while True:
             with self._errors('read it'):
+                # Many images do not fit into LevelDB's cache. Filling it takes
+                # longer than reading them.
                 with self._open_db.iterator(
                         start=begin, stop=stop, verify_checksums=True,
-                        include_value=values) as iterator:
+                        fill_cache=False, include_value=values) as iterator:
                     page = list(itertools.islice(iterator, _PAGE))
-            yield from page
+            yield page
             if len(page) < _PAGE:
                 return
             begin = (page[-1][0] if values else page[-1]) + b'\0'

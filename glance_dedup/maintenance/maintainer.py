@@ -219,24 +219,23 @@ class Maintainer(closing.Closing):
 
         :raises CatalogError: if the ledger is not complete
         """
-        counted = set(self.catalog.txids())
+        counted = self.catalog.txids()
         begun = dict(self.catalog.all_begun())
-        left = counted.union(begun)
-        unannounced: dict[bytes, str] = {}
         doubtful: set[str] = set()
-        for image_id, txid in self.recipes.txids(self.catalog):
-            if txid not in counted:
-                unannounced[txid] = image_id
-            left.discard(txid)
+        # Once the counted ones are taken out, it has those that are not.
+        unannounced = self.recipes.txids(self.catalog)
+        left = {txid for txid in begun if txid not in unannounced}
+        left.update([txid for txid in counted
+                     if unannounced.pop(txid, None) is None])
         for name in self.engine.spool():
             noted, live = self.recipes.entry_facts(name)
             if noted is None:
                 continue
             left.discard(noted)
-            found = unannounced.pop(noted, None)
-            if found is not None and not live:
+            image_id = unannounced.pop(noted, None)
+            if image_id is not None and not live:
                 # The image was deleted just now, or its entry has changed.
-                doubtful.add(found)
+                doubtful.add(image_id)
         lost = {}
         for txid in left:
             # Its header could still be read when it was counted.
@@ -244,7 +243,7 @@ class Maintainer(closing.Closing):
                 self.catalog.facts(txid) or {}).get('image_id'))
             if image_id not in self.unreadable:
                 lost[txid] = image_id
-            elif txid in counted:
+            elif txid not in begun:
                 self.unreadable.note_counted(image_id)
         self.unreadable.lost = lost
         if unannounced:

@@ -2,6 +2,7 @@
 
 """Recipes, as the maintainer finds them in ``images/`` and counts them."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -15,6 +16,7 @@ from glance_dedup.base import files
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import records
 from glance_dedup.maintenance import unreadable as unreadable_module
 
 _NAMED = re.compile(f'[TM]-({hexids.PATTERN})')
@@ -106,27 +108,24 @@ class Recipes:
         self._unreadable = unreadable
         self._warnings = warnings
 
-    def txids(self, catalog: catalog_module.Catalog
-              ) -> Iterator[tuple[str, bytes]]:
-        """All images that still exist, with their transaction ids.
+    def txids(self, catalog: catalog_module.Catalog) -> dict[bytes, str]:
+        """The transaction ids of all images that exist, and their image ids.
 
         A recipe is written once. If inode and time of writing are those of the
         last reading, the recipe is not read again: reading every recipe would
         cost a seek each.
         """
-        known = dict(catalog.seen())
-        changed = []
-        for image_id in self.images():
-            file = known.pop(image_id.encode(), None)
-            if file is not None and (
-                    file[:2] == file_of(self._path, image_id)):
-                yield image_id, file[2]
-            else:
-                changed.append(image_id)
+        names = self._names()
         batch = catalog.batch()
-        for gone in known:
-            catalog.set_seen(batch, gone, None)
-        for image_id, recipe in self.opened(changed):
+        found: dict[bytes, str] = {}
+        for page in catalog.seen_pages():
+            for (name, file), same in zip(page, self._engine.are_same(page)):
+                if name not in names:
+                    catalog.set_seen(batch, name, None)
+                elif same:
+                    names.remove(name)
+                    found[file[records.SEEN_TXID:]] = name.decode()
+        for image_id, recipe in self.opened(self._valid(names)):
             with contextlib.closing(recipe):
                 if not recipe.complete:
                     self._unreadable.note(recipe.name, recipe.error)
@@ -135,11 +134,12 @@ class Recipes:
                 catalog.set_seen(
                     batch, image_id.encode(),
                     (recipe.inode, recipe.modified, txid))
-            yield image_id, txid
+            found[txid] = image_id
         if len(batch):
             # Without room for this batch, the next call reads them again.
             with contextlib.suppress(exceptions.NoSpaceError):
                 catalog.write(batch)
+        return found
 
     def entry_facts(self, name: str) -> tuple[bytes | None, bool]:
         """The transaction id of an entry, and whether it is live."""
@@ -152,10 +152,16 @@ class Recipes:
 
     def images(self) -> list[str]:
         """All images. Adds a warning for each other file in images/."""
-        images = []
+        return self._valid(self._names())
+
+    def _names(self) -> set[bytes]:
         with _listing():
-            names = sorted(os.listdir(self._images))
-        for name in names:
+            return set(os.listdir(os.fsencode(self._images)))
+
+    def _valid(self, names: Iterable[bytes]) -> list[str]:
+        """Those that are image ids, sorted. Adds a warning for each other."""
+        images = []
+        for name in sorted(map(os.fsdecode, names)):
             text = f'images/{name!r} is not an image'
             if imageids.is_valid(name):
                 images.append(name)

@@ -39,6 +39,9 @@ _COUNTS = struct.Struct('>cIB')
 _PART = struct.Struct('>c16sI')
 _END = struct.Struct('<Q')
 _SEEN = struct.Struct('<QQ16s')
+SEEN_BYTES = _SEEN.size
+#: Where the transaction id begins in an image's file, packed.
+SEEN_TXID = 16
 _FORMS = {GROUP: _KEY_32, INDEX: _KEY_32, DUPLICATES: _KEY_32,
           DAMAGED: _KEY_64, HISTORY: _KEY_64}
 
@@ -88,10 +91,8 @@ def pack_seen(file: tuple[int, int, bytes]) -> bytes:
     return _SEEN.pack(*file)
 
 
-def unpack_seen(value: bytes) -> tuple[int, int, bytes] | None:
-    """As for :func:`pack_seen`; None: the value has a wrong length."""
-    if len(value) != _SEEN.size:
-        return None
+def unpack_seen(value: bytes) -> tuple[int, int, bytes]:
+    """As for :func:`pack_seen`; the value has :data:`SEEN_BYTES`."""
     inode, modified, txid = _SEEN.unpack(value)
     return inode, modified, txid
 

@@ -91,6 +91,13 @@ check_names(const gd_spool_entry *entry, gd_error *err)
     return GD_OK;
 }
 
+static uint64_t
+modified_of(const struct stat *st)
+{
+    return (uint64_t)st->st_mtim.tv_sec * 1000000000u +
+           (uint64_t)st->st_mtim.tv_nsec;
+}
+
 /* Records damage, so that it can be reported.  Only what prevented the look is
  * an error. */
 static gd_status
@@ -106,8 +113,7 @@ read_header(gd_spool_entry *entry, gd_error *err)
         return gd_fail_errno(err, -rc, "cannot stat %s", entry->name);
     }
     entry->inode = st.st_ino;
-    entry->modified = (uint64_t)st.st_mtim.tv_sec * 1000000000u +
-                       (uint64_t)st.st_mtim.tv_nsec;
+    entry->modified = modified_of(&st);
     entry->links = st.st_nlink;
     if (!S_ISREG(st.st_mode)) {
         gd_fail(&entry->damage, GD_CORRUPT, "%s is not a file", entry->name);
@@ -203,6 +209,17 @@ gd_spool_entry_open_image(const gd_env *env, int root, const gd_params *params,
         .env = env, .root = root, .params = params, .fd = -1};
     gd_status s = gd_image_name(image_id, entry->name, err);
     return s == GD_OK ? open_file(entry, err) : s;
+}
+
+bool
+gd_spool_entry_is_same(const gd_env *env, int root, const char *image_id,
+                       uint64_t inode, uint64_t modified)
+{
+    char name[GD_NAME_SIZE];
+    struct stat st;
+    return gd_image_name(image_id, name, NULL) == GD_OK &&
+           env->fstatat(env, root, name, &st) == 0 && st.st_ino == inode &&
+           modified_of(&st) == modified;
 }
 
 void

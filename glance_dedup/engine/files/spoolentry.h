@@ -59,6 +59,11 @@ gd_status gd_spool_entry_open_image(const gd_env *env, int root,
                                     const gd_params *params,
                                     const char *image_id,
                                     gd_spool_entry *entry, gd_error *err);
+/* Whether images/<image_id> is the file with this inode that was last written
+ * at this time (nanoseconds since 1970).  A recipe is written once, so then it
+ * is the one that was read before.  False also if that cannot be told. */
+bool gd_spool_entry_is_same(const gd_env *env, int root, const char *image_id,
+                            uint64_t inode, uint64_t modified);
 /* Releases its locks, too. */
 void gd_spool_entry_close(gd_spool_entry *entry);
 

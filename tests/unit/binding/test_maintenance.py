@@ -166,6 +166,24 @@ def test_image_that_is_read(repo, images, maintenance):
     assert maintenance.is_read('nothing') is False
 
 
+def test_images_that_are_the_same_files(path, images, maintenance):
+    found = os.lstat(path / 'images' / 'one')
+
+    def file(inode=0, modified=0):
+        return struct.pack('<QQ16s', found.st_ino + inode,
+                           found.st_mtime_ns + modified, bytes(16))
+    assert maintenance.are_same(()) == []
+    assert maintenance.are_same((
+        (b'one', file()), (b'one', file(inode=1)),
+        (b'one', file(modified=1)), (b'two', file()), (b'nothing', file()),
+        (b'../images/one', file()), (b'', file()))) == [True] + 6 * [False]
+    with pytest.raises(ValueError, match='32 bytes'):
+        maintenance.are_same(((b'one', file()[:-1]),))
+    for wrong in ('one', file()), (b'one',), b'one':
+        with pytest.raises(TypeError):
+            maintenance.are_same((wrong,))
+
+
 # -- the fence ----------------------------------------------------------------
 
 def test_fence(path, maintenance):

@@ -58,7 +58,7 @@ def test_n5_1_fsync_also_where_the_ledger_asks_for_nothing(
     put(other, 'image', content(1))
     if entry == 'counted':
         account(maintainer)
-        make = 'T-' + next(maintainer.catalog.txids()).hex()
+        make = 'T-' + maintainer.catalog.txids()[0].hex()
         os.link(path / 'images' / 'image', path / 'spool' / make)
     elif entry == 'unfinished':
         account(maintainer)
