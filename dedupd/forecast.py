@@ -23,7 +23,13 @@ from typing import Any
 
 from oslo_log import log
 
+from glance_dedup.base import units
+
 LOG = log.getLogger(__name__)
+
+#: How bad a trouble is.
+CRITICAL = 'critical'
+WARNING = 'warning'
 
 #: Seconds of history that count.
 WINDOW = 14 * 86400
@@ -44,6 +50,9 @@ QUIET = 86400
 
 #: The key of a sample with the used bytes of the file system.
 USED = 'filesystem_used_bytes'
+
+#: What is needed to tell whether there is trouble.
+NEEDED = ('filesystem_free_bytes', 'filesystem_bytes', 'reserve_bytes')
 
 # One in twenty histories without any growth seems to have this much.
 _DEVIATIONS = 1.645
@@ -112,36 +121,27 @@ def seconds_left(room: int, growth: Growth | None) -> int | None:
 def trouble(space: Fields) -> tuple[str, str, str] | None:
     """What an operator should know of the room.
 
-    :param space: the field of the status
-    :returns: a word for the kind of trouble, its severity (``bad`` or
-        ``warn``), and sentences; None: all is well
+    :param space: the field of the status; it has at least `NEEDED`
+    :returns: a word for the kind of trouble, its severity (``critical`` or
+        ``warning``), and sentences; None: all is well
     """
     free, reserve = space['filesystem_free_bytes'], space['reserve_bytes']
-    left = space['full_in_seconds']
-    have = (f'{_mib(free)} are free on the file system, of which '
-            f'{_mib(reserve)} are the reserve')
+    left = space.get('full_in_seconds')
+    have = (f'{units.size(free)} are free on the file system, of which '
+            f'{units.size(reserve)} are the reserve')
     what = ('Delete images and let the space be collected, or enlarge the '
             'file system.')
     if free <= reserve:
-        return 'refused', 'bad', f'Storing is refused: {have}. {what}'
+        return 'refused', CRITICAL, f'Storing is refused: {have}. {what}'
     if left is not None and left < SOON:
-        return 'soon', 'warn', (f'Storing will be refused in about '
-                                f'{_period(left)}: {have}. {what}')
+        return 'soon', WARNING, (
+            f'Storing will be refused in about {units.duration(left)}: '
+            f'{have}. {what}')
     if free - reserve < LITTLE * space['filesystem_bytes']:
-        return 'little', 'warn', (f'Storing will be refused when the reserve '
-                                  f'is reached: {have}. {what}')
+        return 'little', WARNING, (
+            'Storing will be refused when the reserve is reached: '
+            f'{have}. {what}')
     return None
-
-
-def _mib(size: int) -> str:
-    return f'{size >> 20:,} MiB'
-
-
-def _period(seconds: int) -> str:
-    for size, unit in ((86400, 'days'), (3600, 'hours')):
-        if seconds >= 2 * size:
-            return f'{seconds // size} {unit}'
-    return f'{seconds // 60} minutes'
 
 
 class Watch:

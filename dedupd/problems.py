@@ -9,13 +9,11 @@ Prometheus look at the same figures.
 from collections.abc import Iterator
 from typing import Any
 
+from dedupd import forecast
 from glance_dedup.base import units
 
-CRITICAL = 'critical'
-WARNING = 'warning'
-
-#: A file system with a smaller share of free space is nearly full.
-_NEARLY_FULL = 0.05
+CRITICAL = forecast.CRITICAL
+WARNING = forecast.WARNING
 
 Fields = dict[str, Any]
 
@@ -99,16 +97,8 @@ def _tasks(status: Fields) -> Problems:
 
 def _space(status: Fields) -> Problems:
     space = _part(status, 'space')
-    free, whole = (space.get(f'filesystem_{name}') for name in (
-        'free_bytes', 'bytes'))
-    reserve = space.get('reserve_bytes')
-    if free is None or not whole or reserve is None:
-        return
-    if free < reserve:
-        yield CRITICAL, (
-            f'Storing is refused, because the reserve is reached: '
-            f'{units.size(free)} free, and {units.size(reserve)} kept for '
-            'deleting and collecting.')
-    elif free < _NEARLY_FULL * whole:
-        yield WARNING, (
-            f'The file system is nearly full: {units.size(free)} free.')
+    if all(space.get(name) is not None for name in forecast.NEEDED):
+        found = forecast.trouble(space)
+        if found is not None:
+            _, severity, text = found
+            yield severity, text

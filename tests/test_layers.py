@@ -94,7 +94,7 @@ PACKAGES = {
     'dedupd.tasks': (
         "the maintainer's tasks, and parts of them",
         '_engine base repository maintenance opts cache.index'),
-    'dedupd.forecast': ('when the disk will be full', ''),
+    'dedupd.forecast': ('when the disk will be full', 'base'),
     'dedupd.figures': (
         'what the repository holds',
         '_engine base repository maintenance forecast'),
@@ -102,7 +102,8 @@ PACKAGES = {
     'dedupd.volume_figures': (
         'which volumes there are, and what they did',
         'base repository client figures'),
-    'dedupd.problems': ("what needs an operator's attention", 'base'),
+    'dedupd.problems': (
+        "what needs an operator's attention", 'base forecast'),
     'dedupd.errors': ('how tasks failed', 'base'),
     'dedupd.follower': (
         'what other hosts store, for the filter', 'base repository'),
@@ -225,6 +226,7 @@ TESTED_BY = {
     'glance_dedup.adoption.registering': 'functional/test_register.py',
     'glance_dedup.cli.common': 'unit/cli/test_main.py',
     'glance_dedup.cli.command': 'unit/cli/test_settings.py',
+    'glance_dedup.cli.readiness': 'unit/cli/test_upgradecheck.py',
     'glance_dedup.cli.known': 'unit/cli/test_image.py',
     'glance_dedup.cli.mount': 'functional/test_mount.py',
     'glance_dedup.cli.replication': 'functional/test_sites.py',

@@ -368,7 +368,10 @@
     drawSplit(space);
     setText($('filesystem'),
       `${bytes(space.filesystem_free_bytes)} of `
-      + `${bytes(space.filesystem_bytes)} are free on the file system.`);
+      + `${bytes(space.filesystem_bytes)} are free on the file system.`
+      + (space.full_in_seconds > 0
+        ? ' If it goes on as in the last days, storing stops in about '
+          + `${duration(space.full_in_seconds)}.` : ''));
     drawTasks(state.status.tasks || {});
     drawReads(state.status.reads || {});
     drawFilter(state.status.filter || {});

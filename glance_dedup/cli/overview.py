@@ -105,6 +105,10 @@ class _Overview:
                    f'{100 * used:.0f} % of {_size(whole)} used')
         yield _row('', f'{_size(free)} free; storing stops at '
                    f'{_size(space.get("reserve_bytes"))}')
+        left = space.get('full_in_seconds')
+        if left:
+            yield _row('', f'which will be in {_of(left, units.duration)}, '
+                       'if it goes on as in the last days')
 
     def _tasks(self) -> Iterator[str]:
         for name, task in self._part('tasks').items():

@@ -1,54 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``status upgrade-check``: whether services may start with this software.
-
-As in OpenStack's other services, an operator installs the new software, runs
-this check, and then restarts the services. Exit status: 0, every check
-succeeded; 1, there are warnings; 2, there are failures, which have to be
-removed before a service starts; 255, a check itself failed.
-"""
+"""``status upgrade-check``: whether services may start with this software."""
 
 import argparse
 import contextlib
 import functools
-import importlib.metadata
 import os
 
-from oslo_config import cfg
-from oslo_upgradecheck import upgradecheck
-from packaging import requirements
-
-from glance_dedup.base import access
 from glance_dedup.base import exceptions
-from glance_dedup.base import filesystem
-from glance_dedup.base import printable
-from glance_dedup.base import version
-from glance_dedup.cli import command as command_module
+from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import glanceoptions
 from glance_dedup.cli import settings
 
 GLANCE_FILE = '/etc/glance/glance-api.conf'
-
-# The options of dedupd that have to be equal to those of Glance's store.
-_EQUAL = ('index', 'index_dir', 'filter_dir', 'reserve_mib')
-
-
-def _result(code: upgradecheck.Code, *sentences: str) -> upgradecheck.Result:
-    return upgradecheck.Result(code, printable.printable(' '.join(sentences)))
-
-
-_success = functools.partial(_result, upgradecheck.Code.SUCCESS)
-_warning = functools.partial(_result, upgradecheck.Code.WARNING)
-_failure = functools.partial(_result, upgradecheck.Code.FAILURE)
-
-
-def _judged(failures: list[str], warnings: list[str], fine: str
-            ) -> upgradecheck.Result:
-    """The result with these sentences; the worst counts."""
-    if failures:
-        return _failure(*failures, *warnings)
-    return _warning(*warnings) if warnings else _success(fine)
 
 
 def _has_default(given: str | None, default: str) -> str | None:
@@ -58,248 +22,7 @@ def _has_default(given: str | None, default: str) -> str | None:
     return default if os.path.exists(default) else None
 
 
-class Checks(upgradecheck.UpgradeCommands):
-    """The checks, on one repository.
-
-    :param command: opens the repository
-    :param path: the repository's
-    :param status: of the daemon that serves it; None: none answers
-    :param dedupd_file: dedupd's options
-    :param glance_file: glance-api's options
-    """
-
-    def __init__(self, command: 'UpgradeCheck', path: str,
-                 status: dict | None, dedupd_file: str | None,
-                 glance_file: str | None) -> None:
-        super().__init__()
-        self._command = command
-        self._path = path
-        self._status = status
-        self._dedupd_file = dedupd_file
-        self._glance_file = glance_file
-
-    # -- what is installed -------------------------------------------------
-
-    def packages(self) -> upgradecheck.Result:
-        """Whether all packages are there, in versions that were tested."""
-        try:
-            wanted = importlib.metadata.requires('glance-dedup') or []
-        except importlib.metadata.PackageNotFoundError:
-            return _warning(
-                'Python knows no package glance-dedup, so the versions that '
-                'it needs are unknown: install the package.')
-        missing = []
-        for line in wanted:
-            need = requirements.Requirement(line)
-            if need.marker is not None and not need.marker.evaluate(
-                    {'extra': ''}):
-                continue
-            try:
-                found = importlib.metadata.version(need.name)
-            except importlib.metadata.PackageNotFoundError:
-                missing.append(f'{need.name} is not installed: install '
-                               f'{need.name}{need.specifier}.')
-                continue
-            if not need.specifier.contains(found, prereleases=True):
-                missing.append(
-                    f'{need.name} {found} is installed: install '
-                    f'{need.name}{need.specifier}.')
-        return _judged(missing, [], f'glance-dedup {version.version()}')
-
-    # -- the repository ----------------------------------------------------
-
-    def locks(self) -> upgradecheck.Result:
-        """Whether the file system has the locks that a repository needs."""
-        try:
-            filesystem.check_locks(self._path)
-            mount = filesystem.mount_of(self._path)
-        except exceptions.RepositoryError as e:
-            return _failure(f'{e}')
-        except OSError as e:
-            return _failure(f'{common.sentence_of(e)}.', 'Mount the file '
-                            'system, or name the right repository.')
-        return _success('' if mount is None else
-                        f'{mount.kind} on {mount.place}')
-
-    def format(self) -> upgradecheck.Result:
-        """Whether this software reads the repository, and writes the same."""
-        from glance_dedup.repository import parameters
-        from glance_dedup.repository import upgrade
-
-        try:
-            with self._command.open() as repo:
-                found = repo.parameters.version
-                steps = upgrade.plan(repo)
-        except exceptions.VersionError as e:
-            return _failure(
-                f'{e}.', 'Do not start services with this version: install '
-                'the version that last used the repository, or a newer one.')
-        except exceptions.RepositoryError as e:
-            return _failure(
-                f'{e}.', 'Remove the cause, and check again before services '
-                'are restarted.')
-        if steps:
-            return _warning(
-                f'{self._path} has format {found}, and new repositories have '
-                f'{parameters.words(parameters.DEFAULT)}. When all hosts have '
-                "this version, stop dedupd and run 'glance-dedup repository "
-                "upgrade'.")
-        return _success(f'{self._path} has format {found}; this program '
-                        'reads up to '
-                        f'{parameters.words(parameters.NEWEST)}')
-
-    def catalog(self) -> upgradecheck.Result:
-        """Whether this software can go on with the catalog that is there."""
-        from glance_dedup import _engine
-        from glance_dedup.maintenance import catalog as catalog_module
-
-        path = os.path.join(self._path, 'catalog')
-        if self._status is not None:
-            return self._catalog_of_daemon()
-        try:
-            owner = os.stat(path).st_uid
-        except OSError:
-            return _success('There is none: the first maintainer makes it.')
-        if owner != os.geteuid():
-            return _warning(
-                f'{path} was not checked: it belongs to '
-                f'{access.user_name(owner)}. Check again as this user.')
-        try:
-            with self._command.open() as repo:
-                maintenance = _engine.Maintenance(repo.handle())
-                try:
-                    if not maintenance.lock():
-                        return _warning(
-                            f'{path} was not checked: another process '
-                            'maintains the repository. Check on its host, or '
-                            'with --socket.')
-                    catalog_module.Catalog(path, repo.repository_id).close()
-                finally:
-                    maintenance.close()
-        except exceptions.RepositoryError as e:
-            return _warning(
-                f'{e}.', 'dedupd sets the catalog aside and counts all images '
-                'again when it starts. Meanwhile nothing is collected.')
-        return _success('This version goes on with it.')
-
-    def _catalog_of_daemon(self) -> upgradecheck.Result:
-        state = (self._status or {}).get('catalog', {}).get('state')
-        role = (self._status or {}).get('daemon', {}).get('role')
-        if state == 'ready' or role != 'maintainer':
-            return _success(f'dedupd is the {role}; its catalog is {state}.')
-        return _warning(
-            f'The catalog of dedupd is {state}. Restart dedupd when its log '
-            'and its status page show the catalog as ready, or it begins '
-            'again.')
-
-    # -- options -----------------------------------------------------------
-
-    def options_of_dedupd(self) -> upgradecheck.Result:
-        """Whether dedupd of this version starts with its options."""
-        from dedupd import main
-        from dedupd import opts
-
-        path = self._dedupd_file
-        if path is None:
-            return _success(f'{settings.CONFIG_FILE} does not exist.')
-        try:
-            conf = main.read_options(['--config-file', path])
-            unknown = [f'{sentence}. Remove it, or correct its name.'
-                       for sentence in opts.unknown(conf)]
-        except (cfg.Error, OSError, ValueError) as e:
-            return _failure(f'dedupd would not start with {path}: {e}. '
-                            'Correct the option.')
-        return _judged([], unknown, f'{path} has no option that dedupd would '
-                       'ignore or refuse.')
-
-    def options_of_glance(self) -> upgradecheck.Result:
-        """Whether the store of this version starts with its options."""
-        path = self._glance_file
-        if path is None:
-            return _success(f'{GLANCE_FILE} does not exist.')
-        try:
-            found = glanceoptions.Options(path)
-        except (cfg.Error, OSError, ValueError) as e:
-            return _failure(f'{path} cannot be read: {e}. Check as a user '
-                            'that may read it, or correct it.')
-        return _judged(
-            found.invalid(), found.unknown(),
-            f'{path} has no option of the store that would be ignored or '
-            f'refused; stores: {", ".join(found.stores) or "none"}.')
-
-    def agreement(self) -> upgradecheck.Result:
-        """Whether Glance and dedupd use the repository in the same way."""
-        from dedupd import main
-
-        if self._dedupd_file is None or self._glance_file is None:
-            return _success('dedupd or Glance has no options on this host.')
-        try:
-            ours = main.read_options(
-                ['--config-file', self._dedupd_file]).dedupd
-            glance = glanceoptions.Options(self._glance_file)
-            different = [
-                f'[{store}] dedup_store_{name} is {theirs}, and [dedupd] '
-                f'{name} is {ours[name]}. Set both to the same value.'
-                for store in glance.stores_at(ours.datadir)
-                for name in _EQUAL
-                if (theirs := glance.value(store, f'dedup_store_{name}'))
-                != ours[name]]
-        except (cfg.Error, OSError, ValueError):
-            return _warning('Not checked: the options have an error, which '
-                            'another check shows. Correct it first.')
-        return _judged([], different, 'The options of Glance and dedupd '
-                       'agree.')
-
-    # -- what runs ---------------------------------------------------------
-
-    def daemon(self) -> upgradecheck.Result:
-        """Whether dedupd of this host runs this version."""
-        daemon = (self._status or {}).get('daemon')
-        if not isinstance(daemon, dict):
-            return _success('No dedupd answers for this repository on '
-                            f'{self._command.socket}.')
-        found, ours = daemon.get('version'), version.version()
-        where = f'dedupd, process {daemon.get("pid")} on {daemon.get("host")},'
-        if found != ours:
-            return _warning(
-                f'{where} has version {found}; {ours} is installed. Restart '
-                'it when no check fails.')
-        return _success(f'{where} has version {found}.')
-
-    def hosts(self) -> upgradecheck.Result:
-        """Whether the daemons of other hosts run this version."""
-        hosts = (self._status or {}).get('hosts')
-        if not isinstance(hosts, dict):
-            return _success('Without a daemon, other hosts are unknown.')
-        own = str((self._status or {}).get('daemon', {}).get('number'))
-        others = {number: host for number, host in hosts.items()
-                  if number != own and isinstance(host, dict)}
-        ours = version.version()
-        different = [
-            f'dedupd number {number} on {host.get("host")} has version '
-            f'{host["version"]}; this host has {ours}. Install one version on '
-            'all hosts before you change the format.'
-            for number, host in others.items()
-            if host.get('version') not in (None, ours)]
-        unknown = sum(host.get('version') is None for host in others.values())
-        return _judged([], different,
-                       f'{len(others)} other daemons, of which {unknown} did '
-                       'not note their version.')
-
-    _upgrade_checks = (
-        ('Required packages', packages),
-        ('Locks of the file system', locks),
-        ('Format of the repository', format),
-        ('Catalog', catalog),
-        ('Options of dedupd', options_of_dedupd),
-        ('Options of Glance', options_of_glance),
-        ('Agreement of the options', agreement),
-        ('Version of dedupd', daemon),
-        ('Versions on other hosts', hosts),
-    )
-
-
-class UpgradeCheck(command_module.RepositoryCommand):
+class UpgradeCheck(command.RepositoryCommand):
     """Check whether the services may be restarted with this version.
 
     Install the new version, and run this on each host before you restart
@@ -335,15 +58,14 @@ class UpgradeCheck(command_module.RepositoryCommand):
             return settings.find(given)
 
     def take_action(self, parsed_args):
+        # Imports take longer than a small command, or the help.
+        from glance_dedup.cli import readiness
+
         # A repository that this version refuses is a finding, no error.
         with contextlib.suppress(exceptions.RepositoryError):
             self.need_repository()
-        checks = Checks(
+        checks = readiness.Checks(
             self, self.path, self.status,
             _has_default(self.app.options.config_file, settings.CONFIG_FILE),
             _has_default(parsed_args.glance_config_file, GLANCE_FILE))
-        conf = cfg.ConfigOpts()
-        self.app.status = upgradecheck.main(
-            conf, 'glance-dedup', checks,
-            ['upgrade', 'check', *(['--json'] if parsed_args.json else ())],
-            default_config_files=[])
+        self.app.status = readiness.show(checks, parsed_args.json)

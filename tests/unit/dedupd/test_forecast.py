@@ -129,10 +129,12 @@ def space(free, left=None, reserve=10, size=1000):
 
 @pytest.mark.parametrize('facts, kind, severity', (
     (space(500), None, None), (space(500, 8 * DAY), None, None),
-    (space(60), None, None), (space(59), 'little', 'warn'),
-    (space(59, 20 * DAY), 'little', 'warn'),
-    (space(500, 6 * DAY), 'soon', 'warn'), (space(20, 90), 'soon', 'warn'),
-    (space(10, 0), 'refused', 'bad'), (space(9, 0), 'refused', 'bad')))
+    (space(60), None, None), (space(59), 'little', 'warning'),
+    (space(59, 20 * DAY), 'little', 'warning'),
+    (space(500, 6 * DAY), 'soon', 'warning'),
+    (space(20, 90), 'soon', 'warning'),
+    (space(10, 0), 'refused', 'critical'),
+    (space(9, 0), 'refused', 'critical')))
 def test_trouble(facts, kind, severity):
     found = forecast.trouble(facts)
     assert (found and found[:2]) == (kind and (kind, severity))
@@ -140,10 +142,10 @@ def test_trouble(facts, kind, severity):
 
 def test_trouble_in_words():
     assert forecast.trouble(space(500, 6 * DAY))[2] == (
-        'Storing will be refused in about 6 days: 512,000 MiB are free on the '
-        'file system, of which 10,240 MiB are the reserve. Delete images and '
+        'Storing will be refused in about 6 days: 500 GiB are free on the '
+        'file system, of which 10.0 GiB are the reserve. Delete images and '
         'let the space be collected, or enlarge the file system.')
-    for seconds, words in ((90, '1 minutes'), (DAY, '24 hours')):
+    for seconds, words in ((90, '90 s'), (DAY, '24 h')):
         assert f'about {words}:' in forecast.trouble(space(500, seconds))[2]
 
 
@@ -167,7 +169,7 @@ def test_the_log_has_each_trouble_once(caplog, monkeypatch):
         assert said(space(500, 6 * DAY)) == said(space(500, 8 * DAY)) == []
     # It becomes worse.
     assert 'when the reserve is reached' in said(space(40))[0]
-    assert 'Storing is refused: 9,216 MiB' in said(space(9, 0))[0]
+    assert 'Storing is refused: 9.0 GiB' in said(space(9, 0))[0]
     assert said(space(9, 0), 3 * DAY) != []     # nobody looked for long
     assert said(space(9, 0)) == []
     # It was over for a day, and is back.

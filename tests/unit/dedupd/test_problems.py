@@ -41,7 +41,10 @@ def test_nothing():
                'reserve_bytes': 10}, 'critical', 'Storing is refused'),
     ('space', {'filesystem_bytes': 1000, 'filesystem_free_bytes': 49,
                'reserve_bytes': 10}, 'warning',
-     'The file system is nearly full: 49 B free.')])
+     'Storing will be refused when the reserve is reached: 49 B are free'),
+    ('space', {'filesystem_bytes': 1000, 'filesystem_free_bytes': 500,
+               'reserve_bytes': 10, 'full_in_seconds': 86400}, 'warning',
+     'Storing will be refused in about 24 h')])
 def test_each(part, value, severity, words):
     found, = problems.found_in({**FINE, part: value})
     assert found['severity'] == severity
