@@ -30,6 +30,8 @@ Projects = list[dict[str, Any]]
 #: together, under this name, which is no project's.
 MOST_PROJECTS = 50
 OTHERS = '(others)'
+#: The label of images that no project stored; an empty one is as good as none.
+NOBODY = '(none)'
 
 # A name, a help text, and the keys that lead to the value in the status.
 _GAUGES = (
@@ -407,7 +409,7 @@ def _of_projects(projects: Projects) -> Iterator[metrics_core.Metric]:
     yield metrics_core.GaugeMetricFamily(
         'dedupd_projects', 'Projects that have something in the repository.',
         value=float(len(projects)))
-    rows = {project['project']: [project]
+    rows = {project['project'] or NOBODY: [project]
             for project in projects[:MOST_PROJECTS]}
     if others := projects[MOST_PROJECTS:]:
         rows[OTHERS] = others

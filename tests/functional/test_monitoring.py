@@ -122,7 +122,7 @@ def a_store(place, authority):
         with repositories.open_repository(path, filter_dir=str(
                 daemon.options['filter_dir'])) as repo:
             repositories.put(repo, 'another', repositories.noise(IMAGE, 2))
-        for task in ('collect', 'merge', 'scrub', 'recompress'):
+        for task in ('collect', 'merge', 'scrub', 'recompress', 'projects'):
             daemon.perform(task)
         yield daemon
         assert 'Traceback' not in daemon.text()

@@ -214,11 +214,11 @@ def test_projects(full):
                 charged_bytes=4), project('', 20)])[1])
     assert found['dedupd_projects',] == 2
     assert found['dedupd_project_stored_bytes', 'one'] == 30
-    assert found['dedupd_project_logical_bytes', ''] == 200
+    assert found['dedupd_project_logical_bytes', '(none)'] == 200
     assert found['dedupd_project_shared_bytes', 'one'] == 0
     assert found['dedupd_project_charged_bytes', 'one'] == 4
     # What is not known is left out.
-    assert ('dedupd_project_charged_bytes', '') not in found
+    assert ('dedupd_project_charged_bytes', '(none)') not in found
 
 
 def test_projects_are_bounded(full):
