@@ -585,6 +585,38 @@ test_delete(void)
     teardown(&t);
 }
 
+static bool
+is_same(fixture *t, const char *image_id)
+{
+    return gd_spool_entry_is_same(t->x.env, t->x.root, image_id,
+                                  t->entry.inode, t->entry.modified);
+}
+
+static void
+test_the_same_file(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(put(&t, "one"), GD_OK);
+    CHECK_INT(put(&t, "two"), GD_OK);
+    CHECK_INT(open_image(&t, "one"), GD_OK);
+    CHECK(is_same(&t, "one"));
+    CHECK(!is_same(&t, "two") && !is_same(&t, "none") && !is_same(&t, "../x"));
+    t.entry.modified++;
+    CHECK(!is_same(&t, "one"));
+    t.entry.modified--;
+    /* What cannot be told is read again. */
+    fault_env_fail(&t.x.f, FAULT_FSTATAT, 1, EIO, false);
+    CHECK(!is_same(&t, "one"));
+    CHECK(is_same(&t, "one"));
+    /* The open file keeps its inode from being used again. */
+    CHECK_INT(delete(&t, "one"), GD_OK);
+    CHECK_INT(put(&t, "one"), GD_OK);
+    CHECK(!is_same(&t, "one"));
+    gd_spool_entry_close(&t.entry);
+    teardown(&t);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -602,5 +634,6 @@ main(int argc, char **argv)
     RUN(test_unlink);
     RUN(test_set_aside);
     RUN(test_delete);
+    RUN(test_the_same_file);
     return REPORT();
 }
