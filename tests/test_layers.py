@@ -227,6 +227,7 @@ TESTED_BY = {
     'glance_dedup.cli.common': 'unit/cli/test_main.py',
     'glance_dedup.cli.command': 'unit/cli/test_settings.py',
     'glance_dedup.cli.readiness': 'unit/cli/test_upgradecheck.py',
+    'glance_dedup.cli.glance': 'unit/cli/test_adoption.py',
     'glance_dedup.cli.known': 'unit/cli/test_image.py',
     'glance_dedup.cli.mount': 'functional/test_mount.py',
     'glance_dedup.cli.replication': 'functional/test_sites.py',

@@ -16,39 +16,10 @@ from glance_dedup.base import imageids
 from glance_dedup.base import units
 from glance_dedup.cli import command
 from glance_dedup.cli import common
+from glance_dedup.cli import glance as glance_module
 from glance_dedup.cli import image as image_module
 
 _UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
-
-
-def _add_cloud(parser, **options):
-    parser.add_argument(
-        '--os-cloud', metavar='NAME', help='The cloud of clouds.yaml whose '
-        'Glance is asked. Default: the one of the environment variables '
-        'OS_*.', **options)
-
-
-def _add_glance(parser):
-    """Add the options of commands that need not ask a Glance."""
-    _add_cloud(parser)
-    parser.add_argument(
-        '--glance-url', metavar='URL',
-        help="Ask this glance-api instead of the cloud's.")
-    parser.add_argument(
-        '--no-glance', action='store_true',
-        help='Ask no Glance, whatever the environment says.')
-
-
-def _connect(cloud=None, url=None):
-    from glance_dedup.client import glance_api
-
-    if cloud is None and not glance_api.is_configured():
-        raise common.UsageError(
-            'there is no Glance to ask: use --os-cloud NAME, or set OS_CLOUD '
-            'or OS_AUTH_URL and the like')
-    glance = glance_api.Glance(cloud, url)
-    glance.need_administrator()
-    return glance
 
 
 class Estimate(command.RepositoryCommand, lister.Lister):
@@ -148,7 +119,7 @@ class Import(command.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--images', metavar='ID', nargs='+',
             help='Only these. Default: all.')
-        _add_glance(parser)
+        glance_module.add_options(parser)
         parser.add_argument(
             '--project', metavar='ID',
             help='If no Glance is asked: the project that all these images '
@@ -189,7 +160,8 @@ class Import(command.RepositoryCommand, lister.Lister):
                 raise common.UsageError(
                     'an image belongs to the project that Glance says: leave '
                     '--project out, or use --no-glance')
-            glance = _connect(parsed_args.os_cloud, parsed_args.glance_url)
+            glance = glance_module.connect(parsed_args.os_cloud,
+                                           parsed_args.glance_url)
             self.app.tell(f'asking {glance.url} who owns the images')
             return glance
         if parsed_args.update_locations:
@@ -390,7 +362,7 @@ class Orphans(command.RepositoryCommand, lister.Lister):
     def add_arguments(self, parser):
         parser.add_argument(
             'ids', metavar='ID', nargs='*', help='Only these.')
-        _add_cloud(parser, action='append')
+        glance_module.add_cloud(parser, action='append')
         parser.add_argument(
             '--store', metavar='NAME',
             help="The repository's store in Glance. With it, images that "
@@ -409,7 +381,7 @@ class Orphans(command.RepositoryCommand, lister.Lister):
             # First: images that are stored from now on are not looked at.
             # Backups are none of Glance's, and are left out.
             stats = list(common.stats(repo, self.app))
-            glances = [_connect(cloud)
+            glances = [glance_module.connect(cloud)
                        for cloud in parsed_args.os_cloud or [None]]
             for glance in glances if parsed_args.store else ():
                 glance.need_store(parsed_args.store)
@@ -477,7 +449,7 @@ class Missing(command.RepositoryCommand, lister.Lister):
     """
 
     def add_arguments(self, parser):
-        _add_cloud(parser)
+        glance_module.add_cloud(parser)
         parser.add_argument(
             '--store', metavar='NAME', required=True,
             help="The repository's store in Glance.")
@@ -486,7 +458,7 @@ class Missing(command.RepositoryCommand, lister.Lister):
         from glance_dedup.adoption import orphans
 
         with self.open() as repo:
-            glance = _connect(parsed_args.os_cloud)
+            glance = glance_module.connect(parsed_args.os_cloud)
             glance.need_store(parsed_args.store)
             rows = [(image.image_id, common.Size(image.size or 0),
                      image.status, image.owner,
@@ -519,7 +491,7 @@ class Verify(command.RepositoryCommand, lister.Lister):
             help="The hash, as Glance's option hashing_algorithm names it. "
             'Default: the one that Glance recorded for the image, or sha512 '
             'if Glance is not asked.')
-        _add_glance(parser)
+        glance_module.add_options(parser)
 
     def take_action(self, parsed_args):
         from glance_dedup.base import hashes
@@ -555,8 +527,8 @@ class Verify(command.RepositoryCommand, lister.Lister):
                 parsed_args.os_cloud or glance_api.is_configured()):
             self.app.tell('Glance is not asked: no hash is compared')
             return None
-        return self.images_of(_connect(parsed_args.os_cloud,
-                                       parsed_args.glance_url))
+        return self.images_of(glance_module.connect(
+            parsed_args.os_cloud, parsed_args.glance_url))
 
     def _named(self, repo, ids, rows):
         for image_id in ids:
@@ -628,7 +600,7 @@ class Register(command.RepositoryCommand, show.ShowOne):
             '--visibility', default='private',
             choices=('private', 'shared', 'community', 'public'),
             help='Default: %(default)s.')
-        _add_cloud(parser)
+        glance_module.add_cloud(parser)
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import registering
@@ -643,7 +615,7 @@ class Register(command.RepositoryCommand, show.ShowOne):
             if is_backup:
                 image_id = registering.copy_backup(
                     repo, image_id, parsed_args.project)
-            glance = _connect(parsed_args.os_cloud)
+            glance = glance_module.connect(parsed_args.os_cloud)
             glance.need_service()
             registering.restore(repo, glance, image_id)
             size = repo.stat(image_id).size

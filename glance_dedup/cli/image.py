@@ -19,6 +19,7 @@ from glance_dedup.base import scopes
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
+from glance_dedup.cli import glance as glance_module
 from glance_dedup.cli import known
 
 
@@ -341,13 +342,23 @@ class List(Known, lister.Lister):
     images are damaged. For backups there is backup list.
     """
 
+    def add_arguments(self, parser):
+        glance_module.add_names(parser)
+
     def take_action(self, parsed_args):
         with self.open() as repo:
             rows = list(self.described(repo, common.plain_images(repo)))
-        names = ('image_id', 'size', 'zero_bytes', 'new_bytes',
-                 'stored_bytes', 'saved_percent', 'created', 'project',
-                 'damaged')
-        return names, [tuple(row[name] for name in names) for row in rows]
+        columns = ['image_id', 'size', 'zero_bytes', 'new_bytes',
+                   'stored_bytes', 'saved_percent', 'created', 'project',
+                   'damaged']
+        if parsed_args.names:
+            known_there = self.images_of(
+                glance_module.connect(parsed_args.os_cloud))
+            for row in rows:
+                row['name'] = getattr(known_there.get(row['image_id']),
+                                      'name', None)
+            columns.insert(1, 'name')
+        return columns, [tuple(row[name] for name in columns) for row in rows]
 
 
 class Show(command.RepositoryCommand, show.ShowOne):
@@ -355,6 +366,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
 
     def add_arguments(self, parser):
         parser.add_argument('id', metavar='ID')
+        glance_module.add_names(parser)
 
     def take_action(self, parsed_args):
         with self.open() as repo:
@@ -362,7 +374,12 @@ class Show(command.RepositoryCommand, show.ShowOne):
             found = repo.stat(parsed_args.id)
             # Images can be shown even if the daemon is in trouble.
             self.healthy_daemon()
-            fields = common.add_stat({}, found)
+            fields: dict[str, object] = {}
+            if parsed_args.names:
+                there = glance_module.connect(parsed_args.os_cloud).find(
+                    parsed_args.id)
+                fields['name'] = None if there is None else there.name
+            common.add_stat(fields, found)
             fields['damaged'] = _damaged(
                 parsed_args.id, known.damaged_images(repo, self.status))
             return common.shown(fields)

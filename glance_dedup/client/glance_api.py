@@ -78,6 +78,8 @@ class Image:
     """The hash recorded at the upload: the multihash, or else MD5."""
     locations: frozenset[str] | None
     """URLs; None if Glance does not show them."""
+    name: str | None = None
+    """What its owner calls it; any text."""
 
 
 def _words(text: Any) -> frozenset[str]:
@@ -102,7 +104,8 @@ def image_of(record: Record) -> Image:
         _words(record.get('os_glance_importing_to_stores')),
         name if value else None, value or None,
         None if locations is None
-        else frozenset(place['url'] for place in locations))
+        else frozenset(place['url'] for place in locations),
+        record.get('name'))
 
 
 def is_configured() -> bool:
@@ -277,7 +280,8 @@ class Glance:
         """
         if not (isinstance(record, dict) and isinstance(record.get('id'), str)
                 and isinstance(record.get('status'), str)
-                and isinstance(record.get('size'), int | None)):
+                and isinstance(record.get('size'), int | None)
+                and isinstance(record.get('name'), str | None)):
             raise GlanceError(
                 f'{self.url}: the answer is not the record of an image: '
                 f'{str(record)[:80]}', 200)

@@ -351,3 +351,35 @@ def test_killed(client, run, place, step, tmp_path):
     assert status == 0, err
     assert client.show(image_id)['status'] == 'active'
     assert client.download(image_id) == noise(MIB, 4)
+
+
+def test_images_are_listed_with_their_names(client, run, place, capfd):
+    """Names are any text of users; an image may have none, or no record."""
+    hostile = 'web \x1b[2J server'
+    named = client.create(name=hostile)['id']
+    client.upload(named, b'content', store='dedup1')
+    nameless = client.create()['id']
+    client.upload(nameless, b'content', store='dedup1')
+    unknown = new(place)
+    status, found, err = run('image', 'list', '--names')
+    assert status == 0, err
+    names = {row['image_id']: row['name'] for row in found}
+    assert names[named] == hostile
+    assert main.main(command(place, 'image', 'list', '--names')[:-2]) == 0
+    table, _ = capfd.readouterr()
+    assert 'server' in table and '\x1b' not in table
+    assert names[nameless] is None and names[unknown] is None
+    assert run('image', 'show', named, '--names')[1]['name'] == hostile
+    assert run('image', 'show', unknown, '--names')[1]['name'] is None
+    # Nobody else is asked for names.
+    assert 'name' not in run('image', 'show', named)[1]
+    status, _, err = run('image', 'list', '--names', token='none')
+    assert status == 2 and 'Traceback' not in err
+
+
+def test_names_need_a_glance(run, monkeypatch):
+    for name in ('OS_AUTH_TYPE', 'OS_ENDPOINT'):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('OS_CLIENT_CONFIG_FILE', '/nowhere')
+    status, _, err = run('image', 'list', '--names')
+    assert status == 2 and 'there is no Glance to ask' in err
