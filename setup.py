@@ -42,6 +42,7 @@ DATA_FILES = {
         'etc/*.service', 'etc/*.socket', 'etc/*.timer'),
     'share/glance-dedup/tmpfiles.d': ('etc/tmpfiles.d/*.conf',),
     'share/glance-dedup/prometheus': ('etc/prometheus/*.yml',),
+    'share/glance-dedup/grafana': ('etc/grafana/*.json',),
     'share/glance-dedup/conf': ('etc/*.conf', 'etc/*.conf.sample'),
     'share/doc/glance-dedup': ('RELEASENOTES.rst',),
     'share/man/man1': ('doc/build/man/*.1',),

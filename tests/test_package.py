@@ -28,6 +28,7 @@ DATA = [('glance-dedup/systemd', ('service', 'socket', 'timer'), 'etc'),
         ('glance-dedup/conf', ('conf', 'sample'), 'etc'),
         ('glance-dedup/tmpfiles.d', ('conf',), 'etc/tmpfiles.d'),
         ('glance-dedup/prometheus', ('yml',), 'etc/prometheus'),
+        ('glance-dedup/grafana', ('json',), 'etc/grafana'),
         ('man/man1', ('1',), 'doc/build/man'),
         ('man/man8', ('8',), 'doc/build/man')]
 #: Those of them that tools/release makes.
