@@ -46,6 +46,7 @@ from common import MIB
 import disk
 import plot
 
+from dedupd import opts
 from dedupd.tasks import registry
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
@@ -151,7 +152,7 @@ class Aged:
         self.path = os.path.join(directory, name)
         self._directory = directory
         self._args = args
-        self._options = registry.load_options().dedupd
+        self._options = opts.load().dedupd
         self.seconds = dict.fromkeys(name.split(','), 0.0)
         repository.Repository.create(self.path, group_slots=args.group_slots)
 
