@@ -128,8 +128,7 @@ def test_space_comes_back_without_a_daemon(places, daemon, glance):
     before = on_disk(places)
     daemon.stop()
     glance.delete(image_id)
-    done = json.loads(command(places, daemon, 'repository', 'collect', '-f',
-                              'json'))
+    done = json.loads(command(places, daemon, 'collect', '-f', 'json'))
     assert done['freed_bytes'] == 8 * MIB
     assert on_disk(places) <= before - 7 * MIB
 

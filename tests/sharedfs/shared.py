@@ -226,7 +226,7 @@ class Shared:
     def __init__(self, kind, make, directory, say=lambda text: None):
         self.kind = kind
         self.directory = pathlib.Path(directory).resolve()
-        self._say = say
+        self.say = say
         self._cancelled = threading.Event()
         self._make_directory()
         self.state = state_module.State(self.directory / 'state.json')
@@ -293,9 +293,9 @@ class Shared:
         """Start what does not run."""
         for one in self.services.values():
             if one.state() == 'up':
-                self._say(f'{one.title} runs already')
+                self.say(f'{one.title} runs already')
                 continue
-            self._say(f'start {one.title} ...')
+            self.say(f'start {one.title} ...')
             one.start()
 
     def versions(self):
@@ -306,7 +306,7 @@ class Shared:
         """End everything, and remove the directory."""
         for one in reversed(self.services.values()):
             if one.processes:
-                self._say(f'end {one.title} ...')
+                self.say(f'end {one.title} ...')
             # A mount may be there after its process has ended.
             one.stop()
         self._end_marked()
