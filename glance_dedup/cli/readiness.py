@@ -28,6 +28,10 @@ from glance_dedup.cli import settings
 # The options of dedupd that have to be equal to those of Glance's store.
 _EQUAL = ('index', 'index_dir', 'filter_dir', 'reserve_mib')
 
+# What a package's metadata say if its build was told no version, as those of
+# xxhash in Debian 13.
+_UNKNOWN_VERSION = '0.0.0'
+
 
 def _result(code: upgradecheck.Code, *sentences: str) -> upgradecheck.Result:
     return upgradecheck.Result(code, printable.printable(' '.join(sentences)))
@@ -88,7 +92,8 @@ class Checks(upgradecheck.UpgradeCommands):
                 missing.append(f'{need.name} is not installed: install '
                                f'{need.name}{need.specifier}.')
                 continue
-            if not need.specifier.contains(found, prereleases=True):
+            if found != _UNKNOWN_VERSION and not need.specifier.contains(
+                    found, prereleases=True):
                 missing.append(
                     f'{need.name} {found} is installed: install '
                     f'{need.name}{need.specifier}.')

@@ -131,6 +131,19 @@ def test_a_package_that_is_too_old_is_a_failure(created, tmp_path,
     assert 'none-of-ours' not in sentences
 
 
+def test_a_package_that_does_not_tell_its_version_is_fine(
+        created, tmp_path, monkeypatch):
+    for name, told in ('glance_dedup', '9.9'), ('xxhash', '0.0.0'):
+        place = tmp_path / f'{name}-{told}.dist-info'
+        place.mkdir()
+        (place / 'METADATA').write_text(
+            f'Metadata-Version: 2.1\nName: {name}\nVersion: {told}\n'
+            'Requires-Dist: xxhash>=3\n')
+    version.version()           # that of this process, before
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check(created)[1]['Required packages'][0] == SUCCESS
+
+
 # -- options ------------------------------------------------------------------
 
 def test_an_option_that_dedupd_refuses_is_a_failure(created, tmp_path):
