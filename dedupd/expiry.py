@@ -2,8 +2,8 @@
 
 """Until when the daemon's own certificates are valid, for its status.
 
-They are those that the daemon shows to others. Each file is read anew for each
-status, because the programs that renew certificates tell nobody.
+The daemon shows these certificates to others. Each status reads the files
+again, because the programs that renew certificates do not tell the daemon.
 """
 
 from typing import Any

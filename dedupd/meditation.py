@@ -8,7 +8,7 @@ threads, the options without the secret ones, and what the service adds.
 
 A thread of its own writes the report. So the interrupted thread may hold any
 lock, and the event loop goes on. What the service adds is asked for with a
-limit of time: whoever wants a report may want it because something hangs.
+limit of time, because an operator may want the report when something hangs.
 """
 
 import asyncio

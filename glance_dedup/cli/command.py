@@ -149,7 +149,7 @@ class RepositoryCommand(command.Command):
             why = f', {self.settings.why}' if self.settings.why else ''
             raise common.UsageError(
                 f'no repository is given{why}, and no daemon answers on '
-                f'{self.settings.socket or "any socket"}: use --repository '
+                f'{self.settings.socket_in_words}: use --repository '
                 'DIR, --config-file FILE or --socket PATH')
         return client
 

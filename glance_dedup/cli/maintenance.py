@@ -76,7 +76,7 @@ class Status(command.RepositoryCommand, show.ShowOne):
         if self.status is not None:
             return self.status
         self.app.tell('no daemon answers for this repository on '
-                      f'{self.settings.socket or "any socket"}')
+                      f'{self.settings.socket_in_words}')
         return self._without_daemon()
 
     def _without_daemon(self) -> dict:

@@ -53,7 +53,7 @@ def _judged(failures: list[str], warnings: list[str], fine: str
 class Checks(upgradecheck.UpgradeCommands):
     """The checks, on one repository.
 
-    :param command: opens the repository, and knows the socket
+    :param command: opens the repository, and has the settings
     :param path: the repository's
     :param status: of the daemon that serves it; None: none answers
     :param dedupd_file: dedupd's options
@@ -250,7 +250,7 @@ class Checks(upgradecheck.UpgradeCommands):
         daemon = (self._status or {}).get('daemon')
         if not isinstance(daemon, dict):
             return _success('No dedupd answers for this repository on '
-                            f'{self._command.socket}.')
+                            f'{self._command.settings.socket_in_words}.')
         found, ours = daemon.get('version'), version.version()
         where = f'dedupd, process {daemon.get("pid")} on {daemon.get("host")},'
         if found != ours:

@@ -45,6 +45,11 @@ class Settings:
     options: typing.Any = None
     why: str = ''
 
+    @property
+    def socket_in_words(self) -> str:
+        """Where a daemon is looked for, for people."""
+        return self.socket or 'any socket'
+
 
 def find(given: argparse.Namespace) -> Settings:
     """The settings that the program's global options lead to.

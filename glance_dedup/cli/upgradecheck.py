@@ -40,11 +40,6 @@ class UpgradeCheck(command.RepositoryCommand):
             help=f"glance-api's options. Default: {GLANCE_FILE}, if it "
             'exists.')
 
-    @property
-    def socket(self) -> str:
-        """Where a daemon was looked for, for people."""
-        return self.settings.socket or 'any socket'
-
     @functools.cached_property
     def settings(self) -> settings.Settings:
         """As of other commands; an invalid option file is a finding."""

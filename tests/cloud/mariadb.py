@@ -96,7 +96,7 @@ class MariaDB(service.Service):
 
         :param user: the service that owns them
         :param distribution: the Python distribution whose version counts
-        :param names: of the databases; what is kept is named after the first
+        :param names: of the databases; the kept file has the first name
         :param migrate: called to have the service make its tables
         """
         with self.connect() as connection, connection.cursor() as cursor:

@@ -77,7 +77,7 @@ def mounts_below(directory):
 
 
 def unmount_below(directory):
-    """Unmount whatever is mounted in a directory, whoever uses it."""
+    """Unmount everything below a directory, even if a process uses it."""
     command = (['umount', '--lazy'] if os.geteuid() == 0
                else ['fusermount3', '-u', '-z'])
     for place in mounts_below(directory):

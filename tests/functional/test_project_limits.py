@@ -175,7 +175,7 @@ def test_workers_at_once(as_project, daemon, place):
     assert set(results) <= {204, 413} and 204 in results
     daemon.run('account')
     assert projects(daemon)['carol']['images'] == results.count(204)
-    # Whoever comes later is refused, whichever worker it is.
+    # Every worker refuses a later upload.
     for number in range(4):
         refused(carol, noise(3 * MIB, 10 + number))
 

@@ -93,7 +93,7 @@ def test_what_was_not_counted_is_unknown(created, tmp_path):
 
 
 def test_hostile_names(created, tmp_path):
-    """They come from Keystone, or from whoever calls the command."""
+    """Keystone makes the ids, or the user of the command types them."""
     (tmp_path / 'a').write_bytes(b'x')
     for number, name in enumerate(('a\nb', '\x1b[31m', 'ünï')):
         created('image', 'put', str(number), tmp_path / 'a', '--project',
