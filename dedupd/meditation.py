@@ -119,6 +119,19 @@ def _report_of(conf: cfg.ConfigOpts, sections: Sections) -> Any:
                     _asked(ask)), ask))
               for title, ask in sections.items())]
 
+        def add_section(self, heading: Any, generator: Callable[[], Any],
+                        index: int | None = None) -> None:
+            # The library's own parts may fail, too. A child ends while its
+            # process is described, or an object cannot tell its class.
+            def whole() -> Any:
+                try:
+                    return generator()
+                except Exception as e:
+                    return with_default_views.ModelWithDefaultViews(
+                        {'error': repr(e)})
+
+            super().add_section(heading, whole, index)
+
     return Report
 
 
