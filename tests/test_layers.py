@@ -62,6 +62,7 @@ PACKAGES = {
         '_engine base repository'),
     'glance_dedup.client': (
         'asking dedupd, servers of NBD, and Glance', 'base'),
+    'glance_dedup.objects': ('objects of an object store', 'base'),
     'glance_dedup.transfer': (
         'images on their way between repositories',
         '_engine base repository client'),
@@ -169,6 +170,10 @@ TESTED_BY = {
     'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
     'glance_dedup.cli.batch': 'functional/test_batch.py',
     'glance_dedup.cli.glanceoptions': 'unit/cli/test_upgradecheck.py',
+    'glance_dedup.objects.backend': 'functional/test_objects.py',
+    'glance_dedup.objects.s3': 'functional/test_objects.py',
+    'glance_dedup.objects.store': 'functional/test_objects.py',
+    'glance_dedup.objects.swift': 'functional/test_objects.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',

@@ -69,6 +69,13 @@ class UnfitFileSystem(RepositoryError):
     """The file system lacks what several processes or hosts need."""
 
 
+class UnavailableError(RepositoryError):
+    """What is needed cannot be reached now.
+
+    It is neither lost nor damaged, as far as anybody knows.
+    """
+
+
 class ClosedError(RepositoryError):
     """The handle was closed, or inherited over a fork."""
 

@@ -19,6 +19,8 @@ EXTRAS = {'backup': {'glance_dedup/batch/rank.py',
                      'glance_dedup/batch/ranks.py'},
           'glance': {'glance_dedup/client/glance_api.py'},
           'libvirt': {'glance_dedup/batch/libvirt_jobs.py'},
+          's3': {'glance_dedup/objects/s3.py'},
+          'swift': {'glance_dedup/objects/swift.py'},
           'mount': {'dedupd/novabase/operations.py',
                     'glance_dedup/mount.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.

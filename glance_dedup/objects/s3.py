@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""S3, as Amazon, Ceph's gateway, Swift and others speak it, by boto3."""
+
+import base64
+from collections.abc import Iterator
+import contextlib
+import http.client
+from typing import Any
+from typing import BinaryIO
+
+import boto3
+from botocore import config as botocore_config
+from botocore import exceptions as botocore_exceptions
+from oslo_config import cfg
+from urllib3 import exceptions as urllib3_exceptions
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import printable
+from glance_dedup.objects import backend
+from glance_dedup.objects import credentials
+from glance_dedup.objects import location as location_module
+
+#: Keys that are asked for at once.
+PAGE = 1000
+#: Connections that a client keeps.
+CONNECTIONS = 16
+
+_REFUSED = frozenset((
+    'AccessDenied', 'AllAccessDisabled', 'ExpiredToken', 'InvalidAccessKeyId',
+    'InvalidToken', 'RequestTimeTooSkewed', 'SignatureDoesNotMatch',
+    'TokenRefreshRequired'))
+
+
+class S3(backend.Backend):
+    """A bucket."""
+
+    def __init__(self, location: location_module.Location,
+                 conf: cfg.ConfigOpts) -> None:
+        """Connect to nothing yet.
+
+        :param conf: the credentials
+        :raises AccessDenied: there are none for S3
+        """
+        conf.register_opts(credentials.S3_OPTIONS, group='s3')
+        if not conf.s3.access_key or not conf.s3.secret_key:
+            raise exceptions.AccessDenied(
+                'the file of credentials lacks access_key or secret_key in '
+                '[s3]')
+        self._bucket = location.container
+        self._client: Any = boto3.session.Session().client(
+            's3',
+            endpoint_url=location.endpoint or None,
+            region_name=location.region or 'us-east-1',
+            verify=location.ca_file or None,
+            aws_access_key_id=conf.s3.access_key,
+            aws_secret_access_key=conf.s3.secret_key,
+            aws_session_token=conf.s3.session_token,
+            config=botocore_config.Config(
+                connect_timeout=backend.TIMEOUT,
+                read_timeout=backend.ANSWER_TIMEOUT,
+                max_pool_connections=CONNECTIONS,
+                # The store repeats requests.
+                retries={'total_max_attempts': 1},
+                # Servers other than Amazon's know no newer digest than MD5.
+                request_checksum_calculation='when_required',
+                response_checksum_validation='when_required',
+                # A bucket's name in the host's needs a wildcard in DNS.
+                s3={'addressing_style': 'path' if location.endpoint
+                    else 'auto'}))
+
+    def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
+        with _errors():
+            self._client.put_object(
+                Bucket=self._bucket, Key=key, Body=file, ContentLength=length,
+                ContentMD5=base64.b64encode(md5).decode())
+
+    def get(self, key: str, start: int, length: int) -> backend.Pieces:
+        with _errors():
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=key,
+                Range=f'bytes={start}-{start + length - 1}')
+            with contextlib.closing(answer['Body']) as body:
+                if answer['ResponseMetadata']['HTTPStatusCode'] != 206:
+                    raise exceptions.UnavailableError(
+                        'the server does not read ranges of objects')
+                yield from backend.pieces(body._raw_stream)
+
+    def size(self, key: str) -> int:
+        with _errors():
+            return self._client.head_object(
+                Bucket=self._bucket, Key=key)['ContentLength']
+
+    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+        with _errors():
+            for page in self._client.get_paginator('list_objects_v2').paginate(
+                    Bucket=self._bucket, Prefix=prefix,
+                    PaginationConfig={'PageSize': PAGE}):
+                for one in page.get('Contents', ()):
+                    yield one['Key'], one['Size']
+
+    def delete(self, key: str) -> None:
+        with _errors(), contextlib.suppress(backend.ObjectNotFound):
+            self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except botocore_exceptions.ClientError as e:
+        raise _kind(e) from e
+    except (botocore_exceptions.BotoCoreError,
+            botocore_exceptions.HTTPClientError,
+            urllib3_exceptions.HTTPError, http.client.HTTPException) as e:
+        # Some of them quote the request's URL, which has no secret.
+        raise exceptions.UnavailableError(
+            printable.printable(str(e))[:200]) from e
+
+
+def _kind(error: botocore_exceptions.ClientError
+          ) -> exceptions.UnavailableError:
+    """What an answer means, in our words and the server's."""
+    facts = error.response.get('Error', {})
+    code = str(facts.get('Code', ''))
+    status = error.response.get('ResponseMetadata', {}).get('HTTPStatusCode')
+    text = printable.printable(
+        f'{code}: {facts.get("Message", "")}')[:200]
+    said = f'the server answered {status}, {text}'
+    if code in ('NoSuchKey', '404', 'NotFound'):
+        return backend.ObjectNotFound('there is no such object')
+    if code in _REFUSED or status in (401, 403):
+        return backend.RefusedError(said)
+    return exceptions.UnavailableError(said)

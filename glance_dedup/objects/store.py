@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""An object store, as cold groups need one.
+
+It keeps objects that are written once, under keys that were never used before.
+It is not trusted: an object that was sent is verified by the server's digest
+and by its length, and whoever reads a range verifies what is in it.
+
+A request that fails is repeated a few times, since servers of object stores
+are often busy. A server that sends nothing, or too slowly, or too much, fails
+the request. If it refuses the credentials, their file is read again once: it
+may have been replaced, as temporary credentials are.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import random
+import threading
+import time
+from typing import BinaryIO
+from typing import cast
+from typing import TypeVar
+
+from glance_dedup.base import closing
+from glance_dedup.base import exceptions
+from glance_dedup.objects import backend as backend_module
+from glance_dedup.objects import credentials
+from glance_dedup.objects import location as location_module
+
+#: How often a request is made, and the seconds before the second time. Each
+#: further wait is twice as long, and all vary by half.
+TRIES = 4
+FIRST_WAIT = 0.25
+#: More keys than a repository has groups and images: 4 GB of memory.
+MOST_KEYS = 1 << 24
+#: How slowly bytes may come or go: bytes a second, and further seconds.
+SLOWEST, AT_LEAST = 65536, 60.0
+
+ObjectNotFound = backend_module.ObjectNotFound
+RefusedError = backend_module.RefusedError
+
+_Result = TypeVar('_Result')
+
+
+@dataclasses.dataclass
+class Counts:
+    """Requests and bytes since the store was opened; providers bill both."""
+
+    puts: int = 0
+    gets: int = 0
+    others: int = 0
+    """HEAD, LIST and DELETE."""
+    repeated: int = 0
+    """Of all of these, those that failed and were made again."""
+    sent: int = 0
+    """Bytes of objects."""
+    received: int = 0
+    """Bytes of objects."""
+
+
+class ObjectStore(closing.Closing):
+    """A bucket or container. Thread-safe.
+
+    Each method raises UnavailableError if the server does not answer, or not
+    as it should; the message names the location and the object. Its subclasses
+    :class:`ObjectNotFound` and :class:`RefusedError` say more.
+    """
+
+    def __init__(self, location: location_module.Location,
+                 credentials_file: str) -> None:
+        """Read the credentials; connect to nothing yet.
+
+        :raises AccessDenied: as :func:`credentials.read`, or they are not for
+            such an object store
+        :raises UnavailableError: the client library is not installed
+        """
+        self.location = location
+        self.counts = Counts()
+        self._path = credentials_file
+        self._lock = threading.Lock()
+        self._content = credentials.read(credentials_file)
+        self._backend = _open(location, credentials_file, self._content)
+        self._old: list[backend_module.Backend] = []
+
+    def put(self, key: str, file: BinaryIO) -> int:
+        """Store an object; returns its length.
+
+        When this returns, the server has the bytes of the file, by its own
+        digest.
+
+        :param file: an ordinary file, of which all is sent
+        """
+        length = os.fstat(file.fileno()).st_size
+        digest = hashlib.md5(usedforsecurity=False)
+        file.seek(0)
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+
+        def send(backend: backend_module.Backend) -> None:
+            file.seek(0)
+            self._count(puts=1, sent=length)
+            backend.put(key, cast(BinaryIO, _Timed(file, length)), length,
+                        digest.digest())
+
+        self._request(f'PUT {key}', send)
+        there = self.size(key)
+        if there != length:
+            raise exceptions.UnavailableError(
+                f'{self.location.url}: {key} has {there} bytes after '
+                f'{length} were sent')
+        return length
+
+    def get(self, key: str, start: int, length: int) -> bytes:
+        """Read a range that lies in the object."""
+        def receive(backend: backend_module.Backend) -> bytes:
+            self._count(gets=1)
+            deadline = _deadline(length)
+            found = bytearray()
+            with contextlib.closing(
+                    backend.get(key, start, length)) as pieces:
+                for piece in pieces:
+                    found += piece
+                    if len(found) > length:
+                        raise exceptions.UnavailableError(
+                            'more came than was asked for')
+                    _check_time(deadline)
+            self._count(received=len(found))
+            if len(found) < length:
+                raise exceptions.UnavailableError(
+                    f'{len(found)} bytes came instead of {length}')
+            return bytes(found)
+
+        return self._request(f'GET {key}', receive)
+
+    def size(self, key: str) -> int:
+        """How many bytes an object has."""
+        def ask(backend: backend_module.Backend) -> int:
+            self._count(others=1)
+            return backend.size(key)
+
+        return self._request(f'HEAD {key}', ask)
+
+    def keys(self, prefix: str) -> list[tuple[str, int]]:
+        """The keys that begin with a prefix, and their sizes.
+
+        A server may leave out what was stored or deleted lately.
+        """
+        def ask(backend: backend_module.Backend) -> list[tuple[str, int]]:
+            self._count(others=1)
+            found = list(itertools.islice(backend.keys(prefix), MOST_KEYS))
+            if len(found) == MOST_KEYS:
+                raise exceptions.UnavailableError(
+                    f'there are {MOST_KEYS} objects or more')
+            return found
+
+        return self._request(f'LIST {prefix}', ask)
+
+    def delete(self, key: str) -> None:
+        """Delete an object. If there is none, do nothing."""
+        def ask(backend: backend_module.Backend) -> None:
+            self._count(others=1)
+            backend.delete(key)
+
+        self._request(f'DELETE {key}', ask)
+
+    def close(self) -> None:
+        """Close all connections. No request may be under way."""
+        for backend in [self._backend, *self._old]:
+            backend.close()
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                setattr(self.counts, name,
+                        getattr(self.counts, name) + number)
+
+    def _request(self, what: str,
+                 work: Callable[[backend_module.Backend], _Result]
+                 ) -> _Result:
+        """Do some work with the backend, several times if it fails."""
+        tried = 0
+        while True:
+            backend = self._backend
+            tried += 1
+            try:
+                return work(backend)
+            except RefusedError as e:
+                error: exceptions.UnavailableError = e
+                again = self._renew(backend)
+            except exceptions.UnavailableError as e:
+                error = e
+                again = not isinstance(e, ObjectNotFound)
+            if not again or tried == TRIES:
+                raise type(error)(
+                    f'{self.location.url}: {what}: {error}') from error
+            self._count(repeated=1)
+            time.sleep(FIRST_WAIT * 2 ** (tried - 1)
+                       * random.uniform(0.5, 1.5))
+
+    def _renew(self, refused: backend_module.Backend) -> bool:
+        """Take new credentials, if there are any; returns whether so."""
+        with self._lock:
+            if self._backend is not refused:
+                return True     # another thread was faster
+            try:
+                content = credentials.read(self._path)
+            except exceptions.AccessDenied:
+                return False
+            if content == self._content:
+                return False
+            try:
+                self._backend = _open(self.location, self._path, content)
+            except exceptions.AccessDenied:
+                return False
+            self._content = content
+            # Other threads may still use it.
+            self._old.append(refused)
+            return True
+
+
+def _open(location: location_module.Location, path: str, content: bytes
+          ) -> backend_module.Backend:
+    """The backend of a location."""
+    conf = credentials.options(path, content)
+    # The client libraries take a second to import, and may not be there.
+    try:
+        if location.kind == 's3':
+            from glance_dedup.objects import s3
+            return s3.S3(location, conf)
+        from glance_dedup.objects import swift
+        return swift.Swift(location, conf)
+    except ImportError as e:
+        raise exceptions.UnavailableError(
+            f'{location.url} needs a library that is not installed ({e}): '
+            f'pip install glance-dedup[{location.kind}]') from e
+    except exceptions.AccessDenied as e:
+        raise exceptions.AccessDenied(f'{path}: {e}') from e
+
+
+def _deadline(length: int) -> float:
+    return time.monotonic() + AT_LEAST + length / SLOWEST
+
+
+def _check_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise exceptions.UnavailableError('it takes too long')
+
+
+class _Timed:
+    """A file that is to be sent within a time.
+
+    It has what the libraries use of a file, and no more than `length` bytes.
+    """
+
+    def __init__(self, file: BinaryIO, length: int) -> None:
+        self._file = file
+        self._length = length
+        self._deadline = _deadline(length)
+
+    def read(self, size: int = -1) -> bytes:
+        _check_time(self._deadline)
+        left = self._length - self._file.tell()
+        return self._file.read(left if size < 0 else min(size, left))
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def __len__(self) -> int:
+        return self._length

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Swift, by python-swiftclient, with what keystoneauth logs in by."""
+
+from collections.abc import Iterator
+import contextlib
+import http.client
+import queue
+from typing import Any
+from typing import BinaryIO
+
+from keystoneauth1 import exceptions as keystone_exceptions
+from keystoneauth1 import loading
+from keystoneauth1 import session as session_module
+from oslo_config import cfg
+import requests
+from swiftclient import client
+from urllib3 import exceptions as urllib3_exceptions
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import printable
+from glance_dedup.objects import backend
+from glance_dedup.objects import location as location_module
+
+#: Keys that are asked for at once.
+PAGE = 1000
+
+
+class Swift(backend.Backend):
+    """A container."""
+
+    def __init__(self, location: location_module.Location,
+                 conf: cfg.ConfigOpts) -> None:
+        """Connect to nothing yet.
+
+        :param conf: the credentials
+        :raises AccessDenied: there are none for Swift
+        """
+        loading.register_auth_conf_options(conf, 'swift')
+        try:
+            plugin = loading.load_auth_from_conf_options(conf, 'swift')
+        except (cfg.Error, keystone_exceptions.ClientException) as e:
+            raise exceptions.AccessDenied(
+                'the file of credentials has no way to log in in [swift]: '
+                f'{printable.printable(str(e))[:200]}') from e
+        if plugin is None:
+            raise exceptions.AccessDenied(
+                'the file of credentials lacks auth_type in [swift]')
+        self._container = location.container
+        self._session = session_module.Session(
+            plugin, verify=location.ca_file or True,
+            timeout=backend.ANSWER_TIMEOUT)
+        self._options = {'region_name': location.region} if (
+            location.region) else {}
+        self._ca_file = location.ca_file or None
+        # A connection is for one thread at a time.
+        self._idle: queue.SimpleQueue[client.Connection] = queue.SimpleQueue()
+
+    def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
+        with self._connection() as connection:
+            connection.put_object(
+                self._container, key, file, content_length=length,
+                etag=md5.hex(), chunk_size=backend.PIECE,
+                content_type='application/octet-stream')
+
+    def get(self, key: str, start: int, length: int) -> backend.Pieces:
+        answer: dict[str, Any] = {}
+        with self._connection() as connection:
+            _, body = connection.get_object(
+                self._container, key, resp_chunk_size=backend.PIECE,
+                headers={'Range': f'bytes={start}-{start + length - 1}'},
+                response_dict=answer)
+            if answer.get('status') != 206:
+                raise exceptions.UnavailableError(
+                    'the server does not read ranges of objects')
+            yield from backend.pieces(body.resp.raw)
+            body.close()
+
+    def size(self, key: str) -> int:
+        with self._connection() as connection:
+            headers = connection.head_object(self._container, key)
+            try:
+                return int(headers['content-length'])
+            except (KeyError, ValueError) as e:
+                raise exceptions.UnavailableError(
+                    'the server does not tell how long the object is') from e
+
+    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+        marker = ''
+        while True:
+            with self._connection() as connection:
+                _, page = connection.get_container(
+                    self._container, prefix=prefix, marker=marker,
+                    limit=PAGE)
+            for one in page:
+                yield one['name'], one['bytes']
+            if not page or page[-1]['name'] <= marker:
+                return
+            marker = page[-1]['name']
+
+    def delete(self, key: str) -> None:
+        with (contextlib.suppress(backend.ObjectNotFound),
+              self._connection() as connection):
+            connection.delete_object(self._container, key)
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[client.Connection]:
+        """One that is idle, or a new one; after an error it is closed."""
+        try:
+            connection = self._idle.get_nowait()
+        except queue.Empty:
+            connection = client.Connection(
+                session=self._session, os_options=self._options,
+                cacert=self._ca_file, timeout=backend.ANSWER_TIMEOUT,
+                # The store repeats requests.
+                retries=0)
+        try:
+            with _errors():
+                yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.put(connection)
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except client.ClientException as e:
+        raise _kind(e) from e
+    except keystone_exceptions.Unauthorized as e:
+        raise backend.RefusedError(
+            'Keystone refuses the credentials') from e
+    except (keystone_exceptions.ClientException,
+            requests.RequestException, urllib3_exceptions.HTTPError,
+            http.client.HTTPException, OSError) as e:
+        raise exceptions.UnavailableError(
+            printable.printable(str(e))[:200]) from e
+
+
+def _kind(error: client.ClientException) -> exceptions.UnavailableError:
+    """What an answer means, in our words and the server's."""
+    said = (f'the server answered {error.http_status}, '
+            f'{printable.printable(str(error.http_reason))[:200]}')
+    if error.http_status is None:
+        said = printable.printable(str(error))[:200]
+    if error.http_status == 404:
+        return backend.ObjectNotFound('there is no such object')
+    if error.http_status in (401, 403):
+        return backend.RefusedError(said)
+    return exceptions.UnavailableError(said)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A proxy before an object store that does to requests what tests say."""
+
+import contextlib
+import http.client
+from http import server
+import threading
+import time
+
+#: Seconds that an upstream server may take.
+LIMIT = 60
+
+
+class Faults:
+    """What is to happen to the next requests, in order.
+
+    Each is ``None`` (nothing), a status to answer with instead, or the name of
+    a method of :class:`_Handler`.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._next = []
+        self.always = None
+        self.seen = []
+
+    def plan(self, *faults, methods=('GET', 'PUT', 'HEAD', 'DELETE')):
+        """The faults of the next requests that have these methods."""
+        with self._lock:
+            self._next = list(faults)
+            self._methods = methods
+
+    def take(self, method, path):
+        with self._lock:
+            self.seen.append((method, path))
+            if self.always is not None:
+                return self.always
+            # Logging in is no request for an object.
+            if (not self._next or method not in self._methods
+                    or path.startswith('/auth/')):
+                return None
+            return self._next.pop(0)
+
+
+class _Handler(server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+
+    def log_message(self, *args):
+        """Say nothing."""
+
+    def relay(self):
+        body = None
+        if 'content-length' in self.headers:
+            body = self.rfile.read(int(self.headers['content-length']))
+        elif 'chunked' in self.headers.get('transfer-encoding', ''):
+            body = b''
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        fault = self.server.faults.take(self.command, self.path)
+        if isinstance(fault, int):
+            self.close_connection = True
+            self.answer(fault, [], b'')
+        elif fault is None:
+            self.answer(*self.ask(body))
+        else:
+            getattr(self, fault)(body)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = relay  # noqa: N815
+
+    def ask(self, body):
+        """What the server answers."""
+        headers = {name: value for name, value in self.headers.items()
+                   if name.lower() not in ('transfer-encoding', 'expect')}
+        if body is not None:
+            headers['Content-Length'] = str(len(body))
+        with contextlib.closing(http.client.HTTPConnection(
+                '127.0.0.1', self.server.port, timeout=LIMIT)) as connection:
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+
+    def answer(self, status, headers, body, send=None):
+        self.send_response_only(status)
+        length = None
+        for name, value in headers:
+            if name.lower() == 'content-length':
+                length = value
+            elif name.lower() not in ('transfer-encoding', 'connection'):
+                self.send_header(name, value)
+        if self.command != 'HEAD' or length is None:
+            length = len(body)
+        self.send_header('Content-Length', length)
+        self.end_headers()
+        if self.command != 'HEAD':
+            self.wfile.write(body if send is None else send)
+
+    # -- faults --
+
+    def truncate(self, body):
+        """Half of the answer's body, and then the end."""
+        status, headers, found = self.ask(body)
+        self.close_connection = True
+        self.answer(status, headers, found, found[:len(found) // 2])
+
+    def shorten(self, body):
+        """Half of the answer's body, as if it were all."""
+        status, headers, found = self.ask(body)
+        self.answer(status, headers, found[:len(found) // 2])
+
+    def lengthen(self, body):
+        """More than there is."""
+        status, headers, found = self.ask(body)
+        self.answer(status, headers, found + found)
+
+    def flip(self, body):
+        """One other byte."""
+        status, headers, found = self.ask(body)
+        if found:
+            found = bytes((found[0] ^ 1, *found[1:]))
+        self.answer(status, headers, found)
+
+    def spoil(self, body):
+        """Send another byte on to the server."""
+        self.answer(*self.ask(bytes((body[0] ^ 1, *body[1:]))))
+
+    def repeat(self, body):
+        """Do it twice, and answer as to the second time."""
+        self.ask(body)
+        self.answer(*self.ask(body))
+
+    def forget(self, body):
+        """Do it, and close the connection without an answer."""
+        self.ask(body)
+        self.close_connection = True
+
+    def hang(self, body):
+        """Send nothing until the client leaves."""
+        self.close_connection = True
+        self.connection.settimeout(LIMIT)
+        with contextlib.suppress(OSError):
+            self.connection.recv(1)
+
+    def trickle(self, body):
+        """Send an answer byte by byte, until the client leaves."""
+        status, headers, found = self.ask(body)
+        self.close_connection = True
+        self.answer(status, headers, found, b'')
+        with contextlib.suppress(OSError):
+            for byte in found:
+                self.wfile.write(bytes((byte,)))
+                time.sleep(0.05)
+
+    def whole(self, body):
+        """Say that the range is the whole object."""
+        _, headers, found = self.ask(body)
+        self.answer(200, headers, found)
+
+
+class FaultyProxy(server.ThreadingHTTPServer):
+    """Listens on loopback, and passes requests to a port.
+
+    :ivar faults: what happens to the next requests
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, port):
+        self.port = port
+        self.faults = Faults()
+        super().__init__(('127.0.0.1', 0), _Handler)
+        self.url = f'http://127.0.0.1:{self.server_port}'
+
+    def handle_error(self, request, client_address):
+        """A client that left is none of ours."""
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True,
+                         kwargs={'poll_interval': 0.05}).start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.shutdown()
+        self.server_close()

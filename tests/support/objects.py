@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Real object stores, on loopback: Swift, and the S3 gateway of JuiceFS.
+
+Each has ``location(prefix)``, and ``credentials(path)`` writes a file with
+those that are right. Its bucket or container is there.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import boto3
+from keystoneauth1 import loading
+from keystoneauth1 import session
+import requests
+from swiftclient import client
+
+from glance_dedup.objects import location as location_module
+from tests.support import ports
+from tests.support import repositories
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+SWIFT = TOP / '.services' / 'swift' / 'bin' / 'python'
+
+#: Seconds that a server may take to start.
+LIMIT = 120
+
+_SWIFT = '''
+[swift-hash]
+swift_hash_path_prefix = cold
+swift_hash_path_suffix = groups
+[storage-policy:0]
+name = one
+default = yes
+'''
+_STORAGE = '''
+[DEFAULT]
+devices = {directory}/devices
+mount_check = false
+swift_dir = {directory}
+fallocate_reserve = 0
+log_level = WARNING
+[pipeline:main]
+pipeline = {kind}-server
+[app:{kind}-server]
+use = egg:swift#{kind}
+'''
+_PROXY = '''
+[DEFAULT]
+swift_dir = {directory}
+log_level = WARNING
+[pipeline:main]
+pipeline = catch_errors cache s3api tempauth copy slo dlo proxy-server
+[app:proxy-server]
+use = egg:swift#proxy
+account_autocreate = true
+[filter:catch_errors]
+use = egg:swift#catch_errors
+[filter:cache]
+use = egg:swift#memcache
+memcache_servers = 127.0.0.1:{memcached}
+[filter:s3api]
+use = egg:swift#s3api
+[filter:tempauth]
+use = egg:swift#tempauth
+user_test_tester = testing .admin
+token_life = {token_life}
+[filter:copy]
+use = egg:swift#copy
+[filter:slo]
+use = egg:swift#slo
+[filter:dlo]
+use = egg:swift#dlo
+'''
+
+
+class Server:
+    """Processes that run from ``start`` to ``stop``, with one log."""
+
+    #: The bucket or container.
+    container = 'cold'
+
+    def __init__(self, directory):
+        self.directory = pathlib.Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.port = ports.free_port()
+        self.url = f'http://127.0.0.1:{self.port}'
+        self._processes = []
+
+    def start(self):
+        self.launch()
+        repositories.eventually(self._answers, LIMIT, 'it does not answer')
+        self.furnish()
+        return self
+
+    def stop(self):
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes = []
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *exc_info):
+        self.stop()
+
+    def spawn(self, *command, **environment):
+        with open(self.directory / 'log', 'ab') as log:
+            self._processes.append(subprocess.Popen(
+                [str(part) for part in command], stdout=log, stderr=log,
+                env={**os.environ, **environment}))
+
+    def _answers(self):
+        for process in self._processes:
+            assert process.poll() is None, (
+                self.directory / 'log').read_text()[-4000:]
+        with contextlib.suppress(requests.RequestException):
+            return requests.get(self.url, timeout=5).status_code < 500
+        return False
+
+
+class JuiceGateway(Server):
+    """The S3 gateway of JuiceFS, which is MinIO's."""
+
+    kind = 's3'
+    key, secret = 'access-key', 'secret-key'
+
+    def launch(self):
+        juicefs = pathlib.Path(sys.executable).parent / 'juicefs'
+        meta = f'sqlite3://{self.directory}/meta.db'
+        if not (self.directory / 'meta.db').exists():
+            subprocess.run(
+                [juicefs, 'format', '--storage', 'file', '--bucket',
+                 f'{self.directory}/data/', meta, 'volume'], check=True,
+                timeout=LIMIT, capture_output=True)
+        self.spawn(juicefs, 'gateway', '--no-usage-report', '--no-banner',
+                   '--multi-buckets', '--keep-etag', '--cache-dir',
+                   self.directory / 'cache', '--access-log', '/dev/null',
+                   meta, f'127.0.0.1:{self.port}',
+                   MINIO_ROOT_USER=self.key, MINIO_ROOT_PASSWORD=self.secret)
+
+    def furnish(self):
+        make_bucket(self.url, self.container, self.key, self.secret)
+
+    def location(self, prefix):
+        return location_module.parse(
+            f's3://{self.container}/{prefix}', self.url)
+
+    def credentials(self, path):
+        return write_s3(path, self.key, self.secret)
+
+
+class Swift(Server):
+    """Swift, with users of its own, who may also come by S3."""
+
+    kind = 'swift'
+    user, secret = 'test:tester', 'testing'
+
+    def __init__(self, directory, token_life=86400):
+        super().__init__(directory)
+        self._token_life = token_life
+
+    def launch(self):
+        directory = self.directory
+        (directory / 'devices' / 'one').mkdir(parents=True, exist_ok=True)
+        memcached, *storage = (ports.free_port() for _ in range(4))
+        (directory / 'swift.conf').write_text(_SWIFT)
+        (directory / 'proxy.conf').write_text(_PROXY.format(
+            directory=directory, memcached=memcached,
+            token_life=self._token_life))
+        for kind in ('account', 'container', 'object'):
+            (directory / f'{kind}.conf').write_text(
+                _STORAGE.format(directory=directory, kind=kind))
+        self.spawn(shutil.which('memcached'), '-l', '127.0.0.1', '-p',
+                   memcached, '-m', 16, '-U', 0, '-u', 'root')
+        self.spawn(SWIFT, TOP / 'tests' / 'support' / 'swift_process.py',
+                   directory, self.port, *storage)
+
+    def _answers(self):
+        with contextlib.suppress(requests.RequestException):
+            return super()._answers() and requests.get(
+                f'{self.url}/auth/v1.0', timeout=5, headers={
+                    'X-Auth-User': self.user,
+                    'X-Auth-Key': self.secret}).ok
+        return False
+
+    def furnish(self):
+        plugin = loading.get_plugin_loader('v1password').load_from_options(
+            auth_url=f'{self.url}/auth/v1.0', username=self.user,
+            password=self.secret)
+        with contextlib.closing(client.Connection(
+                session=session.Session(plugin))) as connection:
+            connection.put_container(self.container)
+
+    def location(self, prefix):
+        return location_module.parse(f'swift://{self.container}/{prefix}')
+
+    def credentials(self, path):
+        return write_swift(path, self.url, self.user, self.secret)
+
+
+class SwiftAsS3(Swift):
+    """The same Swift, asked by S3."""
+
+    kind = 's3'
+
+    def location(self, prefix):
+        return location_module.parse(
+            f's3://{self.container}/{prefix}', self.url)
+
+    def credentials(self, path):
+        return write_s3(path, self.user, self.secret)
+
+
+def make_bucket(url, name, key, secret):
+    with contextlib.closing(boto3.session.Session().client(
+            's3', endpoint_url=url, region_name='us-east-1',
+            aws_access_key_id=key, aws_secret_access_key=secret)) as s3:
+        s3.create_bucket(Bucket=name)
+
+
+def _write(path, text):
+    path = pathlib.Path(path)
+    new = path.with_suffix('.new')
+    new.write_text(text)
+    new.chmod(0o600)
+    new.replace(path)
+    return str(path)
+
+
+def write_s3(path, key, secret):
+    return _write(path, f'[s3]\naccess_key = {key}\nsecret_key = {secret}\n')
+
+
+def write_swift(path, url, user, secret):
+    return _write(path, '[swift]\nauth_type = v1password\n'
+                  f'auth_url = {url}/auth/v1.0\nusername = {user}\n'
+                  f'password = {secret}\n')
