@@ -36,7 +36,7 @@ MANUAL = {'glance-dedup.1', 'dedupd.8'}
 
 
 def in_git():
-    """Both builds ask git: reno for the notes, the theme for the version."""
+    """Both builds ask git, from which reno makes the notes' history."""
     return subprocess.run(
         ['git', 'rev-parse', '--verify', '-q', 'HEAD'], cwd=TOP,
         capture_output=True).returncode == 0
@@ -75,11 +75,15 @@ class Links(html.parser.HTMLParser):
     def __init__(self):
         super().__init__()
         self.found = set()
+        self.loaded = set()
         # What stands around the text is the theme's.
         self.depth = 0
 
     def handle_starttag(self, tag, attrs):
         self.depth += tag == 'section'
+        if tag in ('script', 'img', 'link'):
+            self.loaded.update(value for name, value in attrs
+                               if name in ('href', 'src') and value)
         if self.depth:
             self.found.update(value for name, value in attrs
                               if name in ('href', 'src') and value)
@@ -91,6 +95,9 @@ class Links(html.parser.HTMLParser):
 def check_links(page):
     links = Links()
     links.feed(page.read_text())
+    for link in links.loaded:
+        assert not urllib.parse.urlsplit(link).netloc, (
+            f'{page} loads {link} from another host')
     for link in links.found:
         parts = urllib.parse.urlsplit(link)
         if not parts.scheme and not parts.netloc and parts.path:

@@ -7,8 +7,9 @@ import re
 from cliff import sphinxext
 from docutils import nodes
 
+from glance_dedup.base import version as version_module
+
 extensions = [
-    'openstackdocstheme',
     'oslo_config.sphinxext',
     'oslo_config.sphinxconfiggen',
     'cliff.sphinxext',
@@ -18,10 +19,7 @@ extensions = [
 
 project = 'glance-dedup'
 copyright = 'The glance-dedup authors'
-openstackdocs_repo_name = 'glance-dedup'
-openstackdocs_auto_name = False
-openstackdocs_use_storyboard = False
-openstackdocs_pdf_link = False
+version = release = version_module.version()
 
 root_doc = 'index'
 source_suffix = {'.rst': 'restructuredtext'}
@@ -36,9 +34,14 @@ add_function_parentheses = True
 add_module_names = False
 modindex_common_prefix = ['glance_dedup.']
 autodoc_member_order = 'bysource'
-pygments_style = 'native'
 
-html_theme = 'openstackdocs'
+# Most literal blocks are commands of a shell or excerpts of files.
+highlight_language = 'none'
+# The style of the theme itself starts logging when it is imported.
+pygments_style = 'default'
+pygments_dark_style = 'monokai'
+
+html_theme = 'furo'
 
 man_pages = [
     ('cli/glance-dedup', 'glance-dedup',
