@@ -3,10 +3,9 @@
 """The last run of each task, even before the daemon's start: ``tasks.json``.
 
 The maintainer keeps this file in the repository, for the next maintainer. It
-has, for each task, the last run, the time of the last success, and the last
-error. All of it is for people and their alarms; nothing depends on it. So an
-invalid file is reported and forgotten, and a failure to write it is reported
-once.
+has, for each task, the last run, the last success, and the last error. All of
+it is for people and their alarms; nothing depends on it. So an invalid file is
+reported and forgotten, and a failure to write it is reported once.
 """
 
 from collections.abc import Iterable
@@ -73,25 +72,33 @@ def _error(value: Any) -> str | None:
     return value
 
 
-def _run(name: Any, last: Any, last_success: Any, last_error: Any
-         ) -> tuple[str, Fields]:
+def _run(run: Any) -> Fields:
+    arguments, result = run['arguments'], run['result']
+    _need(isinstance(arguments, dict) and _is_plain(arguments), 'arguments')
+    _need(result is None or isinstance(result, dict) and _is_plain(result),
+          'result')
+    return {
+        # Requests are numbered from 1 in each process.
+        'number': 0, 'started': _moment(run['started'], 'start'),
+        'finished': _moment(run['finished'], 'end'),
+        'seconds': _moment(run['seconds'], 'duration'),
+        'arguments': arguments, 'result': result,
+        'error': _error(run['error'])}
+
+
+def _task(name: Any, last: Any, last_success: Any, last_error: Any,
+          last_success_run: Any = None) -> tuple[str, Fields]:
     """A task's entry in the file, which anybody may have written.
 
     :raises KeyError, TypeError, ValueError: if the entry is invalid
     """
     _need(isinstance(name, str) and len(name) <= _LONGEST_NAME, 'name')
-    arguments, result = last['arguments'], last['result']
-    _need(isinstance(arguments, dict) and _is_plain(arguments), 'arguments')
-    _need(result is None or isinstance(result, dict) and _is_plain(result),
-          'result')
+    if last_success_run is None and last['finished'] == last_success:
+        last_success_run = last
     return name, {
-        'last': {
-            # Requests are numbered from 1 in each process.
-            'number': 0, 'started': _moment(last['started'], 'start'),
-            'finished': _moment(last['finished'], 'end'),
-            'seconds': _moment(last['seconds'], 'duration'),
-            'arguments': arguments, 'result': result,
-            'error': _error(last['error'])},
+        'last': _run(last),
+        'last_success_run': (None if last_success_run is None
+                             else _run(last_success_run)),
         'last_success': (None if last_success is None
                          else _moment(last_success, 'last success')),
         'last_error': None if last_error is None else {
@@ -106,13 +113,35 @@ def decode(content: bytes) -> dict[str, Fields]:
     """
     return dict(imagelist.decode(
         content, _KIND, LARGEST,
-        lambda **fields: _run(**fields), of='tasks')[:_MOST])
+        lambda **fields: _task(**fields), of='tasks')[:_MOST])
 
 
 def encode(runs: dict[str, Fields]) -> bytes:
     """The file's content."""
     return imagelist.encode(_KIND, (
-        {'name': name, **facts} for name, facts in runs.items()), of='tasks')
+        {'name': name, **_short(facts)} for name, facts in runs.items()),
+        of='tasks')
+
+
+def _short(facts: Fields) -> Fields:
+    """A task's entry without a success that is the last run anyway.
+
+    Versions before this field take no entry that has it.
+    """
+    if facts['last_success_run'] in (None, facts['last']):
+        facts = dict(facts)
+        del facts['last_success_run']
+    return facts
+
+
+def _bounded(run: Fields) -> Fields:
+    """A run without what is too long for the file."""
+    run = dict(run)
+    if len(json.dumps(run['result'])) > LARGEST_RESULT:
+        run['result'] = None
+    if run['error'] is not None:
+        run['error'] = run['error'][:LONGEST_ERROR]
+    return run
 
 
 class Past:
@@ -152,26 +181,34 @@ class Past:
         return sorted(errors, key=lambda error: error['time'])
 
     def facts(self, name: str) -> Fields:
-        """A task's ``last`` run and ``last_success``; None: not known."""
+        """A task's ``last`` run, the last success, and its time.
+
+        What is not known is None.
+        """
         with self._mutex:
             facts = self._runs.get(name, {})
-            return {key: facts.get(key) for key in ('last', 'last_success')}
+            return {key: facts.get(key) for key in
+                    ('last', 'last_success', 'last_success_run')}
 
     def note(self, name: str, last: Fields,
-             last_success: float | None) -> None:
-        """Note that a run has ended. The next `save` writes it."""
-        last = dict(last)
-        if len(json.dumps(last['result'])) > LARGEST_RESULT:
-            last['result'] = None
+             last_success_run: Fields | None) -> None:
+        """Note that a run has ended. The next `save` writes it.
+
+        :param last_success_run: None: this process saw no success
+        """
+        last = _bounded(last)
         with self._mutex:
             before = self._runs.get(name, {})
             last_error = before.get('last_error')
+            success = {key: before.get(key) for key in
+                       ('last_success', 'last_success_run')}
+            if last_success_run is not None:
+                success = {'last_success': last_success_run['finished'],
+                           'last_success_run': _bounded(last_success_run)}
             if last['error'] is not None:
-                last['error'] = last['error'][:LONGEST_ERROR]
                 last_error = {'time': last['finished'], 'text': last['error']}
             self._runs[name] = {
-                'last': last, 'last_error': last_error,
-                'last_success': last_success or before.get('last_success')}
+                'last': last, 'last_error': last_error, **success}
             self._dirty = True
 
     def save(self) -> None:

@@ -29,7 +29,8 @@ class Record:
     """The last run in this daemon."""
     finished: int = 0
     """The highest number of a request that is over."""
-    last_success: float | None = None
+    last_success_run: agenda.Fields | None = None
+    """The last run in this daemon that was a success."""
     runs: int = 0
     failures: int = 0
 
@@ -48,7 +49,7 @@ class Record:
         if error is not None:
             self.failures += not outcome.is_cut_off
         elif not job.only_plans and outcome.result.get('complete', True):
-            self.last_success = finished
+            self.last_success_run = self.last
         self.job = None
 
     def status(self, past: agenda.Fields, waits: bool) -> agenda.Fields:
@@ -59,6 +60,7 @@ class Record:
         """
         pace = None if self.job is None else self.job.pace
         left = None if pace is None else pace.seconds_left()
+        success = self.last_success_run
         return {
             'state': ('running' if pace is not None else
                       'waiting' if waits else 'idle'),
@@ -68,7 +70,9 @@ class Record:
             'started': None if self.job is None else self.job.began,
             'seconds_left': None if left is None else round(left, 1),
             'finished': self.finished,
-            'last_success': self.last_success or past['last_success'],
+            'last_success': (past['last_success'] if success is None
+                             else success['finished']),
+            'last_success_run': success or past['last_success_run'],
             'runs': self.runs,
             'failures': self.failures,
             'last': self.last or past['last'],

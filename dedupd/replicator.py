@@ -369,7 +369,7 @@ class Replicator:
             self._pace = None
             self._changed.notify_all()
         if record.last is not None and not outcome.is_cut_off:
-            self._past.note('replicate', record.last, record.last_success)
+            self._past.note('replicate', record.last, record.last_success_run)
         if outcome.error is None:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
                     else logging.DEBUG, 'replicate: %s', result)

@@ -515,7 +515,7 @@ class Scheduler:
         if self._maintainer is None:
             return      # the file with the last runs is the maintainer's
         if record.last is not None and not outcome.is_cut_off:
-            self.past.note(job.name, record.last, record.last_success)
+            self.past.note(job.name, record.last, record.last_success_run)
             if outcome.error is not None or not job.task.is_routine:
                 # After a good routine run, the next save will do.
                 self.past.save()

@@ -473,9 +473,22 @@
       ? 'nothing beside the known damage' : 'no damage');
   }
 
+  // What a good run did, as a sentence; null: nothing is known.
+  function deed(task, run) {
+    const dry = run.arguments && run.arguments.dry_run;
+    const tell = (dry ? PLANNED : DID)[task];
+    if (!tell || !run.result) {
+      return null;
+    }
+    const words = tell(run.result);
+    return `${words.charAt(0).toUpperCase()}${words.slice(1)}.`;
+  }
+
   function lastRun(task, last) {
     if (!last) {
-      return [el('p', { class: 'muted' }, 'Has not run yet.')];
+      return [el('p', { class: 'muted' },
+                 state.status.daemon.role === 'maintainer'
+                   ? 'Has not run yet.' : 'Has not run in this daemon.')];
     }
     const took = duration(last.finished - last.started);
     const lines = [el('p', { class: 'muted' },
@@ -483,15 +496,19 @@
     if (last.error) {
       lines.push(el('p', { class: 'error' }, `Failed: ${last.error}`));
     } else {
-      const dry = last.arguments && last.arguments.dry_run;
-      const tell = (dry ? PLANNED : DID)[task];
-      if (tell && last.result) {
-        const words = tell(last.result);
-        lines.push(el('p', null,
-                      `${words.charAt(0).toUpperCase()}${words.slice(1)}.`));
-      }
+      const words = deed(task, last);
+      lines.push(words && el('p', null, words));
     }
-    return lines;
+    return lines.filter(Boolean);
+  }
+
+  // The last success, where the last run is none or another one runs.
+  function lastSuccess(task, { last_success_run: run }) {
+    const words = deed(task, run);
+    return [el('p', { class: 'muted' }, task === 'scrub'
+              ? `The last whole pass ended ${ago(run.finished)}.`
+              : `The last success was ${ago(run.finished)}.`),
+            ...words ? [el('p', null, words)] : []];
   }
 
   function drawTasks(tasks) {
@@ -514,6 +531,11 @@
           box.append(el('p', { class: 'muted' }, left > 1
             ? `Next in ${duration(left)}.` : 'Next now.'));
         }
+      }
+      const success = facts.last_success_run;
+      if (success && (facts.state !== 'idle'
+          || success.finished !== facts.last.finished)) {
+        box.append(...lastSuccess(task, facts));
       }
       return box;
     }));

@@ -22,6 +22,7 @@ from selenium.webdriver.chrome import service as chrome_service
 from selenium.webdriver.common import by
 from selenium.webdriver.common import keys
 
+from dedupd import history
 from dedupd import page
 from tests.functional import dedupd_watched
 from tests.support import repositories
@@ -635,6 +636,67 @@ def test_progress_and_damage(browser, tmp_path):
             assert 'no damage' not in browser.task('scrub').lower()
         contrast, text = browser.script(CONTRAST)
         assert contrast >= 4.5, text
+        browser.need_silence()
+
+
+def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
+    """Also while the next runs, and whatever else its file has."""
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    with contextlib.closing(repositories.open_repository(path)) as repo:
+        repositories.put(repo, 'image', repositories.noise(4 << 20, 1))
+    with dedupd_watched.running(path) as it:
+        verified = size_in_words(it.perform('scrub', full=True)['bytes'])
+        it.stop()
+        it.write_config(scrub_rate_mib=0.1, scrub_interval=86400)
+        it.start()
+        it.wait_for_catalog()
+        browser.show(it.url)
+        shown = browser.task('scrub')
+        assert shown.count(f'{verified} verified, no damage.') == 1
+        assert 'Ended ' in shown and 'whole pass' not in shown
+        assert it.request('POST', '/v1/tasks/scrub',
+                          b'{"full": true}').status == 202
+        # It is interrupted by the end of the daemon, and goes on.
+        for restart in (False, True):
+            if restart:
+                it.stop()
+                it.start()
+                it.wait_for_catalog()
+                browser.show(it.url)
+            browser.wait_for(lambda: '%' in browser.task('scrub'))
+            assert re.search(
+                f'The last whole pass ended .+\n+{verified} verified, '
+                'no damage', browser.task('scrub'))
+        browser.need_silence()
+        it.stop()
+        (path / history.NAME).write_bytes(b'\xff{"kind": ' * 100)
+        it.start()
+        it.wait_for_catalog()
+        browser.show(it.url)
+        browser.wait_for(lambda: '%' in browser.task('scrub'))
+        assert 'whole pass' not in browser.task('scrub')
+        browser.need_silence()
+
+
+@pytest.mark.parametrize('result', [
+    {}, {'bytes': HOSTILE, 'damaged': HOSTILE, 'unreadable': HOSTILE},
+    {'bytes': -1, 'damaged': [], 'unreadable': 5, 'healed': {}}],
+    ids=['empty', 'hostile', 'wrong'])
+def test_a_whole_pass_that_is_none(browser, tmp_path, result):
+    """Somebody else may have written the file."""
+    path = repositories.create(tmp_path / 'repository', group_slots=256)
+    run = {'number': 0, 'started': 1e9, 'finished': 1e9, 'seconds': 1,
+           'arguments': {}, 'result': result, 'error': None}
+    (path / history.NAME).write_bytes(history.encode({'scrub': {
+        'last': {**run, 'finished': 1e9 + 1, 'error': HOSTILE},
+        'last_error': None, 'last_success': 1e9, 'last_success_run': run}}))
+    with dedupd_watched.running(path, scrub_interval=0) as it:
+        browser.show(it.url)
+        browser.wait_for(lambda: 'whole pass' in browser.task('scrub'))
+        assert f'Failed: {HOSTILE}' in browser.task('scrub')
+        assert browser.script('return window.hacked') is None
+        assert 'NaN' not in browser.text_of_all()
+        assert 'undefined' not in browser.text_of_all()
         browser.need_silence()
 
 

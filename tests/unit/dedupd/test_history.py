@@ -13,6 +13,7 @@ from glance_dedup.base import files
 from tests.support import repositories
 
 NAMES = ('collect', 'scrub')
+NOTHING = {'last': None, 'last_success': None, 'last_success_run': None}
 
 
 @pytest.fixture
@@ -42,20 +43,29 @@ def test_what_was_noted_is_there_for_the_next(path):
     one.note('scrub', last(error='the disk is gone', result=None,
                            finished=1e9 + 1), None)
     one.note('collect', last(error='gone, too', result=None), None)
-    one.note('collect', last(), 1e9 + 5)
+    one.note('collect', last(), last())
     one.save()
     other = history.Past(path)
-    assert other.facts('collect') == {'last': None, 'last_success': None}
+    assert other.facts('collect') == NOTHING
     assert other.load(NAMES) == [
         {'task': 'scrub', 'time': 1e9 + 1, 'text': 'the disk is gone'},
         {'task': 'collect', 'time': 1e9 + 5, 'text': 'gone, too'}]
+    run = {**last(), 'number': 0}
     assert other.facts('collect') == {
-        'last': {**last(), 'number': 0}, 'last_success': 1e9 + 5}
+        'last': run, 'last_success': 1e9 + 5, 'last_success_run': run}
     assert other.facts('scrub')['last_success'] is None
-    assert other.facts('merge') == {'last': None, 'last_success': None}
+    assert other.facts('merge') == NOTHING
     # A last success is not forgotten by a failure after it.
-    other.note('collect', last(error='again', result=None), None)
-    assert other.facts('collect')['last_success'] == 1e9 + 5
+    for at in (1e9 + 6, 1e9 + 7):
+        other.note('collect', last(error='again', result=None, finished=at),
+                   None)
+        other.save()
+        other = history.Past(path)
+        other.load(NAMES)
+        facts = other.facts('collect')
+        assert facts['last']['finished'] == at
+        assert facts['last_success'] == 1e9 + 5
+        assert facts['last_success_run'] == run
     assert os.stat(path / history.NAME).st_mode & 0o777 == 0o600
 
 
@@ -63,13 +73,25 @@ def test_it_is_bounded(path):
     one = history.Past(path)
     for number in range(100):
         one.note('scrub', last(error='e' * 100_000,
-                               result={'images': ['x' * 100] * 1000}), None)
+                               result={'images': ['x' * 100] * 1000}),
+                 last(result={'images': ['x' * 100] * 1000}))
     one.save()
     assert os.path.getsize(path / history.NAME) < 8192
     other = history.Past(path)
     other.load(NAMES)
     assert other.facts('scrub')['last']['result'] is None
+    assert other.facts('scrub')['last_success_run']['result'] is None
     assert other.facts('scrub')['last']['error'] == 'e' * history.LONGEST_ERROR
+
+
+def test_older_versions_read_a_file_of_good_runs(path):
+    """They take no field that they do not know."""
+    one = history.Past(path)
+    one.note('scrub', last(), last())
+    one.note('collect', last(error='no'), None)
+    one.save()
+    for entry in json.loads((path / history.NAME).read_text())['tasks']:
+        assert entry.keys() == {'name', 'last', 'last_success', 'last_error'}
 
 
 def test_what_is_from_the_future_is_from_now(path):
@@ -90,9 +112,11 @@ def test_what_is_from_the_future_is_from_now(path):
     {'result': 'x'}, {'result': {'x': float('inf')}},
     {'result': {'x': 1 << 63}}, {'arguments': []},
     {'arguments': {'x': float('-inf')}}, {'more': 1},
-    {'result': {'x': [[[[[[[[[[]]]]]]]]]]}}))
+    {'result': {'x': [[[[[[[[[[]]]]]]]]]]}}, {'last_success_run': 5},
+    {'last_success_run': {}}, {'last_success_run': last(result='x')},
+    {'last_success_run': last(finished=float('nan'))}))
 def test_an_entry_that_is_none(path, caplog, fields):
-    if 'more' in fields:
+    if {'more', 'last_success_run'} & fields.keys():
         facts = {'name': 'collect', 'last': last(), 'last_success': None,
                  'last_error': None, **fields}
         content = {'kind': 'glance-dedup tasks', 'version': 1,
@@ -103,9 +127,9 @@ def test_an_entry_that_is_none(path, caplog, fields):
         written(path, **fields)
     one = history.Past(path)
     assert one.load(NAMES) == []
-    assert one.facts('collect') == {'last': None, 'last_success': None}
+    assert one.facts('collect') == NOTHING
     assert 'is invalid' in caplog.text
-    one.note('collect', last(), 1e9)
+    one.note('collect', last(), last())
     one.save()
     history.decode((path / history.NAME).read_bytes())
 
@@ -128,7 +152,7 @@ def test_what_is_no_file(path, caplog, make):
     assert one.load(NAMES) == []
     assert 'is invalid' in caplog.text
     for _ in range(2):
-        one.note('collect', last(), 1e9)
+        one.note('collect', last(), last())
         one.save()
     assert caplog.text.count('cannot be written') == (
         1 if make is os.mkdir else 0)

@@ -382,6 +382,7 @@ def test_how_tasks_did_survives_a_restart(repository, conf, done):
             after = scheduler.task(name)
             assert after['last'] == {**before[name]['last'], 'number': 0}
             assert after['last_success'] == before[name]['last_success']
+            assert bool(after['last_success_run']) is (name == 'merge')
             assert (after['runs'], after['failures']) == (0, 0)
         assert before['merge']['last_success']
         assert [(e['task'], e['text']) for e in scheduler.errors] == [
@@ -403,6 +404,25 @@ def test_the_end_of_the_daemon_is_no_failure(repository, conf, done):
     done.work = {}
     with running(repository, conf) as scheduler:
         assert scheduler.task('collect')['last']['error'] is None
+
+
+def test_the_last_whole_pass_is_not_forgotten(repository, conf, done):
+    """Neither by a pass that cannot end, nor by the end of the daemon."""
+    @dataclasses.dataclass
+    class Result:
+        complete: bool
+
+    done.work = {'scrub': lambda *a, **k: Result(True)}
+    with running(repository, conf) as scheduler:
+        scheduler.wait('scrub', scheduler.request('scrub'), LIMIT)
+        whole = scheduler.task('scrub')['last']
+        done.work = {'scrub': lambda *a, **k: Result(False)}
+        scheduler.wait('scrub', scheduler.request('scrub'), LIMIT)
+        assert scheduler.task('scrub')['last_success_run'] == whole
+    with running(repository, conf) as scheduler:
+        found = scheduler.task('scrub')
+        assert found['last']['result'] == {'complete': False}
+        assert found['last_success_run'] == {**whole, 'number': 0}
 
 
 def test_a_dry_run_is_no_success(repository, conf, done):
