@@ -11,13 +11,11 @@ forward again, while a daemon runs.
 import contextlib
 import itertools
 import json
-import mmap
 import os
 import pathlib
 import random
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -31,6 +29,7 @@ from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.functional import clock as clock_module
 from tests.functional import soak
 from tests.support import daemons
 from tests.support import maintenance
@@ -39,7 +38,6 @@ from tests.support.repositories import noise
 
 pytestmark = pytest.mark.slow
 
-HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 180
 GROUP = maintenance.SLOTS * maintenance.BLOCK
 YEAR = 365 * 86400
@@ -404,34 +402,10 @@ def test_maintainers_by_turns_for_long(path):
 
 # -- clocks -------------------------------------------------------------------
 
-@pytest.fixture(scope='module')
-def library(tmp_path_factory):
-    """The time of day, by as many seconds off as a file says."""
-    library = tmp_path_factory.mktemp('clock') / 'clock.so'
-    subprocess.run(
-        ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
-         '-shared', '-fPIC', str(HERE / 'clock.c'), '-o', str(library)],
-        check=True, timeout=LIMIT)
-    return library
-
-
-class Clock:
-    def __init__(self, directory, library):
-        self.file = directory / 'offset'
-        self.file.write_bytes(bytes(8))
-        with open(self.file, 'r+b') as f:
-            self.map = mmap.mmap(f.fileno(), 8)
-        self.environment = {'LD_PRELOAD': str(library),
-                            'GLANCE_DEDUP_TEST_CLOCK': str(self.file)}
-
-    def set(self, seconds):
-        self.map[:8] = struct.pack('<q', seconds)
-
-
 @PATIENT
-def test_the_clock_is_set_back(path, tmp_path, library):
+def test_the_clock_is_set_back(path, tmp_path):
     """And forward: tasks neither stall nor spin, and all stays right."""
-    clock = Clock(tmp_path, library)
+    clock = clock_module.Clock(tmp_path)
     contents = {}
     interval = 1
     with daemons.Daemon(path, **{**soak.INTERVALS,

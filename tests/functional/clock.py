@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A time of day that a test sets while a process runs: ``clock.c``."""
+
+import mmap
+import pathlib
+import struct
+import subprocess
+
+_SOURCE = pathlib.Path(__file__).with_suffix('.c')
+_SECONDS = 60       # for the compiler
+
+
+class Clock:
+    """Builds the library, and the file that it reads.
+
+    :param directory: where to put them
+    :ivar environment: variables of a process that is to have this clock
+    """
+
+    def __init__(self, directory):
+        library = directory / 'clock.so'
+        subprocess.run(
+            ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
+             '-shared', '-fPIC', str(_SOURCE), '-o', str(library)],
+            check=True, timeout=_SECONDS)
+        offset = directory / 'offset'
+        offset.write_bytes(bytes(8))
+        with open(offset, 'r+b') as file:
+            self._map = mmap.mmap(file.fileno(), 8)
+        self.environment = {'LD_PRELOAD': str(library),
+                            'GLANCE_DEDUP_TEST_CLOCK': str(offset)}
+
+    def set(self, seconds):
+        """Set by how much the clock is ahead; negative: behind."""
+        self._map[:8] = struct.pack('<q', int(seconds))

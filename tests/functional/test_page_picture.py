@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README's picture of the status page can be made again."""
+
+import struct
+
+import pytest
+
+from tests.functional import page_picture
+
+#: README is read on slow links, too.
+LARGEST = 150_000
+
+
+def shape(path):
+    """A PNG's width and height; it must be small."""
+    data = path.read_bytes()
+    assert data.startswith(b'\x89PNG\r\n\x1a\n')
+    assert len(data) < LARGEST
+    return struct.unpack('>II', data[16:24])
+
+
+def test_the_picture_is_small():
+    assert shape(page_picture.PICTURE)[0] == 1000
+
+
+@pytest.mark.slow
+def test_the_picture_can_be_made_again(tmp_path):
+    """Of the same shape: times and places may differ."""
+    page_picture.make(tmp_path / 'page.png')
+    width, height = shape(tmp_path / 'page.png')
+    then = shape(page_picture.PICTURE)
+    assert width == then[0] and abs(height - then[1]) < 200
