@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Set-up shared by tools/test, tools/demo, tools/cloud, tools/images and
-# tools/mutate. Source it, then call what is needed of
+# Set-up shared by tools/test, tools/demo, tools/cloud, tools/images,
+# tools/packages, tools/release, tools/shared and tools/mutate. Source it, then
+# call what is needed of
 #
 #   need_packages PROFILE...  install the Debian packages of bindep.txt
 #   need_venv                 .venv/ with everything of the requirement files

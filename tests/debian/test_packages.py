@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages for Debian, as ``debian/`` describes them."""
+"""The packages for Debian: what is in them, and a new operator's walk.
+
+The walk (``walk.py``) is long: it builds them (``tools/packages``), and goes
+from their installation to their removal. The other tests read ``debian/``.
+"""
 
 import configparser
 import fnmatch
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 from packaging import requirements
 import pytest
@@ -21,6 +28,7 @@ TRIXIE = {
     'oslo.utils': '8.2.0', 'packaging': '25.0', 'plyvel': '1.5.1',
     'prometheus-client': '0.21.1', 'pyfuse3': '3.4.0', 'trio': '0.29.0',
     'xxhash': '3.2.0', 'zstandard': '0.23.0'}
+LONG_SECONDS = 7200
 
 
 @pytest.fixture(scope='module')
@@ -69,7 +77,8 @@ def test_requirements_are_in_debian(setup_cfg, control):
     for name in always:
         assert f' python3-{name},' in built_with
     offered = ''.join(control[package].get(field, '')
-                      for package in ('python3-glance-dedup', 'dedupd')
+                      for package in ('python3-glance-dedup', 'dedupd',
+                                      'dedupd-nova-base')
                       for field in ('Depends', 'Recommends', 'Suggests'))
     for name in extras:
         assert f' python3-{name},' in offered
@@ -81,21 +90,35 @@ def test_every_program_and_its_manual_page_has_a_package(setup_cfg):
     installed = [line[0] for line in lines('install')
                  if line[0].startswith('usr/bin/')]
     assert sorted(installed) == sorted(f'usr/bin/{x}' for x in programs)
-    pages = {pathlib.Path(line[-1]).stem
+    pages = {pathlib.Path(line[-1]).name.partition('.')[0]
              for kind in ('manpages', 'links') for line in lines(kind)}
     assert pages == programs
 
 
 def test_every_unit_is_known_to_systemd_and_to_apt():
-    assert ['usr/share/glance-dedup/systemd/*', 'usr/lib/systemd/system'] in [
-        *lines('install')]
+    units = [path for ending in ('service', 'socket', 'timer')
+             for path in (TOP / 'etc').glob(f'*.{ending}')]
+    installed = [line[0] for line in lines('install')
+                 if line[-1] == 'usr/lib/systemd/system']
+    for unit in units:
+        assert [pattern for pattern in installed if fnmatch.fnmatch(
+            f'usr/share/glance-dedup/systemd/{unit.name}', pattern)], unit
     rules = (DEBIAN / 'rules').read_text()
     named = set(re.findall(r'[\w@-]+\.(?:service|socket|timer)\b', rules))
-    units = {path.name for ending in ('service', 'socket', 'timer')
-             for path in (TOP / 'etc').glob(f'*.{ending}')
-             # apt cannot know which instances of a template there are.
-             if '[Install]' in path.read_text() and '@' not in path.name}
-    assert named == units
+    # The other package's only unit has its name.
+    assert named | {'dedupd-nova-base.service'} == {
+        unit.name for unit in units
+        # apt cannot know which instances of a template there are.
+        if '[Install]' in unit.read_text() and '@' not in unit.name}
+
+
+def test_what_breaks_eventlet_is_not_installed_with_glance(control):
+    """See the comment in debian/control."""
+    for package in ('python3-glance-dedup', 'dedupd'):
+        for field in ('Depends', 'Recommends'):
+            assert 'trio' not in control[package][field]
+            assert 'pyfuse3' not in control[package][field]
+    assert 'python3-httpcore' in control['dedupd-nova-base']['Conflicts']
 
 
 def test_every_directory_of_data_has_a_package():
@@ -105,3 +128,25 @@ def test_every_directory_of_data_has_a_package():
     sources = [line[0] for line in lines('install')]
     for directory in wanted:
         assert fnmatch.filter(sources, f'usr/{directory}*'), directory
+
+
+@pytest.mark.parametrize('arguments, told', [
+    ((), 'one or two arguments'), (('sid',), 'no packages for "sid"')])
+def test_wrong_arguments(arguments, told):
+    result = subprocess.run(
+        [TOP / 'tools/packages', *arguments], capture_output=True, text=True,
+        timeout=60)
+    assert result.returncode == 2
+    assert told in result.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * LONG_SECONDS)
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can boot a Debian')
+def test_a_new_operator_gets_through(tmp_path):
+    """The packages, from the build to the purge, as the guide has it."""
+    directory = tmp_path / 'packages'
+    subprocess.run([TOP / 'tools/packages', 'trixie', directory], check=True,
+                   timeout=LONG_SECONDS)
+    subprocess.run([sys.executable, '-m', 'tests.debian.walk', directory],
+                   cwd=TOP, check=True, timeout=LONG_SECONDS)
