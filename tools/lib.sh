@@ -6,6 +6,7 @@
 # call what is needed of
 #
 #   need_packages PROFILE...  install the Debian packages of bindep.txt
+#   need_mirrors              find the Debian mirrors that apt uses
 #   need_venv                 .venv/ with everything of the requirement files
 #   need_engine               this package in it, the C extension built
 #   need_services NAME...     .services/NAME/, an environment for each service
@@ -71,6 +72,13 @@ unlock_setup() {
 AS_ROOT=()
 [ "$(id -u)" -eq 0 ] || AS_ROOT=(sudo)
 
+# What to put in front of a command that uses mmdebstrap, behind AS_ROOT. It
+# mounts directories of this machine, such as /dev/shm, in the root that it
+# makes. Killed here, all its processes end, and the mounts go with them.
+# shellcheck disable=SC2034  # for those who source this
+NAMESPACES=(unshare --mount --propagation private --pid --mount-proc --fork
+    --kill-child)
+
 # The names that bindep.txt has for Debian under one of the given profiles, or
 # under that for this architecture alone.
 bindep() {
@@ -120,6 +128,28 @@ need_packages() {
         apt-get install \
         -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
         "${missing[@]}"
+}
+
+debian_suite() { sed -n 's/^VERSION_CODENAME=//p' /etc/os-release; }
+
+# The Debian sources that apt uses here, in the one-line format.
+debian_sources() {
+    local keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    apt-get indextargets \
+        --format "deb [signed-by=$keyring] \$(REPO_URI) \$(RELEASE) \$(COMPONENT)" \
+        'Identifier: Packages' 'Origin: Debian' | sort -u
+}
+
+# Sets MIRRORS, the lines of a sources.list.
+need_mirrors() {
+    MIRRORS=$(debian_sources)
+    if [ -z "$MIRRORS" ]; then
+        refresh_packages
+        MIRRORS=$(debian_sources)
+    fi
+    [ -n "$MIRRORS" ] || die "find a Debian mirror" \
+        "apt on this machine has no source whose origin is Debian." \
+        "What to do: add one to /etc/apt/sources.list.d."
 }
 
 # usable_python PROGRAM: 3.11 or newer, with venv, pip and the C headers.
