@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import time
 import pytest
 
 from tests.support import documents
+from tests.support import namespaces
 from tests import test_package
 
 TOP = documents.TOP
@@ -34,21 +34,14 @@ START_SECONDS = 120
 PACKAGES = 'procps,python3,python3-apt,python3-venv,systemd'
 SOURCE_LINE = ('deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
                ' $(REPO_URI) $(RELEASE) $(COMPONENT)')
-#: Runs what follows with mounts of its own; all processes end with it.
-NAMESPACES = ('unshare', '--mount', '--propagation', 'private', '--pid',
-              '--mount-proc', '--fork', '--kill-child')
-#: Mounts what programs need in the directory $1, says so, and stays until its
-#: input ends. What is in /dev/shm and /run stays as long.
-HOLD = r"""
-set -e
+#: Mounts what programs need in the directory $1.
+MOUNTS = r"""
 mount -t proc proc "$1/proc"
 mount --bind /dev "$1/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm"
 mount -t tmpfs -o mode=0755 tmpfs "$1/run"
 mkdir -p "$1/etc/ssl/certs"
 mount --bind /etc/ssl/certs "$1/etc/ssl/certs"
-echo ready
-exec cat
 """
 DEDUP = '/opt/glance/bin/glance-dedup'
 GLANCE_CONF = """\
@@ -90,26 +83,30 @@ def tools(tmp_path_factory):
     return venv / 'bin'
 
 
-def make_debian(directory):
-    """This machine's Debian, from the mirrors that its apt uses."""
-    suite = re.search(r'^VERSION_CODENAME=(\w+)$',
-                      pathlib.Path('/etc/os-release').read_text(), re.M)[1]
+def make_debian(directory, *options, suite=None):
+    """A Debian, this machine's or another, from the mirrors of its apt.
+
+    :param options: which packages, for mmdebstrap
+    """
+    here = re.search(r'^VERSION_CODENAME=(\w+)$',
+                     pathlib.Path('/etc/os-release').read_text(), re.M)[1]
     sources = run('apt-get', 'indextargets', '--format', SOURCE_LINE,
                   'Identifier: Packages', 'Origin: Debian')
     assert sources, 'apt has no source whose origin is Debian'
+    if suite is not None:
+        sources = ''.join(
+            line.replace(f' {here} ', f' {suite} ')
+            for line in sources.splitlines(True) if f' {here} ' in line)
     # mmdebstrap does not read the machine's apt.conf, where a proxy may be.
-    options = directory.parent / 'apt.conf'
-    options.write_text('\n'.join(
+    apt_conf = directory.parent / 'apt.conf'
+    apt_conf.write_text('\n'.join(
         line for line in run('apt-config', 'dump').splitlines()
         if re.match(r'Acquire::(https?|check-)\S* ".+";', line, re.I)))
     # mmdebstrap mounts this machine's /dev/shm below the directory. Killed
     # without a namespace of its own, it would leave that mount there, and
     # removing the directory would empty /dev/shm.
-    run(*NAMESPACES, 'mmdebstrap', '--quiet', '--mode=root',
-        '--variant=minbase', f'--include={PACKAGES}', f'--aptopt={options}',
-        suite, directory, '-', data=sources)
-    # apt's lists of packages are missing. Ansible looks at this time only.
-    os.utime(directory / 'var' / 'lib' / 'apt' / 'lists', (0, 0))
+    run(*namespaces.COMMAND, 'mmdebstrap', '--quiet', '--mode=root', *options,
+        f'--aptopt={apt_conf}', suite or here, directory, '-', data=sources)
 
 
 class Host:
@@ -117,23 +114,10 @@ class Host:
 
     def __init__(self, root):
         self.root = root
-        self._holder = subprocess.Popen(
-            [*NAMESPACES, 'sh', '-c', HOLD, 'sh', root],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        ready, _, _ = select.select([self._holder.stdout], [], [],
-                                    START_SECONDS)
-        assert ready and self._holder.stdout.readline() == 'ready\n'
-        pid = self._holder.pid
-        child, = pathlib.Path(
-            f'/proc/{pid}/task/{pid}/children').read_text().split()
+        self._namespaces = namespaces.Namespaces(MOUNTS, root)
         #: Runs what follows with the mounts, not yet in the directory.
-        self.enter = ['nsenter', '--target', child, '--mount', '--pid', '--']
-
-    def close(self):
-        """End all that runs there; the mounts go with it."""
-        self._holder.stdin.close()
-        self._holder.wait(START_SECONDS)
-        self._holder.stdout.close()
+        self.enter = self._namespaces.enter
+        self.close = self._namespaces.close
 
     def inside(self, *command, user='root'):
         return [*self.enter, 'chroot', self.root, 'runuser', '-u', user, '--',
@@ -155,7 +139,9 @@ class Host:
 def host(tmp_path_factory):
     """A host as the role wants it: users, options and an environment."""
     root = tmp_path_factory.mktemp('debian') / 'root'
-    make_debian(root)
+    make_debian(root, '--variant=minbase', f'--include={PACKAGES}')
+    # apt's lists of packages are missing. Ansible looks at this time only.
+    os.utime(root / 'var' / 'lib' / 'apt' / 'lists', (0, 0))
     for name in ('/etc/resolv.conf', '/etc/hosts', '/etc/pip.conf'):
         if os.path.exists(name):
             shutil.copy(name, root / name.lstrip('/'))
