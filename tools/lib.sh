@@ -165,7 +165,7 @@ PYTHON
 find_python() {
     local candidate
     for candidate in "${PYTHON:-}" python3 python3.11 python3.12 python3.13 \
-        /usr/bin/python3; do
+        python3.14 /usr/bin/python3; do
         if [ -n "$candidate" ] && usable_python "$candidate"; then
             PYTHON=$(command -v "$candidate")
             return 0

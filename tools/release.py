@@ -8,6 +8,7 @@ ends the program with a sentence.
 
 import argparse
 import email
+import os
 import pathlib
 import re
 import shutil
@@ -29,15 +30,51 @@ TAG = re.compile(r'-cp311-abi3-manylinux_2_\d+_\w+\.whl$')
 MAX_WHEEL_MIB = 4
 MAX_SDIST_MIB = 16
 PLUGIN = 'glance_dedup/nbdkit-glance-dedup-plugin.so'
+LIBRARY = re.compile(r'\.so(\.|$)')
 DATA = ('share/man/man1/glance-dedup.1', 'share/man/man8/dedupd.8',
         'share/glance-dedup/conf/dedupd.conf.sample',
         'share/glance-dedup/conf/glance-dedup.conf.sample',
+        'share/glance-dedup/grafana/glance-dedup.json',
+        'share/glance-dedup/prometheus/glance-dedup.rules.yml',
         'share/glance-dedup/systemd/dedupd.service',
+        'share/glance-dedup/systemd/dedupd-cache.service',
+        'share/glance-dedup/systemd/dedupd-relay.socket',
+        'share/glance-dedup/tmpfiles.d/glance-dedup.conf',
         'share/doc/glance-dedup/RELEASENOTES.rst')
+PAGE = 'dedupd/page/index.html'
 COMMAND_SECONDS = 900
+#: Pythons that the Debian of the build lacks, and the Debian that has each.
+SUITES = {'python3.13': 'trixie', 'python3.14': 'forky'}
+#: What a host needs: nbdkit for the trial, and what plyvel is compiled with.
+PACKAGES = 'g++,libleveldb-dev,nbdkit,python3-dev,python3-venv'
+#: Tells where apt has Debian from.
+MIRROR = ('apt-get', 'indextargets', '--format', '$(REPO_URI)',
+          'Identifier: Packages', 'Origin: Debian', 'Label: Debian')
+#: The settings of apt that mmdebstrap needs, among them a proxy.
+APT_CONF = re.compile('^Acquire::(?:https?|check-).* ".+";$', re.I | re.M)
+#: Runs what follows with mounts and processes of its own, which end with it.
+NAMESPACES = ('unshare', '--mount', '--propagation', 'private', '--pid',
+              '--fork', '--kill-child')
+#: Makes a Debian of a suite, and runs a script in its directory /trial.
+HOST = '''
+set -e
+mmdebstrap --quiet --mode=root --variant=minbase --include="$PACKAGES" \\
+    --aptopt=apt.conf "$SUITE" root "$MIRROR"
+mount -t proc proc root/proc
+mount --bind /dev root/dev
+mount -t tmpfs -o mode=1777 tmpfs root/dev/shm
+for file in /etc/hosts /etc/resolv.conf /etc/pip.conf \\
+    /etc/ssl/certs/ca-certificates.crt; do
+    [ ! -e "$file" ] || install -D -m 644 "$file" "root$file"
+done
+install -D -t root/trial trial.sh "$WHEEL"
+chroot root env -C /trial PATH=/usr/bin:/bin bash trial.sh
+'''
 #: What is run with the wheel in an environment of its own, by each Python.
 TRIAL = '''
 set -e
+"$PYTHON" -m venv venv
+venv/bin/pip install --quiet --prefer-binary *.whl
 export GLANCE_DEDUP_REPOSITORY=$PWD/repository GLANCE_DEDUP_SOCKET=
 export GLANCE_DEDUP_FILTER_DIR=$PWD/filter
 export PATH=$PWD/venv/bin:$PATH
@@ -64,9 +101,12 @@ def say(message):
 
 def run(*command, **options):
     """Its output; one that fails ends the program."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=COMMAND_SECONDS, **options)
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=COMMAND_SECONDS, **options)
+    except subprocess.TimeoutExpired:
+        fail(f'{command[0]} was stopped after {COMMAND_SECONDS} s')
     if done.returncode:
         fail(f'{command[0]} ended with {done.returncode}:\n{done.stdout}')
     return done.stdout
@@ -122,18 +162,24 @@ def check_wheel(wheel):
         names = archive.namelist()
         if found := [name for name in names if name.endswith(('.c', '.h'))]:
             fail(f'{wheel.name} has sources: {found[0]}')
-        for name in (PLUGIN, *DATA):
+        for name in (PLUGIN, PAGE, *DATA):
             if not any(found.endswith(name) for found in names):
                 fail(f'{wheel.name} lacks {name}')
         archive.extractall(place)
         libraries = {path.name: path for path in
-                     pathlib.Path(place).rglob('*.so*')}
+                     pathlib.Path(place).rglob('*')
+                     if LIBRARY.search(path.name)}
         for path in libraries.values():
             check_library(path, libraries)
     for library in BUNDLED:
         if not any(name.startswith(f'{library}-') for name in libraries):
             fail(f'{wheel.name} lacks {library}')
-    return metadata_of(wheel)
+    metadata = metadata_of(wheel)
+    for field in ('License-Expression', 'Project-URL', 'Requires-Python'):
+        if not metadata[field]:
+            fail(f'METADATA of {wheel.name} has no {field}: see setup.cfg and '
+                 'setup.py')
+    return metadata
 
 
 def check_library(path, libraries):
@@ -181,32 +227,62 @@ def check_versions(dist, version):
     wheel, = dist.glob('glance_dedup-*.whl')
     with zipfile.ZipFile(wheel) as archive:
         pages = {name: archive.read(name).decode()
-                 for name in archive.namelist() if '/share/man/' in name}
+                 for name in archive.namelist()
+                 if re.search(r'/share/man/.*\.[18]$', name)}
     pages['html/index.html'] = (dist / 'html' / 'index.html').read_text()
     for name, text in pages.items():
         if version not in text:
             fail(f'{name} does not tell the version, {version}')
 
 
-def try_wheel(python, wheel):
+def try_wheel(python, wheel, run_trial):
     """Store and read an image with the wheel, in an environment of its own."""
     with tempfile.TemporaryDirectory() as place:
-        run(python, '-m', 'venv', 'venv', cwd=place)
-        run('venv/bin/pip', 'install', '--quiet', '--prefer-binary', wheel,
-            cwd=place)
-        said = run('bash', '-c', TRIAL, cwd=place).splitlines()
-    say(f'{python}: {said[-1]}')
+        place = pathlib.Path(place)
+        (place / 'trial.sh').write_text(TRIAL)
+        said = run_trial(place, wheel, {**os.environ, 'PYTHON': python})
+    said = said.splitlines()[-1]
+    if said != f'glance-dedup {wheel.name.split("-")[1]}':
+        fail(f'{wheel.name} says with {python} that it is {said}')
+    say(f'{python}: {said}')
 
 
-def pythons():
-    """Those of the versions that the wheel is for, if they are installed."""
+def try_here(place, wheel, environment):
+    shutil.copy(wheel, place)
+    return run('bash', 'trial.sh', cwd=place, env=environment)
+
+
+def try_in_debian(place, wheel, environment):
+    """Try it where C library and OpenSSL are newer than here, too."""
+    mirrors = run(*MIRROR).split()
+    if not mirrors:
+        fail('apt has no source whose origin is Debian: add one')
+    (place / 'apt.conf').write_text(
+        '\n'.join(APT_CONF.findall(run('apt-config', 'dump'))))
+    return run(*NAMESPACES, 'bash', '-c', HOST, cwd=place, env={
+        **environment, 'SUITE': SUITES[environment['PYTHON']],
+        'PACKAGES': PACKAGES, 'MIRROR': mirrors[0], 'WHEEL': wheel})
+
+
+def is_installed(python):
+    """Whether it works: pyenv puts names on PATH that only print an error."""
+    return subprocess.run(['bash', '-c', f'{python} -c ""'],
+                          capture_output=True, timeout=60).returncode == 0
+
+
+def try_all(wheel):
+    """Try each Python that the wheel is for, here or in a Debian that has it.
+
+    :returns: those that are to be had nowhere
+    """
     for minor in range(11, 15):
-        name = f'python3.{minor}'
-        if subprocess.run(['bash', '-c', f'{name} -c ""'],
-                          capture_output=True, timeout=60).returncode:
-            say(f'{name} is not installed: the wheel was not tried with it')
+        python = f'python3.{minor}'
+        if is_installed(python):
+            try_wheel(python, wheel, try_here)
+        elif python in SUITES and os.geteuid() == 0:
+            try_wheel(python, wheel, try_in_debian)
         else:
-            yield name
+            yield python
 
 
 def main():
@@ -221,8 +297,10 @@ def main():
     check_versions(args.dist, metadata['Version'])
     files = sorted(path for path in args.dist.iterdir() if path.is_file())
     run('twine', 'check', '--strict', *files)
-    for python in args.pythons or pythons():
-        try_wheel(python, wheel)
+    for python in args.pythons:
+        try_wheel(python, wheel, try_here)
+    for python in [] if args.pythons else try_all(wheel):
+        say(f'{python} is not installed: the wheel was not tried with it')
     if not metadata['Home-page']:
         say('setup.cfg names no home page: add it before you upload anything')
     for path in files:

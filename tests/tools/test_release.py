@@ -12,6 +12,9 @@ import pytest
 TOP = pathlib.Path(__file__).resolve().parents[2]
 NAME = 'glance_dedup-1.2.3-cp311-abi3-manylinux_2_34_x86_64.whl'
 METADATA = 'glance_dedup-1.2.3.dist-info/METADATA'
+FIELDS = {'Version': '1.2.3', 'License-Expression': 'Apache-2.0',
+          'Project-URL': 'Glance, https://docs.openstack.org/glance/latest/',
+          'Requires-Python': '>=3.11'}
 #: Whatever they are in a release, here each is a library of no functions.
 LIBRARIES = ('glance_dedup.libs/liblz4-1.so.1',
              'glance_dedup.libs/libxxhash-1.so.0',
@@ -48,8 +51,13 @@ def files(release, library):
     good = library('-g0')
     data = {f'glance_dedup-1.2.3.data/data/{name}': b''
             for name in release.DATA}
-    return {METADATA: b'Version: 1.2.3\n', release.PLUGIN: good, **data,
-            **dict.fromkeys(LIBRARIES, good)}
+    return {METADATA: metadata(FIELDS), release.PLUGIN: good,
+            release.PAGE: b'', **data, **dict.fromkeys(LIBRARIES, good)}
+
+
+def metadata(fields):
+    return ''.join(f'{name}: {value}\n'
+                   for name, value in fields.items()).encode()
 
 
 def check(release, directory, files, name=NAME):
@@ -96,6 +104,14 @@ def test_what_a_wheel_must_have(release, files, tmp_path):
             rest = {path: files[path] for path in files if path != name}
             with pytest.raises(SystemExit, match='lacks '):
                 check(release, tmp_path, rest)
+
+
+def test_what_its_metadata_must_have(release, files, tmp_path):
+    for field in set(FIELDS) - {'Version'}:
+        files[METADATA] = metadata(
+            {name: FIELDS[name] for name in FIELDS if name != field})
+        with pytest.raises(SystemExit, match=f'has no {field}'):
+            check(release, tmp_path, files)
 
 
 def test_a_file_that_is_too_large(release, tmp_path):
