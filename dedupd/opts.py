@@ -19,6 +19,7 @@ from glance_dedup.base import imageids
 GROUP = 'dedupd'
 CACHE_GROUP = 'cache'
 REPLICATION_GROUP = 'replication'
+PROFILER_GROUP = 'profiler'
 
 _EXCLUDE = types.String(regex=f'^(project:)?{imageids.PATTERN}$')
 _PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
@@ -904,9 +905,31 @@ Related options:
 ]
 
 
+# Only this option decides whether OSProfiler, which has an option of the same
+# name, is imported.
+profiler_opts: list[cfg.Opt] = [
+    cfg.BoolOpt('enabled',
+                default=False,
+                help="""
+Whether the cache's proxy continues traces of OSProfiler. In the mode
+``cache``.
+
+A request that carries a trace, signed with one of ``hmac_keys``,
+gets a span, of which Glance's own span becomes a part. The other
+options of this group are OSProfiler's, and are read from the same
+file: ``hmac_keys`` and ``connection_string``, with Glance's values.
+The package ``osprofiler`` must be installed, with the client of the
+store of traces. See the guide on monitoring.
+
+Possible values:
+    * True, False
+"""),
+]
+
 #: The options that have a group of their own, by its name.
-GROUPS = {GROUP: dedupd_opts, CACHE_GROUP: cache_opts,
-          REPLICATION_GROUP: replication_opts}
+GROUPS: dict[str, list[cfg.Opt]] = {
+    GROUP: dedupd_opts, CACHE_GROUP: cache_opts,
+    REPLICATION_GROUP: replication_opts, PROFILER_GROUP: profiler_opts}
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
@@ -939,8 +962,8 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
 def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
     """A sentence for each option of the files that nobody reads.
 
-    An option that may be oslo.messaging's passes: asking oslo.messaging would
-    import all of its drivers.
+    An option that may be oslo.messaging's or OSProfiler's passes: asking them
+    would import all of their drivers.
     """
     known = {group: set(conf[group]) for group in GROUPS}
     known['DEFAULT'] = {name for name in conf if name not in known} | _FORMER
@@ -951,6 +974,8 @@ def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
         sections: dict[str, dict[str, list[str]]] = {}
         cfg.ConfigParser(path, sections).parse()
         for group, options in sections.items():
+            if group == PROFILER_GROUP:
+                continue
             if group not in known:
                 if not group.startswith('oslo_'):
                     yield _sentence(path, f'group [{group}]', group, known)

@@ -78,6 +78,7 @@ class Proxy:
     :param uploads: takes uploads; None: they are passed on
     :param is_kept: whether an image stays here after Glance deleted it
     :param peer: names the source of missing images, for people
+    :param traces: continues the traces of requests; None: they are passed on
     """
 
     def __init__(self, repository: repository_module.Repository,
@@ -85,7 +86,8 @@ class Proxy:
                  arrivals: arrivals_module.Arrivals,
                  held: index_module.Held, reads: reads_module.Reads,
                  uploads: uploads_module.Uploads | None,
-                 is_kept: Callable[[str], bool], peer: str) -> None:
+                 is_kept: Callable[[str], bool], peer: str,
+                 traces: Any = None) -> None:
         self._repository = repository
         self._upstream = upstream
         self._arrivals = arrivals
@@ -94,6 +96,7 @@ class Proxy:
         self._uploads = uploads
         self._is_kept = is_kept
         self._peer = peer
+        self._traces = traces
         self._workers = workers_module.Workers('dedupd-open', _THREADS)
         self._name = f'dedupd-{repository.repository_id}'.encode()
         self._counts: collections.Counter[str] = collections.Counter()
@@ -102,6 +105,13 @@ class Proxy:
 
     async def serve(self, message: messages.Message) -> messages.Response:
         """Answer any request."""
+        if self._traces is None:
+            return await self._answer(message, {})
+        return await self._traces.follow('dedupd_cache', message, self._answer)
+
+    async def _answer(self, message: messages.Message, facts: dict[str, Any]
+                      ) -> messages.Response:
+        """Answer a request, and add to what its span tells."""
         headers = upstream_module.end_to_end(message.headers)
         self._counts['requests'] += 1
         if any(self._name in value for name, value in headers
@@ -112,9 +122,11 @@ class Proxy:
         asked = image_parts.asked(message, headers)
         if asked is not None:
             try:
-                return await self._from_here(asked)
+                return await self._from_here(asked, facts)
             except _NotFromHere as e:
                 self._plain[str(e)] += 1
+                facts['plain'] = str(e)
+        facts['source'] = 'glance'
         self._counts['relayed'] += 1
         return await passing.answer(
             message, lambda one: self._pass_on(one, headers))
@@ -177,7 +189,8 @@ class Proxy:
 
     # -- what comes from here ------------------------------------------------
 
-    async def _from_here(self, asked: image_parts.Asked) -> messages.Response:
+    async def _from_here(self, asked: image_parts.Asked,
+                         facts: dict[str, Any]) -> messages.Response:
         """Answer with the cache's bytes.
 
         :raises _NotFromHere: if the plain request must be made
@@ -213,7 +226,9 @@ class Proxy:
             response.status = 206
             headers.append((b'Content-Range', b'bytes %d-%d/%d' % (
                 begin, end - 1, allowed.size)))
-        self._counts['here' if expected is None else 'arriving'] += 1
+        facts['source'] = 'here' if expected is None else 'arriving'
+        facts['bytes'] = end - begin
+        self._counts[facts['source']] += 1
         self._held.used(asked.image_id)
         return response
 

@@ -37,6 +37,8 @@ def check_options(conf: cfg.ConfigOpts) -> None:
 
     :raises ValueError: names the options, and what to do
     """
+    if conf.profiler.enabled:
+        _tracing(conf)
     if conf.mode != 'cache':
         return
     listeners.need_apart(conf.cache.listen, conf.cache.relay_listen)
@@ -55,6 +57,22 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     except (OSError, ValueError) as e:
         raise ValueError(f'[cache] peer, peer_ca, peer_cert: {e}') from e
     check_neighbours(conf)
+
+
+def _tracing(conf: cfg.ConfigOpts) -> tuple[Any, Any]:
+    """The module that continues traces, and the options of OSProfiler.
+
+    :raises ValueError: if traces cannot be continued
+    """
+    if conf.mode != 'cache':
+        raise ValueError('[profiler] enabled is only for mode = cache. '
+                         'Elsewhere Glance traces the store: unset it')
+    try:
+        from dedupd.http import tracing
+    except ImportError:
+        raise ValueError('[profiler] enabled needs the package osprofiler: '
+                         'install it, or unset the option')
+    return tracing, tracing.read_options(conf.config_file, conf.config_dir)
 
 
 def check_neighbours(conf: cfg.ConfigOpts) -> None:
@@ -141,6 +159,10 @@ class Cache:
                         if conf.cache.nova_base else None)
         self._upstream = upstream_module.Upstream(conf.dedupd.glance_url,
                                                   conf.dedupd.glance_ca)
+        self._traces = None
+        if conf.profiler.enabled:
+            tracing, options = _tracing(conf)
+            self._traces = tracing.Traces(options)
 
     def proxy(self, reads: reads_module.Reads) -> proxy_module.Proxy:
         """Make the proxy that answers for Glance."""
@@ -153,7 +175,8 @@ class Cache:
                 lambda: _connect(self._conf, self._conf.cache.peer))
         self._proxy = proxy_module.Proxy(
             self._repository, self._upstream, self.arrivals, self.held,
-            reads, uploads, self._is_offered, self._conf.cache.peer)
+            reads, uploads, self._is_offered, self._conf.cache.peer,
+            self._traces)
         return self._proxy
 
     def lending(self, reads: reads_module.Reads) -> lending_module.Lending:
@@ -230,3 +253,5 @@ class Cache:
         """Close all parts. REQUIRES: the event loop runs, and no task does."""
         self._upstream.close()
         self.held.close()
+        if self._traces is not None:
+            self._traces.close()

@@ -54,6 +54,7 @@ from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
+from glance_dedup.base import tracing
 from glance_dedup.base import workers
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import limits
@@ -128,17 +129,23 @@ class Download:
     :param length: how many bytes; they must be within the image
     :param limit: how long the storage may take for each piece
     :param daemon: the daemon to ask first; None: read directly
+    :param span: ends with the download
+
+    :ivar length: how many bytes it has
     """
 
     PIECE = 4 << 20
 
     def __init__(self, image: Any, offset: int, length: int,
                  limit: workers.TimeLimit,
-                 daemon: daemon_module.Daemon | None = None):
+                 daemon: daemon_module.Daemon | None,
+                 span: tracing.Span):
         self._image = image
         self._image_id = image.stat.image_id
         self._offset = offset
-        self._left = length
+        self.length = self._left = length
+        self._from_daemon = 0
+        self._span = span
         self._limit = limit
         self._first: bytes | None = None
         self._daemon = daemon
@@ -161,6 +168,9 @@ class Download:
                 yield piece
                 del piece
                 piece = self._read()
+        except Exception as exc:
+            self._span.fail(type(exc))
+            raise
         finally:
             self.close()
 
@@ -168,7 +178,9 @@ class Download:
         if self._image is None or not self._left:
             return b''
         piece = self._read_from_daemon()
-        if piece is None:
+        if piece is not None:
+            self._from_daemon += len(piece)
+        else:
             piece = self._read_directly(min(self.PIECE, self._left))
         self._offset += len(piece)
         self._left -= len(piece)
@@ -210,6 +222,9 @@ class Download:
             stream.close()
         if image is not None:
             image.close()
+        self._span.facts.update(bytes=self.length - self._left,
+                                daemon_bytes=self._from_daemon)
+        self._span.end()
 
     def __del__(self) -> None:
         if getattr(self, '_image', None) is not None:
@@ -504,7 +519,8 @@ class Store(driver.Store):
             # bytes.
             watchers.append(lambda piece: verifier.update(bytes(piece)))
 
-        with _upload_errors(image_id):
+        with (tracing.Span('dedup_add', image_id=image_id) as span,
+              _upload_errors(image_id)):
             opened = self._opened()
             percent = self._option('required_percent')
             if percent and image_size:
@@ -518,16 +534,19 @@ class Store(driver.Store):
             transaction = self._limit.call(
                 self._begin, opened, image_id, project,
                 late=lambda late: late.abort())
-            size = upload.store(opened, image_id, transaction, image_file,
+            stat = upload.store(opened, image_id, transaction, image_file,
                                 image_size or 0, watchers, self._storage,
                                 self._limit, multihash)
+            span.facts.update(bytes=stat.size, zero_bytes=stat.zero_bytes,
+                              new_bytes=stat.new_bytes,
+                              stored_bytes=stat.stored_bytes)
 
         url = locations.url(opened, image_id, transaction.upload_id)
         metadata = {}
         if self.backend_group:
             metadata['store'] = self.backend_group
-        LOG.debug('Stored image %s: %d bytes', image_id, size)
-        return (url, size, checksum.hexdigest(),
+        LOG.debug('Stored image %s: %d bytes', image_id, stat.size)
+        return (url, stat.size, checksum.hexdigest(),
                 multihash.hexdigest(), metadata)
 
     def _begin(self, opened: Any, image_id: str, project: str) -> Any:
@@ -561,26 +580,39 @@ class Store(driver.Store):
             is damaged, or the storage fails or hangs
         """
         opened, parts = self._find(location)
-        with _read_errors(parts.image_id):
-            image = self._limit.call(opened.open_image, parts.image_id,
-                                     parts.upload_id,
-                                     late=lambda late: late.close())
+        span = tracing.Span('dedup_get', image_id=parts.image_id)
+        try:
+            with _read_errors(parts.image_id):
+                image = self._limit.call(opened.open_image, parts.image_id,
+                                         parts.upload_id,
+                                         late=lambda late: late.close())
+            download = self._download(image, offset, chunk_size, span)
+        except BaseException as exc:
+            span.fail(type(exc))
+            span.end()
+            raise
+        return download, download.length
+
+    def _download(self, image: Any, offset: int, chunk_size: int | None,
+                  span: tracing.Span) -> Download:
+        """A download whose first piece has been read; it ends the span."""
         try:
             offset = max(0, offset or 0)
             length = max(0, image.size - offset)
             if chunk_size is not None:
                 length = min(length, max(0, chunk_size))
             download = Download(image, offset, length, self._limit,
-                                self._daemon)
+                                self._daemon, span)
         except BaseException:
             image.close()
             raise
         try:
             download.prefetch()
-        except BaseException:
+        except BaseException as exc:
+            span.fail(type(exc))
             download.close()
             raise
-        return download, length
+        return download
 
     def get_size(self, location: location.Location,
                  context: Any = None) -> int:
@@ -628,7 +660,8 @@ class Store(driver.Store):
             another process held a lock for too long
         """
         opened, parts = self._find(location)
-        with _delete_errors(parts.image_id):
+        with (tracing.Span('dedup_delete', image_id=parts.image_id),
+              _delete_errors(parts.image_id)):
             if (context is not None and not getattr(context, 'is_admin', False)
                     and self._locations_are_shown()):
                 owner = self._stat(opened, parts).project

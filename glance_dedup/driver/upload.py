@@ -48,6 +48,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers
+from glance_dedup.repository import openimages
 
 LOG = logging.getLogger(__name__)
 
@@ -118,12 +119,11 @@ def _pieces(source: Any, size: int,
 
 def _spread(source: Any, size: int,
             sinks: list[tuple[workers.Strand, Callable]],
-            limit: workers.TimeLimit) -> int:
-    """Give every piece to every sink; returns the number of bytes."""
+            limit: workers.TimeLimit) -> None:
+    """Give every piece to every sink."""
     under_way: collections.deque[tuple[Any, list[futures.Future]]] = (
         collections.deque())
     free: list[memoryview] = []
-    total = 0
 
     def wait_for_first() -> None:
         for call in under_way[0][1]:
@@ -133,7 +133,6 @@ def _spread(source: Any, size: int,
             free.append(piece)
 
     for piece in _pieces(source, size, free):
-        total += len(piece)
         under_way.append((piece, [strand.submit(function, piece)
                                   for strand, function in sinks]))
         del piece
@@ -145,13 +144,12 @@ def _spread(source: Any, size: int,
             wait_for_first()
     while under_way:
         wait_for_first()
-    return total
 
 
 def store(repository: Any, image_id: str, transaction: Any, source: Any,
           size: int, watchers: list[Callable[[Any], Any]],
           storage: workers.Workers, limit: workers.TimeLimit,
-          digest: Any = None) -> int:
+          digest: Any = None) -> openimages.ImageStat:
     """Write all of a source into a transaction, and commit it.
 
     :param repository: where the transaction was begun, for this image id
@@ -166,7 +164,7 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
     :param limit: how long each such call may take
     :param digest: a hash object that a watcher updates; the recipe records
                    its digest
-    :returns: the number of bytes stored
+    :returns: the facts about the image, as the commit gave them
     :raises WrongSize: the source has more or fewer bytes than ``size``
     :raises workers.Expired: the time limit was exceeded
     :raises Exception: whatever the source, a watcher or the repository raised
@@ -188,13 +186,12 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
             LOG.exception('Giving up the upload of image %s failed', image_id)
 
     try:
-        total = _spread(source, size, sinks, limit)
+        _spread(source, size, sinks, limit)
         if digest is not None:
             limit.result(engine.submit(
                 transaction.set_hash, digest.name, digest.digest()))
         commit = engine.submit(transaction.commit)
-        limit.result(commit)
-        return total
+        return limit.result(commit)
     except BaseException as exc:
         for strand, _function in sinks:
             strand.drop()

@@ -409,7 +409,7 @@ def test_memory_is_bounded_by_back_pressure(store, monkeypatch):
             written[0] += len(data)
 
         return types.SimpleNamespace(
-            write=write, abort=transaction.abort, commit=transaction.abort,
+            write=write, abort=transaction.abort, commit=transaction.commit,
             upload_id=transaction.upload_id,
             set_hash=transaction.set_hash)
 
@@ -438,7 +438,7 @@ def test_hashes_and_engine_run_beside_each_other(store, monkeypatch):
         transaction = real.begin(*args)
         return types.SimpleNamespace(
             write=lambda data: time.sleep(0.1), abort=transaction.abort,
-            commit=transaction.abort, upload_id=transaction.upload_id,
+            commit=transaction.commit, upload_id=transaction.upload_id,
             set_hash=transaction.set_hash)
 
     class Source:

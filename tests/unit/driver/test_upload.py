@@ -41,7 +41,7 @@ def store(repo):
     def _store(source, *watchers, seconds=0):
         size = upload.store(repo, 'image', repo.begin('image'), source, 0,
                             list(watchers), storage,
-                            workers.TimeLimit(seconds, storage))
+                            workers.TimeLimit(seconds, storage)).size
         with repo.open_image('image') as image:
             data = image.read(size, 0)
         repo.delete('image')
