@@ -29,7 +29,7 @@ enum {
     FILE_MAX = GD_INDEX_HEAD + FRAMES * GD_PACKED_FRAME,
 };
 
-static const uint8_t CATALOG[GD_ID_SIZE] = "the catalog's id";
+static const uint8_t CATALOG[GD_ID_SIZE] = "a catalog's id";
 
 /* Items that may be right: few fingerprints, and groups from 0 to 3. */
 static void

@@ -329,7 +329,7 @@ test_hints_outlive_the_process(void)
 static void
 test_foreign_files_are_replaced(void)
 {
-    static const uint8_t other[16] = "repository no. 2";
+    static const uint8_t other[16] = "repository no 2";
     filter_fixture x;
     gd_filter *second;
     filter_setup(&x, FILTER_SMALL);

@@ -16,7 +16,7 @@
 
 enum { R = GD_INDEX_RECORD, RECORDS = 60000, REQUESTS = 20000 };
 
-static const uint8_t CATALOG[GD_ID_SIZE] = "the catalog's id";
+static const uint8_t CATALOG[GD_ID_SIZE] = "a catalog's id";
 static scratch x;
 static gd_shards *shards;
 static gd_item known[RECORDS], requests[REQUESTS], room[RECORDS];

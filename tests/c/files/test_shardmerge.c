@@ -15,7 +15,7 @@
 
 enum { R = GD_INDEX_RECORD, MOST = 4096, GROUPS = 6 };
 
-static const uint8_t CATALOG[GD_ID_SIZE] = "the catalog's id";
+static const uint8_t CATALOG[GD_ID_SIZE] = "a catalog's id";
 static const gd_split_limits NEVER = {UINT64_MAX, UINT64_MAX};
 
 static scratch x;

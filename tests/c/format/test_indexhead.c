@@ -10,7 +10,7 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-static const uint8_t CATALOG[GD_ID_SIZE] = "the catalog's id";
+static const uint8_t CATALOG[GD_ID_SIZE] = "a catalog's id";
 
 static gd_index_head
 head_of(gd_index_kind kind, uint64_t items)
@@ -38,7 +38,7 @@ test_bytes(void)
         {0, "4744494e44455800"},
         {8, "01000000"},
         {12, "02000000"},
-        {16, "74686520636174616c6f672773206964"},
+        {16, "6120636174616c6f6727732069640000"},
         {32, "8877665544332211"},
         {40, "0300000005000000"},
         {48, "0504030201000000"},

@@ -16,7 +16,7 @@ enum {
     CACHE = 1 << 20,
 };
 
-static const uint8_t REPOSITORY[16] = "repository no. 1";
+static const uint8_t REPOSITORY[16] = "repository no 1";
 
 typedef struct fixture {
     fault_env f;

@@ -7,7 +7,7 @@
 #include "engine/base/coding.h"
 #include "tests/c/support/check.h"
 
-const uint8_t FILTER_REPOSITORY[16] = "repository no. 1";
+const uint8_t FILTER_REPOSITORY[16] = "repository no 1";
 
 gd_status
 filter_open(filter_fixture *x, uint64_t budget)
