@@ -33,7 +33,13 @@ class Repository:
                  lock_timeout_ms: int, allow_weak: bool = False,
                  reserve: int = 0, codec_yields: bool = False,
                  direct_io: int = 0, cut_minimum: int = 0,
-                 cut_average: int = 0) -> None: ...
+                 cut_average: int = 0, slice_dir: bytes = ...,
+                 slice_source: Any = ...) -> None:
+        """slice_source brings the slices of cold groups into slice_dir. Any
+        thread calls ``fetch(group, object id, object length, first slice,
+        count)``, which waits, and ``expect`` with the same, which does not.
+        If `fetch` raises NoSpaceError or AccessDenied, so does the read that
+        needs the slices; after anything else it raises UnavailableError."""
     def attach_filter(self, path: bytes, budget: int) -> None: ...
     def attach_store(self, backend: str, path: bytes, capacity: int,
                      cache: int) -> None: ...
@@ -307,6 +313,9 @@ class Maintenance:
         blocks of the group, or it is not sealed and this is a helper.
         DamagedError if an entry is invalid or damaged; NoSpaceError;
         ImageNotFound."""
+    def begin_cooling(self, number: int) -> 'Rewriting':
+        """As begin_rewriting, but the group becomes cold, and its segments
+        stay as they are packed. VersionError: not in this repository."""
     def note_codec(self, number: int, codec: str, level: int,
                    similar: bool = False) -> None:
         """Note in a sealed group that this would hardly make it smaller.
@@ -435,6 +444,13 @@ class Rewriting:
         Raises as `check`, too, which it calls before each segment."""
     def sizes(self) -> tuple[int, int]:
         """Bytes of the disk: of the old file, and the new one, complete."""
+    def object(self) -> tuple[bytes, int, str]:
+        """Of a group that becomes cold: the id and the length of its object,
+        and the path, relative to the repository, of the complete file that is
+        to become the object."""
+    def cut(self) -> None:
+        """Remove the segments from this file, because the object has them.
+        `exchange` needs that."""
     def exchange(self) -> None:
         """Put the complete file in the old one's place, under the exclusive
         lock. BusyError: a transaction has the group's shared lock, or another

@@ -30,6 +30,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "engine/files/slices.h"
 #include "engine/format/index.h"
 #include "engine/format/recipe.h"
 #include "engine/handle/repo.h"
@@ -58,7 +59,18 @@ typedef struct repository_object {
     pid_t owner; /* this and the next stay after the handle is gone */
     unsigned long forks;
     const module_state *state;
+    gd_slices *slices;      /* NULL: cold groups cannot be read */
+    PyObject *slice_source; /* what brings them */
 } repository_object;
+
+/* ---- slicesource.c ---- */
+
+/* Has source bring slices into the directory.  On failure nothing is to be
+ * closed. */
+gd_status gd_py_open_slices(repository_object *self, const char *directory,
+                            PyObject *source, gd_error *err);
+/* REQUIRES: the repository's handle is closed. */
+void gd_py_close_slices(repository_object *self);
 
 /* ---- common.c: errors ---- */
 
@@ -338,6 +350,7 @@ PyObject *gd_py_enter_group(PyObject *maintenance, PyObject *args);
 
 extern const gd_py_type gd_py_rewriting_type; /* rewriting.c */
 PyObject *gd_py_begin_rewriting(PyObject *maintenance, PyObject *args);
+PyObject *gd_py_begin_cooling(PyObject *maintenance, PyObject *args);
 PyObject *gd_py_note_codec(PyObject *maintenance, PyObject *args);
 
 extern const gd_py_type gd_py_merge_type; /* merge.c */

@@ -25,6 +25,7 @@ static const struct {
     {GD_EXISTS, "ImageExists"},      {GD_BUSY, "BusyError"},
     {GD_VERSION, "VersionError"},    {GD_INVALID, "InvalidParameter"},
     {GD_DENIED, "AccessDenied"},     {GD_CLOSED, "ClosedError"},
+    {GD_UNAVAILABLE, "UnavailableError"},
 };
 
 enum { ERROR_CLASSES = sizeof error_classes / sizeof error_classes[0] };
@@ -343,6 +344,7 @@ free_when_unused(repository_object *self)
         Py_BEGIN_ALLOW_THREADS
         gd_repo_close(repo);
         Py_END_ALLOW_THREADS
+        gd_py_close_slices(self);
     }
 }
 

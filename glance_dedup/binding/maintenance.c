@@ -370,7 +370,8 @@ open_group(gd_repo *repo, uint32_t number, gd_group **group, gd_error *err)
 
 typedef struct group_facts {
     uint32_t slots;
-    bool has_lists;
+    bool has_lists, is_cold;
+    gd_object object; /* of a cold group */
     gd_scope scope;
     gd_published record; /* this one or the next, as asked */
     gd_usage used;
@@ -388,6 +389,8 @@ read_facts(gd_repo *repo, uint32_t number, bool usage, group_facts *facts,
     }
     *facts = (group_facts){.slots = group->bounds.slots,
                            .has_lists = group->bounds.has_lists,
+                           .is_cold = group->is_cold,
+                           .object = group->object,
                            .scope = group->scope};
     s = usage ? gd_usage_add_group(group, &facts->used, err)
               : gd_group_read_published(group, &facts->record, err);
@@ -422,8 +425,10 @@ maintenance_group_facts(PyObject *object, PyObject *args)
     }
     const gd_published *record = &facts.record;
     return Py_BuildValue(
-        "{sIsNsy#sIsKsIsKsKsBsBsNsIsKsKsL}", "slots", facts.slots, "has_lists",
-        PyBool_FromLong(facts.has_lists), "scope",
+        "{sIsNsNsy#sy#sIsKsIsKsKsBsBsNsIsKsKsL}", "slots", facts.slots,
+        "has_lists", PyBool_FromLong(facts.has_lists), "is_cold",
+        PyBool_FromLong(facts.is_cold), "object", facts.object.id,
+        (Py_ssize_t)GD_ID_SIZE, "scope",
         facts.scope.id, (Py_ssize_t)GD_SCOPE_SIZE, "published", record->count,
         "generation", (unsigned long long)record->generation, "flags",
         record->flags, "sequence", (unsigned long long)record->sequence, "end",
@@ -573,6 +578,7 @@ static PyMethodDef maintenance_methods[] = {
     {"withdraw", maintenance_withdraw, METH_VARARGS, NULL},
     {"enter_group", gd_py_enter_group, METH_VARARGS, NULL},
     {"begin_rewriting", gd_py_begin_rewriting, METH_VARARGS, NULL},
+    {"begin_cooling", gd_py_begin_cooling, METH_VARARGS, NULL},
     {"note_codec", gd_py_note_codec, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

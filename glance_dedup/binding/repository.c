@@ -21,6 +21,8 @@
 /* Parameters not yet in the engine's form. */
 typedef struct raw_params {
     PyObject *path; /* bytes */
+    PyObject *slice_dir;    /* bytes; NULL: cold groups cannot be read */
+    PyObject *slice_source;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
     int by_value, allow_weak, codec_yields;
@@ -38,15 +40,16 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
         "codec",        "codec_level",     "threads",
         "lock_timeout_ms",                 "allow_weak",    "reserve",
         "codec_yields", "direct_io",       "cut_minimum",   "cut_average",
-        NULL};
+        "slice_dir",    "slice_source",    NULL};
     return PyArg_ParseTupleAndKeywords(
-        args, keywords, "O&Iy#IIIspsiII|pKpIII", names, PyUnicode_FSConverter,
+        args, keywords, "O&Iy#IIIspsiII|pKpIIIO&O", names, PyUnicode_FSConverter,
         &raw->path, &params->major, &raw->id, &raw->id_length,
         &params->block_size, &params->group_slots, &params->segment_size, &raw->fingerprint,
         &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
         &params->lock_timeout_ms, &raw->allow_weak, &raw->reserve,
         &raw->codec_yields, &raw->direct_io, &params->cut_minimum,
-        &params->cut_average);
+        &params->cut_average, PyUnicode_FSConverter, &raw->slice_dir,
+        &raw->slice_source);
 }
 
 /* Returns 0 with an exception set on error. */
@@ -78,13 +81,12 @@ convert_params(const module_state *state, const raw_params *raw,
 }
 
 static repository_object *
-open_repository(PyTypeObject *type, const raw_params *raw,
-                const gd_params *params)
+open_repository(PyTypeObject *type, const raw_params *raw, gd_params *params)
 {
     const module_state *state = PyType_GetModuleState(type);
     repository_object *self = gd_py_new_object(type);
     gd_error err;
-    gd_status s;
+    gd_status s = GD_OK;
     if (self == NULL) {
         return NULL;
     }
@@ -92,12 +94,20 @@ open_repository(PyTypeObject *type, const raw_params *raw,
     self->forks = state->forks;
     self->state = state;
     const char *c_path = PyBytes_AsString(raw->path);
-    Py_BEGIN_ALLOW_THREADS
-    s = gd_repo_open(gd_env_posix(), c_path, params, raw->allow_weak != 0,
-                     &self->repo, &err);
-    Py_END_ALLOW_THREADS
+    if (raw->slice_dir != NULL && raw->slice_source != NULL) {
+        s = gd_py_open_slices(self, PyBytes_AsString(raw->slice_dir),
+                              raw->slice_source, &err);
+        params->slices = self->slices;
+    }
+    if (s == GD_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        s = gd_repo_open(gd_env_posix(), c_path, params,
+                         raw->allow_weak != 0, &self->repo, &err);
+        Py_END_ALLOW_THREADS
+    }
     if (s != GD_OK) {
         self->repo = NULL;
+        gd_py_close_slices(self);
         gd_py_raise_in(state, &err);
         Py_CLEAR(self);
     }
@@ -117,6 +127,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
         self = open_repository(type, &raw, &params);
     }
     Py_XDECREF(raw.path);
+    Py_XDECREF(raw.slice_dir);
     return (PyObject *)self;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rewriting.c - glance_dedup._engine.Rewriting: compresses a group again,
- * under its lease until the exchange; note_codec, and codec_mark.
+ * rewriting.c - glance_dedup._engine.Rewriting: compresses a group again, or
+ * makes it cold, under its lease until the exchange; note_codec, and
+ * codec_mark.
  *
  * A part (part.c).  After `step` fails, only `close` may be called.
  */
@@ -15,6 +16,7 @@ typedef struct rewriting_object {
     gd_owned_group *owned; /* NULL until the exchange is tried */
     gd_group_rewrite *rewriting;
     gd_packing packing;
+    int cools; /* the group becomes cold, and keeps its segments */
     int complete;
 } rewriting_object;
 
@@ -61,7 +63,9 @@ begin(const maintenance_object *maintenance, uint32_t number,
     }
     s = look_for_users(repo, number, err);
     if (s == GD_OK) {
-        s = gd_group_rewrite_open(self->leased, &self->packing,
+        s = gd_group_rewrite_open(self->leased,
+                                  self->cools ? NULL : &self->packing,
+                                  self->cools != 0,
                                   &self->rewriting, err);
     }
     if (s != GD_OK) {
@@ -112,6 +116,27 @@ gd_py_begin_rewriting(PyObject *object, PyObject *args)
     }
     rewriting_object *self = (rewriting_object *)part;
     self->packing = packing;
+    gd_status s = begin(part->maintenance, number, self, &call.err);
+    return gd_py_end_part(part, s, release_rewriting, &call);
+}
+
+/* begin_cooling(number) */
+PyObject *
+gd_py_begin_cooling(PyObject *object, PyObject *args)
+{
+    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
+    uint32_t number;
+    gd_py_call call;
+    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number)) {
+        return NULL;
+    }
+    part_object *part =
+        gd_py_begin_part(object, state->rewriting_type, 0, &call);
+    if (part == NULL) {
+        return NULL;
+    }
+    rewriting_object *self = (rewriting_object *)part;
+    self->cools = 1;
     gd_status s = begin(part->maintenance, number, self, &call.err);
     return gd_py_end_part(part, s, release_rewriting, &call);
 }
@@ -175,6 +200,37 @@ rewriting_sizes(PyObject *object, PyObject *Py_UNUSED(unused))
     gd_status s =
         gd_group_rewrite_sizes(self->rewriting, &before, &after, &call.err);
     return gd_py_end_two(&call, s, before, after);
+}
+
+static PyObject *
+rewriting_get_object(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    rewriting_object *self = (rewriting_object *)object;
+    gd_object found;
+    const char *path = NULL;
+    gd_py_call call;
+    if (!call_complete(self, 0, &call)) {
+        return NULL;
+    }
+    gd_status s = gd_group_rewrite_object(self->rewriting, &found, &path,
+                                          &call.err);
+    return gd_py_end(&call, s)
+               ? Py_BuildValue("(y#Ks)", (const char *)found.id,
+                               (Py_ssize_t)sizeof found.id,
+                               (unsigned long long)found.length, path)
+               : NULL;
+}
+
+static PyObject *
+rewriting_cut(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    rewriting_object *self = (rewriting_object *)object;
+    gd_py_call call;
+    if (!call_complete(self, 0, &call)) {
+        return NULL;
+    }
+    return gd_py_end_none(&call,
+                          gd_group_rewrite_cut(self->rewriting, &call.err));
 }
 
 /* GD_BUSY means that it may be tried again. */
@@ -290,6 +346,8 @@ static PyMethodDef rewriting_methods[] = {
     {"check", rewriting_check, METH_NOARGS, NULL},
     {"step", rewriting_step, METH_NOARGS, NULL},
     {"sizes", rewriting_sizes, METH_NOARGS, NULL},
+    {"object", rewriting_get_object, METH_NOARGS, NULL},
+    {"cut", rewriting_cut, METH_NOARGS, NULL},
     {"exchange", rewriting_exchange, METH_NOARGS, NULL},
     {"keep_old", rewriting_keep_old, METH_NOARGS, NULL},
     {"close", gd_py_part_close, METH_NOARGS, NULL},

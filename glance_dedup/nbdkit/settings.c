@@ -28,7 +28,7 @@ typedef struct number_key {
      sizeof((gd_nbdkit_settings *)0)->field, low, high}
 
 static const number_key numbers[] = {
-    NUMBER("major", params.major, 1, GD_REPOSITORY_MAJOR),
+    NUMBER("major", params.major, 1, GD_REPOSITORY_COLD),
     NUMBER("block-size", params.block_size, 512, 65536),
     NUMBER("cut-minimum", params.cut_minimum, 0, 65536),
     NUMBER("cut-average", params.cut_average, 0, 65536),

@@ -110,16 +110,15 @@ MUTANTS = (
     Mutant(
         'lists-in-an-older-repository', 'I8', (
             Edit(_REWRITE,
-                 'repo->params.major < GD_REPOSITORY_MAJOR',
+                 'repo->params.major < GD_REPOSITORY_LISTS',
                  'repo->params.major < 1'),),
         tests=_run_by('grouprewrite_similar'),
         why_not=_OLDER),
     Mutant(
         'lists-under-the-older-version', 'I8', (
             Edit(_GROUP,
-                 'gd_put16(header + 8, GD_GROUP_MAJOR);\n'
-                 '    gd_put16(header + 10, 0);',
-                 'gd_put16(header + 10, 0);'),),
+                 'gd_put16(header + 8, major);\n',
+                 ''),),
         tests=_run_by('grouprewrite_similar'),
         why_not=_OLDER),
     Mutant(

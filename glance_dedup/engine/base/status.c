@@ -88,6 +88,7 @@ gd_status_name(gd_status status)
         [GD_NOMEM] = "nomem",
         [GD_DENIED] = "denied",
         [GD_CLOSED] = "closed",
+        [GD_UNAVAILABLE] = "unavailable",
     };
     return (size_t)status < sizeof names / sizeof *names ? names[status]
                                                          : "unknown";

@@ -28,6 +28,8 @@ typedef enum gd_status {
     GD_NOMEM = 9,     /* an allocation failed */
     GD_DENIED = 10,   /* EACCES, EPERM or EROFS */
     GD_CLOSED = 11,   /* the handle is closed, or was inherited by fork */
+    GD_UNAVAILABLE = 12, /* an object store does not give an object now: it is
+                          * neither lost nor damaged, as far as is known */
 } gd_status;
 
 #define GD_ERROR_TEXT 1024

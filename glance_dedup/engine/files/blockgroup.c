@@ -21,6 +21,7 @@ enum {
     HEADER_SIZE = 512,
     RECORD_SIZE = 512,
     CHECKED = 504, /* bytes under the checksum, in either */
+    OBJECT = 88,   /* where the header of a cold group has its object's id */
     MAKING_TRIES = 1000,
     /* Of the byte with the level: */
     LEVEL = 0x7f,
@@ -64,10 +65,10 @@ decode_header(gd_group *group, const gd_params *params,
         return gd_fail(err, GD_CORRUPT, "%s is not a block group: no magic "
                        "at offset 0", name);
     }
-    if (gd_get16(in + 8) > GD_GROUP_MAJOR) {
+    if (gd_get16(in + 8) > GD_GROUP_COLD) {
         return gd_fail(err, GD_VERSION,
                        "%s has format version %u; this program knows up to %d",
-                       name, gd_get16(in + 8), GD_GROUP_MAJOR);
+                       name, gd_get16(in + 8), GD_GROUP_COLD);
     }
     if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
         return gd_fail(err, GD_CORRUPT,
@@ -86,14 +87,32 @@ decode_header(gd_group *group, const gd_params *params,
     group->bounds.seed = gd_get64(in + CHECKED);
     group->bounds.slots = gd_get32(in + 48);
     group->bounds.max_block = gd_get32(in + 52);
-    group->bounds.has_lists = gd_get16(in + 8) == GD_GROUP_MAJOR;
+    group->bounds.has_lists = gd_get16(in + 8) >= GD_GROUP_LISTS;
+    group->is_cold = gd_get16(in + 8) == GD_GROUP_COLD;
+    group->object.group = group->number;
+    memcpy(group->object.id, in + OBJECT, GD_ID_SIZE);
     if (group->bounds.slots < GD_SLOTS_MIN ||
         group->bounds.slots > GD_MAX_SLOTS || group->bounds.max_block == 0 ||
         group->bounds.max_block > params->block_size) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible bounds in the header (offset 48)", name);
     }
+    if (group->is_cold && gd_is_zero(group->object.id, GD_ID_SIZE)) {
+        return gd_fail(err, GD_CORRUPT, "%s is cold, and names no object "
+                       "(offset %d)", name, OBJECT);
+    }
     return GD_OK;
+}
+
+/* Nothing is appended to a cold group, so the record tells the object's length as
+ * long as the group has this file. */
+static gd_status
+find_length(gd_group *group, gd_error *err)
+{
+    gd_published record;
+    gd_status s = gd_group_read_published(group, &record, err);
+    group->object.length = record.end;
+    return s;
 }
 
 gd_status
@@ -124,6 +143,10 @@ gd_group_open_as(const gd_env *env, int root, const gd_params *params,
     }
     if (s == GD_OK) {
         s = decode_header(group, params, header, err);
+    }
+    group->slices = params->slices;
+    if (s == GD_OK && group->is_cold) {
+        s = find_length(group, err);
     }
     if (s != GD_OK) {
         gd_group_close(group);
@@ -197,6 +220,9 @@ gd_group_open_direct(const gd_group *group, int root, int access)
     const gd_env *env = group->env;
     struct stat st;
     int fd;
+    if (group->is_cold) {
+        return -1;
+    }
     if (gd_open(env, root, group->name, access | O_DIRECT, 0, &fd, NULL) !=
         GD_OK) {
         return -1;
@@ -368,10 +394,12 @@ gd_group_create(const gd_env *env, int root, const gd_params *params,
                    GD_MAX_GROUP);
 }
 
-/* ---- lists ---- */
+/* ---- headers of files that take another's place ---- */
 
-gd_status
-gd_group_allow_lists(const gd_group *old, gd_group *target, gd_error *err)
+/* Copies the header of old.  A major version of 0 leaves it as it is. */
+static gd_status
+write_header(const gd_group *old, gd_group *target, uint16_t major,
+             const uint8_t object[GD_ID_SIZE], gd_error *err)
 {
     uint8_t header[HEADER_SIZE];
     gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
@@ -379,13 +407,34 @@ gd_group_allow_lists(const gd_group *old, gd_group *target, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    gd_put16(header + 8, GD_GROUP_MAJOR);
-    gd_put16(header + 10, 0);
-    gd_put64(header + CHECKED, gd_checksum(header, CHECKED, 0));
+    if (major != 0) {
+        gd_put16(header + 8, major);
+        gd_put16(header + 10, 0);
+        memcpy(header + OBJECT, object, GD_ID_SIZE);
+        gd_put64(header + CHECKED, gd_checksum(header, CHECKED, 0));
+    }
     target->bounds.seed = gd_get64(header + CHECKED);
-    target->bounds.has_lists = true;
+    target->bounds.has_lists = gd_get16(header + 8) >= GD_GROUP_LISTS;
+    target->is_cold = false;
+    memcpy(target->object.id, header + OBJECT, GD_ID_SIZE);
     return gd_write_full(target->env, target->fd, header, sizeof header, 0,
                          target->name, err);
+}
+
+gd_status
+gd_group_write_hot(const gd_group *old, gd_group *target, bool lists,
+                   gd_error *err)
+{
+    static const uint8_t none[GD_ID_SIZE] = {0};
+    bool changes = old->is_cold || (lists && !old->bounds.has_lists);
+    return write_header(old, target, changes ? GD_GROUP_LISTS : 0, none, err);
+}
+
+gd_status
+gd_group_write_cold(const gd_group *old, gd_group *target,
+                    const uint8_t object[GD_ID_SIZE], gd_error *err)
+{
+    return write_header(old, target, GD_GROUP_COLD, object, err);
 }
 
 /* ---- published records ---- */
@@ -624,6 +673,32 @@ gd_group_is_store(const gd_group *group, const gd_published *record,
 /* ---- segments ---- */
 
 gd_status
+gd_group_read_data(const gd_group *group, void *out, size_t length,
+                   uint64_t offset, gd_error *err)
+{
+    if (!group->is_cold) {
+        return gd_read_full(group->env, group->fd, out, length, offset,
+                            group->name, err);
+    }
+    if (group->slices == NULL) {
+        return gd_fail(err, GD_UNAVAILABLE, "%s is cold, and this program was "
+                       "not told how to ask the object store", group->name);
+    }
+    return gd_slices_read(group->slices, &group->object, out, length, offset,
+                          group->name, err);
+}
+
+void
+gd_group_expect_data(const gd_group *group, uint64_t offset, uint64_t length)
+{
+    if (!group->is_cold) {
+        group->env->start_readahead(group->env, group->fd, offset, length);
+    } else if (group->slices != NULL) {
+        gd_slices_expect(group->slices, &group->object, offset, length);
+    }
+}
+
+gd_status
 gd_group_match_segment(const gd_group *group, const gd_entry *entry,
                        uint32_t slot, const gd_segment_header *header,
                        gd_error *err)
@@ -645,8 +720,7 @@ gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                       uint8_t *plain, gd_segment_header *header, gd_error *err)
 {
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = gd_read_full(group->env, group->fd, in, length,
-                               entry->segment, group->name, err);
+    gd_status s = gd_group_read_data(group, in, length, entry->segment, err);
     if (s == GD_OK) {
         s = gd_segment_header_decode(in, length, &group->bounds, header,
                                      group->name, entry->segment, err);

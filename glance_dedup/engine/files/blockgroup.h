@@ -14,6 +14,7 @@
 #include "engine/base/env.h"
 #include "engine/base/status.h"
 #include "engine/files/locks.h"
+#include "engine/files/slices.h"
 #include "engine/format/fpstore.h"
 #include "engine/format/params.h"
 #include "engine/format/segment.h"
@@ -34,6 +35,9 @@ typedef struct gd_group {
     char name[GD_NAME_SIZE];
     uint64_t inode; /* differs between a rewritten group's file and the one
                      * before */
+    bool is_cold;   /* its segments are in an object (cold.rst) */
+    gd_object object; /* of a cold group */
+    const struct gd_slices *slices; /* params->slices */
     gd_scope scope; /* the scope of all its fingerprints */
     gd_entry_bounds bounds;
     unsigned users;   /* guarded by the cache's mutex */
@@ -115,11 +119,16 @@ gd_status gd_group_write_new(const gd_env *env, int fd, const char *name,
                              const gd_params *params, const gd_scope *scope,
                              uint32_t number, gd_error *err);
 
-/* Writes the header of old into target, the file that is to take its place, so
- * that its segments may have lists, and an older program refuses it (format.rst,
- * "Block groups").  The seed of all that follows in target is another one. */
-gd_status gd_group_allow_lists(const gd_group *old, gd_group *target,
-                               gd_error *err);
+/* Writes the header of a group whose segments are on the disk into target, the
+ * file that is to take old's place.  lists: its segments may have lists, which
+ * they keep if old has them.  An older program may refuse target, and the seed
+ * of all that follows in it may be another one (format.rst, "Block groups"). */
+gd_status gd_group_write_hot(const gd_group *old, gd_group *target, bool lists,
+                             gd_error *err);
+/* The same for a cold group, with this object, which has target's whole file.
+ * As long as target is written, it is not marked as cold. */
+gd_status gd_group_write_cold(const gd_group *old, gd_group *target,
+                              const uint8_t object[GD_ID_SIZE], gd_error *err);
 
 /* The valid record with the highest sequence; all zeros if none is valid. */
 gd_status gd_group_read_published(const gd_group *group, gd_published *record,
@@ -166,6 +175,14 @@ gd_status gd_group_load_store(const gd_group *group, const gd_published *record,
  * since a restored copy has the same one. */
 bool gd_group_is_store(const gd_group *group, const gd_published *record,
                        const gd_fpstore *store);
+
+/* Reads bytes of segments: those of the file, or, if the group is cold, of its
+ * object.  GD_UNAVAILABLE if the object store does not give them now. */
+gd_status gd_group_read_data(const gd_group *group, void *out, size_t length,
+                             uint64_t offset, gd_error *err);
+/* Advice: these bytes of segments will be read soon. */
+void gd_group_expect_data(const gd_group *group, uint64_t offset,
+                          uint64_t length);
 
 /* Reads the segment that entry names.  Header and stored bytes go into in (room
  * for GD_SEGMENT_HEADER + GD_SEGMENT_MAX), plain bytes into plain (room for

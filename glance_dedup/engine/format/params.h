@@ -14,9 +14,12 @@
 enum {
     GD_FORMAT_MAJOR = 1, /* of recipes and new groups */
     GD_FORMAT_MINOR = 1,
-    GD_GROUP_MAJOR = 2,      /* of groups, at most: the one with lists */
-    GD_REPOSITORY_MAJOR = 3, /* of repository.json, at most, and the first in
-                              * which groups may have lists */
+    GD_GROUP_LISTS = 2,      /* of groups, the first with lists */
+    GD_GROUP_COLD = 3,       /* of cold groups; and the last that is known */
+    GD_REPOSITORY_LISTS = 3, /* of repository.json, the first in which groups
+                              * may have lists */
+    GD_REPOSITORY_COLD = 4,  /* the first in which groups may be cold; and the
+                              * last that is known */
     GD_SLOTS_MIN = 64,
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };
@@ -45,6 +48,8 @@ typedef struct gd_params {
     unsigned threads;
     unsigned lock_timeout_ms;
     uint64_t reserve; /* bytes that storing leaves free (freespace.h) */
+    /* Where the bytes of cold groups are read (slices.h); NULL: nowhere. */
+    const struct gd_slices *slices;
 } gd_params;
 
 #endif

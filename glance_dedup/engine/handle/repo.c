@@ -18,10 +18,10 @@
 static gd_status
 check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 {
-    if (params->major < 1 || params->major > GD_REPOSITORY_MAJOR) {
+    if (params->major < 1 || params->major > GD_REPOSITORY_COLD) {
         return gd_fail(err, GD_VERSION,
                        "the repository has format version %u; this program "
-                       "knows up to %d", params->major, GD_REPOSITORY_MAJOR);
+                       "knows up to %d", params->major, GD_REPOSITORY_COLD);
     }
     if (params->group_slots < GD_SLOTS_MIN ||
         params->group_slots > GD_MAX_SLOTS) {

@@ -28,7 +28,7 @@ rename_file(gd_repo *repo, const gd_spool_file *file, const char *name,
  * more: this process may have been suspended since, and have lost its locks. */
 static gd_status
 exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
-         gd_entry **entries, const gd_published *record, gd_error *err)
+         const gd_group *target, gd_entry **entries, const gd_published *record, gd_error *err)
 {
     gd_leased_group *leased = owned->leased;
     gd_repo *repo = leased->repo;
@@ -41,6 +41,9 @@ exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
     env->close(env, group->fd);
     group->fd = file->fd;
     group->inode = inode;
+    group->bounds = target->bounds;
+    group->is_cold = target->is_cold;
+    group->object = target->object;
     file->fd = -1;
     env->release(env, leased->entries);
     leased->entries = *entries;
@@ -58,7 +61,7 @@ exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
 
 gd_status
 gd_group_exchange(gd_owned_group *owned, gd_spool_file *file,
-                  gd_entry **entries, const gd_published *record,
+                  const gd_group *target, gd_entry **entries, const gd_published *record,
                   gd_error *err)
 {
     const gd_env *env = owned->leased->repo->env;
@@ -72,6 +75,7 @@ gd_group_exchange(gd_owned_group *owned, gd_spool_file *file,
     if (s == GD_OK) {
         s = gd_owned_group_keep_writers_out(owned, err);
     }
-    return s == GD_OK ? exchange(owned, file, st.st_ino, entries, record, err)
+    return s == GD_OK ? exchange(owned, file, st.st_ino, target, entries,
+                               record, err)
                       : s;
 }

@@ -21,7 +21,6 @@
 #include "engine/maintain/rewritesource.h"
 
 enum {
-    FIXED_HEADER = 512,
     BUNDLE_BYTES = 4 << 20, /* plain, with lists */
     BUNDLE_RUNS = 64,
     PIECES = 3, /* of a segment: header, list, stored bytes */
@@ -45,6 +44,7 @@ typedef struct run {
 
 struct gd_group_rewrite {
     gd_leased_group *leased;
+    bool cold; /* the new file is to be of a cold group */
     bool anew; /* everything is compressed again, so: */
     gd_packing packing;
     gd_spool_file file;
@@ -123,15 +123,12 @@ static gd_status
 write_header(gd_group_rewrite *r, gd_error *err)
 {
     const gd_group *old = r->leased->group;
-    uint8_t header[FIXED_HEADER];
-    if (r->packing.similar && !old->bounds.has_lists) {
-        return gd_group_allow_lists(old, &r->target, err);
+    uint8_t object[GD_ID_SIZE];
+    if (!r->cold) {
+        return gd_group_write_hot(old, &r->target, r->packing.similar, err);
     }
-    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
-                               old->name, err);
-    return s == GD_OK ? gd_write_full(old->env, r->file.fd, header,
-                                      sizeof header, 0, r->file.name, err)
-                      : s;
+    gd_status s = gd_random(old->env, object, sizeof object, err);
+    return s == GD_OK ? gd_group_write_cold(old, &r->target, object, err) : s;
 }
 
 static gd_status
@@ -165,18 +162,24 @@ expect_segments(const gd_leased_group *leased)
     const gd_group *group = leased->group;
     uint64_t start = gd_data_start(group->bounds.slots);
     if (leased->published.end > start) {
-        group->env->start_readahead(group->env, group->fd, start,
-                                    leased->published.end - start);
+        gd_group_expect_data(group, start, leased->published.end - start);
     }
 }
 
 /* GD_VERSION if older programs may open the repository: they would take lists
  * for damage. */
 static gd_status
-check_packing(const gd_repo *repo, const gd_packing *packing, gd_error *err)
+check_packing(const gd_repo *repo, const gd_packing *packing, bool cold,
+              gd_error *err)
 {
+    if (cold && repo->params.major < GD_REPOSITORY_COLD) {
+        return gd_fail(err, GD_VERSION,
+                       "the repository has format version %u, in which no "
+                       "group can be cold: run 'glance-dedup repository "
+                       "upgrade --cold'", (unsigned)repo->params.major);
+    }
     if (packing != NULL && packing->similar &&
-        repo->params.major < GD_REPOSITORY_MAJOR) {
+        repo->params.major < GD_REPOSITORY_LISTS) {
         return gd_fail(err, GD_VERSION,
                        "the repository has format version %u, in which blocks "
                        "stay in their order: run 'glance-dedup repository "
@@ -187,10 +190,10 @@ check_packing(const gd_repo *repo, const gd_packing *packing, gd_error *err)
 
 gd_status
 gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
-                      gd_group_rewrite **out, gd_error *err)
+                      bool cold, gd_group_rewrite **out, gd_error *err)
 {
     gd_repo *repo = leased->repo;
-    gd_status s = check_packing(repo, packing, err);
+    gd_status s = check_packing(repo, packing, cold, err);
     if (s == GD_OK) {
         s = check_entries(leased, err);
     }
@@ -206,6 +209,7 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
         return GD_NOMEM;
     }
     r->leased = leased;
+    r->cold = cold;
     r->anew = packing != NULL;
     if (packing != NULL) {
         r->packing = *packing;
@@ -686,13 +690,56 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
     return s;
 }
 
+/* ---- becoming cold ---- */
+
+static gd_status
+need_whole(const gd_group_rewrite *r, gd_error *err)
+{
+    return r->complete && r->cold
+               ? GD_OK
+               : gd_fail(err, GD_INVALID, "%s is no complete file of a cold "
+                         "group", r->file.name);
+}
+
+gd_status
+gd_group_rewrite_object(const gd_group_rewrite *r, gd_object *object,
+                        const char **path, gd_error *err)
+{
+    *object = r->target.object;
+    object->length = r->end;
+    *path = r->file.name;
+    return need_whole(r, err);
+}
+
+gd_status
+gd_group_rewrite_cut(gd_group_rewrite *r, gd_error *err)
+{
+    const gd_env *env = r->target.env;
+    gd_status s = need_whole(r, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->ftruncate(env, r->file.fd,
+                            gd_data_start(r->target.bounds.slots));
+    s = rc < 0 ? gd_fail_errno(err, -rc, "cannot cut %s", r->file.name)
+               : gd_fsync(env, r->file.fd, r->file.name, err);
+    r->target.object.length = r->end;
+    r->target.is_cold = s == GD_OK;
+    return s;
+}
+
 /* ---- the exchange ---- */
 
 gd_status
 gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
                           gd_error *err)
 {
-    return gd_group_exchange(owned, &r->file, &r->entries, &r->record, err);
+    if (r->cold && !r->target.is_cold) {
+        return gd_fail(err, GD_INVALID, "%s still has its segments",
+                       r->file.name);
+    }
+    return gd_group_exchange(owned, &r->file, &r->target, &r->entries,
+                             &r->record, err);
 }
 
 gd_status
@@ -705,7 +752,7 @@ gd_owned_group_rewrite(gd_owned_group *owned, const gd_packing *packing,
     *bytes = 0;
     gd_status s = gd_owned_group_check(owned, err);
     if (s == GD_OK) {
-        s = gd_group_rewrite_open(owned->leased, packing, &r, err);
+        s = gd_group_rewrite_open(owned->leased, packing, false, &r, err);
     }
     if (s != GD_OK) {
         return s;

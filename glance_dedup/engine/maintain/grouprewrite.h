@@ -51,17 +51,19 @@
 
 typedef struct gd_group_rewrite gd_group_rewrite;
 
-/* Begins a new file.  With packing NULL, segments whose blocks are all live are
+/* Begins a new file.  If it is to be cold, it is whole at first, and becomes the
+ * object (cold.rst, "Becoming cold").  With packing NULL, segments whose blocks are all live are
  * copied as they are, and the live blocks of other segments are packed again.
  * Otherwise all blocks are packed again, and segments joined
  * (gd_segment_joined); the memory for that is that of the group's blocks, up to
  * 128 MiB, if segments have lists (rewritesource.h).  GD_CORRUPT names the first
  * damaged block or invalid entry: only the old file has what may still be
  * readable.  GD_BUSY, with a message, while there are unpublished entries.
- * GD_VERSION if blocks cannot be ordered in this repository.  The leased group
+ * GD_VERSION if blocks cannot be ordered, or no group be cold, in this
+ * repository.  The leased group
  * must stay open longer than this. */
 gd_status gd_group_rewrite_open(gd_leased_group *leased,
-                                const gd_packing *packing,
+                                const gd_packing *packing, bool cold,
                                 gd_group_rewrite **rewriting, gd_error *err);
 /* Discards the file unless it took the old one's place. */
 void gd_group_rewrite_close(gd_group_rewrite *rewriting);
@@ -84,7 +86,16 @@ gd_status gd_group_rewrite_sizes(const gd_group_rewrite *rewriting,
                                  uint64_t *before, uint64_t *after,
                                  gd_error *err);
 
-/* Replaces the old file.  owned must be of the same leased group; from here on,
+/* The object of a cold group, and the path of the file that becomes it.
+ * REQUIRES: it is complete. */
+gd_status gd_group_rewrite_object(const gd_group_rewrite *rewriting,
+                                  gd_object *object, const char **path,
+                                  gd_error *err);
+/* Removes the segments from the file, durably, because its object has them.
+ * REQUIRES: it is complete, and to be cold. */
+gd_status gd_group_rewrite_cut(gd_group_rewrite *rewriting, gd_error *err);
+
+/* Replaces the old file.  A file that is to be cold must have been cut.  owned must be of the same leased group; from here on,
  * both are of the new file.  GD_IO if the new file is not in the spool any more:
  * then this process has lost its locks.  REQUIRES: it is complete. */
 gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting,

@@ -9,25 +9,13 @@
 #include "engine/files/spool.h"
 #include "engine/maintain/groupexchange.h"
 
-enum { FIXED_HEADER = 512, SECTOR = 512 };
+enum { SECTOR = 512 };
 
 static bool
 is_placeholder(const gd_leased_group *leased)
 {
     return leased->published.count == 0 &&
            (leased->published.flags & GD_GROUP_POISONED) != 0;
-}
-
-/* The seed is that of the header, which is the same. */
-static gd_status
-write_header(const gd_group *old, const gd_group *target, gd_error *err)
-{
-    uint8_t header[FIXED_HEADER];
-    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
-                               old->name, err);
-    return s == GD_OK ? gd_write_full(target->env, target->fd, header,
-                                      sizeof header, 0, target->name, err)
-                      : s;
 }
 
 /* The record, in both places, so that a torn write of the next one leaves
@@ -44,11 +32,11 @@ write_records(const gd_group *target, gd_published *record, gd_error *err)
 }
 
 static gd_status
-write_file(const gd_group *old, const gd_group *target, gd_published *record,
+write_file(const gd_group *old, gd_group *target, gd_published *record,
            gd_error *err)
 {
     const gd_env *env = old->env;
-    gd_status s = write_header(old, target, err);
+    gd_status s = gd_group_write_hot(old, target, false, err);
     if (s == GD_OK) {
         s = write_records(target, record, err);
     }
@@ -79,7 +67,8 @@ exchange(gd_owned_group *owned, gd_spool_file *file, gd_error *err)
     gd_status s = entries == NULL ? GD_NOMEM
                                   : write_file(group, &target, &record, err);
     if (s == GD_OK) {
-        s = gd_group_exchange(owned, file, &entries, &record, err);
+        s = gd_group_exchange(owned, file, &target, &entries, &record,
+                              err);
     }
     group->env->release(group->env, entries);
     return s;

@@ -166,8 +166,8 @@ read_stored(const portion *p, lane *l, const gd_entry *entry,
     }
     /* The window could not be read, so that a bad place spoils only itself. */
     *in = l->decoder.in;
-    return gd_read_full(group->env, group->fd, l->decoder.in, length,
-                        entry->segment, group->name, err);
+    return gd_group_read_data(group, l->decoder.in, length, entry->segment,
+                              err);
 }
 
 /* Reads and decodes the segment as this entry describes it. */

@@ -225,9 +225,8 @@ take_stretch(const gd_block_fetch *fetch, gd_scratch *scratch,
     uint64_t start = wants->entry.segment;
     gd_status s = need_scratch(group->env, scratch, err);
     if (s == GD_OK) {
-        s = gd_read_full(group->env, group->fd, scratch->in,
-                         (size_t)(stretch->end - start), start, group->name,
-                         err);
+        s = gd_group_read_data(group, scratch->in,
+                               (size_t)(stretch->end - start), start, err);
     }
     for (size_t i = 0; s == GD_OK && i < stretch->count;) {
         size_t n = gd_plan_segment(wants + i, stretch->count - i);
@@ -472,6 +471,20 @@ typedef enum way {
     WAYS,
 } way;
 
+/* What was read may have been wrong in this host's slices only. */
+static void
+forget_slices(const gd_plan *plan)
+{
+    for (size_t i = 0; i < plan->count; i++) {
+        const gd_want *want = &plan->wants[i];
+        uint64_t start = want->entry.segment;
+        if (want->group->is_cold && want->group->slices != NULL) {
+            gd_slices_forget(want->group->slices, &want->group->object, start,
+                             gd_entry_segment_end(&want->entry) - start);
+        }
+    }
+}
+
 static gd_status
 try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
            gd_error *err)
@@ -488,6 +501,9 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
         s = gd_plan_add(plan, ranges[i], err);
     }
     gd_plan_sort(plan);
+    if (s == GD_OK && how == AFRESH) {
+        forget_slices(plan);
+    }
     if (s == GD_OK) {
         s = take_damaged(fetch, err);
     }

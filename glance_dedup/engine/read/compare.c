@@ -89,8 +89,8 @@ need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
     }
     compare->segment_group = 0;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = gd_read_full(group->env, group->fd, compare->decoder.in,
-                               length, entry->segment, group->name, NULL);
+    gd_status s = gd_group_read_data(group, compare->decoder.in, length,
+                                     entry->segment, NULL);
     if (s == GD_OK) {
         s = gd_segment_header_decode(compare->decoder.in, length,
                                      &group->bounds, &compare->header,

@@ -301,6 +301,6 @@ gd_plan_read_ahead(const gd_want *wants, size_t count)
         uint64_t end, start = wants[i].entry.segment;
         const gd_group *group = wants[i].group;
         i += gd_plan_neighbours(wants + i, count - i, &end);
-        group->env->start_readahead(group->env, group->fd, start, end - start);
+        gd_group_expect_data(group, start, end - start);
     }
 }

@@ -85,6 +85,16 @@ ask(gd_repo *repo, int fd, uint64_t inode, stretch bytes)
     }
 }
 
+static void
+ask_data(gd_repo *repo, const gd_group *group, stretch bytes)
+{
+    if (group->is_cold) {
+        gd_group_expect_data(group, bytes.start, bytes.end - bytes.start);
+    } else {
+        ask(repo, group->fd, group->inode, bytes);
+    }
+}
+
 /* ---- the recipe ---- */
 
 /* Asks for more than one page, so that not every page costs a seek. */
@@ -193,7 +203,7 @@ ask_stretches(step *step, const gd_group *group)
             wanted += more;
             joined.end += gap + more;
         }
-        ask(step->ahead->repo, group->fd, group->inode, joined);
+        ask_data(step->ahead->repo, group, joined);
         step->asks++;
         step->bytes += joined.end - joined.start;
     }

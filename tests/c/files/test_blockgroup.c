@@ -173,7 +173,8 @@ test_bounds_of_the_header(void)
         const char *words;
     } cases[] = {
         {8, 2, 2, GD_OK, ""}, /* one with lists */
-        {8, 3, 2, GD_VERSION, "version 3"},
+        {8, 3, 2, GD_CORRUPT, "names no object"},
+        {8, 4, 2, GD_VERSION, "version 4"},
         {8, 65535, 2, GD_VERSION, "version 65535"},
         {10, 9, 2, GD_OK, ""}, /* a minor version */
         {12, 2, 4, GD_CORRUPT, "another's name"},

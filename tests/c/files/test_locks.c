@@ -673,7 +673,7 @@ test_a_handle_holds_its_version(void)
     one = scratch_repo(&t.x);
     CHECK(!is_free(&t, VERSION_BYTE(2)));
     gd_repo_close(one);
-    for (uint32_t major = 0; major <= 4; major += 4) {
+    for (uint32_t major = 0; major <= 5; major += 5) {
         t.x.params.major = major;
         CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_VERSION);
         CHECK_CONTAINS(t.x.err.text, "format version");

@@ -30,7 +30,7 @@ write_all(rewrite_fixture *t, const gd_packing *packing,
     if (s != GD_OK) {
         return s;
     }
-    s = gd_group_rewrite_open(t->leased, packing, r, &t->x.err);
+    s = gd_group_rewrite_open(t->leased, packing, false, r, &t->x.err);
     if (s != GD_OK) {
         gd_leased_group_close(t->leased);
         return s;

@@ -458,14 +458,14 @@ test_the_header_has_another_version(void)
     CHECK_INT(gd_get16(after + 10), 0);
     CHECK(gd_get64(before + 504) != gd_get64(after + 504)); /* the seed */
     CHECK(memcmp(before + 12, after + 12, 504 - 12) == 0);
-    gd_put16(after + 8, 3);
+    gd_put16(after + 8, 4);
     gd_put64(after + 504, gd_checksum(after, 504, 0));
     scratch_write(&t.x, GROUP_1, after, sizeof after, 0);
     gd_group *group;
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDONLY,
                             &group, &t.x.err), GD_VERSION);
     CHECK_CONTAINS(t.x.err.text,
-                   GROUP_1 " has format version 3; this program knows up to 2");
+                   GROUP_1 " has format version 4; this program knows up to 3");
     teardown(&t);
 }
 

@@ -21,7 +21,7 @@ begin(rewrite_fixture *t, uint32_t number, int level)
     t->owned = NULL;
     CHECK_INT(gd_leased_group_open(t->repo, number, &t->leased, &t->x.err),
               GD_OK);
-    CHECK_INT(gd_group_rewrite_open(t->leased, &packing, &r, &t->x.err),
+    CHECK_INT(gd_group_rewrite_open(t->leased, &packing, false, &r, &t->x.err),
               GD_OK);
     return r;
 }
@@ -574,7 +574,7 @@ fail_one(fault_call call, uint64_t n)
     gd_status s =
         gd_leased_group_open(t.repo, 1, &t.leased, &t.x.err);
     if (s == GD_OK) {
-        s = gd_group_rewrite_open(t.leased, &packing, &r, &t.x.err);
+        s = gd_group_rewrite_open(t.leased, &packing, false, &r, &t.x.err);
         while (s == GD_OK && !done) {
             s = gd_group_rewrite_step(r, &done, &cost, &t.x.err);
             if (s != GD_OK) {

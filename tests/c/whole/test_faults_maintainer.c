@@ -277,7 +277,7 @@ recompress_group(world *w, uint32_t number)
     if (s != GD_OK) {
         return s == GD_BUSY || s == GD_NOTFOUND ? GD_OK : s;
     }
-    s = gd_group_rewrite_open(leased, &packing, &r, &w->x.err);
+    s = gd_group_rewrite_open(leased, &packing, false, &r, &w->x.err);
     if (s == GD_OK) {
         while (s == GD_OK && !done) {
             s = gd_group_rewrite_step(r, &done, &cost, &w->x.err);

@@ -242,7 +242,8 @@ def test_group_facts(path, maintenance, images):
         assert facts.pop('modified') == int(
             (path / f'groups/{number:08}').stat().st_mtime)
         assert facts == {
-            'slots': SLOTS, 'has_lists': False, 'scope': bytes(16),
+            'slots': SLOTS, 'has_lists': False,
+            'is_cold': False, 'object': bytes(16), 'scope': bytes(16),
             'published': count,
             'generation': generation, 'flags': flags, 'sequence': sequence,
             'end': end, 'codec': 0, 'level': 0, 'similar': False,

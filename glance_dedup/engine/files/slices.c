@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * slices.c - see slices.h.
+ */
+#include "engine/files/slices.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+enum {
+    FETCHES = 3, /* what was fetched may be evicted before it is read */
+    NAME = 2 * GD_ID_SIZE + 1 + 8 + 1, /* <object id>/<slice> */
+};
+
+struct gd_slices {
+    const gd_env *env;
+    int directory;
+    gd_slice_source source;
+};
+
+gd_status
+gd_slices_open(const gd_env *env, const char *directory,
+               const gd_slice_source *source, gd_slices **out, gd_error *err)
+{
+    gd_slices *slices = gd_calloc(env, 1, sizeof *slices, err);
+    if (slices == NULL) {
+        return GD_NOMEM;
+    }
+    slices->env = env;
+    slices->source = *source;
+    gd_status s = gd_open(env, AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, 0,
+                          &slices->directory, err);
+    if (s != GD_OK) {
+        env->release(env, slices);
+        return s;
+    }
+    *out = slices;
+    return GD_OK;
+}
+
+void
+gd_slices_close(gd_slices *slices)
+{
+    if (slices != NULL) {
+        const gd_env *env = slices->env;
+        env->close(env, slices->directory);
+        env->release(env, slices);
+    }
+}
+
+static void
+name_slice(const gd_object *object, uint32_t slice, char name[NAME])
+{
+    for (size_t i = 0; i < GD_ID_SIZE; i++) {
+        snprintf(name + 2 * i, 3, "%02x", (unsigned)object->id[i]);
+    }
+    snprintf(name + 2 * (size_t)GD_ID_SIZE, 10, "/%08" PRIx32, slice);
+}
+
+static uint64_t
+slice_size(const gd_object *object, uint32_t slice)
+{
+    uint64_t left = object->length - (uint64_t)slice * GD_SLICE;
+    return left < GD_SLICE ? left : GD_SLICE;
+}
+
+/* GD_NOTFOUND: there is no such file, or not a whole one.  A crash of the
+ * machine may leave a part, which is removed. */
+static gd_status
+read_file(const gd_slices *slices, const gd_object *object, uint32_t slice,
+          uint8_t *out, size_t length, uint64_t offset, gd_error *err)
+{
+    const gd_env *env = slices->env;
+    char name[NAME];
+    struct stat st;
+    int fd;
+    name_slice(object, slice, name);
+    gd_status s = gd_open(env, slices->directory, name, O_RDONLY, 0, &fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fstat(env, fd, &st);
+    if (rc == 0 && (!S_ISREG(st.st_mode) ||
+                    (uint64_t)st.st_size != slice_size(object, slice))) {
+        (void)env->unlinkat(env, slices->directory, name);
+        s = gd_fail(err, GD_NOTFOUND, "the slice %s is not whole", name);
+    } else if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot stat the slice %s", name);
+    } else {
+        s = gd_read_full(env, fd, out, length, offset, name, err);
+    }
+    env->close(env, fd);
+    return s;
+}
+
+/* Reads from one slice, of which `behind` more will be needed. */
+static gd_status
+read_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
+           uint32_t behind, uint8_t *out, size_t length, uint64_t offset,
+           gd_error *err)
+{
+    gd_status s = GD_NOTFOUND;
+    for (int fetches = 0;; fetches++) {
+        s = read_file(slices, object, slice, out, length, offset, err);
+        if (s != GD_NOTFOUND || fetches == FETCHES) {
+            break;
+        }
+        s = slices->source.fetch(slices->source.arg, object, slice, behind + 1,
+                                 err);
+        if (s != GD_OK) {
+            return s;
+        }
+    }
+    return s;
+}
+
+gd_status
+gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
+               size_t length, uint64_t offset, const char *name, gd_error *err)
+{
+    uint8_t *at = out;
+    if (offset > object->length || length > object->length - offset) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: its object has %" PRIu64 " bytes, and a segment "
+                       "would lie at %" PRIu64, name, object->length, offset);
+    }
+    while (length > 0) {
+        uint32_t slice = (uint32_t)(offset / GD_SLICE);
+        uint32_t last = (uint32_t)((offset + length - 1) / GD_SLICE);
+        uint64_t from = offset % GD_SLICE;
+        size_t here = length < GD_SLICE - from ? length
+                                               : (size_t)(GD_SLICE - from);
+        gd_status s = read_slice(slices, object, slice, last - slice, at, here,
+                                 from, err);
+        if (s == GD_NOTFOUND) {
+            s = gd_fail(err, GD_UNAVAILABLE,
+                        "%s: slice %" PRIu32 " of its object is evicted as "
+                        "soon as it is fetched: the cache is too small", name,
+                        slice);
+        }
+        if (s != GD_OK) {
+            return s;
+        }
+        at += here;
+        offset += here;
+        length -= here;
+    }
+    return GD_OK;
+}
+
+void
+gd_slices_expect(const gd_slices *slices, const gd_object *object,
+                 uint64_t offset, uint64_t length)
+{
+    if (length > 0 && offset < object->length) {
+        uint64_t last = offset + length - 1;
+        last = last < object->length ? last : object->length - 1;
+        uint32_t first = (uint32_t)(offset / GD_SLICE);
+        slices->source.expect(slices->source.arg, object, first,
+                              (uint32_t)(last / GD_SLICE) - first + 1);
+    }
+}
+
+void
+gd_slices_forget(const gd_slices *slices, const gd_object *object,
+                 uint64_t offset, uint64_t length)
+{
+    char name[NAME];
+    for (uint64_t slice = offset / GD_SLICE;
+         length > 0 && slice <= (offset + length - 1) / GD_SLICE; slice++) {
+        name_slice(object, (uint32_t)slice, name);
+        (void)slices->env->unlinkat(slices->env, slices->directory, name);
+    }
+}

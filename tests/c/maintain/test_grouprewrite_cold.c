@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_grouprewrite_cold.c - groups whose segments are in an object: how they become
+ * cold, are read, and are rewritten.
+ */
+#include "engine/files/slices.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "engine/base/coding.h"
+#include "engine/maintain/grouprewrite.h"
+#include "engine/maintain/placeholder.h"
+#include "engine/maintain/scrub.h"
+#include "tests/c/support/check.h"
+#include "tests/c/support/scratch_repository.h"
+
+enum {
+    BLOCK = 4096,
+    SLOTS = 1024, /* 4 MiB: several slices */
+    LENGTH = SLOTS * BLOCK,
+};
+
+#define GROUP_1 "groups/00000001"
+
+/* An object store of one object, which a file has. */
+typedef struct fixture {
+    scratch x;
+    gd_repo *repo;
+    uint8_t *data;    /* the image: it fills group 1 */
+    uint8_t *object;  /* NULL: the store does not answer */
+    gd_object facts;  /* of the object */
+    char *directory;  /* of slices */
+    gd_slices *slices;
+    bool loses;       /* slices are evicted at once */
+    atomic_uint fetches, expected;
+} fixture;
+
+static void
+slice_path(const fixture *t, uint32_t slice, char *path, size_t size)
+{
+    int n = snprintf(path, size, "%s/", t->directory);
+    for (size_t i = 0; i < GD_ID_SIZE; i++) {
+        n += snprintf(path + n, size - (size_t)n, "%02x", t->facts.id[i]);
+    }
+    if (mkdir(path, 0700) < 0 && errno != EEXIST) {
+        abort();
+    }
+    snprintf(path + n, size - (size_t)n, "/%08x", slice);
+}
+
+static void
+write_slice(const fixture *t, uint32_t slice, const uint8_t *data,
+            size_t length)
+{
+    char path[512], new[520];
+    slice_path(t, slice, path, sizeof path);
+    snprintf(new, sizeof new, "%s.%d", path, rand());
+    FILE *file = fopen(new, "w");
+    if (file == NULL || fwrite(data, 1, length, file) != length ||
+        fclose(file) != 0 || rename(new, path) != 0) {
+        abort();
+    }
+}
+
+static size_t
+slice_length(const fixture *t, uint32_t slice)
+{
+    uint64_t left = t->facts.length - (uint64_t)slice * GD_SLICE;
+    return left < GD_SLICE ? (size_t)left : GD_SLICE;
+}
+
+static gd_status
+fetch(void *arg, const gd_object *object, uint32_t first, uint32_t count,
+      gd_error *err)
+{
+    fixture *t = arg;
+    atomic_fetch_add(&t->fetches, 1);
+    if (t->object == NULL ||
+        memcmp(object->id, t->facts.id, GD_ID_SIZE) != 0 ||
+        object->group != 1 || object->length != t->facts.length) {
+        return gd_fail(err, GD_UNAVAILABLE, "nobody answers");
+    }
+    for (uint32_t i = first; !t->loses && i < first + count; i++) {
+        write_slice(t, i, t->object + (size_t)i * GD_SLICE,
+                    slice_length(t, i));
+    }
+    return GD_OK;
+}
+
+static void
+expect(void *arg, const gd_object *object, uint32_t first, uint32_t count)
+{
+    fixture *t = arg;
+    CHECK(((uint64_t)first + count - 1) * GD_SLICE < object->length);
+    atomic_fetch_add(&t->expected, count);
+}
+
+static void
+open_repo(fixture *t)
+{
+    t->repo = scratch_repo(&t->x);
+}
+
+static void
+setup(fixture *t)
+{
+    memset(t, 0, sizeof *t);
+    scratch_init(&t->x);
+    t->directory = check_mkdir();
+    gd_slice_source source = {t, fetch, expect};
+    CHECK_INT(gd_slices_open(t->x.env, t->directory, &source, &t->slices,
+                             &t->x.err), GD_OK);
+    t->x.params.major = GD_REPOSITORY_COLD;
+    t->x.params.group_slots = SLOTS;
+    t->x.params.slices = t->slices;
+    open_repo(t);
+    t->data = malloc(LENGTH);
+    fill_random(t->data, LENGTH, 7);
+    CHECK_INT(put_image(t->repo, "one", t->data, LENGTH, LENGTH, NULL,
+                        &t->x.err), GD_OK);
+}
+
+static void
+teardown(fixture *t)
+{
+    gd_repo_close(t->repo);
+    gd_slices_close(t->slices);
+    check_rmdir(t->directory);
+    free(t->object);
+    free(t->data);
+    CHECK_INT(scratch_destroy(&t->x), 0);
+}
+
+/* What the object store gets: the bytes of the file. */
+static void
+send_object(fixture *t, const char *path)
+{
+    int fd = openat(t->x.root, path, O_RDONLY);
+    free(t->object);
+    t->object = malloc(t->facts.length);
+    CHECK_INT(pread(fd, t->object, t->facts.length, 0), t->facts.length);
+    close(fd);
+}
+
+static gd_status
+run_rewrite(gd_group_rewrite *r, gd_error *err)
+{
+    gd_status s = GD_OK;
+    bool done = false;
+    uint64_t cost;
+    while (s == GD_OK && !done) {
+        s = gd_group_rewrite_step(r, &done, &cost, err);
+    }
+    return s;
+}
+
+/* Steps of becoming cold after which the process may end. */
+typedef enum until { WRITTEN, SENT, CUT, EXCHANGED } until;
+
+static gd_status
+make_cold_until(fixture *t, const gd_packing *packing, until last)
+{
+    gd_leased_group *leased;
+    gd_owned_group *owned = NULL;
+    gd_group_rewrite *r;
+    const char *path;
+    gd_status s = gd_leased_group_open(t->repo, 1, &leased, &t->x.err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_group_rewrite_open(leased, packing, true, &r, &t->x.err);
+    if (s != GD_OK) {
+        gd_leased_group_close(leased);
+        return s;
+    }
+    s = run_rewrite(r, &t->x.err);
+    if (s == GD_OK && last >= SENT) {
+        s = gd_group_rewrite_object(r, &t->facts, &path, &t->x.err);
+        send_object(t, path);
+    }
+    if (s == GD_OK && last >= CUT) {
+        s = gd_group_rewrite_cut(r, &t->x.err);
+    }
+    if (s == GD_OK && last >= EXCHANGED) {
+        s = gd_leased_group_exclude(leased, &owned, &t->x.err);
+        if (s == GD_OK) {
+            s = gd_group_rewrite_exchange(r, owned, &t->x.err);
+        }
+    }
+    gd_group_rewrite_close(r);
+    if (owned != NULL) {
+        gd_owned_group_close(owned);
+    } else {
+        gd_leased_group_close(leased);
+    }
+    return s;
+}
+
+static gd_status
+make_cold(fixture *t)
+{
+    return make_cold_until(t, NULL, EXCHANGED);
+}
+
+static gd_status
+read_image(fixture *t)
+{
+    bool equal = false;
+    gd_status s = get_image(t->repo, "one", t->data, LENGTH, &equal,
+                            &t->x.err);
+    return s == GD_OK && !equal ? GD_IO : s;
+}
+
+static void
+read_by_a_new_handle(fixture *t, gd_status wanted)
+{
+    gd_repo_close(t->repo);
+    open_repo(t);
+    CHECK_INT(read_image(t), wanted);
+}
+
+static gd_group *
+open_group(fixture *t)
+{
+    gd_group *group = NULL;
+    if (!CHECK_INT(gd_group_open(t->x.env, t->x.root, &t->x.params, 1,
+                                 O_RDONLY, &group, &t->x.err), GD_OK)) {
+        abort();
+    }
+    return group;
+}
+
+static uint64_t
+file_size(fixture *t)
+{
+    struct stat st;
+    gd_group *group = open_group(t);
+    CHECK_INT(gd_group_stat(group, &st, &t->x.err), GD_OK);
+    gd_group_close(group);
+    return (uint64_t)st.st_size;
+}
+
+static void
+forget_all(const fixture *t)
+{
+    gd_slices_forget(t->slices, &t->facts, 0, t->facts.length);
+}
+
+/* ---- tests ---- */
+
+static void
+test_only_the_metadata_stays(void)
+{
+    fixture t;
+    setup(&t);
+    uint64_t before = file_size(&t);
+    CHECK(before > LENGTH);
+    CHECK_INT(make_cold(&t), GD_OK);
+    CHECK_INT(file_size(&t), gd_data_start(SLOTS));
+    gd_group *group = open_group(&t);
+    CHECK(group->is_cold);
+    CHECK(memcmp(group->object.id, t.facts.id, GD_ID_SIZE) == 0);
+    CHECK_INT(group->object.length, t.facts.length);
+    CHECK(group->object.length > LENGTH);
+    gd_group_close(group);
+    CHECK_INT(read_image(&t), GD_OK);
+    CHECK(atomic_load(&t.fetches) > 0);
+    CHECK(atomic_load(&t.expected) > 0);
+    unsigned fetched = atomic_load(&t.fetches);
+    read_by_a_new_handle(&t, GD_OK); /* out of the slices */
+    CHECK_INT(atomic_load(&t.fetches), fetched);
+    teardown(&t);
+}
+
+static void
+test_packed_anew(void)
+{
+    static const gd_packing similar = {
+        .codec = GD_CODEC_ZSTD, .level = 1, .similar = true};
+    fixture t;
+    setup(&t);
+    CHECK_INT(make_cold_until(&t, &similar, EXCHANGED), GD_OK);
+    read_by_a_new_handle(&t, GD_OK);
+    teardown(&t);
+}
+
+/* Whoever ends in the middle leaves the old file. */
+static void
+test_ended_before_the_exchange(void)
+{
+    for (until last = WRITTEN; last < EXCHANGED; last++) {
+        fixture t;
+        setup(&t);
+        uint64_t before = file_size(&t);
+        CHECK_INT(make_cold_until(&t, NULL, last), GD_OK);
+        CHECK_INT(file_size(&t), before);
+        free(t.object);
+        t.object = NULL;
+        read_by_a_new_handle(&t, GD_OK);
+        CHECK_INT(atomic_load(&t.fetches), 0);
+        teardown(&t);
+    }
+}
+
+static void
+test_not_exchanged_with_its_segments(void)
+{
+    fixture t;
+    gd_owned_group *owned;
+    gd_group_rewrite *r;
+    setup(&t);
+    REQUIRE(gd_owned_group_open(t.repo, 1, &owned, &t.x.err) == GD_OK);
+    REQUIRE(gd_group_rewrite_open(owned->leased, NULL, true, &r, &t.x.err) ==
+            GD_OK);
+    CHECK_INT(gd_group_rewrite_cut(r, &t.x.err), GD_INVALID); /* incomplete */
+    CHECK_INT(run_rewrite(r, &t.x.err), GD_OK);
+    CHECK_INT(gd_group_rewrite_exchange(r, owned, &t.x.err), GD_INVALID);
+    CHECK_CONTAINS(t.x.err.text, "still has its segments");
+    gd_group_rewrite_close(r);
+    gd_owned_group_close(owned);
+    CHECK_INT(read_image(&t), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_an_older_format_has_none(void)
+{
+    fixture t;
+    setup(&t);
+    gd_repo_close(t.repo);
+    t.x.params.major = GD_REPOSITORY_COLD - 1;
+    open_repo(&t);
+    CHECK_INT(make_cold(&t), GD_VERSION);
+    CHECK_CONTAINS(t.x.err.text, "--cold");
+    CHECK_INT(read_image(&t), GD_OK);
+    teardown(&t);
+}
+
+static void
+test_unavailable_is_no_damage(void)
+{
+    fixture t;
+    gd_scrub_result found;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    uint8_t *object = t.object;
+    t.object = NULL;
+    CHECK_INT(read_image(&t), GD_UNAVAILABLE);
+    CHECK_CONTAINS(t.x.err.text, "nobody answers");
+    /* Nor does a scrub judge what it cannot read. */
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, &found, &t.x.err),
+              GD_UNAVAILABLE);
+    t.object = object;
+    CHECK_INT(read_image(&t), GD_OK);
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, &found, &t.x.err), GD_OK);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
+    }
+    t.x.env->release(t.x.env, found.verdicts);
+    teardown(&t);
+}
+
+static void
+test_nothing_to_ask(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    t.x.params.slices = NULL;
+    read_by_a_new_handle(&t, GD_UNAVAILABLE);
+    CHECK_CONTAINS(t.x.err.text, GROUP_1);
+    teardown(&t);
+}
+
+static void
+test_slices_that_are_evicted_at_once(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    t.loses = true;
+    CHECK_INT(read_image(&t), GD_UNAVAILABLE);
+    CHECK_CONTAINS(t.x.err.text, "too small");
+    teardown(&t);
+}
+
+/* A slice that is short, long, empty or full of others' bytes is fetched
+ * again. */
+static void
+test_wrong_slices(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    CHECK_INT(read_image(&t), GD_OK);
+    uint8_t *other = calloc(1, GD_SLICE + 1);
+    size_t lengths[] = {0, 1, GD_SLICE - 1, GD_SLICE, GD_SLICE + 1};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        unsigned before = atomic_load(&t.fetches);
+        write_slice(&t, 1, other, lengths[i]);
+        read_by_a_new_handle(&t, GD_OK);
+        CHECK(atomic_load(&t.fetches) > before);
+    }
+    free(other);
+    teardown(&t);
+}
+
+static void
+test_a_damaged_object(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    t.object[LENGTH / 2] ^= 1;
+    CHECK_INT(read_image(&t), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, GROUP_1);
+    t.object[LENGTH / 2] ^= 1;
+    CHECK_INT(read_image(&t), GD_OK); /* what was wrong was not kept */
+    teardown(&t);
+}
+
+/* What old readers have open stays readable, also after the exchange. */
+static void
+test_who_has_the_old_file_reads_on(void)
+{
+    fixture t;
+    setup(&t);
+    gd_group *group = open_group(&t);
+    uint8_t *before = malloc(LENGTH), *after = malloc(LENGTH);
+    uint64_t start = gd_data_start(SLOTS);
+    CHECK_INT(gd_group_read_data(group, before, LENGTH, start, &t.x.err),
+              GD_OK);
+    CHECK_INT(make_cold(&t), GD_OK);
+    CHECK_INT(gd_group_read_data(group, after, LENGTH, start, &t.x.err),
+              GD_OK);
+    CHECK(memcmp(before, after, LENGTH) == 0);
+    CHECK_INT(atomic_load(&t.fetches), 0);
+    free(before);
+    free(after);
+    gd_group_close(group);
+    teardown(&t);
+}
+
+static void
+test_blocks_are_freed_without_the_object(void)
+{
+    fixture t;
+    gd_owned_group *owned;
+    uint32_t slots[SLOTS], freed;
+    uint64_t bytes;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    free(t.object);
+    t.object = NULL;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        slots[i] = i;
+    }
+    REQUIRE(gd_owned_group_open(t.repo, 1, &owned, &t.x.err) == GD_OK);
+    CHECK_INT(gd_owned_group_free(owned, slots, SLOTS, &freed, &t.x.err),
+              GD_OK);
+    CHECK_INT(freed, SLOTS);
+    CHECK_INT(gd_owned_group_punch(owned, &bytes, &t.x.err), GD_OK);
+    CHECK_INT(bytes, 0);
+    CHECK_INT(file_size(&t), gd_data_start(SLOTS));
+    /* What keeps the number is on the disk. */
+    CHECK_INT(gd_owned_group_leave_placeholder(owned, &bytes, &t.x.err),
+              GD_OK);
+    gd_owned_group_close(owned);
+    gd_group *group = open_group(&t);
+    CHECK(!group->is_cold);
+    gd_group_close(group);
+    teardown(&t);
+}
+
+/* Half of the blocks are gone: the others become a smaller object, or go back
+ * to the disk. */
+static void
+test_rewritten(void)
+{
+    for (int cold = 0; cold < 2; cold++) {
+        fixture t;
+        gd_owned_group *owned;
+        uint32_t slots[SLOTS], freed;
+        uint64_t bytes;
+        setup(&t);
+        CHECK_INT(put_image(t.repo, "half", t.data, LENGTH / 2, LENGTH / 2,
+                            NULL, &t.x.err), GD_OK);
+        CHECK_INT(make_cold(&t), GD_OK);
+        gd_object before = t.facts;
+        for (uint32_t i = 0; i < SLOTS / 2; i++) {
+            slots[i] = SLOTS / 2 + i;
+        }
+        REQUIRE(gd_owned_group_open(t.repo, 1, &owned, &t.x.err) == GD_OK);
+        CHECK_INT(gd_owned_group_free(owned, slots, SLOTS / 2, &freed,
+                                      &t.x.err), GD_OK);
+        if (!cold) {
+            CHECK_INT(gd_owned_group_rewrite(owned, NULL, &bytes, &t.x.err),
+                      GD_OK);
+        }
+        gd_owned_group_close(owned);
+        if (cold) {
+            CHECK_INT(make_cold(&t), GD_OK);
+            CHECK(memcmp(before.id, t.facts.id, GD_ID_SIZE) != 0);
+            CHECK(t.facts.length < before.length / 2 + GD_SLICE);
+        } else {
+            CHECK(file_size(&t) > LENGTH / 2);
+            free(t.object);
+            t.object = NULL;
+            forget_all(&t);
+        }
+        bool equal;
+        gd_repo_close(t.repo);
+        open_repo(&t);
+        CHECK_INT(get_image(t.repo, "half", t.data, LENGTH / 2, &equal,
+                            &t.x.err), GD_OK);
+        CHECK(equal);
+        teardown(&t);
+    }
+}
+
+static void
+test_headers_that_are_wrong(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    uint8_t header[512];
+    int fd = openat(t.x.root, GROUP_1, O_RDWR);
+    CHECK_INT(pread(fd, header, sizeof header, 0), sizeof header);
+    gd_group *group;
+    /* No object. */
+    memset(header + 88, 0, GD_ID_SIZE);
+    uint64_t sum = gd_checksum(header, 504, 0);
+    memcpy(header + 504, &sum, 8);
+    CHECK_INT(pwrite(fd, header, sizeof header, 0), sizeof header);
+    CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDONLY,
+                            &group, &t.x.err), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, "names no object");
+    /* Another version. */
+    header[8] = GD_GROUP_COLD + 1;
+    CHECK_INT(pwrite(fd, header, sizeof header, 0), sizeof header);
+    CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDONLY,
+                            &group, &t.x.err), GD_VERSION);
+    close(fd);
+    teardown(&t);
+}
+
+int
+main(int argc, char **argv)
+{
+    BEGIN(argc, argv);
+    RUN(test_only_the_metadata_stays);
+    RUN(test_packed_anew);
+    RUN(test_ended_before_the_exchange);
+    RUN(test_not_exchanged_with_its_segments);
+    RUN(test_an_older_format_has_none);
+    RUN(test_unavailable_is_no_damage);
+    RUN(test_nothing_to_ask);
+    RUN(test_slices_that_are_evicted_at_once);
+    RUN(test_wrong_slices);
+    RUN(test_a_damaged_object);
+    RUN(test_who_has_the_old_file_reads_on);
+    RUN(test_blocks_are_freed_without_the_object);
+    RUN(test_rewritten);
+    RUN(test_headers_that_are_wrong);
+    return REPORT();
+}
