@@ -21,6 +21,7 @@ EXTRAS = {'backup': {'glance_dedup/batch/rank.py',
           'libvirt': {'glance_dedup/batch/libvirt_jobs.py'},
           's3': {'glance_dedup/objects/s3.py'},
           'swift': {'glance_dedup/objects/swift.py'},
+          'trace': {'dedupd/http/tracing.py'},
           'mount': {'dedupd/novabase/operations.py',
                     'glance_dedup/mount.py'}}
 # Only told, if oslo.messaging should bring it along, not to load eventlet.
