@@ -48,6 +48,7 @@ class Sources:
     :ivar nbd: the socket, exports, requests, bytes and errors
     :ivar cache: the figures of a compute host's cache; None: there is none
     :ivar certificates: the daemon's certificates, by their options
+    :ivar name: takes an image's id, returns its name in Glance, or None
     """
 
     reads: Callable[[], Fields] = lambda: {
@@ -58,6 +59,7 @@ class Sources:
         'socket': None, 'exports': 0, 'requests': 0, 'bytes': 0, 'errors': 0}
     cache: Callable[[], Fields | None] = lambda: None
     certificates: Callable[[], Fields] = dict
+    name: Callable[[str], str | None] = lambda image_id: None
 
 
 class Control:
@@ -91,6 +93,8 @@ class Control:
         maintainer = scheduler.maintainer
         damaged_blocks, damaged = self._figures.damage()
         images, names = volumes.apart(self._repository, damaged)
+        unreadable = ({} if maintainer is None
+                      else maintainer.unreadable.reasons())
         return {
             'repository': figures.described(self._repository),
             'daemon': self._daemon(),
@@ -101,8 +105,7 @@ class Control:
                 'state': scheduler.catalog_state,
                 'sequence': None if catalog is None else catalog.sequence,
                 'disk_bytes': 0 if catalog is None else catalog.disk_bytes(),
-                'unreadable': ({} if maintainer is None
-                               else maintainer.unreadable.reasons()),
+                'unreadable': unreadable,
                 'warnings': ([] if maintainer is None
                              else list(maintainer.warnings))},
             'tasks': self._tasks(),
@@ -110,6 +113,8 @@ class Control:
                             else self._replicator.status()),
             'damage': {'blocks': damaged_blocks, 'images': images,
                        'volumes': names},
+            'names': {image_id: name for image_id in {*images, *unreadable}
+                      if (name := self._sources.name(image_id))},
             'filter': figures.of_filter(self._repository, statistics),
             'reads': {**self._sources.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
@@ -155,8 +160,13 @@ class Control:
         return {'samples': [] if catalog is None else catalog.history(since)}
 
     def images(self) -> Fields:
-        """``images``: see `Figures.images`."""
-        return {'images': self._figures.images()}
+        """``images``: see `Figures.images`; and the name of each in Glance.
+
+        A name is None if it is not known.
+        """
+        return {'images': [
+            {**image, 'name': self._sources.name(image['image_id'])}
+            for image in self._figures.images()]}
 
     def groups(self) -> Fields:
         """``groups``: see `Figures.groups`."""

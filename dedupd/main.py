@@ -167,6 +167,11 @@ class Daemon:
         self._readers = workers_module.Workers(
             'dedupd-read', options.read_threads)
         self._server = server_module.Server(options)
+        self._names = None
+        if options.glance_cloud:
+            # Imported only where Glance is asked.
+            from dedupd import names
+            self._names = names.Names(self._repository, options.glance_cloud)
         self._control = control_module.Control(
             self._repository, self._scheduler, self._make_services(),
             self._replicator)
@@ -201,6 +206,8 @@ class Daemon:
         if self._cache is not None:
             self._proxy = self._cache.proxy(self._reads)
             told['cache'] = self._cache.status
+        if self._names is not None:
+            told['name'] = self._names.get
         return control_module.Sources(
             reads=lambda: {'connections': server.connections,
                            'requests': server.shared.requests,
@@ -224,6 +231,8 @@ class Daemon:
             self._listen()
             self._scheduler.start()
             self._follower.start()
+            if self._names is not None:
+                self._names.start()
             if self._replicator is not None:
                 self._replicator.start()
             if self._messaging is not None:
@@ -345,6 +354,8 @@ class Daemon:
         deadline = time.monotonic() + DRAIN_SECONDS
         self._scheduler.stop()
         self._follower.stop()
+        if self._names is not None:
+            self._names.stop()
         if self._replicator is not None:
             self._replicator.stop()
         self._remove_sockets()

@@ -275,6 +275,24 @@ Possible values:
     * Unset: those of the system
 
 """),
+    cfg.StrOpt('glance_cloud',
+               help="""
+Cloud of ``clouds.yaml`` whose Glance tells the names of images, which
+are then shown beside their ids.
+
+An account with the role ``admin`` sees all names; another one those of
+public images and of its own project. Everybody who may see the status
+page sees the names.
+
+Possible values:
+    * A name in ``/etc/openstack/clouds.yaml``, or in the file that
+      the environment variable ``OS_CLIENT_CONFIG_FILE`` names
+    * Unset: only ids are shown
+
+Related options:
+    * ``status_listen``
+
+"""),
     cfg.Opt('status_listen',
             type=_ADDRESS,
             sample_default='127.0.0.1:9394',

@@ -54,10 +54,12 @@ def _damage(status: Fields) -> Problems:
 
 
 def _unreadable(status: Fields) -> Problems:
+    names = _part(status, 'names')
     for image_id, why in _part(_part(status, 'catalog'),
                                'unreadable').items():
-        yield CRITICAL, (f'The recipe of image {image_id} cannot be read, so '
-                         f'nothing is freed: {why}')
+        named = f' ({names[image_id]})' if image_id in names else ''
+        yield CRITICAL, (f'The recipe of image {image_id}{named} cannot be '
+                         f'read, so nothing is freed: {why}')
 
 
 def _filter(status: Fields) -> Problems:

@@ -120,6 +120,7 @@ PACKAGES = {
     'dedupd.control': (
         'the operations of the daemon',
         'base repository problems tasks figures volume_figures scheduler'),
+    'dedupd.names': ('names of images, from Glance', 'base repository client'),
     'dedupd.replicator': (
         'images taken to another site by themselves',
         'base repository client transfer history errors agenda records'),
@@ -133,7 +134,7 @@ PACKAGES = {
     'dedupd.main': (
         'the daemon, put together',
         'base repository http serve cache tasks scheduler control '
-        'follower replicator messaging api opts settings systemd logs '
+        'follower names replicator messaging api opts settings systemd logs '
         'expiry meditation'),
     'dedupd.novabase': (
         "links in Nova's image cache, and their mount",

@@ -57,6 +57,12 @@
   // A name as users wrote it, which cannot disturb the text around it.
   const name = (text) => el('bdi', { class: 'name' }, String(text));
 
+  // An image's name in Glance, if it is known, and its id.
+  const imageLabel = (id, called) => called
+    ? el('span', null, name(called), ' ',
+         el('bdi', { class: 'id muted small' }, String(id)))
+    : name(id);
+
   function setText(node, text) {
     if (node.textContent !== text) {
       node.textContent = text;
@@ -809,7 +815,7 @@
         return [];              // they would fill the list
       }
       sum.images += 1;
-      row.label = name(image.image_id);
+      row.label = imageLabel(image.image_id, image.name);
       if (image.damaged) {
         row.label.append(' (damaged)');
       }
@@ -982,6 +988,8 @@
       : '') + 'Alike images are next to each other.');
     const order = alike(shared);
     const size = images.length;
+    const called = new Map((state.images && state.images.images || []).map(
+      (image) => [image.image_id, image.name]));
     const margin = 20;
     const width = Math.min(Math.max(box.clientWidth, 240), margin + size * 64);
     const step = (width - margin) / size;
@@ -1018,7 +1026,7 @@
     box.replaceChildren(drawing);
     names.replaceChildren(...order.map((image, i) =>
       el('li', null, el('span', { class: 'number' }, `${i + 1}`),
-         name(images[image]))));
+         imageLabel(images[image], called.get(images[image])))));
     const blockSize = state.status ? averageBlock(state.status.repository) : 0;
     box.map = {
       count: size * size, columns: size,
@@ -1250,6 +1258,7 @@
 
   function drawDamage(status) {
     const { blocks, images = [] } = status.damage || {};
+    const called = new Map(Object.entries(status.names || {}));
     const unreadable = Object.keys(
       status.catalog && status.catalog.unreadable || {});
     setText($('damage-text'), blocks > 0
@@ -1261,7 +1270,8 @@
             + 'yet.');
     $('damaged').replaceChildren(
       ...[...new Set([...images, ...unreadable])].slice(0, MORE_ROWS).map(
-        (image) => el('li', null, name(image))));
+        (image) => el('li', null, imageLabel(image,
+                                               called.get(image)))));
   }
 
   function drawErrors(errors) {
@@ -1282,7 +1292,7 @@
       ['empty', ['images'], drawEmpty],
       ['savings', ['images'], drawSavings],
       ['volumes', ['volumes'], drawVolumes],
-      ['sharing', ['sharing'], drawSharing],
+      ['sharing', ['sharing', 'images'], drawSharing],
       ['groups', ['groups'], drawGroups]]) {
       const content = JSON.stringify(keys.map((key) => state[key]));
       if (content !== state.drawn[part]) {

@@ -16,6 +16,7 @@ from glance_dedup.base import units
 
 _WIDTH = 79
 _BAR = 30
+_MOST_IMAGES = 10
 
 Fields = dict[str, Any]
 
@@ -39,7 +40,8 @@ class _Overview:
         """All lines of the page."""
         yield from self._head()
         for title, part in (
-                ('Space', self._space), ('Maintenance', self._tasks),
+                ('Damaged images', self._damaged), ('Space', self._space),
+                ('Maintenance', self._tasks),
                 ('Volumes', self._volumes), ('Hosts', self._hosts),
                 ('Reads', self._reads), ('Filter', self._filter),
                 ('Cache', self._cache), ('Replication', self._replication),
@@ -79,6 +81,15 @@ class _Overview:
         for problem in problems:
             mark = '!!' if problem.get('severity') == 'critical' else ' !'
             yield f'{mark} {problem.get("text")}'
+
+    def _damaged(self) -> Iterator[str]:
+        found = self._part('damage').get('images')
+        images = found if isinstance(found, list) else []
+        names = self._part('names')
+        for image_id in images[:_MOST_IMAGES]:
+            yield f'{image_id} {names.get(str(image_id)) or ""}'.rstrip()
+        if len(images) > _MOST_IMAGES:
+            yield f'and {len(images) - _MOST_IMAGES} more'
 
     def _space(self) -> Iterator[str]:
         space = self._part('space')

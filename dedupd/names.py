@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The names that images have in Glance, which the status shows beside ids.
+
+The store never learns a name, so a thread asks Glance, with the account of a
+cloud that the operator names in ``[dedupd] glance_cloud``. Without that option
+nothing is asked. Glance decides what the account sees: an administrator's sees
+every name, another's those of public images and of its own project. The
+notifications of Glance have names, too, but whoever may publish to the broker
+could give any image any name; so they are not used (``security.rst``).
+
+A name is any text that a user chose. It is made printable and cut here, once,
+for all who show it. Names are kept in memory only, of images that are in the
+repository, and up to a limit in all. They are only shown: a name that is
+missing, or that was changed meanwhile, is no error, and if Glance does not
+answer, the names stay as they were.
+"""
+
+import itertools
+import threading
+import time
+
+from oslo_log import log
+
+from glance_dedup.base import exceptions
+from glance_dedup.base import printable
+from glance_dedup.client import glance_api
+from glance_dedup.repository import repository as repository_module
+
+LOG = log.getLogger(__name__)
+
+#: Seconds between two looks whether there are images without a known name.
+LOOK_INTERVAL = 30.0
+#: Seconds after which all names are asked again.
+LIST_INTERVAL = 600.0
+#: The most images that are asked for one by one, instead of a list of all.
+FEW = 20
+#: The most characters of a name; Glance's have no more.
+LONGEST = 255
+#: The most characters of all names.
+MOST_CHARACTERS = 4 << 20
+#: The most of Glance's records that are looked at.
+MOST_RECORDS = 1_000_000
+
+# What an answer leads to that is none of Glance's.
+_WRONG = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
+
+
+class Names:
+    """Asks Glance in a thread of its own. Thread-safe.
+
+    :param cloud: the name in ``clouds.yaml``
+    """
+
+    def __init__(self, repository: repository_module.Repository,
+                 cloud: str) -> None:
+        self._repository = repository
+        self._cloud = cloud
+        self._glance: glance_api.Glance | None = None
+        self._names: dict[str, str] = {}        # replaced, never changed
+        self._asked: set[str] = set()
+        self._due = 0.0
+        self._error: str | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True,
+                                        name='dedupd-names')
+
+    def start(self) -> None:
+        """Start the thread, which asks at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end. Nobody needs to wait for it."""
+        self._stopping.set()
+
+    def get(self, image_id: str) -> str | None:
+        """An image's name, printable; None: it is not known."""
+        return self._names.get(image_id)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.run_once()
+            self._stopping.wait(LOOK_INTERVAL)
+
+    def run_once(self) -> None:
+        """Ask for the names that are missing, or are due to be asked again."""
+        try:
+            self._ask(set(self._repository.images()))
+        except (exceptions.RepositoryError, glance_api.GlanceError,
+                OSError) as e:
+            self._note(str(e))
+        except _WRONG as e:
+            self._note(f'the answer is not a list of images: {e!r}')
+        else:
+            self._note(None)
+
+    def _ask(self, present: set[str]) -> None:
+        new = present - self._asked
+        is_due = time.monotonic() >= self._due
+        if not new and not is_due:
+            return
+        if self._glance is None:
+            self._glance = glance_api.Glance(self._cloud)
+        if is_due or len(new) > FEW:
+            images = itertools.takewhile(
+                lambda image: not self._stopping.is_set(),
+                itertools.islice(self._glance.images(), MOST_RECORDS))
+            found = {image.image_id: image.name for image in images
+                     if image.image_id in present}
+            self._due = time.monotonic() + LIST_INTERVAL
+        else:
+            found = dict(self._names)
+            for image_id in new:
+                image = self._glance.find(image_id)
+                found[image_id] = None if image is None else image.name
+        self._asked = present
+        self._names = _bounded({image_id: name for image_id, name
+                                in found.items() if image_id in present})
+
+    def _note(self, error: str | None) -> None:
+        """Log a failure once, and that it is over."""
+        if error is not None:
+            # The next look reads the cloud's credentials again.
+            self._glance = None
+            if self._error is None:
+                LOG.warning('The names of images are not asked for: %s. They '
+                            'stay as they are; the daemon tries again.',
+                            printable.printable(error[:500]))
+        elif self._error is not None:
+            LOG.info('Glance tells the names of images again.')
+        self._error = error
+
+
+def _bounded(found: dict[str, str | None]) -> dict[str, str]:
+    """Names that can be shown, as many as there is memory for."""
+    names = {}
+    left = MOST_CHARACTERS
+    for image_id, name in found.items():
+        name = printable.printable((name or '')[:LONGEST])[:LONGEST]
+        left -= len(name)
+        if left < 0:
+            break
+        if name:
+            names[image_id] = name
+    return names
