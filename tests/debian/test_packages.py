@@ -20,14 +20,16 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 DEBIAN = TOP / 'debian'
 #: What Debian 13 has of each requirement; a stable release keeps these.
 TRIXIE = {
-    'cliff': '4.9.1', 'cryptography': '43.0.0', 'glance-store': '4.9.1',
+    'boto3': '1.37.9', 'botocore': '1.37.9', 'cliff': '4.9.1',
+    'cryptography': '43.0.0', 'glance-store': '4.9.1',
     'h11': '0.14.0', 'keystoneauth1': '5.10.0', 'libvirt': '11.3.0',
     'lz4': '4.4.0', 'mpi4py': '4.0.3', 'openstacksdk': '4.4.0',
     'oslo.config': '9.7.1', 'oslo.log': '7.1.0', 'oslo.messaging': '16.1.0',
     'oslo.reports': '3.5.1', 'oslo.upgradecheck': '2.5.0',
-    'oslo.utils': '8.2.0', 'packaging': '25.0', 'plyvel': '1.5.1',
-    'prometheus-client': '0.21.1', 'pyfuse3': '3.4.0', 'trio': '0.29.0',
-    'xxhash': '3.2.0', 'zstandard': '0.23.0'}
+    'oslo.utils': '8.2.0', 'osprofiler': '4.2.0', 'packaging': '25.0',
+    'plyvel': '1.5.1', 'prometheus-client': '0.21.1', 'pyfuse3': '3.4.0',
+    'requests': '2.32.3', 'swiftclient': '4.7.0', 'trio': '0.29.0',
+    'urllib3': '2.3.0', 'xxhash': '3.2.0', 'zstandard': '0.23.0'}
 LONG_SECONDS = 7200
 
 
@@ -55,7 +57,7 @@ def required(lines):
         if line.strip() and not line.startswith('#'):
             found = requirements.Requirement(line.partition(' #')[0])
             yield found.name.lower().replace('_', '-').removesuffix(
-                '-python'), found.specifier
+                '-python').removeprefix('python-'), found.specifier
 
 
 def lines(kind):

@@ -263,7 +263,8 @@ def test_newer_spare_copies(filled):
         assert repositories.read_all(repo, 'image') == DATA
         report = checker.check(filled)
         assert not report.damaged_images
-        assert any(f.file == spare and f'has format {NEWER[GROUP]}.1' in f.sentence
+        words = f'has format {NEWER[GROUP]}.1'
+        assert any(f.file == spare and words in f.sentence
                    for f in report.findings)
         with maintaining(repo) as maintainer:
             scrubber.run_once(maintainer, task.Pace(), full=True,
