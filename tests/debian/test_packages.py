@@ -107,6 +107,8 @@ def test_every_unit_is_known_to_systemd_and_to_apt():
             f'usr/share/glance-dedup/systemd/{unit.name}', pattern)], unit
     rules = (DEBIAN / 'rules').read_text()
     named = set(re.findall(r'[\w@-]+\.(?:service|socket|timer)\b', rules))
+    # With this option an upgrade would stop what runs, and start nothing.
+    assert '--no-start' not in rules
     # The other package's only unit has its name.
     assert named | {'dedupd-nova-base.service'} == {
         unit.name for unit in units

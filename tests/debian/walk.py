@@ -79,15 +79,17 @@ for query in json.load(sys.stdin):
     if found['data']['result']:
         print(query)
 """
-#: Overwrites a sector in each 64 KiB of the second half of each group.
+#: Of what a host like this has nothing to tell, or not yet: of caches, other
+#: sites, certificates, projects, a disk that fills, tasks that run or fail.
+EMPTY = ('image_cache', 'replication', 'certificate', 'project_', 'space_full',
+         'task_done', 'task_failures', 'cache_hits')
+#: Overwrites the end of the last block group, which the last image brought.
 DAMAGE = """\
 import os, pathlib, sys
-for path in pathlib.Path(sys.argv[1], 'groups').iterdir():
-    with open(path, 'r+b') as group:
-        size = os.fstat(group.fileno()).st_size
-        for place in range(size // 2, size, 65536):
-            group.seek(place)
-            group.write(bytes(512))
+path = max(pathlib.Path(sys.argv[1], 'groups').iterdir())
+with open(path, 'r+b') as group:
+    group.seek(os.fstat(group.fileno()).st_size - 65536)
+    group.write(bytes(32768))
 """
 
 
@@ -272,6 +274,8 @@ def prepare(walk):
 
 def install(walk):
     walk.type_section(PAGE, 'Install them')
+    said = walk.root('systemctl is-active dedupd', check=False)
+    assert said == 'inactive\n', said
     walk.root('runuser -u dedupd -- dedupd-relay --version')
     walk.root('systemd-analyze verify --man=no'
               ' $(dpkg -L dedupd | grep -E "(service|socket|timer)$")')
@@ -314,14 +318,19 @@ def monitor(walk):
     walk.type_section(PAGE, 'Monitor')
 
 
+def asking(queries):
+    """A command that asks Prometheus, and says which have a result."""
+    return (f'echo {shlex.quote(json.dumps(queries))}'
+            f' | python3 -c {shlex.quote(ASK)}')
+
+
 def dashboard_answers(walk):
-    """Each query of the dashboard; those with nothing to show."""
-    walk.wait_for('curl -s http://127.0.0.1:9090/api/v1/query?query='
-                  'changes(dedupd_start_time_seconds[1m])', 'metric')
-    queries = sorted({monitoring.filled(target['expr'])
+    """How many queries the dashboard has; those with nothing to show."""
+    # Rates need two samples.
+    walk.wait_for(asking(['count_over_time(dedupd_ready[5m]) > 1']), 'ready')
+    queries = sorted({monitoring.filled(target['expr']).replace('30s', '5m')
                       for target in monitoring.targets()})
-    found = walk.root(f'echo {shlex.quote(json.dumps(queries))}'
-                      f' | python3 -c {shlex.quote(ASK)}').splitlines()
+    found = walk.root(asking(queries)).splitlines()
     return len(queries), sorted(set(queries) - set(found))
 
 
@@ -330,11 +339,8 @@ def stop_the_daemon(walk):
     walk.root('systemctl stop dedupd')
     walk.need_all()
     walk.upload('without', 11)
-    try:
-        walk.glance('glance-dedup status')
-        raise AssertionError('a daemon that is stopped has a status')
-    except booted.Failed as error:
-        assert 'no daemon answers' in error.output
+    said = walk.glance('glance-dedup status')
+    assert 'no daemon answers' in said, said
     walk.type_commands('# systemctl start dedupd')
     walk.wait_for('runuser -u glance -- glance-dedup status', 'maintainer')
 
@@ -355,7 +361,9 @@ def damage_groups(walk):
         walk.glance('glance-dedup repository check')
         raise AssertionError('damage is not found')
     except booted.Failed as error:
-        assert f'{REPOSITORY}/groups/' in error.output, error.output
+        assert 'damage: groups/' in error.output, error.output
+    # Only a scrub marks blocks, so that nothing new shares them.
+    walk.glance('glance-dedup scrub --full', check=False)
     for image_id in broken:
         walk.type_section(BACKUP, 'Damaged blocks', ID=image_id)
     walk.need_all()
@@ -388,7 +396,7 @@ def upgrade(walk, higher):
     assert walk.root('systemctl is-active dedupd') == 'active\n'
     assert main_pid(walk) != started, 'dedupd was not restarted'
     config = walk.debian.path('/etc/dedupd/dedupd.conf').read_text()
-    assert config.endswith('# changed here\n')
+    assert '# changed here\n' in config
     walk.need_all()
 
 
@@ -407,6 +415,7 @@ def main_pid(walk):
 def remove(walk):
     """Off the host; the repository stays, and can be used again."""
     walk.root('apt-get remove dedupd python3-glance-dedup')
+    assert main_pid(walk) == 'MainPID=0\n', 'dedupd still runs'
     assert walk.debian.path('/etc/dedupd/dedupd.conf').exists()
     walk.type_section(PAGE, 'Remove them')
     left = [path for path in files(walk.debian) if 'dedup' in path
@@ -445,7 +454,9 @@ def walk_through(debian, directory, higher):
     asked, empty = dashboard_answers(walk)
     print(f'{asked} queries of the dashboard, without a result:', *empty,
           sep='\n  ')
-    assert len(empty) * 3 < asked * 2, empty
+    unknown = [query for query in empty
+               if not any(word in query for word in EMPTY)]
+    assert not unknown, unknown
     with walk.step('a stopped daemon'):
         stop_the_daemon(walk)
     with walk.step('damaged block groups'):
