@@ -81,7 +81,11 @@ class Present:
     def readinto(self, view: memoryview, offset: int) -> int:
         """As `Reading.readinto`."""
         wanted = min(len(view), max(0, self.size - offset))
-        if self._image.readinto(view[:wanted], offset) != wanted:
+        # Released even if an error keeps this frame: the memory may be shared
+        # with a client, and has to be given back.
+        with view[:wanted] as part:
+            found = self._image.readinto(part, offset)
+        if found != wanted:
             raise exceptions.DamagedError(
                 f'image {self._image.stat.image_id} ended before its end')
         return wanted

@@ -107,8 +107,8 @@ class Sharing:
 
     def take_back(self, memory: Memory) -> None:
         """Give the memory of a client back to the system."""
-        memory.release()
         self._held -= MEMORY_BYTES
+        memory.release()
 
 
 class Session:
@@ -178,7 +178,9 @@ class Session:
                 f'{place}')
         zeros = self._image.is_zeros(offset, length)
         if not zeros:
-            self._image.readinto(memory.view[place:place + length], offset)
+            # Released even if the error that is raised keeps this frame.
+            with memory.view[place:place + length] as part:
+                self._image.readinto(part, offset)
         stream.send_now(shared_memory.ANSWER.pack(length, zeros),
                         memory.descriptor)
         memory.sent()

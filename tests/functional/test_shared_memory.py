@@ -292,3 +292,6 @@ def test_a_damaged_image_ends_it(tmp_path):
                     found += stream.read(MIB)
             assert found in (b'', data[:MIB], data[:2 * MIB])
         daemon.wait_for(lambda: 'A response was cut off' in daemon.text())
+        # Nor does the error keep the memory, or the image.
+        daemon.wait_for(lambda: not shared_now(daemon))
+        assert 'Traceback' not in daemon.text()
