@@ -75,7 +75,7 @@ class Keeper:
             image_id: self._shown[image_id] for image_id in gone}}
         self._contents.show(self._shown, gone)
         self._attempt('Saving the list of images', self._save)
-        self._attempt('Making links', lambda: self._link(gone))
+        self._attempt('Making links', self._link)
 
     def _attempt(self, what: str, function: Callable[[], None]) -> None:
         try:
@@ -104,12 +104,15 @@ class Keeper:
             self._file.save(self._shown)
             self._saved = self._shown
 
-    def _link(self, gone: frozenset[str]) -> None:
+    def _link(self) -> None:
         wrong = self._wrong_images()
-        for image_id, offer in self._offered.items():
+        for image_id, offer in self._shown.items():
             comes = wrong is not None and image_id not in wrong
             if comes or self._contents.is_here(offer):
+                # Also of an image that Glance has no more: while dedupd was
+                # away it may have lost its link, which its servers need to
+                # start again.
                 self._links.put(image_id)
-            else:
+            elif image_id in self._offered:
                 self._links.remove(image_id)
         self._links.sweep(self._shown)

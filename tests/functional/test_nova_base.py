@@ -450,6 +450,27 @@ def test_a_deleted_image_comes_all_the_same(host, ops):
         assert read(link) == data
 
 
+def test_an_image_that_is_deleted_while_dedupd_is_away_keeps_its_link(
+        host, ops):
+    """A server that runs from it needs the link to start again."""
+    data = noise(8 * MIB, 24)
+    image_id = store(ops, data)
+    link = host.wait_for_link(image_id)
+    with host.reading_the_end(link) as (_, reading):
+        host.daemon.kill()
+        host.wait_for_no_link(image_id)     # Glance has it: Nova downloads
+        ops.delete(image_id)
+        looks = host.text().count('dedupd does not answer')
+        host.wait_for(lambda: host.text().count(
+            'dedupd does not answer') >= looks + 2)
+        host.peer.hold_after(None)
+        host.daemon.start()
+        assert reading.result(LIMIT) == data[-4096:]
+        host.wait_for_link(image_id)
+    host.refreshed(ops)
+    assert read(link) == data
+
+
 def test_a_deleted_image_that_nobody_has_fails_its_reads(host, storing, ops):
     image_id = store(ops, noise(8 * MIB, 22))
     link = host.wait_for_link(image_id)
