@@ -25,7 +25,7 @@ from glance_dedup.base import version
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.functional import soak as soak_module
-from tests.functional import test_dead
+from tests.functional import clock as clock_module
 from tests.sharedfs import hosts as hosts_module
 from tests.sharedfs import kinds
 from tests.support import daemons
@@ -34,7 +34,6 @@ from tests.support.maintenance import BLOCK
 from tests.support.maintenance import SLOTS
 from tests.support import repositories
 
-library = test_dead.library
 LIMIT = 60
 WORK = 400              # for all groups, on a busy machine
 GROUPS = 64
@@ -376,10 +375,10 @@ def test_a_full_disk_ends_what_all_are_recompressing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('ahead', [86400, -86400])
-def test_clocks_that_differ_by_a_day(tmp_path, library, ahead):
+def test_clocks_that_differ_by_a_day(tmp_path, ahead):
     """Nothing that hosts share is decided by a clock."""
     model = {f'text-{n}': text(4, n) for n in range(4)}
-    clock = test_dead.Clock(tmp_path, library)
+    clock = clock_module.Clock(tmp_path)
     clock.set(ahead)
     with contextlib.ExitStack() as stack:
         both = stack.enter_context(hosts_module.hosts(tmp_path))

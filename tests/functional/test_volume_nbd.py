@@ -596,7 +596,7 @@ def test_parameters_that_changed(server):
     (['block-size=4096x'], 'is not a number'),
     (['repository-id=xyz'], 'has not 32 hexadecimal digits'),
     (['parameters=0'], 'has not 16 hexadecimal digits'),
-    (['major=4'], 'is not a number from 1 to 3'),
+    (['major=5'], 'is not a number from 1 to 4'),
     (['compare=other'], 'is neither hash nor value'),
     (['dedup=maybe'], 'is neither yes nor no'),
     (['color=red'], "there is no key 'color'"),

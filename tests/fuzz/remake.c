@@ -46,7 +46,7 @@ remake_segment(uint8_t *data, size_t length, uint64_t offset, uint64_t seed)
     if (stored > length - offset - GD_SEGMENT_HEADER) {
         return;
     }
-    if (gd_get16(data + 8) == GD_GROUP_MAJOR) {
+    if (gd_get16(data + 8) >= GD_GROUP_LISTS) {
         remake_list(at, stored, seed);
     }
     XXH3_state_t state;

@@ -357,11 +357,11 @@ def test_newer_recipe_and_group(path):
             ('images/image', lambda repo: repo.stat('image')),
             ('groups/00000001', lambda repo: read_all(repo, 'image'))):
         before = (path / name).read_bytes()
-        (path / name).write_bytes(before[:8] + b'\3\0' + before[10:])
+        (path / name).write_bytes(before[:8] + b'\4\0' + before[10:])
         with open_repository(path) as repo:
             with pytest.raises(exceptions.VersionError, match=name) as info:
                 call(repo)
-            assert 'version 3' in str(info.value)
+            assert 'version 4' in str(info.value)
             # Others are stored all the same.
             put(repo, f'beside-{name[0]}', noise(5000, 9))
         (path / name).write_bytes(before)
