@@ -24,8 +24,8 @@ from glance_dedup.base import task
 from glance_dedup.base import version
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
-from tests.functional import soak as soak_module
 from tests.functional import clock as clock_module
+from tests.functional import soak as soak_module
 from tests.sharedfs import hosts as hosts_module
 from tests.sharedfs import kinds
 from tests.support import daemons
