@@ -6,7 +6,7 @@ The store never learns a name, so a thread asks Glance, with the account of a
 cloud that the operator names in ``[dedupd] glance_cloud``. Without that option
 nothing is asked. Glance decides what the account sees: an administrator's sees
 every name, another's those of public images and of its own project. The
-notifications of Glance have names, too, but whoever may publish to the broker
+notifications of Glance have names, too, but every client of the broker
 could give any image any name; so they are not used (``security.rst``).
 
 A name is any text that a user chose. It is made printable and cut here, once,

@@ -5,7 +5,7 @@
 A trace is a tree of spans: what a request took, and what each part of it took.
 OSProfiler keeps the trace that runs in a variable of the thread. It is not
 required here: without it, or without a trace, a span does nothing. Nothing
-imports it, because whoever began a trace has done so.
+imports it, because the code that began the trace has.
 
 A span has a copy of the trace, so that it may end in another thread, and after
 the trace: a download goes on after Glance has left its own span.

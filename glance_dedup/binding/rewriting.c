@@ -99,46 +99,44 @@ parse_recompression(PyObject *object, PyObject *args, uint32_t *number,
     return s == GD_OK;
 }
 
-PyObject *
-gd_py_begin_rewriting(PyObject *object, PyObject *args)
+/* packing is NULL if the group becomes cold. */
+static PyObject *
+begin_part(PyObject *object, uint32_t number, const gd_packing *packing)
 {
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    uint32_t number;
-    gd_packing packing = {0};
     gd_py_call call;
-    if (!parse_recompression(object, args, &number, &packing)) {
-        return NULL;
-    }
     part_object *part =
         gd_py_begin_part(object, state->rewriting_type, 0, &call);
     if (part == NULL) {
         return NULL;
     }
     rewriting_object *self = (rewriting_object *)part;
-    self->packing = packing;
+    self->cools = packing == NULL;
+    if (packing != NULL) {
+        self->packing = *packing;
+    }
     gd_status s = begin(part->maintenance, number, self, &call.err);
     return gd_py_end_part(part, s, release_rewriting, &call);
+}
+
+PyObject *
+gd_py_begin_rewriting(PyObject *object, PyObject *args)
+{
+    uint32_t number;
+    gd_packing packing = {0};
+    return parse_recompression(object, args, &number, &packing)
+               ? begin_part(object, number, &packing)
+               : NULL;
 }
 
 /* begin_cooling(number) */
 PyObject *
 gd_py_begin_cooling(PyObject *object, PyObject *args)
 {
-    const module_state *state = PyType_GetModuleState(Py_TYPE(object));
     uint32_t number;
-    gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number)) {
-        return NULL;
-    }
-    part_object *part =
-        gd_py_begin_part(object, state->rewriting_type, 0, &call);
-    if (part == NULL) {
-        return NULL;
-    }
-    rewriting_object *self = (rewriting_object *)part;
-    self->cools = 1;
-    gd_status s = begin(part->maintenance, number, self, &call.err);
-    return gd_py_end_part(part, s, release_rewriting, &call);
+    return PyArg_ParseTuple(args, "O&", gd_py_to_u32, &number)
+               ? begin_part(object, number, NULL)
+               : NULL;
 }
 
 static PyObject *

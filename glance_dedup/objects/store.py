@@ -4,7 +4,7 @@
 
 It keeps objects that are written once, under keys that were never used before.
 It is not trusted: an object that was sent is verified by the server's digest
-and by its length, and whoever reads a range verifies what is in it.
+and by its length, and the reader of a range verifies what is in it.
 
 A request that fails is repeated a few times, since servers of object stores
 are often busy. A server that sends nothing, or too slowly, or too much, fails

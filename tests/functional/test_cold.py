@@ -12,41 +12,15 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.objects import store as store_module
-from tests.support import faulty_proxy
 from tests.support import objects
 from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
 
 SLOTS = 1024
 BLOCK = 4096
 SIZE = SLOTS * BLOCK
 OWNER = 'tests/owner'
-
-
-@pytest.fixture(scope='module')
-def server(tmp_path_factory):
-    with objects.JuiceGateway(tmp_path_factory.mktemp('objects')) as running:
-        yield running
-
-
-@pytest.fixture(scope='module')
-def proxy(server):
-    with faulty_proxy.FaultyProxy(server.port) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch):
-    monkeypatch.setattr(store_module, 'FIRST_WAIT', 0.001)
-
-
-@pytest.fixture
-def faults(proxy):
-    proxy.faults.always = None
-    proxy.faults.plan()
-    proxy.faults.seen.clear()
-    yield proxy.faults
-    proxy.faults.always = None
-    proxy.faults.plan()
 
 
 @pytest.fixture

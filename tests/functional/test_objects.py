@@ -13,9 +13,10 @@ from glance_dedup.objects import location as location_module
 from glance_dedup.objects import s3
 from glance_dedup.objects import store as store_module
 from glance_dedup.objects import swift
-from tests.support import faulty_proxy
 from tests.support import objects
 from tests.support import ports
+
+pytest_plugins = ['tests.support.object_fixtures']
 
 KINDS = [objects.JuiceGateway,
          pytest.param(objects.Swift, marks=pytest.mark.slow),
@@ -28,18 +29,6 @@ SIZE = (1 << 20) + 7
 def server(request, tmp_path_factory):
     with request.param(tmp_path_factory.mktemp('objects')) as running:
         yield running
-
-
-@pytest.fixture(scope='module')
-def proxy(server):
-    with faulty_proxy.FaultyProxy(server.port) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def quickly(monkeypatch):
-    """No waits between tries, and limits that a test can wait for."""
-    monkeypatch.setattr(store_module, 'FIRST_WAIT', 0.001)
 
 
 class Through:
@@ -71,16 +60,6 @@ def store(server, tmp_path, prefix):
             server.location(prefix),
             server.credentials(tmp_path / 'credentials')) as opened:
         yield opened
-
-
-@pytest.fixture
-def faults(proxy):
-    proxy.faults.always = None
-    proxy.faults.plan()
-    proxy.faults.seen.clear()
-    yield proxy.faults
-    proxy.faults.always = None
-    proxy.faults.plan()
 
 
 @pytest.fixture

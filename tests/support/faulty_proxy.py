@@ -25,6 +25,12 @@ class Faults:
         self.always = None
         self.seen = []
 
+    def reset(self):
+        """Forget what was planned and seen."""
+        self.plan()
+        self.always = None
+        self.seen.clear()
+
     def plan(self, *faults, methods=('GET', 'PUT', 'HEAD', 'DELETE')):
         """The faults of the next requests that have these methods."""
         with self._lock:

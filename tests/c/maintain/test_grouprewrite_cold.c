@@ -287,7 +287,7 @@ test_packed_anew(void)
     teardown(&t);
 }
 
-/* Whoever ends in the middle leaves the old file. */
+/* A process that ends in the middle leaves the old file. */
 static void
 test_ended_before_the_exchange(void)
 {

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The fixtures of tests that need an object store, and one that fails.
+
+A module asks for them with ``pytest_plugins``, and may replace some by its
+own.
+"""
+
+import pytest
+
+from glance_dedup.objects import store as store_module
+from tests.support import faulty_proxy
+from tests.support import objects
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+    with objects.JuiceGateway(tmp_path_factory.mktemp('objects')) as running:
+        yield running
+
+
+@pytest.fixture(scope='module')
+def proxy(server):
+    with faulty_proxy.FaultyProxy(server.port) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """No waits between tries."""
+    monkeypatch.setattr(store_module, 'FIRST_WAIT', 0.001)
+
+
+@pytest.fixture
+def faults(proxy):
+    """What happens to the next requests that go through the proxy."""
+    proxy.faults.reset()
+    yield proxy.faults
+    proxy.faults.reset()
