@@ -449,6 +449,54 @@ Seconds between two searches for groups to compress again.
 A group is started only while half of the host's processors are idle.
 All other tasks, and requests for one, go first.
 """, 'recompress_codec'),
+    _interval('tier_interval', 0, """
+Seconds between two searches for groups to move to the object store.
+
+The repository must be attached to one (``glance-dedup cold attach``).
+See the guide on cold groups.
+""", 'tier_age_hours'),
+    _number('tier_age_hours', 720, 0, 1 << 20, """
+Hours for which a group must not have changed, before it moves to the
+object store. A group changes when blocks of it are freed.
+
+Possible values:
+    * 0: no group moves because of its age
+    * Hours
+
+Related options:
+    * ``tier_interval``
+    * ``tier_free_mib``
+
+"""),
+    _number('tier_free_mib', 0, 0, 1 << 30, """
+Free space on the repository's disk, in MiB, below which groups move to
+the object store whatever their age is, those first that have not
+changed for longest.
+
+A group's move itself needs as much space as the group takes, 128 MiB by
+default.
+
+Possible values:
+    * 0: no group moves for want of space
+    * MiB
+
+Related options:
+    * ``tier_interval``
+    * ``tier_age_hours``
+
+"""),
+    _list('tier_keep', item_type=_EXCLUDE, help="""
+Images whose groups stay on the disk. A group stays as a whole if one of
+them needs a block of it.
+
+Possible values:
+    * A list of image ids, and of ``project:ID`` for all images of a
+      project
+
+Related options:
+    * ``tier_interval``
+
+"""),
     _interval('projects_interval', 86400, """
 Seconds between two counts of what projects share with each other.
 
@@ -504,6 +552,9 @@ At 32 MiB a second a terabyte takes nine hours.
 The most MiB that recompression reads from and writes to the disk in a
 second.
 """, 'recompress_interval'),
+    _rate('tier_rate_mib', 32, """
+The most MiB that moving groups reads and sends in a second.
+""", 'tier_interval'),
     _list('merge_exclude', item_type=_EXCLUDE, help="""
 Images that are never rewritten to share duplicates with others.
 

@@ -56,13 +56,14 @@ PACKAGES = {
         'the second implementation of the format, which judges the first',
         'base.access base.closing base.exceptions base.hashes base.leveldb '
         'base.scratch'),
-    'glance_dedup.repository': ('images in, images out', '_engine base'),
+    'glance_dedup.objects': ('objects of an object store', 'base'),
+    'glance_dedup.repository': (
+        'images in, images out', '_engine base objects'),
     'glance_dedup.maintenance': (
         "what a repository's one maintainer keeps",
         '_engine base repository'),
     'glance_dedup.client': (
         'asking dedupd, servers of NBD, and Glance', 'base'),
-    'glance_dedup.objects': ('objects of an object store', 'base'),
     'glance_dedup.transfer': (
         'images on their way between repositories',
         '_engine base repository client'),

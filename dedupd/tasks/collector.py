@@ -270,6 +270,43 @@ def _has_lost(look: _Look, facts: dict[str, Any], share: int) -> bool:
     return 100 * look.live < share * (look.live + gone)
 
 
+# -- cold groups --------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Wear:
+    """What became of the blocks of a group since it was last rewritten."""
+
+    before: int
+    """Blocks that it had then."""
+    blocks: int
+    """Of these, those that live."""
+    is_worn: bool
+    """Whether that is a smaller share than was asked about."""
+
+
+def wear(maintainer: maintainer_module.Maintainer, number: int,
+         facts: dict[str, Any], share: int) -> Wear:
+    """What became of a group's blocks, as its entries and the catalog say.
+
+    :param facts: those of the engine
+    :param share: percent
+    """
+    look = _Look(maintainer, maintainer.catalog, number, facts['slots'],
+                 facts['published'])
+    blocks = look.live + len(look.free)     # what a new file would have
+    gone = look.freed - len(look.free) - (
+        maintainer.catalog.group(number)['rewritten'])
+    return Wear(blocks + gone, blocks, 100 * blocks < share * (blocks + gone))
+
+
+def freed_blocks(maintainer: maintainer_module.Maintainer, number: int,
+                 facts: dict[str, Any]) -> int:
+    """How many blocks of a group are freed."""
+    look = _Look(maintainer, maintainer.catalog, number, facts['slots'],
+                 facts['published'])
+    return look.freed - len(look.free)
+
+
 # -- planning -----------------------------------------------------------------
 
 def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
@@ -511,19 +548,20 @@ class _Run:
         """Give back space of a group in which some blocks stay."""
         # Punch even if nothing was freed now: the last collection may have
         # been killed before it punched.
-        given_back = group.punch()
+        engine_facts = self._maintainer.engine.group_facts(group.number)
+        is_cold = engine_facts['is_cold']   # then *tier* gives space back
+        given_back = 0 if is_cold else group.punch()
         self._result.disk_bytes += given_back
         self._result.punched += given_back > 0
         has_room = bool(look.live) or self._leave_placeholder(group)
         facts: dict[str, Any] = {'judged': group.published,
                                  'dirty': look.pinned > 0 or not has_room}
-        if _is_sparse(self._maintainer.engine.group_facts(group.number),
-                      look.live, self._evacuate_share):
+        if _is_sparse(engine_facts, look.live, self._evacuate_share):
             self._sparse.add(group.number)
             # It stays dirty until the evacuation was tried, in case this run
             # ends before that.
             facts['dirty'] = True
-        elif self._is_worn(group, look):
+        elif not is_cold and self._is_worn(group, look):
             if self._rewrite(group):
                 facts['rewritten'] = look.freed
             else:

@@ -173,6 +173,28 @@ def note_kept(maintainer: maintainer_module.Maintainer, number: int,
                                          similar)
 
 
+def exchange(worker: Worker, rewriting: _engine.Rewriting, pace: task.Pace
+             ) -> bool:
+    """Put a complete new file in the old one's place; False: it is in use.
+
+    :raises BusyError: a collector wants the group
+    """
+    engine, number = worker.engine, rewriting.number
+    announced = engine.announce(number)
+    try:
+        for _ in range(_TRIES):
+            with contextlib.suppress(exceptions.BusyError):
+                rewriting.exchange()
+                return True
+            if not announced:
+                rewriting.check()   # a collector may want the group
+            pace.pause(_PAUSE)
+    finally:
+        if announced:
+            engine.withdraw(number)
+    return False
+
+
 def _plan(worker: Worker, mark: Mark, quiet: float) -> list[GroupPlan]:
     damaged = worker.damaged_groups()
     found = []
@@ -184,7 +206,7 @@ def _plan(worker: Worker, mark: Mark, quiet: float) -> list[GroupPlan]:
         except exceptions.UNREADABLE as e:
             found.append(GroupPlan(number, 'skip', str(e), 0))
             continue
-        if not _is_done(facts, mark):
+        if not facts['is_cold'] and not is_done(facts, mark):
             reason = _reason(facts, number in damaged) or (
                 _reason_to_wait(facts, mark, quiet))
             found.append(GroupPlan(
@@ -210,7 +232,8 @@ def _has_mark(facts: dict[str, Any], mark: Mark) -> bool:
     return (facts['codec'], facts['level'], facts['similar']) == mark
 
 
-def _is_done(facts: dict[str, Any], mark: Mark) -> bool:
+def is_done(facts: dict[str, Any], mark: Mark) -> bool:
+    """Whether a group is recompressed as a mark says."""
     # What was never recompressed, or to no codec, covers nothing.
     return _has_mark(facts, mark) and (
         not facts['codec'] or facts['covered'] == facts['published'])
@@ -361,22 +384,11 @@ class _Run:
             self._keep_old(rewriting)
             self._result.kept += 1
             return
-        engine, number = self._worker.engine, rewriting.number
-        announced = engine.announce(number)
-        try:
-            for _ in range(_TRIES):
-                with contextlib.suppress(exceptions.BusyError):
-                    rewriting.exchange()
-                    self._result.groups += 1
-                    self._result.disk_bytes += before - after
-                    return
-                if not announced:
-                    rewriting.check()   # a collector may want the group
-                self._pace.pause(_PAUSE)
-        finally:
-            if announced:
-                engine.withdraw(number)
-        self._result.busy += 1
+        if exchange(self._worker, rewriting, self._pace):
+            self._result.groups += 1
+            self._result.disk_bytes += before - after
+        else:
+            self._result.busy += 1
 
     def _keep_old(self, rewriting: _engine.Rewriting) -> None:
         rewriting.keep_old()

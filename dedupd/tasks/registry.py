@@ -127,6 +127,30 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
                                  options.recompress_order == 'similar')
 
 
+def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
+          dry_run: bool = False, everything: bool = False) -> Any:
+    from dedupd.tasks import tierer
+
+    kept = frozenset(options.tier_keep)
+
+    def keep(facts: dict[str, Any]) -> bool:
+        return (facts['image_id'] in kept
+                or f'project:{facts["project"]}' in kept)
+
+    codec = options.recompress_codec
+    policy = tierer.Policy(
+        age=options.tier_age_hours * 3600.0,
+        free_bytes=options.tier_free_mib << 20, everything=everything,
+        keep=keep if kept else tierer.Policy.keep,
+        live_share=options.collect_live_share,
+        mark=None if codec == 'none' else _engine.codec_mark(
+            codec, _level(options), options.recompress_order == 'similar'
+            and maintainer.repository.has_lists))
+    if dry_run:
+        return tierer.plan(maintainer, policy)
+    return tierer.run_once(maintainer, pace, policy)
+
+
 def _projects(maintainer: Maintainer, pace: task.Pace, options: Any) -> Any:
     from dedupd.tasks import projects
 
@@ -287,6 +311,9 @@ TASKS = {row.name: row for row in (
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
+    Task('tier', _tier, {'dry_run': bool, 'everything': bool},
+         interval='tier_interval', rate='tier_rate_mib', rank=2,
+         counts_first=True, is_told=True),
     Task('projects', _projects, interval='projects_interval',
          counts_first=True),
     Task('rebuild-catalog', _rebuild, {'processes': int}, _check_processes),

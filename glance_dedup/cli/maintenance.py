@@ -387,6 +387,30 @@ class Recompress(TaskCommand):
         return self.run_task(**arguments)
 
 
+class Tier(TaskCommand):
+    """Move sealed groups to the object store, to make space on the disk.
+
+    Which groups move is chosen by the options tier_age_hours, tier_free_mib and
+    tier_keep. A group moves after it was recompressed. Uploads and downloads
+    go on meanwhile. An interrupted run loses only the group that it was at.
+    """
+
+    task = 'tier'
+    what = 'moving groups to the object store'
+    unit = 'group'
+
+    def add_arguments(self, parser):
+        super().add_arguments(parser)
+        parser.add_argument(
+            '--all', action='store_true',
+            help='Move every sealed group, whatever tier_age_hours and '
+            'tier_free_mib say. Those that tier_keep names stay.')
+
+    def take_action(self, parsed_args):
+        arguments = {'everything': True} if parsed_args.all else {}
+        return self.run_task(dry_run=parsed_args.dry_run, **arguments)
+
+
 class Evict(TaskCommand):
     """Delete the least recently used images of a cache, to make space.
 

@@ -58,6 +58,12 @@ class Create(command.RepositoryCommand, show.ShowOne):
             'too. Programs that know only formats 1 and 2 refuse it. '
             "'repository upgrade --similar' can change it later.")
         parser.add_argument(
+            '--cold', action='store_true',
+            help='Make a repository of format 4.0, whose groups may move to '
+            "an object store ('cold attach'). It has all that --similar "
+            'brings. Programs that know only formats 1 to 3 refuse it. '
+            "'repository upgrade --cold' can change it later.")
+        parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
@@ -75,6 +81,7 @@ class Create(command.RepositoryCommand, show.ShowOne):
             compare=parsed_args.compare,
             volumes=parsed_args.volumes,
             similar=parsed_args.similar,
+            cold=parsed_args.cold,
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
@@ -209,8 +216,8 @@ class Check(command.RepositoryCommand, show.ShowOne):
 class Upgrade(command.RepositoryCommand, show.ShowOne):
     """Bring a repository to a newer version of the format.
 
-    Without --volumes and --similar, the repository keeps its major version,
-    and older programs can go on using it. If an upgrade is necessary, stop the
+    Without --volumes, --similar and --cold, the repository keeps its major
+    version, and older programs can go on using it. If an upgrade is necessary, stop the
     repository's daemon first. An interrupted upgrade goes on when you start it
     again. There is no way back. A repository of a newer major version than
     this program knows is refused.
@@ -230,6 +237,12 @@ class Upgrade(command.RepositoryCommand, show.ShowOne):
             'next to each other, which makes them smaller. This includes '
             '--volumes. Programs that know only formats 1 and 2 refuse the '
             'repository from then on, so do first what --volumes says.')
+        parser.add_argument(
+            '--cold', action='store_true',
+            help='Go to format 4.0, so that groups may move to an object '
+            'store. This includes --similar. Programs that know only formats '
+            '1 to 3 refuse the repository from then on, so do first what '
+            '--volumes says.')
 
     def take_action(self, parsed_args):
         from glance_dedup.repository import parameters
@@ -237,12 +250,12 @@ class Upgrade(command.RepositoryCommand, show.ShowOne):
 
         with self.open() as repo:
             before = repo.parameters.version
-            steps = upgrade.plan(repo, parsed_args.volumes,
-                                 parsed_args.similar)
+            wanted = (parsed_args.volumes, parsed_args.similar,
+                      parsed_args.cold)
+            steps = upgrade.plan(repo, *wanted)
             done = bool(steps) and not parsed_args.dry_run
             if done:
-                steps = self._upgrade(repo, parsed_args.volumes,
-                                      parsed_args.similar)
+                steps = self._upgrade(repo, wanted)
             return common.shown({
                 'path': os.path.abspath(self.path),
                 'format': repo.parameters.version,
@@ -252,13 +265,12 @@ class Upgrade(command.RepositoryCommand, show.ShowOne):
                 'result': 'done' if done else 'to be done' if steps
                 else 'nothing to do'})
 
-    def _upgrade(self, repo, volumes, similar):
+    def _upgrade(self, repo, wanted):
         from glance_dedup.repository import upgrade
 
         with self.progress('upgrading', unit='steps') as progress:
             try:
-                return upgrade.upgrade(repo, progress.step, volumes,
-                                       similar)
+                return upgrade.upgrade(repo, progress.step, *wanted)
             except upgrade.InUseError:
                 raise           # whose handle it is, the locks do not tell
             except exceptions.BusyError as e:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from concurrent import futures
 import contextlib
+import dataclasses
 import os
 import re
 import secrets
@@ -50,6 +51,18 @@ def key_of(owner: str, group: int, object_id: bytes) -> str:
     return f'{owner}/g/{group:08x}-{object_id.hex()}'
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where slices come from, and how many are kept."""
+
+    store: store_module.ObjectStore
+    owners: tuple[str, ...]
+    """What the keys of the groups' objects may begin with. The object of a
+    group is looked for under each in turn."""
+    budget: int
+    """Bytes; at least two slices for each request under way are kept."""
+
+
 class Slices(closing.Closing):
     """What brings slices into a directory, and evicts others.
 
@@ -57,27 +70,25 @@ class Slices(closing.Closing):
     makes its own.
     """
 
-    def __init__(self, directory: str, budget: int,
-                 open_store: Callable[[], store_module.ObjectStore],
-                 owner: str) -> None:
-        """Make the directory, if it is missing; ask for nothing yet.
+    def __init__(self, directory: str, connect: Callable[[], Source],
+                 file_mode: int = 0o600) -> None:
+        """Ask for nothing yet.
 
-        :param directory: for slices of one repository
-        :param budget: bytes; at least one slice for each request under way
-        :param open_store: called once, when the first slice is needed
-        :param owner: what the keys of the groups' objects begin with
-        :raises AccessDenied: somebody else may change the directory
+        :param directory: for slices of one repository; it is there
+        :param connect: called once, when the first slice is needed
+        :param file_mode: of the slices' files
         """
         self.directory = directory
-        self.budget = max(budget, 2 * PARALLEL * SLICE)
-        self._open_store = open_store
-        self._owner = owner
+        self._connect = connect
+        self._file_mode = file_mode
+        self._directory_mode = 0o2770 if file_mode & 0o020 else 0o700
         self._lock = threading.Lock()
-        self._store: store_module.ObjectStore | None = None
+        self._source: Source | None = None
+        # Under which owner an object was found, if it is not the first one.
+        self._owners: dict[bytes, str] = {}
         self._requests: dict[_Key, futures.Future[None]] = {}
         self._pool = futures.ThreadPoolExecutor(PARALLEL, 'slices')
         self._used: int | None = None       # bytes; None: not counted yet
-        _make_directory(directory)
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
               count: int) -> None:
@@ -105,13 +116,14 @@ class Slices(closing.Closing):
     def close(self) -> None:
         """Wait for what is under way, and close the connections."""
         self._pool.shutdown(cancel_futures=True)
-        if self._store is not None:
-            self._store.close()
+        if self._source is not None:
+            self._source.store.close()
 
     @property
     def counts(self) -> store_module.Counts:
         """What was asked of the object store."""
-        return self._store.counts if self._store else store_module.Counts()
+        return (self._source.store.counts if self._source
+                else store_module.Counts())
 
     # -- requests --
 
@@ -132,19 +144,34 @@ class Slices(closing.Closing):
         start = number * SLICE
         try:
             if not self._is_there(object_id, number) and start < length:
-                content = self._get_store().get(
-                    key_of(self._owner, group, object_id), start,
-                    min(SLICE, length - start))
-                self._keep(object_id, number, content)
+                self._keep(object_id, number, self._get(
+                    group, object_id, start, min(SLICE, length - start)))
         finally:
             with self._lock:
                 del self._requests[object_id, number]
 
-    def _get_store(self) -> store_module.ObjectStore:
+    def _get(self, group: int, object_id: bytes, start: int, length: int
+             ) -> bytes:
+        source = self._get_source()
+        known = self._owners.get(object_id)
+        for owner in [known] if known else source.owners:
+            try:
+                content = source.store.get(
+                    key_of(owner, group, object_id), start, length)
+            except store_module.ObjectNotFound:
+                if known or owner == source.owners[-1]:
+                    raise
+                continue
+            if owner != source.owners[0]:
+                self._owners[object_id] = owner
+            return content
+        raise exceptions.UnavailableError('no owner of objects is known')
+
+    def _get_source(self) -> Source:
         with self._lock:
-            if self._store is None:
-                self._store = self._open_store()
-            return self._store
+            if self._source is None:
+                self._source = self._connect()
+            return self._source
 
     # -- files --
 
@@ -158,10 +185,12 @@ class Slices(closing.Closing):
         path = self._path(object_id, number)
         temporary = f'{path}.{secrets.token_hex(8)}'
         with files.os_errors(f'cannot write {path}'):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(path), 0o700)
+            if not os.path.isdir(os.path.dirname(path)):
+                access.make_directory(os.path.dirname(path),
+                                      self._directory_mode)
             try:
-                with open(access.make_file(temporary, 0o600), 'wb') as f:
+                with open(access.make_file(temporary, self._file_mode),
+                          'wb') as f:
                     f.write(content)
                 os.rename(temporary, path)
             except BaseException:
@@ -176,15 +205,16 @@ class Slices(closing.Closing):
         Reading does not change a file: the time of its last access may be a
         day old. But a slice that is read often is fetched again soon.
         """
+        budget = max(self._get_source().budget, 2 * PARALLEL * SLICE)
         with self._lock:
             if self._used is not None:
                 self._used += more
-                if self._used <= self.budget:
+                if self._used <= budget:
                     return
             found = sorted(self._all())
             used = sum(size for _, size, _ in found)
-            wanted = self.budget - self.budget // _SPARE
-            if used > self.budget:
+            wanted = budget - budget // _SPARE
+            if used > budget:
                 for _, size, path in found:
                     if used <= wanted:
                         break
@@ -212,17 +242,3 @@ class Slices(closing.Closing):
                                 _SLICE.match(one.name)):
                             yield (max(status.st_atime, status.st_mtime),
                                    status.st_size, one.path)
-
-
-def _make_directory(path: str) -> None:
-    """Make a directory that only this user may change."""
-    with files.os_errors(f'cannot make the cache of slices {path}'):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        status = os.lstat(path)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or (
-            status.st_mode & 0o022):
-        raise exceptions.AccessDenied(
-            f'{path} is no directory that only '
-            f'{access.user_name(os.geteuid())} may change: remove it, or '
-            'choose another one')

@@ -63,7 +63,9 @@ class Counts:
 
 
 class ObjectStore(closing.Closing):
-    """A bucket or container. Thread-safe.
+    """What a bucket or container has below a prefix. Thread-safe.
+
+    Keys are given, and listed, without the prefix.
 
     Each method raises UnavailableError if the server does not answer, or not
     as it should; the message names the location and the object. Its subclasses
@@ -79,6 +81,7 @@ class ObjectStore(closing.Closing):
         :raises UnavailableError: the client library is not installed
         """
         self.location = location
+        self._prefix = f'{location.prefix}/'
         self.counts = Counts()
         self._path = credentials_file
         self._lock = threading.Lock()
@@ -103,7 +106,7 @@ class ObjectStore(closing.Closing):
         def send(backend: backend_module.Backend) -> None:
             file.seek(0)
             self._count(puts=1, sent=length)
-            backend.put(key, cast(BinaryIO, _Timed(file, length)), length,
+            backend.put(self._prefix + key, cast(BinaryIO, _Timed(file, length)), length,
                         digest.digest())
 
         self._request(f'PUT {key}', send)
@@ -121,7 +124,7 @@ class ObjectStore(closing.Closing):
             deadline = _deadline(length)
             found = bytearray()
             with contextlib.closing(
-                    backend.get(key, start, length)) as pieces:
+                    backend.get(self._prefix + key, start, length)) as pieces:
                 for piece in pieces:
                     found += piece
                     if len(found) > length:
@@ -140,7 +143,7 @@ class ObjectStore(closing.Closing):
         """How many bytes an object has."""
         def ask(backend: backend_module.Backend) -> int:
             self._count(others=1)
-            return backend.size(key)
+            return backend.size(self._prefix + key)
 
         return self._request(f'HEAD {key}', ask)
 
@@ -151,7 +154,10 @@ class ObjectStore(closing.Closing):
         """
         def ask(backend: backend_module.Backend) -> list[tuple[str, int]]:
             self._count(others=1)
-            found = list(itertools.islice(backend.keys(prefix), MOST_KEYS))
+            found = [
+                (key.removeprefix(self._prefix), size)
+                for key, size in itertools.islice(
+                    backend.keys(self._prefix + prefix), MOST_KEYS)]
             if len(found) == MOST_KEYS:
                 raise exceptions.UnavailableError(
                     f'there are {MOST_KEYS} objects or more')
@@ -163,7 +169,7 @@ class ObjectStore(closing.Closing):
         """Delete an object. If there is none, do nothing."""
         def ask(backend: backend_module.Backend) -> None:
             self._count(others=1)
-            backend.delete(key)
+            backend.delete(self._prefix + key)
 
         self._request(f'DELETE {key}', ask)
 

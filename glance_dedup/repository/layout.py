@@ -29,6 +29,8 @@ _KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 #: In repositories whose format has volumes.
 VOLUMES = 'volumes'
+#: In repositories whose groups may be cold: what this keeps of their objects.
+SLICES = 'slices'
 MAINTAINER_LOCK = 'locks/maintainer'
 IMAGE_LOCKS = 'locks/images'
 _LOCK_FILES = ('locks/groups', IMAGE_LOCKS)
@@ -73,7 +75,8 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
         access.settle(path, group_access)
         mode = access.file_mode(path)
         for name in (*_DIRECTORIES,
-                     *([VOLUMES] if parameters.has_volumes else ())):
+                     *([VOLUMES] if parameters.has_volumes else ()),
+                     *([SLICES] if parameters.has_cold else ())):
             access.make_directory(os.path.join(path, name),
                                   access.directory_mode(path))
         for name in _LOCK_FILES:
@@ -98,7 +101,7 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
 
 
 def _need_fresh(path: str) -> None:
-    ours = {_KEY_FILE, *_DIRECTORIES, VOLUMES, 'lost+found'}
+    ours = {_KEY_FILE, *_DIRECTORIES, VOLUMES, SLICES, 'lost+found'}
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
         raise exceptions.ImageExists(f'{path} is a repository already')

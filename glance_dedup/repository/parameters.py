@@ -23,9 +23,11 @@ DEFAULT: Version = (1, 1)
 #: The first version of repositories with volumes.
 WITH_VOLUMES: Version = (2, 0)
 #: The first version in which similar blocks may lie next to each other, since
-#: segments may have lists of slots; and the newest that is known.
+#: segments may have lists of slots.
 WITH_LISTS: Version = (3, 0)
-NEWEST = WITH_LISTS
+#: The first version whose groups may be cold; and the newest that is known.
+WITH_COLD: Version = (4, 0)
+NEWEST = WITH_COLD
 _KIND = 'glance-dedup repository'
 _GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
 #: The meaning of ``gear`` without numbers, and the block size for it.
@@ -56,9 +58,10 @@ def words(version: Version) -> str:
     return f'{version[0]}.{version[1]}'
 
 
-def asked_for(volumes: bool, similar: bool) -> Version:
+def asked_for(volumes: bool, similar: bool, cold: bool) -> Version:
     """The lowest version that has what is asked for."""
-    return WITH_LISTS if similar else WITH_VOLUMES if volumes else DEFAULT
+    return (WITH_COLD if cold else WITH_LISTS if similar
+            else WITH_VOLUMES if volumes else DEFAULT)
 
 
 def full_cutting(cutting: str) -> str:
@@ -89,8 +92,8 @@ class Parameters:
                group_slots: int = 32768, segment_size: int = 65536,
                fingerprint: str = 'sha256', compare: str = 'hash',
                cutting: str = 'fixed',
-               volumes: bool = False, similar: bool = False
-               ) -> 'Parameters':
+               volumes: bool = False, similar: bool = False,
+               cold: bool = False) -> 'Parameters':
         """Parameters of a new repository, with a new id.
 
         :param block_size: bytes; None: 4096, or with cutting by content 16384
@@ -100,13 +103,15 @@ class Parameters:
             refuse it
         :param similar: similar blocks may lie next to each other; older
             programs refuse it, too. Such a repository may also have volumes
+        :param cold: groups may be cold (cold.rst); older programs refuse it,
+            too. It may have all that the others have
         :raises InvalidParameter: for a value out of bounds
         """
         if block_size is None:
             block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
         found = cls(secrets.token_hex(16), block_size, group_slots,
                     segment_size, fingerprint, compare, full_cutting(cutting),
-                    *asked_for(volumes, similar))
+                    *asked_for(volumes, similar, cold))
         found.validate()
         return found
 
@@ -184,6 +189,11 @@ class Parameters:
     def has_lists(self) -> bool:
         """Whether similar blocks may lie next to each other."""
         return self.major >= WITH_LISTS[0]
+
+    @property
+    def has_cold(self) -> bool:
+        """Whether groups may be cold."""
+        return self.major >= WITH_COLD[0]
 
     @property
     def average_block(self) -> int:

@@ -33,6 +33,8 @@ from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
+from glance_dedup.objects import slices as slices_module
+from glance_dedup.repository import cold
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
@@ -136,6 +138,7 @@ class Repository(closing.Closing):
         self._mutex = threading.Lock()
         self._closed = False
         self._engine: _engine.Repository | None = None
+        self._slices: slices_module.Slices | None = None
         self._read_parameters = functools.partial(
             layout.read_parameters, self.path, _allow_weak)
         self.parameters = self._read_parameters()
@@ -203,7 +206,7 @@ class Repository(closing.Closing):
         reading of repository.json and that.
         """
         for _ in range(parameters_module.NEWEST[0] + 1):
-            engine = self._open_engine(major=self.parameters.major)
+            engine = self._open_version()
             try:
                 found = self._read_parameters()
                 if found.major == self.parameters.major:
@@ -217,6 +220,16 @@ class Repository(closing.Closing):
             f'the format of the repository {self.path} changed each time it '
             'was read: try again')
 
+    def _open_version(self) -> _engine.Repository:
+        major = self.parameters.major
+        if not self.parameters.has_cold:
+            return self._open_engine(major=major)
+        if self._slices is None:
+            self._slices = cold.open_slices(self.path)
+        return self._open_engine(
+            major=major, slice_dir=os.fsencode(self._slices.directory),
+            slice_source=self._slices)
+
     def close(self) -> None:
         """Close the repository. Open images stay readable until closed.
 
@@ -228,11 +241,14 @@ class Repository(closing.Closing):
         self.filter.close()
         if engine is not None:
             engine.close()
+        # The engine keeps it as long as an image is open.
+        self._slices = None
 
     def _after_fork(self) -> None:
         """Forget the parent's handle; its descriptors are closed already."""
         self._mutex = threading.Lock()
         self._engine = None
+        self._slices = None
         self.filter.after_fork()
 
     @property
@@ -268,6 +284,15 @@ class Repository(closing.Closing):
     def has_lists(self) -> bool:
         """Whether similar blocks may be put next to each other."""
         return self.parameters.has_lists
+
+    @property
+    def slices(self) -> slices_module.Slices | None:
+        """What brings slices of cold groups; None: there can be none.
+
+        :raises ClosedError: the repository is closed
+        """
+        self.handle()
+        return self._slices
 
     def need_volumes(self) -> None:
         """Prepare for the first use of a volume, as :meth:`need_version`."""

@@ -72,6 +72,14 @@ def _make_volumes(repo: repository_module.Repository, progress: Progress
         files.sync_directory(repo.path)
 
 
+def _make_slices(repo: repository_module.Repository, progress: Progress
+                 ) -> None:
+    path = os.path.join(repo.path, layout.SLICES)
+    with files.os_errors(f'cannot make {path}'):
+        access.make_directory(path, access.directory_mode(repo.path))
+        files.sync_directory(repo.path)
+
+
 #: All steps in order; each begins at the version where the one before ends.
 STEPS: Sequence[Step] = (
     Step((1, 0), (1, 1), 'noting that groups may be recompressed',
@@ -79,7 +87,9 @@ STEPS: Sequence[Step] = (
     Step((1, 1), (2, 0), 'making the directory of volumes',
          _make_volumes),
     Step((2, 0), (3, 0), 'noting that similar blocks may lie next to each '
-         'other', _nothing),)
+         'other', _nothing),
+    Step((3, 0), (4, 0), 'making the directory for slices of cold groups',
+         _make_slices),)
 
 
 def version_of(repo: repository_module.Repository) -> parameters.Version:
@@ -88,7 +98,7 @@ def version_of(repo: repository_module.Repository) -> parameters.Version:
 
 
 def plan(repo: repository_module.Repository, volumes: bool = False,
-         similar: bool = False) -> list[Step]:
+         similar: bool = False, cold: bool = False) -> list[Step]:
     """The steps that a repository still needs.
 
     Unless something is asked for, it keeps its major version; otherwise older
@@ -97,10 +107,11 @@ def plan(repo: repository_module.Repository, volumes: bool = False,
     :param volumes: it is to have volumes
     :param similar: similar blocks may come to lie next to each other; it may
         have volumes then, too
+    :param cold: groups may become cold; this includes all others
     :raises VersionError: there is no way from its version to one with these
     """
     version = version_of(repo)
-    wanted = parameters.asked_for(volumes, similar)
+    wanted = parameters.asked_for(volumes, similar, cold)
     found = []
     for step in STEPS:
         if step.before == version and (
@@ -117,11 +128,12 @@ def plan(repo: repository_module.Repository, volumes: bool = False,
 
 
 def upgrade(repo: repository_module.Repository, progress: Progress,
-            volumes: bool = False, similar: bool = False) -> list[Step]:
+            volumes: bool = False, similar: bool = False,
+            cold: bool = False) -> list[Step]:
     """Run the steps of :func:`plan`; returns these.
 
     :param progress: called as `progress(done, total, what)`
-    :param volumes: as for :func:`plan`, like `similar`
+    :param volumes: as for :func:`plan`, like `similar` and `cold`
     :raises BusyError: if another process maintains the repository
     :raises InUseError: if the major version is to change, and another handle
         is open; earlier steps may have been done
@@ -134,7 +146,7 @@ def upgrade(repo: repository_module.Repository, progress: Progress,
                 f'{repo.path} has another maintainer at work')
         # Read with the lock held: another upgrade may have just ended.
         repo.parameters = layout.read_parameters(repo.path)
-        wanted = plan(repo, volumes, similar)
+        wanted = plan(repo, volumes, similar, cold)
         for number, step in enumerate(wanted):
             progress(number, len(wanted), step.what)
             with _alone(repo) if step.is_major else contextlib.nullcontext():

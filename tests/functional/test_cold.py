@@ -3,15 +3,20 @@
 """Cold groups on a real object store: made, read, and read while it fails."""
 
 import contextlib
+import dataclasses
 import os
+import secrets
+import shutil
 import threading
 
 import pytest
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold as cold_module
+from glance_dedup.repository import owners
 from tests.support import objects
 from tests.support import repositories
 
@@ -20,16 +25,14 @@ pytest_plugins = ['tests.support.object_fixtures']
 SLOTS = 1024
 BLOCK = 4096
 SIZE = SLOTS * BLOCK
-OWNER = 'tests/owner'
 
 
 @pytest.fixture
-def store(server, proxy, faults, tmp_path):
-    location = objects.location_module.parse(
-        f's3://{server.container}/{OWNER}', proxy.url)
-    with store_module.ObjectStore(
-            location, server.credentials(tmp_path / 'credentials')) as opened:
-        yield opened
+def place(server, proxy, tmp_path):
+    """A location that nobody uses, and credentials for it."""
+    return (objects.location_module.parse(
+        f's3://{server.container}/{secrets.token_hex(8)}', proxy.url),
+        server.credentials(tmp_path / 'credentials'))
 
 
 @pytest.fixture
@@ -40,73 +43,59 @@ def content():
 class Cold:
     """A repository whose first group is cold."""
 
-    def __init__(self, path, store, budget=1 << 30):
+    def __init__(self, path):
         self.path = path
-        self.slices = slices_module.Slices(
-            str(path.parent / f'{path.name}-slices'), budget, lambda: store,
-            OWNER)
 
-    @contextlib.contextmanager
-    def engine(self):
-        with repositories.open_repository(self.path) as repo:
-            chosen = repo.parameters
-            engine = _engine.Repository(
-                os.fsencode(self.path), major=4,
-                repository_id=bytes.fromhex(chosen.repository_id),
-                block_size=chosen.block_size, group_slots=chosen.group_slots,
-                segment_size=chosen.segment_size,
-                fingerprint=chosen.fingerprint, by_value=False, codec='lz4',
-                codec_level=0, threads=2, lock_timeout_ms=1000,
-                slice_dir=os.fsencode(self.slices.directory),
-                slice_source=self.slices)
-            try:
-                yield engine
-            finally:
-                engine.close()
+    def open(self):
+        return repositories.open_repository(self.path)
 
     def read(self):
-        with self.engine() as engine:
-            image = engine.open_image('one')
-            try:
-                return image.read(SIZE, 0)
-            finally:
-                image.close()
+        with self.open() as repo, repo.open_image('one') as image:
+            return image.read(SIZE, 0)
+
+    @property
+    def slices(self):
+        return self.path / 'slices' / self.object_id.hex()
+
+    def forget(self):
+        """Empty the cache."""
+        shutil.rmtree(self.slices, ignore_errors=True)
 
 
 @pytest.fixture
-def cold(tmp_path, store, content):
-    path = repositories.create(tmp_path / 'r', group_slots=SLOTS,
-                               block_size=BLOCK, similar=True)
-    with repositories.open_repository(path) as repo:
+def cold(tmp_path, place, faults, content):
+    made = Cold(repositories.create(tmp_path / 'r', group_slots=SLOTS,
+                                    block_size=BLOCK, cold=True))
+    with made.open() as repo:
         repositories.put(repo, 'one', content)
-    made = Cold(path, store)
-    with made.engine() as engine, contextlib.closing(
-            _engine.Maintenance(engine)) as maintenance:
-        assert maintenance.lock()
-        rewriting = maintenance.begin_cooling(1)
-        while not rewriting.step()[0]:
-            pass
-        object_id, length, name = rewriting.object()
-        with pytest.raises(exceptions.InvalidParameter):
-            rewriting.exchange()        # it still has its segments
-        rewriting.close()
+        settings = owners.attach(repo, *place)
+        store = cold_module.connect(settings)
+        with contextlib.closing(
+                _engine.Maintenance(repo.handle())) as maintenance:
+            assert maintenance.lock()
+            cool(repo, maintenance, store, settings, made)
+            facts = maintenance.group_facts(1)
+        store.close()
+    assert facts['is_cold'] and facts['object'] == made.object_id
+    assert facts['size'] < SIZE // 20
+    return made
 
-        rewriting = maintenance.begin_cooling(1)
-        while not rewriting.step()[0]:
-            pass
-        object_id, length, name = rewriting.object()
-        key = slices_module.key_of(OWNER, 1, object_id)
-        with open(path / name, 'rb') as file:
-            assert store.put(key, file) == length
-        rewriting.cut()
-        rewriting.exchange()
-        rewriting.close()
-        facts = maintenance.group_facts(1)
-        assert facts['is_cold'] and facts['object'] == object_id
-        assert facts['size'] < SIZE // 20
-        made.key, made.object_id, made.length = key, object_id, length
-    yield made
-    made.slices.close()
+
+def cool(repo, maintenance, store, settings, made):
+    for is_last in (False, True):
+        with contextlib.closing(maintenance.begin_cooling(1)) as rewriting:
+            while not rewriting.step()[0]:
+                pass
+            made.object_id, made.length, name = rewriting.object()
+            if not is_last:
+                with pytest.raises(exceptions.InvalidParameter):
+                    rewriting.exchange()        # it still has its segments
+                continue
+            key = slices_module.key_of(settings.owner, 1, made.object_id)
+            with open(os.path.join(repo.path, name), 'rb') as file:
+                assert store.put(key, file) == made.length
+            rewriting.cut()
+            rewriting.exchange()
 
 
 def gets(faults):
@@ -124,11 +113,10 @@ def test_each_slice_is_fetched_once(cold, faults, content):
 def test_one_request_serves_all_who_wait(cold, faults, content):
     faults.seen.clear()
     found = []
-    with cold.engine() as engine:
+    with cold.open() as repo:
         def read():
-            image = engine.open_image('one')
-            found.append(image.read(SIZE, 0))
-            image.close()
+            with repo.open_image('one') as image:
+                found.append(image.read(SIZE, 0))
 
         threads = [threading.Thread(target=read) for _ in range(6)]
         for thread in threads:
@@ -137,6 +125,13 @@ def test_one_request_serves_all_who_wait(cold, faults, content):
             thread.join()
     assert found == [content] * 6
     assert len(gets(faults)) == -(-cold.length // slices_module.SLICE)
+
+
+def test_an_image_is_read_after_its_repository_was_closed(cold, content):
+    with cold.open() as repo:
+        image = repo.open_image('one')
+    with image:
+        assert image.read(SIZE, 0) == content
 
 
 def test_a_store_that_does_not_answer(cold, faults, content):
@@ -157,7 +152,8 @@ def test_an_object_that_cannot_be_seen(cold, faults, content):
 
 def test_wrong_bytes_are_fetched_again(cold, faults, content):
     faults.plan('flip', methods=('GET',))
-    cold.slices.fetch(1, cold.object_id, cold.length, 1, 1)
+    with cold.open() as repo:
+        repo.slices.fetch(1, cold.object_id, cold.length, 1, 1)
     faults.seen.clear()
     assert cold.read() == content
     assert gets(faults)
@@ -169,34 +165,27 @@ def test_an_object_of_wrong_bytes_is_damage(cold, faults):
         cold.read()
 
 
-def test_the_cache_stays_within_its_budget(cold, store, content, monkeypatch):
+def test_the_cache_stays_within_its_budget(cold, content, monkeypatch):
     monkeypatch.setattr(slices_module, 'PARALLEL', 1)
-    small = Cold(cold.path, store, 0)
-    small.slices.directory = str(cold.path.parent / 'small')
-    os.mkdir(small.slices.directory)
+    settings = cold_module.read(cold.path)
+    cold_module.write(cold.path, dataclasses.replace(settings, cache_mib=1))
     for _ in range(2):
-        assert small.read() == content
-        used = sum(os.path.getsize(os.path.join(directory, name))
-                   for directory, _, names in os.walk(small.slices.directory)
-                   for name in names)
-        assert 0 < used <= small.slices.budget == 2 * slices_module.SLICE
-    small.slices.close()
+        assert cold.read() == content
+        used = sum(map(os.path.getsize, cold.slices.iterdir()))
+        assert 0 < used <= 2 * slices_module.SLICE
 
 
 def test_what_a_killed_process_left_goes_first(cold, content):
     assert cold.read() == content
-    directory = os.path.join(cold.slices.directory, cold.object_id.hex())
-    left = os.path.join(directory, f'00000000.{"a" * 16}')
+    left = cold.slices / f'00000000.{"a" * 16}'
     with open(left, 'wb') as f:
-        f.truncate(1 << 30)
+        f.truncate(4 << 30)
     os.utime(left, (1, 1))
-    other = slices_module.Slices(
-        cold.slices.directory, 64 << 20, cold.slices._open_store, OWNER)
-    other.fetch(1, bytes(16), 1, 1, 1)      # nothing of such an object
-    os.unlink(os.path.join(directory, '00000000'))
-    other.fetch(1, cold.object_id, cold.length, 0, 1)
-    assert not os.path.exists(left)
-    other.close()
+    (cold.slices / '00000000').unlink()
+    with cold.open() as repo:
+        repo.slices.fetch(1, bytes(16), 1, 1, 1)    # no such object
+        repo.slices.fetch(1, cold.object_id, cold.length, 0, 1)
+    assert not left.exists()
     assert cold.read() == content
 
 
@@ -209,15 +198,12 @@ def test_a_full_disk(cold, monkeypatch):
         cold.read()
 
 
-def test_a_directory_of_somebody_else(tmp_path):
-    theirs = tmp_path / 'theirs'
-    theirs.mkdir(mode=0o777)
-    theirs.chmod(0o777)
-    link = tmp_path / 'link'
-    link.symlink_to(tmp_path)
-    for bad in (theirs, link):
-        with pytest.raises(exceptions.AccessDenied, match=bad.name):
-            slices_module.Slices(str(bad), 0, None, OWNER)
+def test_a_group_shares_slices(cold, content):
+    cold.path.chmod(0o2770)
+    assert cold.read() == content
+    assert cold.slices.stat().st_mode & 0o7777 == 0o2770
+    assert all(path.stat().st_mode & 0o777 == 0o660
+               for path in cold.slices.iterdir())
 
 
 @pytest.mark.parametrize('raised', [
@@ -228,7 +214,117 @@ def test_what_else_the_source_may_raise(cold, raised):
     def fail(*arguments):
         raise raised
 
-    cold.slices.fetch = fail
-    cold.slices.expect = fail
-    with pytest.raises(exceptions.UnavailableError):
+    with cold.open() as repo, repo.open_image('one') as image:
+        repo.slices.fetch = repo.slices.expect = fail
+        with pytest.raises(exceptions.UnavailableError):
+            image.read(SIZE, 0)
+
+
+def test_an_object_of_another_owner(cold, content):
+    """As after a directory was restored."""
+    settings = cold_module.read(cold.path)
+    cold_module.write(cold.path, dataclasses.replace(
+        settings, owners=('0' * 32, '1' * 32, settings.owner)))
+    assert cold.read() == content
+
+
+def test_who_is_not_attached(cold):
+    (cold.path / 'cold.json').unlink()
+    with pytest.raises(exceptions.UnavailableError, match='cold attach'):
         cold.read()
+
+
+def test_credentials_that_are_gone(cold, content):
+    settings = cold_module.read(cold.path)
+    os.rename(settings.credentials, settings.credentials + '.away')
+    with pytest.raises(exceptions.UnavailableError, match='credentials'):
+        cold.read()
+    os.rename(settings.credentials + '.away', settings.credentials)
+    assert cold.read() == content
+
+
+# -- attaching ----------------------------------------------------------------
+
+def test_attaching_again_changes_the_cache(cold, place):
+    before = cold_module.read(cold.path)
+    with cold.open() as repo:
+        after = owners.attach(repo, *place, cache_mib=7)
+    assert after == dataclasses.replace(before, cache_mib=7)
+    assert cold_module.read(cold.path) == after
+
+
+def test_attaching_elsewhere_needs_that_nothing_is_cold(cold, place):
+    other = dataclasses.replace(place[0], prefix='elsewhere')
+    with cold.open() as repo, pytest.raises(
+            exceptions.InvalidParameter, match='cold groups'):
+        owners.attach(repo, other, place[1])
+
+
+def test_two_repositories_under_one_prefix(cold, place, tmp_path):
+    other = repositories.create(tmp_path / 'other', cold=True)
+    with repositories.open_repository(other) as repo, pytest.raises(
+            exceptions.InvalidParameter, match='another repository'):
+        owners.attach(repo, *place)
+    assert cold_module.read(other) is None
+
+
+def test_a_copy_of_the_directory(cold, place, tmp_path, content):
+    """It can be read, and writes nothing."""
+    copy = Cold(tmp_path / 'copy')
+    shutil.copytree(cold.path, copy.path)
+    copy.object_id = cold.object_id
+    assert copy.read() == content
+    with copy.open() as repo:
+        settings = cold_module.read(copy.path)
+        with cold_module.connect(settings) as store, pytest.raises(
+                exceptions.InvalidParameter, match='is a copy'):
+            owners.check_claim(repo, settings, store)
+        with pytest.raises(exceptions.InvalidParameter, match='cold groups'):
+            owners.attach(repo, *place)
+
+
+def test_an_older_format(place, tmp_path):
+    path = repositories.create(tmp_path / 'older', similar=True)
+    with repositories.open_repository(path) as repo, pytest.raises(
+            exceptions.VersionError, match='upgrade --cold'):
+        owners.attach(repo, *place)
+
+
+def test_attaching_while_there_is_a_maintainer(place, tmp_path):
+    path = repositories.create(tmp_path / 'maintained', cold=True)
+    with repositories.open_repository(path) as repo, contextlib.closing(
+            _engine.Maintenance(repo.handle())) as maintenance:
+        assert maintenance.lock()
+        with pytest.raises(exceptions.BusyError, match='stop dedupd'):
+            owners.attach(repo, *place)
+
+
+def test_wrong_credentials(place, tmp_path):
+    path = repositories.create(tmp_path / 'r', cold=True)
+    wrong = objects.write_s3(tmp_path / 'wrong', 'nobody', 'nothing')
+    with repositories.open_repository(path) as repo, pytest.raises(
+            exceptions.UnavailableError):
+        owners.attach(repo, place[0], wrong)
+    assert cold_module.read(path) is None
+
+
+@pytest.mark.parametrize('bad', [
+    b'', b'{', b'{"kind": "glance-dedup object store"}', b'x' * 70000,
+    b'[' * 60000])
+def test_a_damaged_description(cold, bad):
+    (cold.path / 'cold.json').write_bytes(bad)
+    with pytest.raises(exceptions.DamagedError, match='cold.json is damaged'):
+        cold_module.read(cold.path)
+
+
+@pytest.mark.parametrize('change', [
+    {'owners': []}, {'owners': ['x']}, {'owners': ['0' * 32] * 65},
+    {'owners': 7}, {'cache_mib': 0}, {'cache_mib': '1'},
+    {'credentials': 'relative'}, {'credentials': 7}, {'inode': '7'},
+    {'location': {}}, {'location': None}])
+def test_a_description_of_wrong_values(cold, change):
+    fields = {**dataclasses.asdict(cold_module.read(cold.path)), **change}
+    (cold.path / 'cold.json').write_bytes(
+        files.pack_json('glance-dedup object store', **fields))
+    with pytest.raises(exceptions.DamagedError, match='cold.json is damaged'):
+        cold_module.read(cold.path)

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Tiering: moves sealed groups to an object store (cold.rst).
+
+A run works group by group. It writes the group's new file into the spool,
+sends it as a new object, reads a sample of that back, cuts the file where the
+segments begin, and exchanges the files as recompression does. So a run that is
+killed leaves an object that no group names, or a group that is cold.
+
+A cold group in which few blocks live is fetched, and sent as a new object with
+only these.
+
+Old objects stay until no snapshot needs them (:mod:`dedupd.tasks.snapshots`).
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+import contextlib
+import dataclasses
+import os
+import random
+import time
+from typing import Any
+from typing import BinaryIO
+
+from dedupd.tasks import collector
+from dedupd.tasks import recompressor
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import slices
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import owners
+
+# Ranges of an object that are read back and compared, and their bytes.
+_SAMPLES, _SAMPLE = 4, 65536
+_POISONED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Which groups move."""
+
+    age: float = 0.0
+    """Those that have not changed for so many seconds; 0: none for that."""
+    free_bytes: int = 0
+    """While the disk has less free, those that have not changed for longest."""
+    everything: bool = False
+    """All that can."""
+    keep: Callable[[dict[str, Any]], bool] = lambda facts: False
+    """Whether an image's groups stay; called with the image's facts in the
+    catalog."""
+    live_share: int = collector.LIVE_SHARE
+    """Percent; a cold group is sent anew if of the blocks that its object has
+    a smaller share lives."""
+    mark: recompressor.Mark | None = None
+    """How groups are to be recompressed before they move. None: they are
+    not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPlan:
+    """What a run would do with a group."""
+
+    number: int
+    action: str
+    """'move', 'renew' or 'skip'."""
+    reason: str
+    """The reason for the action, in a few words."""
+    bytes: int
+    """Bytes of disk that the group takes now; if its object is to be sent
+    anew, those of the object."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run would do now."""
+
+    groups: list[GroupPlan]
+    """Cold groups that stay as they are are left out."""
+    bytes: int
+    """Bytes of disk that the groups to move take now."""
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run did."""
+
+    groups: int = 0
+    """Groups that are cold now."""
+    renewed: int = 0
+    """Cold groups that have a new, smaller object."""
+    disk_bytes: int = 0
+    """Bytes given back to the file system."""
+    sent_bytes: int = 0
+    """Bytes of new objects."""
+    busy: int = 0
+    """Groups in use, put off to the next run."""
+    skipped_for_space: int = 0
+    """Groups for whose new file the disk had no room."""
+    failed: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Groups that are damaged, or whose disk failed, each with its error."""
+    puts: int = 0
+    """Requests to the object store that sent an object."""
+    gets: int = 0
+    """Requests that read a part of an object."""
+
+
+def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
+    """Predict what a run would do; changes nothing, and asks no object store.
+
+    The plan does not find out which groups are in use.
+
+    :raises VersionError: the repository's format knows no cold groups
+    """
+    owners.need_format(maintainer.repository)
+    groups = maintainer.guard(lambda: _plan(maintainer, policy))
+    return Plan(groups, sum(group.bytes for group in groups
+                            if group.action == 'move'))
+
+
+def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+             policy: Policy) -> Result:
+    """Move the groups that the policy chooses.
+
+    :raises task.Stopped: between two steps
+    :raises VersionError: the repository's format knows no cold groups
+    :raises UnavailableError: the repository is not attached, or the object
+        store does not answer. What was moved before stays so
+    :raises InvalidParameter: another directory has taken this one's place
+    """
+    repo = maintainer.repository
+    owners.need_format(repo)
+    _need_no_volumes(repo)
+    repo.settle_version()
+    settings = cold.need(repo.path)
+    with cold.connect(settings) as store:
+        owners.check_claim(repo, settings, store)
+        run = _Run(maintainer, pace, policy, store, settings.owner)
+        return maintainer.guard(run.run, pace.step)
+
+
+def _need_no_volumes(repo: Any) -> None:
+    if os.listdir(os.path.join(repo.path, 'volumes')):
+        raise exceptions.InvalidParameter(
+            f'{repo.path} has volumes, whose server cannot read from an '
+            'object store: no group is moved')
+
+
+# -- planning -----------------------------------------------------------------
+
+def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
+          ) -> list[GroupPlan]:
+    kept = _kept_groups(maintainer, policy.keep)
+    damaged = maintainer.damaged_groups()
+    found: list[GroupPlan] = []
+    movable: list[tuple[float, int, int]] = []   # time, number, bytes
+    for number in maintainer.engine.groups():
+        try:
+            facts = maintainer.engine.group_facts(number)
+            if facts['is_cold']:
+                found += _renewal(maintainer, policy, facts, number)
+                continue
+        except exceptions.ImageNotFound:
+            continue
+        except exceptions.UNREADABLE as e:
+            found.append(GroupPlan(number, 'skip', str(e), 0))
+            continue
+        reason = _reason(facts, policy, number in damaged, number in kept)
+        if reason:
+            found.append(GroupPlan(number, 'skip', reason,
+                                   facts['allocated']))
+        else:
+            movable.append((facts['modified'], number, facts['allocated']))
+    found += _choose(maintainer, policy, sorted(movable))
+    return sorted(found, key=lambda group: group.number)
+
+
+def _renewal(maintainer: maintainer_module.Maintainer, policy: Policy,
+             facts: dict[str, Any], number: int) -> Iterable[GroupPlan]:
+    """What to do with a cold group, if anything."""
+    wear = collector.wear(maintainer, number, facts, policy.live_share)
+    if wear.is_worn and wear.blocks:
+        yield GroupPlan(number, 'renew', f'{wear.blocks} of {wear.before} '
+                        'blocks of its object live', facts['end'])
+
+
+def _reason(facts: dict[str, Any], policy: Policy, damaged: bool,
+            kept: bool) -> str:
+    """Why a group cannot move, in a few words; '': it can."""
+    if facts['flags'] & _POISONED:
+        return 'writing to it failed once'
+    if facts['published'] < facts['slots']:
+        return 'it is not full'
+    if damaged:
+        return 'a block of it is damaged'
+    if kept:
+        return 'an image that tier_keep names needs it'
+    if policy.mark is not None and not recompressor.is_done(
+            facts, policy.mark):
+        return 'it is to be recompressed first'
+    return ''
+
+
+def _choose(maintainer: maintainer_module.Maintainer, policy: Policy,
+            movable: list[tuple[float, int, int]]) -> Iterable[GroupPlan]:
+    """Decide about groups that can move, oldest first."""
+    room, _ = maintainer.repository.room()
+    missing = policy.free_bytes - room
+    now = time.time()
+    for modified, number, size in movable:
+        # A time to come is a clock's mistake: it counts as now.
+        age = max(now - modified, 0)
+        if policy.everything:
+            reason = 'all groups are to move'
+        elif policy.age and age >= policy.age:
+            reason = f'it has not changed for {age / 3600:.0f} hours'
+        elif missing > 0:
+            reason = 'the disk has too little free space'
+        else:
+            yield GroupPlan(number, 'skip', 'it changed lately', size)
+            continue
+        missing -= size
+        yield GroupPlan(number, 'move', reason, size)
+
+
+def _kept_groups(maintainer: maintainer_module.Maintainer,
+                 keep: Callable[[dict[str, Any]], bool]) -> set[int]:
+    """The groups that hold blocks of images that are to stay."""
+    found: set[int] = set()
+    for _, facts in maintainer.catalog.ledger():
+        if not keep(facts):
+            continue
+        with (contextlib.suppress(exceptions.ImageNotFound,
+                                  *exceptions.UNREADABLE),
+              contextlib.closing(maintainer.engine.open_recipe(
+                  facts['image_id'])) as recipe):
+            for runs in addresses_module.pieces(recipe):
+                found |= addresses_module.groups_in(runs)
+    return found
+
+
+# -- moving -------------------------------------------------------------------
+
+class _Run:
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 pace: task.Pace, policy: Policy,
+                 store: store_module.ObjectStore, owner: str) -> None:
+        self._maintainer = maintainer
+        self._pace = pace
+        self._policy = policy
+        self._store = store
+        self._owner = owner
+        self._result = Result()
+
+    def run(self) -> Result:
+        groups = [group for group in _plan(self._maintainer, self._policy)
+                  if group.action != 'skip']
+        for done, group in enumerate(groups):
+            self._pace.step(done, len(groups), 'moving groups')
+            self._try(group, done, len(groups))
+        self._pace.step(len(groups), len(groups), 'moving groups')
+        self._result.puts = self._store.counts.puts
+        self._result.gets = self._store.counts.gets
+        return self._result
+
+    def _try(self, group: GroupPlan, done: int, total: int) -> None:
+        if self._result.skipped_for_space:
+            # The next group needs as much room.
+            self._result.skipped_for_space += 1
+            return
+        # An interrupted recompression has the lease of a group.
+        recompressor.give_up(self._maintainer)
+        try:
+            with contextlib.closing(self._maintainer.engine.begin_cooling(
+                    group.number)) as rewriting:
+                self._write(rewriting, done, total)
+                self._move(group, rewriting)
+        except exceptions.ImageNotFound:
+            pass                # it was collected
+        except exceptions.BusyError:
+            self._result.busy += 1
+        except exceptions.NoSpaceError:
+            self._result.skipped_for_space += 1
+        except exceptions.UNREADABLE as e:
+            self._result.failed[group.number] = str(e)
+
+    def _write(self, rewriting: _engine.Rewriting, done: int, total: int
+               ) -> None:
+        complete = False
+        while not complete:
+            complete, cost = rewriting.step()
+            self._pace.step(
+                done, total, f'reading group {rewriting.number:08x}: '
+                f'{100 * rewriting.done // rewriting.slots} %', cost,
+                watch=rewriting.check)
+
+    def _move(self, group: GroupPlan, rewriting: _engine.Rewriting) -> None:
+        before = self._maintainer.engine.group_facts(group.number)
+        object_id, length, name = rewriting.object()
+        key = slices.key_of(self._owner, group.number, object_id)
+        self._pace.step(self._pace.done, self._pace.total,
+                        f'sending group {group.number:08x}')
+        try:
+            self._send(key, name, length)
+            rewriting.cut()
+            moved = recompressor.exchange(self._maintainer, rewriting,
+                                          self._pace)
+        except (task.Stopped, exceptions.BusyError,
+                exceptions.UnavailableError):
+            self._give_up(key)
+            raise
+        if not moved:
+            self._give_up(key)
+            raise exceptions.BusyError(
+                f'group {group.number:08x} is in use')
+        self._note(group, before, length)
+
+    def _send(self, key: str, name: str, length: int) -> None:
+        """Send a file as an object, and read some of it back."""
+        path = os.path.join(self._maintainer.repository.path, name)
+        with open(path, 'rb') as file:
+            self._store.put(key, file)
+            self._compare(key, file, length)
+        self._pace.step(self._pace.done, self._pace.total, self._pace.what,
+                        length)
+
+    def _compare(self, key: str, file: BinaryIO, length: int) -> None:
+        """Compare parts of an object with the file that was sent.
+
+        :raises UnavailableError: they are not the same
+        """
+        size = min(_SAMPLE, length)
+        starts = {0, length - size, *(random.randrange(length - size + 1)
+                                      for _ in range(_SAMPLES - 2))}
+        for start in starts:
+            if self._store.get(key, start, size) != os.pread(
+                    file.fileno(), size, start):
+                raise exceptions.UnavailableError(
+                    f'{self._store.location.url}: {key} has other bytes at '
+                    f'{start} than were sent')
+
+    def _give_up(self, key: str) -> None:
+        """Delete an object that no group names, nor ever did.
+
+        If this fails, a later run finds and deletes it.
+        """
+        with contextlib.suppress(exceptions.UnavailableError):
+            self._store.delete(key)
+
+    def _note(self, group: GroupPlan, before: dict[str, Any], length: int
+              ) -> None:
+        maintainer, number = self._maintainer, group.number
+        after = maintainer.engine.group_facts(number)
+        self._result.disk_bytes += before['allocated'] - after['allocated']
+        self._result.sent_bytes += length
+        if before['is_cold']:
+            self._result.renewed += 1
+        else:
+            self._result.groups += 1
+        batch = maintainer.catalog.batch()
+        maintainer.catalog.set_group(
+            batch, number, rewritten=collector.freed_blocks(
+                maintainer, number, after))
+        # Without this note, the next run may send the group once more.
+        with contextlib.suppress(exceptions.NoSpaceError):
+            maintainer.write(batch)

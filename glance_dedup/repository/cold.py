@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where the objects of a repository's cold groups are: ``cold.json``.
+
+A repository that is *attached* to an object store has an *owner*: an id under
+which its directory writes objects (:mod:`glance_dedup.repository.owners`).
+"""
+
+import dataclasses
+import os
+from typing import Any
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import hexids
+from glance_dedup.objects import location as location_module
+from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import layout
+from glance_dedup.repository import parameters as parameters_module
+
+#: MiB of slices that are kept, unless the operator says otherwise.
+CACHE_MIB = 1024
+#: The most of them.
+MOST_CACHE_MIB = 1 << 20
+#: The most owners that one directory reads objects of.
+MOST_OWNERS = 64
+
+_FILE = 'cold.json'
+_KIND = 'glance-dedup object store'
+_LARGEST = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """To what a repository is attached."""
+
+    location: location_module.Location
+    credentials: str
+    """The absolute path of the file with the credentials, on every host."""
+    cache_mib: int
+    owners: tuple[str, ...]
+    """The first one is this directory's own. Objects of the others are only
+    read: the directory was restored from them."""
+    inode: int
+    """Of the directory when it was attached."""
+
+    @property
+    def owner(self) -> str:
+        """Under which this directory writes."""
+        return self.owners[0]
+
+
+def read(path: str) -> Settings | None:
+    """What ``cold.json`` says; None if the repository is not attached.
+
+    :param path: the repository's directory
+    :raises DamagedError, StorageError, AccessDenied: as their names say
+    """
+    file = os.path.join(path, _FILE)
+    if not os.path.lexists(file):
+        return None
+    try:
+        with files.os_errors(f'cannot read {file}'):
+            content = files.read_file(file, _LARGEST + 1)
+        return _parse(files.unpack_json(content, _KIND, _LARGEST))
+    except (ValueError, KeyError, TypeError, AttributeError,
+            RecursionError) as e:
+        raise exceptions.DamagedError(
+            f'{file} is damaged ({e}). Attach the repository again, with '
+            "'glance-dedup cold attach'") from e
+
+
+def _parse(fields: dict[str, Any]) -> Settings:
+    owners = tuple(fields['owners'])
+    location = location_module.from_fields(fields['location'])
+    credentials, inode = fields['credentials'], fields['inode']
+    if not 1 <= len(owners) <= MOST_OWNERS or not all(
+            map(hexids.is_valid, owners)):
+        raise ValueError('its owners are none')
+    if not isinstance(credentials, str) or not os.path.isabs(credentials) or (
+            type(inode) is not int):
+        raise ValueError('its fields are not of their types')
+    parameters_module.need_range('cache_mib', fields['cache_mib'], 1,
+                                 MOST_CACHE_MIB)
+    return Settings(location, credentials, fields['cache_mib'], owners, inode)
+
+
+def write(path: str, settings: Settings) -> None:
+    """Write ``cold.json``, durably."""
+    file = os.path.join(path, _FILE)
+    fields = dataclasses.asdict(settings)
+    with files.os_errors(f'cannot write {file}'):
+        files.replace_file(file, files.pack_json(_KIND, **fields),
+                           access.file_mode(path), files.temporary_of(file))
+
+
+def need(path: str) -> Settings:
+    """As :func:`read`, for who cannot do without.
+
+    :raises UnavailableError: the repository is not attached
+    """
+    settings = read(path)
+    if settings is None:
+        raise exceptions.UnavailableError(
+            f'{path} is attached to no object store: use '
+            "'glance-dedup cold attach'")
+    return settings
+
+
+def connect(settings: Settings) -> store_module.ObjectStore:
+    """The object store; it is asked nothing yet.
+
+    :raises AccessDenied: the credentials cannot be used
+    """
+    return store_module.ObjectStore(settings.location, settings.credentials)
+
+
+def open_slices(path: str) -> slices_module.Slices:
+    """What brings slices of the cold groups of a repository.
+
+    ``cold.json`` is read when the first one is needed.
+
+    :param path: the repository's directory
+    """
+    def source() -> slices_module.Source:
+        try:
+            settings = need(path)
+            store = connect(settings)
+        except (exceptions.DamagedError, exceptions.StorageError,
+                exceptions.AccessDenied) as e:
+            # It says nothing about the blocks that are to be read.
+            raise exceptions.UnavailableError(str(e)) from e
+        return slices_module.Source(store, settings.owners,
+                                    settings.cache_mib << 20)
+
+    with files.os_errors(f'cannot look at {path}'):
+        mode = access.file_mode(path)
+    return slices_module.Slices(os.path.join(path, layout.SLICES), source,
+                                mode)

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Who may write objects under a prefix of an object store.
+
+A repository's directory that is attached to an object store is an *owner*
+there. Below the prefix there are
+
+* ``owners/<owner>.json``, which says of which repository an owner is. So two
+  repositories under one prefix notice each other;
+* ``retired/<owner>``, if another directory has taken the owner's place. The
+  owner then writes and deletes nothing any more.
+
+A copy of the directory would be a second directory with the same owner, and
+each would delete what the other needs. So ``cold.json`` has the directory's
+inode number, which a copy does not have.
+"""
+
+import dataclasses
+import os
+import secrets
+import time
+from typing import Any
+
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import hexids
+from glance_dedup.objects import location as location_module
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repository as repository_module
+
+_KIND = 'glance-dedup owner of objects'
+_LARGEST = 1 << 16
+
+
+def attach(repo: repository_module.Repository,
+           location: location_module.Location, credentials: str,
+           cache_mib: int = cold.CACHE_MIB) -> cold.Settings:
+    """Have a repository's groups move to a place of an object store.
+
+    If it is attached to this place already, only the credentials and the
+    cache's size change.
+
+    :param credentials: the path of a file
+    :raises VersionError: the repository's format knows no cold groups
+    :raises InvalidParameter: somebody else writes there; or cold groups'
+        objects are at another place
+    :raises BusyError: another process maintains the repository
+    :raises UnavailableError, AccessDenied: as their names say
+    """
+    need_format(repo)
+    parameters_module.need_range('cache_mib', cache_mib, 1, cold.MOST_CACHE_MIB)
+    credentials = os.path.abspath(credentials)
+    repo.settle_version()
+    before = cold.read(repo.path)
+    inode = os.stat(repo.path).st_ino
+    if before is not None and before.location.url == location.url and (
+            before.inode == inode):
+        settings = dataclasses.replace(
+            before, location=location, credentials=credentials,
+            cache_mib=cache_mib)
+        with cold.connect(settings) as store:
+            check_claim(repo, settings, store)
+        cold.write(repo.path, settings)
+        return settings
+    maintenance = _engine.Maintenance(repo.handle())
+    try:
+        if not maintenance.lock():
+            raise exceptions.BusyError(
+                f'{repo.path} has a maintainer at work: stop dedupd first')
+        if before is not None and _has_cold(maintenance):
+            raise exceptions.InvalidParameter(
+                f'{repo.path} has cold groups at {before.location.url}, '
+                'written by this directory or by one of which it is a copy: '
+                'restore a directory from there, with '
+                "'glance-dedup repository restore'")
+        settings = cold.Settings(location, credentials, cache_mib,
+                            (secrets.token_hex(16),), inode)
+        with cold.connect(settings) as store:
+            claim(store, settings, repo.repository_id)
+        cold.write(repo.path, settings)
+        return settings
+    finally:
+        maintenance.close()
+
+
+def need_format(repo: repository_module.Repository) -> None:
+    """Refuse a repository whose format knows no cold groups.
+
+    :raises VersionError: says what to do
+    """
+    if not repo.parameters.has_cold:
+        raise exceptions.VersionError(
+            f'{repo.path} has format version {repo.parameters.version}, which '
+            'knows no cold groups: stop all programs that use the repository, '
+            'on all hosts, upgrade them, and run '
+            "'glance-dedup repository upgrade --cold'")
+
+
+def _has_cold(maintenance: _engine.Maintenance) -> bool:
+    for number in maintenance.groups():
+        try:
+            if maintenance.group_facts(number)['is_cold']:
+                return True
+        except exceptions.ImageNotFound:
+            pass
+    return False
+
+
+# -- objects ------------------------------------------------------------------
+
+def owner_key(owner: str) -> str:
+    """The key of the object that says of which repository an owner is."""
+    return f'owners/{owner}.json'
+
+
+def retired_key(owner: str) -> str:
+    """The key of the object by which an owner learns that it is replaced."""
+    return f'retired/{owner}'
+
+
+def put_bytes(store: store_module.ObjectStore, key: str, content: bytes
+              ) -> None:
+    """Store a small object."""
+    # The client libraries ask files for their length by fstat.
+    fd = os.memfd_create('object', os.MFD_CLOEXEC)
+    with os.fdopen(fd, 'w+b') as file:
+        file.write(content)
+        file.flush()
+        store.put(key, file)
+
+
+def claim(store: store_module.ObjectStore, settings: cold.Settings,
+          repository_id: str) -> None:
+    """Become an owner under the prefix.
+
+    :param settings: their first owner is new; the others may be there
+    :raises InvalidParameter: others write there
+    """
+    _need_alone(store, settings, repository_id)
+    content = files.pack_json(
+        _KIND, repository_id=repository_id, owner=settings.owner,
+        claimed=time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()))
+    put_bytes(store, owner_key(settings.owner), content)
+    try:
+        # Two that claim at the same time both see both.
+        _need_alone(store, settings, repository_id)
+    except exceptions.InvalidParameter:
+        store.delete(owner_key(settings.owner))
+        raise
+    _read_owner(store, settings.owner)
+
+
+def all_owners(store: store_module.ObjectStore) -> list[str]:
+    """The owners that are under the prefix."""
+    found = []
+    for key, _ in store.keys('owners/'):
+        owner = key.removeprefix('owners/').removesuffix('.json')
+        if hexids.is_valid(owner) and key == owner_key(owner):
+            found.append(owner)
+    return found
+
+
+def repository_of(store: store_module.ObjectStore, owner: str) -> str:
+    """The id of the repository that an owner is of.
+
+    :raises DamagedError: the object is not what an owner writes
+    """
+    return _read_owner(store, owner)['repository_id']
+
+
+def _read_owner(store: store_module.ObjectStore, owner: str
+                ) -> dict[str, Any]:
+    key = owner_key(owner)
+    content = store.get(key, 0, min(store.size(key), _LARGEST))
+    try:
+        fields = files.unpack_json(content, _KIND, _LARGEST)
+        if fields['owner'] != owner or not hexids.is_valid(
+                fields['repository_id']):
+            raise ValueError('it is of another owner')
+        return fields
+    except (ValueError, KeyError, TypeError, AttributeError,
+            RecursionError) as e:
+        raise exceptions.DamagedError(
+            f'{store.location.url}: {key} is damaged: {e}') from e
+
+
+def _need_alone(store: store_module.ObjectStore, settings: cold.Settings,
+                repository_id: str) -> None:
+    for owner in all_owners(store):
+        if owner in settings.owners:
+            continue
+        try:
+            other = repository_of(store, owner)
+        except store_module.ObjectNotFound:
+            continue        # it gave up
+        if other != repository_id:
+            raise exceptions.InvalidParameter(
+                f'{store.location.url} belongs to another repository, '
+                f'{other}: choose another prefix')
+        if not is_retired(store, owner):
+            raise exceptions.InvalidParameter(
+                f'another directory of this repository wrote to '
+                f'{store.location.url}, as owner {owner}: choose another '
+                'prefix, or restore that directory with '
+                "'glance-dedup repository restore'")
+
+
+def is_retired(store: store_module.ObjectStore, owner: str) -> bool:
+    """Whether another directory has taken an owner's place."""
+    try:
+        store.size(retired_key(owner))
+    except store_module.ObjectNotFound:
+        return False
+    return True
+
+
+def check_claim(repo: repository_module.Repository, settings: cold.Settings,
+                store: store_module.ObjectStore) -> None:
+    """Make sure that this directory may write as its owner.
+
+    :raises InvalidParameter: it may not; says why
+    """
+    if os.stat(repo.path).st_ino != settings.inode:
+        raise exceptions.InvalidParameter(
+            f'{repo.path} is a copy of the directory that was attached to '
+            f'{settings.location.url}: if the other one is gone, restore '
+            "this one with 'glance-dedup repository restore'; else delete "
+            'this copy')
+    try:
+        found = repository_of(store, settings.owner)
+    except store_module.ObjectNotFound as e:
+        raise exceptions.UnavailableError(
+            f'{settings.location.url} has no {owner_key(settings.owner)}: '
+            'the bucket or container was emptied, or is another one') from e
+    if found != repo.repository_id:
+        raise exceptions.InvalidParameter(
+            f'{settings.location.url}: owner {settings.owner} is of another '
+            f'repository, {found}')
+    if is_retired(store, settings.owner):
+        raise exceptions.InvalidParameter(
+            f'{repo.path} was restored to another directory, which has taken '
+            f'its place at {settings.location.url}. Nothing more is sent or '
+            'deleted here: use the other directory')
