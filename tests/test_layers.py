@@ -62,6 +62,9 @@ PACKAGES = {
     'glance_dedup.maintenance': (
         "what a repository's one maintainer keeps",
         '_engine base repository'),
+    'glance_dedup.snapshots': (
+        'what an object store has of the metadata, and restoring',
+        '_engine base objects repository maintenance'),
     'glance_dedup.client': (
         'asking dedupd, servers of NBD, and Glance', 'base'),
     'glance_dedup.transfer': (
@@ -95,7 +98,8 @@ PACKAGES = {
         'base repository maintenance client transfer http serve'),
     'dedupd.tasks': (
         "the maintainer's tasks, and parts of them",
-        '_engine base repository maintenance opts cache.index'),
+        '_engine base objects repository maintenance snapshots opts '
+        'cache.index'),
     'dedupd.forecast': ('when the disk will be full', 'base'),
     'dedupd.figures': (
         'what the repository holds',
@@ -145,8 +149,8 @@ PACKAGES = {
         'http settings systemd logs meditation'),
     'glance_dedup.cli': (
         'the commands',
-        '_engine base check repository maintenance client transfer adoption '
-        'mount trial batch driver.opts opts problems tasks figures '
+        '_engine base check objects repository maintenance snapshots client '
+        'transfer adoption mount trial batch driver.opts opts problems tasks figures '
         'volume_figures main'),
 }
 #: Modules without a test file of their own, and what tests them.

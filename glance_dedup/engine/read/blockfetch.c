@@ -485,9 +485,27 @@ forget_slices(const gd_plan *plan)
     }
 }
 
+/* Whether a cold group has another file, and so another object, under its name
+ * now.  The old object may be gone (cold.rst, "Reading"). */
+static bool
+was_replaced(const gd_plan *plan)
+{
+    const gd_env *env = plan->repo->env;
+    for (size_t i = 0; i < plan->group_count; i++) {
+        const gd_group *group = plan->groups[i];
+        struct stat st;
+        if (group->is_cold && (env->fstat(env, group->fd, &st) < 0 ||
+                               st.st_nlink == 0)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* *replaced: what is unavailable may be had from files looked up by name. */
 static gd_status
 try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
-           gd_error *err)
+           bool *replaced, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
     gd_status s = GD_OK;
@@ -501,7 +519,7 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
         s = gd_plan_add(plan, ranges[i], err);
     }
     gd_plan_sort(plan);
-    if (s == GD_OK && how == AFRESH) {
+    if (s == GD_OK && how == AFRESH && !*replaced) {
         forget_slices(plan);
     }
     if (s == GD_OK) {
@@ -515,6 +533,7 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
         s = how == CAREFULLY ? take_carefully(fetch, err)
                              : take_from_disk(fetch, err);
     }
+    *replaced = s == GD_UNAVAILABLE && how == AS_CACHED && was_replaced(plan);
     gd_plan_clear(plan);
     return s;
 }
@@ -524,8 +543,10 @@ gd_block_fetch_ranges(gd_block_fetch *fetch, const gd_range *ranges,
                       size_t count, gd_error *err)
 {
     gd_status s = GD_CORRUPT;
-    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO); how++) {
-        s = try_ranges(fetch, ranges, count, (way)how, err);
+    bool replaced = false;
+    for (int how = 0;
+         how < WAYS && (s == GD_CORRUPT || s == GD_IO || replaced); how++) {
+        s = try_ranges(fetch, ranges, count, (way)how, &replaced, err);
     }
     return s;
 }
