@@ -150,8 +150,8 @@ PACKAGES = {
     'glance_dedup.cli': (
         'the commands',
         '_engine base check objects repository maintenance snapshots client '
-        'transfer adoption mount trial batch driver.opts opts problems tasks figures '
-        'volume_figures main'),
+        'transfer adoption mount trial batch driver.opts opts problems tasks '
+        'figures volume_figures main'),
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
@@ -182,6 +182,7 @@ TESTED_BY = {
     'glance_dedup.objects.store': 'functional/test_objects.py',
     'glance_dedup.objects.swift': 'functional/test_objects.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
+    'glance_dedup.check.cold_group': 'unit/check/test_cold.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',
     'glance_dedup.check.files': 'unit/check/test_checker_in_use.py',

@@ -68,8 +68,9 @@ def read(path: str) -> Settings | None:
     except (ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as e:
         raise exceptions.DamagedError(
-            f'{file} is damaged ({e}). Attach the repository again, with '
-            "'glance-dedup cold attach'") from e
+            f'{file} is damaged ({e}). Restore it from a backup. Only if no '
+            'group is cold: remove the file, and attach the repository again, '
+            "with 'glance-dedup cold attach'") from e
 
 
 def _parse(fields: dict[str, Any]) -> Settings:
@@ -123,6 +124,7 @@ def open_slices(path: str) -> slices_module.Slices:
     ``cold.json`` is read when the first one is needed.
 
     :param path: the repository's directory
+    :raises StorageError: it has no directory for slices
     """
     def source() -> slices_module.Source:
         try:
@@ -135,7 +137,11 @@ def open_slices(path: str) -> slices_module.Slices:
         return slices_module.Source(store, settings.owners,
                                     settings.cache_mib << 20)
 
+    directory = os.path.join(path, layout.SLICES)
+    if not os.path.isdir(directory):
+        raise exceptions.StorageError(
+            f'the directory {directory} is missing: make it, empty, as the '
+            "user of the repository's other directories")
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
-    return slices_module.Slices(os.path.join(path, layout.SLICES), source,
-                                mode)
+    return slices_module.Slices(directory, source, mode)
