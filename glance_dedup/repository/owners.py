@@ -15,6 +15,7 @@ each would delete what the other needs. So ``cold.json`` has the directory's
 inode number, which a copy does not have.
 """
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -51,22 +52,29 @@ def attach(repo: repository_module.Repository,
     :raises UnavailableError, AccessDenied: as their names say
     """
     need_format(repo)
-    parameters_module.need_range('cache_mib', cache_mib, 1, cold.MOST_CACHE_MIB)
-    credentials = os.path.abspath(credentials)
+    parameters_module.need_range('cache_mib', cache_mib, 1,
+                                 cold.MOST_CACHE_MIB)
     repo.settle_version()
     before = cold.read(repo.path)
-    inode = os.stat(repo.path).st_ino
-    if before is not None and before.location.url == location.url and (
-            before.inode == inode):
-        settings = dataclasses.replace(
-            before, location=location, credentials=credentials,
-            cache_mib=cache_mib)
+    settings = cold.Settings(
+        location, os.path.abspath(credentials), cache_mib,
+        (secrets.token_hex(16),), os.stat(repo.path).st_ino)
+    if before is None or before.inode != settings.inode or (
+            before.location.url != location.url):
+        _attach_anew(repo, before, settings)
+    else:
+        settings = dataclasses.replace(settings, owners=before.owners)
         with cold.connect(settings) as store:
             check_claim(repo, settings, store)
         cold.write(repo.path, settings)
-        return settings
-    maintenance = _engine.Maintenance(repo.handle())
-    try:
+    return settings
+
+
+def _attach_anew(repo: repository_module.Repository,
+                 before: cold.Settings | None, settings: cold.Settings
+                 ) -> None:
+    with contextlib.closing(
+            _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has a maintainer at work: stop dedupd first')
@@ -76,14 +84,9 @@ def attach(repo: repository_module.Repository,
                 'written by this directory or by one of which it is a copy: '
                 'restore a directory from there, with '
                 "'glance-dedup repository restore'")
-        settings = cold.Settings(location, credentials, cache_mib,
-                            (secrets.token_hex(16),), inode)
         with cold.connect(settings) as store:
             claim(store, settings, repo.repository_id)
         cold.write(repo.path, settings)
-        return settings
-    finally:
-        maintenance.close()
 
 
 def need_format(repo: repository_module.Repository) -> None:
