@@ -50,8 +50,7 @@ class Policy:
     age: float = 0.0
     """Those that have not changed for so many seconds; 0: none for that."""
     free_bytes: int = 0
-    """While the disk has less free, those first that have not changed for
-    longest."""
+    """While the disk has less free, those that changed the longest ago."""
     everything: bool = False
     """All that can."""
     keep: Callable[[dict[str, Any]], bool] = lambda facts: False

@@ -56,38 +56,38 @@ def attach(repo: repository_module.Repository,
     need_format(repo)
     parameters_module.need_range('cache_mib', cache_mib, 1,
                                  cold.MOST_CACHE_MIB)
-    credentials = os.path.abspath(credentials)
     repo.settle_version()
     before = cold.read(repo.path)
-    inode = os.stat(repo.path).st_ino
-    if before is not None and before.location.url == location.url and (
-            before.inode == inode):
-        settings = dataclasses.replace(
-            before, location=location, credentials=credentials,
-            cache_mib=cache_mib)
+    settings = cold.Settings(
+        location, os.path.abspath(credentials), cache_mib,
+        (secrets.token_hex(16),), os.stat(repo.path).st_ino)
+    if before is None or before.inode != settings.inode or (
+            before.location.url != location.url):
+        _attach_anew(repo, before, settings)
+    else:
+        settings = dataclasses.replace(settings, owners=before.owners)
         with cold.connect(settings) as store:
             check_claim(repo, settings, store)
         cold.write(repo.path, settings)
-        return settings
-    maintenance = _engine.Maintenance(repo.handle())
-    try:
+    return settings
+
+
+def _attach_anew(repo: repository_module.Repository,
+                 before: cold.Settings | None, settings: cold.Settings
+                 ) -> None:
+    with contextlib.closing(
+            _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has a maintainer at work: stop dedupd first')
         if before is not None and _has_cold(maintenance):
             raise exceptions.InvalidParameter(
                 f'{repo.path} has cold groups at {before.location.url}, '
-                'written by this directory or by one of which it is a copy: '
-                'restore a directory from there, with '
-                "'glance-dedup repository restore'")
-        settings = cold.Settings(location, credentials, cache_mib,
-                                 (secrets.token_hex(16),), inode)
+                'written by this directory or by one of which it is a copy. '
+                'If it was moved here, and the other one is gone, use --moved')
         with cold.connect(settings) as store:
             claim(store, settings, repo.repository_id)
         cold.write(repo.path, settings)
-        return settings
-    finally:
-        maintenance.close()
 
 
 def move(repo: repository_module.Repository,
@@ -105,7 +105,8 @@ def move(repo: repository_module.Repository,
         :func:`attach`
     """
     need_format(repo)
-    parameters_module.need_range('cache_mib', cache_mib, 1, cold.MOST_CACHE_MIB)
+    parameters_module.need_range('cache_mib', cache_mib, 1,
+                                 cold.MOST_CACHE_MIB)
     before = cold.need(repo.path)
     if before.location.url != location.url:
         raise exceptions.InvalidParameter(
@@ -118,15 +119,16 @@ def move(repo: repository_module.Repository,
     # A call that died has chosen the new owner already.
     known = (before.owners if before.inode == -inode
              else (secrets.token_hex(16), *before.owners))
-    settings = cold.Settings(location, os.path.abspath(credentials), cache_mib,
-                             known[:cold.MOST_OWNERS], inode)
-    with (contextlib.closing(_engine.Maintenance(repo.handle())
-                             ) as maintenance,
-          cold.connect(settings) as store):
+    settings = cold.Settings(
+        location, os.path.abspath(credentials), cache_mib,
+        known[:cold.MOST_OWNERS], inode)
+    with contextlib.closing(
+            _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has a maintainer at work: stop dedupd first')
-        _move(repo, maintenance, settings, store)
+        with cold.connect(settings) as store:
+            _move(repo, maintenance, settings, store)
     return settings
 
 
@@ -345,8 +347,8 @@ def check_claim(repo: repository_module.Repository, settings: cold.Settings,
     if os.stat(repo.path).st_ino != settings.inode:
         raise exceptions.InvalidParameter(
             f'{repo.path} is a copy of the directory that was attached to '
-            f'{settings.location.url}: if the other one is gone, restore '
-            "this one with 'glance-dedup repository restore'; else delete "
+            f'{settings.location.url}: if it was moved here, and the other '
+            "one is gone, use 'glance-dedup cold attach --moved'; else delete "
             'this copy')
     try:
         found = repository_of(store, settings.owner)
