@@ -228,7 +228,8 @@ def successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
     """
     key = retired_key(owner)
     try:
-        content = store.get(key, 0, min(store.size(key), _LARGEST))
+        size = min(store.size(key), _LARGEST)
+        content = store.get(key, 0, size) if size else b''
     except store_module.ObjectNotFound:
         return None
     try:
@@ -317,6 +318,10 @@ def _need_alone(store: store_module.ObjectStore, settings: cold.Settings,
             other = repository_of(store, owner)
         except store_module.ObjectNotFound:
             continue        # it gave up
+        except exceptions.DamagedError:
+            if is_retired(store, owner):
+                continue
+            raise
         if other != repository_id:
             raise exceptions.InvalidParameter(
                 f'{store.location.url} belongs to another repository, '

@@ -286,7 +286,7 @@ class Manifest(closing.Closing):
             return _parsed(self._lines(), self.key)
         except exceptions.VersionError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError,
+        except (ValueError, LookupError, TypeError, AttributeError,
                 RecursionError, StopIteration, zstandard.ZstdError,
                 exceptions.DamagedError) as e:
             raise exceptions.DamagedError(
@@ -326,7 +326,9 @@ def _head(fields: dict[str, Any], key: str) -> Head:
     if fields.pop('kind') != _KIND:
         raise ValueError('it is no manifest')
     version = fields.pop('version')
-    if type(version) is not int or version > _VERSION:
+    if type(version) is not int:
+        raise ValueError('it has no version')
+    if version > _VERSION:
         raise exceptions.VersionError(
             f'the snapshot {key} has format version {version}; this program '
             f'knows up to {_VERSION}')

@@ -96,7 +96,7 @@ def look(store: store_module.ObjectStore, owner: str | None = None,
     :param tell: called with a sentence for each damaged snapshot
     :raises InvalidParameter: there is none, or several owners might be meant
     """
-    successors = {one: owners_module.successor_of(store, one)
+    successors = {one: _successor_of(store, one)
                   for one in owners_module.all_owners(store)}
     live = sorted(one for one, by in successors.items() if by is None)
     if owner is None:
@@ -115,6 +115,13 @@ def look(store: store_module.ObjectStore, owner: str | None = None,
             'whole' + (f'. It took the place of {before[0]}: restore that '
                        f'one, with --owner {before[0]}' if before else ''))
     return Found(owner, tuple(live), manifest)
+
+
+def _successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
+    try:
+        return owners_module.successor_of(store, owner)
+    except exceptions.DamagedError:
+        return ''       # it is retired all the same
 
 
 def _choose(store: store_module.ObjectStore,

@@ -169,7 +169,10 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
             server.credentials(tmp_path / 'credentials'))) as made:
         name = 'b_disk_20260101T000000Z'
         made.put(name, 1, 1)
-        made.put('v_' + 'a' * 32 + '_0_1', 1, 2)
+        # As a volume's owner stores it.
+        transaction = made.repo.handle().begin('v_' + 'a' * 32 + '_0_1', '')
+        transaction.write(repositories.noise(SIZE, 2))
+        transaction.commit()
         made.tier()
         result = restore(made, tmp_path / 'new')
         assert result.lost_volumes == ['a' * 32] and not result.lost_images
@@ -190,8 +193,9 @@ def test_a_damaged_manifest(filled, connection, tmp_path):
     result = restore(filled, tmp_path / 'new', tell=told.append)
     assert result.snapshot == 1 and 'later' not in result.lost_images
     assert len(told) == 1 and newest.key in told[0] and 'older' in told[0]
-    with contextlib.closing(Restored(
-            tmp_path / 'new', whole(filled))) as made:
+    images = whole(filled)
+    del images['later']
+    with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
         made.need_fine()
 
 
@@ -288,7 +292,8 @@ def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
             assert not (path / 'repository.json').exists()
             result = restore(filled, path)
         faults.reset()
-        assert list(result.lost_images) == ['hot'], at
+        # What was restored before has no snapshot with the hot image.
+        assert set(result.lost_images) <= {'hot'} and result.images == 3, at
         assert not result.lost_groups and not result.damaged_groups
 
 
