@@ -40,6 +40,8 @@ ANNOUNCED = 64
 # By how much the cache is made smaller than its budget, so that not each new
 # slice evicts one.
 _SPARE = 16
+# How often a file is made whose directory is removed meanwhile.
+_TRIES = 16
 _OBJECT = re.compile('[0-9a-f]{32}')
 _SLICE = re.compile('[0-9a-f]{8}')
 
@@ -185,12 +187,8 @@ class Slices(closing.Closing):
         path = self._path(object_id, number)
         temporary = f'{path}.{secrets.token_hex(8)}'
         with files.os_errors(f'cannot write {path}'):
-            if not os.path.isdir(os.path.dirname(path)):
-                access.make_directory(os.path.dirname(path),
-                                      self._directory_mode)
             try:
-                with open(access.make_file(temporary, self._file_mode),
-                          'wb') as f:
+                with open(self._make(temporary), 'wb') as f:
                     f.write(content)
                 os.rename(temporary, path)
             except BaseException:
@@ -198,6 +196,19 @@ class Slices(closing.Closing):
                     os.unlink(temporary)
                 raise
         self._make_room(len(content))
+
+    def _make(self, path: str) -> int:
+        """Make a file, and its directory, which eviction removes if empty."""
+        for is_last in [False] * _TRIES + [True]:
+            try:
+                if not os.path.isdir(os.path.dirname(path)):
+                    access.make_directory(os.path.dirname(path),
+                                          self._directory_mode)
+                return access.make_file(path, self._file_mode)
+            except FileNotFoundError:
+                if is_last:
+                    raise
+        raise AssertionError
 
     def _make_room(self, more: int) -> None:
         """Evict what was used longest ago, if there is too much.

@@ -189,6 +189,23 @@ def test_what_a_killed_process_left_goes_first(cold, content):
     assert cold.read() == content
 
 
+def test_eviction_removes_the_directory_meanwhile(cold, content,
+                                                  monkeypatch):
+    """It was empty for a moment."""
+    real = slices_module.access.make_file
+    left = [3]
+
+    def removed(path, mode):
+        if left[0]:
+            left[0] -= 1
+            os.rmdir(os.path.dirname(path))
+        return real(path, mode)
+
+    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    monkeypatch.setattr(slices_module.access, 'make_file', removed)
+    assert cold.read() == content and not left[0]
+
+
 def test_a_full_disk(cold, monkeypatch):
     def full(*arguments):
         raise OSError(28, 'No space left on device')
