@@ -47,7 +47,7 @@ class Policy:
     age: float = 0.0
     """Those that have not changed for so many seconds; 0: none for that."""
     free_bytes: int = 0
-    """While the disk has less free, those that have not changed for longest."""
+    """While the disk has less free: those that changed longest ago."""
     everything: bool = False
     """All that can."""
     keep: Callable[[dict[str, Any]], bool] = lambda facts: False
@@ -102,7 +102,8 @@ class Result:
     skipped_for_space: int = 0
     """Groups for whose new file the disk had no room."""
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Groups that are damaged, or whose disk failed, each with its error."""
+    """Groups that are damaged, or whose disk failed, or whose object is not
+    there, each with its error."""
     puts: int = 0
     """Requests to the object store that sent an object."""
     gets: int = 0
@@ -139,7 +140,7 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     settings = cold.need(repo.path)
     with cold.connect(settings) as store:
         owners.check_claim(repo, settings, store)
-        run = _Run(maintainer, pace, policy, store, settings.owner)
+        run = _Run(maintainer, pace, policy, store, settings.owners)
         return maintainer.guard(run.run, pace.step)
 
 
@@ -162,7 +163,8 @@ def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
         try:
             facts = maintainer.engine.group_facts(number)
             if facts['is_cold']:
-                found += _renewal(maintainer, policy, facts, number)
+                if number not in damaged:
+                    found += _renewal(maintainer, policy, facts, number)
                 continue
         except exceptions.ImageNotFound:
             continue
@@ -248,12 +250,14 @@ def _kept_groups(maintainer: maintainer_module.Maintainer,
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, policy: Policy,
-                 store: store_module.ObjectStore, owner: str) -> None:
+                 store: store_module.ObjectStore,
+                 owners: tuple[str, ...]) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._policy = policy
         self._store = store
-        self._owner = owner
+        self._owner = owners[0]
+        self._owners = owners
         self._result = Result()
 
     def run(self) -> Result:
@@ -287,6 +291,29 @@ class _Run:
             self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
             self._result.failed[group.number] = str(e)
+        except exceptions.UnavailableError as e:
+            if not self._is_lost(group.number):
+                raise
+            # Else no other group would ever get its turn.
+            self._result.failed[group.number] = str(e)
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether the object store has no object of a cold group.
+
+        :raises UnavailableError: it does not answer
+        """
+        try:
+            facts = self._maintainer.engine.group_facts(number)
+        except exceptions.ImageNotFound:
+            return True
+        if not facts['is_cold']:
+            return False
+        for owner in self._owners:
+            with contextlib.suppress(store_module.ObjectNotFound):
+                self._store.size(slices.key_of(owner, number,
+                                               facts['object']))
+                return False
+        return True
 
     def _write(self, rewriting: _engine.Rewriting, done: int, total: int
                ) -> None:

@@ -22,6 +22,7 @@ import re
 import secrets
 import stat
 import threading
+import time
 
 from glance_dedup.base import access
 from glance_dedup.base import closing
@@ -91,18 +92,27 @@ class Slices(closing.Closing):
         self._used: int | None = None       # bytes; None: not counted yet
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
-              count: int) -> None:
+              count: int, patience: float = 0.0) -> None:
         """Bring slices, except those that are there; waits for all.
 
         :param length: of the object
+        :param patience: how many seconds to wait at most; 0: as long as it
+            takes. The requests go on after that
         :raises UnavailableError: the object store does not give one
         :raises NoSpaceError: the cache's disk is full
         """
+        ends = time.monotonic() + patience if patience else None
         asked = [self._ask(group, object_id, length, number)
                  for number in range(first, first + count)
                  if not self._is_there(object_id, number)]
-        for one in asked:
-            one.result()
+        try:
+            for one in asked:
+                one.result(None if ends is None
+                           else max(0.0, ends - time.monotonic()))
+        except futures.TimeoutError as e:
+            raise exceptions.UnavailableError(
+                f'the object store did not answer within {patience:.1f} '
+                f'seconds: slices of {object_id.hex()}') from e
 
     def expect(self, group: int, object_id: bytes, length: int, first: int,
                count: int) -> None:
@@ -112,6 +122,18 @@ class Slices(closing.Closing):
                 return
             if not self._is_there(object_id, number):
                 self._ask(group, object_id, length, number)
+
+    def forget(self, object_id: bytes, first: int, count: int) -> set[int]:
+        """Remove slices: who reads them next has them fetched again.
+
+        :returns: those that were there
+        """
+        removed = set()
+        for number in range(first, first + count):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(object_id, number))
+                removed.add(number)
+        return removed
 
     def close(self) -> None:
         """Wait for what is under way, and close the connections."""
@@ -179,7 +201,7 @@ class Slices(closing.Closing):
         return os.path.join(self.directory, object_id.hex(), f'{number:08x}')
 
     def _is_there(self, object_id: bytes, number: int) -> bool:
-        return os.path.exists(self._path(object_id, number))
+        return os.path.isfile(self._path(object_id, number))
 
     def _keep(self, object_id: bytes, number: int, content: bytes) -> None:
         path = self._path(object_id, number)

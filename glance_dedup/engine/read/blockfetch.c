@@ -478,10 +478,8 @@ forget_slices(const gd_plan *plan)
     for (size_t i = 0; i < plan->count; i++) {
         const gd_want *want = &plan->wants[i];
         uint64_t start = want->entry.segment;
-        if (want->group->is_cold && want->group->slices != NULL) {
-            gd_slices_forget(want->group->slices, &want->group->object, start,
+        gd_group_forget_data(want->group, start,
                              gd_entry_segment_end(&want->entry) - start);
-        }
     }
 }
 
