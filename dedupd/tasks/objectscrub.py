@@ -50,7 +50,8 @@ _SLICE = slices_module.SLICE
 def begin(state: Facts) -> None:
     """Prepare the scrub's record for a new pass."""
     state['cold'] = {'group': 0, 'offset': 0, 'missed': {},
-                     **state.get('cold', {}), 'listed': False, 'read': 0}
+                     **state.get('cold', {}), 'listed': False,
+                     'sampled': False, 'read': 0}
 
 
 class Objects:
@@ -58,7 +59,8 @@ class Objects:
 
     :param state: the scrub's record. What lies in ``cold`` is changed here:
         the sample's cursor (group and offset), the bytes read in this pass,
-        whether the objects were listed, and the missed ones
+        whether the objects were listed and the sample read, and the missed
+        ones
     :param budget: how many bytes of objects a pass reads at most
     :param found: called with a group and its slots whose blocks are damaged
     :param save: called with words and a step's bytes after each step
@@ -91,7 +93,9 @@ class Objects:
         try:
             if not state['listed']:
                 self._look_for_missing(groups, note)
-            return self._sample(groups, is_spent)
+            if not state['sampled']:
+                state['sampled'] = self._sample(groups, is_spent)
+            return bool(state['sampled'])
         except (exceptions.UnavailableError, exceptions.AccessDenied,
                 exceptions.NoSpaceError) as e:
             LOG.warning('Objects of cold groups are not verified now: %s', e)

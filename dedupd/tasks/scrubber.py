@@ -233,8 +233,11 @@ class _Run:
             self._mark(self._state['waiting'])
             self._damage.heal()
             self._scrub_recipes()
-            complete = self._scrub_groups() and self._objects.scrub(
-                self._note, self._spent)
+            # The objects come first: while the groups are read, copies of
+            # what is damaged are found.
+            complete = self._objects.scrub(self._note, self._spent)
+            self._mark(self._state['waiting'])
+            complete = complete and self._scrub_groups()
         finally:
             # The findings are reported even if the run is stopped.
             self._mark(self._state['waiting'])

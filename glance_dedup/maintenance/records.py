@@ -156,7 +156,8 @@ def _is_sample(value: Any) -> bool:
     return (isinstance(value, dict)
             and all(_is_count(value.get(name))
                     for name in ('group', 'offset', 'read'))
-            and type(value.get('listed')) is bool
+            and all(type(value.get(name)) is bool
+                    for name in ('listed', 'sampled'))
             and isinstance(value.get('missed'), dict)
             and all(map(_is_text, value['missed'].values())))
 
