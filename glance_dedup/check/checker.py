@@ -33,10 +33,14 @@ the extents of all recipes, by their groups, and what is known of each recipe
 
 Here is only the order of things.  Each structure has a module of its name:
 ``directories``, ``parameters``, ``lists``, ``hashes``, ``locks``, ``fence``,
-``recipes``, ``spool``, ``volumes``, ``spares``, ``groups``, ``catalog``,
-``index``, and ``space`` for the figures.  How one file is read and
-verified is in ``files``, ``recipe_reader``, ``volume_reader`` and
-``group_reader``, the constants of the format are in ``format``.
+``recipes``, ``spool``, ``volumes``, ``spares``, ``groups``, ``cold``,
+``catalog``, ``index``, and ``space`` for the figures.  How one file is read
+and verified is in ``files``, ``recipe_reader``, ``volume_reader``,
+``group_reader`` and ``cold_group``, the constants of the format are in
+``format``.
+
+No object store is asked.  What lies in objects is not read: the figures say
+how much that is.
 """
 
 import collections
@@ -47,6 +51,7 @@ import typing
 from glance_dedup.base import exceptions
 from glance_dedup.check import catalog as catalog_module
 from glance_dedup.check import catalog_copy
+from glance_dedup.check import cold
 from glance_dedup.check import directories as directories_module
 from glance_dedup.check import fence
 from glance_dedup.check import files
@@ -100,6 +105,7 @@ class _Checker:
             if self.catalog is not None:
                 self.catalog.check_ledger(recipes.uncounted())
             self.check_groups(stack, recipes, groups, spares)
+            cold.check(self.directories)
             self.close_catalog()
         self.findings.done()
 
@@ -143,6 +149,7 @@ class _Checker:
         if self.parameters:
             major = self.parameters['major']
             self.directories.check_volumes(major, has_volumes)
+            cold.check_directory(self.directories, major)
             locks.check_versions(self.directories, major)
         quarantined = len(self.directories.names('quarantine'))
         if quarantined:
@@ -220,7 +227,8 @@ class _Checker:
         """
         reader = group_reader.GroupReader(
             self.repository_id, self.parameters.get('fingerprint'),
-            self.parameters.get('block_size'), self.findings.advance)
+            self.parameters.get('block_size'), self.findings.advance,
+            self.has_groups)
         numbers = self.directories.group_numbers('groups', groups)
         spare_numbers = self.directories.group_numbers('spares', spares)
         if spare_numbers:
@@ -232,6 +240,15 @@ class _Checker:
         judge.check_all(numbers)
         self.check_again(recipes, judge)
         judge.count_duplicates()
+
+    def has_groups(self, major: int) -> bool:
+        """Whether the repository's version has groups of a major version."""
+        needed = form.GROUP_MAJORS[major]
+        if self.parameters.get('major', needed) >= needed:
+            return True
+        # It may have been upgraded meanwhile.
+        now = parameters.current_major(self.directories)
+        return now is None or now >= needed
 
     def known_scopes(self, recipes: recipes_module.Recipes,
                      reader: group_reader.GroupReader, groups: list[int]

@@ -18,14 +18,15 @@ from glance_dedup.check import report
 
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 VOLUMES = 'volumes'             # must be there if the format has volumes
+SLICES = 'slices'               # must be there if groups may be cold
 # The maintainer's, one for hashes, and the helpers': each is made when it is
 # needed.
 OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
-            VOLUMES)
+            VOLUMES, SLICES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,
-         *(f'{name}.new' for name in form.LISTS), 'lost+found')
+         *(f'{name}.new' for name in form.LISTS), 'cold.json', 'lost+found')
 # What a creation that was killed may leave beside them.
 NEW_FILE = re.compile(r'\.[0-9a-f]{16}\.new\Z')
 _OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -97,7 +98,7 @@ class Directories:
 
         :param names: what lies in the repository's own directory
         """
-        directories = {*DIRECTORIES, VOLUMES}
+        directories = {*DIRECTORIES, VOLUMES, SLICES}
         made = {'key', *directories}
         if not made.intersection(names) or any(
                 name not in made and name != 'lost+found'

@@ -30,8 +30,12 @@ LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/
 MAJOR = 1                       # of recipes and new block groups
 MINOR = 1
 WITH_LISTS = 2                  # of block groups whose segments have lists
-REPOSITORY_MAJOR = 3            # of repository.json, at most; with such groups
+COLD = 3                        # of block groups whose segments are elsewhere
+# Of block groups, and the first one of repository.json that has such groups.
+GROUP_MAJORS = {MAJOR: 1, WITH_LISTS: 3, COLD: 4}
+REPOSITORY_MAJOR = 4            # of repository.json, at most
 WITH_VOLUMES = 2                # its first one with volumes
+WITH_COLD = 4                   # its first one with a directory of slices
 VERSION_BYTE = 1 << 35          # plus the major version, in locks/groups
 KEY_LENGTH = 82
 # Digests by which two different blocks can have equal fingerprints; some
@@ -43,6 +47,7 @@ MIN_SLOTS, MAX_SLOTS = 64, 32768
 MAX_SEGMENT = 1 << 20
 MAX_GROUP = 1 << 25
 MAX_WINDOW = 8 << 20            # of a Zstandard frame; all are far smaller
+MAX_SLICE = 1 << 20
 
 PAGE = 4096
 SECTOR = 512
@@ -55,7 +60,7 @@ SEGMENT_HEADER = 32
 LISTED = 1                      # a layout of segments; 0: consecutive slots
 
 FENCE = struct.Struct('<8s16sQ')
-GROUP_HEADER = struct.Struct('<8sHHI16s16sII16s')
+GROUP_HEADER = struct.Struct('<8sHHI16s16sII16s16s16s')
 RECORD = struct.Struct('<QQIIQBB')
 ENTRY_FIELDS = struct.Struct('<32sQIQI')
 SEGMENT_FIELDS = struct.Struct('<4sBBHIIIIQ')
@@ -77,6 +82,8 @@ POISONED, UNSETTLED = 1, 2
 SIMILAR = 0x80                  # with the level of a recompression
 
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
+# The second is what a killed program leaves.
+SLICE_NAME = re.compile(r'[0-9a-f]{8}(\.[0-9a-f]{16})?\Z')
 IMAGE_NAME = re.compile(r'[A-Za-z0-9_-]{1,128}\Z')
 VOLUME_RECIPE = re.compile(r'v_([0-9a-f]{32})_[A-Za-z0-9_-]{0,93}\Z')
 _BACKUP = re.compile(r'b_[A-Za-z0-9_-]{1,109}_(\d{4})(\d\d)(\d\d)'

@@ -7,6 +7,7 @@ What recipes ask of a group is judged in ``groups.py``.
 """
 
 import array
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import itertools
@@ -17,6 +18,7 @@ import lz4.block
 import xxhash
 import zstandard
 
+from glance_dedup.check import cold_group
 from glance_dedup.check import files
 from glance_dedup.check import format as form
 
@@ -53,8 +55,9 @@ class Group:
         default_factory=dict)   # of spare copies, by slot
     exact: bool = True          # its minor version is the one known here
     has_lists: bool = False     # segments may have lists of slots
+    is_cold: bool = False       # segments are in an object, and are not read
     published: int = 0
-    end: int = 0
+    end: int = 0                # of a cold group: its object's length
     size: int = 0
     data: int = 0               # where the segments start
     stored: int = 0             # bytes of segments with live blocks
@@ -138,6 +141,29 @@ def _listed_slots(group, data, count, first) -> tuple[int, ...]:
     return slots
 
 
+def _check_zeros(group, head, table, sectors):
+    if not group.exact:
+        return
+    areas = [(3 * form.SECTOR, head[3 * form.SECTOR:], form.DAMAGE)]
+    entries = form.ENTRY * form.ENTRIES_PER_SECTOR
+    for at in range(0, form.SECTOR * sectors, form.SECTOR):
+        areas.append((form.PAGE + at + entries,
+                      table[at + entries:at + form.SECTOR], form.DAMAGE))
+    # The format says nothing of these two.
+    last = form.SECTOR * (sectors - 1)
+    at = last + form.ENTRY * (
+        group.slots - form.ENTRIES_PER_SECTOR * (sectors - 1))
+    areas.append((form.PAGE + at, table[at:last + entries], form.NOTE))
+    areas.append((form.PAGE + form.SECTOR * sectors,
+                  table[form.SECTOR * sectors:], form.NOTE))
+    for offset, data, severity in areas:
+        rest = data.lstrip(b'\0')
+        if rest:
+            group.problem(offset + len(data) - len(rest),
+                          'has a byte here that should be zero',
+                          severity=severity)
+
+
 class GroupReader:
     """Reads groups, one look at a time.
 
@@ -145,15 +171,19 @@ class GroupReader:
     :param fingerprint: the digest's name; None if it is not known
     :param block_size: the largest block's bytes; None if it is not known
     :param advance: told the bytes read and the file's name
+    :param has_groups: tells whether the repository's version has groups of a
+        major version
     :ivar scopes: those that a spare copy may be of, the likeliest first;
         nothing in its file says which
     """
 
-    def __init__(self, repository_id, fingerprint, block_size, advance):
+    def __init__(self, repository_id, fingerprint, block_size, advance,
+                 has_groups: Callable[[int], bool]):
         self.repository_id = repository_id
         self.fingerprint = fingerprint
         self.block_size = block_size or form.MAX_BLOCK
         self.advance = advance
+        self.has_groups = has_groups
         self.scopes = [form.GLOBAL_SCOPE]
         self.decompressor = zstandard.ZstdDecompressor(
             max_window_size=form.MAX_WINDOW)
@@ -175,7 +205,9 @@ class GroupReader:
             self._read_header(group, head, spare)
             self._read_records(group, head)
             group.size = f.size()
-            if group.end > group.size:
+            if group.is_cold:
+                cold_group.check_lengths(group)
+            elif group.end > group.size:
                 group.problem(
                     group.size, f'ends here, but at its last sync point '
                     f'it had {group.end} bytes', severity=form.DAMAGE)
@@ -186,7 +218,7 @@ class GroupReader:
                     group.size, 'ends inside its fingerprint store',
                     0, group.slots)
             table = table.ljust(group.data - form.PAGE, b'\0')
-            self._check_zeros(group, head, table, sectors)
+            _check_zeros(group, head, table, sectors)
             segments = self._read_entries(group, table)
             self._read_segments(group, f, segments, only)
         return group
@@ -206,17 +238,17 @@ class GroupReader:
         if len(head) < form.PAGE:
             raise form.Damage('ends inside its header', len(head))
         (magic, major, minor, number, repository_id, scope, slots, largest,
-         digest) = form.GROUP_HEADER.unpack_from(head)
+         digest, _, object_id) = form.GROUP_HEADER.unpack_from(head)
         if magic != b'GDGROUP\0':
             raise form.Damage('does not start with the magic of a group', 0)
         group.seed = form.stored_checksum(head, 504)
         if form.xxh3(head[:504]) != group.seed:
             raise form.Damage('the checksum of its header does not agree', 504)
-        if major not in (form.MAJOR, form.WITH_LISTS):
+        if major not in form.GROUP_MAJORS:
             raise form.Damage(f'has format {major}.{minor}; this program '
-                              f'reads {form.MAJOR}.x and {form.WITH_LISTS}.x',
-                              8)
-        group.has_lists = major == form.WITH_LISTS
+                              f'reads {form.MAJOR}.x to {form.COLD}.x', 8)
+        group.has_lists = major >= form.WITH_LISTS
+        group.is_cold = major == form.COLD
         if number != group.number:
             raise form.Damage(f'is group {number:08x}', 12)
         if self.repository_id not in (None, repository_id):
@@ -226,6 +258,13 @@ class GroupReader:
             raise form.Damage('is not of spare copies' if spare
                               else 'is of spare copies', 32)
         group.scope = scope
+        if group.is_cold:
+            cold_group.check_header(object_id, spare)
+        if not self.has_groups(major):
+            group.problem(
+                8, f'has format {major}.x, which only a repository of format '
+                f'{form.GROUP_MAJORS[major]}.0 or later has: an older '
+                'repository.json was put in its place', severity=form.DAMAGE)
         if not form.MIN_SLOTS <= slots <= form.MAX_SLOTS:
             raise form.Damage(f'has {slots} slots', 48)
         if not 1 <= largest <= self.block_size:
@@ -298,28 +337,6 @@ class GroupReader:
             group.problem(
                 offset + 32, f'was compressed anew with an unknown codec or '
                 f'level: {codec}, {level}', severity=form.NOTE)
-
-    def _check_zeros(self, group, head, table, sectors):
-        if not group.exact:
-            return
-        areas = [(3 * form.SECTOR, head[3 * form.SECTOR:], form.DAMAGE)]
-        entries = form.ENTRY * form.ENTRIES_PER_SECTOR
-        for at in range(0, form.SECTOR * sectors, form.SECTOR):
-            areas.append((form.PAGE + at + entries,
-                          table[at + entries:at + form.SECTOR], form.DAMAGE))
-        # The format says nothing of these two.
-        last = form.SECTOR * (sectors - 1)
-        at = last + form.ENTRY * (
-            group.slots - form.ENTRIES_PER_SECTOR * (sectors - 1))
-        areas.append((form.PAGE + at, table[at:last + entries], form.NOTE))
-        areas.append((form.PAGE + form.SECTOR * sectors,
-                      table[form.SECTOR * sectors:], form.NOTE))
-        for offset, data, severity in areas:
-            rest = data.lstrip(b'\0')
-            if rest:
-                group.problem(offset + len(data) - len(rest),
-                              'has a byte here that should be zero',
-                              severity=severity)
 
     def _read_entries(self, group, table) -> dict[tuple, list[tuple]]:
         """Decode the fingerprint store.
@@ -402,12 +419,17 @@ class GroupReader:
             size = form.SEGMENT_HEADER + stored
             group.stored += size
             group.covered += max(0, offset + size - max(end, offset))
-            end = max(end, offset + size)
+            before, end = end, max(end, offset + size)
             if only is not None and not any(b[0] in only for b in blocks):
                 continue
             problems = len(group.problems)
             try:
-                self._read_segment(group, f, offset, stored, codec, blocks)
+                if group.is_cold:
+                    cold_group.judge_segment(group, offset, stored, codec,
+                                             blocks, before)
+                else:
+                    self._read_segment(group, f, offset, stored, codec,
+                                       blocks)
             except form.Damage as e:
                 for slot, _, _, _ in blocks:
                     group.states[slot] = form.BAD
@@ -419,7 +441,7 @@ class GroupReader:
                     among=tuple(block[0] for block in blocks))
             if len(group.problems) > problems:
                 group.doubtful.update(block[0] for block in blocks)
-            untold += size
+            untold += 0 if group.is_cold else size
             if untold >= form.MAX_SEGMENT and only is None:
                 self.advance(untold, f.file)
                 told += untold

@@ -2,10 +2,12 @@
 
 """``repository.json`` and ``key``: what a repository is, and its secret."""
 
+import contextlib
 import re
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import directories as directories_module
+from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
 
@@ -25,6 +27,14 @@ def check(directories: directories_module.Directories) -> dict:
                 'here')
         return found
     return {}
+
+
+def current_major(directories: directories_module.Directories) -> int | None:
+    """The major version that there is now; None if it cannot be read."""
+    with contextlib.suppress(files.Gone, form.Damage):
+        return _parse(directories.read('repository.json', form.MAX_JSON + 1)
+                      )['major']
+    return None
 
 
 def check_key(directories: directories_module.Directories) -> None:

@@ -14,6 +14,7 @@ FIGURES = ('images', 'backups', 'groups', 'logical_bytes', 'zero_bytes',
            'referenced_bytes', 'stored_bytes', 'garbage_bytes',
            'metadata_bytes', 'duplicate_blocks', 'blocks_verified',
            'garbage_blocks', 'freed_blocks', 'damaged_blocks',
+           'cold_groups', 'cold_bytes', 'slice_bytes',
            'spares', 'spare_bytes', 'index_records', 'index_stale',
            'volumes', 'volumes_in_use', 'journal_bytes',
            'damage', 'notes', 'findings_left_off')

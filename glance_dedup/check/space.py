@@ -33,12 +33,16 @@ def add_group(figures: dict[str, int], duplicates: 'Duplicates',
     figures['freed_blocks'] += group.freed
     figures['damaged_blocks'] += group.damaged
     figures['metadata_bytes'] += min(group.data, group.size)
-    figures['stored_bytes'] += group.stored
-    figures['garbage_bytes'] += max(
-        0, group.size - group.data - group.covered)
+    if group.is_cold:
+        figures['cold_groups'] += 1
+        figures['cold_bytes'] += group.end
+    else:
+        figures['stored_bytes'] += group.stored
+        figures['garbage_bytes'] += max(
+            0, group.size - group.data - group.covered)
     for slot, state in enumerate(group.states):
         if state == form.GOOD:
-            figures['blocks_verified'] += 1
+            figures['blocks_verified'] += not group.is_cold
             duplicates.add(group.fingerprint(slot))
             figures['garbage_blocks'] += not named[slot]
             if used[slot]:

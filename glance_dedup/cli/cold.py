@@ -13,7 +13,8 @@ class Attach(command.RepositoryCommand, show.ShowOne):
 
     The prefix must be this repository's alone. Nothing moves before the task
     'tier' runs. To change only the credentials' file or the size of the cache,
-    give the same URL again, and restart the repository's daemon and glance-api.
+    give the same URL again, and restart the repository's daemon and
+    glance-api.
     """
 
     def add_arguments(self, parser):

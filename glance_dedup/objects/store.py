@@ -106,7 +106,8 @@ class ObjectStore(closing.Closing):
         def send(backend: backend_module.Backend) -> None:
             file.seek(0)
             self._count(puts=1, sent=length)
-            backend.put(self._prefix + key, cast(BinaryIO, _Timed(file, length)), length,
+            backend.put(self._prefix + key,
+                        cast(BinaryIO, _Timed(file, length)), length,
                         digest.digest())
 
         self._request(f'PUT {key}', send)

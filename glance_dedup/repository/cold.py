@@ -68,8 +68,9 @@ def read(path: str) -> Settings | None:
     except (ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as e:
         raise exceptions.DamagedError(
-            f'{file} is damaged ({e}). Attach the repository again, with '
-            "'glance-dedup cold attach'") from e
+            f'{file} is damaged ({e}). Restore it from a backup. Only if no '
+            'group is cold: remove the file, and attach the repository again, '
+            "with 'glance-dedup cold attach'") from e
 
 
 def _parse(fields: dict[str, Any]) -> Settings:

@@ -51,7 +51,8 @@ def attach(repo: repository_module.Repository,
     :raises UnavailableError, AccessDenied: as their names say
     """
     need_format(repo)
-    parameters_module.need_range('cache_mib', cache_mib, 1, cold.MOST_CACHE_MIB)
+    parameters_module.need_range('cache_mib', cache_mib, 1,
+                                 cold.MOST_CACHE_MIB)
     credentials = os.path.abspath(credentials)
     repo.settle_version()
     before = cold.read(repo.path)
@@ -77,7 +78,7 @@ def attach(repo: repository_module.Repository,
                 'restore a directory from there, with '
                 "'glance-dedup repository restore'")
         settings = cold.Settings(location, credentials, cache_mib,
-                            (secrets.token_hex(16),), inode)
+                                 (secrets.token_hex(16),), inode)
         with cold.connect(settings) as store:
             claim(store, settings, repo.repository_id)
         cold.write(repo.path, settings)

@@ -50,6 +50,7 @@ def test_clean(repository, group, image):
         'metadata_bytes': 8192 + 4096 * (2 + 1 + 2),
         'duplicate_blocks': 0, 'blocks_verified': 12,
         'garbage_blocks': 0, 'freed_blocks': 0, 'damaged_blocks': 0,
+        'cold_groups': 0, 'cold_bytes': 0, 'slice_bytes': 0,
         'backups': 0, 'volumes': 0, 'volumes_in_use': 0, 'journal_bytes': 0,
         'spares': 0, 'spare_bytes': 0, 'index_records': 0, 'index_stale': 0,
         'damage': 0, 'notes': 0, 'findings_left_off': 0}

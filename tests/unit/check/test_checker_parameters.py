@@ -89,9 +89,9 @@ def test_parameters_with_spaces(repository):
 
 
 def test_newer_format(repository):
-    repository.parameters['major'] = 4
+    repository.parameters['major'] = 5
     repository.save_parameters()
-    with pytest.raises(exceptions.VersionError, match='4.0'):
+    with pytest.raises(exceptions.VersionError, match='5.0'):
         checker.check(repository.path)
 
 

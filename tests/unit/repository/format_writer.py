@@ -45,7 +45,8 @@ class Group:
     def __init__(self, repository: 'Repository', number: int, *,
                  slots: int | None = None, fingerprint: str | None = None,
                  compute=sha256, minor: int = 0, major: int = 1,
-                 scope: bytes = bytes(16), directory: str = 'groups'):
+                 scope: bytes = bytes(16), directory: str = 'groups',
+                 object_id: bytes = bytes(16)):
         self.repository = repository
         self.directory = directory
         self.number = number
@@ -53,9 +54,10 @@ class Group:
         self.compute = compute
         name = fingerprint or repository.fingerprint
         header = struct.pack(
-            '<8sHHI16s16sII16s', b'GDGROUP\0', major, minor, number,
+            '<8sHHI16s16sII16s16x16s', b'GDGROUP\0', major, minor, number,
             repository.repository_id, scope, self.slots,
-            repository.block_size, name.encode()).ljust(504, b'\0')
+            repository.block_size, name.encode(), object_id
+        ).ljust(504, b'\0')
         self.seed = xxh3(header)
         self.header = header + struct.pack('<Q', self.seed)
         self.sectors = (self.slots + 8) // 9
@@ -152,6 +154,21 @@ class Spares(Group):
         arguments.setdefault('scope', b'\xff' * 16)
         super().__init__(repository, number, directory='spares', **arguments)
         (repository.path / 'spares').mkdir(mode=0o700, exist_ok=True)
+
+
+class ColdGroup(Group):
+    """A group whose segments are in an object: all of what `Group` writes."""
+
+    def __init__(self, repository: 'Repository', number: int, **arguments):
+        arguments.setdefault('object_id', some_id(f'object {number}'))
+        super().__init__(repository, number, **{'major': 3, **arguments})
+
+    @property
+    def object(self) -> bytes:
+        return super().content()
+
+    def content(self) -> bytes:
+        return self.object[:self.data_start]
 
 
 def together(transactions) -> int:
@@ -389,6 +406,26 @@ class Repository:
         found['checksum'] = f'{xxh3(text.encode("ascii")):016x}'
         self.write(self.path / 'repository.json',
                    json.dumps(found).encode())
+
+    def attach(self, **change) -> pathlib.Path:
+        """Write ``cold.json``.
+
+        :param change: fields as they are to be; None: they are left out
+        """
+        fields = {
+            'kind': 'glance-dedup object store', 'version': 1,
+            'location': {
+                'kind': 's3', 'container': 'bucket', 'prefix': 'a/prefix',
+                'endpoint': 'https://[::1]:9000', 'region': '',
+                'ca_file': ''},
+            'credentials': '/etc/credentials', 'cache_mib': 1024,
+            'owners': [some_id('owner').hex()], 'inode': 7, **change}
+        fields = {k: v for k, v in fields.items() if v is not None}
+        text = json.dumps(fields, sort_keys=True, separators=(',', ':'))
+        fields.setdefault('checksum', f'{xxh3(text.encode("ascii")):016x}')
+        path = self.path / 'cold.json'
+        self.write(path, json.dumps(fields).encode())
+        return path
 
     def recipe(self, image_id: str, pieces: list[tuple], *,
                transaction: bytes | None = None, project: str = '',

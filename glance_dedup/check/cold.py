@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What cold groups need beside their files: ``cold.json`` and ``slices/``.
+
+Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+Without a valid ``cold.json`` nobody finds the objects, so it is damage if that
+is not there. The slices are a cache, whose files may go and come at any time.
+What should not be there is a *note*: programs go round it.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import re
+import stat
+import urllib.parse
+
+from glance_dedup.base import closing
+from glance_dedup.check import directories as directories_module
+from glance_dedup.check import files
+from glance_dedup.check import format as form
+from glance_dedup.check import json_objects
+
+_FILE = 'cold.json'
+_SLICES = directories_module.SLICES
+_KIND = 'glance-dedup object store'
+_KEYS = {'kind', 'version', 'location', 'credentials', 'cache_mib', 'owners',
+         'inode', 'checksum'}
+_MOST_CACHE_MIB = 1 << 20
+_MOST_OWNERS = 64
+_PLACES = ('kind', 'container', 'prefix', 'endpoint', 'region', 'ca_file')
+_CONTAINERS = {'s3': re.compile(r'[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z'),
+               'swift': re.compile(r'[A-Za-z0-9_.-]{1,256}\Z')}
+_PREFIX = re.compile(r'(?=.{1,512}\Z)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*\Z')
+_REGION = re.compile(r'[A-Za-z0-9_.-]{0,64}\Z')
+_OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_WHAT_TO_DO = (': restore the file from a backup, or the repository with '
+               "'glance-dedup repository restore'")
+
+
+def check_directory(directories: directories_module.Directories, major: int
+                    ) -> None:
+    """Report a directory of slices that is missing.
+
+    :param major: the major version in repository.json
+    """
+    if major >= form.WITH_COLD and _SLICES not in directories:
+        directories.findings.find(
+            form.DAMAGE, _SLICES, None, 'the directory is missing, which a '
+            f'repository of format {major}.x has: make it, empty')
+
+
+def check(directories: directories_module.Directories) -> None:
+    """Judge ``cold.json`` and the slices, after all groups were read.
+
+    A repository is attached to an object store before its first group is cold.
+    """
+    findings = directories.findings
+    groups = findings.figures['cold_groups']
+    missing = None
+    if groups:
+        missing = (f'is missing, and {groups} cold groups cannot be read'
+                   f'{_WHAT_TO_DO}')
+    with directories.reported(form.DAMAGE, _FILE, missing):
+        strange = _parse(directories.read(_FILE, form.MAX_JSON + 1))
+        if strange:
+            findings.find(form.NOTE, _FILE, None, 'has unknown keys: '
+                          + form.printable(', '.join(strange)))
+    for name in directories.known_names(
+            _SLICES, directories.names(_SLICES), form.HEX_ID):
+        findings.figures['slice_bytes'] += _add_slices(directories, name)
+
+
+# -- cold.json ----------------------------------------------------------------
+
+def _parse(text: bytes) -> list[str]:
+    """The keys that are unknown here.
+
+    :raises Damage: it does not say where the objects are
+    """
+    with _saying_what_to_do():
+        if len(text) > form.MAX_JSON:
+            raise form.Damage(f'is longer than {form.MAX_JSON} bytes')
+        found = json_objects.load(text, _KIND)
+        if found.get('version') != 1:
+            version = form.printable(str(found.get('version')))
+            raise form.Damage(f'has version {version}; this program reads 1')
+        json_objects.need_checksum(found)
+        for key, holds in (
+                ('location', _is_location(found.get('location'))),
+                ('credentials', _is_path(found.get('credentials'))),
+                ('cache_mib', type(found.get('cache_mib')) is int
+                 and 1 <= found['cache_mib'] <= _MOST_CACHE_MIB),
+                ('owners', _are_owners(found.get('owners'))),
+                ('inode', type(found.get('inode')) is int)):
+            if not holds:
+                raise form.Damage(f'{key} is missing, or cannot be what it is')
+    return sorted(set(found) - _KEYS)
+
+
+@contextlib.contextmanager
+def _saying_what_to_do() -> Iterator[None]:
+    try:
+        yield
+    except form.Damage as e:
+        raise form.Damage(e.sentence + _WHAT_TO_DO, e.offset) from e
+
+
+def _is_location(found: object) -> bool:
+    if not isinstance(found, dict) or set(found) != set(_PLACES) or not all(
+            isinstance(value, str) for value in found.values()):
+        return False
+    container = _CONTAINERS.get(found['kind'])
+    prefix = found['prefix']
+    return (container is not None
+            and container.match(found['container']) is not None
+            and _PREFIX.match(prefix) is not None
+            and not {'.', '..'} & set(prefix.split('/'))
+            and _REGION.match(found['region']) is not None
+            and (not found['endpoint'] or (
+                found['kind'] == 's3' and _is_endpoint(found['endpoint']))))
+
+
+def _is_endpoint(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return bool(
+            parts.scheme in ('http', 'https') and parts.hostname
+            and parts.port != 0
+            and not (parts.username or parts.password or parts.query
+                     or parts.fragment)
+            and url.isascii() and url.isprintable() and ' ' not in url)
+    except ValueError:
+        return False
+
+
+def _is_path(found: object) -> bool:
+    return isinstance(found, str) and found.startswith('/')
+
+
+def _are_owners(found: object) -> bool:
+    return (isinstance(found, list) and 1 <= len(found) <= _MOST_OWNERS
+            and all(isinstance(owner, str) and form.HEX_ID.match(owner)
+                    for owner in found))
+
+
+# -- slices/ ------------------------------------------------------------------
+
+def _add_slices(directories: directories_module.Directories, name: str) -> int:
+    """The bytes of an object's slices; what should not be there is reported.
+
+    :param name: of the object's directory
+    """
+    file = f'{_SLICES}/{name}'
+    try:
+        with closing.descriptor(os.open(
+                name, _OPENING, dir_fd=directories[_SLICES])) as fd:
+            directories.check_mode(os.fstat(fd), file, 0o700)
+            with os.scandir(fd) as entries:
+                return sum(_size_of(directories, file, entry)
+                           for entry in entries)
+    except FileNotFoundError:
+        return 0
+    except OSError as e:
+        files.refused_by_system(e, file)
+        directories.findings.find(
+            form.NOTE, file, None,
+            f'cannot be read as a directory: {e.strerror}; remove it')
+        return 0
+
+
+def _size_of(directories: directories_module.Directories, directory: str,
+             entry: os.DirEntry[str]) -> int:
+    file = f'{directory}/{entry.name}'
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    sentence = None
+    if not form.SLICE_NAME.match(entry.name):
+        sentence = 'has an unknown name'
+    elif not stat.S_ISREG(status.st_mode):
+        sentence = 'is not a regular file; remove it'
+    elif status.st_size > form.MAX_SLICE:
+        sentence = (f'has {status.st_size} bytes, more than a slice; remove '
+                    'it')
+    else:
+        directories.check_mode(status, file, 0o600)
+    if sentence is not None:
+        directories.findings.find(form.NOTE, file, None, sentence)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the file of a cold group says of segments that lie in an object.
+
+Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+The object is not read. So a block counts as good if its entry is valid, and
+its segment has a place of its own in an object of that length.
+"""
+
+import typing
+
+from glance_dedup.check import format as form
+
+if typing.TYPE_CHECKING:
+    from glance_dedup.check import group_reader
+
+
+def check_header(object_id: bytes, spare: bool) -> None:
+    """Judge what only the header of a cold group has.
+
+    :param spare: it is a file of ``spares/``
+    :raises Damage: says what is wrong
+    """
+    if spare:
+        raise form.Damage('is cold, which no file of spare copies is', 8)
+    if not any(object_id):
+        raise form.Damage('is cold, but names no object', 88)
+
+
+def check_lengths(group: 'group_reader.Group') -> None:
+    """Judge the lengths of the file and of the object, and what is published.
+
+    The file is exchanged whole, so nobody writes to it beyond its entries and
+    records.
+    """
+    if group.size != group.data:
+        group.problem(
+            min(group.size, group.data), f'is cold and has {group.size} '
+            f'bytes, but its fingerprint store ends at {group.data}',
+            severity=form.DAMAGE)
+    if group.end < group.data:
+        group.problem(
+            form.SECTOR, 'is cold, but no published record has the length of '
+            'its object', severity=form.DAMAGE)
+    if group.published < group.slots:
+        group.problem(
+            form.SECTOR, f'is cold, but only {group.published} of '
+            f'{group.slots} slots are published', severity=form.DAMAGE)
+
+
+def judge_segment(group: 'group_reader.Group', offset: int, stored: int,
+                  codec: int, blocks: list[tuple], before: int) -> None:
+    """Judge a segment by the entries that name it.
+
+    :param blocks: its live blocks by slot: slot, offset, length, checksum
+    :param before: where the segments before it end
+    :raises Damage: says what is wrong
+    """
+    if offset < before:
+        raise form.Damage('it begins before the one before it ends')
+    if offset + form.SEGMENT_HEADER + stored > group.end:
+        raise form.Damage(f'its object ends at {group.end}, inside it')
+    end = 0
+    for slot, at, length, _ in blocks:
+        if at < end:
+            raise form.Damage(f'the block of slot {slot} does not lie behind '
+                              'the one before it')
+        end = at + length
+    if codec == form.CODEC_NONE and end > stored:
+        raise form.Damage(f'its blocks end at {end}, but it has {stored} '
+                          'bytes')
