@@ -338,10 +338,10 @@ class _Run:
                                           self._pace)
         except (task.Stopped, exceptions.BusyError,
                 exceptions.UnavailableError):
-            self._give_up(key)
+            self._give_up(group.number, object_id, key)
             raise
         if not moved:
-            self._give_up(key)
+            self._give_up(group.number, object_id, key)
             raise exceptions.BusyError(
                 f'group {group.number:08x} is in use')
         self._note(group, before, length)
@@ -370,13 +370,18 @@ class _Run:
                     f'{self._store.location.url}: {key} has other bytes at '
                     f'{start} than were sent')
 
-    def _give_up(self, key: str) -> None:
+    def _give_up(self, number: int, object_id: bytes, key: str) -> None:
         """Delete an object that no group names, nor ever did.
 
         If this fails, a later run finds and deletes it.
         """
-        with contextlib.suppress(exceptions.UnavailableError):
-            self._store.delete(key)
+        with contextlib.suppress(exceptions.UnavailableError,
+                                 exceptions.ImageNotFound,
+                                 *exceptions.UNREADABLE):
+            # A file system may do what it says it did not.
+            facts = self._maintainer.engine.group_facts(number)
+            if facts['object'] != object_id:
+                self._store.delete(key)
 
     def _note(self, group: GroupPlan, before: dict[str, Any], length: int
               ) -> None:
