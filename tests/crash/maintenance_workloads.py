@@ -21,10 +21,10 @@ from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import layout
 from glance_dedup.repository import upgrade
-from tests.crash import bucket
 from tests.crash import deeds
 from tests.crash.expectation import make
 from tests.crash import stages
+from tests.support import bucket
 from tests.support import maintenance
 from tests.support import repositories
 

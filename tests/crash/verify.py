@@ -15,13 +15,13 @@ from glance_dedup.base import scopes
 from glance_dedup.check import checker
 from glance_dedup.check import files
 from glance_dedup.maintenance import addresses
-from tests.crash import bucket
 from tests.crash import deeds
 from tests.crash.expectation import make
 from tests.crash import recorded_volume
 from tests.crash import survivor
 from tests.crash import verify_volumes
 from tests.crash.verify_volumes import Wrong
+from tests.support import bucket
 from tests.support import maintenance
 from tests.support import repositories
 

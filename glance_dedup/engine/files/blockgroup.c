@@ -16,6 +16,8 @@
 #include "engine/format/address.h"
 
 #define GROUP_MAGIC "GDGROUP" /* with its final zero: 8 bytes */
+/* Of an object: a segment begins below 2^32. */
+#define MOST_LENGTH ((1ULL << 32) + GD_SEGMENT_HEADER + GD_SEGMENT_MAX)
 
 enum {
     HEADER_SIZE = 512,
@@ -112,6 +114,12 @@ find_length(gd_group *group, gd_error *err)
     gd_published record;
     gd_status s = gd_group_read_published(group, &record, err);
     group->object.length = record.end;
+    if (s == GD_OK && (record.count != group->bounds.slots ||
+                       record.end < gd_data_start(group->bounds.slots) ||
+                       record.end > MOST_LENGTH)) {
+        s = gd_fail(err, GD_CORRUPT, "%s is cold, and no record (offset %d) "
+                    "tells its object's length", group->name, HEADER_SIZE);
+    }
     return s;
 }
 

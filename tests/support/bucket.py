@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What stands in for an object store where crashes are explored.
+"""What stands in for an object store where crashes and damage are tried.
 
 A crash of the repository's host does not undo what an object store has
 acknowledged. So the objects are files that are recorded like all others, in a
