@@ -52,6 +52,9 @@ _SPARE = 16
 # Of the cache's budget, what announced slices may take: they must not be
 # evicted before they are read.
 _AHEAD = 4
+# Slices that dedupd was told of last, and is not told of once more: a slice has
+# several segments, which are read one after the other.
+_TOLD = 16
 # Seconds: longer than any request takes.
 _EVER = 86400.0
 _OBJECT = re.compile('[0-9a-f]{32}')
@@ -192,7 +195,7 @@ class Slices(closing.Closing):
         with self._lock:
             wanted = [one for one in wanted if one not in self._told]
             self._told |= dict.fromkeys(wanted)
-            while len(self._told) > ANNOUNCED:
+            while len(self._told) > _TOLD:
                 del self._told[next(iter(self._told))]
         if wanted:
             # It may take a second to find out that dedupd hangs.

@@ -2,6 +2,7 @@
 
 """Slices of cold groups that dedupd fetches for other programs."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,9 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import slices as client_module
+from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.objects import slices as slices_module
+from glance_dedup.repository import cold as cold_module
 from tests.support import cold_repositories
 from tests.support import daemons
 from tests.support import repositories
@@ -303,3 +306,58 @@ def test_downloads_through_the_daemon(cold, daemon, faults):
         data = b''.join(iter(lambda: stream.read(1 << 20, 30), b''))
     assert data == cold.images['one']
     assert len(gets(faults)) == 10
+
+
+# -- groups that get another object -------------------------------------------
+
+def renew(cold, number):
+    """Give a group another object, and delete the one that it had."""
+    before = cold.groups[number]
+    with cold.open() as repo, contextlib.closing(
+            maintainer_module.Maintainer(repo)) as maintainer:
+        with contextlib.closing(
+                maintainer.engine.begin_cooling(number)) as rewriting:
+            while not rewriting.step()[0]:
+                pass
+            object_id, length, name = rewriting.object()
+            with cold_module.connect(cold.settings) as store:
+                key = slices_module.key_of(cold.settings.owner, number,
+                                           object_id)
+                with open(cold.path / name, 'rb') as file:
+                    store.put(key, file)
+                rewriting.cut()
+                rewriting.exchange()
+                store.delete(slices_module.key_of(
+                    cold.settings.owner, number, before['object']))
+        cold.groups[number] = maintainer.engine.group_facts(number)
+        assert cold.groups[number]['object'] == object_id
+    cold.forget()
+
+
+@pytest.mark.parametrize('asks', [True, False])
+def test_who_has_the_old_file_open_reads_the_new_object(
+        cold, daemon, faults, asks):
+    with contextlib.ExitStack() as stack:
+        repo = stack.enter_context(
+            open_asking(cold, daemon) if asks else cold.open())
+        image = stack.enter_context(repo.open_image('one'))
+        assert image.read(5000, 0) == cold.images['one'][:5000]
+        daemon.stop()           # it is the maintainer
+        renew(cold, 1)
+        daemon.start()
+        assert image.read() == cold.images['one']
+        daemon.stop()
+        renew(cold, 1)
+        daemon.start()
+        with repo.open_image('one') as again:
+            assert again.read() == cold.images['one']
+
+
+def test_no_object_is_left(cold, faults):
+    """Looking at the file again finds nothing new, and that ends."""
+    with cold_module.connect(cold.settings) as store:
+        store.delete(slices_module.key_of(
+            cold.settings.owner, 1, cold.groups[1]['object']))
+    with cold.open() as repo:
+        with pytest.raises(exceptions.UnavailableError):
+            read(repo)

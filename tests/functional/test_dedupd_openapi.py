@@ -184,7 +184,7 @@ def test_every_endpoint_is_described():
             return lambda *args: None
 
     async def routes():
-        found = api.API(*[Anything() for _ in range(5)], '/', [],
+        found = api.API(*[Anything() for _ in range(6)], '/', [],
                         asyncio.Event())
         return {listener: {
             ('/' + '/'.join(segments), method.lower())
