@@ -5,9 +5,7 @@
 import contextlib
 import os
 import random
-import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -16,7 +14,6 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.client import slices as client_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openvolumes
 from tests.support import cold_repositories
@@ -245,3 +242,95 @@ def test_no_daemon(cold, tmp_path, faults):
             disk.stop()
         daemon.stop()
     need_clean(cold, content)
+
+
+def test_what_a_daemon_may_answer(cold, daemon, tmp_path, faults):
+    """Anything but a right answer is none, and the plugin asks again."""
+    own = {'Dedup_Repository': 'ab' * 16}
+    answers = iter([
+        b'', b'HTTP/1.1 200 OK', b'x' * 100_000, b'HTTP/1.1 200\r\n\r\n',
+        b'\0' * 9000, daemons.answer(b'', 200), daemons.answer(b'', 503),
+        daemons.answer(b'{"error":{"message":"%n%s' + b'\\"' * 3000, 500),
+        b'HTTP/1.1 99999999999999999999 x\r\n\r\n', None])
+    ended = threading.Event()
+
+    def behave(connection, request):
+        found = next(answers, b'end')
+        if found is None:
+            ended.set()
+            connection.sendall(daemons.answer(b'', 202, **own))
+        elif found == b'end':
+            with daemon.connect() as sock:
+                sock.sendall(request)
+                while data := sock.recv(65536):
+                    connection.sendall(data)
+        else:
+            connection.sendall(found)
+
+    path = daemon.directory / 'hostile'
+    with daemons.scripted(path, behave):
+        with volumes.Server(cold.path, tmp_path,
+                            GLANCE_DEDUP_SOCKET=str(path)) as disk:
+            disk.start()
+            with disk.session() as session:
+                assert session.read(0, SIZE) == cold.images['one']
+            assert ended.is_set()
+            assert disk.text().count('\n') < 30
+            disk.stop()
+
+
+@pytest.mark.parametrize('name,reason', [
+    ('x' * 200, 'File name too long'), ('nobody', 'No such file')])
+def test_where_there_is_no_daemon(cold, tmp_path, faults, name, reason):
+    """After some patience, the log says where it was looked for."""
+    with volumes.Server(cold.path, tmp_path, GLANCE_DEDUP_SOCKET=str(
+            tmp_path / name)) as disk:
+        disk.start()
+        with disk.session() as session:
+            error, _ = session.answer(nbd.READ, 0, 4096)
+        assert error == nbd.EIO
+        assert reason in disk.text()
+
+
+# -- images -------------------------------------------------------------------
+
+def test_images_over_nbd(cold, faults):
+    """As Nova reads them from dedupd."""
+    with daemons.Daemon(cold.path) as daemon:
+        daemon.write_config(nbd_socket=daemon.directory / 'nbd')
+        daemon.start()
+        with nbd.Session(daemon.directory / 'nbd') as session:
+            session.go(b'one')
+            faults.always = 503
+            error, _ = session.answer(nbd.READ, 0, 4096)
+            assert error == nbd.EIO
+            faults.always = None
+            for offset in range(0, SIZE, MIB):
+                assert session.read(offset, MIB) == (
+                    cold.images['one'][offset:offset + MIB])
+        assert daemon.status()['nbd']['errors'] == 1
+        assert 'Traceback' not in daemon.text()
+    assert len(gets(faults)) >= len(cold.slices())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('direct', [True, False])
+def test_mounted_images(cold, faults, tmp_path, direct):
+    """By way of the daemon, and read from the repository."""
+    from tests.functional import test_mount
+
+    with daemons.Daemon(cold.path) as daemon:
+        daemon.write_config(nbd_socket=daemon.directory / 'nbd')
+        daemon.start()
+        options = ['--socket', daemon.socket]
+        if direct:
+            options += ['--repository', cold.path]
+        faults.always = 503
+        with test_mount.Mount(tmp_path, *options) as mount:
+            with open(mount / 'one', 'rb', buffering=0) as file:
+                with pytest.raises(OSError):
+                    file.read(4096)
+            faults.always = None
+            faults.seen.clear()
+            assert (mount / 'one').read_bytes() == cold.images['one']
+        assert len(gets(faults)) == len(cold.slices())
