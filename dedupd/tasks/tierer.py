@@ -135,20 +135,12 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     """
     repo = maintainer.repository
     owners.need_format(repo)
-    _need_no_volumes(repo)
     repo.settle_version()
     settings = cold.need(repo.path)
     with cold.connect(settings) as store:
         owners.check_claim(repo, settings, store)
         run = _Run(maintainer, pace, policy, store, settings.owners)
         return maintainer.guard(run.run, pace.step)
-
-
-def _need_no_volumes(repo: Any) -> None:
-    if os.listdir(os.path.join(repo.path, 'volumes')):
-        raise exceptions.InvalidParameter(
-            f'{repo.path} has volumes, whose server cannot read from an '
-            'object store: no group is moved')
 
 
 # -- planning -----------------------------------------------------------------

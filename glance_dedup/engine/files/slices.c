@@ -186,16 +186,37 @@ gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
     return GD_OK;
 }
 
+static bool
+is_there(const gd_slices *slices, const gd_object *object, uint32_t slice)
+{
+    char name[NAME];
+    struct stat st;
+    name_slice(object, slice, name);
+    return slices->env->fstatat(slices->env, slices->directory, name, &st) ==
+           0;
+}
+
 void
 gd_slices_expect(const gd_slices *slices, const gd_object *object,
                  uint64_t offset, uint64_t length)
 {
-    if (length > 0 && offset < object->length) {
-        uint64_t last = offset + length - 1;
-        last = last < object->length ? last : object->length - 1;
-        uint32_t first = (uint32_t)(offset / GD_SLICE);
-        slices->source.expect(slices->source.arg, object, first,
-                              (uint32_t)(last / GD_SLICE) - first + 1);
+    if (length == 0 || offset >= object->length) {
+        return;
+    }
+    uint64_t left = object->length - offset;
+    uint64_t last = offset + (length < left ? length : left) - 1;
+    uint32_t slice = (uint32_t)(offset / GD_SLICE);
+    uint32_t end = (uint32_t)(last / GD_SLICE) + 1;
+    while (slice < end) {
+        uint32_t first = slice;
+        while (slice < end && !is_there(slices, object, slice)) {
+            slice++;
+        }
+        if (slice > first) {
+            slices->source.expect(slices->source.arg, object, first,
+                                  slice - first);
+        }
+        slice++;
     }
 }
 

@@ -54,7 +54,8 @@ void gd_slices_close(gd_slices *slices);
 gd_status gd_slices_read(const gd_slices *slices, const gd_object *object,
                          void *out, size_t length, uint64_t offset,
                          const char *name, gd_error *err);
-/* Advice: these bytes will be read soon. */
+/* Advice: these bytes will be read soon.  The source is told of the slices that
+ * are not there. */
 void gd_slices_expect(const gd_slices *slices, const gd_object *object,
                       uint64_t offset, uint64_t length);
 /* Removes the slices with these bytes, which may be wrong.  The next reader has

@@ -339,9 +339,7 @@ take_from_disk(gd_block_fetch *fetch, gd_error *err)
         return GD_OK;
     }
     gd_status s = need_buffers(fetch, err);
-    if (!plan->asked) {
-        gd_plan_read_ahead(plan->wants, plan->count);
-    }
+    gd_plan_read_ahead(plan->wants, plan->count, plan->asked);
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         uint64_t end;
         const gd_want *first = plan->wants + i;
@@ -483,9 +481,27 @@ forget_slices(const gd_plan *plan)
     }
 }
 
+/* Whether a cold group has another file under its name now, which may name
+ * another object. */
+static bool
+is_replaced(const gd_plan *plan)
+{
+    const gd_repo *repo = plan->repo;
+    for (size_t i = 0; i < plan->group_count; i++) {
+        const gd_group *group = plan->groups[i];
+        if (group->is_cold &&
+            !gd_same_file(repo->env, group->fd, repo->root, group->name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* *replaced: whether the last try, and this one, failed since the object store
+ * did not give an object that its group has left. */
 static gd_status
 try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
-           gd_error *err)
+           bool *replaced, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
     gd_status s = GD_OK;
@@ -499,7 +515,7 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
         s = gd_plan_add(plan, ranges[i], err);
     }
     gd_plan_sort(plan);
-    if (s == GD_OK && how == AFRESH) {
+    if (s == GD_OK && how == AFRESH && !*replaced) {
         forget_slices(plan);
     }
     if (s == GD_OK) {
@@ -513,6 +529,7 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
         s = how == CAREFULLY ? take_carefully(fetch, err)
                              : take_from_disk(fetch, err);
     }
+    *replaced = s == GD_UNAVAILABLE && is_replaced(plan);
     gd_plan_clear(plan);
     return s;
 }
@@ -522,8 +539,10 @@ gd_block_fetch_ranges(gd_block_fetch *fetch, const gd_range *ranges,
                       size_t count, gd_error *err)
 {
     gd_status s = GD_CORRUPT;
-    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO); how++) {
-        s = try_ranges(fetch, ranges, count, (way)how, err);
+    bool replaced = false;
+    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO || replaced);
+         how++) {
+        s = try_ranges(fetch, ranges, count, (way)how, &replaced, err);
     }
     return s;
 }
