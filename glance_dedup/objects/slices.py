@@ -344,12 +344,6 @@ class Slices(closing.Closing):
                 self._source = self._connect()
             return self._source
 
-    def forget(self, object_id: bytes, first: int, count: int) -> None:
-        """Remove slices: who reads them next has them fetched again."""
-        for number in range(first, first + count):
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(object_id, number))
-
     def close(self) -> None:
         """Close the connections. No request may be under way."""
         if self._source is not None:

@@ -436,11 +436,11 @@ salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length,
 {
     enum { STEP = 512 }; /* small, so that a bad sector loses little else */
     gd_status s = gd_group_read_data(group, out, length, offset, err);
-    if (s == GD_OK || group->is_cold) {
+    if (s == GD_OK || (group->is_cold && s != GD_CORRUPT)) {
         return s;
     }
     memset(out, 0, length);
-    for (size_t at = 0; at < length; at += STEP) {
+    for (size_t at = 0; !group->is_cold && at < length; at += STEP) {
         size_t here = length - at < STEP ? length - at : STEP;
         if (gd_read_full(group->env, group->fd, out + at, here, offset + at,
                          group->name, NULL) != GD_OK) {

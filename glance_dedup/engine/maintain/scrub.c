@@ -126,6 +126,17 @@ is_asked(const scrub *x, uint32_t index, bool again)
     return !again || x->verdicts[index] >= GD_VERDICT_WORN;
 }
 
+/* Whether the block is to be judged by its bytes.  No object need be asked for
+ * those that lie behind its end. */
+static bool
+is_within(const scrub *x, const gd_entry *entry)
+{
+    return (entry->segment >= x->extent.begin &&
+            entry->segment < x->extent.end) ||
+           (x->group->is_cold &&
+            gd_entry_segment_end(entry) > x->group->object.length);
+}
+
 static void
 sort_places(scrub *x, bool again)
 {
@@ -140,9 +151,7 @@ sort_places(scrub *x, bool again)
         bool lost = state == GD_ENTRY_INVALID ||
                     (state == GD_ENTRY_EMPTY && x->first + i < x->published);
         x->verdicts[i] = lost ? GD_VERDICT_INVALID : GD_VERDICT_NONE;
-        uint32_t at = x->entries[i].segment;
-        if (state == GD_ENTRY_LIVE && at >= x->extent.begin &&
-            at < x->extent.end) {
+        if (state == GD_ENTRY_LIVE && is_within(x, &x->entries[i])) {
             place *p = &x->places[x->place_count++];
             *p = (place){x->entries[i].segment, i};
             sorted = sorted && (p == x->places || by_segment(p - 1, p) < 0);
