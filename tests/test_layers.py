@@ -92,7 +92,7 @@ PACKAGES = {
     'dedupd.http': ('the server of HTTP, and whom it asks', 'base'),
     'dedupd.serve': (
         'what the daemon serves: bytes, replicas, disks',
-        '_engine base repository client transfer http'),
+        '_engine base objects repository client transfer http'),
     'dedupd.cache': (
         'the cache of a compute host',
         'base repository maintenance client transfer http serve'),
@@ -231,6 +231,7 @@ TESTED_BY = {
     'glance_dedup.client.connection': 'unit/client/test_daemon.py',
     'glance_dedup.client.errors': 'unit/client/test_daemon.py',
     'glance_dedup.client.replica': 'unit/transfer/test_send.py',
+    'glance_dedup.client.slices': 'functional/test_cold_daemon.py',
     'glance_dedup.client.streams': 'unit/client/test_daemon.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
@@ -271,6 +272,7 @@ TESTED_BY = {
     'dedupd.http.upstream': 'functional/test_cache_relay.py',
     'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
+    'dedupd.serve.slices': 'functional/test_cold_daemon.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.pieces': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',

@@ -7,12 +7,17 @@ and aligned to that, each in a file of its own, ``<object id>/<slice>``. A file
 appears whole, by a rename, and eviction removes it; who has it open reads on.
 What is in it is verified by who reads it, so nothing here is synced.
 
-Several processes may use one directory. Two that fetch the same slice at once
-both write it, and the second file takes the first one's place. In one process
-one request serves all that wait for it.
+Several processes may use one directory. They ask the host's dedupd for slices,
+so that one request to the object store serves all of them. A process for which
+no daemon answers makes the requests itself; two such processes that want the
+same slice at once both write it, and the second file takes the first one's
+place. In one process one request serves all that wait for it.
+
+Slices that somebody waits for come before those that were only announced.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from concurrent import futures
 import contextlib
@@ -22,33 +27,71 @@ import re
 import secrets
 import stat
 import threading
+import time
+from typing import NamedTuple
+from typing import Protocol
 
 from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import workers
 from glance_dedup.objects import store as store_module
 
 #: Bytes of a slice. The engine has the same number.
 SLICE = 1 << 20
 #: Requests that are under way at most.
 PARALLEL = 8
-#: Requests that wait at most because they were announced. Further
+#: Slices that are on their way at most because they were announced. Further
 #: announcements have no effect.
 ANNOUNCED = 64
 
 # By how much the cache is made smaller than its budget, so that not each new
 # slice evicts one.
 _SPARE = 16
+# Of the cache's budget, what announced slices may take: they must not be
+# evicted before they are read.
+_AHEAD = 4
+# Slices that dedupd was told of last, and is not told of once more: a slice has
+# several segments, which are read one after the other.
+_TOLD = 16
+# How often a slice is written, if its directory is removed meanwhile.
+_TRIES = 20
+# Seconds: longer than any request takes.
+_EVER = 86400.0
 _OBJECT = re.compile('[0-9a-f]{32}')
 _SLICE = re.compile('[0-9a-f]{8}')
-
-_Key = tuple[bytes, int]
 
 
 def key_of(owner: str, group: int, object_id: bytes) -> str:
     """The key of a cold group's object."""
     return f'{owner}/g/{group:08x}-{object_id.hex()}'
+
+
+class Wanted(NamedTuple):
+    """A slice of a cold group's object."""
+
+    group: int
+    object_id: bytes
+    length: int
+    """Bytes of the object."""
+    number: int
+    """The slice's place in the object."""
+
+
+class Ask(Protocol):
+    """Asks another process of this host for slices."""
+
+    def __call__(self, group: int, object_id: bytes, first: int, count: int,
+                 wait: float) -> bool:
+        """Have slices brought into the directory.
+
+        :param wait: how many seconds to wait at most until they are there; 0:
+            they are only announced
+        :returns: False: nobody answers, so the caller is to bring them
+        :raises UnavailableError: the object store does not give one, or not in
+            time
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +106,24 @@ class Source:
     """Bytes; at least two slices for each request under way are kept."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What this process did for slices since it opened the repository."""
+
+    gets: int = 0
+    """Requests to the object store."""
+    received: int = 0
+    """Bytes of objects that these brought."""
+    asked: int = 0
+    """Slices that dedupd was asked for."""
+    evicted: int = 0
+    """Slices that were removed, to keep the cache's size."""
+    unavailable: int = 0
+    """Slices that the object store did not give."""
+    cached: int | None = None
+    """Bytes of the cache. None: this process has not counted them."""
+
+
 class Slices(closing.Closing):
     """What brings slices into a directory, and evicts others.
 
@@ -71,107 +132,238 @@ class Slices(closing.Closing):
     """
 
     def __init__(self, directory: str, connect: Callable[[], Source],
-                 file_mode: int = 0o600) -> None:
+                 file_mode: int = 0o600, ask: Ask | None = None) -> None:
         """Ask for nothing yet.
 
         :param directory: for slices of one repository; it is there
         :param connect: called once, when the first slice is needed
         :param file_mode: of the slices' files
+        :param ask: asks dedupd. None: this is dedupd
         """
         self.directory = directory
         self._connect = connect
         self._file_mode = file_mode
         self._directory_mode = 0o2770 if file_mode & 0o020 else 0o700
-        self._lock = threading.Lock()
+        self._ask = ask
+        self._connecting = threading.Lock()
         self._source: Source | None = None
         # Under which owner an object was found, if it is not the first one.
         self._owners: dict[bytes, str] = {}
-        self._requests: dict[_Key, futures.Future[None]] = {}
-        self._pool = futures.ThreadPoolExecutor(PARALLEL, 'slices')
+        self._lock = threading.Lock()   # guards all that follows
+        self._requests: dict[Wanted, futures.Future[None]] = {}
+        # Those of the requests that have not begun, in their order: the ones
+        # for which somebody waits, and the others.
+        self._awaited: dict[Wanted, None] = {}
+        self._announced: dict[Wanted, None] = {}
+        # What dedupd was told that it will be needed, oldest first.
+        self._told: dict[Wanted, None] = {}
         self._used: int | None = None       # bytes; None: not counted yet
+        self._asked = self._evicted = self._unavailable = 0
+        self._pool = workers.Workers('slices', PARALLEL)
+        self._telling = workers.Strand(workers.Workers('slices-ahead', 1))
+
+    # -- for the engine --
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
-              count: int) -> None:
+              count: int, patience: float = 0.0) -> None:
         """Bring slices, except those that are there; waits for all.
 
         :param length: of the object
+        :param patience: how many seconds to wait at most; 0: as long as it
+            takes. The requests go on after that
         :raises UnavailableError: the object store does not give one
         :raises NoSpaceError: the cache's disk is full
         """
-        asked = [self._ask(group, object_id, length, number)
-                 for number in range(first, first + count)
-                 if not self._is_there(object_id, number)]
-        for one in asked:
-            one.result()
+        ends = time.monotonic() + (patience or _EVER)
+        wanted = self.missing(group, object_id, length, first, count)
+        if not wanted or self._have_brought(wanted, patience or _EVER):
+            return
+        try:
+            for request in self.request(wanted):
+                request.result(max(0.0, ends - time.monotonic()))
+        except TimeoutError as e:
+            raise exceptions.UnavailableError(
+                f'the object store did not answer within {patience:.1f} '
+                f'seconds: slices of {object_id.hex()}') from e
 
     def expect(self, group: int, object_id: bytes, length: int, first: int,
                count: int) -> None:
         """Begin to bring slices, if not too many are waited for already."""
+        wanted = self.missing(group, object_id, length, first,
+                              min(count, ANNOUNCED))
+        if self._ask is None:
+            self.announce(wanted)
+            return
+        with self._lock:
+            wanted = [one for one in wanted if one not in self._told]
+            self._told |= dict.fromkeys(wanted)
+            while len(self._told) > _TOLD:
+                del self._told[next(iter(self._told))]
+        if wanted:
+            # It may take a second to find out that dedupd hangs.
+            self._telling.submit(self._tell, wanted)
+
+    def missing(self, group: int, object_id: bytes, length: int, first: int,
+                count: int) -> list[Wanted]:
+        """Those of some slices of an object that are not there."""
+        end = min(first + count, -(-length // SLICE))
+        return [Wanted(group, object_id, length, number)
+                for number in range(first, end)
+                if not self._is_there(object_id, number)]
+
+    def forget(self, object_id: bytes, first: int, count: int) -> set[int]:
+        """Remove slices: who reads them next has them fetched again.
+
+        :returns: those that were there
+        """
+        removed = set()
         for number in range(first, first + count):
-            if len(self._requests) >= ANNOUNCED:
-                return
-            if not self._is_there(object_id, number):
-                self._ask(group, object_id, length, number)
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(object_id, number))
+                removed.add(number)
+        return removed
 
-    def close(self) -> None:
-        """Wait for what is under way, and close the connections."""
-        self._pool.shutdown(cancel_futures=True)
-        if self._source is not None:
-            self._source.store.close()
+    # -- by way of dedupd --
 
-    @property
-    def counts(self) -> store_module.Counts:
-        """What was asked of the object store."""
-        return (self._source.store.counts if self._source
-                else store_module.Counts())
+    def _have_brought(self, wanted: list[Wanted], wait: float) -> bool:
+        """Have dedupd bring slices that lie between two of an object."""
+        if self._ask is None:
+            return False
+        first, last = wanted[0], wanted[-1]
+        with self._lock:
+            for one in wanted:
+                self._told.pop(one, None)
+        try:
+            found = self._ask(first.group, first.object_id, first.number,
+                              last.number - first.number + 1, wait)
+        except exceptions.UnavailableError:
+            self._count(unavailable=len(wanted))
+            raise
+        if found:
+            self._count(asked=len(wanted))
+        return found
+
+    def _tell(self, wanted: list[Wanted]) -> None:
+        with contextlib.suppress(exceptions.UnavailableError):
+            if not self._have_brought(wanted, 0.0):
+                self.announce(wanted)
 
     # -- requests --
 
-    def _ask(self, group: int, object_id: bytes, length: int, number: int
-             ) -> futures.Future[None]:
+    def request(self, wanted: Iterable[Wanted]) -> list[futures.Future[None]]:
+        """Have slices brought for somebody who waits; returns at once.
+
+        The results raise what :meth:`fetch` does.
+        """
+        return [self._begin(one, self._awaited) for one in wanted]
+
+    def announce(self, wanted: Iterable[Wanted]) -> None:
+        """Have slices brought soon, if not too many are on their way."""
+        for one in wanted:
+            if len(self._requests) >= self._most_announced():
+                return
+            self._begin(one, self._announced)
+
+    def _most_announced(self) -> int:
+        source = self._source
+        return ANNOUNCED if source is None else max(
+            PARALLEL, min(ANNOUNCED, source.budget // SLICE // _AHEAD))
+
+    def _begin(self, one: Wanted, queue: dict[Wanted, None]
+               ) -> futures.Future[None]:
         """The request for a slice: the one under way, or a new one."""
-        key = object_id, number
         with self._lock:
-            request = self._requests.get(key)
-            if request is None:
-                request = self._pool.submit(
-                    self._bring, group, object_id, length, number)
-                self._requests[key] = request
-            return request
-
-    def _bring(self, group: int, object_id: bytes, length: int, number: int
-               ) -> None:
-        start = number * SLICE
+            request = self._requests.get(one)
+            if request is not None:
+                if queue is self._awaited and one in self._announced:
+                    del self._announced[one]
+                    queue[one] = None
+                return request
+            request = self._requests[one] = futures.Future()
+            request.set_running_or_notify_cancel()  # nobody cancels it
+            queue[one] = None
         try:
-            if not self._is_there(object_id, number) and start < length:
-                self._keep(object_id, number, self._get(
-                    group, object_id, start, min(SLICE, length - start)))
-        finally:
-            with self._lock:
-                del self._requests[object_id, number]
+            self._pool.submit(self._bring_next)
+        except exceptions.NoThread as e:
+            self._end(one, e)
+        return request
 
-    def _get(self, group: int, object_id: bytes, start: int, length: int
-             ) -> bytes:
+    def _bring_next(self) -> None:
+        """Bring the slice that is most urgent."""
+        with self._lock:
+            queue = self._awaited or self._announced
+            if not queue:
+                return
+            one = next(iter(queue))
+            del queue[one]
+        error: BaseException | None = None
+        try:
+            self._bring(one)
+        except BaseException as e:
+            error = e
+        self._end(one, error)
+
+    def _end(self, one: Wanted, error: BaseException | None) -> None:
+        with self._lock:
+            self._awaited.pop(one, None)
+            self._announced.pop(one, None)
+            request = self._requests.pop(one)
+            self._unavailable += isinstance(error,
+                                            exceptions.UnavailableError)
+        if error is None:
+            request.set_result(None)
+        else:
+            request.set_exception(error)
+
+    def _bring(self, one: Wanted) -> None:
+        start = one.number * SLICE
+        if start < one.length and not self._is_there(one.object_id,
+                                                     one.number):
+            self._keep(one, self._get(one, start,
+                                      min(SLICE, one.length - start)))
+
+    def _get(self, one: Wanted, start: int, length: int) -> bytes:
         source = self._get_source()
-        known = self._owners.get(object_id)
+        known = self._owners.get(one.object_id)
         for owner in [known] if known else source.owners:
             try:
                 content = source.store.get(
-                    key_of(owner, group, object_id), start, length)
+                    key_of(owner, one.group, one.object_id), start, length)
             except store_module.ObjectNotFound:
                 if known or owner == source.owners[-1]:
                     raise
                 continue
             if owner != source.owners[0]:
-                self._owners[object_id] = owner
+                self._owners[one.object_id] = owner
             return content
         raise exceptions.UnavailableError('no owner of objects is known')
 
     def _get_source(self) -> Source:
-        with self._lock:
+        with self._connecting:
             if self._source is None:
                 self._source = self._connect()
             return self._source
+
+    def close(self) -> None:
+        """Close the connections. No request may be under way."""
+        if self._source is not None:
+            self._source.store.close()
+
+    # -- figures --
+
+    @property
+    def figures(self) -> Figures:
+        """What this process did."""
+        counts = (self._source.store.counts if self._source
+                  else store_module.Counts())
+        with self._lock:
+            return Figures(counts.gets, counts.received, self._asked,
+                           self._evicted, self._unavailable, self._used)
+
+    def _count(self, asked: int = 0, unavailable: int = 0) -> None:
+        with self._lock:
+            self._asked += asked
+            self._unavailable += unavailable
 
     # -- files --
 
@@ -179,25 +371,34 @@ class Slices(closing.Closing):
         return os.path.join(self.directory, object_id.hex(), f'{number:08x}')
 
     def _is_there(self, object_id: bytes, number: int) -> bool:
-        return os.path.exists(self._path(object_id, number))
+        return os.path.isfile(self._path(object_id, number))
 
-    def _keep(self, object_id: bytes, number: int, content: bytes) -> None:
-        path = self._path(object_id, number)
-        temporary = f'{path}.{secrets.token_hex(8)}'
+    def _keep(self, one: Wanted, content: bytes) -> None:
+        path = self._path(one.object_id, one.number)
         with files.os_errors(f'cannot write {path}'):
-            if not os.path.isdir(os.path.dirname(path)):
-                access.make_directory(os.path.dirname(path),
-                                      self._directory_mode)
-            try:
-                with open(access.make_file(temporary, self._file_mode),
-                          'wb') as f:
-                    f.write(content)
-                os.rename(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            for is_last in (*(_TRIES - 1) * [False], True):
+                try:
+                    self._write(path, content)
+                    break
+                except FileNotFoundError:
+                    # Whoever evicts removes empty directories, and what is
+                    # not renamed yet.
+                    if is_last:
+                        raise
         self._make_room(len(content))
+
+    def _write(self, path: str, content: bytes) -> None:
+        temporary = f'{path}.{secrets.token_hex(8)}'
+        if not os.path.isdir(os.path.dirname(path)):
+            access.make_directory(os.path.dirname(path), self._directory_mode)
+        try:
+            with open(access.make_file(temporary, self._file_mode), 'wb') as f:
+                f.write(content)
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     def _make_room(self, more: int) -> None:
         """Evict what was used longest ago, if there is too much.
@@ -221,6 +422,7 @@ class Slices(closing.Closing):
                     with contextlib.suppress(OSError):
                         os.unlink(path)
                         used -= size
+                        self._evicted += 1
             self._used = used
 
     def _all(self) -> Iterator[tuple[float, int, str]]:

@@ -118,12 +118,14 @@ def connect(settings: Settings) -> store_module.ObjectStore:
     return store_module.ObjectStore(settings.location, settings.credentials)
 
 
-def open_slices(path: str) -> slices_module.Slices:
+def open_slices(path: str, ask: slices_module.Ask | None
+                ) -> slices_module.Slices:
     """What brings slices of the cold groups of a repository.
 
     ``cold.json`` is read when the first one is needed.
 
     :param path: the repository's directory
+    :param ask: asks dedupd for slices; None: it is not asked
     :raises StorageError: it has no directory for slices
     """
     def source() -> slices_module.Source:
@@ -144,4 +146,4 @@ def open_slices(path: str) -> slices_module.Slices:
             "user of the repository's other directories")
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
-    return slices_module.Slices(directory, source, mode)
+    return slices_module.Slices(directory, source, mode, ask)
