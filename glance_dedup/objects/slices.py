@@ -205,14 +205,15 @@ class Slices(closing.Closing):
         Reading does not change a file: the time of its last access may be a
         day old. But a slice that is read often is fetched again soon.
         """
-        budget = max(self._get_source().budget, 2 * PARALLEL * SLICE)
+        budget = self._get_source().budget
         with self._lock:
             if self._used is not None:
                 self._used += more
-                if self._used <= budget:
+                if self._used <= self._allowed(budget, self._used):
                     return
             found = sorted(self._all())
             used = sum(size for _, size, _ in found)
+            budget = self._allowed(budget, used)
             wanted = budget - budget // _SPARE
             if used > budget:
                 for _, size, path in found:
@@ -222,6 +223,17 @@ class Slices(closing.Closing):
                         os.unlink(path)
                         used -= size
             self._used = used
+
+    def _allowed(self, budget: int, used: int) -> int:
+        """Bytes that the slices may take now.
+
+        They leave as much free as they take, since uploads need the disk more.
+        """
+        with contextlib.suppress(OSError):
+            status = os.statvfs(self.directory)
+            free = status.f_bavail * status.f_frsize
+            budget = min(budget, (used + free) // 2)
+        return max(budget, 2 * PARALLEL * SLICE)
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
         """Of each slice, and of what killed processes left: time, size, path.
