@@ -2,9 +2,9 @@
 
 """When the disk has too little free space to wait until groups move.
 
-The task ``tier`` runs at its interval. Uploads may fill the disk sooner. So the
-maintainer looks at the free space every few seconds, and runs the task at once
-if less is free than ``tier_free_mib``.
+The task ``tier`` runs at its interval. Uploads may fill the disk sooner. So
+the maintainer looks at the free space every few seconds, and runs the task at
+once if less is free than ``tier_free_mib``.
 """
 
 import contextlib

@@ -183,6 +183,19 @@ class Slices(closing.Closing):
 
     def _keep(self, object_id: bytes, number: int, content: bytes) -> None:
         path = self._path(object_id, number)
+        try:
+            self._write(path, content)
+        except exceptions.NoSpaceError:
+            # Others have filled the disk. What is read now needs the room
+            # more than what was read before.
+            with self._lock:
+                found = sorted(self._all())
+                self._used = self._evict(found, sum(
+                    size for _, size, _ in found) // 2)
+            self._write(path, content)
+        self._make_room(len(content))
+
+    def _write(self, path: str, content: bytes) -> None:
         temporary = f'{path}.{secrets.token_hex(8)}'
         with files.os_errors(f'cannot write {path}'):
             if not os.path.isdir(os.path.dirname(path)):
@@ -197,7 +210,6 @@ class Slices(closing.Closing):
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
                 raise
-        self._make_room(len(content))
 
     def _make_room(self, more: int) -> None:
         """Evict what was used longest ago, if there is too much.
@@ -214,26 +226,33 @@ class Slices(closing.Closing):
             found = sorted(self._all())
             used = sum(size for _, size, _ in found)
             budget = self._allowed(budget, used)
-            wanted = budget - budget // _SPARE
             if used > budget:
-                for _, size, path in found:
-                    if used <= wanted:
-                        break
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
-                        used -= size
+                used = self._evict(found, budget - budget // _SPARE)
             self._used = used
+
+    @staticmethod
+    def _evict(found: list[tuple[float, int, str]], wanted: int) -> int:
+        """Remove the first slices of a list, until so many bytes are left."""
+        used = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if used <= wanted:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                used -= size
+        return used
 
     def _allowed(self, budget: int, used: int) -> int:
         """Bytes that the slices may take now.
 
         They leave as much free as they take, since uploads need the disk more.
         """
+        budget = max(budget, 2 * PARALLEL * SLICE)
         with contextlib.suppress(OSError):
             status = os.statvfs(self.directory)
             free = status.f_bavail * status.f_frsize
-            budget = min(budget, (used + free) // 2)
-        return max(budget, 2 * PARALLEL * SLICE)
+            budget = min(budget, max((used + free) // 2, PARALLEL * SLICE))
+        return budget
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
         """Of each slice, and of what killed processes left: time, size, path.
