@@ -59,7 +59,8 @@ class Bench:
         self.repo = repository.Repository(path, filter_dir=directory)
         self.settings = owners.attach(
             self.repo, server.location('cold'),
-            server.credentials(pathlib.Path(directory, 'credentials')))
+            server.credentials(pathlib.Path(directory, 'credentials')),
+            cache_mib=2 * mib)
 
     def store(self) -> None:
         rng = random.Random(1)

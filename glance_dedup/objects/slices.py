@@ -40,6 +40,8 @@ ANNOUNCED = 64
 # By how much the cache is made smaller than its budget, so that not each new
 # slice evicts one.
 _SPARE = 16
+# How often a slice is written, if its directory is removed meanwhile.
+_WRITES = 4
 _OBJECT = re.compile('[0-9a-f]{32}')
 _SLICE = re.compile('[0-9a-f]{8}')
 
@@ -196,20 +198,25 @@ class Slices(closing.Closing):
         self._make_room(len(content))
 
     def _write(self, path: str, content: bytes) -> None:
-        temporary = f'{path}.{secrets.token_hex(8)}'
         with files.os_errors(f'cannot write {path}'):
-            if not os.path.isdir(os.path.dirname(path)):
-                access.make_directory(os.path.dirname(path),
-                                      self._directory_mode)
-            try:
-                with open(access.make_file(temporary, self._file_mode),
-                          'wb') as f:
-                    f.write(content)
-                os.rename(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            for _ in range(_WRITES - 1):
+                # Who looks for room removes directories that are empty.
+                with contextlib.suppress(FileNotFoundError):
+                    return self._write_once(path, content)
+            self._write_once(path, content)
+
+    def _write_once(self, path: str, content: bytes) -> None:
+        if not os.path.isdir(os.path.dirname(path)):
+            access.make_directory(os.path.dirname(path), self._directory_mode)
+        temporary = f'{path}.{secrets.token_hex(8)}'
+        try:
+            with open(access.make_file(temporary, self._file_mode), 'wb') as f:
+                f.write(content)
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     def _make_room(self, more: int) -> None:
         """Evict what was used longest ago, if there is too much.
