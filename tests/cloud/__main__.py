@@ -171,7 +171,8 @@ def changed(args):
             f'{both.pop()} cannot be a host both with and without a cache.\n'
             'What to do: give it to either --host or --cached-host.')
     return cloud_module.Cloud(
-        args.dir, say=say, site=args.site, swift=args.swift, settings=args.glance,
+        args.dir, say=say, site=args.site, swift=args.swift,
+        settings=args.glance,
         hosts={**dict.fromkeys(args.host, False),
                **dict.fromkeys(args.cached_host, True)})
 

@@ -3,8 +3,8 @@
 
 One file, ``state.json``, replaced as a whole: ports, addresses, the processes
 of each service, the compute hosts, whether there is a second site, whether groups
-move to Swift, what was prepared, the stores of Glance, the services that are wanted, and the one
-password.
+move to Swift, what was prepared, the stores of Glance, the services that are
+wanted, and the one password.
 """
 
 import json

@@ -174,7 +174,8 @@ def test_the_options_are_dedupds(tmp_path):
     conf.register_opts(opts.dedupd_opts, group='dedupd')
     conf(['--config-file', str(path)], default_config_files=[])
     assert conf.dedupd.tier_free_mib == 102400
-    assert conf.dedupd.tier_keep == ['project:6f7a3c8e5d8b4a09a2f1d0c3b4e5f607']
+    assert conf.dedupd.tier_keep == [
+        'project:6f7a3c8e5d8b4a09a2f1d0c3b4e5f607']
 
 
 def costs():
