@@ -114,6 +114,8 @@ PACKAGES = {
     'dedupd.follower': (
         'what other hosts store, for the filter', 'base repository'),
     'dedupd.pressure': ('what volumes have left', '_engine base'),
+    'dedupd.shortage': (
+        'when the disk has too little free space', 'base repository'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.records': ('what the status says of a task', 'agenda'),
     'dedupd.membership': ('this daemon among those that live',
@@ -121,7 +123,7 @@ PACKAGES = {
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda records pressure membership forecast'),
+        'errors agenda records pressure shortage membership forecast'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository problems tasks figures volume_figures scheduler'),

@@ -282,7 +282,7 @@ repository_room(PyObject *object, PyObject *Py_UNUSED(unused))
     gd_status s = rc < 0 ? gd_fail_errno(&call.err, -rc,
                                          "cannot ask for the room on the disk")
                          : GD_OK;
-    uint64_t kept = gd_freespace_kept(repo->params.reserve, space.total);
+    uint64_t kept = gd_freespace_kept(gd_repo_keeps(repo), space.total);
     return gd_py_end_two(&call, s, space.free, kept);
 }
 

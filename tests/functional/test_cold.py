@@ -14,6 +14,7 @@ import pytest
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.objects import slicefiles
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold as cold_module
 from glance_dedup.repository import owners
@@ -189,11 +190,49 @@ def test_what_a_killed_process_left_goes_first(cold, content):
     assert cold.read() == content
 
 
+def test_a_directory_that_is_removed_while_a_slice_is_written(
+        cold, content, monkeypatch):
+    """Another thread looked for room, and took it for a left-over one."""
+    make, removed = slicefiles.access.make_file, []
+
+    def late(path, mode):
+        if len(removed) < 2:
+            removed.append(path)
+            os.rmdir(os.path.dirname(path))
+        return make(path, mode)
+
+    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    monkeypatch.setattr(slicefiles.access, 'make_file', late)
+    with cold.open() as repo:
+        repo.slices.fetch(1, cold.object_id, cold.length, 0, 1)
+    assert len(removed) == 2
+    assert cold.read() == content
+
+
+def test_a_cache_on_a_disk_that_others_have_filled(
+        cold, content, monkeypatch):
+    """Older slices make room for the one that is read now."""
+    make, full = slicefiles.access.make_file, []
+
+    def filled(path, mode):
+        if len(list(cold.slices.iterdir())) > 1:
+            full.append(path)
+            raise OSError(28, 'No space left on device')
+        return make(path, mode)
+
+    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    with cold.open() as repo:
+        for number in range(4):
+            repo.slices.fetch(1, cold.object_id, cold.length, number, 1)
+            monkeypatch.setattr(slicefiles.access, 'make_file', filled)
+    assert full and len(list(cold.slices.iterdir())) < 4
+
+
 def test_a_full_disk(cold, monkeypatch):
     def full(*arguments):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(slices_module.access, 'make_file', full)
+    monkeypatch.setattr(slicefiles.access, 'make_file', full)
     with pytest.raises(exceptions.NoSpaceError, match='cannot write'):
         cold.read()
 
