@@ -40,6 +40,8 @@ ANNOUNCED = 64
 # By how much the cache is made smaller than its budget, so that not each new
 # slice evicts one.
 _SPARE = 16
+# How often a slice is written at most, while its directory is removed.
+_WRITES = 8
 _OBJECT = re.compile('[0-9a-f]{32}')
 _SLICE = re.compile('[0-9a-f]{8}')
 
@@ -183,21 +185,30 @@ class Slices(closing.Closing):
 
     def _keep(self, object_id: bytes, number: int, content: bytes) -> None:
         path = self._path(object_id, number)
-        temporary = f'{path}.{secrets.token_hex(8)}'
-        with files.os_errors(f'cannot write {path}'):
-            if not os.path.isdir(os.path.dirname(path)):
-                access.make_directory(os.path.dirname(path),
-                                      self._directory_mode)
-            try:
-                with open(access.make_file(temporary, self._file_mode),
-                          'wb') as f:
-                    f.write(content)
-                os.rename(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+        with files.os_errors(f'cannot write {path}', exceptions.StorageError):
+            for left in reversed(range(_WRITES)):
+                try:
+                    self._write(path, content)
+                    break
+                except FileNotFoundError:
+                    # Somebody evicted the object's last slice, and with it the
+                    # directory.
+                    if not left:
+                        raise
         self._make_room(len(content))
+
+    def _write(self, path: str, content: bytes) -> None:
+        temporary = f'{path}.{secrets.token_hex(8)}'
+        if not os.path.isdir(os.path.dirname(path)):
+            access.make_directory(os.path.dirname(path), self._directory_mode)
+        try:
+            with open(access.make_file(temporary, self._file_mode), 'wb') as f:
+                f.write(content)
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     def _make_room(self, more: int) -> None:
         """Evict what was used longest ago, if there is too much.
