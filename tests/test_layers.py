@@ -95,7 +95,7 @@ PACKAGES = {
         'base repository maintenance client transfer http serve'),
     'dedupd.tasks': (
         "the maintainer's tasks, and parts of them",
-        '_engine base repository maintenance opts cache.index'),
+        '_engine base objects repository maintenance opts cache.index'),
     'dedupd.forecast': ('when the disk will be full', 'base'),
     'dedupd.figures': (
         'what the repository holds',
@@ -145,8 +145,8 @@ PACKAGES = {
         'http settings systemd logs meditation'),
     'glance_dedup.cli': (
         'the commands',
-        '_engine base check repository maintenance client transfer adoption '
-        'mount trial batch driver.opts opts problems tasks figures '
+        '_engine base check objects repository maintenance client transfer '
+        'adoption mount trial batch driver.opts opts problems tasks figures '
         'volume_figures main'),
 }
 #: Modules without a test file of their own, and what tests them.
@@ -178,6 +178,7 @@ TESTED_BY = {
     'glance_dedup.objects.store': 'functional/test_objects.py',
     'glance_dedup.objects.swift': 'functional/test_objects.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
+    'glance_dedup.check.cold_group': 'unit/check/test_cold.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',
     'glance_dedup.check.files': 'unit/check/test_checker_in_use.py',

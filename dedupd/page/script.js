@@ -16,9 +16,10 @@
   const SHORTEST_SPAN = 3600;       // of the plot over time, seconds
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
-                  projects: 'Counting by project',
+                  tier: 'Tiering', projects: 'Counting by project',
                   'rebuild-catalog': 'Rebuilding the catalog',
                   replicate: 'Replication', evict: 'Eviction' };
+  const ON_REQUEST = ['tier', 'rebuild-catalog'];  // not shown before they run
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
                   ['disk', 'disk_bytes', 'Stored on disk']];
@@ -448,6 +449,9 @@
       + 'be freed',
     merge: (r) => `${plural(r.duplicates, 'block')} (${bytes(r.bytes)}) could `
       + 'be merged',
+    tier: (r) => `${plural((r.groups || []).filter(
+      ({ action }) => action === 'move').length, 'group')} `
+      + `(${bytes(r.bytes)}) could move`,
   };
 
   const DID = {
@@ -463,6 +467,9 @@
       + `${bytes(r.disk_bytes)} given back`
       + (r.short ? `; ${r.short}` : ''),
     scrub: (r) => `${bytes(r.bytes)} verified, ${damageWords(r)}`,
+    tier: (r) => `${plural(r.groups, 'group')} moved, `
+      + `${bytes(r.disk_bytes)} given back, ${bytes(r.sent_bytes)} sent`
+      + (r.busy > 0 ? `, ${plural(r.busy, 'group')} put off` : ''),
     projects: (r) => `${plural(r.projects, 'project')} counted`,
   };
 
@@ -519,7 +526,8 @@
 
   function drawTasks(tasks) {
     const shown = Object.entries(tasks).filter(([task, facts]) =>
-      task !== 'rebuild-catalog' || facts.state !== 'idle' || facts.last);
+      !ON_REQUEST.includes(task) || facts.state !== 'idle' || facts.last
+      || facts.next);
     $('tasks').replaceChildren(...shown.map(([task, facts]) => {
       const running = facts.state === 'running';
       const failed = facts.last && facts.last.error;

@@ -325,11 +325,11 @@ class Client:
         """Have a task run as soon as possible.
 
         :param name: ``account``, ``collect``, ``merge``, ``scrub``,
-            ``recompress``, ``evict``, ``projects``, ``rebuild-catalog`` or
-            ``replicate``
-        :param arguments: ``dry_run``, of collect, merge, recompress and
+            ``recompress``, ``tier``, ``evict``, ``projects``,
+            ``rebuild-catalog`` or ``replicate``
+        :param arguments: ``dry_run``, of collect, merge, recompress, tier and
             evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
-            ``limit_mib``, of evict
+            ``everything``, of tier; ``limit_mib``, of evict
         :returns: with ``number``, to wait for
         """
         return self._call('start_task', name=name, **arguments)

@@ -47,7 +47,8 @@ class Policy:
     age: float = 0.0
     """Those that have not changed for so many seconds; 0: none for that."""
     free_bytes: int = 0
-    """While the disk has less free: those that changed longest ago."""
+    """While the disk has less free, those first that have not changed for
+    longest."""
     everything: bool = False
     """All that can."""
     keep: Callable[[dict[str, Any]], bool] = lambda facts: False

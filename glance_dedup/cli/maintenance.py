@@ -391,8 +391,9 @@ class Tier(TaskCommand):
     """Move sealed groups to the object store, to make space on the disk.
 
     Which groups move is chosen by the options tier_age_hours, tier_free_mib
-    and tier_keep. A group moves after it was recompressed. Uploads and downloads
-    go on meanwhile. An interrupted run loses only the group that it was at.
+    and tier_keep. A group moves after it was recompressed. Uploads and
+    downloads go on meanwhile. An interrupted run loses only the group that it
+    was at.
     """
 
     task = 'tier'
@@ -402,13 +403,9 @@ class Tier(TaskCommand):
     def add_arguments(self, parser):
         super().add_arguments(parser)
         parser.add_argument(
-            '--all', action='store_true',
+            '--all', dest='everything', action='store_true',
             help='Move every sealed group, whatever tier_age_hours and '
             'tier_free_mib say. Those that tier_keep names stay.')
-
-    def take_action(self, parsed_args):
-        arguments = {'everything': True} if parsed_args.all else {}
-        return self.run_task(dry_run=parsed_args.dry_run, **arguments)
 
 
 class Evict(TaskCommand):

@@ -17,6 +17,8 @@ from glance_dedup.base import units
 _WIDTH = 79
 _BAR = 30
 _MOST_IMAGES = 10
+#: Tasks that are not shown before they run.
+_ON_REQUEST = ('tier', 'rebuild-catalog')
 
 Fields = dict[str, Any]
 
@@ -124,8 +126,8 @@ class _Overview:
     def _tasks(self) -> Iterator[str]:
         for name, task in self._part('tasks').items():
             if isinstance(task, dict) and not (
-                    name == 'rebuild-catalog' and task.get('state') == 'idle'
-                    and not task.get('last')):
+                    name in _ON_REQUEST and task.get('state') == 'idle'
+                    and not task.get('last') and not task.get('next')):
                 yield _row(name, self._task(task), 16)
 
     def _task(self, task: Fields) -> str:

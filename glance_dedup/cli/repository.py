@@ -219,8 +219,8 @@ class Upgrade(command.RepositoryCommand, show.ShowOne):
     Without --volumes, --similar and --cold, the repository keeps its major
     version, and older programs can go on using it. If an upgrade is necessary,
     stop the repository's daemon first. An interrupted upgrade goes on when you
-    start it again. There is no way back. A repository of a newer major version than
-    this program knows is refused.
+    start it again. There is no way back. A repository of a newer major version
+    than this program knows is refused.
     """
 
     def add_arguments(self, parser):

@@ -12,22 +12,17 @@ than its group may not read it. Its values never appear in messages.
 
 import os
 import stat
-
-from oslo_config import cfg
+import typing
 
 from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 
+if typing.TYPE_CHECKING:
+    from oslo_config import cfg
+
 #: Bytes of a file that is not too large.
 LARGEST = 65536
-
-S3_OPTIONS = [
-    cfg.StrOpt('access_key', help='The id of the access key.'),
-    cfg.StrOpt('secret_key', secret=True, help='The secret access key.'),
-    cfg.StrOpt('session_token', secret=True,
-               help='The token of temporary credentials.'),
-]
 
 
 def read(path: str) -> bytes:
@@ -63,12 +58,15 @@ def _check(path: str, status: os.stat_result) -> None:
             'could read or change the credentials: chmod 0640, or 0600')
 
 
-def options(path: str, content: bytes) -> cfg.ConfigOpts:
+def options(path: str, content: bytes) -> 'cfg.ConfigOpts':
     """Options that have what a file of credentials says.
 
     :param path: of the file, for messages
     :raises AccessDenied: it is no file of oslo.config
     """
+    # Each command imports this module; few of them need credentials.
+    from oslo_config import cfg
+
     conf = cfg.ConfigOpts()
     # oslo.config reads files by their names; this content has none any more.
     fd = os.memfd_create('credentials', os.MFD_CLOEXEC)

@@ -18,7 +18,6 @@ from urllib3 import exceptions as urllib3_exceptions
 from glance_dedup.base import exceptions
 from glance_dedup.base import printable
 from glance_dedup.objects import backend
-from glance_dedup.objects import credentials
 from glance_dedup.objects import location as location_module
 
 #: Keys that are asked for at once.
@@ -26,6 +25,12 @@ PAGE = 1000
 #: Connections that a client keeps.
 CONNECTIONS = 16
 
+_OPTIONS = [
+    cfg.StrOpt('access_key', help='The id of the access key.'),
+    cfg.StrOpt('secret_key', secret=True, help='The secret access key.'),
+    cfg.StrOpt('session_token', secret=True,
+               help='The token of temporary credentials.'),
+]
 _REFUSED = frozenset((
     'AccessDenied', 'AllAccessDisabled', 'ExpiredToken', 'InvalidAccessKeyId',
     'InvalidToken', 'RequestTimeTooSkewed', 'SignatureDoesNotMatch',
@@ -42,7 +47,7 @@ class S3(backend.Backend):
         :param conf: the credentials
         :raises AccessDenied: there are none for S3
         """
-        conf.register_opts(credentials.S3_OPTIONS, group='s3')
+        conf.register_opts(_OPTIONS, group='s3')
         if not conf.s3.access_key or not conf.s3.secret_key:
             raise exceptions.AccessDenied(
                 'the file of credentials lacks access_key or secret_key in '

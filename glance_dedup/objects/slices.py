@@ -375,15 +375,15 @@ class Slices(closing.Closing):
 
     def _keep(self, one: Wanted, content: bytes) -> None:
         path = self._path(one.object_id, one.number)
-        with files.os_errors(f'cannot write {path}'):
-            for is_last in (*(_TRIES - 1) * [False], True):
+        with files.os_errors(f'cannot write {path}', exceptions.StorageError):
+            for left in reversed(range(_TRIES)):
                 try:
                     self._write(path, content)
                     break
                 except FileNotFoundError:
                     # Whoever evicts removes empty directories, and what is
                     # not renamed yet.
-                    if is_last:
+                    if not left:
                         raise
         self._make_room(len(content))
 

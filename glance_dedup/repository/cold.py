@@ -126,6 +126,7 @@ def open_slices(path: str, ask: slices_module.Ask | None
 
     :param path: the repository's directory
     :param ask: asks dedupd for slices; None: it is not asked
+    :raises StorageError: it has no directory for slices
     """
     def source() -> slices_module.Source:
         try:
@@ -138,7 +139,11 @@ def open_slices(path: str, ask: slices_module.Ask | None
         return slices_module.Source(store, settings.owners,
                                     settings.cache_mib << 20)
 
+    directory = os.path.join(path, layout.SLICES)
+    if not os.path.isdir(directory):
+        raise exceptions.StorageError(
+            f'the directory {directory} is missing: make it, empty, as the '
+            "user of the repository's other directories")
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
-    return slices_module.Slices(os.path.join(path, layout.SLICES), source,
-                                mode, ask)
+    return slices_module.Slices(directory, source, mode, ask)

@@ -189,6 +189,28 @@ def test_what_a_killed_process_left_goes_first(cold, content):
     assert cold.read() == content
 
 
+@pytest.mark.parametrize('times, is_read', [(1, True), (5, True), (50, False)])
+def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
+                                     is_read):
+    """By another thread or process, when a slice is about to be written."""
+    make_file, left = slices_module.access.make_file, [times]
+
+    def evict(path, mode):
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(os.path.dirname(path))
+        return make_file(path, mode)
+
+    monkeypatch.setattr(slices_module.access, 'make_file', evict)
+    cold.forget()
+    if is_read:
+        assert cold.read() == content and not left[0]
+        return
+    with cold.open() as repo, pytest.raises(
+            exceptions.StorageError, match='cannot write'):
+        repo.slices.fetch(1, cold.object_id, cold.length, 1, 1)
+
+
 def test_a_full_disk(cold, monkeypatch):
     def full(*arguments):
         raise OSError(28, 'No space left on device')

@@ -324,8 +324,9 @@ def test_tasks_reads_and_filter(browser, daemon):
     assert f'{result["freed_blocks"]:,} blocks freed' in collect
     scrub = browser.task('scrub')
     assert 'no damage' in scrub
-    assert browser.all('[data-task="rebuild-catalog"]') == [] or (
-        tasks['rebuild-catalog']['last'])
+    for task in ('tier', 'rebuild-catalog'):
+        assert browser.all(f'[data-task="{task}"]') == [] or (
+            tasks[task]['last'])
     filter_ = daemon.status()['filter']
     assert (f'{filter_["filter_hints"]:,}' if filter_['filter_places']
             else 'none on this host') in browser.text('filter')

@@ -157,7 +157,7 @@ def test_not_a_repository(cli, tmp_path, command):
 def test_newer_format(created):
     path = created.path / 'repository.json'
     fields = json.loads(path.read_text())
-    fields['major'] = 4
+    fields['major'] = 5
     del fields['checksum']
     from tests.unit.repository import format_writer
     text = json.dumps(fields, sort_keys=True, separators=(',', ':'))
@@ -165,7 +165,7 @@ def test_newer_format(created):
     path.write_text(json.dumps(fields))
     for command in ('repository show', 'repository check', 'image list',
                     'image put a /dev/null'):
-        created(*command.split()).refused('4')
+        created(*command.split()).refused('5')
 
 
 def test_debug_shows_where(cli):

@@ -81,10 +81,11 @@ def test_the_steps_lead_to_the_newest_version():
         if step.is_major:
             ends.append(version)
         version = step.after
-    assert version == parameters.WITH_LISTS
+    assert version == parameters.WITH_COLD == parameters.NEWEST
     # Without being asked for, no step locks programs out that the default
     # would let in.
-    assert ends == [parameters.DEFAULT, parameters.WITH_VOLUMES]
+    assert ends == [parameters.DEFAULT, parameters.WITH_VOLUMES,
+                    parameters.WITH_LISTS]
 
 
 def test_to_this_programs_version(path, repo):
@@ -230,7 +231,7 @@ def test_command_with_nothing_to_do(path, cli):
         assert found.status == 0, found.err
         assert found.json() == {
             'path': str(path), 'format': '1.1', 'format_before': '1.1',
-            'format_of_program': '3.0', 'steps': [],
+            'format_of_program': '4.0', 'steps': [],
             'result': 'nothing to do'}
         assert found.err == ''
 
@@ -263,9 +264,9 @@ def test_command_says_which_daemon_has_the_lock(path, cli, steps):
 
 
 def test_newer_versions_are_refused(path, cli):
-    repositories.edit_parameters(path, major=4)
-    cli('repository', 'upgrade').refused('repository.json', 'version 4',
-                                         'up to 3')
+    repositories.edit_parameters(path, major=5)
+    cli('repository', 'upgrade').refused('repository.json', 'version 5',
+                                         'up to 4')
 
 
 def test_newer_minor_versions_are_left(path, cli):

@@ -183,24 +183,46 @@ def test_lists_after_volumes(filled):
     need_version(filled, 3, 0)
 
 
-def test_the_commands_for_lists(filled, cli, tmp_path):
+@pytest.mark.parametrize('option, major, directories', [
+    ('--similar', 3, ['volumes']), ('--cold', 4, ['slices', 'volumes'])])
+def test_the_commands_for_later_versions(filled, cli, tmp_path, option, major,
+                                         directories):
+    version = f'{major}.0'
     new = tmp_path / 'other'
     cli.options[cli.options.index('--repository') + 1] = str(new)
-    made = cli('repository', 'create', '--similar', '-f', 'json').json()
-    assert made['format'] == '3.0'
-    assert (new / 'volumes').is_dir()
+    made = cli('repository', 'create', option, '-f', 'json').json()
+    assert made['format'] == version
     repositories.need_clean(new)
     cli.options[cli.options.index('--repository') + 1] = str(filled)
-    command = 'repository', 'upgrade', '--similar', '-f', 'json'
+    command = 'repository', 'upgrade', option, '-f', 'json'
     found = cli(*command, '--dry-run').json()
     assert (found['result'], found['format']) == ('to be done', '1.1')
     with repositories.open_repository(filled):
         cli(*command).refused('open in another program')
     found = cli(*command).json()
-    assert (found['format_before'], found['format']) == ('1.1', '3.0')
-    assert found['format_of_program'] == '3.0'
+    assert (found['format_before'], found['format']) == ('1.1', version)
+    assert found['format_of_program'] == '4.0'
     assert cli(*command).json()['result'] == 'nothing to do'
-    need_version(filled, 3, 0)
+    need_version(filled, major, 0)
+    for path in (new, filled):
+        assert [name for name in ('slices', 'volumes')
+                if (path / name).is_dir()] == directories
+
+
+def test_from_lists_to_cold_groups(tmp_path):
+    """As whoever has 3.0 already; and a directory of slices that is gone."""
+    path = repositories.create(tmp_path / 'with-lists', similar=True)
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'image', DATA)
+        assert [step.after for step in upgrade.plan(repo, cold=True)] == [
+            parameters.WITH_COLD]
+        upgrade.upgrade(repo, lambda *arguments: None, cold=True)
+    need_version(path, 4, 0)
+    (path / 'slices').rmdir()
+    with pytest.raises(exceptions.StorageError, match='make it, empty'):
+        repositories.open_repository(path)
+    (path / 'slices').mkdir(0o700)
+    need_version(path, 4, 0)
 
 
 def test_what_the_handle_holds(filled):
