@@ -62,6 +62,9 @@ PACKAGES = {
     'glance_dedup.maintenance': (
         "what a repository's one maintainer keeps",
         '_engine base repository'),
+    'glance_dedup.snapshots': (
+        'what an object store has of the metadata, and restoring',
+        '_engine base objects repository maintenance'),
     'glance_dedup.client': (
         'asking dedupd, servers of NBD, and Glance', 'base'),
     'glance_dedup.transfer': (
@@ -95,7 +98,8 @@ PACKAGES = {
         'base repository maintenance client transfer http serve'),
     'dedupd.tasks': (
         "the maintainer's tasks, and parts of them",
-        '_engine base objects repository maintenance opts cache.index'),
+        '_engine base objects repository maintenance snapshots opts '
+        'cache.index'),
     'dedupd.forecast': ('when the disk will be full', 'base'),
     'dedupd.figures': (
         'what the repository holds',
@@ -145,9 +149,9 @@ PACKAGES = {
         'http settings systemd logs meditation'),
     'glance_dedup.cli': (
         'the commands',
-        '_engine base check objects repository maintenance client transfer '
-        'adoption mount trial batch driver.opts opts problems tasks figures '
-        'volume_figures main'),
+        '_engine base check objects repository maintenance snapshots client '
+        'transfer adoption mount trial batch driver.opts opts problems tasks '
+        'figures volume_figures main'),
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
@@ -177,6 +181,10 @@ TESTED_BY = {
     'glance_dedup.objects.slices': 'functional/test_cold.py',
     'glance_dedup.objects.store': 'functional/test_objects.py',
     'glance_dedup.objects.swift': 'functional/test_objects.py',
+    'glance_dedup.snapshots.fetching': 'functional/test_restore.py',
+    'glance_dedup.snapshots.restoring': 'functional/test_restore.py',
+    'dedupd.tasks.snapshots': 'functional/test_snapshots.py',
+    'dedupd.tasks.sweeper': 'functional/test_snapshots.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.cold_group': 'unit/check/test_cold.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',

@@ -129,7 +129,8 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
 
 
 def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
-          dry_run: bool = False, everything: bool = False) -> Any:
+          dry_run: bool = False, everything: bool = False,
+          snapshot_only: bool = False) -> Any:
     from dedupd.tasks import tierer
 
     kept = frozenset(options.tier_keep)
@@ -149,7 +150,7 @@ def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
             and maintainer.repository.has_lists))
     if dry_run:
         return tierer.plan(maintainer, policy)
-    return tierer.run_once(maintainer, pace, policy)
+    return tierer.run_once(maintainer, pace, policy, snapshot_only)
 
 
 def _projects(maintainer: Maintainer, pace: task.Pace, options: Any) -> Any:
@@ -213,6 +214,14 @@ def _check_collect(dry_run: bool = False, by_partition: bool = False,
             raise exceptions.InvalidParameter(
                 'processes: they are only for by_partition')
         _check_processes(processes)
+
+
+def _check_tier(dry_run: bool = False, everything: bool = False,
+                snapshot_only: bool = False) -> None:
+    """Refuse arguments that would do nothing."""
+    if snapshot_only and (dry_run or everything):
+        raise exceptions.InvalidParameter(
+            'snapshot_only: it moves nothing, and sends a snapshot')
 
 
 def _check_codec(codec: str | None = None, level: int | None = None,
@@ -312,8 +321,9 @@ TASKS = {row.name: row for row in (
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
-    Task('tier', _tier, {'dry_run': bool, 'everything': bool},
-         interval='tier_interval', rate='tier_rate_mib', rank=2,
+    Task('tier', _tier,
+         {'dry_run': bool, 'everything': bool, 'snapshot_only': bool},
+         _check_tier, interval='tier_interval', rate='tier_rate_mib', rank=2,
          counts_first=True, is_told=True),
     Task('projects', _projects, interval='projects_interval',
          counts_first=True),

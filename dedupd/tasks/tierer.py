@@ -10,7 +10,8 @@ killed leaves an object that no group names, or a group that is cold.
 A cold group in which few blocks live is fetched, and sent as a new object with
 only these.
 
-Old objects stay until no snapshot needs them (:mod:`dedupd.tasks.snapshots`).
+At its end a run takes a snapshot (:mod:`dedupd.tasks.snapshots`), and deletes
+the objects that nobody needs any more (:mod:`dedupd.tasks.sweeper`).
 """
 
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from typing import BinaryIO
 
 from dedupd.tasks import collector
 from dedupd.tasks import recompressor
+from dedupd.tasks import snapshots
+from dedupd.tasks import sweeper
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -47,8 +50,7 @@ class Policy:
     age: float = 0.0
     """Those that have not changed for so many seconds; 0: none for that."""
     free_bytes: int = 0
-    """While the disk has less free, those first that have not changed for
-    longest."""
+    """While the disk has less free, those that changed the longest ago."""
     everything: bool = False
     """All that can."""
     keep: Callable[[dict[str, Any]], bool] = lambda facts: False
@@ -84,6 +86,10 @@ class Plan:
     """Cold groups that stay as they are are left out."""
     bytes: int
     """Bytes of disk that the groups to move take now."""
+    unneeded_objects: int = 0
+    """Objects that would be deleted if nothing moved."""
+    unneeded_bytes: int = 0
+    """Bytes of these."""
 
 
 @dataclasses.dataclass
@@ -109,24 +115,47 @@ class Result:
     """Requests to the object store that sent an object."""
     gets: int = 0
     """Requests that read a part of an object."""
+    snapshot: int = 0
+    """The number of the new snapshot; 0: nothing had changed."""
+    sent_recipes: int = 0
+    """Recipes that were sent for it."""
+    deleted_objects: int = 0
+    """Objects that nobody needed any more, old snapshots among them."""
+    deleted_bytes: int = 0
+    """Bytes of these."""
+    kept: str | None = None
+    """Why no object may be deleted; None: it may."""
 
 
 def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
-    """Predict what a run would do; changes nothing, and asks no object store.
+    """Predict what a run would do; changes nothing.
 
-    The plan does not find out which groups are in use.
+    The plan does not find out which groups are in use. Only if the repository
+    is attached, the object store is asked which objects it has.
 
     :raises VersionError: the repository's format knows no cold groups
+    :raises UnavailableError: the object store does not answer
     """
-    owners.need_format(maintainer.repository)
+    repo = maintainer.repository
+    owners.need_format(repo)
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
-    return Plan(groups, sum(group.bytes for group in groups
-                            if group.action == 'move'))
+    moving = sum(group.bytes for group in groups if group.action == 'move')
+    settings = cold.read(repo.path)
+    if settings is None:
+        return Plan(groups, moving)
+    with cold.connect(settings) as store:
+        found = maintainer.guard(lambda: sweeper.plan(
+            maintainer, task.Pace(), store, settings,
+            store.keys(f'{settings.owner}/')))
+    return Plan(groups, moving, len(found.objects), found.bytes)
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
-             policy: Policy) -> Result:
-    """Move the groups that the policy chooses.
+             policy: Policy, snapshot_only: bool = False) -> Result:
+    """Move the groups that the policy chooses; take a snapshot; sweep.
+
+    :param snapshot_only: move and delete nothing; take a snapshot even if
+        nothing has changed
 
     :raises task.Stopped: between two steps
     :raises VersionError: the repository's format knows no cold groups
@@ -141,7 +170,10 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     with cold.connect(settings) as store:
         owners.check_claim(repo, settings, store)
         run = _Run(maintainer, pace, policy, store, settings.owners)
-        return maintainer.guard(run.run, pace.step)
+        if not snapshot_only:
+            maintainer.guard(run.run, pace.step)
+        return maintainer.guard(
+            lambda: run.finish(settings, snapshot_only), pace.step)
 
 
 # -- planning -----------------------------------------------------------------
@@ -260,9 +292,25 @@ class _Run:
             self._pace.step(done, len(groups), 'moving groups')
             self._try(group, done, len(groups))
         self._pace.step(len(groups), len(groups), 'moving groups')
-        self._result.puts = self._store.counts.puts
-        self._result.gets = self._store.counts.gets
         return self._result
+
+    def finish(self, settings: cold.Settings, snapshot_only: bool) -> Result:
+        """Take a snapshot, and delete what nobody needs any more."""
+        maintainer, pace, store = self._maintainer, self._pace, self._store
+        result = self._result
+        listed = store.keys(f'{settings.owner}/')
+        taken = snapshots.take(maintainer, pace, store, settings, listed,
+                               snapshot_only)
+        result.snapshot = taken.snapshot
+        result.sent_recipes = taken.sent_recipes
+        if not snapshot_only:
+            if taken.key:
+                listed.append((taken.key, 0))
+            swept = sweeper.run(maintainer, pace, store, settings, listed)
+            result.deleted_objects = len(swept.objects)
+            result.deleted_bytes, result.kept = swept.bytes, swept.kept
+        result.puts, result.gets = store.counts.puts, store.counts.gets
+        return result
 
     def _try(self, group: GroupPlan, done: int, total: int) -> None:
         if self._result.skipped_for_space:

@@ -2,10 +2,13 @@
 
 """The commands on the object store that has a repository's cold groups."""
 
+import dataclasses
+
 from cliff import show
 
 from glance_dedup.cli import command
 from glance_dedup.cli import common
+from glance_dedup.cli import maintenance
 
 
 class Attach(command.RepositoryCommand, show.ShowOne):
@@ -13,8 +16,7 @@ class Attach(command.RepositoryCommand, show.ShowOne):
 
     The prefix must be this repository's alone. Nothing moves before the task
     'tier' runs. To change only the credentials' file or the size of the cache,
-    give the same URL again, and restart the repository's daemon and
-    glance-api.
+    give the same URL again, and restart the repository's daemon and Glance.
     """
 
     def add_arguments(self, parser):
@@ -22,36 +24,52 @@ class Attach(command.RepositoryCommand, show.ShowOne):
             'url', metavar='URL',
             help='s3://BUCKET/PREFIX or swift://CONTAINER/PREFIX. The bucket '
             'or container must exist.')
+        add_place(parser)
         parser.add_argument(
-            '--credentials', metavar='FILE', required=True,
-            help='File with the credentials, under the same path on all '
-            'hosts. Only its owner may change it, and only its group may '
-            'read it.')
-        parser.add_argument(
-            '--endpoint', metavar='URL', default='',
-            help="URL of S3's server. Default: Amazon's. Swift's is in the "
-            "catalogue of Keystone.")
-        parser.add_argument(
-            '--region', default='',
-            help="The object store's region. Default: its default.")
-        parser.add_argument(
-            '--ca-file', metavar='FILE', default='',
-            help="File with the authorities, in PEM, that verify the server's "
-            "certificate. Default: the system's.")
-        parser.add_argument(
-            '--cache-mib', type=int, metavar='MIB', default=1024,
-            help='Size of the cache on the disk of the repository, for parts '
-            'of cold groups that were read lately. Default: %(default)s.')
+            '--moved', action='store_true',
+            help='This directory was moved to another disk, with its cold '
+            'groups, and the old one is used no more. It becomes a new owner '
+            'of objects; the old one may write and delete none any more.')
 
     def take_action(self, parsed_args):
-        from glance_dedup.objects import location
         from glance_dedup.repository import owners
 
-        place = location.parse(parsed_args.url, parsed_args.endpoint,
-                               parsed_args.region, parsed_args.ca_file)
+        work = owners.move if parsed_args.moved else owners.attach
         with self.open() as repo:
-            return common.shown(_fields(owners.attach(
-                repo, place, parsed_args.credentials, parsed_args.cache_mib)))
+            return common.shown(_fields(work(
+                repo, place_of(parsed_args.url, parsed_args),
+                parsed_args.credentials, parsed_args.cache_mib)))
+
+
+def add_place(parser):
+    """Add the options that say how an object store is reached."""
+    parser.add_argument(
+        '--credentials', metavar='FILE', required=True,
+        help='File with the credentials, under the same path on all hosts. '
+        'Only its owner may change it, and only its group may read it.')
+    parser.add_argument(
+        '--endpoint', metavar='URL', default='',
+        help="URL of S3's server. Default: Amazon's. Swift's is in the "
+        "catalogue of Keystone.")
+    parser.add_argument(
+        '--region', default='',
+        help="The object store's region. Default: its default.")
+    parser.add_argument(
+        '--ca-file', metavar='FILE', default='',
+        help="File with the authorities, in PEM, that verify the server's "
+        "certificate. Default: the system's.")
+    parser.add_argument(
+        '--cache-mib', type=int, metavar='MIB', default=1024,
+        help='Size of the cache on the disk of the repository, for parts of '
+        'cold groups that were read lately. Default: %(default)s.')
+
+
+def place_of(url, parsed_args):
+    """The location that a URL and these options name."""
+    from glance_dedup.objects import location
+
+    return location.parse(url, parsed_args.endpoint, parsed_args.region,
+                          parsed_args.ca_file)
 
 
 def _fields(settings) -> dict[str, object]:
@@ -93,4 +111,104 @@ class Show(command.RepositoryCommand, show.ShowOne):
                 sizes = [size for keys in found for _, size in keys]
                 fields['objects'] = len(sizes)
                 fields['object_bytes'] = common.Size(sum(sizes))
+        return common.shown(fields)
+
+
+class Export(maintenance.TaskCommand):
+    """Send a snapshot of the metadata to the object store, now.
+
+    With it and the cold groups' objects, 'repository restore' makes the
+    directory again. The task 'tier' does the same at its end, if something has
+    changed. No group moves, and no object is deleted.
+    """
+
+    task = 'tier'
+    what = 'sending the metadata'
+    unit = 'group'
+
+    def add_arguments(self, parser):
+        """There are none."""
+
+    def take_action(self, parsed_args):
+        return self.run_task(snapshot_only=True)
+
+    def _judged(self, result):
+        return common.shown({'snapshot': result.get('snapshot'),
+                             'sent_recipes': result.get('sent_recipes')})
+
+
+class Restore(command.RepositoryCommand, show.ShowOne):
+    """Make a repository again whose directory is lost, from an object store.
+
+    The newest snapshot of the metadata says what it had. Restored are cold
+    groups, and images whose blocks are all in these; the command lists the
+    others. First stop all programs on the host of the lost directory, if it
+    still runs: its images are not shared with the new directory. The exit
+    status is 1 if something was lost. An interrupted restoring goes on when
+    you start it again.
+    """
+
+    def add_arguments(self, parser):
+        parser.add_argument(
+            '--from', metavar='URL', dest='url', required=True,
+            help='s3://BUCKET/PREFIX or swift://CONTAINER/PREFIX, as given to '
+            "'cold attach'.")
+        add_place(parser)
+        parser.add_argument(
+            '--owner', metavar='ID',
+            help='Whose snapshot to restore, if several directories have '
+            'written there.')
+        parser.add_argument(
+            '--group-access', action='store_true',
+            help="Let all members of the directory's group use the "
+            'repository. Default: only you may use it.')
+        parser.add_argument(
+            '--yes', action='store_true',
+            help='Confirm it. Without this, the command only tells what it '
+            'would restore.')
+
+    def take_action(self, parsed_args):
+        from glance_dedup.snapshots import restoring
+
+        place = place_of(parsed_args.url, parsed_args)
+        if not parsed_args.yes:
+            raise common.UsageError(self._found(place, parsed_args))
+        with self.progress('restoring', unit='objects') as progress:
+            result = restoring.restore(
+                self.path, place, parsed_args.credentials,
+                owner=parsed_args.owner, cache_mib=parsed_args.cache_mib,
+                group_access=parsed_args.group_access,
+                progress=progress.step, tell=self.app.tell)
+        return self._judged(result)
+
+    def _found(self, place, parsed_args) -> str:
+        """What would be restored, in a sentence."""
+        from glance_dedup.objects import store
+        from glance_dedup.snapshots import restoring
+
+        with (store.ObjectStore(place, parsed_args.credentials) as connected,
+              restoring.look(connected, parsed_args.owner,
+                             self.app.tell).manifest as manifest):
+            head, foot = manifest.head, manifest.foot
+            return (
+                f'snapshot {head.number} of owner {head.owner}, of '
+                f'{common.Time(head.taken).human_readable()}, would be '
+                f'restored to {self.path}: {foot.groups} groups, and those of '
+                f'{foot.recipes} images that need no others. The directory '
+                'that it is of may write no objects from then on; confirm it '
+                'with --yes')
+
+    def _judged(self, result):
+        fields = dataclasses.asdict(result)
+        fields['taken'] = common.Time(result.taken)
+        fields['fetched_bytes'] = common.Size(result.fetched_bytes)
+        for name in ('lost_groups', 'damaged_groups', 'lost_images'):
+            fields[name] = common.Lines(fields[name])
+        fields['lost_volumes'] = common.Words(result.lost_volumes)
+        for image_id, error in result.lost_images.items():
+            self.app.tell(f'image {image_id} is lost: {error}')
+        if any(fields[name] for name in (
+                'lost_groups', 'damaged_groups', 'lost_images',
+                'lost_volumes')):
+            self.app.status = 1
         return common.shown(fields)

@@ -51,6 +51,8 @@ COMMANDS = {
     'repository rebuild-catalog':
     'glance_dedup.cli.maintenance:RebuildCatalog',
     'repository upgrade': 'glance_dedup.cli.repository:Upgrade',
+    'repository export-metadata': 'glance_dedup.cli.cold:Export',
+    'repository restore': 'glance_dedup.cli.cold:Restore',
     'repository try-sharing': 'glance_dedup.cli.sharing:TrySharing',
     'filter show': 'glance_dedup.cli.filter:Show',
     'filter rebuild': 'glance_dedup.cli.filter:Rebuild',

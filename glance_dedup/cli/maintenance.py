@@ -390,10 +390,9 @@ class Recompress(TaskCommand):
 class Tier(TaskCommand):
     """Move sealed groups to the object store, to make space on the disk.
 
-    Which groups move is chosen by the options tier_age_hours, tier_free_mib
-    and tier_keep. A group moves after it was recompressed. Uploads and
-    downloads go on meanwhile. An interrupted run loses only the group that it
-    was at.
+    The options tier_age_hours, tier_free_mib and tier_keep choose the groups.
+    A group moves after it was recompressed. Uploads and downloads go on
+    meanwhile. An interrupted run loses only the group that it was at.
     """
 
     task = 'tier'

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import secrets
+import shutil
 from typing import Any
 
 import xxhash
@@ -21,6 +22,8 @@ from glance_dedup.base import files
 from glance_dedup.repository import parameters as parameters_module
 
 PARAMETERS_FILE = 'repository.json'
+#: In a directory that is being restored: what becomes ``repository.json``.
+RESTORING_FILE = 'repository.json.restoring'
 #: Files of this name, and of names that begin with it, keep room on the disk.
 CATALOG_RESERVE = 'catalog-reserve'
 RESERVE_LEAST = 4 << 20
@@ -73,31 +76,95 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
         os.makedirs(path, mode=0o700, exist_ok=True)
         _need_fresh(path)
         access.settle(path, group_access)
-        mode = access.file_mode(path)
-        for name in (*_DIRECTORIES,
-                     *([VOLUMES] if parameters.has_volumes else ()),
-                     *([SLICES] if parameters.has_cold else ())):
-            access.make_directory(os.path.join(path, name),
-                                  access.directory_mode(path))
-        for name in _LOCK_FILES:
-            with contextlib.suppress(FileExistsError):
-                os.close(access.make_file(os.path.join(path, name), mode))
-        with contextlib.suppress(FileExistsError):
-            files.create_file(
-                os.path.join(path, _KEY_FILE),
-                _key_file(secrets.token_hex(32).encode()), mode)
-        for name in ('locks', ''):
-            files.sync_directory(os.path.join(path, name))
+        _furnish(path, parameters, secrets.token_hex(32).encode())
         # Last: with it the directory is a repository.
         try:
             files.create_file(os.path.join(path, PARAMETERS_FILE),
-                              parameters.to_json(), mode)
+                              parameters.to_json(), access.file_mode(path))
         except FileExistsError:
             raise exceptions.ImageExists(f'{path} is a repository already')
         files.sync_directory(path)
         # The parent may be somebody else's, and closed to this user.
         with contextlib.suppress(PermissionError):
             files.sync_directory(os.path.dirname(path))
+
+
+def _furnish(path: str, parameters: parameters_module.Parameters,
+             key: bytes) -> None:
+    """Make what is missing in a repository's directory, but its parameters.
+
+    :param key: its digits
+    """
+    mode = access.file_mode(path)
+    for name in (*_DIRECTORIES,
+                 *([VOLUMES] if parameters.has_volumes else ()),
+                 *([SLICES] if parameters.has_cold else ())):
+        access.make_directory(os.path.join(path, name),
+                              access.directory_mode(path))
+    for name in _LOCK_FILES:
+        with contextlib.suppress(FileExistsError):
+            os.close(access.make_file(os.path.join(path, name), mode))
+    with contextlib.suppress(FileExistsError):
+        files.create_file(os.path.join(path, _KEY_FILE), _key_file(key), mode)
+    for name in ('locks', ''):
+        files.sync_directory(os.path.join(path, name))
+
+
+def begin_restoring(path: str, parameters: parameters_module.Parameters,
+                    key: bytes, group_access: bool = False) -> None:
+    """Make a repository that has lost its directory, without any image.
+
+    It is no repository before :func:`end_restoring`. What a call that died
+    had made is removed, except for ``groups/``.
+
+    :param key: with which it signs locations, 32 bytes
+    :raises ImageExists: the directory holds a repository
+    :raises InvalidParameter: it holds something else
+    """
+    with files.os_errors(f'cannot make the directory {path}'):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        if is_being_restored(path):
+            for name in {*os.listdir(path)} - {
+                    'groups', RESTORING_FILE, 'lost+found'}:
+                _remove(os.path.join(path, name))
+        else:
+            _need_fresh(path)
+            for name in filter(files.TEMPORARY.fullmatch, os.listdir(path)):
+                os.unlink(os.path.join(path, name))
+        access.settle(path, group_access)
+        # First: from here on, another call may remove what is there.
+        file = os.path.join(path, RESTORING_FILE)
+        files.replace_file(file, parameters.to_json(), access.file_mode(path),
+                           files.temporary_of(file))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, _KEY_FILE))
+        _furnish(path, parameters, key.hex().encode())
+
+
+def is_being_restored(path: str) -> bool:
+    """Whether a directory is the work of a restoring that did not end."""
+    return (os.path.lexists(os.path.join(path, RESTORING_FILE))
+            and not os.path.lexists(os.path.join(path, PARAMETERS_FILE)))
+
+
+def end_restoring(path: str) -> None:
+    """Make a directory a repository, durably. Its files are synced already."""
+    with files.os_errors(f'cannot complete {path}'):
+        for name in ('groups', 'images', ''):
+            files.sync_directory(os.path.join(path, name))
+        # One step: with it the directory is a repository.
+        os.rename(os.path.join(path, RESTORING_FILE),
+                  os.path.join(path, PARAMETERS_FILE))
+        files.sync_directory(path)
+        with contextlib.suppress(PermissionError):
+            files.sync_directory(os.path.dirname(path))
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def _need_fresh(path: str) -> None:

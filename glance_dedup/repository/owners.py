@@ -7,14 +7,15 @@ there. Below the prefix there are
 
 * ``owners/<owner>.json``, which says of which repository an owner is. So two
   repositories under one prefix notice each other;
-* ``retired/<owner>``, if another directory has taken the owner's place. The
-  owner then writes and deletes nothing any more.
+* ``retired/<owner>``, if another directory has taken the owner's place; it
+  says which one. The owner then writes and deletes nothing any more.
 
 A copy of the directory would be a second directory with the same owner, and
 each would delete what the other needs. So ``cold.json`` has the directory's
 inode number, which a copy does not have.
 """
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -26,12 +27,14 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import hexids
 from glance_dedup.objects import location as location_module
+from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import parameters as parameters_module
 from glance_dedup.repository import repository as repository_module
 
 _KIND = 'glance-dedup owner of objects'
+_RETIRED = 'glance-dedup retired owner'
 _LARGEST = 1 << 16
 
 
@@ -53,38 +56,117 @@ def attach(repo: repository_module.Repository,
     need_format(repo)
     parameters_module.need_range('cache_mib', cache_mib, 1,
                                  cold.MOST_CACHE_MIB)
-    credentials = os.path.abspath(credentials)
     repo.settle_version()
     before = cold.read(repo.path)
-    inode = os.stat(repo.path).st_ino
-    if before is not None and before.location.url == location.url and (
-            before.inode == inode):
-        settings = dataclasses.replace(
-            before, location=location, credentials=credentials,
-            cache_mib=cache_mib)
+    settings = cold.Settings(
+        location, os.path.abspath(credentials), cache_mib,
+        (secrets.token_hex(16),), os.stat(repo.path).st_ino)
+    if before is None or before.inode != settings.inode or (
+            before.location.url != location.url):
+        _attach_anew(repo, before, settings)
+    else:
+        settings = dataclasses.replace(settings, owners=before.owners)
         with cold.connect(settings) as store:
             check_claim(repo, settings, store)
         cold.write(repo.path, settings)
-        return settings
-    maintenance = _engine.Maintenance(repo.handle())
-    try:
+    return settings
+
+
+def _attach_anew(repo: repository_module.Repository,
+                 before: cold.Settings | None, settings: cold.Settings
+                 ) -> None:
+    with contextlib.closing(
+            _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has a maintainer at work: stop dedupd first')
         if before is not None and _has_cold(maintenance):
             raise exceptions.InvalidParameter(
                 f'{repo.path} has cold groups at {before.location.url}, '
-                'written by this directory or by one of which it is a copy: '
-                'restore a directory from there, with '
-                "'glance-dedup repository restore'")
-        settings = cold.Settings(location, credentials, cache_mib,
-                                 (secrets.token_hex(16),), inode)
+                'written by this directory or by one of which it is a copy. '
+                'If it was moved here, and the other one is gone, use --moved')
         with cold.connect(settings) as store:
             claim(store, settings, repo.repository_id)
         cold.write(repo.path, settings)
-        return settings
-    finally:
-        maintenance.close()
+
+
+def move(repo: repository_module.Repository,
+         location: location_module.Location, credentials: str,
+         cache_mib: int = cold.CACHE_MIB) -> cold.Settings:
+    """Attach a directory that was moved to another disk.
+
+    It becomes a new owner, and the old one is retired, so that a copy that
+    was forgotten deletes nothing. The objects of its cold groups stay where
+    they are.
+
+    :raises InvalidParameter: it was not moved, or is not attached to this
+        place; or an object is gone, so it is an old copy
+    :raises VersionError, BusyError, UnavailableError, AccessDenied: as
+        :func:`attach`
+    """
+    need_format(repo)
+    parameters_module.need_range('cache_mib', cache_mib, 1,
+                                 cold.MOST_CACHE_MIB)
+    before = cold.need(repo.path)
+    if before.location.url != location.url:
+        raise exceptions.InvalidParameter(
+            f'{repo.path} is attached to {before.location.url}: give this URL')
+    inode = os.stat(repo.path).st_ino
+    if before.inode == inode:
+        raise exceptions.InvalidParameter(
+            f'{repo.path} is the directory that was attached: it needs no '
+            '--moved')
+    # A call that died has chosen the new owner already.
+    known = (before.owners if before.inode == -inode
+             else (secrets.token_hex(16), *before.owners))
+    settings = cold.Settings(
+        location, os.path.abspath(credentials), cache_mib,
+        known[:cold.MOST_OWNERS], inode)
+    with contextlib.closing(
+            _engine.Maintenance(repo.handle())) as maintenance:
+        if not maintenance.lock():
+            raise exceptions.BusyError(
+                f'{repo.path} has a maintainer at work: stop dedupd first')
+        with cold.connect(settings) as store:
+            _move(repo, maintenance, settings, store)
+    return settings
+
+
+def _move(repo: repository_module.Repository,
+          maintenance: _engine.Maintenance, settings: cold.Settings,
+          store: store_module.ObjectStore) -> None:
+    new, old = settings.owners[:2]
+    if successor_of(store, old) not in (None, new):
+        raise exceptions.InvalidParameter(
+            f'another directory has taken the place of {repo.path} at '
+            f'{settings.location.url}: use that one')
+    _need_objects(repo, maintenance, settings, store)
+    # This inode is no directory's: nobody may write objects yet.
+    cold.write(repo.path, dataclasses.replace(
+        settings, inode=-settings.inode))
+    retire(store, old, new)
+    # What was deleted until now is seen here.
+    _need_objects(repo, maintenance, settings, store)
+    claim(store, settings, repo.repository_id)
+    cold.write(repo.path, settings)
+
+
+def _need_objects(repo: repository_module.Repository,
+                  maintenance: _engine.Maintenance, settings: cold.Settings,
+                  store: store_module.ObjectStore) -> None:
+    """Make sure that the objects of all cold groups are there."""
+    there = {key.removeprefix(f'{owner}/') for owner in settings.owners
+             for key, _ in store.keys(f'{owner}/g/')}
+    for number in maintenance.groups():
+        facts = maintenance.group_facts(number)
+        if facts['is_cold']:
+            key = slices.key_of('', number, facts['object'])
+            if key.removeprefix('/') not in there:
+                raise exceptions.InvalidParameter(
+                    f'the object of group {number:08x} of {repo.path} is not '
+                    f'at {settings.location.url} any more: the directory is '
+                    'an old copy. Restore another one, with '
+                    "'glance-dedup repository restore'")
 
 
 def need_format(repo: repository_module.Repository) -> None:
@@ -120,6 +202,45 @@ def owner_key(owner: str) -> str:
 def retired_key(owner: str) -> str:
     """The key of the object by which an owner learns that it is replaced."""
     return f'retired/{owner}'
+
+
+def retire(store: store_module.ObjectStore, owner: str, successor: str
+           ) -> None:
+    """Have an owner write and delete nothing any more.
+
+    What it has begun when this returns, it ends: it may delete objects that
+    neither its files nor its two newest snapshots name.
+
+    :param successor: the owner that takes its place
+    """
+    put_bytes(store, retired_key(owner), files.pack_json(
+        _RETIRED, owner=owner, successor=successor))
+    if not is_retired(store, owner):
+        raise exceptions.UnavailableError(
+            f'{store.location.url}: {retired_key(owner)} was stored, and '
+            'cannot be seen')
+
+
+def successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
+    """The owner that was to take an owner's place; None: it is not retired.
+
+    :raises DamagedError: the object is not what :func:`retire` writes
+    """
+    key = retired_key(owner)
+    try:
+        size = min(store.size(key), _LARGEST)
+        content = store.get(key, 0, size) if size else b''
+    except store_module.ObjectNotFound:
+        return None
+    try:
+        found = files.unpack_json(content, _RETIRED, _LARGEST)['successor']
+        if not hexids.is_valid(found):
+            raise ValueError('it names no owner')
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError,
+            RecursionError) as e:
+        raise exceptions.DamagedError(
+            f'{store.location.url}: {key} is damaged: {e}') from e
 
 
 def put_bytes(store: store_module.ObjectStore, key: str, content: bytes
@@ -197,6 +318,10 @@ def _need_alone(store: store_module.ObjectStore, settings: cold.Settings,
             other = repository_of(store, owner)
         except store_module.ObjectNotFound:
             continue        # it gave up
+        except exceptions.DamagedError:
+            if is_retired(store, owner):
+                continue
+            raise
         if other != repository_id:
             raise exceptions.InvalidParameter(
                 f'{store.location.url} belongs to another repository, '
@@ -227,8 +352,8 @@ def check_claim(repo: repository_module.Repository, settings: cold.Settings,
     if os.stat(repo.path).st_ino != settings.inode:
         raise exceptions.InvalidParameter(
             f'{repo.path} is a copy of the directory that was attached to '
-            f'{settings.location.url}: if the other one is gone, restore '
-            "this one with 'glance-dedup repository restore'; else delete "
+            f'{settings.location.url}: if it was moved here, and the other '
+            "one is gone, use 'glance-dedup cold attach --moved'; else delete "
             'this copy')
     try:
         found = repository_of(store, settings.owner)

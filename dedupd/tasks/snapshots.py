@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Snapshots: sends what is needed to make the directory again (cold.rst).
+
+A snapshot names the cold groups with their objects, and the images with the
+objects of their recipes. Recipes that the snapshot before does not have are
+sent first, then the manifest, which is read back. A run that is killed leaves
+recipes; the next run finds them, and does not send them again.
+
+Uploads and deletions go on meanwhile. Nothing is freed, merged or rewritten,
+because the maintainer takes the snapshot.
+"""
+
+import collections
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import dataclasses
+import os
+import tempfile
+import time
+from typing import BinaryIO
+from typing import cast
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import owners
+from glance_dedup.snapshots import keys
+from glance_dedup.snapshots import manifest as manifest_module
+
+#: Recipes that are sent at the same time.
+_PARALLEL = 8
+#: How often a recipe is looked at that changes meanwhile.
+_TRIES = 8
+
+#: Keys and sizes of all objects of an owner.
+Listing = list[tuple[str, int]]
+# A recipe's line, and the request that sends its object, if any.
+_Begun = tuple[manifest_module.Recipe, futures.Future[int] | None]
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run did."""
+
+    snapshot: int = 0
+    """The number of the new snapshot; 0: none was needed."""
+    images: int = 0
+    """Recipes that the new snapshot names."""
+    sent_recipes: int = 0
+    """Of these, those that were sent."""
+    key: str = ''
+    """The key of its manifest."""
+
+
+def take(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+         store: store_module.ObjectStore, settings: cold.Settings,
+         listed: Listing, always: bool = False) -> Result:
+    """Take a snapshot, if anything has changed, or `always`.
+
+    To make sure that two snapshots name the same objects, one is also taken
+    if the two newest ones do not, or if one of them is damaged. Without cold
+    groups, and snapshots, there is nothing to restore, so none is taken.
+
+    :param listed: all objects of this owner, listed before
+    :raises task.Stopped: between two recipes
+    :raises UnavailableError: the object store does not do its part
+    :raises InvalidParameter: another directory has taken this one's place
+    """
+    # What the snapshot names stays so, even if the machine crashes.
+    maintainer.engine.sync('images')
+    maintainer.engine.sync('groups')
+    maintainer.reconcile(pace.step)
+    with contextlib.ExitStack() as stack:
+        found = newest_two(store, settings.owner, [key for key, _ in listed])
+        for manifest in found.manifests:
+            stack.enter_context(manifest)
+        pool = stack.enter_context(futures.ThreadPoolExecutor(
+            _PARALLEL, 'snapshot'))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        snapshot = _Snapshot(maintainer, pace, store, settings, listed, pool)
+        return snapshot.take(found, always)
+
+
+# -- the newest ones ----------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Newest:
+    """The manifests that have one of the two highest numbers."""
+
+    number: int
+    """The highest number; 0: there is none."""
+    manifests: list[manifest_module.Manifest]
+    """Those that are whole, newest first. The caller closes them."""
+    are_two: bool
+    """Whether there are two numbers, and all of them are whole."""
+    least: int
+    """The lower one of the two numbers."""
+
+    @property
+    def are_same(self) -> bool:
+        """Whether there are two, and all name the same objects."""
+        return self.are_two and len(
+            {one.foot.content for one in self.manifests}) == 1
+
+
+def newest_two(store: store_module.ObjectStore, owner: str,
+               listed: list[str]) -> Newest:
+    """Read the two newest manifests of an owner back.
+
+    :param listed: keys of the owner's objects, at least of all manifests
+    :raises UnavailableError: the object store does not give them
+    """
+    all_of_them = manifest_module.newest_first(owner, set(listed))
+    numbers = sorted({key.number for key in all_of_them}, reverse=True)[:2]
+    wanted = [key for key in all_of_them if key.number in numbers]
+    manifests: list[manifest_module.Manifest] = []
+    try:
+        for key in wanted:
+            with contextlib.suppress(exceptions.DamagedError,
+                                     store_module.ObjectNotFound):
+                manifests.append(manifest_module.Manifest(store, key.key))
+    except BaseException:
+        for manifest in manifests:
+            manifest.close()
+        raise
+    return Newest(max(numbers, default=0), manifests,
+                  len(numbers) == 2 and len(manifests) == len(wanted),
+                  min(numbers, default=0))
+
+
+# -- a new one ----------------------------------------------------------------
+
+class _Snapshot:
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 pace: task.Pace, store: store_module.ObjectStore,
+                 settings: cold.Settings, listed: Listing,
+                 pool: futures.ThreadPoolExecutor) -> None:
+        self._maintainer = maintainer
+        self._pace = pace
+        self._store = store
+        self._settings = settings
+        self._sent = {key for key, _ in listed
+                      if key.startswith(f'{settings.owner}/r/')}
+        self._pool = pool
+        self._result = Result()
+
+    def take(self, found: Newest, always: bool) -> Result:
+        repo, result = self._maintainer.repository, self._result
+        head = manifest_module.Head(
+            self._settings.owner, found.number + 1, time.time(),
+            repo.parameters.to_json().decode(), repo.key.hex())
+        before = found.manifests[0] if found.manifests else None
+        with tempfile.TemporaryFile() as unnamed:
+            file = cast(BinaryIO, unnamed)
+            writer = manifest_module.Writer(file, head)
+            cold_groups = 0
+            for cold_groups, group in enumerate(self._groups(before), 1):
+                writer.add(group)
+            if not (cold_groups or found.number or always):
+                return result       # nothing could be restored
+            for recipe in self._recipes(before):
+                writer.add(recipe)
+            foot = writer.finish()
+            file.flush()
+            if not (always or _is_needed(found, foot)):
+                return result
+            self._maintainer.confirm()
+            owners.check_claim(repo, self._settings, self._store)
+            self._pace.step(self._pace.done, self._pace.total,
+                            'sending the snapshot',
+                            os.fstat(file.fileno()).st_size)
+            with manifest_module.send_file(
+                    self._store, head, file, foot) as manifest:
+                result.snapshot, result.key = head.number, manifest.key
+        result.images = foot.recipes
+        return result
+
+    # -- groups --
+
+    def _groups(self, before: manifest_module.Manifest | None
+                ) -> Iterator[manifest_module.Group]:
+        """The cold groups.
+
+        Of one whose file cannot be read, or was lost, the line of the snapshot
+        before stays: its object may be all that is left.
+        """
+        engine = self._maintainer.engine
+        numbers = engine.groups()
+        there = set(numbers)
+        unread: set[int] = set()
+
+        def now() -> Iterator[manifest_module.Group]:
+            for number in numbers:
+                try:
+                    facts = engine.group_facts(number)
+                except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
+                    unread.add(number)
+                    continue
+                if facts['is_cold']:
+                    yield manifest_module.Group(
+                        number, facts['object'].hex(), facts['end'],
+                        self._settings.owner)
+
+        for was, new in manifest_module.merged(
+                before.groups() if before else iter(()), now()):
+            if new is None:
+                assert was is not None
+                if was.number in unread or (
+                        was.number not in there and self._is_lost(was.number)):
+                    yield was
+            elif was is not None and was.object_id == new.object_id:
+                yield was       # it knows whose object it is
+            else:
+                yield new._replace(owner=self._owner_of(new))
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether images need a group that has no file."""
+        return any(self._maintainer.catalog.counts(number))
+
+    def _owner_of(self, group: manifest_module.Group) -> str:
+        """Whose object a group's is."""
+        known = self._settings.owners
+        if len(known) > 1:
+            for owner in known:
+                with contextlib.suppress(store_module.ObjectNotFound):
+                    self._store.size(group._replace(owner=owner).key)
+                    return owner
+        return self._settings.owner
+
+    # -- recipes --
+
+    def _recipes(self, before: manifest_module.Manifest | None
+                 ) -> Iterator[manifest_module.Recipe]:
+        """The recipes, once their objects are there.
+
+        Several are sent at the same time.
+        """
+        waiting: collections.deque[_Begun] = collections.deque()
+        for line, sending in self._begin_recipes(before):
+            waiting.append((line, sending))
+            while waiting and (len(waiting) > 2 * _PARALLEL
+                               or waiting[0][1] is None):
+                yield self._ended(*waiting.popleft())
+        while waiting:
+            yield self._ended(*waiting.popleft())
+
+    def _ended(self, line: manifest_module.Recipe,
+               sending: futures.Future[int] | None
+               ) -> manifest_module.Recipe:
+        if sending is not None:
+            sending.result()
+            self._result.sent_recipes += 1
+        return line
+
+    def _begin_recipes(self, before: manifest_module.Manifest | None
+                       ) -> Iterator[_Begun]:
+        maintainer = self._maintainer
+        known = {image_id: txid.hex() for txid, image_id in
+                 maintainer.recipes.txids(maintainer.catalog).items()}
+        # Of one that cannot be read, or was lost, the line of the snapshot
+        # before stays.
+        doubtful = {*maintainer.unreadable.images(),
+                    *maintainer.unreadable.lost.values()}
+        names = sorted({*known, *doubtful})
+        done = 0
+
+        def now() -> Iterator[manifest_module.Recipe]:
+            for name in names:
+                yield manifest_module.Recipe(
+                    name, known.get(name, ''), 0, self._settings.owner)
+
+        for was, new in manifest_module.merged(
+                before.recipes() if before else iter(()), now()):
+            if new is None:
+                continue        # it was deleted
+            done += 1
+            if was is not None and (
+                    new.transaction_id in ('', was.transaction_id)):
+                yield was, None
+                continue
+            self._pace.step(done, len(names), 'sending recipes')
+            if new.transaction_id:
+                yield from self._begin(new, was)
+
+    def _begin(self, new: manifest_module.Recipe,
+               was: manifest_module.Recipe | None) -> Iterator[_Begun]:
+        """Begin to send a recipe; nothing, if its image was deleted."""
+        try:
+            line, file = self._open(new)
+        except exceptions.ImageNotFound:
+            return
+        except exceptions.UNREADABLE as e:
+            text = f'image {new.image_id} is not in the snapshot: {e}'
+            if text not in self._maintainer.warnings:
+                self._maintainer.warnings.append(text)
+            if was is not None:
+                yield was, None
+            return
+        yield line, self._pool.submit(self._put, line, file)
+
+    def _open(self, recipe: manifest_module.Recipe
+              ) -> tuple[manifest_module.Recipe, BinaryIO]:
+        """The file of a whole recipe, and its line.
+
+        :raises ImageNotFound: it was deleted
+        """
+        path = os.path.join(self._maintainer.repository.path, 'images',
+                            recipe.image_id)
+        for _ in range(_TRIES):
+            with contextlib.closing(self._maintainer.engine.open_recipe(
+                    recipe.image_id)) as found:
+                if not found.complete:
+                    raise exceptions.DamagedError(
+                        found.error or f'{found.name} has no header')
+                found.measure()
+                header = found.header()
+                try:
+                    file = open(access.open_file(
+                        path, os.O_RDONLY | os.O_NOFOLLOW), 'rb')
+                except OSError as e:
+                    if not isinstance(e, FileNotFoundError):
+                        raise exceptions.StorageError(
+                            f'cannot open {path}: {e.strerror}') from e
+                    continue
+                status = os.fstat(file.fileno())
+                if status.st_ino == found.inode:
+                    return recipe._replace(
+                        transaction_id=header['transaction_id'].hex(),
+                        length=status.st_size), cast(BinaryIO, file)
+                file.close()    # the image was stored again meanwhile
+        raise exceptions.ImageNotFound(f'{path} comes and goes')
+
+    def _put(self, line: manifest_module.Recipe, file: BinaryIO) -> int:
+        with file:
+            if line.key in self._sent:
+                # An interrupted run sent it, unless the listing lags.
+                with contextlib.suppress(store_module.ObjectNotFound):
+                    if self._store.size(line.key) == line.length:
+                        return 0
+            return self._store.put(line.key, file)
+
+
+def _is_needed(found: Newest, foot: manifest_module.Foot) -> bool:
+    return not found.are_same or found.manifests[0].foot.content != (
+        foot.content)
+
+
+def parsed(owner: str, listed: Listing
+           ) -> Iterator[tuple[str, int, keys.Manifest | keys.Group
+                               | keys.Recipe]]:
+    """Of the objects of an owner those that programs of ours made.
+
+    Key, size, and what the key means.
+    """
+    for key, size in listed:
+        meaning = keys.parse(owner, key)
+        if meaning is not None:
+            yield key, size, meaning

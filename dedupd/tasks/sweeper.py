@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Sweeping: deletes objects that nobody needs any more (cold.rst).
+
+An object goes if no file names it, and the two newest snapshots, which are
+read back for that, do not name it either. No clock decides. So what killed
+runs left goes, too.
+"""
+
+from concurrent import futures
+import contextlib
+import dataclasses
+import os
+
+from dedupd.tasks import snapshots
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import slices
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import owners
+from glance_dedup.snapshots import keys
+
+#: Objects that are deleted at the same time.
+_PARALLEL = 8
+
+# Where the header of a group's file has its magic, version and object id, and
+# which version cold groups have (format.rst).
+_HEADER, _MAGIC, _COLD = 512, b'GDGROUP\0', 3
+_VERSION, _OBJECT = slice(8, 10), slice(88, 104)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run would delete now."""
+
+    objects: list[tuple[str, int]]
+    """Keys and sizes; manifests first."""
+    kept: str | None
+    """Why nothing may be deleted; None: it may."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all these objects."""
+        return sum(size for _, size in self.objects)
+
+
+class _Kept(Exception):
+    """Nothing may be deleted now."""
+
+
+def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+         store: store_module.ObjectStore, settings: cold.Settings,
+         listed: snapshots.Listing) -> Plan:
+    """Find the objects that nobody needs; changes nothing.
+
+    :param listed: all objects of this owner, listed before, and the manifests
+        that were sent since
+    :raises UnavailableError: the object store does not give the snapshots
+    """
+    # The names that are read below stay so, even if the machine crashes.
+    maintainer.engine.sync('images')
+    maintainer.engine.sync('groups')
+    maintainer.reconcile(pace.step)
+    try:
+        needed, least = _in_snapshots(store, settings.owner, listed)
+        needed |= _in_images(maintainer, settings.owner)
+        needed |= _in_groups(maintainer, settings.owner)
+        ids = _in_spool(maintainer)
+    except _Kept as e:
+        return Plan([], str(e))
+    old, others = [], []
+    for key, size, meaning in snapshots.parsed(settings.owner, listed):
+        if isinstance(meaning, keys.Manifest):
+            if meaning.number < least:
+                old.append((key, size))
+        elif key not in needed and (not isinstance(meaning, keys.Group)
+                                    or meaning.object_id not in ids):
+            others.append((key, size))
+    return Plan(old + others, None)
+
+
+def run(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+        store: store_module.ObjectStore, settings: cold.Settings,
+        listed: snapshots.Listing) -> Plan:
+    """Delete what :func:`plan` finds; returns it.
+
+    :raises task.Stopped: between two objects
+    :raises UnavailableError: the object store does not do its part
+    :raises InvalidParameter: another directory has taken this one's place
+    """
+    found = plan(maintainer, pace, store, settings, listed)
+    if not found.objects:
+        return found
+    # The two snapshots were read back before. So whoever restores later than
+    # this finds them, and needs only what they name.
+    owners.check_claim(maintainer.repository, settings, store)
+    maintainer.confirm()
+    with futures.ThreadPoolExecutor(_PARALLEL, 'sweep') as pool:
+        total = len(found.objects)
+        for first in range(0, total, _PARALLEL):
+            pace.step(first, total, 'deleting objects')
+            # Old manifests go before what they name.
+            list(pool.map(store.delete, [
+                key for key, _ in found.objects[first:first + _PARALLEL]]))
+    pace.step(total, total, 'deleting objects')
+    return found
+
+
+def _in_snapshots(store: store_module.ObjectStore, owner: str,
+                  listed: snapshots.Listing) -> tuple[set[str], int]:
+    """Keys that the two newest snapshots name, and the lower number."""
+    found = snapshots.newest_two(store, owner, [key for key, _ in listed])
+    needed: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        for manifest in found.manifests:
+            stack.enter_context(manifest)
+        if not found.are_two:
+            raise _Kept('there are no two whole snapshots yet')
+        for manifest in found.manifests:
+            for lines in manifest.groups(), manifest.recipes():
+                needed.update(line.key for line in lines
+                              if line.owner == owner)
+    return needed, found.least
+
+
+def _in_images(maintainer: maintainer_module.Maintainer, owner: str
+               ) -> set[str]:
+    """Keys of the recipes of all images."""
+    txids = maintainer.recipes.txids(maintainer.catalog)
+    reasons = maintainer.unreadable.reasons()
+    if reasons:
+        name, error = min(reasons.items())
+        raise _Kept(f'{name} cannot be read, and its object may be needed: '
+                    f'{error}')
+    return {keys.of_recipe(owner, image_id, txid.hex())
+            for txid, image_id in txids.items()}
+
+
+def _in_groups(maintainer: maintainer_module.Maintainer, owner: str
+               ) -> set[str]:
+    """Keys of the objects of all cold groups."""
+    found = set()
+    for number in maintainer.engine.groups():
+        try:
+            facts = maintainer.engine.group_facts(number)
+        except exceptions.ImageNotFound:
+            continue
+        except exceptions.UNREADABLE as e:
+            raise _Kept(f'the object of a group may be needed: {e}') from e
+        if facts['is_cold']:
+            found.add(slices.key_of(owner, number, facts['object']))
+    return found
+
+
+def _in_spool(maintainer: maintainer_module.Maintainer) -> set[str]:
+    """The ids of objects that files in the spool name."""
+    found = set()
+    for name in maintainer.engine.spool():
+        if not name.startswith('G-'):
+            continue
+        path = os.path.join(maintainer.repository.path, 'spool', name)
+        try:
+            with files.os_errors(f'cannot read {path}'):
+                header = files.read_file(path, _HEADER)
+        except exceptions.ImageNotFound:
+            continue
+        except exceptions.UNREADABLE as e:
+            raise _Kept(f'an object may be needed: {e}') from e
+        if header.startswith(_MAGIC) and int.from_bytes(
+                header[_VERSION], 'little') >= _COLD:
+            found.add(header[_OBJECT].hex())
+    return found

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The manifest of a snapshot: what a directory needs to be made again.
+
+It is a sequence of lines, each in JSON, compressed as one frame of zstd:
+
+* the head: kind, version, owner, number, when it was taken, the content of
+  ``repository.json``, and the repository's key;
+* a line for each cold group: ``["g", number, object id, length, owner]``, by
+  number;
+* a line for each recipe: ``["r", image id, transaction id, length, owner]``,
+  by image id;
+* the foot: how many lines of each kind there are, the SHA-256 of these lines,
+  and that of all lines before the foot.
+
+The owner of a line is whose object it is
+(:mod:`glance_dedup.repository.owners`). A manifest is *whole* if every line is
+as it should be, and both digests agree. Nothing in it is trusted before.
+Writers and readers need a bounded amount of memory, whatever the number of
+lines.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import dataclasses
+import hashlib
+import io
+import json
+import secrets
+import tempfile
+import time
+from typing import Any
+from typing import BinaryIO
+from typing import cast
+from typing import NamedTuple
+from typing import TypeVar
+
+import zstandard
+
+from glance_dedup.base import closing
+from glance_dedup.base import exceptions
+from glance_dedup.base import hexids
+from glance_dedup.base import imageids
+from glance_dedup.objects import slices
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import layout
+from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.snapshots import keys
+
+_KIND = 'glance-dedup snapshot'
+_VERSION = 1
+#: The most bytes of a line; the head is the longest one.
+_LINE = 1 << 17
+#: The most bytes of a manifest's object, and of the window of its frame.
+_MOST_BYTES, _WINDOW = 1 << 33, 1 << 23
+_LEVEL = 3
+#: Bytes that one GET asks for.
+_PIECE = 8 << 20
+_MOST_GROUPS = 1 << 25
+_MOST_LENGTH = 1 << 32
+_PAGE = 4096
+#: How often a store is asked for what must be there.
+_TRIES = 4
+
+_Result = TypeVar('_Result')
+_Line = TypeVar('_Line', 'Group', 'Recipe')
+
+
+class Group(NamedTuple):
+    """A cold group."""
+
+    number: int
+    object_id: str
+    """32 hexadecimal digits."""
+    length: int
+    """Bytes of its object."""
+    owner: str
+
+    @property
+    def key(self) -> str:
+        """The key of its object."""
+        return slices.key_of(self.owner, self.number,
+                             bytes.fromhex(self.object_id))
+
+
+class Recipe(NamedTuple):
+    """The recipe of an image, of a backup, or of a part of a volume."""
+
+    image_id: str
+    transaction_id: str
+    """32 hexadecimal digits. No other recipe has it."""
+    length: int
+    """Bytes of its object, which is its file."""
+    owner: str
+
+    @property
+    def key(self) -> str:
+        """The key of its object."""
+        return keys.of_recipe(self.owner, self.image_id, self.transaction_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """What a manifest begins with."""
+
+    owner: str
+    number: int
+    taken: float
+    """Seconds since 1970, for people only."""
+    parameters: str
+    """The content of ``repository.json``."""
+    signing_key: str
+    """The repository's key: 64 hexadecimal digits."""
+
+    def read_parameters(self) -> parameters_module.Parameters:
+        """The repository's parameters.
+
+        :raises DamagedError, VersionError: as their names say
+        """
+        return parameters_module.Parameters.from_json(
+            self.parameters.encode(),
+            f'{layout.PARAMETERS_FILE} of snapshot {self.number}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Foot:
+    """What a manifest ends with."""
+
+    groups: int
+    recipes: int
+    content: str
+    """The digest of the lines between head and foot. Two manifests with equal
+    ones name the same objects."""
+
+
+# -- writing ------------------------------------------------------------------
+
+class Writer:
+    """Writes a manifest into a file: first all groups, then all recipes.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, file: BinaryIO, head: Head) -> None:
+        self._frame = zstandard.ZstdCompressor(
+            level=_LEVEL, write_checksum=True).stream_writer(
+                file, closefd=False)
+        self._whole = hashlib.sha256()
+        self._content = hashlib.sha256()
+        self._counts = {'g': 0, 'r': 0}
+        self._add({'kind': _KIND, 'version': _VERSION,
+                   **dataclasses.asdict(head)})
+
+    def add(self, line: Group | Recipe) -> None:
+        """Add a line, in the order that the module's docstring gives."""
+        kind = 'g' if isinstance(line, Group) else 'r'
+        self._counts[kind] += 1
+        self._content.update(self._add([kind, *line]))
+
+    def finish(self) -> Foot:
+        """Complete the manifest."""
+        foot = Foot(self._counts['g'], self._counts['r'],
+                    self._content.hexdigest())
+        self._add({**dataclasses.asdict(foot),
+                   'whole': self._whole.hexdigest()})
+        self._frame.close()
+        return foot
+
+    def _add(self, value: Any) -> bytes:
+        line = json.dumps(value, separators=(',', ':')).encode() + b'\n'
+        self._whole.update(line)
+        self._frame.write(line)
+        return line
+
+
+def send(store: store_module.ObjectStore, head: Head,
+         lines: Iterable[Group | Recipe]) -> 'Manifest':
+    """Write a manifest, send it, and read it back.
+
+    :param lines: as :meth:`Writer.add` needs them
+    :returns: the one that was read back; the caller closes it
+    :raises UnavailableError: it cannot be sent, or is another one now
+    """
+    with tempfile.TemporaryFile() as file:
+        writer = Writer(cast(BinaryIO, file), head)
+        for line in lines:
+            writer.add(line)
+        foot = writer.finish()
+        file.flush()
+        return send_file(store, head, cast(BinaryIO, file), foot)
+
+
+def send_file(store: store_module.ObjectStore, head: Head, file: BinaryIO,
+              foot: Foot) -> 'Manifest':
+    """Send a manifest that was written, otherwise as :func:`send`."""
+    key = keys.of_manifest(head.owner, head.number, secrets.token_hex(16))
+    store.put(key, file)
+    try:
+        found = Manifest(store, key)
+    except exceptions.DamagedError as e:
+        raise exceptions.UnavailableError(
+            f'a snapshot was sent, and comes back as another one: {e}') from e
+    if (found.head, found.foot) != (head, foot):
+        found.close()
+        raise exceptions.UnavailableError(
+            f'{store.location.url}: {key} is another snapshot than was sent')
+    return found
+
+
+# -- reading ------------------------------------------------------------------
+
+class Manifest(closing.Closing):
+    """A whole manifest, in an unnamed file of this host until :meth:`close`.
+
+    For one thread at a time.
+
+    :ivar key: of its object
+    """
+
+    def __init__(self, store: store_module.ObjectStore, key: str) -> None:
+        """Fetch it, and verify all of it.
+
+        :raises DamagedError: it is not whole
+        :raises VersionError: a newer program wrote it
+        :raises UnavailableError: the object store does not give it
+        """
+        self.key = key
+        self._name = f'{store.location.url}: {key}'
+        self._file = cast(BinaryIO, tempfile.TemporaryFile())
+        try:
+            self._fetch(store)
+            self.head, self.foot = self._verify()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def parameters(self) -> parameters_module.Parameters:
+        """The repository's parameters."""
+        return self.head.read_parameters()
+
+    def groups(self) -> Iterator[Group]:
+        """The cold groups, by number."""
+        lines = self._lines()
+        next(lines)
+        for _ in range(self.foot.groups):
+            yield _group(json.loads(next(lines)))
+
+    def recipes(self) -> Iterator[Recipe]:
+        """The recipes, by image id."""
+        lines = self._lines()
+        for _ in range(1 + self.foot.groups):
+            next(lines)
+        for _ in range(self.foot.recipes):
+            yield _recipe(json.loads(next(lines)))
+
+    def close(self) -> None:
+        """Remove the file. Idempotent."""
+        self._file.close()
+
+    def _fetch(self, store: store_module.ObjectStore) -> None:
+        size = store.size(self.key)
+        if not 0 < size <= _MOST_BYTES:
+            raise exceptions.DamagedError(
+                f'{self._name} has {size} bytes, which no manifest has')
+        for start in range(0, size, _PIECE):
+            self._file.write(store.get(self.key, start,
+                                       min(_PIECE, size - start)))
+        self._file.flush()
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines; several iterations may be under way."""
+        # Each has a place of its own in the file.
+        file = cast(BinaryIO, open(f'/proc/self/fd/{self._file.fileno()}',
+                                   'rb'))
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        with (file, unpacker.stream_reader(file) as frame,
+              io.BufferedReader(cast(io.RawIOBase, frame), 1 << 16) as lines):
+            while line := lines.readline(_LINE):
+                yield line
+
+    def _verify(self) -> tuple[Head, Foot]:
+        try:
+            return _parsed(self._lines(), self.key)
+        except exceptions.VersionError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError,
+                RecursionError, StopIteration, zstandard.ZstdError,
+                exceptions.DamagedError) as e:
+            raise exceptions.DamagedError(
+                f'{self._name} is damaged: {e or type(e).__name__}') from e
+
+
+def _parsed(lines: Iterator[bytes], key: str) -> tuple[Head, Foot]:
+    """Head and foot of a manifest; verifies every line."""
+    whole, content = hashlib.sha256(), hashlib.sha256()
+    first = next(lines)
+    whole.update(first)
+    head = _head(json.loads(first), key)
+    last: dict[str, int | str] = {'g': 0, 'r': ''}
+    counts = {'g': 0, 'r': 0}
+    for line in lines:
+        fields = json.loads(line)
+        if isinstance(fields, dict):
+            foot = Foot(counts['g'], counts['r'], content.hexdigest())
+            if fields != {**dataclasses.asdict(foot),
+                          'whole': whole.hexdigest()}:
+                raise ValueError('its digests or counts are wrong')
+            if next(lines, None) is not None:
+                raise ValueError('something follows its end')
+            return head, foot
+        kind = fields[0]
+        place = (_group(fields) if kind == 'g' else _recipe(fields))[0]
+        if place <= last[kind] or kind == 'g' and counts['r']:  # type: ignore
+            raise ValueError('its lines are not in order')
+        last[kind] = place
+        counts[kind] += 1
+        whole.update(line)
+        content.update(line)
+    raise ValueError('its end is missing')
+
+
+def _head(fields: dict[str, Any], key: str) -> Head:
+    if fields.pop('kind') != _KIND:
+        raise ValueError('it is no manifest')
+    version = fields.pop('version')
+    if type(version) is not int:
+        raise ValueError('it has no version')
+    if version > _VERSION:
+        raise exceptions.VersionError(
+            f'the snapshot {key} has format version {version}; this program '
+            f'knows up to {_VERSION}')
+    head = Head(**fields)
+    if not all(isinstance(text, str) for text in (
+            head.owner, head.parameters, head.signing_key)) or (
+            type(head.taken) is not float or type(head.number) is not int):
+        raise ValueError('its fields are not of their types')
+    named = keys.parse(head.owner, key)
+    if not isinstance(named, keys.Manifest) or named.number != head.number:
+        raise ValueError('it was put under the key of another one')
+    head.read_parameters()
+    if len(bytes.fromhex(head.signing_key)) != 32:
+        raise ValueError('its key has not 32 bytes')
+    return head
+
+
+def _group(fields: list[Any]) -> Group:
+    group = Group(*fields[1:])
+    if fields[0] != 'g' or type(group.number) is not int or (
+            not 0 < group.number < _MOST_GROUPS):
+        raise ValueError('a group has no number')
+    _check(group, group.object_id)
+    if not group.object_id.strip('0'):
+        raise ValueError(f'group {group.number} has no object')
+    return group
+
+
+def _recipe(fields: list[Any]) -> Recipe:
+    recipe = Recipe(*fields[1:])
+    if fields[0] != 'r' or not imageids.is_valid(recipe.image_id):
+        raise ValueError('a recipe has no image')
+    _check(recipe, recipe.transaction_id)
+    return recipe
+
+
+def _check(line: Group | Recipe, object_id: str) -> None:
+    if not hexids.is_valid(object_id) or not hexids.is_valid(line.owner) or (
+            type(line.length) is not int
+            or not _PAGE <= line.length <= _MOST_LENGTH):
+        raise ValueError(f'the line of {line[0]} is wrong')
+
+
+# -- which there are ----------------------------------------------------------
+
+def newest_first(owner: str, listed: Iterable[str]) -> list[keys.Manifest]:
+    """The manifests among the keys of an owner."""
+    found = [key for key in (keys.parse(owner, one) for one in listed)
+             if isinstance(key, keys.Manifest)]
+    return sorted(found, reverse=True)
+
+
+def newest_whole(store: store_module.ObjectStore, owner: str,
+                 listed: Iterable[str], tell: Callable[[str], None]
+                 ) -> Manifest | None:
+    """The newest manifest of an owner that is whole; None: there is none.
+
+    Several have the same number only if a request to store one, which had
+    failed as it seemed, was done late. Of these the one that was taken last
+    counts.
+
+    :param tell: called with a sentence for each newer one that is not whole
+    """
+    best: Manifest | None = None
+    for found in newest_first(owner, listed):
+        if best is not None and found.number < best.head.number:
+            break
+        try:
+            manifest = patiently(lambda: Manifest(store, found.key))
+        except (exceptions.DamagedError, store_module.ObjectNotFound) as e:
+            tell(f'{e}. An older snapshot is used, if there is one')
+            continue
+        if best is None:
+            best = manifest
+        elif manifest.head.taken > best.head.taken:
+            best.close()
+            best = manifest
+        else:
+            manifest.close()
+    return best
+
+
+def patiently(work: Callable[[], _Result]) -> _Result:
+    """Do some work that needs an object which must be there.
+
+    A store that says that there is none is asked again, since it may lag.
+
+    :raises ObjectNotFound: it said so each time
+    """
+    for tried in range(_TRIES - 1):
+        try:
+            return work()
+        except store_module.ObjectNotFound:
+            time.sleep(store_module.FIRST_WAIT * 2 ** tried)
+    return work()
+
+
+def merged(old: Iterator[_Line], new: Iterator[_Line]
+           ) -> Iterator[tuple[_Line | None, _Line | None]]:
+    """Two sequences of lines, side by side: pairs with the same first field.
+
+    The lines are in the manifest's order in both.
+    """
+    a, b = next(old, None), next(new, None)
+    while a is not None or b is not None:
+        if b is None or (a is not None and a[0] < b[0]):
+            yield a, None
+            a = next(old, None)
+        elif a is None or b[0] < a[0]:
+            yield None, b
+            b = next(new, None)
+        else:
+            yield a, b
+            a, b = next(old, None), next(new, None)

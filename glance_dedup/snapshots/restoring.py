@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Restoring: makes a lost directory again, out of a snapshot (cold.rst).
+
+The directory is no repository before the last step, so a restoring that was
+killed leaves nothing that looks whole. Another one in the same directory
+begins again, and fetches only those groups that are not there.
+
+What the object store does not give now ends the restoring. What it says that
+it does not have, several times, is lost: a group with all images that need
+it, or a recipe with its image.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+import contextlib
+import dataclasses
+import os
+import secrets
+import time
+from typing import TypeVar
+
+from glance_dedup import _engine
+from glance_dedup.base import closing
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import imageids
+from glance_dedup.base import scratch
+from glance_dedup.maintenance import addresses
+from glance_dedup.objects import location as location_module
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import layout
+from glance_dedup.repository import owners as owners_module
+from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.snapshots import fetching
+from glance_dedup.snapshots import manifest as manifest_module
+
+#: Objects that are fetched at the same time.
+_PARALLEL = 8
+# The state of slots that were given up before they were published.
+_VOID = 2
+
+Progress = Callable[[int, int, str], None]
+_Line = TypeVar('_Line', manifest_module.Group, manifest_module.Recipe)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What can be restored."""
+
+    owner: str
+    """Whose snapshot it is."""
+    live: tuple[str, ...]
+    """All owners that are to be retired."""
+    manifest: manifest_module.Manifest
+    """The newest one that is whole. The caller closes it."""
+
+
+@dataclasses.dataclass
+class Result:
+    """What was restored."""
+
+    repository_id: str
+    owner: str
+    """The new one."""
+    restored_from: str
+    """The owner of the snapshot."""
+    snapshot: int
+    """Its number."""
+    taken: float
+    """When, in seconds since 1970."""
+    groups: int = 0
+    images: int = 0
+    """Recipes, with those of backups."""
+    fetched_bytes: int = 0
+    lost_groups: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Groups whose objects are gone or damaged, each with what is wrong."""
+    damaged_groups: dict[int, str] = dataclasses.field(default_factory=dict)
+    """Groups of which some entries are damaged; the others are restored."""
+    lost_images: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Images and backups that were not restored, each with the reason."""
+    lost_volumes: list[str] = dataclasses.field(default_factory=list)
+    """Ids of volumes. Their journals are in no snapshot."""
+
+
+# -- what there is ------------------------------------------------------------
+
+def look(store: store_module.ObjectStore, owner: str | None = None,
+         tell: Callable[[str], None] = lambda text: None) -> Found:
+    """Find the newest snapshot; changes nothing.
+
+    :param owner: whose; None: of the one that nobody has replaced
+    :param tell: called with a sentence for each damaged snapshot
+    :raises InvalidParameter: there is none, or several owners might be meant
+    """
+    successors = {one: _successor_of(store, one)
+                  for one in owners_module.all_owners(store)}
+    live = sorted(one for one, by in successors.items() if by is None)
+    if owner is None:
+        owner = _choose(store, successors)
+    elif owner not in successors:
+        raise exceptions.InvalidParameter(
+            f'{store.location.url} has no owner {owner}; it has '
+            f'{", ".join(sorted(successors)) or "none"}')
+    # Listings may lag (cold.rst).
+    listed = {key for _ in range(2) for key, _ in store.keys(f'{owner}/m/')}
+    manifest = manifest_module.newest_whole(store, owner, listed, tell)
+    if manifest is None:
+        before = [one for one, by in successors.items() if by == owner]
+        raise exceptions.InvalidParameter(
+            f'{store.location.url}: owner {owner} has no snapshot that is '
+            'whole' + (f'. It took the place of {before[0]}: restore that '
+                       f'one, with --owner {before[0]}' if before else ''))
+    return Found(owner, tuple(live), manifest)
+
+
+def _successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
+    try:
+        return owners_module.successor_of(store, owner)
+    except exceptions.DamagedError:
+        return ''       # it is retired all the same
+
+
+def _choose(store: store_module.ObjectStore,
+            successors: dict[str, str | None]) -> str:
+    """The one owner whose place no other has taken."""
+    # A restoring that died has retired one, and has not become the other.
+    last = sorted(one for one, by in successors.items()
+                  if by is None or by not in successors)
+    if len(last) == 1:
+        return last[0]
+    if not successors:
+        raise exceptions.InvalidParameter(
+            f'nothing was ever stored at {store.location.url}, or the '
+            'bucket or container was emptied')
+    raise exceptions.InvalidParameter(
+        f'{store.location.url} has several owners: {", ".join(last)}. Say '
+        'with --owner whose snapshot is to be restored')
+
+
+# -- restoring ----------------------------------------------------------------
+
+def restore(path: str, location: location_module.Location, credentials: str,
+            *, owner: str | None = None, cache_mib: int = cold.CACHE_MIB,
+            group_access: bool = False,
+            progress: Progress = lambda done, total, what: None,
+            tell: Callable[[str], None] = lambda text: None) -> Result:
+    """Make a repository out of the newest snapshot.
+
+    :param path: a directory that is missing or empty, or that an earlier call
+        has begun
+    :param credentials: the path of a file
+    :param owner: as for :func:`look`
+    :param group_access: as for :func:`layout.create`
+    :raises InvalidParameter: as :func:`look`; or the directory is in use
+    :raises ImageExists: the directory holds a repository
+    :raises UnavailableError: the object store does not answer. Call it again
+    :raises AccessDenied, NoSpaceError, StorageError, VersionError: as their
+        names say
+    """
+    path = os.path.realpath(path)
+    credentials = os.path.abspath(credentials)
+    parameters_module.need_range('cache_mib', cache_mib, 1,
+                                 cold.MOST_CACHE_MIB)
+    new = secrets.token_hex(16)
+    told: set[str] = set()
+
+    def tell_once(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            tell(text)
+
+    with (store_module.ObjectStore(location, credentials) as store,
+          _locked(path)):
+        found = look(store, owner, tell_once)
+        with found.manifest as manifest:
+            _begin(path, manifest, group_access)
+        for one in {*found.live, found.owner}:
+            owners_module.retire(store, one, new)
+        # The argument in cold.rst needs that this comes after it.
+        with look(store, found.owner, tell_once).manifest as manifest:
+            parameters = _begin(path, manifest, group_access)
+            restoring = _Restoring(store, path, manifest, parameters, new,
+                                   progress)
+            with contextlib.closing(restoring):
+                restoring.run()
+            settings = cold.Settings(
+                location, credentials, cache_mib,
+                _owners(new, found.owner, manifest), os.stat(path).st_ino)
+            with manifest_module.send(
+                    store, dataclasses.replace(
+                        manifest.head, owner=new, number=1,
+                        taken=time.time()), restoring.lines()):
+                pass
+        # With its own snapshot, the new owner can be restored from now on.
+        owners_module.claim(store, settings, parameters.repository_id)
+        cold.write(path, settings)
+        layout.end_restoring(path)
+    return restoring.result
+
+
+def _begin(path: str, manifest: manifest_module.Manifest, group_access: bool
+           ) -> parameters_module.Parameters:
+    parameters = manifest.head.read_parameters()
+    layout.begin_restoring(path, parameters,
+                           bytes.fromhex(manifest.head.signing_key),
+                           group_access)
+    return parameters
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Keep other restorings out of a directory."""
+    with files.os_errors(f'cannot make the directory {path}'):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        fd = scratch.lock_directory(path)
+    if fd is None:
+        raise exceptions.BusyError(
+            f'another process restores a repository in {path}')
+    with closing.descriptor(fd):
+        yield
+
+
+def _owners(new: str, old: str, manifest: manifest_module.Manifest
+            ) -> tuple[str, ...]:
+    """All owners whose groups' objects are needed, the new one first."""
+    found = dict.fromkeys((new, old))
+    for group in manifest.groups():
+        found[group.owner] = None
+        if len(found) > cold.MOST_OWNERS:
+            raise exceptions.InvalidParameter(
+                f'the snapshot names objects of more than {cold.MOST_OWNERS} '
+                'owners')
+    return tuple(found)
+
+
+class _Restoring:
+    """Restores groups and images; one thread uses it."""
+
+    def __init__(self, store: store_module.ObjectStore, path: str,
+                 manifest: manifest_module.Manifest,
+                 parameters: parameters_module.Parameters, new: str,
+                 progress: Progress) -> None:
+        self._path = path
+        self._manifest = manifest
+        self._progress = progress
+        self._groups: set[int] = set()
+        self._fetcher = fetching.Fetcher(store, path, parameters)
+        self._pool = futures.ThreadPoolExecutor(_PARALLEL, 'restore')
+        self._handle = _engine.Repository(
+            os.fsencode(path), major=parameters.major,
+            repository_id=bytes.fromhex(parameters.repository_id),
+            block_size=parameters.block_size,
+            cut_minimum=parameters.cuts[0], cut_average=parameters.cuts[1],
+            group_slots=parameters.group_slots,
+            segment_size=parameters.segment_size,
+            fingerprint=parameters.fingerprint,
+            by_value=parameters.compare == 'value', codec='none',
+            codec_level=0, threads=0, lock_timeout_ms=0)
+        self._engine = _engine.Maintenance(self._handle)
+        head = manifest.head
+        self.result = Result(parameters.repository_id, new, head.owner,
+                             head.number, head.taken)
+
+    def close(self) -> None:
+        """Give up what is under way, and close the directory's files."""
+        self._pool.shutdown(cancel_futures=True)
+        self._engine.close()
+        self._handle.close()
+
+    def run(self) -> None:
+        """Restore all that can be."""
+        self._restore_groups()
+        self._remove_others()
+        self._restore_images()
+
+    def lines(self) -> Iterator[manifest_module.Group
+                                | manifest_module.Recipe]:
+        """The lines of the snapshot that are restored."""
+        for group in self._manifest.groups():
+            if group.number in self._groups:
+                yield group
+        for recipe in self._manifest.recipes():
+            if recipe.image_id not in self.result.lost_images and (
+                    imageids.of_volume(recipe.image_id) is None):
+                yield recipe
+
+    def _fetch_all(self, work: Callable[[_Line], int], lines: Iterator[_Line],
+                   total: int, what: str) -> Iterator[tuple[_Line, str]]:
+        """Fetch several at a time; each with what went wrong, or ''."""
+        waiting: collections.deque[tuple[_Line, futures.Future[int]]] = (
+            collections.deque())
+        done = 0
+        more = True
+        while more or waiting:
+            line = next(lines, None)
+            more = line is not None
+            if line is not None:
+                waiting.append((line, self._pool.submit(work, line)))
+                if len(waiting) <= 2 * _PARALLEL:
+                    continue
+            if waiting:
+                first, future = waiting.popleft()
+                error = ''
+                try:
+                    self.result.fetched_bytes += future.result()
+                except fetching.LostError as e:
+                    error = str(e)
+                done += 1
+                self._progress(done, total, what)
+                yield first, error
+
+    # -- groups --
+
+    def _restore_groups(self) -> None:
+        again = []
+        for group, error in self._fetch_all(
+                self._fetcher.group, self._manifest.groups(),
+                self._manifest.foot.groups, 'fetching groups'):
+            if error or self._wrong(group, is_last=False):
+                again.append(group)
+            else:
+                self._groups.add(group.number)
+        # What lags may be there now.
+        for group, error in self._fetch_all(
+                self._fetcher.group, iter(again), len(again),
+                'fetching groups once more'):
+            error = error or self._wrong(group, is_last=True)
+            if error:
+                self.result.lost_groups[group.number] = error
+            else:
+                self._groups.add(group.number)
+        self.result.groups = len(self._groups)
+
+    def _wrong(self, group: manifest_module.Group, is_last: bool) -> str:
+        """What is wrong with a group's file, which is removed then; or ''.
+
+        :param is_last: take it as it is, if some of its entries are right
+        """
+        try:
+            facts = self._engine.group_facts(group.number)
+            entries = self._engine.entries(group.number, 0, facts['slots'])
+            states = set(addresses.columns(entries).states)
+            if facts['end'] != group.length or (
+                    facts['published'] != facts['slots']):
+                error = 'its record is that of another file'
+            elif states <= {addresses.LIVE, addresses.FREED, _VOID}:
+                return ''
+            else:
+                error = 'entries of it are damaged'
+                if is_last and addresses.LIVE in states:
+                    self.result.damaged_groups[group.number] = (
+                        f'{group.key}: {error}')
+                    return ''
+        except exceptions.UNREADABLE as e:
+            error = str(e)
+        os.unlink(os.path.join(self._path, 'groups', f'{group.number:08x}'))
+        return f'{group.key}: {error}'
+
+    def _remove_others(self) -> None:
+        """Remove groups that an earlier call fetched for another snapshot."""
+        directory = os.path.join(self._path, 'groups')
+        wanted = {f'{number:08x}' for number in self._groups}
+        with files.os_errors(f'cannot tidy {directory}'):
+            for name in set(os.listdir(directory)) - wanted:
+                os.unlink(os.path.join(directory, name))
+
+    # -- images --
+
+    def _restore_images(self) -> None:
+        volumes = set()
+
+        def images() -> Iterator[manifest_module.Recipe]:
+            for recipe in self._manifest.recipes():
+                part = imageids.of_volume(recipe.image_id)
+                if part is None:
+                    yield recipe
+                else:
+                    volumes.add(part.volume_id)
+
+        for recipe, error in self._fetch_all(
+                self._fetcher.recipe, images(), self._manifest.foot.recipes,
+                'fetching recipes'):
+            error = error or self._missing(recipe)
+            if error:
+                self.result.lost_images[recipe.image_id] = error
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self._path, 'images',
+                                           recipe.image_id))
+            else:
+                self.result.images += 1
+        self.result.lost_volumes = sorted(volumes)
+
+    def _missing(self, recipe: manifest_module.Recipe) -> str:
+        """What an image needs, and is not there; or ''."""
+        try:
+            with contextlib.closing(self._engine.open_recipe(
+                    recipe.image_id)) as found:
+                if not found.complete:
+                    return found.error or 'its recipe has no header'
+                found.measure()
+                header = found.header()
+                if (header['image_id'], header['transaction_id'].hex()) != (
+                        recipe.image_id, recipe.transaction_id):
+                    return 'its recipe is that of another image'
+                for runs in addresses.pieces(found):
+                    for group in addresses.groups_in(runs) - self._groups:
+                        return self.result.lost_groups.get(
+                            group, f'it needs group {group:08x}, which was '
+                            'only on the disk when the snapshot was taken')
+        except exceptions.UNREADABLE as e:
+            return str(e)
+        return ''

@@ -1,0 +1,630 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Restoring a repository whose directory is lost, from a real object store."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dedupd.tasks import collector
+from dedupd.tasks import tierer
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.repository import cold
+from glance_dedup.repository import layout
+from glance_dedup.repository import owners
+from glance_dedup.snapshots import keys
+from glance_dedup.snapshots import restoring
+from tests.functional import test_snapshots
+from tests.functional import test_tierer
+from tests.support import objects
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+store = test_tierer.store
+connection = test_snapshots.connection
+ALL = test_tierer.ALL
+SIZE = test_tierer.SIZE
+
+
+class Restored(test_tierer.Store):
+    """A repository that was restored, with its maintainer."""
+
+    def __init__(self, path, images):
+        self.path = path
+        self.images = dict(images)
+        self.repo = repositories.open_repository(path)
+        self.settings = cold.read(path)
+        self.maintainer = test_tierer.maintainer_module.Maintainer(self.repo)
+
+    def need_fine(self):
+        self.account()
+        repositories.need_clean(self.path)
+        assert self.repo.images() == sorted(self.images)
+        self.need_all()
+
+
+@pytest.fixture
+def filled(store):
+    """Three images in cold groups, and one that needs a hot one."""
+    store.put('one', 1.25, 1)
+    store.put('two', 0.75, 2)
+    store.put('both', 1, 1)
+    store.put('hot', 0.5, 3)
+    assert store.tier().snapshot == 1
+    assert store.cold() == [1, 2]
+    return store
+
+
+def whole(filled):
+    return {name: data for name, data in filled.images.items()
+            if name != 'hot'}
+
+
+def restore(filled, path, **options):
+    place = filled.settings
+    return restoring.restore(path, place.location, place.credentials,
+                             **options)
+
+
+def keys_of(connection, owner):
+    return sorted(key for key, _ in connection.keys(f'{owner}/'))
+
+
+def change(connection, key, at):
+    """Flip a bit of an object."""
+    content = bytearray(connection.get(key, 0, connection.size(key)))
+    content[at] ^= 1
+    owners.put_bytes(connection, key, bytes(content))
+
+
+# -- all goes well ------------------------------------------------------------
+
+def test_what_was_cold_comes_back(filled, connection, tmp_path):
+    seen = []
+    result = restore(filled, tmp_path / 'new', progress=lambda *step: (
+        seen.append(step)))
+    assert (result.groups, result.images, result.snapshot) == (2, 3, 1)
+    assert (result.lost_groups, result.lost_volumes) == ({}, [])
+    assert list(result.lost_images) == ['hot']
+    assert 'only on the disk' in result.lost_images['hot']
+    assert result.restored_from == filled.settings.owner != result.owner
+    assert (2, 2, 'fetching groups') in seen
+    assert 0 < result.fetched_bytes < SIZE // 8
+    for name in ('repository.json', 'key'):
+        assert (tmp_path / 'new' / name).read_bytes() == (
+            filled.path / name).read_bytes()
+    for number in (1, 2):
+        assert (repositories.group_path(tmp_path / 'new', number)
+                .read_bytes()[4096:] == repositories.group_path(
+                    filled.path, number).read_bytes()[4096:])
+    with contextlib.closing(Restored(
+            tmp_path / 'new', whole(filled))) as made:
+        made.need_fine()
+
+
+def test_the_new_directory_goes_on(filled, connection, tmp_path):
+    """It tiers, collects and sweeps; the old one's objects stay."""
+    before = keys_of(connection, filled.settings.owner)
+    restore(filled, tmp_path / 'new')
+    with contextlib.closing(Restored(
+            tmp_path / 'new', whole(filled))) as made:
+        made.put('new', 2, 9)
+        assert made.tier().snapshot == 2
+        assert len(made.objects()) == 2
+        made.repo.delete('two')
+        del made.images['two']
+        collector.run_once(made.maintainer, task.Pace(), evacuate_share=0)
+        for _ in range(4):
+            made.tier(tierer.Policy(everything=True, live_share=90))
+        # A group of the old owner has a new object, which is the new one's.
+        assert len(made.objects()) >= 3
+        made.need_fine()
+        assert keys_of(connection, filled.settings.owner) == before
+        result = restore(made, tmp_path / 'newest')
+        assert result.restored_from == made.settings.owner
+        assert not result.lost_images
+        with contextlib.closing(Restored(
+                tmp_path / 'newest', made.images)) as newest:
+            newest.need_fine()
+            assert set(newest.settings.owners[1:]) == {
+                made.settings.owner, filled.settings.owner}
+    assert keys_of(connection, filled.settings.owner) == before
+
+
+def test_what_was_freed_is_freed_again(filled, tmp_path):
+    filled.repo.delete('two')
+    del filled.images['two']
+    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    filled.tier(tierer.Policy(everything=True, live_share=0))
+    restore(filled, tmp_path / 'new')
+    with contextlib.closing(Restored(
+            tmp_path / 'new', whole(filled))) as made:
+        made.account()
+        result = collector.run_once(made.maintainer, task.Pace(),
+                                    evacuate_share=0)
+        assert result.freed_blocks > 0
+        made.need_fine()
+
+
+def test_volumes_and_backups(server, proxy, tmp_path, faults):
+    location = objects.location_module.parse(
+        f's3://{server.container}/{secrets.token_hex(8)}', proxy.url)
+    with contextlib.closing(test_tierer.Store(
+            tmp_path / 'r', location,
+            server.credentials(tmp_path / 'credentials'))) as made:
+        name = 'b_disk_20260101T000000Z'
+        made.put(name, 1, 1)
+        # As a volume's owner stores it.
+        transaction = made.repo.handle().begin('v_' + 'a' * 32 + '_0_1', '')
+        transaction.write(repositories.noise(SIZE, 2))
+        transaction.commit()
+        made.tier()
+        result = restore(made, tmp_path / 'new')
+        assert result.lost_volumes == ['a' * 32] and not result.lost_images
+        with contextlib.closing(Restored(
+                tmp_path / 'new', {name: made.images[name]})) as restored:
+            restored.need_fine()
+
+
+# -- objects that are wrong ---------------------------------------------------
+
+def test_a_damaged_manifest(filled, connection, tmp_path):
+    """The one before is used, and said."""
+    filled.put('later', 1, 5)
+    assert filled.tier().snapshot == 2
+    newest = test_snapshots.kinds(filled, connection)[2][1]
+    change(connection, newest.key, connection.size(newest.key) // 2)
+    told = []
+    result = restore(filled, tmp_path / 'new', tell=told.append)
+    assert result.snapshot == 1 and 'later' not in result.lost_images
+    assert len(told) == 1 and newest.key in told[0] and 'older' in told[0]
+    images = whole(filled)
+    del images['later']
+    with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
+        made.need_fine()
+
+
+def test_no_manifest_is_whole(filled, connection, tmp_path):
+    key, = test_snapshots.kinds(filled, connection)[2]
+    change(connection, key.key, 3)
+    with pytest.raises(exceptions.InvalidParameter, match='no snapshot'):
+        restore(filled, tmp_path / 'new')
+    assert not os.listdir(tmp_path / 'new')
+    assert not owners.is_retired(connection, filled.settings.owner)
+
+
+def test_a_group_whose_object_is_gone(filled, connection, tmp_path):
+    gone = [key for key in filled.objects() if '/g/00000002-' in key]
+    connection.delete(*gone)
+    result = restore(filled, tmp_path / 'new')
+    assert list(result.lost_groups) == [2] and result.groups == 1
+    assert 'no such object' in result.lost_groups[2]
+    assert set(result.lost_images) == {'one', 'two', 'hot'}
+    assert gone[0] in result.lost_images['one']
+    with contextlib.closing(Restored(
+            tmp_path / 'new', {'both': filled.images['both']})) as made:
+        made.need_fine()
+
+
+@pytest.mark.parametrize('at', [9, 100, 600])
+def test_a_group_whose_object_is_damaged(filled, connection, tmp_path, at):
+    key, = (key for key in filled.objects() if '/g/00000002-' in key)
+    change(connection, key, at)
+    result = restore(filled, tmp_path / 'new')
+    if at == 600:       # one of two records
+        assert not result.lost_groups or set(result.lost_groups) == {2}
+    else:
+        assert set(result.lost_groups) == {2}
+        assert set(result.lost_images) == {'one', 'two', 'hot'}
+
+
+def test_two_objects_that_changed_places(filled, connection, tmp_path):
+    a, b = sorted(filled.objects())
+    contents = [connection.get(key, 0, connection.size(key))
+                for key in (a, b)]
+    owners.put_bytes(connection, b, contents[0])
+    owners.put_bytes(connection, a, contents[1])
+    result = restore(filled, tmp_path / 'new')
+    assert set(result.lost_groups) == {1, 2} and not result.images
+
+
+def test_a_damaged_entry_costs_its_block_only(filled, connection, tmp_path):
+    key, = (key for key in filled.objects() if '/g/00000002-' in key)
+    change(connection, key, 4096 + 512 * 27 + 56 + 5)   # slot 244, of `two`
+    result = restore(filled, tmp_path / 'new')
+    assert set(result.damaged_groups) == {2} and not result.lost_groups
+    with repositories.open_repository(tmp_path / 'new') as repo:
+        assert repositories.read_all(repo, 'one') == filled.images['one']
+        with pytest.raises(exceptions.DamagedError):
+            repositories.read_all(repo, 'two')
+
+
+@pytest.mark.parametrize('how', ['gone', 'damaged', 'short', 'other'])
+def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
+    _, recipes, _ = test_snapshots.kinds(filled, connection)
+    named = {key.image_id: keys.of_recipe(
+        filled.settings.owner, *key) for key in recipes}
+    key = named['two']
+    if how == 'gone':
+        connection.delete(key)
+    elif how == 'damaged':
+        change(connection, key, 5000)
+    elif how == 'short':
+        owners.put_bytes(connection, key, connection.get(key, 0, 4096))
+    else:
+        owners.put_bytes(connection, key, connection.get(
+            named['both'], 0, connection.size(named['both'])))
+    result = restore(filled, tmp_path / 'new')
+    assert set(result.lost_images) == {'two', 'hot'}
+    images = whole(filled)
+    del images['two']
+    with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
+        made.need_fine()
+
+
+# -- a store that fails -------------------------------------------------------
+
+@pytest.mark.parametrize('fault', [503, 404, 'truncate', 'flip', 'shorten'])
+def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
+    """Whatever fails once costs nothing."""
+    for at in range(0, 24, 2):
+        path = tmp_path / f'new-{at}'
+        faults.plan(*[None] * at, fault)
+        try:
+            result = restore(filled, path)
+        except exceptions.RepositoryError:
+            faults.reset()
+            assert not (path / 'repository.json').exists()
+            result = restore(filled, path)
+        faults.reset()
+        # What was restored before has no snapshot with the hot image.
+        assert set(result.lost_images) <= {'hot'} and result.images == 3, at
+        assert not result.lost_groups and not result.damaged_groups
+
+
+def test_a_store_that_is_away(filled, faults, tmp_path):
+    """Nothing counts as lost; the next call goes on with what is there."""
+    def fail(done, total, what):
+        if what == 'fetching recipes':
+            faults.always = 503
+
+    path = tmp_path / 'new'
+    with pytest.raises(exceptions.UnavailableError, match='503'):
+        restore(filled, path, progress=fail)
+    assert layout.is_being_restored(path)
+    assert not (path / 'repository.json').exists()
+    with pytest.raises(exceptions.ImageNotFound):
+        repositories.open_repository(path)
+    with pytest.raises(exceptions.InvalidParameter):
+        repositories.create(path, cold=True)
+    faults.always = None
+    before = sorted((path / 'groups').iterdir())
+    inodes = [file.stat().st_ino for file in before]
+    assert len(before) == 2
+    result = restore(filled, path)
+    assert [file.stat().st_ino for file in before] == inodes
+    assert list(result.lost_images) == ['hot']
+    with contextlib.closing(Restored(path, whole(filled))) as made:
+        made.need_fine()
+
+
+# Kills a restoring before the first request, before the second, and so on to
+# the last of those that one makes; then completes it. Each may make more than
+# the one before, since that has left an owner.
+KILLING = '''
+import os, signal, sys, threading
+from glance_dedup.objects import location, s3, store
+from glance_dedup.snapshots import restoring
+
+path, url, endpoint, credentials, most = sys.argv[1:]
+lock = threading.Lock()
+real = store.ObjectStore._request
+
+def request(self, what, work):
+    global left
+    with lock:
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, what, work)
+
+store.ObjectStore._request = request
+for left in [*range(int(most)), 1 << 30]:
+    child = os.fork()
+    if not child:
+        restoring.restore(path, location.parse(url, endpoint), credentials)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == (9 if left < 1 << 30 else 0), (left, status)
+    assert left == 1 << 30 or not os.path.exists(path + '/repository.json')
+'''
+
+
+@pytest.mark.timeout(300)
+def test_kill_9_anywhere(filled, faults, tmp_path):
+    """Before whichever request: the next restoring goes on."""
+    path = tmp_path / 'new'
+    place = filled.settings
+    faults.seen.clear()
+    restore(filled, tmp_path / 'first')
+    most = sum(method != 'POST' for method, _ in faults.seen)
+    assert most > 30
+    killing = subprocess.run(
+        [sys.executable, '-c', KILLING, path, place.location.url,
+         place.location.endpoint, place.credentials, str(most)],
+        cwd=objects.TOP, timeout=280, capture_output=True, text=True)
+    assert killing.returncode == 0, killing.stderr
+    with contextlib.closing(Restored(path, whole(filled))) as made:
+        made.need_fine()
+        assert [made.tier().kept for _ in range(2)][1] is None
+    assert not [name for name in os.listdir(path)
+                if name.endswith(('.new', '.restoring'))]
+
+
+# -- owners -------------------------------------------------------------------
+
+def test_the_old_directory_writes_nothing_more(filled, connection, tmp_path):
+    filled.put('later', 1, 5)
+    restore(filled, tmp_path / 'new')
+    before = connection.keys('')
+    for call in (filled.tier, lambda: tierer.run_once(
+            filled.maintainer, task.Pace(), ALL, snapshot_only=True)):
+        with pytest.raises(exceptions.InvalidParameter, match='restored to'):
+            call()
+    assert connection.keys('') == before
+    filled.need_all()       # it is still a repository
+
+
+@pytest.mark.parametrize('moment', [
+    'sending recipes', 'sending the snapshot', 'deleting objects'])
+def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
+                                            moment):
+    """It was at something when the directory was restored, and goes on."""
+    filled.tier()
+    filled.repo.delete('two')
+    del filled.images['two']
+    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    if moment == 'deleting objects':
+        filled.tier(tierer.Policy(everything=True, live_share=90))
+    else:
+        filled.put('later', 0.25, 7)
+    results = []
+
+    def step(done, total, what):
+        if what == moment and not results:
+            results.append(restore(filled, tmp_path / 'new'))
+
+    with contextlib.suppress(exceptions.InvalidParameter):
+        filled.tier(tierer.Policy(everything=True, live_share=90),
+                    task.Pace(step))
+    result, = results
+    assert not result.lost_groups
+    for _ in range(3):
+        with pytest.raises(exceptions.InvalidParameter):
+            filled.tier(tierer.Policy(everything=True, live_share=90))
+    images = {name: data for name, data in filled.images.items()
+              if name not in result.lost_images}
+    if 'two' not in result.lost_images and result.images > len(images):
+        images['two'] = repositories.noise(int(0.75 * SIZE), 2)
+    with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
+        made.need_fine()
+
+
+def test_without_the_mark_the_old_host_would_delete(filled, connection,
+                                                    tmp_path, monkeypatch):
+    """What the test above shows is due to it."""
+    filled.tier()
+    monkeypatch.setattr(owners, 'retire', lambda *arguments: None)
+    monkeypatch.setattr(owners, '_need_alone', lambda *arguments: None)
+    restore(filled, tmp_path / 'new')
+    filled.repo.delete('two')
+    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    for _ in range(3):
+        filled.tier(tierer.Policy(everything=True, live_share=90))
+    with contextlib.closing(Restored(
+            tmp_path / 'new', whole(filled))) as made, pytest.raises(
+            exceptions.UnavailableError):
+        made.need_all()
+
+
+def test_several_owners(filled, connection, tmp_path):
+    """One of them is to be named; all are retired."""
+    place = filled.settings
+    other = secrets.token_hex(16)
+    owners.put_bytes(connection, owners.owner_key(other), (
+        connection.get(owners.owner_key(place.owner), 0, connection.size(
+            owners.owner_key(place.owner)))))
+    with pytest.raises(exceptions.InvalidParameter, match='--owner'):
+        restore(filled, tmp_path / 'new')
+    with pytest.raises(exceptions.InvalidParameter, match='has no owner'):
+        restore(filled, tmp_path / 'new', owner='f' * 32)
+    owners.put_bytes(connection, owners.owner_key(other), json.dumps(
+        {}).encode())
+    owners.retire(connection, other, secrets.token_hex(16))
+    with pytest.raises(exceptions.InvalidParameter, match='--owner'):
+        restore(filled, tmp_path / 'new')
+
+
+def test_a_prefix_without_any(filled, tmp_path):
+    with pytest.raises(exceptions.InvalidParameter, match='nothing was ever'):
+        restoring.restore(
+            tmp_path / 'new', objects.location_module.parse(
+                's3://cold/nothing', filled.settings.location.endpoint),
+            filled.settings.credentials)
+
+
+def test_directories_that_are_taken(filled, connection, tmp_path):
+    with pytest.raises(exceptions.ImageExists):
+        restore(filled, filled.path)
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other' / 'file').touch()
+    with pytest.raises(exceptions.InvalidParameter, match='neither empty'):
+        restore(filled, tmp_path / 'other')
+    assert not owners.is_retired(connection, filled.settings.owner)
+    restore(filled, tmp_path / 'new')
+    (tmp_path / 'new' / 'repository.json').unlink()
+    with pytest.raises(exceptions.InvalidParameter):
+        restore(filled, tmp_path / 'new')
+    assert len(os.listdir(tmp_path / 'new' / 'groups')) == 2
+
+
+def test_two_restorings_of_one_directory(filled, tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def step(*arguments):
+        begun.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(target=restore, args=(
+        filled, tmp_path / 'new'), kwargs={'progress': step})
+    thread.start()
+    assert begun.wait(60)
+    with pytest.raises(exceptions.BusyError):
+        restore(filled, tmp_path / 'new')
+    go_on.set()
+    thread.join()
+    assert (tmp_path / 'new' / 'repository.json').exists()
+
+
+# -- a directory that moved ---------------------------------------------------
+
+@pytest.fixture
+def moved(filled, tmp_path):
+    """The repository's directory, copied to another disk."""
+    shutil.copytree(filled.path, tmp_path / 'moved')
+    return tmp_path / 'moved'
+
+
+def move(filled, path):
+    place = filled.settings
+    with repositories.open_repository(path) as repo:
+        return owners.move(repo, place.location, place.credentials)
+
+
+def test_a_directory_that_moved(filled, moved, connection):
+    settings = move(filled, moved)
+    assert settings.owners[1:] == (filled.settings.owner,)
+    with pytest.raises(exceptions.InvalidParameter, match='its place'):
+        filled.tier()
+    with contextlib.closing(Restored(moved, filled.images)) as made:
+        assert made.tier().snapshot == 1
+        made.put('more', 1, 8)
+        made.tier()
+        made.need_fine()
+        result = restore(made, moved.parent / 'new')
+        assert result.restored_from == settings.owner
+
+
+def test_moving_goes_on_after_a_kill(filled, moved, monkeypatch):
+    for name in ('retire', 'claim'):
+        real = getattr(owners, name)
+        with monkeypatch.context() as patched:
+            patched.setattr(owners, name, lambda *arguments: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                move(filled, moved)
+
+        def die(*arguments):
+            real(*arguments)
+            raise ZeroDivisionError
+        with monkeypatch.context() as patched:
+            patched.setattr(owners, name, die)
+            with pytest.raises(ZeroDivisionError):
+                move(filled, moved)
+    with repositories.open_repository(moved) as repo, cold.connect(
+            filled.settings) as store:
+        with pytest.raises(exceptions.InvalidParameter):
+            owners.check_claim(repo, cold.read(moved), store)
+        settings = move(filled, moved)
+        owners.check_claim(repo, settings, store)
+        assert cold.read(moved) == settings
+
+
+def test_an_old_copy(filled, moved, connection):
+    filled.tier()
+    filled.repo.delete('two')
+    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    for _ in range(3):
+        filled.tier(tierer.Policy(everything=True, live_share=90))
+    with pytest.raises(exceptions.InvalidParameter, match='an old copy'):
+        move(filled, moved)
+    assert not owners.is_retired(connection, filled.settings.owner)
+
+
+def test_moving_what_did_not_move(filled, moved, tmp_path):
+    with pytest.raises(exceptions.InvalidParameter, match='needs no'):
+        owners.move(filled.repo, filled.settings.location,
+                    filled.settings.credentials)
+    with repositories.open_repository(moved) as repo, pytest.raises(
+            exceptions.InvalidParameter, match='give this URL'):
+        owners.move(repo, objects.location_module.parse('s3://cold/other'),
+                    filled.settings.credentials)
+    restore(filled, tmp_path / 'new')
+    with pytest.raises(exceptions.InvalidParameter, match='use that one'):
+        move(filled, moved)
+
+
+# -- Swift, and the commands --------------------------------------------------
+
+def test_swift(tmp_path):
+    with objects.Swift(tmp_path / 'swift') as server, contextlib.closing(
+            test_tierer.Store(
+                tmp_path / 'r', server.location('cold'),
+                server.credentials(tmp_path / 'credentials'))) as made:
+        made.put('one', 1, 1)
+        made.put('two', 1.5, 2)
+        made.tier()
+        result = restore(made, tmp_path / 'new')
+        assert set(result.lost_images) == {'two'}
+        with contextlib.closing(Restored(
+                tmp_path / 'new', {'one': made.images['one']})) as restored:
+            restored.need_fine()
+        with pytest.raises(exceptions.InvalidParameter):
+            made.tier()
+
+
+def run(*arguments, status=0):
+    found = subprocess.run(
+        [sys.executable, '-m', 'glance_dedup.cli.main', *map(str, arguments)],
+        cwd=objects.TOP, timeout=120, capture_output=True, text=True,
+        env={**os.environ, 'GLANCE_DEDUP_SOCKET': ''})
+    assert found.returncode == status, found.stderr
+    return found
+
+
+def test_the_commands(filled, tmp_path):
+    place = filled.settings
+    filled.maintainer.close()
+    exported = run('--repository', filled.path, 'repository',
+                   'export-metadata', '-f', 'json')
+    assert json.loads(exported.stdout) == {'snapshot': 2, 'sent_recipes': 0}
+    arguments = [
+        '--repository', tmp_path / 'new', 'repository', 'restore', '--from',
+        place.location.url, '--endpoint', place.location.endpoint,
+        '--credentials', place.credentials, '-f', 'json']
+    asked = run(*arguments, status=2)
+    assert 'confirm it with --yes' in asked.stderr
+    assert '2 groups' in asked.stderr
+    assert not (tmp_path / 'new').exists()
+    made = run(*arguments, '--yes', status=1)
+    assert 'image hot is lost: it needs group 00000003' in made.stderr
+    fields = json.loads(made.stdout)
+    assert fields['groups'] == 2 and fields['images'] == 3
+    run('--repository', tmp_path / 'new', 'repository', 'check')
+    refused = run('--repository', filled.path, 'tier', status=2)
+    assert 'was restored to another directory' in refused.stderr
+    shutil.move(tmp_path / 'new', tmp_path / 'elsewhere')
+    shutil.copytree(tmp_path / 'elsewhere', tmp_path / 'again')
+    attached = run('--repository', tmp_path / 'again', 'cold', 'attach',
+                   place.location.url, '--endpoint', place.location.endpoint,
+                   '--credentials', place.credentials, '--moved', '-f', 'json')
+    assert len(json.loads(attached.stdout)['restored_from']) >= 2
+    run('--repository', tmp_path / 'again', 'tier')
