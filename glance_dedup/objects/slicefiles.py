@@ -80,7 +80,7 @@ class SliceFiles:
         return os.path.join(self._directory, object_id.hex(), f'{number:08x}')
 
     def _write(self, path: str, content: bytes) -> None:
-        with files.os_errors(f'cannot write {path}'):
+        with files.os_errors(f'cannot write {path}', exceptions.StorageError):
             for _ in range(_TRIES - 1):
                 # Whoever evicts removes empty directories, and what is not
                 # renamed yet.

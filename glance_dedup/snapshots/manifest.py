@@ -274,10 +274,9 @@ class Manifest(closing.Closing):
         # Each has a place of its own in the file.
         file = cast(BinaryIO, open(f'/proc/self/fd/{self._file.fileno()}',
                                    'rb'))
-        with file, zstandard.ZstdDecompressor(
-                max_window_size=_WINDOW).stream_reader(file) as frame, (
-                io.BufferedReader(cast(io.RawIOBase, frame), 1 << 16)
-                ) as lines:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        with (file, unpacker.stream_reader(file) as frame,
+              io.BufferedReader(cast(io.RawIOBase, frame), 1 << 16) as lines):
             while line := lines.readline(_LINE):
                 yield line
 

@@ -163,7 +163,8 @@ def restore(path: str, location: location_module.Location, credentials: str,
     """
     path = os.path.realpath(path)
     credentials = os.path.abspath(credentials)
-    parameters_module.need_range('cache_mib', cache_mib, 1, cold.MOST_CACHE_MIB)
+    parameters_module.need_range('cache_mib', cache_mib, 1,
+                                 cold.MOST_CACHE_MIB)
     new = secrets.token_hex(16)
     told: set[str] = set()
 

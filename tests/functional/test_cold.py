@@ -190,23 +190,26 @@ def test_what_a_killed_process_left_goes_first(cold, content):
     assert cold.read() == content
 
 
-def test_a_directory_that_is_removed_while_a_slice_is_written(
-        cold, content, monkeypatch):
-    """Another thread looked for room, and took it for a left-over one."""
-    make, removed = slicefiles.access.make_file, []
+@pytest.mark.parametrize('times, is_read', [(1, True), (5, True), (50, False)])
+def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
+                                     is_read):
+    """By another thread or process, when a slice is about to be written."""
+    make_file, left = slicefiles.access.make_file, [times]
 
-    def late(path, mode):
-        if len(removed) < 2:
-            removed.append(path)
-            os.rmdir(os.path.dirname(path))
-        return make(path, mode)
+    def evict(path, mode):
+        if left[0]:
+            left[0] -= 1
+            shutil.rmtree(os.path.dirname(path))
+        return make_file(path, mode)
 
-    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
-    monkeypatch.setattr(slicefiles.access, 'make_file', late)
-    with cold.open() as repo:
-        repo.slices.fetch(1, cold.object_id, cold.length, 0, 1)
-    assert len(removed) == 2
-    assert cold.read() == content
+    monkeypatch.setattr(slicefiles.access, 'make_file', evict)
+    cold.forget()
+    if is_read:
+        assert cold.read() == content and not left[0]
+        return
+    with cold.open() as repo, pytest.raises(
+            exceptions.StorageError, match='cannot write'):
+        repo.slices.fetch(1, cold.object_id, cold.length, 1, 1)
 
 
 def test_a_cache_on_a_disk_that_others_have_filled(

@@ -12,7 +12,6 @@ from dedupd.tasks import collector
 from dedupd.tasks import snapshots
 from dedupd.tasks import sweeper
 from dedupd.tasks import tierer
-from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.objects import slices
@@ -238,23 +237,7 @@ def test_a_group_that_cannot_be_read_stays(store, connection, how):
 def test_an_image_that_is_deleted_meanwhile(store, connection, monkeypatch):
     for name in 'abcdefgh':
         store.put(name, 0.25, ord(name))
-    opened = _engine.Maintenance.open_recipe
     seen = []
-
-    class Engine:
-        def __getattr__(self, name):
-            return getattr(engine, name)
-
-        def open_recipe(self, image_id):
-            if not seen:
-                store.repo.delete('d')
-                store.repo.delete('e')
-                store.put('e', 0.25, 99)
-            seen.append(image_id)
-            return opened(engine, image_id)
-
-    store.account()
-    engine = store.maintainer.engine
     real = snapshots._Snapshot._open
 
     def opening(self, recipe):

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The guide's page on a lost directory: its commands, run on a real store.
+
+Paths and URLs are others, and systemd is the test's own daemon.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from glance_dedup.repository import cold
+from glance_dedup.repository import owners
+from tests.support import daemons
+from tests.support import documents
+from tests.support import objects
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+PAGE = documents.SOURCE / 'admin' / 'cold-recovery.rst'
+SLOTS = 256
+SIZE = SLOTS * 4096
+LIMIT = 120
+
+
+class Site:
+    """A host with a repository of three groups, and its daemon."""
+
+    def __init__(self, directory, server):
+        self.directory = directory
+        self.datadir = directory / 'dedup'
+        objects.make_bucket(server.url, 'images', server.key, server.secret)
+        self.credentials = server.credentials(directory / 'cold.conf')
+        (directory / 'new').mkdir()
+        self.replaced = {
+            '/var/lib/glance/dedup': str(self.datadir),
+            '/mnt/new': str(directory / 'new'),
+            '/etc/glance-dedup/cold.conf': self.credentials,
+            'https://s3.example.org': server.url}
+        repositories.create(self.datadir, group_slots=SLOTS, cold=True)
+        self.put('one', 1)
+        with repositories.open_repository(self.datadir) as repo:
+            owners.attach(repo, objects.location_module.parse(
+                's3://images/glance', server.url), self.credentials)
+        self.daemon = daemons.Daemon(self.datadir)
+
+    def put(self, name, seed, groups=2):
+        with repositories.open_repository(self.datadir) as repo:
+            repositories.put(repo, name, repositories.noise(
+                groups * SIZE, seed))
+
+    def need(self, path, **images):
+        with repositories.open_repository(path) as repo:
+            assert repo.images() == sorted(images)
+            for name, seed in images.items():
+                assert repositories.read_all(repo, name) == (
+                    repositories.noise(2 * SIZE, seed))
+
+    def follow(self, section, *statuses):
+        """Run the console blocks under a heading; returns what they said."""
+        said = []
+        commands = [command for block in documents.blocks(PAGE)
+                    if block.section == section
+                    and block.language == 'console'
+                    for command in documents.commands(block)]
+        assert len(commands) == len(statuses)
+        for command, status in zip(commands, statuses):
+            said.append(self.run(command.text, status))
+        return said
+
+    def run(self, text, status):
+        program, *words = text.split()
+        if program == 'systemctl':
+            if words[0] == 'stop':
+                assert self.daemon.stop() == 0, self.daemon.text()
+            else:
+                self.daemon.start().wait_for_catalog()
+            return ''
+        for name, ours in self.replaced.items():
+            text = text.replace(name, ours)
+        result = subprocess.run(
+            ['bash', '-c', text.replace(
+                'glance-dedup --', f'{sys.executable} -m '
+                'glance_dedup.cli.main --').replace(
+                    'glance-dedup repository', f'{sys.executable} -m '
+                    'glance_dedup.cli.main repository')],
+            capture_output=True, text=True, timeout=LIMIT,
+            cwd=documents.TOP, env={
+                **os.environ, 'GLANCE_DEDUP_SOCKET': self.daemon.socket,
+                'GLANCE_DEDUP_FILTER_DIR': str(self.directory / 'filter')})
+        assert result.returncode == status, (
+            f'{text}\n{result.stdout}{result.stderr}')
+        return result.stdout + result.stderr
+
+
+@pytest.fixture
+def site(server, tmp_path):
+    made = Site(tmp_path, server)
+    made.daemon.start().wait_for_catalog()
+    try:
+        yield made
+    finally:
+        made.daemon.close()
+
+
+def test_the_page(site):
+    site.daemon.run('tier', everything=True)
+    site.put('later', 2)
+    # By the daemon, which has the lock.
+    said, = site.follow('What is sent, and when', 0)
+    assert '| snapshot     | 2 ' in said or 'snapshot' in said
+    lost = pathlib.Path(site.directory / 'lost')
+    site.datadir.rename(lost)
+    site.datadir.mkdir()
+    stop, asked, restored, checked, start = site.follow(
+        'Restoring', 0, 2, 1, 0, 0)
+    assert 'confirm it with --yes' in asked and '2 groups' in asked
+    assert 'image later is lost' in restored and 'fine' in checked
+    site.need(site.datadir, one=1)
+    # The directory moves.
+    if shutil.which('rsync'):
+        before = cold.read(site.datadir)
+        site.daemon.run('tier')
+        site.follow('A directory that moved to another disk',
+                    0, 0, 0, 0, 0)
+        after = cold.read(site.directory / 'new' / 'dedup')
+        assert after.owners[1:] == before.owners
+        site.need(site.directory / 'new' / 'dedup', one=1)
