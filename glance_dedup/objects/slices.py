@@ -217,7 +217,10 @@ class Slices(closing.Closing):
             return False
         first, last = wanted[0], wanted[-1]
         with self._lock:
-            for one in wanted:
+            # Those that dedupd was told of are counted.
+            new = sum(one not in self._told for one in wanted) if wait else (
+                len(wanted))
+            for one in wanted if wait else ():
                 self._told.pop(one, None)
         try:
             found = self._ask(first.group, first.object_id, first.number,
@@ -226,7 +229,7 @@ class Slices(closing.Closing):
             self._count(unavailable=len(wanted))
             raise
         if found:
-            self._count(asked=len(wanted))
+            self._count(asked=new)
         return found
 
     def _tell(self, wanted: list[Wanted]) -> None:
