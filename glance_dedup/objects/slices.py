@@ -160,6 +160,15 @@ class Slices(closing.Closing):
         self._pool = workers.Workers('slices', PARALLEL)
         self._telling = workers.Strand(workers.Workers('slices-ahead', 1))
 
+    def prepare(self) -> None:
+        """Do what the first request would have to wait for.
+
+        It loads the libraries, which takes a second, and sends nothing. An
+        error comes again when a slice is needed.
+        """
+        with contextlib.suppress(exceptions.RepositoryError):
+            self._get_source()
+
     # -- for the engine --
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
