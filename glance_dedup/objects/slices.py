@@ -147,6 +147,15 @@ class Slices(closing.Closing):
         self._pool = workers.Workers('slices', PARALLEL)
         self._telling = workers.Strand(workers.Workers('slices-ahead', 1))
 
+    def prepare(self) -> None:
+        """Do what the first request would have to wait for.
+
+        It loads the libraries, which takes a second, and sends nothing. An
+        error comes again when a slice is needed.
+        """
+        with contextlib.suppress(exceptions.RepositoryError):
+            self._get_source()
+
     # -- for the engine --
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
@@ -212,7 +221,10 @@ class Slices(closing.Closing):
             return False
         first, last = wanted[0], wanted[-1]
         with self._lock:
-            for one in wanted:
+            # Those that dedupd was told of are counted.
+            new = sum(one not in self._told for one in wanted) if wait else (
+                len(wanted))
+            for one in wanted if wait else ():
                 self._told.pop(one, None)
         try:
             found = self._ask(first.group, first.object_id, first.number,
@@ -221,7 +233,7 @@ class Slices(closing.Closing):
             self._count(unavailable=len(wanted))
             raise
         if found:
-            self._count(asked=len(wanted))
+            self._count(asked=new)
         return found
 
     def _tell(self, wanted: list[Wanted]) -> None:
