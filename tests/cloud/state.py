@@ -2,9 +2,9 @@
 """What a cloud has to know when another process goes on with it.
 
 One file, ``state.json``, replaced as a whole: ports, addresses, the processes
-of each service, the compute hosts, whether there is a second site, whether groups
-move to Swift, what was prepared, the stores of Glance, the services that are
-wanted, and the one password.
+of each service, the compute hosts, whether there is a second site, whether
+groups move to Swift, what was prepared, the stores of Glance, the services
+that are wanted, and the one password.
 """
 
 import json

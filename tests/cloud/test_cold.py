@@ -2,6 +2,7 @@
 """Groups of Glance's images that are in Swift, whose users are Keystone's."""
 
 import contextlib
+import os
 import pathlib
 import re
 import subprocess
@@ -12,12 +13,15 @@ import time
 import pytest
 from requests import exceptions
 
+from glance_dedup.objects import location
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold as cold_module
+from glance_dedup.repository import owners
 from glance_dedup.repository import repository
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
+from tests.support import documents
 from tests.support import repositories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -98,6 +102,34 @@ def test_an_image_comes_out_of_swift(cloud, tmp_path):
             cloud.services['swift'].start()
         assert download(demo, image) == (200, content)
         demo.image.delete_image(image)
+
+
+def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
+    """The commands and the file of the page, with the cloud's Keystone."""
+    page = documents.SOURCE / 'admin' / 'cold.rst'
+    found = [block for block in documents.blocks(page)
+             if block.section == 'Credentials for Swift']
+    lines = [line.text for block in found if block.language == 'console'
+             for line in documents.commands(block)]
+    assert len(lines) == 4
+    for line in lines:
+        result = subprocess.run(
+            ['bash', '-c', f'. "$0" && {line}', cloud.directory / 'openrc'],
+            env={**os.environ, 'PATH': f'{pathlib.Path(sys.prefix) / "bin"}:'
+                 + os.environ['PATH']}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=LIMIT)
+        assert result.returncode == 0, f'{line}: {result.stderr}'
+    text, = (block.text for block in found if block.language == 'ini')
+    file = tmp_path / 'cold.conf'
+    file.write_text(text.replace('https://keystone.example.org',
+                                 cloud.url('keystone')))
+    file.chmod(0o600)
+    path = repositories.create(tmp_path / 'repository', cold=True)
+    with repositories.open_repository(path) as repo:
+        settings = owners.attach(
+            repo, location.parse('swift://images/glance'), str(file))
+    with cold_module.connect(settings) as store:
+        assert store.keys('owners/')
 
 
 def test_a_token_ends_in_the_middle_of_an_image(cloud):

@@ -202,7 +202,9 @@ def test_the_requests_are_those_of_the_table(host, faults):
     host.replace('s3://images/glance', 's3://images/costs')
     repositories.create(host.repository, group_slots=SLOTS, cold=True)
     host.write_credentials()
+    faults.seen.clear()
     host.run(commands('Attach it')[0])
+    assert asked(faults) == rows['``cold attach``, for the first time']
     with repositories.open_repository(host.repository) as repo:
         repositories.put(repo, 'image', repositories.noise(SIZE, 1))
         with maintainer_module.Maintainer(repo) as maintainer:
