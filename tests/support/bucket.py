@@ -20,6 +20,7 @@ from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
 
+_NEW = '.new'
 LOCATION = location.parse('s3://bucket/prefix', 'http://127.0.0.1:1')
 
 
@@ -37,7 +38,8 @@ class Bucket:
 
     def put(self, key, file):
         file.seek(0)
-        new = self._directory / 'new'
+        # Snapshots send several objects at once.
+        new = self._path(f'{key}{_NEW}')
         with open(new, 'wb', buffering=0) as f:
             f.write(file.read())
             os.fsync(f.fileno())
@@ -58,7 +60,8 @@ class Bucket:
 
     def keys(self, prefix):
         found = [(path.name.replace('+', '/'), path.stat().st_size)
-                 for path in sorted(self._directory.iterdir())]
+                 for path in sorted(self._directory.iterdir())
+                 if path.suffix != _NEW]
         return [pair for pair in found if pair[0].startswith(prefix)]
 
     def delete(self, key):
