@@ -17,7 +17,6 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
-from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.objects import slices as slices_module
@@ -566,5 +565,3 @@ def test_the_last_group_is_cold_and_empty(store):
     store.put('two', 1.5, 2)
     assert store.tier().groups == 1
     store.need_all()
-
-
