@@ -24,9 +24,11 @@ from dedupd import metrics
 from dedupd import page
 from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import reads as reads_module
+from dedupd.serve import slices as slices_module
 from dedupd.serve import uploads as uploads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
+from glance_dedup.client import slices as client_module
 from glance_dedup.client import wire
 
 _BODY_LIMIT = 64 * 1024
@@ -50,6 +52,7 @@ class API:
                  reads: reads_module.Reads,
                  receiving: incoming_replicas_module.Receiving,
                  uploads: uploads_module.Uploads,
+                 slices: slices_module.Fetching,
                  lending: lending_module.Lending | None, path: str,
                  watchers: list[Callable[[], None]],
                  stopping: asyncio.Event) -> None:
@@ -75,6 +78,8 @@ class API:
         for router in (self.unix, self.status):
             self._add_state(router)
         self._add_control(self.unix)
+        self.unix.add('POST', client_module.PATH, _translated(slices.fetch),
+                      slices_module.BODY_BYTES)
 
     # -- routes ------------------------------------------------------------
 

@@ -53,6 +53,7 @@ from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import nbd
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
+from dedupd.serve import slices
 from dedupd.serve import uploads as uploads_module
 from dedupd import settings
 from dedupd import systemd
@@ -254,8 +255,10 @@ class Daemon:
     def _listen(self) -> None:
         options, server = self._options, self._server
         endpoints = api.API(self._control, self._reads, self._receiving,
-                            self._uploads, self._lending,
-                            self._repository.path,
+                            self._uploads,
+                            slices.Fetching(self._repository,
+                                            server.shared.stopping),
+                            self._lending, self._repository.path,
                             self._scheduler.watchers,
                             server.shared.stopping)
         server.add(listeners.Listener(

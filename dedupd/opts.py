@@ -390,6 +390,22 @@ Seconds from the start of one scrub to that of the next. A scrub reads
 and verifies everything in the repository. After a restart of the
 daemon it continues where it was.
 """, 'scrub_rate_mib'),
+    _number('scrub_cold_mib', 1024, 0, 1 << 30, """
+The most MiB that a scrub reads from the object store.
+
+Of cold groups, a scrub verifies what is on the disk, and whether their
+objects are there. Of the objects it verifies a sample of this size, each
+time another one, until it has been through all.
+
+Possible values:
+    * 0: no object is read
+    * MiB
+
+Related options:
+    * ``scrub_interval``
+    * ``scrub_rate_mib``
+
+"""),
     cfg.StrOpt('recompress_codec',
                default='zstd',
                choices=[('none', 'Segments stay as uploads stored them'),
@@ -473,8 +489,11 @@ Free space on the repository's disk, in MiB, below which groups move to
 the object store whatever their age is, those first that have not
 changed for longest.
 
-A group's move itself needs as much space as the group takes, 128 MiB by
-default.
+The daemon looks every five seconds. If less is free, groups move ahead of
+the interval, also those that were not recompressed yet. A group's move
+needs as much space as the group takes, 128 MiB by default. Storing leaves
+this free, and moving begins before storing is refused, even if this value
+is smaller.
 
 Possible values:
     * 0: no group moves for want of space

@@ -508,14 +508,17 @@ class Relocation:
 # -- scrubbing and spare copies -----------------------------------------------
 
 def verify_slots(repository: Repository, number: int, first: int,
-                 count: int, hashed: bool = True
-                 ) -> tuple[int, bytes, bytes, bytes]:
+                 count: int, hashed: bool = True, begin: int = 0,
+                 end: int = ...) -> tuple[int, bytes, bytes, bytes]:
     """Read and verify the blocks of these slots, by checksum and, if `hashed`,
     fingerprint, twice before any is called damaged: (bytes read, damaged slots, slots whose
     entry is invalid, slots whose block is good but some other byte of its
     segment is not), 32 bits each. Only live entries, and published ones that
-    are not valid, are looked at. ImageNotFound if there is no such group;
-    DamagedError if its header is not valid."""
+    are not valid, are looked at. Blocks are read if their segments begin in
+    [begin, end); of the others only the entries are judged. ImageNotFound if
+    there is no such group; DamagedError if its header is not valid;
+    UnavailableError if the object store does not give a cold group's
+    blocks."""
 
 def write_spares(maintenance: Maintenance, number: int,
                  addresses: bytes) -> int:

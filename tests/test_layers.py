@@ -92,7 +92,7 @@ PACKAGES = {
     'dedupd.http': ('the server of HTTP, and whom it asks', 'base'),
     'dedupd.serve': (
         'what the daemon serves: bytes, replicas, disks',
-        '_engine base repository client transfer http'),
+        '_engine base objects repository client transfer http'),
     'dedupd.cache': (
         'the cache of a compute host',
         'base repository maintenance client transfer http serve'),
@@ -114,6 +114,8 @@ PACKAGES = {
     'dedupd.follower': (
         'what other hosts store, for the filter', 'base repository'),
     'dedupd.pressure': ('what volumes have left', '_engine base'),
+    'dedupd.shortage': (
+        'when the disk has too little free space', 'base repository'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.records': ('what the status says of a task', 'agenda'),
     'dedupd.membership': ('this daemon among those that live',
@@ -121,7 +123,7 @@ PACKAGES = {
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda records pressure membership forecast'),
+        'errors agenda records pressure shortage membership forecast'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository problems tasks figures volume_figures scheduler'),
@@ -178,13 +180,18 @@ TESTED_BY = {
     'glance_dedup.cli.glanceoptions': 'unit/cli/test_upgradecheck.py',
     'glance_dedup.objects.backend': 'functional/test_objects.py',
     'glance_dedup.objects.s3': 'functional/test_objects.py',
+    'glance_dedup.objects.slicefiles': 'functional/test_cold.py',
     'glance_dedup.objects.slices': 'functional/test_cold.py',
     'glance_dedup.objects.store': 'functional/test_objects.py',
     'glance_dedup.objects.swift': 'functional/test_objects.py',
     'glance_dedup.snapshots.fetching': 'functional/test_restore.py',
     'glance_dedup.snapshots.restoring': 'functional/test_restore.py',
     'dedupd.tasks.snapshots': 'functional/test_snapshots.py',
+    'dedupd.tasks.objectscrub': 'functional/test_cold_maintenance.py',
+    'dedupd.tasks.tierer': 'functional/test_tierer.py',
     'dedupd.tasks.sweeper': 'functional/test_snapshots.py',
+    'glance_dedup.repository.cold': 'functional/test_cold.py',
+    'glance_dedup.repository.owners': 'functional/test_cold.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.cold_group': 'unit/check/test_cold.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
@@ -231,6 +238,7 @@ TESTED_BY = {
     'glance_dedup.client.connection': 'unit/client/test_daemon.py',
     'glance_dedup.client.errors': 'unit/client/test_daemon.py',
     'glance_dedup.client.replica': 'unit/transfer/test_send.py',
+    'glance_dedup.client.slices': 'functional/test_cold_daemon.py',
     'glance_dedup.client.streams': 'unit/client/test_daemon.py',
     'glance_dedup.client.glance_api': 'functional/test_sites.py',
     'glance_dedup.client.nbd_protocol': 'unit/client/test_nbd_client.py',
@@ -271,6 +279,7 @@ TESTED_BY = {
     'dedupd.http.upstream': 'functional/test_cache_relay.py',
     'dedupd.serve.nbd': 'functional/test_nbd.py',
     'dedupd.serve.readings': 'unit/dedupd/cache/test_arrivals.py',
+    'dedupd.serve.slices': 'functional/test_cold_daemon.py',
     'dedupd.cache.partial_image': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.pieces': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',

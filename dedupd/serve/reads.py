@@ -86,7 +86,7 @@ def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
     if isinstance(error, exceptions.InvalidParameter):
         return messages.HTTPError(400, str(error))
     if isinstance(error, (exceptions.BusyError, exceptions.ClosedError,
-                          exceptions.NoThread)):
+                          exceptions.NoThread, exceptions.UnavailableError)):
         return messages.HTTPError(503, str(error))
     return messages.HTTPError(500, str(error))
 

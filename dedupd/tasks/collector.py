@@ -14,6 +14,7 @@ import array
 from collections.abc import Iterable
 import contextlib
 import dataclasses
+import random
 import time
 from typing import Any
 
@@ -45,6 +46,8 @@ _MOST_ANNOUNCED = 8
 # About as many blocks are evacuated in one run. There is a limit because an
 # evacuation reads each recipe of the repository.
 _MOST_EVACUATED = 32768
+# In one run so many cold groups are asked for in vain.
+_MOST_UNAVAILABLE = 4
 
 _POISONED = 1
 # The least size of a recompressed segment (segment.h), in bytes.
@@ -107,7 +110,8 @@ class Result:
     skipped_for_space: int = 0
     """Groups not rewritten or evacuated, because the disk lacks the room."""
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Groups that are damaged, or whose disk failed, each with its error."""
+    """Groups that are damaged, or whose disk failed, or that the object store
+    did not give, each with its error."""
     removed_volumes: int = 0
     """Volumes whose making or deleting had been interrupted."""
     failed_volumes: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -636,7 +640,7 @@ class _Run:
         """
         groups = self._choose_sparse()
         try:
-            self._move_blocks(groups)
+            groups = self._move_all(groups)
         except exceptions.NoSpaceError:
             self._result.skipped_for_space += len(self._sparse)
             return
@@ -680,6 +684,34 @@ class _Run:
         with contextlib.suppress(exceptions.NoSpaceError):
             self._maintainer.write(batch)
 
+    def _move_all(self, groups: list[int]) -> list[int]:
+        """Move the blocks of groups; return those whose blocks were moved.
+
+        A cold group that the object store does not give stays, and stays
+        dirty, so that the next run tries it again.
+        """
+        engine = self._maintainer.engine
+        cold = [number for number in groups
+                if engine.group_facts(number)['is_cold']]
+        moved = [number for number in groups if number not in cold]
+        if moved:
+            self._move_blocks(moved)
+        # In any order, so that no group whose object is lost is in the way of
+        # others for ever.
+        random.shuffle(cold)
+        tries = _MOST_UNAVAILABLE
+        for number in cold:
+            try:
+                self._move_blocks([number])
+            except exceptions.UnavailableError as e:
+                self._result.failed[number] = str(e)
+                tries -= 1
+                if not tries:
+                    break
+            else:
+                moved.append(number)
+        return moved
+
     def _move_blocks(self, groups: list[int]) -> None:
         maintainer = self._maintainer
         images, needed = self._images_with([
@@ -702,7 +734,7 @@ class _Run:
                                self._pace)
         except database.CatalogError:
             raise
-        except exceptions.BusyError:
+        except (exceptions.BusyError, exceptions.UnavailableError):
             self._merge_refused = True
         except (exceptions.DamagedError, exceptions.ImageNotFound):
             pass

@@ -134,7 +134,8 @@ class Damage:
         """Mark damaged blocks, and report which images need them.
 
         :returns: the addresses that need no marking any more; those of a group
-            in use, or of a group that cannot be changed, are left for later
+            in use, or of a group that cannot be changed or read now, are left
+            for later
         """
         found: dict[int, str] = {}
         done: set[int] = set()
@@ -144,6 +145,11 @@ class Damage:
                 try:
                     found.update(self._mark_in(number, some))
                 except exceptions.BusyError:
+                    break
+                except exceptions.UnavailableError as e:
+                    # It may be good: nobody can tell now.
+                    LOG.warning('Group %08x: blocks wait to be verified '
+                                'again: %s', number, e)
                     break
                 except (exceptions.NoSpaceError, exceptions.ImageNotFound,
                         *exceptions.UNREADABLE) as e:
@@ -253,7 +259,7 @@ class Damage:
         if left:
             # Read spare copies; or the cause of the read errors has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
-                relocation.add(addresses_module.pack(left, 'Q'))
+                self._add_readable(left, relocation)
                 pairs = addresses_module.unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
         lost = len(set(left) - mapping.keys())
@@ -265,6 +271,18 @@ class Damage:
                 self._maintainer.repository.parameters.fingerprint)
         return mapping
 
+    @staticmethod
+    def _add_readable(addresses: list[int], relocation: _engine.Relocation
+                      ) -> None:
+        """Store blocks again, except those that cannot be reached now."""
+        for number, slots in addresses_module.by_group(addresses):
+            try:
+                relocation.add(addresses_module.pack(
+                    addresses_module.of_slots(number, slots), 'Q'))
+            except exceptions.UnavailableError as e:
+                LOG.warning('Group %08x: damaged blocks are not healed now: '
+                            '%s', number, e)
+
     def _is_good(self, address: int, fingerprint: bytes) -> bool:
         try:
             entry = self._entry(address)
@@ -275,7 +293,7 @@ class Damage:
                 self._maintainer.handle, addresses_module.group_of(address),
                 addresses_module.slot_of(address), 1)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter,
-                *exceptions.UNREADABLE):
+                exceptions.UnavailableError, *exceptions.UNREADABLE):
             return False
         return not damaged and not invalid
 
@@ -304,6 +322,7 @@ class Damage:
             except exceptions.ImageNotFound:
                 continue
             except (exceptions.BusyError, exceptions.NoSpaceError,
+                    exceptions.UnavailableError,
                     *exceptions.UNREADABLE) as e:
                 LOG.warning('Image %s cannot be healed now: %s',
                             listed_images(self._maintainer, [image_id]), e)

@@ -29,6 +29,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import operator
 from typing import Any
 from typing import NamedTuple
@@ -44,6 +45,8 @@ from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import recipes
+
+LOG = logging.getLogger(__name__)
 
 #: Blocks merged in one round. A round reads each recipe once.
 ROUND_BLOCKS = 1 << 19
@@ -99,7 +102,8 @@ class Result:
     busy: int = 0
     """Images put off to the next run because the collector is in a group."""
     failed: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Images that could not be merged, each with its error; mostly damage."""
+    """Images that could not be merged, each with its error: damage, or an
+    object store that does not answer."""
 
 
 def plan(maintainer: maintainer_module.Maintainer,
@@ -156,6 +160,8 @@ def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
     :raises BusyError: if the lock of a group was refused
     :raises DamagedError: if an old and a new block are not equal
     :raises ImageNotFound: if the image does not exist
+    :raises UnavailableError: bytes are compared, and the object store does not
+        give a cold block
     :raises task.Stopped: the image keeps its old recipe
     """
     with contextlib.closing(_engine.Merge(
@@ -243,6 +249,11 @@ class _Run:
         self._exclude = exclude or (lambda facts: False)
         self._known = duplicates.Duplicates(maintainer, pace)
         self._scanned = 0
+        self._by_value = (
+            maintainer.repository.parameters.compare == 'value')
+        # Whether the object store did not give a block in this run. It is not
+        # asked again for blocks that are to stay.
+        self._unavailable = False
         self._result = Result()
 
     def plan(self) -> Plan:
@@ -308,6 +319,10 @@ class _Run:
         if the others went bad. So the block that stays must be good: a reader
         would get it (I7). The scrub finds bad ones; then the next run takes
         another block.
+
+        A cold block is read only where bytes are compared anyway. Otherwise
+        its fingerprint stands for it: it was verified when its group became
+        cold, and its object is never written again.
         """
         news = sorted(set(chosen.new))
         bad: set[int] = set()
@@ -342,17 +357,28 @@ class _Run:
     def _damaged_of(self, first: int, last: int) -> set[int]:
         """The unverifiable addresses from first to last, in one group."""
         number = addresses_module.group_of(first)
+        every = set(range(first, last + 1))
         try:
+            is_cold = self._maintainer.engine.group_facts(number)['is_cold']
+            if is_cold and self._unavailable:
+                return every
             cost, damaged, invalid, _ = _engine.verify_slots(
                 self._maintainer.handle, number,
                 addresses_module.slot_of(first), last - first + 1,
-                False)
+                False, 0, *([0] if is_cold and not self._by_value else []))
+        except exceptions.UnavailableError as e:
+            self._give_up_cold(e)
+            return every
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
-            return set(range(first, last + 1))
+            return every
         self._pace.step(self._pace.done, self._pace.total,
                         'reading blocks that are to stay', cost=cost)
         return set(addresses_module.of_slots(
             number, addresses_module.unpack(damaged + invalid)))
+
+    def _give_up_cold(self, error: Exception) -> None:
+        LOG.warning('Blocks of cold groups are not merged now: %s', error)
+        self._unavailable = True
 
     # -- merging ----------------------------------------------------------
 
@@ -393,7 +419,7 @@ class _Run:
             return False
         except database.CatalogError:
             raise
-        except exceptions.UNREADABLE as e:
+        except (exceptions.UnavailableError, *exceptions.UNREADABLE) as e:
             self._result.failed[image_id] = str(e)
             return True
         collisions.update(addresses_module.unpack(merged.collisions, 'Q'))

@@ -82,7 +82,8 @@ def _scrub(maintainer: Maintainer, pace: task.Pace, options: Any,
 
     return scrubber.run_once(maintainer, pace, full=full,
                              spare_threshold=options.spare_threshold,
-                             is_mine=is_mine)
+                             is_mine=is_mine,
+                             cold_budget=options.scrub_cold_mib << 20)
 
 
 def _help_scrub(helper: Helper, pace: task.Pace, options: Any,

@@ -16,6 +16,9 @@ Other daemons may have shares of the groups (``sharescrub.py``); then the pass
 verifies those of the maintainer. But while damaged blocks are known, it reads
 all groups, since any may have a copy.
 
+Of cold groups, whose blocks are in objects, a pass reads the entries, and a
+sample of the objects (``objectscrub.py``).
+
 At the begin and the end of a run the scrub heals damaged blocks of which there
 is a copy. At the end of a pass it renews the spare copies of the most used
 blocks (``spares.py``).
@@ -29,6 +32,7 @@ import logging
 import time
 
 from dedupd.tasks import damage as damage_module
+from dedupd.tasks import objectscrub
 from dedupd.tasks import spares as spares_module
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
@@ -83,12 +87,18 @@ class Result:
     of an earlier pass stay until this one looks there."""
     volumes: list[str] = dataclasses.field(default_factory=list)
     """Names of volumes that now cannot be read completely."""
+    cold_bytes: int = 0
+    """Bytes of cold groups' objects that were read in this pass."""
+    unavailable: str | None = None
+    """Why no objects were read in this run; None: the object store answered,
+    or there was nothing to ask."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              full: bool = False, budget_bytes: int | None = None,
              spare_threshold: int = 0, spare_max: int = SPARE_MAX,
-             is_mine: Callable[[int], bool] = lambda group: True) -> Result:
+             is_mine: Callable[[int], bool] = lambda group: True,
+             cold_budget: int = 0) -> Result:
     """Heal damaged blocks, and go on with the pass to its end.
 
     :param full: begin a new pass, wherever the last one was
@@ -100,11 +110,13 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     :param spare_max: the most bytes of blocks that get a spare copy
     :param is_mine: whether a group is in the maintainer's share; asked for
         each group just before
+    :param cold_budget: the most bytes of objects that a pass reads
     :raises task.Stopped: between two steps; the next run goes on from there
     """
     return maintainer.guard(
         lambda: _Run(maintainer, pace, full, budget_bytes,
-                     spare_threshold, spare_max, is_mine).run(), pace.step)
+                     spare_threshold, spare_max, is_mine,
+                     cold_budget).run(), pace.step)
 
 
 def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
@@ -187,7 +199,7 @@ class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, full: bool, budget: int | None,
                  spare_threshold: int, spare_max: int,
-                 is_mine: Callable[[int], bool]) -> None:
+                 is_mine: Callable[[int], bool], cold_budget: int) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._budget = budget
@@ -205,18 +217,27 @@ class _Run:
             'blocks': 0, 'bytes': 0, 'damaged': 0, 'worn': 0,
             'waiting': state.get('waiting', []),
             'unreadable': state.get('unreadable', {}),
-            'spares': state.get('spares', {})}
+            'spares': state.get('spares', {}), 'cold': state.get('cold', {})}
+        objectscrub.begin(begun)
         # A pass whose record lacks a field could not end properly.
-        if full or state.get('complete', True) or begun.keys() - state.keys():
+        if full or state.get('complete', True) or (
+                begun.keys() - state.keys() - {'cold'}):
             state = begun
         self._state = state
+        self._objects = objectscrub.Objects(
+            maintainer, state, cold_budget, self._add_damage,
+            lambda what, cost: self._step(pace.done, pace.total, what, cost))
 
     def run(self) -> Result:
         try:
             self._mark(self._state['waiting'])
             self._damage.heal()
             self._scrub_recipes()
-            complete = self._scrub_groups()
+            # The objects come first: while the groups are read, copies of
+            # what is damaged are found.
+            complete = self._objects.scrub(self._note, self._spent)
+            self._mark(self._state['waiting'])
+            complete = complete and self._scrub_groups()
         finally:
             # The findings are reported even if the run is stopped.
             self._mark(self._state['waiting'])
@@ -243,7 +264,8 @@ class _Run:
             spares.get('blocks', 0), spares.get('bytes', 0),
             len(state['waiting']), state['worn'],
             {name: hit['error']
-             for name, hit in state['unreadable'].items()}, names)
+             for name, hit in state['unreadable'].items()}, names,
+            state['cold']['read'], self._objects.unavailable)
 
     def _save(self) -> None:
         self._maintainer.catalog.set_scrub_state(self._state)
@@ -403,6 +425,7 @@ class _Run:
         """Verify the rest of a group; False if the budget is spent."""
         state = self._state
         facts = self._maintainer.engine.group_facts(number)
+        is_cold = facts['is_cold']
         # The next writer judges the unpublished slots behind these (N7.3).
         while (first := state['slot']) < facts['published']:
             if self._spent():
@@ -411,29 +434,38 @@ class _Run:
             # are to be read once.
             step = facts['slots'] if facts['has_lists'] else self._step_slots
             count = min(step, facts['published'] - first)
-            cost = self._scrub_slots(number, first, count)
+            cost = self._scrub_slots(number, first, count, is_cold)
             state['slot'] = first + count
             self._step(
                 done * facts['slots'] + first, total * facts['slots'],
                 f'scrubbing group {number:08x}', cost)
         return True
 
-    def _scrub_slots(self, number: int, first: int, count: int) -> int:
+    def _scrub_slots(self, number: int, first: int, count: int,
+                     is_cold: bool) -> int:
         """Verify some slots of a group; return the bytes read."""
         state = self._state
         listing = self._maintainer.engine.entries(number, first, count)
         cost, damaged, invalid, worn = _engine.verify_slots(
-            self._maintainer.handle, number, first, count)
-        # A known block is marked. An invalid entry has nothing to mark.
-        bad = set(addresses_module.of_slots(
+            self._maintainer.handle, number, first, count, True, 0,
+            *([0] if is_cold else []))
+        bad = self._add_damage(
             number, addresses_module.unpack(damaged + invalid))
-        ).difference(self._damage.known)
+        state['worn'] += len(worn) // 4
+        state['bytes'] += cost
+        if not is_cold:
+            state['blocks'] += addresses_module.columns(listing).states.count(
+                addresses_module.LIVE)
+        self._damage.notice(number, first, listing, bad)
+        return cost
+
+    def _add_damage(self, number: int, slots: Iterable[int]) -> set[int]:
+        """Have damaged blocks wait to be marked; return their addresses."""
+        state = self._state
+        # A known block is marked. An invalid entry has nothing to mark.
+        bad = set(addresses_module.of_slots(number, slots)
+                  ).difference(self._damage.known)
         waiting = set(state['waiting'])
         state['damaged'] += len(bad - waiting)
         state['waiting'] = sorted(waiting.union(bad))
-        state['worn'] += len(worn) // 4
-        state['bytes'] += cost
-        state['blocks'] += addresses_module.columns(listing).states.count(
-            addresses_module.LIVE)
-        self._damage.notice(number, first, listing, bad)
-        return cost
+        return bad

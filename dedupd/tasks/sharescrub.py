@@ -137,7 +137,7 @@ class _Run:
             if (len(self._notes.found) + min(count, STEP_SLOTS)
                     > notes_module.MOST_FOUND):
                 return False
-            cost = self._scrub_slots(number, first, count)
+            cost = self._scrub_slots(number, first, count, facts['is_cold'])
             state['slot'] = first + count
             self._save_sometimes()
             self._pace.step(
@@ -145,13 +145,19 @@ class _Run:
                 f'scrubbing group {number:08x}', cost=cost)
         return True
 
-    def _scrub_slots(self, number: int, first: int, count: int) -> int:
-        """Verify some slots of a group; return the bytes read."""
+    def _scrub_slots(self, number: int, first: int, count: int,
+                     is_cold: bool) -> int:
+        """Verify some slots of a group; return the bytes read.
+
+        Of a cold group, these are the entries. The maintainer reads samples of
+        the objects.
+        """
         state = self._state
         states = addresses_module.columns(
             self._helper.engine.entries(number, first, count)).states
         cost, damaged, invalid, worn = _engine.verify_slots(
-            self._helper.handle, number, first, count)
+            self._helper.handle, number, first, count, True, 0,
+            *([0] if is_cold else []))
         bad = {*addresses_module.unpack(damaged),
                *addresses_module.unpack(invalid)}
         marked = {slot for slot, entry in enumerate(states, first)
@@ -165,7 +171,8 @@ class _Run:
         state['damaged'] += len(bad)
         state['worn'] += len(worn) // 4
         state['bytes'] += cost
-        state['blocks'] += states.count(addresses_module.LIVE)
+        if not is_cold:
+            state['blocks'] += states.count(addresses_module.LIVE)
         if bad:
             self._helper.save()     # so that the maintainer knows soon
         return cost

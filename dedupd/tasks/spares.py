@@ -93,6 +93,8 @@ def _write(maintainer: maintainer_module.Maintainer, number: int,
             size = _engine.write_spares(maintainer.engine, number,
                                         addresses_module.pack(some, 'Q'))
             return len(some), size
-        except (exceptions.NoSpaceError, *exceptions.UNREADABLE) as e:
+        except (exceptions.NoSpaceError, exceptions.UnavailableError,
+                *exceptions.UNREADABLE) as e:
+            # The file stays as it was.
             LOG.warning('Spare copies cannot be written: %s', e)
     return 0, 0

@@ -61,7 +61,7 @@ class Policy:
     a smaller share lives."""
     mark: recompressor.Mark | None = None
     """How groups are to be recompressed before they move. None: they are
-    not."""
+    not. A disk that has too little free does not wait for that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,8 @@ class Result:
     skipped_for_space: int = 0
     """Groups for whose new file the disk had no room."""
     failed: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Groups that are damaged, or whose disk failed, each with its error."""
+    """Groups that are damaged, or whose disk failed, or whose object is not
+    there, each with its error."""
     puts: int = 0
     """Requests to the object store that sent an object."""
     gets: int = 0
@@ -156,7 +157,6 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
     :param snapshot_only: move and delete nothing; take a snapshot even if
         nothing has changed
-
     :raises task.Stopped: between two steps
     :raises VersionError: the repository's format knows no cold groups
     :raises UnavailableError: the repository is not attached, or the object
@@ -165,24 +165,15 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     """
     repo = maintainer.repository
     owners.need_format(repo)
-    if not snapshot_only:
-        _need_no_volumes(repo)
     repo.settle_version()
     settings = cold.need(repo.path)
     with cold.connect(settings) as store:
         owners.check_claim(repo, settings, store)
-        run = _Run(maintainer, pace, policy, store, settings.owner)
+        run = _Run(maintainer, pace, policy, store, settings.owners)
         if not snapshot_only:
             maintainer.guard(run.run, pace.step)
         return maintainer.guard(
             lambda: run.finish(settings, snapshot_only), pace.step)
-
-
-def _need_no_volumes(repo: Any) -> None:
-    if os.listdir(os.path.join(repo.path, 'volumes')):
-        raise exceptions.InvalidParameter(
-            f'{repo.path} has volumes, whose server cannot read from an '
-            'object store: no group is moved')
 
 
 # -- planning -----------------------------------------------------------------
@@ -192,12 +183,14 @@ def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
     kept = _kept_groups(maintainer, policy.keep)
     damaged = maintainer.damaged_groups()
     found: list[GroupPlan] = []
-    movable: list[tuple[float, int, int]] = []   # time, number, bytes
+    # Whether it is to be recompressed, time, number, bytes.
+    movable: list[tuple[bool, float, int, int]] = []
     for number in maintainer.engine.groups():
         try:
             facts = maintainer.engine.group_facts(number)
             if facts['is_cold']:
-                found += _renewal(maintainer, policy, facts, number)
+                if number not in damaged:
+                    found += _renewal(maintainer, policy, facts, number)
                 continue
         except exceptions.ImageNotFound:
             continue
@@ -209,7 +202,8 @@ def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
             found.append(GroupPlan(number, 'skip', reason,
                                    facts['allocated']))
         else:
-            movable.append((facts['modified'], number, facts['allocated']))
+            movable.append((_is_raw(facts, policy), facts['modified'], number,
+                            facts['allocated']))
     found += _choose(maintainer, policy, sorted(movable))
     return sorted(found, key=lambda group: group.number)
 
@@ -234,21 +228,31 @@ def _reason(facts: dict[str, Any], policy: Policy, damaged: bool,
         return 'a block of it is damaged'
     if kept:
         return 'an image that tier_keep names needs it'
-    if policy.mark is not None and not recompressor.is_done(
-            facts, policy.mark):
-        return 'it is to be recompressed first'
     return ''
 
 
+def _is_raw(facts: dict[str, Any], policy: Policy) -> bool:
+    """Whether a group is to be recompressed before it moves."""
+    return policy.mark is not None and not recompressor.is_done(
+        facts, policy.mark)
+
+
 def _choose(maintainer: maintainer_module.Maintainer, policy: Policy,
-            movable: list[tuple[float, int, int]]) -> Iterable[GroupPlan]:
+            movable: list[tuple[bool, float, int, int]]
+            ) -> Iterable[GroupPlan]:
     """Decide about groups that can move, oldest first."""
-    room, _ = maintainer.repository.room()
-    missing = policy.free_bytes - room
+    repo = maintainer.repository
+    room, kept = repo.room()
+    missing = cold.wanted_room(policy.free_bytes, kept,
+                               repo.parameters) - room
     now = time.time()
-    for modified, number, size in movable:
+    for is_raw, modified, number, size in movable:
         # A time to come is a clock's mistake: it counts as now.
         age = max(now - modified, 0)
+        if is_raw and missing <= 0:
+            yield GroupPlan(number, 'skip', 'it is to be recompressed first',
+                            size)
+            continue
         if policy.everything:
             reason = 'all groups are to move'
         elif policy.age and age >= policy.age:
@@ -283,12 +287,14 @@ def _kept_groups(maintainer: maintainer_module.Maintainer,
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, policy: Policy,
-                 store: store_module.ObjectStore, owner: str) -> None:
+                 store: store_module.ObjectStore,
+                 owners: tuple[str, ...]) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._policy = policy
         self._store = store
-        self._owner = owner
+        self._owner = owners[0]
+        self._owners = owners
         self._result = Result()
 
     def run(self) -> Result:
@@ -338,6 +344,29 @@ class _Run:
             self._result.skipped_for_space += 1
         except exceptions.UNREADABLE as e:
             self._result.failed[group.number] = str(e)
+        except exceptions.UnavailableError as e:
+            if not self._is_lost(group.number):
+                raise
+            # Else no other group would ever get its turn.
+            self._result.failed[group.number] = str(e)
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether the object store has no object of a cold group.
+
+        :raises UnavailableError: it does not answer
+        """
+        try:
+            facts = self._maintainer.engine.group_facts(number)
+        except exceptions.ImageNotFound:
+            return True
+        if not facts['is_cold']:
+            return False
+        for owner in self._owners:
+            with contextlib.suppress(store_module.ObjectNotFound):
+                self._store.size(slices.key_of(owner, number,
+                                               facts['object']))
+                return False
+        return True
 
     def _write(self, rewriting: _engine.Rewriting, done: int, total: int
                ) -> None:
@@ -362,10 +391,10 @@ class _Run:
                                           self._pace)
         except (task.Stopped, exceptions.BusyError,
                 exceptions.UnavailableError):
-            self._give_up(key)
+            self._give_up(group.number, object_id, key)
             raise
         if not moved:
-            self._give_up(key)
+            self._give_up(group.number, object_id, key)
             raise exceptions.BusyError(
                 f'group {group.number:08x} is in use')
         self._note(group, before, length)
@@ -394,13 +423,18 @@ class _Run:
                     f'{self._store.location.url}: {key} has other bytes at '
                     f'{start} than were sent')
 
-    def _give_up(self, key: str) -> None:
+    def _give_up(self, number: int, object_id: bytes, key: str) -> None:
         """Delete an object that no group names, nor ever did.
 
         If this fails, a later run finds and deletes it.
         """
-        with contextlib.suppress(exceptions.UnavailableError):
-            self._store.delete(key)
+        with contextlib.suppress(exceptions.UnavailableError,
+                                 exceptions.ImageNotFound,
+                                 *exceptions.UNREADABLE):
+            # A file system may do what it says it did not.
+            facts = self._maintainer.engine.group_facts(number)
+            if facts['object'] != object_id:
+                self._store.delete(key)
 
     def _note(self, group: GroupPlan, before: dict[str, Any], length: int
               ) -> None:

@@ -34,18 +34,20 @@ engine_verify_slots(PyObject *module, PyObject *args)
     PyObject *repository;
     uint32_t number, first, count;
     int hashed = 1;
+    unsigned long long begin = 0, end = UINT64_MAX;
     gd_scrub_result found;
     gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O!O&O&O&|p", state->repository_type, &repository,
+    if (!PyArg_ParseTuple(args, "O!O&O&O&|pKK", state->repository_type, &repository,
                           gd_py_to_u32, &number, gd_py_to_u32, &first,
-                          gd_py_to_u32, &count, &hashed) ||
+                          gd_py_to_u32, &count, &hashed, &begin, &end) ||
         !gd_py_call_repository(repository, &call)) {
         return NULL;
     }
     const gd_env *env = gd_env_posix();
     gd_repo *repo = ((repository_object *)repository)->repo;
     if (!gd_py_end(&call, gd_scrub(repo, number, first, count, hashed != 0,
-                                   &found, &call.err))) {
+                                   (gd_scrub_extent){begin, end}, &found,
+                                   &call.err))) {
         return NULL;
     }
     PyObject *result = Py_BuildValue(

@@ -60,20 +60,13 @@ take_exception(const module_state *state, gd_error *err)
 }
 
 static gd_status
-call(const repository_object *self, const char *method,
-     const gd_object *object, uint32_t first, uint32_t count, gd_error *err)
+finish(const repository_object *self, PyObject *result, gd_error *err)
 {
-    PyGILState_STATE gil = PyGILState_Ensure();
     gd_status s = GD_OK;
-    PyObject *result = PyObject_CallMethod(
-        self->slice_source, method, "Iy#KII", (unsigned)object->group,
-        (const char *)object->id, (Py_ssize_t)sizeof object->id,
-        (unsigned long long)object->length, (unsigned)first, (unsigned)count);
     if (result == NULL) {
         s = take_exception(self->state, err);
     }
     Py_XDECREF(result);
-    PyGILState_Release(gil);
     return s;
 }
 
@@ -81,13 +74,34 @@ static gd_status
 fetch(void *arg, const gd_object *object, uint32_t first, uint32_t count,
       gd_error *err)
 {
-    return call(arg, "fetch", object, first, count, err);
+    const repository_object *self = arg;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    gd_status s = finish(
+        self,
+        PyObject_CallMethod(
+            self->slice_source, "fetch", "Iy#KIId", (unsigned)object->group,
+            (const char *)object->id, (Py_ssize_t)sizeof object->id,
+            (unsigned long long)object->length, (unsigned)first,
+            (unsigned)count, object->patience_ms / 1000.0),
+        err);
+    PyGILState_Release(gil);
+    return s;
 }
 
 static void
 expect(void *arg, const gd_object *object, uint32_t first, uint32_t count)
 {
-    (void)call(arg, "expect", object, first, count, NULL);
+    const repository_object *self = arg;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    (void)finish(self,
+                 PyObject_CallMethod(
+                     self->slice_source, "expect", "Iy#KII",
+                     (unsigned)object->group, (const char *)object->id,
+                     (Py_ssize_t)sizeof object->id,
+                     (unsigned long long)object->length, (unsigned)first,
+                     (unsigned)count),
+                 NULL);
+    PyGILState_Release(gil);
 }
 
 gd_status

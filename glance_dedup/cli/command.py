@@ -72,9 +72,11 @@ class RepositoryCommand(command.Command):
     def open(self, **options):
         """The repository, opened with the settings and these options."""
         # Help and usage errors need no engine.
+        from glance_dedup.client import slices
         from glance_dedup.repository import repository
 
         return repository.Repository(self.path, **{
+            'ask_slices': slices.Asker(self.settings.socket),
             'filter_dir': self.settings.filter_dir,
             'reserve_mib': self.settings.reserve_mib,
             'index': self.settings.index,

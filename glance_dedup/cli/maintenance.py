@@ -406,10 +406,6 @@ class Tier(TaskCommand):
             help='Move every sealed group, whatever tier_age_hours and '
             'tier_free_mib say. Those that tier_keep names stay.')
 
-    def take_action(self, parsed_args):
-        arguments = {'everything': True} if parsed_args.everything else {}
-        return self.run_task(dry_run=parsed_args.dry_run, **arguments)
-
 
 class Evict(TaskCommand):
     """Delete the least recently used images of a cache, to make space.

@@ -94,7 +94,8 @@ class Serve(command.RepositoryCommand):
                        filter_mib=parsed_args.index_mib) as repo:
             repo.need_volumes()
             _check_volume(repo, parsed_args.name)
-            keys = _keys(repo, parsed_args, self.settings.reserve_mib)
+            keys = _keys(repo, parsed_args, self.settings)
+            self._check_daemon(repo)
             if not repo.is_maintained:
                 self.app.tell(
                     f'no process maintains {repo.path}: what volumes have '
@@ -103,6 +104,17 @@ class Serve(command.RepositoryCommand):
         if parsed_args.nbd_socket:
             _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
         os.execv(nbdkit, [nbdkit, *_options(parsed_args), PLUGIN, *keys])
+
+
+    def _check_daemon(self, repo) -> None:
+        """Warn if blocks that are in an object store cannot be read."""
+        from glance_dedup.repository import cold
+
+        if cold.read(repo.path) is not None and self.healthy_daemon() is None:
+            self.app.tell(
+                f'dedupd does not answer on {self.settings.socket_in_words}: '
+                'until it does, blocks that are in the object store cannot '
+                'be read')
 
 
 def _mode(text: str) -> int:
@@ -217,7 +229,7 @@ def _options(args) -> list[str]:
     return options
 
 
-def _keys(repo, args, reserve_mib: int) -> list[str]:
+def _keys(repo, args, settings) -> list[str]:
     """What the plugin must know (``nbdkit/settings.h``)."""
     # No upgrade changes it while `repo` is open. The plugin compares it again
     # when it has opened the repository.
@@ -240,10 +252,12 @@ def _keys(repo, args, reserve_mib: int) -> list[str]:
         'compare': parameters.compare,
         'codec': args.codec,
         'threads': min(4, len(os.sched_getaffinity(0))),
-        'reserve': reserve_mib << 20,
+        'reserve': settings.reserve_mib << 20,
         'segment-cache': args.cache_mib << 20,
         'dedup': 'no' if args.no_dedup else 'yes',
     }
+    if repo.slices is not None and settings.socket:
+        keys['dedupd-socket'] = os.path.abspath(settings.socket)
     place = repo.filter.place_for(repo.handle(), args.name)
     if place is not None:
         keys['index'] = repo.filter.index

@@ -56,6 +56,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import tracing
 from glance_dedup.base import workers
+from glance_dedup.client import slices
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import limits
 from glance_dedup.driver import opts
@@ -377,6 +378,9 @@ class Store(driver.Store):
             'filter_mib', 'index', 'reserve_mib')}
         for name in ('filter_dir', 'index_dir'):
             settings[name] = self._option(name) or None
+        if self._option('dedupd_socket'):
+            settings['ask_slices'] = slices.Asker(
+                self._option('dedupd_socket'))
         try:
             return repository.Repository(path, **settings)
         except dedup_exceptions.ImageNotFound:

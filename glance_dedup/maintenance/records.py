@@ -151,6 +151,17 @@ def _are_hits(value: Any) -> bool:
         and _are_texts(hit.get('images')) for hit in value.values())
 
 
+def _is_sample(value: Any) -> bool:
+    """What the scrub knows of cold groups' objects."""
+    return (isinstance(value, dict)
+            and all(_is_count(value.get(name))
+                    for name in ('group', 'offset', 'read'))
+            and all(type(value.get(name)) is bool
+                    for name in ('listed', 'sampled'))
+            and isinstance(value.get('missed'), dict)
+            and all(map(_is_text, value['missed'].values())))
+
+
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
@@ -184,6 +195,7 @@ SCRUB_FORM = Form({
     'group': _is_count, 'slot': _is_count, 'blocks': _is_count,
     'bytes': _is_count, 'damaged': _is_count, 'worn': _is_count,
     'waiting': _are_addresses, 'unreadable': _are_hits,
+    'cold': _is_sample,
     'spares': lambda v: (isinstance(v, dict)
                          and all(map(_is_count, v.values()))),
 })

@@ -21,19 +21,23 @@
 #include <nbdkit-plugin.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/files/slices.h"
 #include "engine/handle/segcache.h"
 #include "engine/volume/volume.h"
 #include "nbdkit/clients.h"
 #include "nbdkit/complain.h"
 #include "nbdkit/control.h"
 #include "nbdkit/ending.h"
+#include "nbdkit/fetcher.h"
 #include "nbdkit/keeper.h"
 #include "nbdkit/monotonic.h"
 #include "nbdkit/settings.h"
@@ -51,6 +55,9 @@ static gd_nbdkit_settings settings;
  * that begin when it is coming would keep it from the lock. */
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static atomic_bool ending;
+static gd_nbdkit_fetcher *fetcher;
+static gd_slices *slices; /* NULL: there can be no cold groups, or they cannot
+                           * be read */
 static gd_repo *repo;
 static gd_volume *volume;
 static gd_nbdkit_keeper *keeper;
@@ -123,10 +130,36 @@ plugin_config_complete(void)
 /* ---- beginning and end ---- */
 
 static gd_status
+open_slices(gd_error *err)
+{
+    char path[PATH_MAX];
+    if (settings.dedupd_socket == NULL ||
+        settings.params.major < GD_REPOSITORY_COLD) {
+        return GD_OK;
+    }
+    int length = snprintf(path, sizeof path, "%s/slices", settings.repository);
+    if (length < 0 || (size_t)length >= sizeof path) {
+        return gd_fail(err, GD_INVALID, "the repository's path is too long");
+    }
+    gd_status s =
+        gd_nbdkit_fetcher_start(settings.dedupd_socket,
+                                settings.params.repository_id, &fetcher, err);
+    if (s == GD_OK) {
+        gd_slice_source source = gd_nbdkit_fetcher_source(fetcher);
+        s = gd_slices_open(gd_env_posix(), path, &source, &slices, err);
+        settings.params.slices = slices;
+    }
+    return s;
+}
+
+static gd_status
 open_volume(gd_error *err)
 {
-    gd_status s = gd_repo_open(gd_env_posix(), settings.repository,
-                               &settings.params, false, &repo, err);
+    gd_status s = open_slices(err);
+    if (s == GD_OK) {
+        s = gd_repo_open(gd_env_posix(), settings.repository,
+                         &settings.params, false, &repo, err);
+    }
     if (s == GD_OK) {
         gd_segcache_set_budget(repo->segcache, settings.segment_cache);
         s = gd_nbdkit_settings_compare(&settings, repo, err);
@@ -161,6 +194,12 @@ close_volume(void)
     if (repo != NULL) {
         gd_repo_close(repo);
     }
+    gd_slices_close(slices);
+    if (fetcher != NULL) {
+        gd_nbdkit_fetcher_stop(fetcher);
+    }
+    fetcher = NULL;
+    slices = NULL;
     control = NULL;
     keeper = NULL;
     volume = NULL;

@@ -22,6 +22,8 @@
     "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
     "reserve, segment-cache, index, index-path, index-bytes, index-keys: how\n" \
     "to store and read.\n" \
+    "dedupd-socket=PATH     dedupd's socket, absolute. It fetches what lies in\n" \
+    "the object store.\n" \
     "dedup=yes|no           Whether to look for blocks that are there already."
 
 typedef struct gd_nbdkit_settings {
@@ -30,6 +32,7 @@ typedef struct gd_nbdkit_settings {
     /* What gives hints: the filter if there is no backend
      * (GD_KV_BACKENDS). */
     gd_kv_backend index;
+    char *dedupd_socket; /* NULL: cold groups cannot be read */
     char *index_path; /* NULL: use no index */
     uint64_t index_bytes; /* of a new filter, or of a store's cache */
     uint64_t index_keys;  /* for which a store has room */

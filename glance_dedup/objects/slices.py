@@ -7,50 +7,78 @@ and aligned to that, each in a file of its own, ``<object id>/<slice>``. A file
 appears whole, by a rename, and eviction removes it; who has it open reads on.
 What is in it is verified by who reads it, so nothing here is synced.
 
-Several processes may use one directory. Two that fetch the same slice at once
-both write it, and the second file takes the first one's place. In one process
-one request serves all that wait for it.
+Several processes may use one directory. They ask the host's dedupd for slices,
+so that one request to the object store serves all of them. A process for which
+no daemon answers makes the requests itself; two such processes that want the
+same slice at once both write it, and the second file takes the first one's
+place. In one process one request serves all that wait for it.
+
+Slices that somebody waits for come before those that were only announced.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent import futures
 import contextlib
 import dataclasses
-import os
-import re
-import secrets
-import stat
 import threading
+import time
+from typing import NamedTuple
+from typing import Protocol
 
-from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
-from glance_dedup.base import files
+from glance_dedup.base import workers
+from glance_dedup.objects import slicefiles
 from glance_dedup.objects import store as store_module
 
 #: Bytes of a slice. The engine has the same number.
 SLICE = 1 << 20
 #: Requests that are under way at most.
 PARALLEL = 8
-#: Requests that wait at most because they were announced. Further
+#: Slices that are on their way at most because they were announced. Further
 #: announcements have no effect.
 ANNOUNCED = 64
 
-# By how much the cache is made smaller than its budget, so that not each new
-# slice evicts one.
-_SPARE = 16
-# How often a file is made whose directory is removed meanwhile.
-_TRIES = 16
-_OBJECT = re.compile('[0-9a-f]{32}')
-_SLICE = re.compile('[0-9a-f]{8}')
-
-_Key = tuple[bytes, int]
+# Of the cache's budget, what announced slices may take: they must not be
+# evicted before they are read.
+_AHEAD = 4
+# Slices that dedupd was told of last, and is not told of again: a slice has
+# several segments, which are read one after the other.
+_TOLD = 16
+# Seconds: longer than any request takes.
+_EVER = 86400.0
 
 
 def key_of(owner: str, group: int, object_id: bytes) -> str:
     """The key of a cold group's object."""
     return f'{owner}/g/{group:08x}-{object_id.hex()}'
+
+
+class Wanted(NamedTuple):
+    """A slice of a cold group's object."""
+
+    group: int
+    object_id: bytes
+    length: int
+    """Bytes of the object."""
+    number: int
+    """The slice's place in the object."""
+
+
+class Ask(Protocol):
+    """Asks another process of this host for slices."""
+
+    def __call__(self, group: int, object_id: bytes, first: int, count: int,
+                 wait: float) -> bool:
+        """Have slices brought into the directory.
+
+        :param wait: how many seconds to wait at most until they are there; 0:
+            they are only announced
+        :returns: False: nobody answers, so the caller is to bring them
+        :raises UnavailableError: the object store does not give one, or not in
+            time
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +93,24 @@ class Source:
     """Bytes; at least two slices for each request under way are kept."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What this process did for slices since it opened the repository."""
+
+    gets: int = 0
+    """Requests to the object store."""
+    received: int = 0
+    """Bytes of objects that these brought."""
+    asked: int = 0
+    """Slices that dedupd was asked for."""
+    evicted: int = 0
+    """Slices that were removed, to keep the cache's size."""
+    unavailable: int = 0
+    """Slices that the object store did not give."""
+    cached: int | None = None
+    """Bytes of the cache. None: this process has not counted them."""
+
+
 class Slices(closing.Closing):
     """What brings slices into a directory, and evicts others.
 
@@ -73,183 +119,244 @@ class Slices(closing.Closing):
     """
 
     def __init__(self, directory: str, connect: Callable[[], Source],
-                 file_mode: int = 0o600) -> None:
+                 file_mode: int = 0o600, ask: Ask | None = None) -> None:
         """Ask for nothing yet.
 
         :param directory: for slices of one repository; it is there
         :param connect: called once, when the first slice is needed
         :param file_mode: of the slices' files
+        :param ask: asks dedupd. None: this is dedupd
         """
         self.directory = directory
+        self._files = slicefiles.SliceFiles(directory, file_mode)
         self._connect = connect
-        self._file_mode = file_mode
-        self._directory_mode = 0o2770 if file_mode & 0o020 else 0o700
-        self._lock = threading.Lock()
+        self._ask = ask
+        self._connecting = threading.Lock()
         self._source: Source | None = None
         # Under which owner an object was found, if it is not the first one.
         self._owners: dict[bytes, str] = {}
-        self._requests: dict[_Key, futures.Future[None]] = {}
-        self._pool = futures.ThreadPoolExecutor(PARALLEL, 'slices')
-        self._used: int | None = None       # bytes; None: not counted yet
+        self._lock = threading.Lock()   # guards all that follows
+        self._requests: dict[Wanted, futures.Future[None]] = {}
+        # Those of the requests that have not begun, in their order: the ones
+        # for which somebody waits, and the others.
+        self._awaited: dict[Wanted, None] = {}
+        self._announced: dict[Wanted, None] = {}
+        # What dedupd was told that it will be needed, oldest first.
+        self._told: dict[Wanted, None] = {}
+        self._asked = self._unavailable = 0
+        self._pool = workers.Workers('slices', PARALLEL)
+        self._telling = workers.Strand(workers.Workers('slices-ahead', 1))
+
+    def prepare(self) -> None:
+        """Do what the first request would have to wait for.
+
+        It loads the libraries, which takes a second, and sends nothing. An
+        error comes again when a slice is needed.
+        """
+        with contextlib.suppress(exceptions.RepositoryError):
+            self._get_source()
+
+    # -- for the engine --
 
     def fetch(self, group: int, object_id: bytes, length: int, first: int,
-              count: int) -> None:
+              count: int, patience: float = 0.0) -> None:
         """Bring slices, except those that are there; waits for all.
 
         :param length: of the object
+        :param patience: how many seconds to wait at most; 0: as long as it
+            takes. The requests go on after that
         :raises UnavailableError: the object store does not give one
         :raises NoSpaceError: the cache's disk is full
         """
-        asked = [self._ask(group, object_id, length, number)
-                 for number in range(first, first + count)
-                 if not self._is_there(object_id, number)]
-        for one in asked:
-            one.result()
+        ends = time.monotonic() + (patience or _EVER)
+        wanted = self.missing(group, object_id, length, first, count)
+        if not wanted or self._have_brought(wanted, patience or _EVER):
+            return
+        try:
+            for request in self.request(wanted):
+                request.result(max(0.0, ends - time.monotonic()))
+        except TimeoutError as e:
+            raise exceptions.UnavailableError(
+                f'the object store did not answer within {patience:.1f} '
+                f'seconds: slices of {object_id.hex()}') from e
 
     def expect(self, group: int, object_id: bytes, length: int, first: int,
                count: int) -> None:
         """Begin to bring slices, if not too many are waited for already."""
-        for number in range(first, first + count):
-            if len(self._requests) >= ANNOUNCED:
-                return
-            if not self._is_there(object_id, number):
-                self._ask(group, object_id, length, number)
+        wanted = self.missing(group, object_id, length, first,
+                              min(count, ANNOUNCED))
+        if self._ask is None:
+            self.announce(wanted)
+            return
+        with self._lock:
+            wanted = [one for one in wanted if one not in self._told]
+            self._told |= dict.fromkeys(wanted)
+            while len(self._told) > _TOLD:
+                del self._told[next(iter(self._told))]
+        if wanted:
+            # It may take a second to find out that dedupd hangs.
+            self._telling.submit(self._tell, wanted)
 
-    def close(self) -> None:
-        """Wait for what is under way, and close the connections."""
-        self._pool.shutdown(cancel_futures=True)
-        if self._source is not None:
-            self._source.store.close()
+    def missing(self, group: int, object_id: bytes, length: int, first: int,
+                count: int) -> list[Wanted]:
+        """Those of some slices of an object that are not there."""
+        end = min(first + count, -(-length // SLICE))
+        return [Wanted(group, object_id, length, number)
+                for number in range(first, end)
+                if not self._files.is_there(object_id, number)]
 
-    @property
-    def counts(self) -> store_module.Counts:
-        """What was asked of the object store."""
-        return (self._source.store.counts if self._source
-                else store_module.Counts())
+    def forget(self, object_id: bytes, first: int, count: int) -> set[int]:
+        """Remove slices: who reads them next has them fetched again.
+
+        :returns: those that were there
+        """
+        return {number for number in range(first, first + count)
+                if self._files.remove(object_id, number)}
+
+    # -- by way of dedupd --
+
+    def _have_brought(self, wanted: list[Wanted], wait: float) -> bool:
+        """Have dedupd bring slices that lie between two of an object."""
+        if self._ask is None:
+            return False
+        first, last = wanted[0], wanted[-1]
+        with self._lock:
+            # Those that dedupd was told of are counted.
+            new = sum(one not in self._told for one in wanted) if wait else (
+                len(wanted))
+            for one in wanted if wait else ():
+                self._told.pop(one, None)
+        try:
+            found = self._ask(first.group, first.object_id, first.number,
+                              last.number - first.number + 1, wait)
+        except exceptions.UnavailableError:
+            self._count(unavailable=len(wanted))
+            raise
+        if found:
+            self._count(asked=new)
+        return found
+
+    def _tell(self, wanted: list[Wanted]) -> None:
+        with contextlib.suppress(exceptions.UnavailableError):
+            if not self._have_brought(wanted, 0.0):
+                self.announce(wanted)
 
     # -- requests --
 
-    def _ask(self, group: int, object_id: bytes, length: int, number: int
-             ) -> futures.Future[None]:
+    def request(self, wanted: Iterable[Wanted]) -> list[futures.Future[None]]:
+        """Have slices brought for somebody who waits; returns at once.
+
+        The results raise what :meth:`fetch` does.
+        """
+        return [self._begin(one, self._awaited) for one in wanted]
+
+    def announce(self, wanted: Iterable[Wanted]) -> None:
+        """Have slices brought soon, if not too many are on their way."""
+        for one in wanted:
+            if len(self._requests) >= self._most_announced():
+                return
+            self._begin(one, self._announced)
+
+    def _most_announced(self) -> int:
+        source = self._source
+        return ANNOUNCED if source is None else max(
+            PARALLEL, min(ANNOUNCED, source.budget // SLICE // _AHEAD))
+
+    def _begin(self, one: Wanted, queue: dict[Wanted, None]
+               ) -> futures.Future[None]:
         """The request for a slice: the one under way, or a new one."""
-        key = object_id, number
         with self._lock:
-            request = self._requests.get(key)
-            if request is None:
-                request = self._pool.submit(
-                    self._bring, group, object_id, length, number)
-                self._requests[key] = request
-            return request
-
-    def _bring(self, group: int, object_id: bytes, length: int, number: int
-               ) -> None:
-        start = number * SLICE
+            request = self._requests.get(one)
+            if request is not None:
+                if queue is self._awaited and one in self._announced:
+                    del self._announced[one]
+                    queue[one] = None
+                return request
+            request = self._requests[one] = futures.Future()
+            request.set_running_or_notify_cancel()  # nobody cancels it
+            queue[one] = None
         try:
-            if not self._is_there(object_id, number) and start < length:
-                self._keep(object_id, number, self._get(
-                    group, object_id, start, min(SLICE, length - start)))
-        finally:
-            with self._lock:
-                del self._requests[object_id, number]
+            self._pool.submit(self._bring_next)
+        except exceptions.NoThread as e:
+            self._end(one, e)
+        return request
 
-    def _get(self, group: int, object_id: bytes, start: int, length: int
-             ) -> bytes:
+    def _bring_next(self) -> None:
+        """Bring the slice that is most urgent."""
+        with self._lock:
+            queue = self._awaited or self._announced
+            if not queue:
+                return
+            one = next(iter(queue))
+            del queue[one]
+        error: BaseException | None = None
+        try:
+            self._bring(one)
+        except BaseException as e:
+            error = e
+        self._end(one, error)
+
+    def _end(self, one: Wanted, error: BaseException | None) -> None:
+        with self._lock:
+            self._awaited.pop(one, None)
+            self._announced.pop(one, None)
+            request = self._requests.pop(one)
+            self._unavailable += isinstance(error,
+                                            exceptions.UnavailableError)
+        if error is None:
+            request.set_result(None)
+        else:
+            request.set_exception(error)
+
+    def _bring(self, one: Wanted) -> None:
+        start = one.number * SLICE
+        if start < one.length and not self._files.is_there(one.object_id,
+                                                           one.number):
+            content = self._get(one, start, min(SLICE, one.length - start))
+            self._files.keep(
+                one.object_id, one.number, content,
+                max(self._get_source().budget, 2 * PARALLEL * SLICE))
+
+    def _get(self, one: Wanted, start: int, length: int) -> bytes:
         source = self._get_source()
-        known = self._owners.get(object_id)
+        known = self._owners.get(one.object_id)
         for owner in [known] if known else source.owners:
             try:
                 content = source.store.get(
-                    key_of(owner, group, object_id), start, length)
+                    key_of(owner, one.group, one.object_id), start, length)
             except store_module.ObjectNotFound:
                 if known or owner == source.owners[-1]:
                     raise
                 continue
             if owner != source.owners[0]:
-                self._owners[object_id] = owner
+                self._owners[one.object_id] = owner
             return content
         raise exceptions.UnavailableError('no owner of objects is known')
 
     def _get_source(self) -> Source:
-        with self._lock:
+        with self._connecting:
             if self._source is None:
                 self._source = self._connect()
             return self._source
 
-    # -- files --
+    def close(self) -> None:
+        """Close the connections. No request may be under way."""
+        if self._source is not None:
+            self._source.store.close()
 
-    def _path(self, object_id: bytes, number: int) -> str:
-        return os.path.join(self.directory, object_id.hex(), f'{number:08x}')
+    # -- figures --
 
-    def _is_there(self, object_id: bytes, number: int) -> bool:
-        return os.path.exists(self._path(object_id, number))
-
-    def _keep(self, object_id: bytes, number: int, content: bytes) -> None:
-        path = self._path(object_id, number)
-        temporary = f'{path}.{secrets.token_hex(8)}'
-        with files.os_errors(f'cannot write {path}'):
-            try:
-                with open(self._make(temporary), 'wb') as f:
-                    f.write(content)
-                os.rename(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-        self._make_room(len(content))
-
-    def _make(self, path: str) -> int:
-        """Make a file, and its directory, which eviction removes if empty."""
-        for is_last in [False] * _TRIES + [True]:
-            try:
-                if not os.path.isdir(os.path.dirname(path)):
-                    access.make_directory(os.path.dirname(path),
-                                          self._directory_mode)
-                return access.make_file(path, self._file_mode)
-            except FileNotFoundError:
-                if is_last:
-                    raise
-        raise AssertionError
-
-    def _make_room(self, more: int) -> None:
-        """Evict what was used longest ago, if there is too much.
-
-        Reading does not change a file: the time of its last access may be a
-        day old. But a slice that is read often is fetched again soon.
-        """
-        budget = max(self._get_source().budget, 2 * PARALLEL * SLICE)
+    @property
+    def figures(self) -> Figures:
+        """What this process did."""
+        counts = (self._source.store.counts if self._source
+                  else store_module.Counts())
         with self._lock:
-            if self._used is not None:
-                self._used += more
-                if self._used <= budget:
-                    return
-            found = sorted(self._all())
-            used = sum(size for _, size, _ in found)
-            wanted = budget - budget // _SPARE
-            if used > budget:
-                for _, size, path in found:
-                    if used <= wanted:
-                        break
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
-                        used -= size
-            self._used = used
+            return Figures(counts.gets, counts.received, self._asked,
+                           self._files.evicted, self._unavailable,
+                           self._files.used)
 
-    def _all(self) -> Iterator[tuple[float, int, str]]:
-        """Of each slice, and of what killed processes left: time, size, path.
-
-        Empty directories of objects are removed.
-        """
-        with contextlib.suppress(OSError), os.scandir(self.directory) as there:
-            for directory in there:
-                if not _OBJECT.fullmatch(directory.name):
-                    continue
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory.path)
-                with (contextlib.suppress(OSError),
-                      os.scandir(directory.path) as slices):
-                    for one in slices:
-                        status = one.stat(follow_symlinks=False)
-                        if stat.S_ISREG(status.st_mode) and (
-                                _SLICE.match(one.name)):
-                            yield (max(status.st_atime, status.st_mtime),
-                                   status.st_size, one.path)
+    def _count(self, asked: int = 0, unavailable: int = 0) -> None:
+        with self._lock:
+            self._asked += asked
+            self._unavailable += unavailable

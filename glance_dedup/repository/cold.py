@@ -110,6 +110,20 @@ def need(path: str) -> Settings:
     return settings
 
 
+def wanted_room(free_bytes: int, kept: int,
+                parameters: parameters_module.Parameters) -> int:
+    """How much is to be free on the disk; if less is, groups move.
+
+    :param free_bytes: what the operator wants; 0: nothing moves for this
+    :param kept: what storing leaves free. A group that moves needs as much
+        as it has, so one is to move before storing is refused
+    """
+    if not free_bytes:
+        return 0
+    return max(free_bytes,
+               kept + parameters.group_slots * parameters.block_size)
+
+
 def connect(settings: Settings) -> store_module.ObjectStore:
     """The object store; it is asked nothing yet.
 
@@ -118,12 +132,14 @@ def connect(settings: Settings) -> store_module.ObjectStore:
     return store_module.ObjectStore(settings.location, settings.credentials)
 
 
-def open_slices(path: str) -> slices_module.Slices:
+def open_slices(path: str, ask: slices_module.Ask | None
+                ) -> slices_module.Slices:
     """What brings slices of the cold groups of a repository.
 
     ``cold.json`` is read when the first one is needed.
 
     :param path: the repository's directory
+    :param ask: asks dedupd for slices; None: it is not asked
     :raises StorageError: it has no directory for slices
     """
     def source() -> slices_module.Source:
@@ -144,4 +160,4 @@ def open_slices(path: str) -> slices_module.Slices:
             "user of the repository's other directories")
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
-    return slices_module.Slices(directory, source, mode)
+    return slices_module.Slices(directory, source, mode, ask)

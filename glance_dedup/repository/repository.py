@@ -85,6 +85,9 @@ class Repository(closing.Closing):
     :param reserve_mib: room, MiB, that storing leaves free on the file system,
         for deleting and collecting; but never more than a hundredth of the
         file system
+    :param ask_slices: asks this host's dedupd for slices of cold groups; it is
+        called with the repository's id, and then as :class:`slices.Ask` says.
+        None: this process fetches them itself
     :raises InvalidParameter: for a value out of bounds
     :raises ImageNotFound: if there is no repository
     :raises DamagedError, VersionError, AccessDenied, StorageError:
@@ -109,6 +112,7 @@ class Repository(closing.Closing):
                  codec_yields: bool = False, direct_io: str = 'off',
                  index: str = 'filter',
                  index_dir: str | os.PathLike | None = None,
+                 ask_slices: Callable[..., bool] | None = None,
                  _allow_weak: bool = False) -> None:
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
@@ -139,6 +143,7 @@ class Repository(closing.Closing):
         self._closed = False
         self._engine: _engine.Repository | None = None
         self._slices: slices_module.Slices | None = None
+        self._ask_slices = ask_slices
         self._read_parameters = functools.partial(
             layout.read_parameters, self.path, _allow_weak)
         self.parameters = self._read_parameters()
@@ -225,7 +230,9 @@ class Repository(closing.Closing):
         if not self.parameters.has_cold:
             return self._open_engine(major=major)
         if self._slices is None:
-            self._slices = cold.open_slices(self.path)
+            self._slices = cold.open_slices(
+                self.path, self._ask_slices and functools.partial(
+                    self._ask_slices, self.repository_id))
         return self._open_engine(
             major=major, slice_dir=os.fsencode(self._slices.directory),
             slice_source=self._slices)
@@ -554,6 +561,14 @@ class Repository(closing.Closing):
           read that does not begin where the last one of its kind ended.
         * The segment cache: ``cache_bytes`` now, ``cache_hits`` and
           ``cache_misses``.
+        * Slices of cold groups: ``slice_reads`` of bytes in one, and the
+          ``slice_misses`` among them, for which one had to be fetched;
+          ``slice_gets``, requests to the object store, and the
+          ``slice_received`` bytes that these brought; ``slice_asked``, slices
+          that dedupd was asked for; ``slice_evicted``;
+          ``slice_unavailable``, slices that the object store did not give;
+          ``slice_cached``: bytes of the cache, or None as long as this process
+          has fetched none.
         * The host's filter: ``filter_bytes``, ``filter_places``,
           ``filter_hints``, ``filter_dropped``, ``filter_level``,
           ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
@@ -565,7 +580,10 @@ class Repository(closing.Closing):
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)
-        return handle.statistics()
+        slices = self._slices
+        figures = slices_module.Figures() if slices is None else slices.figures
+        return handle.statistics() | {
+            f'slice_{name}': value for name, value in vars(figures).items()}
 
     def rebuild_filter(
             self, progress: Callable[[int, int], None] | None = None) -> None:

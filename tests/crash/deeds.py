@@ -12,6 +12,7 @@ from dedupd.tasks import evictor
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
+from dedupd.tasks import tierer
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
@@ -76,6 +77,17 @@ def recompress(worker, level=1, steps=None, worth=32):
         if steps is not None:
             pace.step = stopping_after(pace, steps)
         recompressor.run_once(worker, pace, 'zstd', level, similar=True)
+
+
+def tier(maintainer, steps=None, **policy):
+    """Move all groups that can; or so many steps, then it is stopped."""
+    pace = task.Pace()
+    with contextlib.suppress(task.Stopped):
+        if steps is not None:
+            pace.step = stopping_after(pace, steps)
+        account(maintainer)
+        return tierer.run_once(maintainer, pace, tierer.Policy(
+            **{'everything': True, **policy}))
 
 
 def stopping_after(pace, steps):

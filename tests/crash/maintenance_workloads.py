@@ -24,6 +24,7 @@ from glance_dedup.repository import upgrade
 from tests.crash import deeds
 from tests.crash.expectation import make
 from tests.crash import stages
+from tests.support import bucket
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -333,6 +334,58 @@ def helping(stage):
         deeds.recompress(helper, level=19, worth=-1)
         stage.delete(repo, 'image-3')
         deeds.collect(maintainer, live_share=90, evacuate_share=0)
+
+
+@workload
+def tiering(stage):
+    """Groups become cold, while others store, and are worn and sent anew.
+
+    At last all is deleted, so that the last cold group becomes a placeholder.
+    """
+    stage.create(cold=True)
+    with (bucket.beside(stage.path), stage.open() as repo,
+          stage.open() as other):
+        bucket.attach(repo)
+        for number in range(5):
+            stage.put(repo, f'image-{number}', (number + 1, 25), (50, 5))
+        with deeds.maintaining(repo) as maintainer:
+            deeds.account(maintainer)
+            for steps in range(1, 5):
+                deeds.tier(maintainer, steps=steps)
+            for number, (call, path) in enumerate((
+                    ('pwritev', 'spool/G'), ('fsync', 'spool/G'),
+                    ('renameat', 'groups/'))):
+                with stage.held(call, path, lambda: deeds.tier(maintainer)):
+                    stage.put(other, f'while-{number}', (2, 25), (60, 25))
+                stage.delete(other, f'while-{number}')
+                stage.put(other, f'more-{number}', (200 + 70 * number, 70))
+            need_cold(stage.path, 1)
+            repositories.read_all(other, 'image-2')
+            # Of a group that is cold, some blocks go.
+            stage.delete(repo, 'image-1')
+            stage.delete(repo, 'image-3')
+            deeds.collect(maintainer, evacuate_share=0)
+            deeds.tier(maintainer, live_share=95)
+            bucket.forget_slices(repo)
+            stage.put(other, 'while', (3, 25), (90, 20))
+            stage.delete(repo, 'image-2')
+            deeds.collect(maintainer, evacuate_share=70)
+            last = max(maintenance.groups(stage.path))
+            file = repositories.Group(stage.path, last)
+            stage.put(other, 'fill', (500, file.slots - file.record()[2]))
+            deeds.tier(maintainer)
+            need_cold(stage.path, last)
+            for image in repo.images():
+                stage.delete(repo, image)
+            deeds.collect(maintainer)
+            need_placeholder(stage.path)
+            stage.put(other, 'last', (1, 25), (100, 8))
+            deeds.collect(maintainer)
+
+
+def need_cold(path, number):
+    """The group is cold."""
+    assert repositories.Group(path, number).data[8] == 3, number
 
 
 @workload

@@ -67,6 +67,7 @@ _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
 _MERGER = 'dedupd/tasks/merger.py'
+_TIERER = 'dedupd/tasks/tierer.py'
 _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
 _CHECK = 'glance_dedup/check/group_reader.py'
@@ -408,6 +409,28 @@ MUTANTS = (
                  's = gd_fsync(env, r->target.fd, r->target.name, err);',
                  's = GD_OK;'),),
         workload='recompressing'),
+    Mutant(
+        'cold-group-exchanged-before-its-object-is-sent', 'becoming cold', (
+            Edit(_TIERER,
+                 '            self._send(key, name, length)\n'
+                 '            rewriting.cut()\n',
+                 '            import shutil, tempfile\n'
+                 '            kept = shutil.copy(os.path.join(\n'
+                 '                self._maintainer.repository.path, name),\n'
+                 '                tempfile.mkdtemp())\n'
+                 '            rewriting.cut()\n'),
+            Edit(_TIERER,
+                 '        if not moved:\n',
+                 '        self._send(key, kept, length)\n'
+                 '        if not moved:\n')),
+        workload='tiering'),
+    Mutant(
+        'slices-trusted', 'I7', (
+            Edit(_GROUP,
+                 '        gd_slices_forget(group->slices, &group->object, '
+                 'offset, length);',
+                 '        (void)offset, (void)length;'),),
+        workload='tiering'),
     Mutant(
         'partial-group-exchanged-unmarked', 'I4', (
             Edit(_EXCHANGE,

@@ -50,7 +50,9 @@ class Replay:
                 made.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600,
                 dir_fd=dir_fd)
         elif kind is Kind.MKDIR:
-            os.mkdir(made.name, 0o700, dir_fd=dir_fd)
+            # The survivor itself makes directories for slices.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made.name, 0o700, dir_fd=dir_fd)
             self._open[made.inode] = os.open(
                 made.name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
         elif kind is Kind.LINK:

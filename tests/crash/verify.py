@@ -21,13 +21,15 @@ from tests.crash import recorded_volume
 from tests.crash import survivor
 from tests.crash import verify_volumes
 from tests.crash.verify_volumes import Wrong
+from tests.support import bucket
 from tests.support import maintenance
 from tests.support import repositories
 
 # Nobody else is at work, so nothing need be waited for.
 files.PAUSE = 0
 
-_ERRORS = (exceptions.DamagedError, exceptions.StorageError)
+_ERRORS = (exceptions.DamagedError, exceptions.StorageError,
+           exceptions.UnavailableError)
 
 #: What a check may note after recovery and a collection, by the first part of
 #: the file's name. Not among them: what nobody would ever give back, counts
@@ -62,8 +64,11 @@ def _is_among(finding, notes):
 
 def verify(world, expectation, filter_file=None, merge=False):
     """Recover, and compare with what is expected."""
-    return _sentence(
-        _Verifier(world, expectation, filter_file, merge).run)
+    def run():
+        verifier = _Verifier(world, expectation, filter_file, merge)
+        with bucket.beside(verifier.path):
+            verifier.run()
+    return _sentence(run)
 
 
 def verify_survivor(world, fs, records, expectation, specs):
@@ -75,7 +80,7 @@ def verify_survivor(world, fs, records, expectation, specs):
     """
     def run():
         path = os.path.join(world, 'repository')
-        with repositories.open_repository(
+        with bucket.beside(path), repositories.open_repository(
                 path, filter_dir=world + '-filter-1', codec='none',
                 threads=0, segment_cache_mib=1) as repo:
             survivor.remember(repo, map(make, specs))
@@ -110,7 +115,7 @@ def recover(stage, expectation):
     image = f'recovered-{number}'
     # Former recoveries had numbers of their own.
     stage.fresh(10000 * number)
-    with stage.open() as repo:
+    with bucket.beside(stage.path), stage.open() as repo:
         for name, model in expectation.copy().volumes.items():
             with recorded_volume.recovered(stage, repo, name, model) as disk:
                 if disk is not None:

@@ -138,6 +138,9 @@ def walk(operation_id, **arguments):
         'body': HEADER, 'media_type': 'application/octet-stream'}, 409),
     ('commit_replica', {'path_parameters': {'image_id': 'sent'},
                         'query': {'replica': 'ab' * 16}}, 404),
+    ('slices', {'body': {'repository': 'ab' * 16, 'group': 1, 'first': 0,
+                         'object': 'cd' * 16, 'count': 1, 'wait': 0},
+                'media_type': 'application/json'}, 409),
     ('sharing', {}, 200), ('history', {}, 200), ('ready', {}, 200)])
 def test_what_is_right_is_done(url, operation_id, arguments, status):
     response = walk(operation_id, **arguments).call_and_validate(
@@ -181,7 +184,7 @@ def test_every_endpoint_is_described():
             return lambda *args: None
 
     async def routes():
-        found = api.API(*[Anything() for _ in range(5)], '/', [],
+        found = api.API(*[Anything() for _ in range(6)], '/', [],
                         asyncio.Event())
         return {listener: {
             ('/' + '/'.join(segments), method.lower())

@@ -31,8 +31,9 @@ ALL = tierer.Policy(everything=True)
 class Store:
     """A repository that is attached, with its maintainer."""
 
-    def __init__(self, path, location, credentials):
-        self.path = repositories.create(path, group_slots=SLOTS, cold=True)
+    def __init__(self, path, location, credentials, **parameters):
+        self.path = repositories.create(path, group_slots=SLOTS, cold=True,
+                                        **parameters)
         self.images = {}
         self.repo = repositories.open_repository(self.path)
         self.settings = owners.attach(self.repo, location, credentials)

@@ -12,7 +12,11 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import volume_control
+from glance_dedup.repository import openvolumes
+from tests.support import cold_repositories
+from tests.support import daemons
 from tests.support import nbd
+from tests.support import repositories
 from tests.support import volumes
 from tests.unit import test_c
 
@@ -20,6 +24,7 @@ MIB = 1 << 20
 SIZE = 6 * MIB
 
 pytestmark = pytest.mark.slow
+pytest_plugins = ['tests.support.object_fixtures']
 
 # In place of nbdkit's own plugin, with the sanitizer's runtime for nbdkit
 # alone.
@@ -56,10 +61,20 @@ def plugin(request, tmp_path_factory):
     return request.param, found, str(pathlib.Path(runtime).resolve())
 
 
+def environment(plugin):
+    """Options of a server with this plugin."""
+    _, path, runtime = plugin
+    return {
+        'before': BEFORE.format(plugin=str(path), runtime=runtime),
+        # nbdkit keeps memory and threads to its end.
+        'ASAN_OPTIONS': 'detect_leaks=0',
+        'UBSAN_OPTIONS': 'print_stacktrace=1',
+        'TSAN_OPTIONS': 'report_thread_leaks=0'}
+
+
 @pytest.mark.timeout(900)
 def test_all_at_once(plugin, tmp_path):
     """Writers, checkpoints, snapshots, resizes and the end, at once."""
-    kind, path, runtime = plugin
     repository = volumes.create_repository(tmp_path / 'repository')
     volumes.create(repository, 'disk', SIZE)
     ended = threading.Event()
@@ -76,11 +91,7 @@ def test_all_at_once(plugin, tmp_path):
         return threading.Thread(target=run)
 
     with volumes.Server(
-            repository, tmp_path,
-            before=BEFORE.format(plugin=str(path), runtime=runtime),
-            # nbdkit keeps memory and threads to its end.
-            ASAN_OPTIONS='detect_leaks=0', UBSAN_OPTIONS='print_stacktrace=1',
-            TSAN_OPTIONS='report_thread_leaks=0') as server:
+            repository, tmp_path, **environment(plugin)) as server:
         server.start()
         sessions = [server.session() for _ in range(3)]
         threads = []
@@ -117,6 +128,46 @@ def test_all_at_once(plugin, tmp_path):
         with pytest.raises(volume_control.NotServed):
             server.control.status()
     assert next(count) > 5
+
+
+@pytest.mark.timeout(900)
+def test_cold_groups(plugin, tmp_path, server, proxy, faults):
+    """Readers, while the daemon is killed and the store does not answer."""
+    size = 2 * cold_repositories.GROUP
+    cold = cold_repositories.ColdRepository(tmp_path / 'r', server, proxy.url)
+    cold.put('one', repositories.noise(size, 1))
+    with cold.open() as repo, repo.open_image('one') as image:
+        openvolumes.create(repo, 'disk', image=image, part_size=MIB)
+    assert cold.cool() == 2
+    with daemons.Daemon(cold.path) as daemon, volumes.Server(
+            cold.path, tmp_path, **environment(plugin),
+            GLANCE_DEDUP_SOCKET=daemon.socket) as disk:
+        daemon.start()
+        disk.start()
+
+        def read(seed):
+            rng = random.Random(seed)
+            with disk.session() as session:
+                for _ in range(100):
+                    offset = rng.randrange(size - 300_000)
+                    error, data = session.answer(nbd.READ, offset, 300_000)
+                    assert error in (0, nbd.EIO)
+                    assert error or data == (
+                        cold.images['one'][offset:offset + 300_000])
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            for _ in range(2):
+                reading = [pool.submit(read, seed) for seed in range(3)]
+                faults.always = 503
+                daemon.kill()
+                cold.forget()
+                daemon.start()
+                faults.always = None
+                for one in reading:
+                    one.result(400)
+        disk.stop()
+        assert 'Sanitizer' not in disk.text(), disk.text()
+        assert 'runtime error' not in disk.text(), disk.text()
 
 
 def requests(session, rng):

@@ -353,7 +353,8 @@ scrub(session *x, uint32_t group)
 {
     gd_scrub_result result;
     gd_status s =
-        gd_scrub(x->r.repo, group, 0, SLOTS, true, &result, &x->r.err);
+        gd_scrub(x->r.repo, group, 0, SLOTS, true, GD_SCRUB_ALL, &result,
+                 &x->r.err);
     must_have_words(x, s);
     if (s == GD_OK) {
         x->r.env->release(x->r.env, result.verdicts);

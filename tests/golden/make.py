@@ -8,8 +8,8 @@
 
 The files of a version are made once, by the last program before its release
 that writes it, and never again: what they prove is that a later program reads
-what an earlier one wrote. Those of 1.0, 1.1, 2.0 and 3.0 are made. If a test
-with them fails, the program is at fault, not the files. A new format
+what an earlier one wrote. Those of 1.0, 1.1, 2.0, 3.0 and 4.0 are made. If a
+test with them fails, the program is at fault, not the files. A new format
 version gets files of its own beside them.
 
 Each is a repository, packed, and a JSON file with what must come out of it:
@@ -40,6 +40,7 @@ from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import parameters
+from tests.support import coldgroups
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
@@ -356,6 +357,21 @@ def need_lists(path):
     assert (2, True) in listed, listed
 
 
+def cool(maker):
+    """Full groups lose their segments to objects, of which all is cached."""
+    coldgroups.attach(maker.path)
+    with maker.open('none') as repo:
+        assert len(coldgroups.cool_all(repo)) > 1
+    need_cold(maker.path)
+
+
+def need_cold(path):
+    """Some groups are cold, and others are not."""
+    majors = {repositories.Group(path, number).data[8]
+              for number in maintenance.groups(path)}
+    assert 3 in majors and majors & {1, 2}, majors
+
+
 def report_of(path):
     """What the check says, as far as a later check must say it, too."""
     report = checker.check(path)
@@ -380,7 +396,7 @@ def pack(path, file):
 def make(name, directory, everything, **parameters):
     maker = Maker(directory / name, **parameters)
     make_contents(maker)
-    if parameters.get('similar'):
+    if parameters.get('similar') or parameters.get('cold'):
         put_mixed(maker)
         recompress(maker)
     if everything:
@@ -390,8 +406,10 @@ def make(name, directory, everything, **parameters):
     if parameters.get('volumes'):
         make_volumes(maker)
         leave_volumes(maker)
-    if parameters.get('similar'):
+    if parameters.get('similar') or parameters.get('cold'):
         need_lists(maker.path)
+    if parameters.get('cold'):
+        cool(maker)
     expected = {'images': maker.images, 'check': report_of(maker.path)}
     if maker.volumes:
         expected['volumes'] = maker.volumes
@@ -403,7 +421,8 @@ def make(name, directory, everything, **parameters):
 def main(version):
     made = {parameters.words(parameters.DEFAULT): make_default,
             parameters.words(parameters.WITH_VOLUMES): make_with_volumes,
-            parameters.words(parameters.WITH_LISTS): make_with_lists}
+            parameters.words(parameters.WITH_LISTS): make_with_lists,
+            parameters.words(parameters.WITH_COLD): make_with_cold}
     if version not in made:
         sys.exit(f'this writes {" and ".join(made)}')
     if list(HERE.glob(f'{version}-*')):
@@ -430,6 +449,14 @@ def make_with_lists(version, directory):
     make(f'{version}-value', directory, False, similar=True,
          fingerprint='xxh3-128', compare='value')
     make(f'{version}-gear', directory, False, similar=True, volumes=True,
+         cutting='gear 64 256')
+
+
+def make_with_cold(version, directory):
+    make(f'{version}-hash', directory, True, cold=True)
+    make(f'{version}-value', directory, False, cold=True,
+         fingerprint='xxh3-128', compare='value')
+    make(f'{version}-gear', directory, False, cold=True, volumes=True,
          cutting='gear 64 256')
 
 

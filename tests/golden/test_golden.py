@@ -87,6 +87,7 @@ def test_there_are_some_of_each_version():
     assert parameters.words(parameters.DEFAULT) in versions
     assert parameters.words(parameters.WITH_VOLUMES) in versions
     assert parameters.words(parameters.WITH_LISTS) in versions
+    assert parameters.words(parameters.WITH_COLD) in versions
     for step in upgrade.STEPS:
         assert parameters.words(step.before) in versions
 
@@ -185,7 +186,7 @@ def test_volumes_go_on(path, expected):
 
 
 @pytest.mark.parametrize('asked', [
-    {}, {'volumes': True}, {'similar': True}],
+    {}, {'volumes': True}, {'similar': True}, {'cold': True}],
     ids=lambda asked: ''.join(asked))
 def test_they_are_upgraded(path, expected, asked):
     with repositories.open_repository(path) as repo:
@@ -193,7 +194,8 @@ def test_they_are_upgraded(path, expected, asked):
         upgrade.upgrade(repo, lambda *arguments: None, **asked)
         assert upgrade.version_of(repo) == max(before, {
             '': parameters.DEFAULT, 'volumes': parameters.WITH_VOLUMES,
-            'similar': parameters.WITH_LISTS}[''.join(asked)])
+            'similar': parameters.WITH_LISTS,
+            'cold': parameters.WITH_COLD}[''.join(asked)])
         need_images(repo, expected)
     assert make.report_of(path) == expected['check']
     with repositories.open_repository(path) as repo:

@@ -25,6 +25,7 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import upgrade
 from tests.golden import make
+from tests.support import coldgroups
 from tests.support import daemons
 from tests.support import hostile_names
 from tests.support import maintenance
@@ -156,6 +157,20 @@ def with_lists(tmp_path):
     return path
 
 
+@pytest.fixture
+def with_cold(with_lists):
+    """The same, upgraded to 4.0; full groups are cold."""
+    path = with_lists
+    with repositories.open_repository(path) as repo:
+        upgrade.upgrade(repo, lambda *arguments: None, cold=True)
+    coldgroups.attach(path)
+    with repositories.open_repository(path) as repo:
+        assert coldgroups.cool_all(repo)
+    make.need_cold(path)
+    repositories.need_clean(path)
+    return path
+
+
 def everything(path):
     """Names, kinds, modes, sizes and contents, but not times."""
     found = {}
@@ -240,6 +255,37 @@ def test_it_refuses_format_3(old, with_lists):
 
 def test_one_with_volumes_refuses_format_3(old_with_volumes, with_lists):
     need_refused(old_with_volumes, with_lists, 2, 3)
+
+
+def test_it_refuses_format_4(old, with_cold):
+    need_refused(old, with_cold, 1, 4)
+
+
+def test_one_with_lists_refuses_format_4(old_with_lists, with_cold):
+    need_refused(old_with_lists, with_cold, 3, 4)
+
+
+def test_cold_groups_are_refused_by_name(old_with_lists, with_cold):
+    """Even if somebody made the repository an older one again."""
+    repositories.edit_parameters(with_cold, major=3, minor=0)
+    cold = [file for file in sorted(with_cold.glob('groups/*'))
+            if file.read_bytes()[8] == 3]
+    before = [file.read_bytes() for file in cold]
+    found = old_with_lists.run(
+        with_cold, 'image get image -', 'image put more ' + str(SCRIPT),
+        'collect', 'scrub --full', 'recompress', 'merge', 'repository check',
+        'image get image -')
+    assert [file.read_bytes() for file in cold] == before
+    for number in (0, -1):
+        result = found['commands'][number]
+        assert result['status'] != 0, result
+        assert (f'groups/{cold[0].name} has format version 3; this program '
+                'knows up to 2') in result['words'], result
+    assert 'has format 3.0; this program reads 1.x and 2.x' in (
+        found['commands'][-2]['words'])
+    repositories.edit_parameters(with_cold, major=4, minor=0)
+    with repositories.open_repository(with_cold) as repo:
+        assert len(repositories.read_all(repo, 'image')) == 20 * 65536
 
 
 @pytest.mark.parametrize('major', [1, 2])

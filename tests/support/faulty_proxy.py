@@ -17,19 +17,27 @@ class Faults:
 
     Each is ``None`` (nothing), a status to answer with instead, or the name of
     a method of :class:`_Handler`.
+
+    :ivar delay: seconds by which each request is delayed
+    :ivar seen: methods and paths of the requests that came
+    :ivar most: how many GETs were under way at once at most
     """
 
     def __init__(self):
         self._lock = threading.Lock()
         self._next = []
         self.always = None
+        self.delay = 0
         self.seen = []
+        self.most = self._under_way = 0
 
     def reset(self):
         """Forget what was planned and seen."""
         self.plan()
         self.always = None
+        self.delay = 0
         self.seen.clear()
+        self.most = 0
 
     def plan(self, *faults, methods=('GET', 'PUT', 'HEAD', 'DELETE')):
         """The faults of the next requests that have these methods."""
@@ -48,6 +56,18 @@ class Faults:
                 return None
             return self._next.pop(0)
 
+    @contextlib.contextmanager
+    def under_way(self, method):
+        """While a request is served."""
+        with self._lock:
+            self._under_way += method == 'GET'
+            self.most = max(self.most, self._under_way)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= method == 'GET'
+
 
 class _Handler(server.BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
@@ -65,7 +85,14 @@ class _Handler(server.BaseHTTPRequestHandler):
                 body += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
+        with self.server.faults.under_way(self.command):
+            self.serve(body)
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = relay  # noqa: N815
+
+    def serve(self, body):
         fault = self.server.faults.take(self.command, self.path)
+        time.sleep(self.server.faults.delay)
         if isinstance(fault, int):
             self.close_connection = True
             self.answer(fault, [], b'')
@@ -73,8 +100,6 @@ class _Handler(server.BaseHTTPRequestHandler):
             self.answer(*self.ask(body))
         else:
             getattr(self, fault)(body)
-
-    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = relay  # noqa: N815
 
     def ask(self, body):
         """What the server answers."""

@@ -223,7 +223,7 @@ class Group:
     def list_size(self, segment):
         """Bytes of the list of slots that a segment has; 0: it has none."""
         layout, blocks = struct.unpack_from('<BH', self.data, segment + 5)
-        return 2 * blocks if self.data[8] == 2 and layout == 1 else 0
+        return 2 * blocks if self.data[8] >= 2 and layout == 1 else 0
 
     def write_entry(self, slot, fingerprint=bytes(32), checksum=0, segment=0,
                     place=0, state=None):

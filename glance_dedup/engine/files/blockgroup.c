@@ -16,6 +16,8 @@
 #include "engine/format/address.h"
 
 #define GROUP_MAGIC "GDGROUP" /* with its final zero: 8 bytes */
+/* Of an object: a segment begins below 2^32. */
+#define MOST_LENGTH ((1ULL << 32) + GD_SEGMENT_HEADER + GD_SEGMENT_MAX)
 
 enum {
     HEADER_SIZE = 512,
@@ -112,6 +114,12 @@ find_length(gd_group *group, gd_error *err)
     gd_published record;
     gd_status s = gd_group_read_published(group, &record, err);
     group->object.length = record.end;
+    if (s == GD_OK && (record.count != group->bounds.slots ||
+                       record.end < gd_data_start(group->bounds.slots) ||
+                       record.end > MOST_LENGTH)) {
+        s = gd_fail(err, GD_CORRUPT, "%s is cold, and no record (offset %d) "
+                    "tells its object's length", group->name, HEADER_SIZE);
+    }
     return s;
 }
 
@@ -714,10 +722,17 @@ gd_group_match_segment(const gd_group *group, const gd_entry *entry,
     return GD_OK;
 }
 
-gd_status
-gd_group_read_segment(const gd_group *group, const gd_entry *entry,
-                      uint32_t slot, gd_coder *coder, uint8_t *in,
-                      uint8_t *plain, gd_segment_header *header, gd_error *err)
+void
+gd_group_forget_data(const gd_group *group, uint64_t offset, uint64_t length)
+{
+    if (group->is_cold && group->slices != NULL) {
+        gd_slices_forget(group->slices, &group->object, offset, length);
+    }
+}
+
+static gd_status
+read_stored(const gd_group *group, const gd_entry *entry, uint32_t slot,
+            uint8_t *in, gd_segment_header *header, gd_error *err)
 {
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
     gd_status s = gd_group_read_data(group, in, length, entry->segment, err);
@@ -725,12 +740,37 @@ gd_group_read_segment(const gd_group *group, const gd_entry *entry,
         s = gd_segment_header_decode(in, length, &group->bounds, header,
                                      group->name, entry->segment, err);
     }
-    if (s == GD_OK) {
-        s = gd_group_match_segment(group, entry, slot, header, err);
+    return s == GD_OK ? gd_group_match_segment(group, entry, slot, header, err)
+                      : s;
+}
+
+/* What a cold group's slices have may be wrong on this host only.  So a segment
+ * that is not intact is fetched once more before anybody judges its blocks. */
+gd_status
+gd_group_read_stored(const gd_group *group, const gd_entry *entry,
+                     uint32_t slot, uint8_t *in, gd_segment_header *header,
+                     gd_error *err)
+{
+    gd_status s = read_stored(group, entry, slot, in, header, err);
+    if (!group->is_cold ||
+        (s == GD_OK &&
+         gd_segment_intact(in, header, group->bounds.seed)) ||
+        (s != GD_OK && s != GD_CORRUPT)) {
+        return s;
     }
-    if (s == GD_OK) {
-        s = gd_segment_decode(coder, header, in + GD_SEGMENT_HEADER, plain,
-                              group->name, entry->segment, err);
-    }
-    return s;
+    gd_group_forget_data(group, entry->segment,
+                         gd_entry_segment_end(entry) - entry->segment);
+    return read_stored(group, entry, slot, in, header, err);
+}
+
+gd_status
+gd_group_read_segment(const gd_group *group, const gd_entry *entry,
+                      uint32_t slot, gd_coder *coder, uint8_t *in,
+                      uint8_t *plain, gd_segment_header *header, gd_error *err)
+{
+    gd_status s = gd_group_read_stored(group, entry, slot, in, header, err);
+    return s == GD_OK
+               ? gd_segment_decode(coder, header, in + GD_SEGMENT_HEADER, plain,
+                                   group->name, entry->segment, err)
+               : s;
 }

@@ -184,6 +184,18 @@ gd_status gd_group_read_data(const gd_group *group, void *out, size_t length,
 void gd_group_expect_data(const gd_group *group, uint64_t offset,
                           uint64_t length);
 
+/* Of a cold group: these bytes may be wrong on this host.  Whoever reads them
+ * next has them fetched again. */
+void gd_group_forget_data(const gd_group *group, uint64_t offset,
+                          uint64_t length);
+
+/* Reads the segment that entry names, without decoding it: header and stored
+ * bytes go into in (room for both).  Verifies that the header agrees with the
+ * entry. */
+gd_status gd_group_read_stored(const gd_group *group, const gd_entry *entry,
+                               uint32_t slot, uint8_t *in,
+                               gd_segment_header *header, gd_error *err);
+
 /* Reads the segment that entry names.  Header and stored bytes go into in (room
  * for GD_SEGMENT_HEADER + GD_SEGMENT_MAX), plain bytes into plain (room for
  * GD_SEGMENT_MAX).  Verifies that the header agrees with the entry. */

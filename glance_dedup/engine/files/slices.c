@@ -4,7 +4,9 @@
  */
 #include "engine/files/slices.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 enum {
@@ -12,20 +14,30 @@ enum {
     NAME = 2 * GD_ID_SIZE + 1 + 8 + 1, /* <object id>/<slice> */
 };
 
+typedef struct counters {
+    atomic_ullong reads, misses;
+} counters;
+
 struct gd_slices {
     const gd_env *env;
     int directory;
     gd_slice_source source;
+    counters *counters; /* readers have the rest only to look at */
 };
 
 gd_status
 gd_slices_open(const gd_env *env, const char *directory,
                const gd_slice_source *source, gd_slices **out, gd_error *err)
 {
-    gd_slices *slices = gd_calloc(env, 1, sizeof *slices, err);
-    if (slices == NULL) {
+    struct {
+        gd_slices slices; /* first: it is what is released */
+        counters counters;
+    } *made = gd_calloc(env, 1, sizeof *made, err);
+    if (made == NULL) {
         return GD_NOMEM;
     }
+    gd_slices *slices = &made->slices;
+    slices->counters = &made->counters;
     slices->env = env;
     slices->source = *source;
     gd_status s = gd_open(env, AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, 0,
@@ -48,6 +60,13 @@ gd_slices_close(gd_slices *slices)
     }
 }
 
+gd_slice_counts
+gd_slices_get_counts(const gd_slices *slices)
+{
+    return (gd_slice_counts){atomic_load(&slices->counters->reads),
+                             atomic_load(&slices->counters->misses)};
+}
+
 static void
 name_slice(const gd_object *object, uint32_t slice, char name[NAME])
 {
@@ -64,8 +83,28 @@ slice_size(const gd_object *object, uint32_t slice)
     return left < GD_SLICE ? left : GD_SLICE;
 }
 
-/* GD_NOTFOUND: there is no such file, or not a whole one.  A crash of the
- * machine may leave a part, which is removed. */
+/* GD_NOTFOUND, with a message: there is no such file, or not a whole one.  A
+ * crash of the machine may leave a part.  What is there is removed, to be
+ * fetched again. */
+static gd_status
+take_away(const gd_slices *slices, const char *name, gd_error *err)
+{
+    (void)slices->env->unlinkat(slices->env, slices->directory, name);
+    return gd_fail(err, GD_NOTFOUND, "the slice %s is not whole", name);
+}
+
+/* Whether it is the file that fails, and not this machine now. */
+static bool
+is_bad(gd_status s, const gd_error *err)
+{
+    return s == GD_CORRUPT ||
+           (s == GD_IO &&
+            (err->sys_errno == EIO || err->sys_errno == EILSEQ ||
+             err->sys_errno == EBADMSG || err->sys_errno == EUCLEAN ||
+             err->sys_errno == ENODATA || err->sys_errno == ELOOP ||
+             err->sys_errno == ENXIO));
+}
+
 static gd_status
 read_file(const gd_slices *slices, const gd_object *object, uint32_t slice,
           uint8_t *out, size_t length, uint64_t offset, gd_error *err)
@@ -77,20 +116,19 @@ read_file(const gd_slices *slices, const gd_object *object, uint32_t slice,
     name_slice(object, slice, name);
     gd_status s = gd_open(env, slices->directory, name, O_RDONLY, 0, &fd, err);
     if (s != GD_OK) {
-        return s;
+        return is_bad(s, err) ? take_away(slices, name, err) : s;
     }
     int rc = env->fstat(env, fd, &st);
-    if (rc == 0 && (!S_ISREG(st.st_mode) ||
-                    (uint64_t)st.st_size != slice_size(object, slice))) {
-        (void)env->unlinkat(env, slices->directory, name);
-        s = gd_fail(err, GD_NOTFOUND, "the slice %s is not whole", name);
-    } else if (rc < 0) {
+    if (rc < 0) {
         s = gd_fail_errno(err, -rc, "cannot stat the slice %s", name);
+    } else if (!S_ISREG(st.st_mode) ||
+               (uint64_t)st.st_size != slice_size(object, slice)) {
+        s = gd_fail(err, GD_CORRUPT, "the slice %s is not whole", name);
     } else {
         s = gd_read_full(env, fd, out, length, offset, name, err);
     }
     env->close(env, fd);
-    return s;
+    return is_bad(s, err) ? take_away(slices, name, err) : s;
 }
 
 /* Reads from one slice, of which `behind` more will be needed. */
@@ -100,16 +138,42 @@ read_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
            gd_error *err)
 {
     gd_status s = GD_NOTFOUND;
+    atomic_fetch_add(&slices->counters->reads, 1);
     for (int fetches = 0;; fetches++) {
         s = read_file(slices, object, slice, out, length, offset, err);
         if (s != GD_NOTFOUND || fetches == FETCHES) {
             break;
+        }
+        if (fetches == 0) {
+            atomic_fetch_add(&slices->counters->misses, 1);
         }
         s = slices->source.fetch(slices->source.arg, object, slice, behind + 1,
                                  err);
         if (s != GD_OK) {
             return s;
         }
+    }
+    return s;
+}
+
+/* What fails here is this host, or the object store.  That says nothing about
+ * the block that is to be read, so it is no damage, whatever it is. */
+static gd_status
+say_unavailable(gd_status s, uint32_t slice, const gd_error *why,
+                const char *name, gd_error *err)
+{
+    if (s == GD_NOTFOUND) {
+        return gd_fail(err, GD_UNAVAILABLE,
+                       "%s: slice %" PRIu32 " of its object is gone as soon as "
+                       "it is fetched: the cache is too small, or its disk "
+                       "fails", name, slice);
+    }
+    if (s != GD_OK && err != NULL) {
+        *err = *why;
+    }
+    if (s == GD_IO || s == GD_DENIED) {
+        s = gd_fail(err, GD_UNAVAILABLE, "%s: slice %" PRIu32 " of its object "
+                    "cannot be read on this host: %s", name, slice, why->text);
     }
     return s;
 }
@@ -130,14 +194,10 @@ gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
         uint64_t from = offset % GD_SLICE;
         size_t here = length < GD_SLICE - from ? length
                                                : (size_t)(GD_SLICE - from);
-        gd_status s = read_slice(slices, object, slice, last - slice, at, here,
-                                 from, err);
-        if (s == GD_NOTFOUND) {
-            s = gd_fail(err, GD_UNAVAILABLE,
-                        "%s: slice %" PRIu32 " of its object is evicted as "
-                        "soon as it is fetched: the cache is too small", name,
-                        slice);
-        }
+        gd_error why;
+        gd_status s = say_unavailable(
+            read_slice(slices, object, slice, last - slice, at, here, from,
+                       &why), slice, &why, name, err);
         if (s != GD_OK) {
             return s;
         }
@@ -148,16 +208,37 @@ gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
     return GD_OK;
 }
 
+static bool
+is_there(const gd_slices *slices, const gd_object *object, uint32_t slice)
+{
+    char name[NAME];
+    struct stat st;
+    name_slice(object, slice, name);
+    return slices->env->fstatat(slices->env, slices->directory, name, &st) ==
+           0;
+}
+
 void
 gd_slices_expect(const gd_slices *slices, const gd_object *object,
                  uint64_t offset, uint64_t length)
 {
-    if (length > 0 && offset < object->length) {
-        uint64_t last = offset + length - 1;
-        last = last < object->length ? last : object->length - 1;
-        uint32_t first = (uint32_t)(offset / GD_SLICE);
-        slices->source.expect(slices->source.arg, object, first,
-                              (uint32_t)(last / GD_SLICE) - first + 1);
+    if (length == 0 || offset >= object->length) {
+        return;
+    }
+    uint64_t left = object->length - offset;
+    uint64_t last = offset + (length < left ? length : left) - 1;
+    uint32_t slice = (uint32_t)(offset / GD_SLICE);
+    uint32_t end = (uint32_t)(last / GD_SLICE) + 1;
+    while (slice < end) {
+        uint32_t first = slice;
+        while (slice < end && !is_there(slices, object, slice)) {
+            slice++;
+        }
+        if (slice > first) {
+            slices->source.expect(slices->source.arg, object, first,
+                                  slice - first);
+        }
+        slice++;
     }
 }
 

@@ -23,14 +23,16 @@ typedef struct gd_object {
     uint32_t group; /* whose file it is */
     uint8_t id[GD_ID_SIZE];
     uint64_t length;
+    uint32_t patience_ms; /* how long its reader waits for each fetch; 0: as
+                           * long as it takes */
 } gd_object;
 
 /* What the program does for the engine.  Any thread may call it. */
 typedef struct gd_slice_source {
     void *arg;
     /* Brings these slices into the directory, except those that are there.
-     * Waits for it.  GD_UNAVAILABLE if the object store does not give them
-     * now. */
+     * Waits for it, as long as the object says.  GD_UNAVAILABLE if the object
+     * store does not give them now. */
     gd_status (*fetch)(void *arg, const gd_object *object, uint32_t first,
                        uint32_t count, gd_error *err);
     /* They will be read soon.  Waits for nothing. */
@@ -40,18 +42,27 @@ typedef struct gd_slice_source {
 
 typedef struct gd_slices gd_slices;
 
+typedef struct gd_slice_counts {
+    uint64_t reads;  /* of bytes in one slice */
+    uint64_t misses; /* those for which a slice had to be fetched */
+} gd_slice_counts;
+
 /* The directory exists, and is only this user's. */
 gd_status gd_slices_open(const gd_env *env, const char *directory,
                          const gd_slice_source *source, gd_slices **slices,
                          gd_error *err);
 void gd_slices_close(gd_slices *slices);
 
-/* Reads bytes that lie within the object.  name is the group's, for
- * messages. */
+gd_slice_counts gd_slices_get_counts(const gd_slices *slices);
+
+/* Reads bytes that lie within the object.  name is the group's, for messages.
+ * GD_UNAVAILABLE also if this host cannot read the slices' files.  GD_CORRUPT
+ * only if the object has no such bytes. */
 gd_status gd_slices_read(const gd_slices *slices, const gd_object *object,
                          void *out, size_t length, uint64_t offset,
                          const char *name, gd_error *err);
-/* Advice: these bytes will be read soon. */
+/* Advice: these bytes will be read soon.  The source is told of the slices that
+ * are not there. */
 void gd_slices_expect(const gd_slices *slices, const gd_object *object,
                       uint64_t offset, uint64_t length);
 /* Removes the slices with these bytes, which may be wrong.  The next reader has

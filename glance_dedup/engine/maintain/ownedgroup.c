@@ -428,23 +428,26 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
 
 /* ---- damage ---- */
 
-/* Reads the segment's bytes as far as possible; the others are zeros. */
-static void
-salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length)
+/* Reads the segment's bytes as far as possible; the others are zeros.  An error
+ * says nothing about them. */
+static gd_status
+salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length,
+        gd_error *err)
 {
     enum { STEP = 512 }; /* small, so that a bad sector loses little else */
-    if (gd_read_full(group->env, group->fd, out, length, offset, group->name,
-                     NULL) == GD_OK) {
-        return;
+    gd_status s = gd_group_read_data(group, out, length, offset, err);
+    if (s == GD_OK || (group->is_cold && s != GD_CORRUPT)) {
+        return s;
     }
     memset(out, 0, length);
-    for (size_t at = 0; at < length; at += STEP) {
+    for (size_t at = 0; !group->is_cold && at < length; at += STEP) {
         size_t here = length - at < STEP ? length - at : STEP;
         if (gd_read_full(group->env, group->fd, out + at, here, offset + at,
                          group->name, NULL) != GD_OK) {
             memset(out + at, 0, here);
         }
     }
+    return GD_OK;
 }
 
 static gd_status
@@ -487,8 +490,10 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
     if (data == NULL) {
         return GD_NOMEM;
     }
-    salvage(leased->group, entry->segment, data, length);
-    s = write_quarantine(leased, name, data, length, err);
+    s = salvage(leased->group, entry->segment, data, length, err);
+    if (s == GD_OK) {
+        s = write_quarantine(leased, name, data, length, err);
+    }
     env->release(env, data);
     return s;
 }

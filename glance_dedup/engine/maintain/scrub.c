@@ -35,6 +35,7 @@ typedef struct scrub {
     gd_group *group; /* of this reading */
     int direct;      /* the same file for direct reads; -1: not possible */
     uint32_t first, count;
+    gd_scrub_extent extent;
     uint32_t published; /* slots published at this reading */
     gd_entry *entries;
     uint8_t *verdicts;
@@ -125,6 +126,17 @@ is_asked(const scrub *x, uint32_t index, bool again)
     return !again || x->verdicts[index] >= GD_VERDICT_WORN;
 }
 
+/* Whether the block is to be judged by its bytes.  No object need be asked for
+ * those that lie behind its end. */
+static bool
+is_within(const scrub *x, const gd_entry *entry)
+{
+    return (entry->segment >= x->extent.begin &&
+            entry->segment < x->extent.end) ||
+           (x->group->is_cold &&
+            gd_entry_segment_end(entry) > x->group->object.length);
+}
+
 static void
 sort_places(scrub *x, bool again)
 {
@@ -139,7 +151,7 @@ sort_places(scrub *x, bool again)
         bool lost = state == GD_ENTRY_INVALID ||
                     (state == GD_ENTRY_EMPTY && x->first + i < x->published);
         x->verdicts[i] = lost ? GD_VERDICT_INVALID : GD_VERDICT_NONE;
-        if (state == GD_ENTRY_LIVE) {
+        if (state == GD_ENTRY_LIVE && is_within(x, &x->entries[i])) {
             place *p = &x->places[x->place_count++];
             *p = (place){x->entries[i].segment, i};
             sorted = sorted && (p == x->places || by_segment(p - 1, p) < 0);
@@ -319,7 +331,12 @@ fill_portion(scrub *x, portion *p, size_t at)
         at += same_segment(x->places + at, x->place_count - at);
     }
     p->starts[segments] = at;
-    gd_disk_window_fill(&p->window, x->group, x->direct, start, end);
+    if (x->group->is_cold) {
+        p->window.length = 0;
+        gd_group_expect_data(x->group, start, end - start);
+    } else {
+        gd_disk_window_fill(&p->window, x->group, x->direct, start, end);
+    }
     p->job = (gd_job){.run = judge_task, .arg = p, .tasks = segments};
     return at;
 }
@@ -377,6 +394,11 @@ read_once(scrub *x, uint32_t number, bool again, gd_error *err)
     s = read_entries(x, err);
     if (s == GD_OK) {
         sort_places(x, again);
+        for (size_t i = 0; again && i < x->place_count; i++) {
+            uint64_t start = x->places[i].segment;
+            gd_group_forget_data(x->group, start,
+                                 end_of(x, &x->places[i]) - start);
+        }
         s = judge_places(x, err);
     }
     if (x->direct >= 0) {
@@ -473,14 +495,15 @@ bytes_of(const scrub *x)
 
 gd_status
 gd_scrub(gd_repo *repo, uint32_t number, uint32_t first, uint32_t count,
-         bool hashed, gd_scrub_result *result, gd_error *err)
+         bool hashed, gd_scrub_extent extent, gd_scrub_result *result,
+         gd_error *err)
 {
     memset(result, 0, sizeof *result);
     if (count > GD_MAX_SLOTS) {
         return gd_fail(err, GD_INVALID, "no group has %u slots", count);
     }
     scrub x = {.repo = repo, .first = first, .count = count,
-               .hashed = hashed};
+               .extent = extent, .hashed = hashed};
     gd_status s = allocate(&x, err);
     if (s == GD_OK) {
         s = read_once(&x, number, false, err);

@@ -28,13 +28,21 @@ typedef enum gd_verdict {
     GD_VERDICT_INVALID = 4, /* its entry does not verify */
 } gd_verdict;
 
+/* Which blocks are read.  Of the others only the entries are judged. */
+typedef struct gd_scrub_extent {
+    uint64_t begin, end; /* their segments begin there */
+} gd_scrub_extent;
+
+#define GD_SCRUB_ALL ((gd_scrub_extent){0, UINT64_MAX})
+
 /* Judges slots [first, first + count), each segment once and in disk order.
  * GD_NOTFOUND if there is no such group; GD_CORRUPT if its header does not
- * verify or it has fewer slots.  If not hashed, only checksums are compared, as
- * readers do (I7).  Needs memory for the entries, two windows, and one segment
+ * verify or it has fewer slots; GD_UNAVAILABLE if the object store does not give
+ * a cold group's blocks: then none is judged.  If not hashed, only checksums are
+ * compared, as readers do (I7).  Needs memory for the entries, two windows, and one segment
  * for each thread. */
 gd_status gd_scrub(gd_repo *repo, uint32_t number, uint32_t first,
-                   uint32_t count, bool hashed, gd_scrub_result *result,
-                   gd_error *err);
+                   uint32_t count, bool hashed, gd_scrub_extent extent,
+                   gd_scrub_result *result, gd_error *err);
 
 #endif

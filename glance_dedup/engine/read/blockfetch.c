@@ -339,9 +339,7 @@ take_from_disk(gd_block_fetch *fetch, gd_error *err)
         return GD_OK;
     }
     gd_status s = need_buffers(fetch, err);
-    if (!plan->asked) {
-        gd_plan_read_ahead(plan->wants, plan->count);
-    }
+    gd_plan_read_ahead(plan->wants, plan->count, plan->asked);
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         uint64_t end;
         const gd_want *first = plan->wants + i;
@@ -478,31 +476,29 @@ forget_slices(const gd_plan *plan)
     for (size_t i = 0; i < plan->count; i++) {
         const gd_want *want = &plan->wants[i];
         uint64_t start = want->entry.segment;
-        if (want->group->is_cold && want->group->slices != NULL) {
-            gd_slices_forget(want->group->slices, &want->group->object, start,
+        gd_group_forget_data(want->group, start,
                              gd_entry_segment_end(&want->entry) - start);
-        }
     }
 }
 
-/* Whether a cold group has another file, and so another object, under its name
- * now.  The old object may be gone (cold.rst, "Reading"). */
+/* Whether a cold group has another file under its name now, which may name
+ * another object. */
 static bool
-was_replaced(const gd_plan *plan)
+is_replaced(const gd_plan *plan)
 {
-    const gd_env *env = plan->repo->env;
+    const gd_repo *repo = plan->repo;
     for (size_t i = 0; i < plan->group_count; i++) {
         const gd_group *group = plan->groups[i];
-        struct stat st;
-        if (group->is_cold && (env->fstat(env, group->fd, &st) < 0 ||
-                               st.st_nlink == 0)) {
+        if (group->is_cold &&
+            !gd_same_file(repo->env, group->fd, repo->root, group->name)) {
             return true;
         }
     }
     return false;
 }
 
-/* *replaced: what is unavailable may be had from files looked up by name. */
+/* *replaced: whether the last try, and this one, failed since the object store
+ * did not give an object that its group has left. */
 static gd_status
 try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
            bool *replaced, gd_error *err)
@@ -533,7 +529,7 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
         s = how == CAREFULLY ? take_carefully(fetch, err)
                              : take_from_disk(fetch, err);
     }
-    *replaced = s == GD_UNAVAILABLE && how == AS_CACHED && was_replaced(plan);
+    *replaced = s == GD_UNAVAILABLE && is_replaced(plan);
     gd_plan_clear(plan);
     return s;
 }
@@ -544,8 +540,8 @@ gd_block_fetch_ranges(gd_block_fetch *fetch, const gd_range *ranges,
 {
     gd_status s = GD_CORRUPT;
     bool replaced = false;
-    for (int how = 0;
-         how < WAYS && (s == GD_CORRUPT || s == GD_IO || replaced); how++) {
+    for (int how = 0; how < WAYS && (s == GD_CORRUPT || s == GD_IO || replaced);
+         how++) {
         s = try_ranges(fetch, ranges, count, (way)how, &replaced, err);
     }
     return s;

@@ -6,8 +6,9 @@
  * Each block is verified against its checksum before it is handed out (I7).  If
  * a block looks damaged, it is read again.  First the group's file is looked up
  * by name: a cached file may have been replaced by a rewriting of the group,
- * and then lacks what was appended since.  Then the blocks are read one by one,
- * and the spare copy replaces one that is damaged.  Belongs to one thread.
+ * and then lacks what was appended since, or names an object that is gone.
+ * Then the blocks are read one by one, and the spare copy replaces one that is
+ * damaged.  Belongs to one thread.
  */
 #ifndef GD_BLOCKFETCH_H
 #define GD_BLOCKFETCH_H

@@ -8,7 +8,10 @@
 
 #include "engine/read/verify.h"
 
-enum { WINDOW = 64 }; /* entries read together */
+enum {
+    WINDOW = 64,        /* entries read together */
+    PATIENCE_MS = 5000, /* for a cold block's slices */
+};
 
 struct gd_compare {
     gd_repo *repo;
@@ -20,6 +23,8 @@ struct gd_compare {
     gd_segment_header header;
     gd_decoder decoder;
     const uint8_t *plain; /* its plain bytes, in one of the decoder's buffers */
+    bool unavailable; /* the object store did not give a cold block: it is asked
+                       * no more */
 };
 
 gd_status
@@ -78,6 +83,24 @@ decode_segment(gd_compare *compare, const gd_group *group, uint32_t offset)
                              compare->decoder.plain, group->name, offset, NULL);
 }
 
+/* An upload must not wait long for an object store that does not answer, since
+ * it goes on without the hit (I6). */
+static gd_status
+read_stored(gd_compare *compare, const gd_group *group, const gd_entry *entry,
+            uint32_t slot)
+{
+    gd_group hasty = *group;
+    if (group->is_cold && compare->unavailable) {
+        return GD_UNAVAILABLE;
+    }
+    hasty.object.patience_ms = PATIENCE_MS;
+    gd_status s = gd_group_read_stored(&hasty, entry, slot,
+                                       compare->decoder.in, &compare->header,
+                                       NULL);
+    compare->unavailable |= s == GD_UNAVAILABLE;
+    return s;
+}
+
 static gd_status
 need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
              uint32_t slot)
@@ -88,17 +111,7 @@ need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
                                       NULL);
     }
     compare->segment_group = 0;
-    size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = gd_group_read_data(group, compare->decoder.in, length,
-                                     entry->segment, NULL);
-    if (s == GD_OK) {
-        s = gd_segment_header_decode(compare->decoder.in, length,
-                                     &group->bounds, &compare->header,
-                                     group->name, entry->segment, NULL);
-    }
-    if (s == GD_OK) {
-        s = gd_group_match_segment(group, entry, slot, &compare->header, NULL);
-    }
+    gd_status s = read_stored(compare, group, entry, slot);
     if (s == GD_OK) {
         s = decode_segment(compare, group, entry->segment);
     }

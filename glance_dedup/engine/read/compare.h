@@ -21,7 +21,9 @@ gd_status gd_compare_open(gd_repo *repo, gd_compare **compare, gd_error *err);
 void gd_compare_close(gd_compare *compare);
 
 /* Whether the published block at this address is live and has this fingerprint
- * and these bytes.  A block with any fault counts as unequal.
+ * and these bytes.  A block with any fault counts as unequal.  So does a cold
+ * one that the object store does not give within seconds, and from then on
+ * every cold one.
  * REQUIRES: the group's shared lock, until gd_compare_close. */
 bool gd_compare_block(gd_compare *compare, gd_address address,
                       const gd_fingerprint *fp, const uint8_t *data,

@@ -295,12 +295,14 @@ gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *out)
 }
 
 void
-gd_plan_read_ahead(const gd_want *wants, size_t count)
+gd_plan_read_ahead(const gd_want *wants, size_t count, bool asked)
 {
     for (size_t i = 0; i < count;) {
         uint64_t end, start = wants[i].entry.segment;
         const gd_group *group = wants[i].group;
         i += gd_plan_neighbours(wants + i, count - i, &end);
-        gd_group_expect_data(group, start, end - start);
+        if (group->is_cold || !asked) {
+            gd_group_expect_data(group, start, end - start);
+        }
     }
 }

@@ -73,8 +73,10 @@ void gd_plan_sort(gd_plan *plan);
  * is where that read ends. */
 size_t gd_plan_segment(const gd_want *wants, size_t count);
 size_t gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *end);
-/* Starts read-ahead for sorted wants. */
-void gd_plan_read_ahead(const gd_want *wants, size_t count);
+/* Starts read-ahead for sorted wants.  asked: it was started before; then what
+ * lies in objects is announced once more, since there was perhaps no room for it
+ * (slices.h). */
+void gd_plan_read_ahead(const gd_want *wants, size_t count, bool asked);
 /* Counts a read, unless it was asked for ahead. */
 void gd_plan_count(const gd_plan *plan, const gd_group *group, uint64_t start,
                    uint64_t end);

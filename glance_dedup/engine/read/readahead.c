@@ -36,6 +36,8 @@ enum { SOME_ENTRIES = 1, WHOLE_STORE = 2 };
 /* The wanted part of an extent. */
 typedef struct piece {
     uint32_t group, slot, blocks;
+    uint32_t place; /* among the pieces, in the order of the image */
+    bool is_cold;   /* its group is; known when that was looked at */
 } piece;
 
 /* A byte range of a group's file. */
@@ -121,8 +123,9 @@ part_of(const gd_extent *extent, uint64_t skip, uint64_t length)
     uint64_t from = skip * extent->blocks / extent->length;
     uint64_t to = (skip + length - 1) * extent->blocks / extent->length;
     from = from < to ? from : to; /* wrong lengths may overflow */
-    return (piece){extent->group, extent->slot + (uint32_t)from,
-                   (uint32_t)(to - from) + 1};
+    return (piece){.group = extent->group,
+                   .slot = extent->slot + (uint32_t)from,
+                   .blocks = (uint32_t)(to - from) + 1};
 }
 
 /* Notes the extents from offset on, up to `most` bytes of blocks. */
@@ -146,7 +149,9 @@ list_pieces(step *step, uint64_t offset, uint64_t most)
         if (extent->kind == GD_EXTENT_BLOCKS_KIND) {
             here = here < most ? here : most;
             most -= here;
-            step->pieces[step->count++] = part_of(extent, skip, here);
+            step->pieces[step->count] = part_of(extent, skip, here);
+            step->pieces[step->count].place = (uint32_t)step->count;
+            step->count++;
         }
         step->to += here;
         if (at == page.count && step->to < step->until) {
@@ -165,6 +170,13 @@ by_address(const void *a, const void *b)
         return x->group < y->group ? -1 : 1;
     }
     return x->slot < y->slot ? -1 : x->slot > y->slot;
+}
+
+static int
+by_place(const void *a, const void *b)
+{
+    const piece *x = a, *y = b;
+    return x->place < y->place ? -1 : x->place > y->place;
 }
 
 /* ---- one group ---- */
@@ -302,9 +314,22 @@ ask_entries(step *step, const gd_group *group, const piece *pieces,
     ask(ahead->repo, group->fd, group->inode, some);
 }
 
-/* The pieces are all of one group. */
 static void
-ask_group(step *step, const piece *pieces, size_t count)
+ask_segments(step *step, const gd_group *group, const piece *pieces,
+             size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!note_ends(step, group, &pieces[i])) {
+            note_segments(step, group, &pieces[i]);
+        }
+    }
+    ask_stretches(step, group);
+}
+
+/* The pieces are all of one group.  cold: whether what is asked for is segments
+ * in objects; otherwise it is what lies on the disk. */
+static void
+ask_group(step *step, piece *pieces, size_t count, bool cold)
 {
     gd_group *group;
     const gd_recipe *recipe = step->ahead->recipe;
@@ -317,14 +342,47 @@ ask_group(step *step, const piece *pieces, size_t count)
         gd_fpcache_return_group(cache, group);
         return;
     }
-    ask_entries(step, group, pieces, count);
+    if (!cold) {
+        ask_entries(step, group, pieces, count);
+    }
+    if (group->is_cold == cold) {
+        ask_segments(step, group, pieces, count);
+    }
     for (size_t i = 0; i < count; i++) {
-        if (!note_ends(step, group, &pieces[i])) {
-            note_segments(step, group, &pieces[i]);
+        pieces[i].is_cold = group->is_cold;
+    }
+    gd_fpcache_return_group(cache, group);
+}
+
+static void
+ask_groups(step *step, bool cold)
+{
+    for (size_t i = 0; i < step->count;) {
+        size_t n = 1;
+        while (i + n < step->count &&
+               step->pieces[i + n].group == step->pieces[i].group) {
+            n++;
+        }
+        ask_group(step, &step->pieces[i], n, cold);
+        i += n;
+    }
+}
+
+/* Leaves only the pieces in cold groups.  They come one after the other, so
+ * those that are read first are to come first. */
+static void
+choose_cold(step *step)
+{
+    size_t left = 0;
+    for (size_t i = 0; i < step->count; i++) {
+        if (step->pieces[i].is_cold) {
+            step->pieces[left++] = step->pieces[i];
         }
     }
-    ask_stretches(step, group);
-    gd_fpcache_return_group(cache, group);
+    step->count = left;
+    if (left > 0) {
+        qsort(step->pieces, left, sizeof *step->pieces, by_place);
+    }
 }
 
 /* ---- how far ---- */
@@ -346,15 +404,9 @@ go_ahead(gd_readahead *ahead, uint64_t offset, uint64_t until, uint64_t most,
     step->asks = step->bytes = 0;
     list_pieces(step, offset, most);
     qsort(step->pieces, step->count, sizeof *step->pieces, by_address);
-    for (size_t i = 0; i < step->count;) {
-        size_t n = 1;
-        while (i + n < step->count &&
-               step->pieces[i + n].group == step->pieces[i].group) {
-            n++;
-        }
-        ask_group(step, &step->pieces[i], n);
-        i += n;
-    }
+    ask_groups(step, false);
+    choose_cold(step);
+    ask_groups(step, true);
     uint64_t to = step->to;
     ahead->scattered = step->bytes < step->asks * SCATTERED;
     env->release(env, step);

@@ -7,7 +7,8 @@
  * verify.  So nothing is verified here, and no failure here is an error.  A
  * sequential reader gets further ahead with each step: up to 32 MiB of blocks,
  * or 128 MiB if the blocks lie scattered.  For a random reader only the range
- * itself is asked for.
+ * itself is asked for.  Slices of cold groups are announced instead (slices.h),
+ * in the order of the image.
  *
  * What is asked for is what a disk with a head has to do, so it is counted here
  * (seeks.h).

@@ -14,6 +14,7 @@
 #include "engine/maintain/grouprewrite.h"
 #include "engine/maintain/placeholder.h"
 #include "engine/maintain/scrub.h"
+#include "engine/read/compare.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
@@ -36,6 +37,7 @@ typedef struct fixture {
     gd_slices *slices;
     bool loses;       /* slices are evicted at once */
     atomic_uint fetches, expected;
+    atomic_uint patient; /* fetches that may take as long as they need */
 } fixture;
 
 static void
@@ -78,6 +80,7 @@ fetch(void *arg, const gd_object *object, uint32_t first, uint32_t count,
 {
     fixture *t = arg;
     atomic_fetch_add(&t->fetches, 1);
+    atomic_fetch_add(&t->patient, object->patience_ms == 0);
     if (t->object == NULL ||
         memcmp(object->id, t->facts.id, GD_ID_SIZE) != 0 ||
         object->group != 1 || object->length != t->facts.length) {
@@ -351,11 +354,13 @@ test_unavailable_is_no_damage(void)
     CHECK_INT(read_image(&t), GD_UNAVAILABLE);
     CHECK_CONTAINS(t.x.err.text, "nobody answers");
     /* Nor does a scrub judge what it cannot read. */
-    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, &found, &t.x.err),
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                       &t.x.err),
               GD_UNAVAILABLE);
     t.object = object;
     CHECK_INT(read_image(&t), GD_OK);
-    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, &found, &t.x.err), GD_OK);
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                       &t.x.err), GD_OK);
     for (uint32_t i = 0; i < SLOTS; i++) {
         CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
     }
@@ -405,6 +410,209 @@ test_wrong_slices(void)
         CHECK(atomic_load(&t.fetches) > before);
     }
     free(other);
+    teardown(&t);
+}
+
+/* What is no file makes way for one, and nobody waits for a FIFO. */
+static void
+test_slices_that_are_no_files(void)
+{
+    fixture t;
+    char path[512];
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    CHECK_INT(read_image(&t), GD_OK);
+    slice_path(&t, 1, path, sizeof path);
+    for (int kind = 0; kind < 2; kind++) {
+        unsigned before = atomic_load(&t.fetches);
+        CHECK_INT(unlink(path), 0);
+        CHECK_INT(kind == 0 ? symlink("00000002", path)
+                            : mkfifo(path, 0600), 0);
+        read_by_a_new_handle(&t, GD_OK);
+        CHECK(atomic_load(&t.fetches) > before);
+    }
+    teardown(&t);
+}
+
+static void
+spoil_slice(const fixture *t, uint32_t slice)
+{
+    uint8_t *zeros = calloc(1, GD_SLICE);
+    write_slice(t, slice, zeros, GD_SLICE);
+    free(zeros);
+}
+
+/* Nothing is judged by what this host alone has. */
+static void
+test_a_scrub_past_wrong_slices(void)
+{
+    fixture t;
+    gd_scrub_result found;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    CHECK_INT(read_image(&t), GD_OK);
+    spoil_slice(&t, 1);
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                       &t.x.err), GD_OK);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
+    }
+    t.x.env->release(t.x.env, found.verdicts);
+    /* Nor does a rewriting fail by it. */
+    spoil_slice(&t, 1);
+    CHECK_INT(make_cold(&t), GD_OK);
+    teardown(&t);
+}
+
+static void
+spoil_entry(const fixture *t, uint32_t slot)
+{
+    uint8_t byte = 0xa5;
+    int fd = openat(t->x.root, GROUP_1, O_RDWR);
+    CHECK_INT(pwrite(fd, &byte, 1, (off_t)gd_entry_offset(slot) + 3), 1);
+    close(fd);
+}
+
+/* Blocks are judged only where they were asked for. */
+static void
+test_a_scrub_of_a_part(void)
+{
+    fixture t;
+    gd_scrub_result found;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    uint8_t *object = t.object;
+    t.object = NULL;
+    spoil_entry(&t, 7);
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, (gd_scrub_extent){0, 0},
+                       &found, &t.x.err), GD_OK);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        CHECK_INT(found.verdicts[i],
+                  i == 7 ? GD_VERDICT_INVALID : GD_VERDICT_NONE);
+    }
+    CHECK_INT(found.bytes, 0);
+    CHECK_INT(atomic_load(&t.fetches), 0);
+    t.x.env->release(t.x.env, found.verdicts);
+    t.object = object;
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true,
+                       (gd_scrub_extent){GD_SLICE, 2 * GD_SLICE}, &found,
+                       &t.x.err), GD_OK);
+    unsigned good = 0;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        good += found.verdicts[i] == GD_VERDICT_GOOD;
+    }
+    CHECK(good >= GD_SLICE / BLOCK - 16 && good <= GD_SLICE / BLOCK + 16);
+    t.x.env->release(t.x.env, found.verdicts);
+    teardown(&t);
+}
+
+static gd_status
+mark(fixture *t, uint32_t slot, gd_quarantine_name name)
+{
+    gd_owned_group *owned;
+    gd_quarantine_name *names = NULL;
+    size_t count = 0;
+    gd_status s = gd_owned_group_open(t->repo, 1, &owned, &t->x.err);
+    if (s != GD_OK) {
+        return s;
+    }
+    s = gd_owned_group_mark_damaged(owned, &slot, 1, &names, &count,
+                                    &t->x.err);
+    if (s == GD_OK) {
+        CHECK_INT(count, 1);
+        memcpy(name, names[0], sizeof names[0]);
+    } else {
+        CHECK_INT(count, 0);
+    }
+    t->x.env->release(t->x.env, names);
+    gd_owned_group_close(owned);
+    return s;
+}
+
+static gd_entry
+entry_of(fixture *t, uint32_t slot)
+{
+    gd_entry entry;
+    gd_group *group = open_group(t);
+    CHECK_INT(gd_group_read_entries(group, slot, 1, &entry, &t->x.err),
+              GD_OK);
+    gd_group_close(group);
+    return entry;
+}
+
+static void
+test_damage_is_marked_and_kept(void)
+{
+    fixture t;
+    gd_scrub_result found;
+    gd_quarantine_name name;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    gd_entry entry = entry_of(&t, 500);
+    t.object[entry.segment + GD_SEGMENT_HEADER + entry.plain_offset] ^= 1;
+    CHECK_INT(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                       &t.x.err), GD_OK);
+    CHECK_INT(found.verdicts[500], GD_VERDICT_DAMAGED);
+    t.x.env->release(t.x.env, found.verdicts);
+    CHECK_INT(mark(&t, 500, name), GD_OK);
+    /* What the object has is in the quarantine, and the group is as it was. */
+    size_t length = GD_SEGMENT_HEADER + (size_t)entry.stored_length;
+    uint8_t *kept = malloc(length);
+    int fd = openat(t.x.root, name, O_RDONLY);
+    CHECK_INT(pread(fd, kept, length, 0), length);
+    CHECK(memcmp(kept, t.object + entry.segment, length) == 0);
+    close(fd);
+    free(kept);
+    CHECK_INT(entry_of(&t, 500).state, GD_ENTRY_DAMAGED);
+    CHECK_INT(entry_of(&t, 501).state, GD_ENTRY_LIVE);
+    CHECK_INT(file_size(&t), gd_data_start(SLOTS));
+    read_by_a_new_handle(&t, GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, "quarantine");
+    teardown(&t);
+}
+
+static void
+test_nothing_is_marked_without_the_object(void)
+{
+    fixture t;
+    gd_quarantine_name name;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    uint8_t *object = t.object;
+    t.object = NULL;
+    CHECK_INT(mark(&t, 500, name), GD_UNAVAILABLE);
+    CHECK_INT(entry_of(&t, 500).state, GD_ENTRY_LIVE);
+    t.object = object;
+    read_by_a_new_handle(&t, GD_OK);
+    teardown(&t);
+}
+
+/* An upload goes on without a hit, and asks once. */
+static void
+test_comparing_asks_once_in_vain(void)
+{
+    fixture t;
+    gd_compare *compare;
+    setup(&t);
+    CHECK_INT(make_cold(&t), GD_OK);
+    uint8_t *object = t.object;
+    t.object = NULL;
+    for (int there = 0; there < 2; there++) {
+        unsigned before = atomic_load(&t.fetches);
+        REQUIRE(gd_compare_open(t.repo, &compare, &t.x.err) == GD_OK);
+        for (uint32_t slot = 0; slot < SLOTS; slot += 100) {
+            gd_entry entry = entry_of(&t, slot);
+            gd_address address = {1, slot};
+            CHECK_INT(gd_compare_block(compare, address, &entry.fingerprint,
+                                       t.data + (size_t)slot * BLOCK, BLOCK),
+                      there);
+        }
+        CHECK(atomic_load(&t.patient) == 0);
+        CHECK(there ? atomic_load(&t.fetches) > before + 1
+                    : atomic_load(&t.fetches) == before + 1);
+        gd_compare_close(compare);
+        t.object = object;
+    }
     teardown(&t);
 }
 
@@ -561,6 +769,12 @@ main(int argc, char **argv)
     RUN(test_nothing_to_ask);
     RUN(test_slices_that_are_evicted_at_once);
     RUN(test_wrong_slices);
+    RUN(test_slices_that_are_no_files);
+    RUN(test_a_scrub_past_wrong_slices);
+    RUN(test_a_scrub_of_a_part);
+    RUN(test_damage_is_marked_and_kept);
+    RUN(test_nothing_is_marked_without_the_object);
+    RUN(test_comparing_asks_once_in_vain);
     RUN(test_a_damaged_object);
     RUN(test_who_has_the_old_file_reads_on);
     RUN(test_blocks_are_freed_without_the_object);

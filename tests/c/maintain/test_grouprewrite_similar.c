@@ -361,7 +361,8 @@ test_scrub_reads_each_segment_once(void)
     gd_scrub_result found;
     setup(&t, fill_alike);
     CHECK_INT(rewrite(&t, &similar), GD_OK);
-    REQUIRE(gd_scrub(t.repo, 1, 0, SLOTS, true, &found, &t.x.err) == GD_OK);
+    REQUIRE(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                     &t.x.err) == GD_OK);
     CHECK_INT(found.bytes, end_of_file(&t));
     for (uint32_t i = 0; i < SLOTS; i++) {
         CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
@@ -410,7 +411,8 @@ test_swapped_slots_are_an_error(void)
         gd_repo_close(repo);
         CHECK_INT(rewrite(&t, &stored), GD_CORRUPT);
         gd_scrub_result found;
-        REQUIRE(gd_scrub(t.repo, 1, 0, SLOTS, true, &found, &t.x.err) == GD_OK);
+        REQUIRE(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                         &t.x.err) == GD_OK);
         for (uint32_t i = 0; i < SLOTS; i++) {
             bool hit = t.entries[i].segment == at;
             CHECK_INT(found.verdicts[i],

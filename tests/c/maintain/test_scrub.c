@@ -62,7 +62,8 @@ verdicts(void)
 {
     static char text[BLOCKS + 1];
     gd_scrub_result found;
-    if (!CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err),
+    if (!CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
+                            &x.err),
                    GD_OK)) {
         fprintf(stderr, "%s\n", x.err.text);
         return "";
@@ -97,7 +98,8 @@ test_good(void)
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup((gd_codec)codec);
         gd_scrub_result found;
-        CHECK_INT(gd_scrub(repo, 1, 0, 64, true, &found, &x.err), GD_OK);
+        CHECK_INT(gd_scrub(repo, 1, 0, 64, true, GD_SCRUB_ALL, &found,
+                           &x.err), GD_OK);
         uint64_t stored = 0;
         for (int i = 0; i < BLOCKS; i += 4) {
             stored += GD_SEGMENT_HEADER + entries[i].stored_length;
@@ -133,7 +135,8 @@ test_many_blocks_in_a_segment(void)
         scratch_flip(&x, GROUP_1, gd_data_start(256) + GD_SEGMENT_HEADER +
                                       (uint64_t)damaged[i] * BLOCK + 9, 1);
     }
-    REQUIRE(gd_scrub(repo, 1, 0, MANY, true, &found, &x.err) == GD_OK);
+    REQUIRE(gd_scrub(repo, 1, 0, MANY, true, GD_SCRUB_ALL, &found,
+                     &x.err) == GD_OK);
     for (int i = 0, k = 0; i < MANY; i++) {
         CHECK_INT(found.verdicts[i],
                   i == damaged[k] ? GD_VERDICT_DAMAGED : GD_VERDICT_WORN);
@@ -148,17 +151,23 @@ test_part_of_a_group(void)
 {
     setup(GD_CODEC_LZ4);
     gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 5, 2, true, &found, &x.err), GD_OK);
+    CHECK_INT(gd_scrub(repo, 1, 5, 2, true, GD_SCRUB_ALL, &found, &x.err),
+                       GD_OK);
     CHECK_INT(found.bytes, GD_SEGMENT_HEADER + entries[5].stored_length);
     CHECK(found.verdicts[0] == GD_VERDICT_GOOD &&
           found.verdicts[1] == GD_VERDICT_GOOD);
     x.env->release(x.env, found.verdicts);
-    CHECK_INT(gd_scrub(repo, 1, 0, 0, true, &found, &x.err), GD_OK);
+    CHECK_INT(gd_scrub(repo, 1, 0, 0, true, GD_SCRUB_ALL, &found, &x.err),
+                       GD_OK);
     x.env->release(x.env, found.verdicts);
-    CHECK_INT(gd_scrub(repo, 1, 60, 5, true, &found, &x.err), GD_CORRUPT);
-    CHECK_INT(gd_scrub(repo, 1, UINT32_MAX, 2, true, &found, &x.err), GD_CORRUPT);
-    CHECK_INT(gd_scrub(repo, 1, 0, UINT32_MAX, true, &found, &x.err), GD_INVALID);
-    CHECK_INT(gd_scrub(repo, 2, 0, 1, true, &found, &x.err), GD_NOTFOUND);
+    CHECK_INT(gd_scrub(repo, 1, 60, 5, true, GD_SCRUB_ALL, &found, &x.err),
+                       GD_CORRUPT);
+    CHECK_INT(gd_scrub(repo, 1, UINT32_MAX, 2, true, GD_SCRUB_ALL, &found,
+                       &x.err), GD_CORRUPT);
+    CHECK_INT(gd_scrub(repo, 1, 0, UINT32_MAX, true, GD_SCRUB_ALL, &found,
+                       &x.err), GD_INVALID);
+    CHECK_INT(gd_scrub(repo, 2, 0, 1, true, GD_SCRUB_ALL, &found, &x.err),
+                       GD_NOTFOUND);
     teardown();
 }
 
@@ -229,11 +238,13 @@ test_wrong_fingerprint(void)
     CHECK_CONTAINS(verdicts(), "113111111111");
     /* Who compares checksums only does not see it. */
     gd_scrub_result found;
-    REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, &found, &x.err) == GD_OK);
+    REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, GD_SCRUB_ALL, &found,
+                     &x.err) == GD_OK);
     CHECK_INT(found.verdicts[2], GD_VERDICT_GOOD);
     x.env->release(x.env, found.verdicts);
     scratch_flip(&x, GROUP_1, entries[8].segment + 40, 1);
-    REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, &found, &x.err) == GD_OK);
+    REQUIRE(gd_scrub(repo, 1, 0, BLOCKS, false, GD_SCRUB_ALL, &found,
+                     &x.err) == GD_OK);
     CHECK(found.verdicts[8] >= GD_VERDICT_WORN);
     x.env->release(x.env, found.verdicts);
     teardown();
@@ -273,7 +284,8 @@ test_truncated(void)
     CHECK_CONTAINS(verdicts(), "333333333444");
     scratch_truncate(&x, GROUP_1, 100);
     gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err), GD_CORRUPT);
+    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
+                       &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, GROUP_1);
     teardown();
 }
@@ -312,7 +324,8 @@ verdicts_around(void (*act)(void), int *opened)
     repo->env = &t.env;
     static char text[BLOCKS + 1];
     gd_scrub_result found = {0};
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err), GD_OK);
+    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
+                       &x.err), GD_OK);
     for (int i = 0; found.verdicts != NULL && i < BLOCKS; i++) {
         text[i] = (char)('0' + found.verdicts[i]);
     }
@@ -393,7 +406,8 @@ test_group_removed_meanwhile(void)
     const gd_env *before = repo->env;
     repo->env = &t.env;
     gd_scrub_result found;
-    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err), GD_NOTFOUND);
+    CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
+                       &x.err), GD_NOTFOUND);
     CHECK(found.verdicts == NULL);
     repo->env = before;
     teardown();
@@ -516,7 +530,8 @@ test_threads_judge_alike(void)
             scratch_flip(&x, GROUP_1,
                          gd_data_start(SLOTS) + slot * size + 99, 1);
         }
-        REQUIRE(gd_scrub(repo, 1, 0, SLOTS, true, &found, &x.err) == GD_OK);
+        REQUIRE(gd_scrub(repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
+                         &x.err) == GD_OK);
         uint64_t bad = 0;
         for (unsigned slot = 0; slot < SLOTS; slot++) {
             bool flipped = slot % 50 == 7;
@@ -562,7 +577,8 @@ verdicts_with(uint64_t from, uint64_t to, int number, int failures)
     static char text[BLOCKS + 1];
     gd_scrub_result found;
     repo->env = &t.env;
-    gd_status s = gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err);
+    gd_status s = gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
+                           &x.err);
     for (int i = 0; i < BLOCKS; i++) {
         text[i] = s == GD_OK ? (char)('0' + found.verdicts[i]) : '-';
     }
@@ -602,7 +618,8 @@ test_no_fault_is_taken_for_damage(void)
         for (uint64_t n = 1; n <= calls; n++) {
             gd_scrub_result found;
             fault_env_fail(&x.f, kinds[kind], n, numbers[kind], false);
-            gd_status s = gd_scrub(repo, 1, 0, BLOCKS, true, &found, &x.err);
+            gd_status s = gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL,
+                                   &found, &x.err);
             for (int i = 0; s == GD_OK && i < BLOCKS; i++) {
                 CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
             }

@@ -526,7 +526,8 @@ scrub_group(gd_repo *repo, uint32_t number, gd_error *err)
     s = gd_group_read_published(group, &record, err);
     gd_group_close(group);
     if (s == GD_OK) {
-        s = gd_scrub(repo, number, 0, record.count, true, &result, err);
+        s = gd_scrub(repo, number, 0, record.count, true, GD_SCRUB_ALL,
+                     &result, err);
     }
     if (s == GD_OK) {
         for (uint32_t i = 0; s == GD_OK && i < record.count; i++) {

@@ -454,7 +454,8 @@ static gd_status
 scrub(world *w)
 {
     gd_scrub_result found;
-    gd_status s = gd_scrub(w->repo, 1, 0, 64, true, &found, &w->x.err);
+    gd_status s = gd_scrub(w->repo, 1, 0, 64, true, GD_SCRUB_ALL, &found,
+                           &w->x.err);
     for (int i = 0; s == GD_OK && i < 64; i++) {
         /* No fault of the system is taken for damage of another block's. */
         CHECK(found.verdicts[i] <= GD_VERDICT_INVALID);

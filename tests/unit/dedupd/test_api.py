@@ -29,7 +29,7 @@ def test_marking_lost_leaves_threads_to_others():
     control.mark_lost = lambda image_id: {'over': over.wait(LIMIT)}
 
     async def check():
-        router = api.API(control, *[mock.Mock()] * 4, '/', [],
+        router = api.API(control, *[mock.Mock()] * 5, '/', [],
                          asyncio.Event()).unix
         waiting = [perform(router, 'POST', '/v1/images/image/mark-lost')
                    for _ in range(20)]
@@ -50,7 +50,7 @@ def test_marking_lost_leaves_threads_to_others():
 def test_no_thread_can_be_started(monkeypatch):
     """That passes: the client is to try again."""
     async def check():
-        router = api.API(*[mock.Mock()] * 5, '/', [],
+        router = api.API(*[mock.Mock()] * 6, '/', [],
                          asyncio.Event()).unix
         for method, path in (('GET', '/v1/status'), ('GET', '/metrics'),
                              ('POST', '/v1/images/image/mark-lost')):

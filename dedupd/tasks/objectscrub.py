@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Scrubbing of cold groups' objects: whether they are there, and a sample.
+
+A pass of the scrub (:mod:`dedupd.tasks.scrubber`) verifies the entries of cold
+groups as of others. Then it looks at their objects:
+
+* It lists all. One that is not there, or has another length, is *missed*. If
+  the next pass misses the same object again, it is *lost*, and is reported
+  with the images that need it. Once is not enough: what an object store tells
+  may lag, and a request that fails says nothing about the object.
+* It reads a sample past the cache, and verifies the blocks in it. The sample
+  goes round: it begins where that of the pass before ended, so what was
+  verified longest ago comes first.
+
+If the object store does not answer, nothing is judged.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import logging
+from typing import Any
+
+from dedupd.tasks import damage as damage_module
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+
+LOG = logging.getLogger(__name__)
+
+#: Bytes of an object that one step verifies, beside the end of the last
+#: segment in them.
+STEP_BYTES = 8 << 20
+#: Objects that are missed at most. If there are more, a later pass finds them.
+MOST_MISSED = 1000
+#: Objects that one pass finds lost at most: each costs a reading of all
+#: recipes.
+MOST_LOST = 16
+
+Facts = dict[str, Any]
+Note = Callable[[str, str | None, list[str]], None]
+
+_SLICE = slices_module.SLICE
+
+
+def begin(state: Facts) -> None:
+    """Prepare the scrub's record for a new pass."""
+    state['cold'] = {'group': 0, 'offset': 0, 'missed': {},
+                     **state.get('cold', {}), 'listed': False,
+                     'sampled': False, 'read': 0}
+
+
+class Objects:
+    """The objects of one pass.
+
+    :param state: the scrub's record. What lies in ``cold`` is changed here:
+        the sample's cursor (group and offset), the bytes read in this pass,
+        whether the objects were listed and the sample read, and the missed
+        ones
+    :param budget: how many bytes of objects a pass reads at most
+    :param found: called with a group and its slots whose blocks are damaged
+    :param save: called with words and a step's bytes after each step
+    :ivar unavailable: why the object store could not be asked; None: it
+        answered, or there was nothing to ask
+    """
+
+    def __init__(self, maintainer: maintainer_module.Maintainer,
+                 state: Facts, budget: int,
+                 found: Callable[[int, list[int]], object],
+                 save: Callable[[str, int], None]) -> None:
+        self._maintainer = maintainer
+        self._state = state
+        self._budget = budget
+        self._found = found
+        self._save = save
+        self.unavailable: str | None = None
+        if 'cold' not in state:
+            begin(state)
+
+    def scrub(self, note: Note, is_spent: Callable[[], bool]) -> bool:
+        """Look at the objects; False if the run's budget is spent before.
+
+        :param note: called with the name of a lost object, its error, and the
+            images that need it; without an error if it is not lost any more
+        :raises task.Stopped: between two steps
+        """
+        groups = dict(self._cold_groups())
+        state = self._state['cold']
+        try:
+            if not state['listed']:
+                self._look_for_missing(groups, note)
+            if not state['sampled']:
+                state['sampled'] = self._sample(groups, is_spent)
+            return bool(state['sampled'])
+        except (exceptions.UnavailableError, exceptions.AccessDenied,
+                exceptions.NoSpaceError) as e:
+            LOG.warning('Objects of cold groups are not verified now: %s', e)
+            self.unavailable = str(e)
+            return True
+
+    def _cold_groups(self) -> Iterator[tuple[int, Facts]]:
+        engine = self._maintainer.engine
+        for number in engine.groups():
+            try:
+                facts = engine.group_facts(number)
+            except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
+                continue        # the scrub of its file reports it
+            if facts['is_cold']:
+                yield number, facts
+
+    # -- whether they are there -------------------------------------------
+
+    def _look_for_missing(self, groups: dict[int, Facts], note: Note
+                          ) -> None:
+        state = self._state['cold']
+        missed: dict[str, str] = {}
+        lost: dict[str, tuple[int, str]] = {}
+        if groups:
+            settings = cold.need(self._maintainer.repository.path)
+            with cold.connect(settings) as store:
+                for number, why in self._missing(store, settings.owners,
+                                                 groups):
+                    object_id = groups[number]['object']
+                    missed[str(number)] = object_id.hex()
+                    if state['missed'].get(str(number)) == object_id.hex():
+                        lost[slices_module.key_of(
+                            settings.owner, number, object_id)] = number, why
+                    if len(missed) == MOST_MISSED:
+                        break
+        self._report(lost, note)
+        # Only now: if this was stopped before, the object would be missed for
+        # the second time within one pass.
+        state['missed'], state['listed'] = missed, True
+        self._save('looking for objects', 0)
+
+    def _missing(self, store: store_module.ObjectStore,
+                 owners: tuple[str, ...], groups: dict[int, Facts]
+                 ) -> Iterator[tuple[int, str]]:
+        """The groups whose objects are not there, and what is instead."""
+        there = {owner: dict(store.keys(f'{owner}/g/')) for owner in owners}
+        for number, facts in groups.items():
+            keys = [slices_module.key_of(owner, number, facts['object'])
+                    for owner in owners]
+            if any(there[owner].get(key) == facts['end']
+                   for owner, key in zip(owners, keys)):
+                continue
+            # What is listed may lag behind.
+            sizes = [size for size in map(lambda key: _size(store, key), keys)
+                     if size is not None]
+            if facts['end'] not in sizes:
+                yield number, (
+                    f'the object has {sizes[0]} bytes instead of '
+                    f'{facts["end"]}' if sizes else 'there is no such object')
+
+    def _report(self, lost: dict[str, tuple[int, str]], note: Note) -> None:
+        for name in list(self._state['unreadable']):
+            if '/g/' in name and name not in lost:
+                note(name, None, [])
+        new = sorted(lost.keys() - self._state['unreadable'].keys())
+        for name in new[:MOST_LOST]:
+            number, why = lost[name]
+            note(name, f'{why}, as the scrub before this one found, too: '
+                 f'groups/{number:08x} needs it',
+                 damage_module.images_of_group(self._maintainer, number))
+        if len(new) > MOST_LOST:
+            LOG.error('%d more objects are lost; the next scrubs report them',
+                      len(new) - MOST_LOST)
+
+    # -- a sample ---------------------------------------------------------
+
+    def _sample(self, groups: dict[int, Facts], is_spent: Callable[[], bool]
+                ) -> bool:
+        """Verify blocks from the cursor on, and around the end."""
+        state = self._state['cold']
+        order = [(number, groups[number]['end']) for number in sorted(
+            groups, key=lambda number: (number < state['group'], number))]
+        if order and order[0][0] == state['group']:
+            order.append((state['group'], state['offset']))
+        for number, end in order:
+            if number != state['group']:
+                state['group'], state['offset'] = number, 0
+            while state['offset'] < end and (
+                    str(number) not in state['missed']):
+                if self._budget - state['read'] < 2 * _SLICE:
+                    return True
+                if is_spent():
+                    return False
+                self._verify(number, groups[number])
+            state['group'], state['offset'] = number + 1, 0
+        return True
+
+    def _verify(self, number: int, facts: Facts) -> None:
+        """Verify the blocks of some slices of an object."""
+        state = self._state['cold']
+        first = state['offset'] // _SLICE
+        # The last segment may end in one slice more.
+        asked = min(1 + STEP_BYTES // _SLICE,
+                    (self._budget - state['read']) // _SLICE,
+                    -(-facts['end'] // _SLICE) - first)
+        ends = facts['end']
+        if (first + asked) * _SLICE < ends:
+            ends = (first + asked - 1) * _SLICE
+        fetcher = self._maintainer.repository.slices
+        assert fetcher is not None
+        kept = fetcher.forget(facts['object'], first, asked)
+        try:
+            _, damaged, invalid, _ = _engine.verify_slots(
+                self._maintainer.handle, number, 0, facts['published'], True,
+                first * _SLICE, ends)
+        except exceptions.ImageNotFound:
+            damaged = invalid = b''     # it was collected
+        except exceptions.UnavailableError:
+            # The next sample does not begin with this object again.
+            state['group'], state['offset'] = number + 1, 0
+            self._save('verifying objects', 0)
+            raise
+        finally:
+            for slot in range(first, first + asked):
+                if slot not in kept:
+                    fetcher.forget(facts['object'], slot, 1)
+        self._found(number, sorted({*addresses_module.unpack(damaged),
+                                    *addresses_module.unpack(invalid)}))
+        state['offset'] = ends
+        state['read'] += asked * _SLICE
+        self._save(f'verifying the object of group {number:08x}',
+                   asked * _SLICE)
+
+
+def _size(store: store_module.ObjectStore, key: str) -> int | None:
+    try:
+        return store.size(key)
+    except store_module.ObjectNotFound:
+        return None

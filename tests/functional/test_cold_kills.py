@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Processes that move groups to an object store are killed again and again.
+
+One maintains: it counts, moves groups, collects, merges and scrubs. Another
+one uploads and deletes. Both are killed at a moment by chance. Then each image
+is what was stored, or, if its upload or deletion was under way, all or nothing
+of it. What is in the object store besides is only what no group names.
+"""
+
+import contextlib
+import os
+import random
+import secrets
+import signal
+import time
+
+import pytest
+
+from dedupd.tasks import accounting
+from dedupd.tasks import collector
+from dedupd.tasks import merger
+from dedupd.tasks import scrubber
+from dedupd.tasks import tierer
+from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import owners
+from tests.support import maintenance
+from tests.support import objects
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+BLOCK, SLOTS = 512, 64
+LIMIT = 60
+#: Seconds after which the processes are killed, at least and at most. It takes
+#: some time until a maintainer has begun.
+SOONEST, LATEST = 0.1, 2.5
+
+
+def content(spec):
+    """An image: runs of numbered blocks."""
+    return b''.join(repositories.noise(BLOCK, first + i)
+                    for first, count in spec for i in range(count))
+
+
+class Journal:
+    """What was done, in a file that outlives who is killed."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def write(self, *fields):
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(fd, f'{fields!r}\n'.encode())
+        os.close(fd)
+
+    def images(self):
+        """What each image may be: contents, or None."""
+        may = {}
+        with open(self.path) as f:
+            for line in f:
+                what, name, *spec = eval(line)
+                if what == 'put':
+                    may[name] = [None, spec[0]]
+                elif what == 'did put':
+                    may[name] = may[name][-1:]
+                elif what == 'delete':
+                    may[name] = [None, may[name][-1]]
+                else:
+                    may[name] = [None]
+        return may
+
+
+class World:
+    def __init__(self, path, location, credentials):
+        self.path = repositories.create(
+            path / 'r', block_size=BLOCK, group_slots=SLOTS,
+            segment_size=4096, cold=True)
+        self.journal = Journal(path / 'journal')
+        self.kinds = set()
+        with self.open() as repo:
+            self.settings = owners.attach(repo, location, credentials, 1)
+
+    def open(self):
+        return repositories.open_repository(
+            self.path, codec='none', threads=0, segment_cache_mib=1)
+
+    # -- who is killed --
+
+    def use(self, seed):
+        """Upload and delete, for ever."""
+        rng = random.Random(seed)
+        with self.open() as repo:
+            there = repo.images()
+            for number in range(1 << 30):
+                if there and rng.random() < min(0.9, len(there) / 40):
+                    name = there.pop(rng.randrange(len(there)))
+                    self.journal.write('delete', name)
+                    repo.delete(name)
+                    self.journal.write('did delete', name)
+                    continue
+                name = f'{seed}-{number}'
+                spec = [(rng.randrange(200) * 50, rng.randrange(1, 50))
+                        for _ in range(rng.randrange(1, 4))]
+                self.journal.write('put', name, spec)
+                repositories.put(repo, name, content(spec))
+                self.journal.write('did put', name)
+                there.append(name)
+
+    def maintain(self, seed):
+        """Maintain, for ever."""
+        rng = random.Random(seed)
+        work = (
+            lambda m: tierer.run_once(m, task.Pace(), tierer.Policy(
+                everything=True, live_share=rng.choice((50, 95)))),
+            lambda m: collector.run_once(
+                m, task.Pace(), live_share=rng.choice((50, 95)),
+                evacuate_share=rng.choice((0, 10, 50))),
+            lambda m: merger.run_once(m, task.Pace()),
+            lambda m: scrubber.run_once(m, task.Pace(),
+                                        cold_budget=4 << 20))
+        with self.open() as repo, maintainer_module.Maintainer(
+                repo) as maintainer:
+            while True:
+                accounting.run_once(maintainer, task.Pace())
+                result = rng.choices(work, (6, 3, 1, 1))[0](maintainer)
+                assert not getattr(result, 'failed', None), result
+                assert not getattr(result, 'images', None) or isinstance(
+                    result.images, int), result
+
+    # -- what is left --
+
+    def verify(self):
+        """Each image is what it may be; what is left under way is settled."""
+        may = self.journal.images()
+        with self.open() as repo:
+            there = set(repo.images())
+            assert there <= may.keys()
+            for name, choices in may.items():
+                if name not in there:
+                    assert None in choices, f'{name} is lost'
+                    self.journal.write('did delete', name)
+                    continue
+                data = repositories.read_all(repo, name)
+                assert choices[-1] is not None and (
+                    data == content(choices[-1])), name
+                self.journal.write('did put', name)
+
+    def settle(self):
+        """After a collection nothing is left but what is needed."""
+        with self.open() as repo, maintainer_module.Maintainer(
+                repo) as maintainer:
+            for share in (10, 0):
+                # An evacuation makes known what a dead writer left: that goes
+                # with the next collection.
+                result = collector.run_once(maintainer, task.Pace(),
+                                            evacuate_share=share)
+                assert not result.failed and not result.refused
+            assert not os.listdir(self.path / 'spool')
+            damaged = maintainer.catalog.damaged()
+            assert not damaged and not os.listdir(self.path / 'quarantine')
+            assert not maintainer.catalog.scrub_state().get('unreadable')
+            named = {facts['object']: facts['end'] for facts in map(
+                maintainer.engine.group_facts, maintainer.engine.groups())
+                if facts['is_cold']}
+            needed = set(maintenance.expected_counts(repo))
+        for group in maintenance.groups(self.path):
+            file = repositories.Group(self.path, group)
+            for slot in range(file.record()[2]):
+                assert (file.state(slot) == repositories.LIVE) == (
+                    (group, slot) in needed)
+        with cold.connect(self.settings) as store:
+            there = {key[-32:]: size for key, size in store.keys(
+                f'{self.settings.owner}/g/')}
+        for object_id, length in named.items():
+            assert there[object_id.hex()] == length
+        report = checker.check(self.path)
+        assert report.ok, report.findings
+        return len(named), len(there) - len(named)
+
+
+@pytest.fixture
+def world(server, tmp_path):
+    location = objects.location_module.parse(
+        f's3://{server.container}/{secrets.token_hex(8)}', server.url)
+    return World(tmp_path, location, server.credentials(tmp_path / 'keys'))
+
+
+def kill(children):
+    """As kill -9; a child that ended by itself has failed."""
+    for pid, _ in children:
+        os.kill(pid, signal.SIGKILL)
+    for child in children:
+        with pytest.raises(repositories.ChildFailed) as e:
+            repositories.wait_for_child(child, LIMIT)
+        assert 'said nothing' in str(e.value), e.value
+
+
+def explore(world, states, seed):
+    rng = random.Random(seed)
+    cold_groups = orphans = 0
+    for number in range(states):
+        children = [
+            repositories.fork_child(lambda: world.maintain(f'm{number}')),
+            repositories.fork_child(lambda: world.use(f'u{number}'))]
+        try:
+            time.sleep(rng.uniform(SOONEST, LATEST))
+            if rng.random() < 0.3:      # one of both for itself
+                children.reverse()
+                kill(children[:1])
+                del children[0]
+                time.sleep(rng.uniform(0, LATEST / 4))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                kill(children)
+        repositories.in_child(world.verify, LIMIT)
+        if number % 5 == 4 or number == states - 1:
+            found = repositories.in_child(world.settle, LIMIT)
+            cold_groups, orphans = max(cold_groups, found[0]), found[1]
+            repositories.in_child(world.verify, LIMIT)
+    print(f'{states} kills, {cold_groups} cold groups at once, {orphans} '
+          f'orphaned objects, {len(world.journal.images())} images')
+    assert cold_groups
+
+
+def test_some_kills(world):
+    explore(world, 15, os.environ.get('GLANCE_DEDUP_SEED', '1'))
+
+
+@pytest.mark.long
+def test_two_hundred_kills(world):
+    explore(world, 200, os.environ.get('GLANCE_DEDUP_SEED', '2'))

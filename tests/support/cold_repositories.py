@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A repository whose full groups are all in an object store."""
+
+import contextlib
+import json
+import secrets
+import shutil
+
+from dedupd.tasks import accounting
+from dedupd.tasks import tierer
+from glance_dedup.base import task
+from glance_dedup.client import slices as client_module
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import owners
+from tests.support import objects
+from tests.support import repositories
+
+SLOTS = 1024
+#: Bytes of blocks in a group.
+GROUP = SLOTS * 4096
+
+
+class ColdRepository:
+    """It has images, and knows their bytes.
+
+    :param server: the object store
+    :param url: where it is asked
+    :param options: of the repository
+    """
+
+    def __init__(self, path, server, url, **options):
+        options = {'group_slots': SLOTS, **options}
+        self.path = repositories.create(path, cold=True, **options)
+        self.images = {}
+        location = objects.location_module.parse(
+            f's3://{server.container}/{secrets.token_hex(8)}', url)
+        credentials = server.credentials(path.parent / f'{path.name}.secret')
+        with self.open() as repo:
+            self.settings = owners.attach(repo, location, credentials)
+
+    def open(self, **options):
+        return repositories.open_repository(self.path, **options)
+
+    def put(self, name, data, **options):
+        with self.open() as repo:
+            repositories.put(repo, name, data, **options)
+        self.images[name] = data
+
+    def cool(self):
+        """Move all full groups; how many."""
+        with self.open() as repo, contextlib.closing(
+                maintainer_module.Maintainer(repo)) as maintainer:
+            accounting.run_once(maintainer, task.Pace())
+            found = tierer.run_once(maintainer, task.Pace(),
+                                    tierer.Policy(everything=True))
+            assert not found.failed and not found.busy
+            self.groups = {
+                number: facts for number in maintainer.engine.groups()
+                if (facts := maintainer.engine.group_facts(number))['is_cold']}
+        self.forget()
+        return len(self.groups)
+
+    def forget(self):
+        """Empty the cache."""
+        for directory in (self.path / 'slices').iterdir():
+            shutil.rmtree(directory)
+
+    def slices(self):
+        """The names of the slices that are there."""
+        return {str(path.relative_to(self.path / 'slices'))
+                for path in (self.path / 'slices').glob('*/????????')}
+
+    def request(self, number=1, **changes):
+        """The body of a request to dedupd for a group's first slice."""
+        with self.open() as repo:
+            repository_id = repo.repository_id
+        return json.dumps({
+            'repository': repository_id, 'group': number,
+            'object': self.groups[number]['object'].hex(), 'first': 0,
+            'count': 1, 'wait': 20, **changes}).encode()
+
+
+def gets(faults):
+    """The GETs of objects that the proxy has seen."""
+    return [path for method, path in faults.seen
+            if method == 'GET' and '/g/' in path]
+
+
+def ask(daemon, body):
+    """dedupd's answer to a request for slices."""
+    return daemon.request('POST', client_module.PATH, body)

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""``cold attach``, ``cold show`` and ``tier``, with a real object store."""
+
+import contextlib
+import os
+import secrets
+import shutil
+
+import pytest
+
+from glance_dedup.repository import cold
+from tests.support import daemons
+from tests.support import ports
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+SLOTS = 64
+SIZE = SLOTS * 4096
+
+
+@pytest.fixture
+def made(cli):
+    """A repository of 4.0."""
+    found = cli('repository', 'create', '--cold', '--group-slots', SLOTS)
+    assert found.status == 0, found.err
+    return cli
+
+
+@pytest.fixture
+def credentials(server, tmp_path):
+    return server.credentials(tmp_path / 'credentials')
+
+
+@pytest.fixture
+def prefix():
+    """One that nobody uses."""
+    return secrets.token_hex(8)
+
+
+@pytest.fixture
+def url(server, prefix):
+    return f's3://{server.container}/{prefix}'
+
+
+@pytest.fixture
+def place(url, proxy, faults, credentials):
+    """What the command needs to know."""
+    return [url, '--endpoint', proxy.url, '--credentials', credentials]
+
+
+@pytest.fixture
+def attached(made, place):
+    found = made('cold', 'attach', *place)
+    assert found.status == 0, found.err
+    return made
+
+
+@pytest.fixture
+def filled(attached, tmp_path):
+    """Two full groups, and one that is not."""
+    path = tmp_path / 'content'
+    path.write_bytes(repositories.noise(2 * SIZE + 8192, 1))
+    assert attached('image', 'put', 'one', path).status == 0
+    return attached
+
+
+@pytest.fixture
+def ready(filled):
+    """They were recompressed, as the options have it before they move."""
+    assert filled('recompress').status == 0
+    return filled
+
+
+@pytest.fixture(params=['here', 'daemon'])
+def either(request, ready):
+    """The same commands, by either."""
+    with contextlib.ExitStack() as stack:
+        if request.param == 'daemon':
+            daemon = stack.enter_context(daemons.running(ready.path))
+            at = ready.options.index('--socket')
+            ready.options[at + 1] = daemon.socket
+        yield ready
+
+
+def get(cli, tmp_path):
+    for directory in (cli.path / 'slices').iterdir():
+        for slice_ in directory.iterdir():
+            slice_.unlink()
+    found = cli('image', 'get', 'one', tmp_path / 'read')
+    assert found.status == 0, found.err
+    return (tmp_path / 'read').read_bytes()
+
+
+# -- cold attach --------------------------------------------------------------
+
+def test_attach(made, place, url, proxy, credentials):
+    found = made('cold', 'attach', *place, '-f', 'json').json()
+    owner = found.pop('owner')
+    assert found == {
+        'url': url, 'endpoint': proxy.url, 'region': '', 'ca_file': '',
+        'credentials': credentials, 'cache_bytes': 1 << 30,
+        'restored_from': []}
+    assert cold.read(made.path).owner == owner
+    repositories.need_clean(made.path)
+
+
+def test_attach_again(attached, place):
+    before = cold.read(attached.path)
+    found = attached('cold', 'attach', *place, '--cache-mib', 7, '-f',
+                     'json').json()
+    assert (found['cache_bytes'], found['owner']) == (7 << 20, before.owner)
+    assert cold.read(attached.path).cache_mib == 7
+
+
+@pytest.mark.parametrize('wrong, words', [
+    ('bucket', ['is not s3://BUCKET/PREFIX']),
+    ('s3://bucket', ['is not s3://BUCKET/PREFIX']),
+    ('ftp://bucket/x', ['is not s3://BUCKET/PREFIX']),
+    ('s3://bucket/', ['prefix']), ('s3://Bucket/x', ["'Bucket'"]),
+    ('s3://bucket/../x', ['prefix']), ('swift://c/x', ["Swift's endpoint"])])
+def test_attach_to_no_place(made, place, wrong, words):
+    made('cold', 'attach', wrong, *place[1:]).refused(*words)
+    assert cold.read(made.path) is None
+
+
+@pytest.mark.parametrize('options, words', [
+    (['--endpoint', 'host'], ["endpoint 'host'"]),
+    (['--endpoint', 'http://user:secret@host'], ['credentials belong']),
+    (['--cache-mib', '0'], ['cache_mib', '1 to']),
+    (['--cache-mib', str(1 << 21)], ['cache_mib', '1 to']),
+    (['--region', 'a b'], ["'a b'"])])
+def test_attach_with_wrong_options(made, place, options, words):
+    made('cold', 'attach', *place, *options).refused(*words)
+    assert cold.read(made.path) is None
+
+
+def test_usage(made, url):
+    for arguments in ([], [url], [url, '--credentials'],
+                      [url, '--credentials', 'x', '--cache-mib', 'x']):
+        assert made('cold', 'attach', *arguments).status == 2
+
+
+def test_attach_without_credentials(made, place, credentials):
+    os.rename(credentials, credentials + '.away')
+    made('cold', 'attach', *place).refused(credentials, 'No such file')
+    os.rename(credentials + '.away', credentials)
+    os.chmod(credentials, 0o644)
+    made('cold', 'attach', *place).refused(credentials, 'chmod 0640')
+    os.chmod(credentials, 0o600)
+    with open(credentials, 'w') as f:
+        f.write('[s3]\naccess_key = someone\n')
+    made('cold', 'attach', *place).refused(credentials, 'secret_key')
+    assert cold.read(made.path) is None
+
+
+def test_attach_with_wrong_credentials(made, place, url, credentials):
+    with open(credentials, 'w') as f:
+        f.write('[s3]\naccess_key = someone\nsecret_key = precious\n')
+    found = made('cold', 'attach', *place)
+    found.refused(url)
+    assert 'precious' not in found.err
+    assert cold.read(made.path) is None
+
+
+def test_attach_where_nobody_answers(made, place):
+    found = made('cold', 'attach', *place, '--endpoint',
+                 f'http://127.0.0.1:{ports.free_port()}')
+    found.refused('s3://')
+    assert cold.read(made.path) is None
+
+
+def test_attach_to_no_bucket(made, place, prefix):
+    made('cold', 'attach', f's3://nobody-made-it/{prefix}',
+         *place[1:]).refused('s3://nobody-made-it')
+    assert cold.read(made.path) is None
+
+
+def test_an_older_format(cli, place):
+    assert cli('repository', 'create', '--similar').status == 0
+    cli('cold', 'attach', *place).refused(
+        'format version 3.0', 'repository upgrade --cold')
+    cli('cold', 'show').refused('cold attach')
+    cli('tier').refused('format version 3.0', 'repository upgrade --cold')
+    cli('tier', '--dry-run').refused('repository upgrade --cold')
+    assert cli('repository', 'upgrade', '--cold').status == 0
+    assert cli('cold', 'attach', *place).status == 0
+
+
+def test_another_repository_is_there(attached, place, tmp_path):
+    at = attached.options.index('--repository')
+    attached.options[at + 1] = str(tmp_path / 'other')
+    assert attached('repository', 'create', '--cold').status == 0
+    attached('cold', 'attach', *place).refused(
+        'belongs to another repository', 'choose another prefix')
+
+
+def test_attach_elsewhere(ready, place, url):
+    assert ready('tier', '--all').status == 0
+    ready('cold', 'attach', f'{url}/elsewhere', *place[1:]).refused(
+        'has cold groups at', url)
+
+
+def test_attach_while_a_daemon_runs(made, place):
+    with daemons.running(made.path):
+        made('cold', 'attach', *place).refused('stop dedupd first')
+
+
+def test_no_repository(cli, place):
+    cli('cold', 'attach', *place).refused(str(cli.path))
+    cli('cold', 'show').refused(str(cli.path))
+    cli('tier').refused(str(cli.path))
+
+
+# -- cold show ----------------------------------------------------------------
+
+def test_show(attached, url, faults):
+    faults.seen.clear()
+    found = attached('cold', 'show', '-f', 'json').json()
+    assert found['url'] == url
+    assert found['owner'] == cold.read(attached.path).owner
+    assert 'objects' not in found
+    assert faults.seen == []        # nobody was asked
+    words = attached('cold', 'show').out
+    assert url in words and '1.0 GiB' in words
+
+
+def test_show_what_is_there(ready):
+    found = ready('cold', 'show', '--list', '-f', 'json').json()
+    assert (found['objects'], found['object_bytes']) == (0, 0)
+    sent = ready('tier', '--all', '-f', 'json').json()['sent_bytes']
+    found = ready('cold', 'show', '--list', '-f', 'json').json()
+    # A snapshot may lie beside the groups.
+    assert found['objects'] >= 2 and found['object_bytes'] >= sent > 2 * SIZE
+
+
+def test_show_while_the_store_is_away(filled, faults, url):
+    faults.always = 503
+    filled('cold', 'show', '--list').refused(url, '503')
+    assert filled('cold', 'show').status == 0
+
+
+def test_show_a_repository_that_is_not_attached(made):
+    made('cold', 'show').refused('is attached to no object store',
+                                 "'glance-dedup cold attach'")
+
+
+def test_show_a_damaged_file(attached):
+    path = attached.path / 'cold.json'
+    path.write_bytes(path.read_bytes()[:-9])
+    found = attached('cold', 'show')
+    assert found.status == 1
+    assert 'cold.json is damaged' in found.err
+    assert 'from a backup' in found.err
+    found = attached('repository', 'check', '-f', 'json')
+    assert found.status == 1
+    assert [finding['file'] for finding in found.json()['findings']] == [
+        'cold.json']
+
+
+# -- tier ---------------------------------------------------------------------
+
+def test_tier(either, tmp_path):
+    plan = either('tier', '--all', '--dry-run', '-f', 'json').json()
+    assert [(group['number'], group['action']) for group in plan['groups']
+            ] == [(1, 'move'), (2, 'move'), (3, 'skip')]
+    assert plan['groups'][2]['reason'] == 'it is not full'
+    assert plan['bytes'] > 2 * SIZE
+    before = either('repository', 'show', '-f', 'json').json()['group_bytes']
+    result = either('tier', '--all', '-f', 'json').json()
+    assert (result['groups'], result['failed']) == (2, {})
+    assert result['sent_bytes'] > 2 * SIZE
+    assert result['puts'] >= 2 and result['gets'] >= 2
+    after = either('repository', 'show', '-f', 'json').json()['group_bytes']
+    assert before - after == result['disk_bytes'] > SIZE
+    assert either('tier', '--all', '-f', 'json').json()['groups'] == 0
+    assert get(either, tmp_path) == (tmp_path / 'content').read_bytes()
+    checked = either('repository', 'check', '-f', 'json').json()
+    assert (checked['result'], checked['findings']) == ('fine', [])
+    assert checked['cold_groups'] == 2
+    assert checked['cold_bytes'] == result['sent_bytes']
+    assert checked['slice_bytes'] > 2 * SIZE
+
+
+def test_tier_needs_that_groups_were_recompressed(filled):
+    plan = filled('tier', '--all', '--dry-run', '-f', 'json').json()
+    assert [group['reason'] for group in plan['groups']] == [
+        'it is to be recompressed first'] * 2 + ['it is not full']
+
+
+def test_tier_by_its_options(either):
+    """What changed just now stays."""
+    result = either('tier', '-f', 'json').json()
+    assert result['groups'] == result['sent_bytes'] == 0
+    plan = either('tier', '--dry-run', '-f', 'json').json()
+    assert {group['action'] for group in plan['groups']} == {'skip'}
+    assert plan['bytes'] == 0
+    for number in (1, 2):
+        os.utime(either.path / 'groups' / f'{number:08x}', (number, number))
+    assert either('tier', '-f', 'json').json()['groups'] == 2
+
+
+def test_tier_without_a_store(made):
+    made('tier', '--all').refused('cold attach')
+
+
+def test_tier_without_a_store_by_a_daemon(made):
+    with daemons.running(made.path) as daemon:
+        made.options[made.options.index('--socket') + 1] = daemon.socket
+        made('tier', '--all').refused('tier:', 'cold attach')
+
+
+def test_tier_while_the_store_is_away(ready, faults, url, tmp_path):
+    faults.always = 503
+    ready('tier', '--all').refused(url, '503')
+    # The plan asks nobody.
+    assert ready('tier', '--all', '--dry-run').status == 0
+    faults.always = None
+    assert ready('tier', '--all').status == 0
+    faults.always = 503
+    found = ready('image', 'get', 'one', tmp_path / 'read')
+    assert found.status == 2 and '503' in found.err
+    assert ready('repository', 'check').status == 0
+    faults.always = None
+    assert get(ready, tmp_path) == (tmp_path / 'content').read_bytes()
+
+
+def test_tier_of_a_damaged_group(ready):
+    path = ready.path / 'groups' / '00000002'
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    found = ready('tier', '--all', '-f', 'json')
+    assert found.status == 1
+    assert 'group 2 was left unchanged' in found.err
+    assert found.json()['groups'] == 1 and list(found.json()['failed']) == [
+        '2']
+
+
+def test_tier_of_a_copy(ready, url, tmp_path):
+    os.rename(ready.path, tmp_path / 'moved')
+    shutil.copytree(tmp_path / 'moved', ready.path)
+    ready('tier', '--all').refused('is a copy of the directory', url)
