@@ -24,6 +24,7 @@ from glance_dedup.snapshots import keys
 from glance_dedup.snapshots import restoring
 from tests.functional import test_snapshots
 from tests.functional import test_tierer
+from tests.support import documents
 from tests.support import objects
 from tests.support import repositories
 
@@ -361,7 +362,7 @@ def test_kill_9_anywhere(filled, faults, tmp_path):
     killing = subprocess.run(
         [sys.executable, '-c', KILLING, path, place.location.url,
          place.location.endpoint, place.credentials, str(most)],
-        cwd=objects.TOP, timeout=280, capture_output=True, text=True)
+        cwd=documents.TOP, timeout=280, capture_output=True, text=True)
     assert killing.returncode == 0, killing.stderr
     with contextlib.closing(Restored(path, whole(filled))) as made:
         made.need_fine()
@@ -594,7 +595,7 @@ def test_swift(tmp_path):
 def run(*arguments, status=0):
     found = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.main', *map(str, arguments)],
-        cwd=objects.TOP, timeout=120, capture_output=True, text=True,
+        cwd=documents.TOP, timeout=120, capture_output=True, text=True,
         env={**os.environ, 'GLANCE_DEDUP_SOCKET': ''})
     assert found.returncode == status, found.stderr
     return found
