@@ -300,6 +300,9 @@ TESTED_BY = {
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
     'dedupd.main': 'functional/test_dedupd_process.py',
+    'glance_dedup.repository.cold': 'functional/test_cold.py',
+    'glance_dedup.repository.owners': 'functional/test_cold.py',
+    'dedupd.tasks.tierer': 'functional/test_tierer.py',
 }
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]*)[">]',
