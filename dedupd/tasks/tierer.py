@@ -86,9 +86,10 @@ class Plan:
     """Cold groups that stay as they are are left out."""
     bytes: int
     """Bytes of disk that the groups to move take now."""
-    unneeded_objects: int = 0
-    """Objects that would be deleted if nothing moved."""
-    unneeded_bytes: int = 0
+    unneeded_objects: int | None = None
+    """Objects that would be deleted if nothing moved; None: the repository is
+    not attached, or the object store does not answer."""
+    unneeded_bytes: int | None = None
     """Bytes of these."""
 
 
@@ -134,20 +135,20 @@ def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
     is attached, the object store is asked which objects it has.
 
     :raises VersionError: the repository's format knows no cold groups
-    :raises UnavailableError: the object store does not answer
     """
     repo = maintainer.repository
     owners.need_format(repo)
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
     moving = sum(group.bytes for group in groups if group.action == 'move')
     settings = cold.read(repo.path)
-    if settings is None:
-        return Plan(groups, moving)
-    with cold.connect(settings) as store:
-        found = maintainer.guard(lambda: sweeper.plan(
-            maintainer, task.Pace(), store, settings,
-            store.keys(f'{settings.owner}/')))
-    return Plan(groups, moving, len(found.objects), found.bytes)
+    if settings is not None:
+        with (contextlib.suppress(exceptions.UnavailableError),
+              cold.connect(settings) as store):
+            listed = store.keys(f'{settings.owner}/')
+            found = maintainer.guard(lambda: sweeper.plan(
+                maintainer, task.Pace(), store, settings, listed))
+            return Plan(groups, moving, len(found.objects), found.bytes)
+    return Plan(groups, moving)
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,

@@ -390,11 +390,12 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
                                             moment):
     """It was at something when the directory was restored, and goes on."""
     filled.tier()
+    images = {'two': filled.images.pop('two')}
     filled.repo.delete('two')
-    del filled.images['two']
     collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
     if moment == 'deleting objects':
         filled.tier(tierer.Policy(everything=True, live_share=90))
+        images.clear()
     else:
         filled.put('later', 0.25, 7)
     results = []
@@ -411,10 +412,9 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
     for _ in range(3):
         with pytest.raises(exceptions.InvalidParameter):
             filled.tier(tierer.Policy(everything=True, live_share=90))
-    images = {name: data for name, data in filled.images.items()
-              if name not in result.lost_images}
-    if 'two' not in result.lost_images and result.images > len(images):
-        images['two'] = repositories.noise(int(0.75 * SIZE), 2)
+    # The newest snapshot is of before the deletion, or of after it.
+    images['one'], images['both'] = filled.images['one'], filled.images['both']
+    assert result.snapshot == (2 if moment != 'deleting objects' else 4)
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
         made.need_fine()
 
