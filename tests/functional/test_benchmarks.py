@@ -36,6 +36,8 @@ SMALL = {
     'checking': (['--extents', '4', '--images', '20'], 'images'),
     'chunking': (['--rounds', '1', '--cutting', '4096,1024/4096/16384',
                   'IMAGE'], '| 1024/4096/16384 |'),
+    'coldgroups': (['--mib', '8', '--rounds', '1', '--only', 'download'],
+                   'download, warm'),
     'counting': (['--images', '10', '--runs', '100', '--rounds', '1'],
                  'by partitions, 2 counters'),
     'dede': (['--scale', 'tiny'], 'another host reads'),
