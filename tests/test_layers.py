@@ -157,6 +157,10 @@ PACKAGES = {
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
+    'dedupd.tasks.tierer': 'functional/test_tierer.py',
+    'dedupd.tasks.objectscrub': 'functional/test_cold_maintenance.py',
+    'glance_dedup.repository.owners': 'functional/test_cold.py',
+    'glance_dedup.repository.cold': 'functional/test_cold.py',
     'glance_dedup.base.closing': 'unit/repository/test_repository_open.py',
     'glance_dedup.base.exceptions': 'unit/repository/test_repository_open.py',
     'glance_dedup.base.files': 'unit/base/test_access.py',
@@ -300,6 +304,9 @@ TESTED_BY = {
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
     'dedupd.main': 'functional/test_dedupd_process.py',
+    'glance_dedup.repository.cold': 'functional/test_cold.py',
+    'glance_dedup.repository.owners': 'functional/test_cold.py',
+    'dedupd.tasks.tierer': 'functional/test_tierer.py',
 }
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]*)[">]',

@@ -43,8 +43,8 @@ ANNOUNCED = 64
 # Of the cache's budget, what announced slices may take: they must not be
 # evicted before they are read.
 _AHEAD = 4
-# Slices that dedupd was told of last, and is not told of again: a slice has
-# several segments, which are read one after the other.
+# Slices that dedupd was told of last, and is not told of once more: a slice
+# has several segments, which are read one after the other.
 _TOLD = 16
 # Seconds: longer than any request takes.
 _EVER = 86400.0

@@ -38,6 +38,8 @@ SMALL = {
                   'IMAGE'], '| 1024/4096/16384 |'),
     'cold': (['--mib', '8', '--group-slots', '256', '--gib-month', '0.02'],
              'sum, of what has a price'),
+    'coldgroups': (['--mib', '8', '--rounds', '1', '--only', 'download'],
+                   'download, warm'),
     'counting': (['--images', '10', '--runs', '100', '--rounds', '1'],
                  'by partitions, 2 counters'),
     'dede': (['--scale', 'tiny'], 'another host reads'),

@@ -315,8 +315,8 @@ def test_what_a_command_fetched(cold, faults, tmp_path):
             [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
              cold.path, '--socket', '', *arguments, '-f', 'json'],
             cwd=daemons.ROOT, check=True, timeout=60, capture_output=True,
-            env={**os.environ, 'GLANCE_DEDUP_FILTER_DIR': str(tmp_path / 'f')}
-            ).stdout)
+            env={**os.environ,
+                 'GLANCE_DEDUP_FILTER_DIR': str(tmp_path / 'f')}).stdout)
 
     for count in (10, 0):
         found = run('image', 'get', 'one', tmp_path / f'out-{count}')

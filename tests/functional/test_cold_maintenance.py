@@ -8,10 +8,13 @@ taken for damage: nothing is marked, healed, put into quarantine or freed.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import secrets
 import time
 
+import glance_store
+from glance_store import exceptions as store_exceptions
 import pytest
 
 from dedupd.tasks import collector
@@ -19,13 +22,19 @@ from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold
 from tests.functional import test_tierer
+from tests.support import daemons
+from tests.support import nbd
 from tests.support import objects
 from tests.support import repositories
+from tests.support import stores
 
 pytest_plugins = ['tests.support.object_fixtures']
+
+configure = stores.configure
 
 SIZE = test_tierer.SIZE
 ALL = test_tierer.ALL
@@ -37,6 +46,16 @@ AWAY = pytest.mark.parametrize('fault', [503, 404])
 
 class Store(test_tierer.Store):
     """A store whose objects tests may change."""
+
+    @classmethod
+    def of(cls, path):
+        """A repository that is there, and attached."""
+        store = cls.__new__(cls)
+        store.path, store.images = path, {}
+        store.repo = repositories.open_repository(path)
+        store.settings = cold.need(path)
+        store.maintainer = maintainer_module.Maintainer(store.repo)
+        return store
 
     def scrub(self, **options):
         """A new pass, from its begin to its end."""
@@ -565,3 +584,45 @@ def test_the_last_group_is_cold_and_empty(store):
     store.put('two', 1.5, 2)
     assert store.tier().groups == 1
     store.need_all()
+
+
+# -- readers ------------------------------------------------------------------
+
+@AWAY
+def test_glance_may_try_again(place, faults, tmp_path, configure, fault):
+    """It answers 503, and serves the image when the store is back."""
+    path = tmp_path / 'r'
+    with contextlib.closing(Store(path, *place)) as store:
+        pass
+    configure(one={'dedup_store_datadir': path})
+    data = repositories.noise(SIZE, 1)
+    url = stores.add(data)[0]
+    with contextlib.closing(Store.of(path)) as store:
+        assert store.tier().groups == 1
+        store.forget()
+    faults.always = fault
+    with pytest.raises(store_exceptions.RemoteServiceUnavailable):
+        stores.get(url)
+    faults.always = None
+    assert stores.get(url) == data
+    glance_store.delete(url, 'one')
+
+
+@AWAY
+def test_clients_of_dedupd_may_try_again(store, faults, fault):
+    store.put('one', 1, 1)
+    store.tier()
+    store.close()
+    data = store.images['one']
+    socket = store.path.parent / 'nbd'
+    with daemons.running(store.path, nbd_socket=socket) as daemon:
+        faults.always = fault
+        answer = daemon.request('GET', '/v1/images/one')
+        assert answer.status == 503, answer
+        with nbd.Session(socket).go(b'one') as session:
+            assert session.answer(nbd.READ, 0, 4096)[0] == errno.EIO
+        faults.always = None
+        answer = daemon.request('GET', '/v1/images/one')
+        assert answer.status == 200 and answer.body == data
+        with nbd.Session(socket).go(b'one') as session:
+            assert session.read(0, 4096) == data[:4096]
