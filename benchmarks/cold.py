@@ -77,7 +77,9 @@ class Bench:
             with repo.open_image('image') as image:
                 size = sum(map(len, image.pieces(piece=common.PIECE)))
             assert size == self.mib * common.MIB
-            return repo.slices.counts
+            figures = repo.slices.figures
+        return store_module.Counts(gets=figures.gets,
+                                   received=figures.received)
 
     def maintain(self, work):
         with maintainer_module.Maintainer(self.repo) as maintainer:

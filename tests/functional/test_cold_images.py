@@ -87,7 +87,7 @@ class Images:
         with self.open() as repo:
             for name, data in self.wanted.items():
                 assert repositories.read_all(repo, name) == data, name
-            return repo.slices.counts
+            return repo.slices.figures
 
     def connect(self):
         return cold.connect(self.settings)
@@ -129,8 +129,8 @@ def test_twenty_images(kind, tmp_path):
         assert all(facts['published'] < facts['slots']
                    for number, facts in images.groups.items()
                    if number in hot), 'a full group stayed'
-        counts = images.need_all()
-        assert counts.gets >= counts.received // MIB
+        figures = images.need_all()
+        assert figures.gets >= figures.received // MIB
         images.forget()
         # What is kept for a full disk has the same size in any repository.
         local = taken(images.path, 'catalog-reserve') - images.hot_bytes()
