@@ -139,7 +139,7 @@ def run(worker, name, **arguments):
     options = types.SimpleNamespace(
         collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
         recompress_codec='zstd', recompress_level=1,
-        recompress_order='similar', spare_threshold=2)
+        recompress_order='similar', spare_threshold=2, scrub_cold_mib=0)
     # Files are exchanged though nothing is gained.
     with mock.patch.object(recompressor, '_WORTH', -1):
         return registry.run(name, worker, task.Pace(), options, **arguments)
