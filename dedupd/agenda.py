@@ -78,6 +78,7 @@ class Agenda:
         self._requests: collections.deque[Job] = collections.deque()
         self._suspended: dict[str, Job] = {}
         self._due: dict[str, float] = {}    # by time.monotonic()
+        self._urgent: set[str] = set()
         self._active = names                # tasks that may be due
         self._helps = False
 
@@ -104,6 +105,7 @@ class Agenda:
     def clear(self) -> None:
         """Have no task due, because the daemon's role ends."""
         self._due.clear()
+        self._urgent.clear()
         self._suspended.clear()
         self._active = ()
         self._helps = False
@@ -129,8 +131,22 @@ class Agenda:
         A task without an interval is not due, whatever `seconds` says.
         """
         interval = self.interval(name)
+        self._urgent.discard(name)
         if interval:
             self._due[name] = time.monotonic() + min(seconds, interval)
+
+    def hurry(self, name: str) -> None:
+        """Have a task be due now, and all that make way do so for it.
+
+        This holds until :meth:`put`. A task without an interval is not due.
+        """
+        if self.interval(name):
+            self._due[name] = min(self._due.get(name, math.inf),
+                                  time.monotonic())
+            self._urgent.add(name)
+
+    def _rank(self, name: str) -> int:
+        return 0 if name in self._urgent else registry.TASKS[name].rank
 
     def collect_by(self, moment: float | None) -> None:
         """Have a collection be due at a moment, or before.
@@ -155,8 +171,8 @@ class Agenda:
         """
         now = time.monotonic()
         return min((name for name, due in self._due.items() if due <= now
-                    and (before is None or registry.TASKS[name].rank
-                         < before.task.rank)),
+                    and (before is None
+                         or self._rank(name) < before.task.rank)),
                    key=self._due.__getitem__, default=None)
 
     # -- jobs --------------------------------------------------------------

@@ -36,6 +36,7 @@ REPLICATE = 'replicate'
 #: The most seconds that a call waits.
 LONGEST_WAIT = 60.0
 
+_SLICES = 'slice_'
 _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
 
 
@@ -118,6 +119,10 @@ class Control:
             'filter': figures.of_filter(self._repository, statistics),
             'reads': {**self._sources.reads(),
                       **{name: statistics.get(name, 0) for name in _CACHE}},
+            'cold': None if self._repository.slices is None else {
+                name.removeprefix(_SLICES): value
+                for name, value in statistics.items()
+                if name.startswith(_SLICES)},
             'receiving': self._sources.receiving(),
             'nbd': self._sources.nbd(),
             'cache': self._sources.cache(),

@@ -489,8 +489,11 @@ Free space on the repository's disk, in MiB, below which groups move to
 the object store whatever their age is, those first that have not
 changed for longest.
 
-A group's move itself needs as much space as the group takes, 128 MiB by
-default.
+The daemon looks every five seconds. If less is free, groups move ahead of
+the interval, also those that were not recompressed yet. A group's move
+needs as much space as the group takes, 128 MiB by default. Storing leaves
+this free, and moving begins before storing is refused, even if this value
+is smaller.
 
 Possible values:
     * 0: no group moves for want of space

@@ -37,6 +37,7 @@ from dedupd import history as history_module
 from dedupd import membership as membership_module
 from dedupd import pressure as pressure_module
 from dedupd import records
+from dedupd import shortage as shortage_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
@@ -54,7 +55,7 @@ TRIAL_INTERVAL = 60.0
 RETRY_INTERVAL = 600.0
 #: Seconds between two samples of the history.
 SAMPLE_INTERVAL = 300.0
-#: Seconds between two looks at what volumes have left.
+#: Seconds between two looks at what volumes have left, and at the free space.
 LOOK_INTERVAL = 5.0
 
 _MIB = 1 << 20
@@ -117,6 +118,7 @@ class Scheduler:
         self._sampled = 0.0
         self._looked = 0.0
         self._pressure: pressure_module.Pressure | None = None
+        self._shortage: shortage_module.Shortage | None = None
         self._maintainer: maintainer_module.Maintainer | None = None
         self.membership = membership_module.Membership(
             repository, conf, self._records)
@@ -304,6 +306,8 @@ class Scheduler:
             self._maintainer = maintainer
             if self._repository.has_volumes:
                 self._pressure = pressure_module.Pressure(maintainer.engine)
+            if self._repository.parameters.has_cold:
+                self._shortage = shortage_module.Shortage(self._repository)
             self.is_maintainer = True
             self.catalog_state = 'ready'
             self._agenda.begin()
@@ -314,7 +318,7 @@ class Scheduler:
 
     def _leave(self) -> None:
         with self._changed:
-            self._maintainer = self._pressure = None
+            self._maintainer = self._pressure = self._shortage = None
             self._running = None
             if self.catalog_state != 'failed':
                 self.catalog_state = 'absent'
@@ -401,7 +405,7 @@ class Scheduler:
                     self.membership.next_try(TRIAL_INTERVAL)
                     if maintainer is None
                     else self._sampled + SAMPLE_INTERVAL)
-                if self._pressure is not None:
+                if self._pressure is not None or self._shortage is not None:
                     until = min(until, self._looked + LOOK_INTERVAL)
                 if until > now:
                     self._changed.wait(until - now)
@@ -434,6 +438,8 @@ class Scheduler:
         if self._maintainer is not None:
             self._note_catalog(self._maintainer)
         self.figures.forget()
+        if job.name == 'tier' and self._shortage is not None:
+            self._shortage.ended()
         self._end(job, outcome)
 
     def _begin(self, job: Job) -> None:
@@ -533,13 +539,22 @@ class Scheduler:
     def _look(self, now: bool = False) -> None:
         """Have a collection be due if volumes have left enough.
 
+        And have groups move if too little space is free.
+
         :param now: also if the last look was a moment ago
         """
-        pressure, moment = self._pressure, time.monotonic()
-        if pressure is None or not now and (
-                moment < self._looked + LOOK_INTERVAL):
+        moment = time.monotonic()
+        if not now and moment < self._looked + LOOK_INTERVAL:
             return
         self._looked = moment
+        if self._shortage is not None and self._shortage.look(
+                self._conf.dedupd.tier_free_mib * _MIB):
+            with self._changed:
+                if self._running is None or self._running.name != 'tier':
+                    self._agenda.hurry('tier')
+        pressure = self._pressure
+        if pressure is None:
+            return
         limit = self._conf.dedupd.collect_volumes_mib * _MIB
         # What cannot be read now is counted at the next look.
         with contextlib.suppress(exceptions.RepositoryError):

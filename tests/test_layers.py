@@ -114,6 +114,8 @@ PACKAGES = {
     'dedupd.follower': (
         'what other hosts store, for the filter', 'base repository'),
     'dedupd.pressure': ('what volumes have left', '_engine base'),
+    'dedupd.shortage': (
+        'when the disk has too little free space', 'base repository'),
     'dedupd.agenda': ('which task runs next', 'base tasks'),
     'dedupd.records': ('what the status says of a task', 'agenda'),
     'dedupd.membership': ('this daemon among those that live',
@@ -121,7 +123,7 @@ PACKAGES = {
     'dedupd.scheduler': (
         'the thread that runs tasks',
         'base repository maintenance tasks history cache.index figures '
-        'errors agenda records pressure membership forecast'),
+        'errors agenda records pressure shortage membership forecast'),
     'dedupd.control': (
         'the operations of the daemon',
         'base repository problems tasks figures volume_figures scheduler'),
@@ -182,13 +184,18 @@ TESTED_BY = {
     'glance_dedup.cli.glanceoptions': 'unit/cli/test_upgradecheck.py',
     'glance_dedup.objects.backend': 'functional/test_objects.py',
     'glance_dedup.objects.s3': 'functional/test_objects.py',
+    'glance_dedup.objects.slicefiles': 'functional/test_cold.py',
     'glance_dedup.objects.slices': 'functional/test_cold.py',
     'glance_dedup.objects.store': 'functional/test_objects.py',
     'glance_dedup.objects.swift': 'functional/test_objects.py',
     'glance_dedup.snapshots.fetching': 'functional/test_restore.py',
     'glance_dedup.snapshots.restoring': 'functional/test_restore.py',
     'dedupd.tasks.snapshots': 'functional/test_snapshots.py',
+    'dedupd.tasks.objectscrub': 'functional/test_cold_maintenance.py',
+    'dedupd.tasks.tierer': 'functional/test_tierer.py',
     'dedupd.tasks.sweeper': 'functional/test_snapshots.py',
+    'glance_dedup.repository.cold': 'functional/test_cold.py',
+    'glance_dedup.repository.owners': 'functional/test_cold.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.cold_group': 'unit/check/test_cold.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
@@ -297,6 +304,9 @@ TESTED_BY = {
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
     'dedupd.main': 'functional/test_dedupd_process.py',
+    'glance_dedup.repository.cold': 'functional/test_cold.py',
+    'glance_dedup.repository.owners': 'functional/test_cold.py',
+    'dedupd.tasks.tierer': 'functional/test_tierer.py',
 }
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]*)[">]',

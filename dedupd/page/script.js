@@ -380,7 +380,7 @@
         ? ' If it goes on as in the last days, storing stops in about '
           + `${duration(space.full_in_seconds)}.` : ''));
     drawTasks(state.status.tasks || {});
-    drawReads(state.status.reads || {});
+    drawReads(state.status.reads || {}, state.status.cold);
     drawFilter(state.status.filter || {});
     drawElsewhere(state.status);
     drawDamage(state.status);
@@ -1171,7 +1171,7 @@
       [el('dt', null, label), el('dd', null, text)]));
   }
 
-  function drawReads(reads) {
+  function drawReads(reads, cold) {
     const asked = reads.cache_hits + reads.cache_misses;
     const { bytesPerSecond, requestsPerSecond } = state.rates || {};
     facts($('reads'), [
@@ -1185,6 +1185,10 @@
         ? `${share(reads.cache_hits, asked)} of ${count(asked)} segments`
         : NONE],
       ['Size of the cache', bytes(reads.cache_bytes)],
+      ...cold ? [
+        ['From the object store', `${plural(cold.gets, 'request')}, `
+          + bytes(cold.received)],
+        ['Slices it did not give', count(cold.unavailable)]] : [],
     ]);
   }
 

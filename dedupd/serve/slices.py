@@ -65,6 +65,9 @@ class Fetching:
         # One thread at a time uses it.
         self._lock = threading.Lock()
         self._engine = _engine.Maintenance(repository.handle())
+        slices = repository.slices
+        if slices is not None:
+            self._workers.submit(slices.prepare)
 
     async def fetch(self, request: messages.Request) -> messages.Response:
         """POST /v1/slices"""

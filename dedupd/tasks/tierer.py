@@ -61,7 +61,7 @@ class Policy:
     a smaller share lives."""
     mark: recompressor.Mark | None = None
     """How groups are to be recompressed before they move. None: they are
-    not."""
+    not. A disk that has too little free does not wait for that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +86,10 @@ class Plan:
     """Cold groups that stay as they are are left out."""
     bytes: int
     """Bytes of disk that the groups to move take now."""
-    unneeded_objects: int = 0
-    """Objects that would be deleted if nothing moved."""
-    unneeded_bytes: int = 0
+    unneeded_objects: int | None = None
+    """Objects that would be deleted if nothing moved; None: the repository is
+    not attached, or the object store does not answer."""
+    unneeded_bytes: int | None = None
     """Bytes of these."""
 
 
@@ -134,20 +135,20 @@ def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
     is attached, the object store is asked which objects it has.
 
     :raises VersionError: the repository's format knows no cold groups
-    :raises UnavailableError: the object store does not answer
     """
     repo = maintainer.repository
     owners.need_format(repo)
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
     moving = sum(group.bytes for group in groups if group.action == 'move')
     settings = cold.read(repo.path)
-    if settings is None:
-        return Plan(groups, moving)
-    with cold.connect(settings) as store:
-        found = maintainer.guard(lambda: sweeper.plan(
-            maintainer, task.Pace(), store, settings,
-            store.keys(f'{settings.owner}/')))
-    return Plan(groups, moving, len(found.objects), found.bytes)
+    if settings is not None:
+        with (contextlib.suppress(exceptions.UnavailableError),
+              cold.connect(settings) as store):
+            listed = store.keys(f'{settings.owner}/')
+            found = maintainer.guard(lambda: sweeper.plan(
+                maintainer, task.Pace(), store, settings, listed))
+            return Plan(groups, moving, len(found.objects), found.bytes)
+    return Plan(groups, moving)
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
@@ -156,7 +157,6 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
     :param snapshot_only: move and delete nothing; take a snapshot even if
         nothing has changed
-
     :raises task.Stopped: between two steps
     :raises VersionError: the repository's format knows no cold groups
     :raises UnavailableError: the repository is not attached, or the object
@@ -183,7 +183,8 @@ def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
     kept = _kept_groups(maintainer, policy.keep)
     damaged = maintainer.damaged_groups()
     found: list[GroupPlan] = []
-    movable: list[tuple[float, int, int]] = []   # time, number, bytes
+    # Whether it is to be recompressed, time, number, bytes.
+    movable: list[tuple[bool, float, int, int]] = []
     for number in maintainer.engine.groups():
         try:
             facts = maintainer.engine.group_facts(number)
@@ -201,7 +202,8 @@ def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
             found.append(GroupPlan(number, 'skip', reason,
                                    facts['allocated']))
         else:
-            movable.append((facts['modified'], number, facts['allocated']))
+            movable.append((_is_raw(facts, policy), facts['modified'], number,
+                            facts['allocated']))
     found += _choose(maintainer, policy, sorted(movable))
     return sorted(found, key=lambda group: group.number)
 
@@ -226,21 +228,31 @@ def _reason(facts: dict[str, Any], policy: Policy, damaged: bool,
         return 'a block of it is damaged'
     if kept:
         return 'an image that tier_keep names needs it'
-    if policy.mark is not None and not recompressor.is_done(
-            facts, policy.mark):
-        return 'it is to be recompressed first'
     return ''
 
 
+def _is_raw(facts: dict[str, Any], policy: Policy) -> bool:
+    """Whether a group is to be recompressed before it moves."""
+    return policy.mark is not None and not recompressor.is_done(
+        facts, policy.mark)
+
+
 def _choose(maintainer: maintainer_module.Maintainer, policy: Policy,
-            movable: list[tuple[float, int, int]]) -> Iterable[GroupPlan]:
+            movable: list[tuple[bool, float, int, int]]
+            ) -> Iterable[GroupPlan]:
     """Decide about groups that can move, oldest first."""
-    room, _ = maintainer.repository.room()
-    missing = policy.free_bytes - room
+    repo = maintainer.repository
+    room, kept = repo.room()
+    missing = cold.wanted_room(policy.free_bytes, kept,
+                               repo.parameters) - room
     now = time.time()
-    for modified, number, size in movable:
+    for is_raw, modified, number, size in movable:
         # A time to come is a clock's mistake: it counts as now.
         age = max(now - modified, 0)
+        if is_raw and missing <= 0:
+            yield GroupPlan(number, 'skip', 'it is to be recompressed first',
+                            size)
+            continue
         if policy.everything:
             reason = 'all groups are to move'
         elif policy.age and age >= policy.age:

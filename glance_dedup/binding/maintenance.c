@@ -452,7 +452,8 @@ maintenance_group_space(PyObject *object, PyObject *args)
         stored[i] = facts.used.stored[i];
     }
     return Py_BuildValue(
-        "{s(KKK)s(KKK)sKsKsK}", "plain", plain[0], plain[1], plain[2],
+        "{sNs(KKK)s(KKK)sKsKsK}", "is_cold",
+        PyBool_FromLong(facts.is_cold), "plain", plain[0], plain[1], plain[2],
         "stored", stored[0], stored[1], stored[2], "segments",
         (unsigned long long)facts.used.segments, "store",
         (unsigned long long)gd_data_start(facts.slots), "allocated",

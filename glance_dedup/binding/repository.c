@@ -282,7 +282,7 @@ repository_room(PyObject *object, PyObject *Py_UNUSED(unused))
     gd_status s = rc < 0 ? gd_fail_errno(&call.err, -rc,
                                          "cannot ask for the room on the disk")
                          : GD_OK;
-    uint64_t kept = gd_freespace_kept(repo->params.reserve, space.total);
+    uint64_t kept = gd_freespace_kept(gd_repo_keeps(repo), space.total);
     return gd_py_end_two(&call, s, space.free, kept);
 }
 
@@ -322,6 +322,10 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
     gd_counters *c = &self->repo->counters;
     gd_filter_stats f;
     gd_segcache_stats s;
+    gd_slice_counts slices = {0, 0};
+    if (self->slices != NULL) {
+        slices = gd_slices_get_counts(self->slices);
+    }
     gd_segcache_get_stats(self->repo->segcache, &s);
     memset(&f, 0, sizeof f);
     gd_hintindex *index = self->repo->index;
@@ -329,7 +333,7 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
         index->get_stats(index, &f);
     }
     PyObject *result = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsNsIsN}",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsIsIsNsIsN}",
         "blocks", atomic_load(&c->blocks),
         "zero_blocks", atomic_load(&c->zero_blocks),
         "hits", atomic_load(&c->hits),
@@ -344,6 +348,8 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
         "sync_points", atomic_load(&c->sync_points),
         "bytes_read", atomic_load(&c->bytes_read),
         "spare_reads", atomic_load(&c->spare_reads),
+        "slice_reads", (unsigned long long)slices.reads,
+        "slice_misses", (unsigned long long)slices.misses,
         "yielded_segments", atomic_load(&c->yielded_segments),
         "phase_samples", atomic_load(&c->phase_samples),
         "phase_changes", atomic_load(&c->phase_changes),

@@ -153,9 +153,12 @@ class Get(command.RepositoryCommand, show.ShowOne):
             progress = stack.enter_context(
                 self.progress(f'reading {parsed_args.id}', image.size))
             write(image, progress)
-            return common.shown({
-                'image_id': parsed_args.id, 'file': parsed_args.file,
-                'size': common.Size(image.size)})
+            fields = {'image_id': parsed_args.id, 'file': parsed_args.file,
+                      'size': common.Size(image.size)}
+            if repo.slices is not None:
+                figures = repo.slices.figures
+                fields['slices_fetched'] = figures.gets + figures.asked
+            return common.shown(fields)
 
     def produce_output(self, parsed_args, column_names, data):
         # Standard output has only the image.

@@ -405,6 +405,8 @@ class Tier(TaskCommand):
             '--all', dest='everything', action='store_true',
             help='Move every sealed group, whatever tier_age_hours and '
             'tier_free_mib say. Those that tier_keep names stay.')
+        # 'repository export-metadata' is for that.
+        parser.set_defaults(snapshot_only=False)
 
 
 class Evict(TaskCommand):

@@ -152,7 +152,8 @@ class Space(command.RepositoryCommand, lister.Lister):
 
     The parts are the blocks, by the codec that compressed them, and every kind
     of metadata. One percentage is of the live blocks before compression, the
-    other of the bytes of images and volumes that are not zeros.
+    other of the bytes of images and volumes that are not zeros. Cold groups
+    are in an object store, and not in the sum.
     """
 
     def take_action(self, parsed_args):
@@ -165,8 +166,10 @@ class Space(command.RepositoryCommand, lister.Lister):
                           for found in common.stats(repo, self.app,
                                                     repo.recipes()))
         plain = sum(part.plain_bytes or 0 for part in parts)
-        parts.append(space.Part('all', sum(part.bytes for part in parts),
-                                plain))
+        local = [part for part in parts if part.is_local]
+        parts = [*local, space.Part('all', sum(part.bytes for part in local),
+                                    plain),
+                 *(part for part in parts if not part.is_local)]
         return (('part', 'disk_bytes', 'plain_bytes', 'percent_of_unique',
                  'percent_of_nonzero'),
                 [(part.name, common.Size(part.bytes),

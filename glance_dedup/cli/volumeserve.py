@@ -105,7 +105,6 @@ class Serve(command.RepositoryCommand):
             _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
         os.execv(nbdkit, [nbdkit, *_options(parsed_args), PLUGIN, *keys])
 
-
     def _check_daemon(self, repo) -> None:
         """Warn if blocks that are in an object store cannot be read."""
         from glance_dedup.repository import cold

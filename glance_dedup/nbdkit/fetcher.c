@@ -96,13 +96,31 @@ refuse(const gd_nbdkit_fetcher *fetcher, const char *why, gd_error *err)
                    "this server with --socket", fetcher->socket, why);
 }
 
+/* How many seconds the daemon is to be asked to wait; 0: the reader has waited
+ * long enough. */
+static unsigned
+seconds_left(const gd_object *object, unsigned long long began_ms)
+{
+    unsigned long long waited = gd_nbdkit_now_ms() - began_ms;
+    if (object->patience_ms == 0) {
+        return WAIT_S;
+    }
+    if (waited >= object->patience_ms) {
+        return 0;
+    }
+    unsigned left = (unsigned)(object->patience_ms - waited + 999) / 1000;
+    return left < WAIT_S ? left : WAIT_S;
+}
+
 static gd_status
 bring(gd_nbdkit_fetcher *fetcher, const span *wanted, gd_error *err)
 {
-    for (;;) {
+    unsigned long long began = gd_nbdkit_now_ms();
+    unsigned wait_s;
+    while ((wait_s = seconds_left(&wanted->object, began)) > 0) {
         gd_nbdkit_reply reply;
         gd_error why;
-        gd_status s = ask(fetcher, wanted, WAIT_S, &reply, &why);
+        gd_status s = ask(fetcher, wanted, wait_s, &reply, &why);
         if (s == GD_OK && reply.is_own) {
             atomic_store(&fetcher->missing_ms, 0);
             if (reply.code == OK) {
@@ -122,6 +140,8 @@ bring(gd_nbdkit_fetcher *fetcher, const span *wanted, gd_error *err)
             return refuse(fetcher, why.text, err);
         }
     }
+    return gd_fail(err, GD_UNAVAILABLE, "dedupd did not bring slices within "
+                   "%u ms", wanted->object.patience_ms);
 }
 
 static gd_status

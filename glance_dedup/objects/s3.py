@@ -92,9 +92,17 @@ class S3(backend.Backend):
                 yield from backend.pieces(body._raw_stream)
 
     def size(self, key: str) -> int:
-        with _errors():
-            return self._client.head_object(
-                Bucket=self._bucket, Key=key)['ContentLength']
+        try:
+            with _errors():
+                return self._client.head_object(
+                    Bucket=self._bucket, Key=key)['ContentLength']
+        except backend.RefusedError:
+            # An answer to HEAD has no body, which would say why. That to GET
+            # has one.
+            with _errors():
+                self._client.get_object(Bucket=self._bucket, Key=key,
+                                        Range='bytes=0-0')['Body'].close()
+            raise
 
     def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
         with _errors():

@@ -18,24 +18,18 @@ Slices that somebody waits for come before those that were only announced.
 
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
-import os
-import re
-import secrets
-import stat
 import threading
 import time
 from typing import NamedTuple
 from typing import Protocol
 
-from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
-from glance_dedup.base import files
 from glance_dedup.base import workers
+from glance_dedup.objects import slicefiles
 from glance_dedup.objects import store as store_module
 
 #: Bytes of a slice. The engine has the same number.
@@ -46,21 +40,14 @@ PARALLEL = 8
 #: announcements have no effect.
 ANNOUNCED = 64
 
-# By how much the cache is made smaller than its budget, so that not each new
-# slice evicts one.
-_SPARE = 16
 # Of the cache's budget, what announced slices may take: they must not be
 # evicted before they are read.
 _AHEAD = 4
-# Slices that dedupd was told of last, and is not told of once more: a slice has
-# several segments, which are read one after the other.
+# Slices that dedupd was told of last, and is not told of once more: a slice
+# has several segments, which are read one after the other.
 _TOLD = 16
-# How often a slice is written, if its directory is removed meanwhile.
-_TRIES = 20
 # Seconds: longer than any request takes.
 _EVER = 86400.0
-_OBJECT = re.compile('[0-9a-f]{32}')
-_SLICE = re.compile('[0-9a-f]{8}')
 
 
 def key_of(owner: str, group: int, object_id: bytes) -> str:
@@ -141,9 +128,8 @@ class Slices(closing.Closing):
         :param ask: asks dedupd. None: this is dedupd
         """
         self.directory = directory
+        self._files = slicefiles.SliceFiles(directory, file_mode)
         self._connect = connect
-        self._file_mode = file_mode
-        self._directory_mode = 0o2770 if file_mode & 0o020 else 0o700
         self._ask = ask
         self._connecting = threading.Lock()
         self._source: Source | None = None
@@ -157,10 +143,18 @@ class Slices(closing.Closing):
         self._announced: dict[Wanted, None] = {}
         # What dedupd was told that it will be needed, oldest first.
         self._told: dict[Wanted, None] = {}
-        self._used: int | None = None       # bytes; None: not counted yet
-        self._asked = self._evicted = self._unavailable = 0
+        self._asked = self._unavailable = 0
         self._pool = workers.Workers('slices', PARALLEL)
         self._telling = workers.Strand(workers.Workers('slices-ahead', 1))
+
+    def prepare(self) -> None:
+        """Do what the first request would have to wait for.
+
+        It loads the libraries, which takes a second, and sends nothing. An
+        error comes again when a slice is needed.
+        """
+        with contextlib.suppress(exceptions.RepositoryError):
+            self._get_source()
 
     # -- for the engine --
 
@@ -209,19 +203,15 @@ class Slices(closing.Closing):
         end = min(first + count, -(-length // SLICE))
         return [Wanted(group, object_id, length, number)
                 for number in range(first, end)
-                if not self._is_there(object_id, number)]
+                if not self._files.is_there(object_id, number)]
 
     def forget(self, object_id: bytes, first: int, count: int) -> set[int]:
         """Remove slices: who reads them next has them fetched again.
 
         :returns: those that were there
         """
-        removed = set()
-        for number in range(first, first + count):
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(object_id, number))
-                removed.add(number)
-        return removed
+        return {number for number in range(first, first + count)
+                if self._files.remove(object_id, number)}
 
     # -- by way of dedupd --
 
@@ -231,7 +221,10 @@ class Slices(closing.Closing):
             return False
         first, last = wanted[0], wanted[-1]
         with self._lock:
-            for one in wanted:
+            # Those that dedupd was told of are counted.
+            new = sum(one not in self._told for one in wanted) if wait else (
+                len(wanted))
+            for one in wanted if wait else ():
                 self._told.pop(one, None)
         try:
             found = self._ask(first.group, first.object_id, first.number,
@@ -240,7 +233,7 @@ class Slices(closing.Closing):
             self._count(unavailable=len(wanted))
             raise
         if found:
-            self._count(asked=len(wanted))
+            self._count(asked=new)
         return found
 
     def _tell(self, wanted: list[Wanted]) -> None:
@@ -317,10 +310,12 @@ class Slices(closing.Closing):
 
     def _bring(self, one: Wanted) -> None:
         start = one.number * SLICE
-        if start < one.length and not self._is_there(one.object_id,
-                                                     one.number):
-            self._keep(one, self._get(one, start,
-                                      min(SLICE, one.length - start)))
+        if start < one.length and not self._files.is_there(one.object_id,
+                                                           one.number):
+            content = self._get(one, start, min(SLICE, one.length - start))
+            self._files.keep(
+                one.object_id, one.number, content,
+                max(self._get_source().budget, 2 * PARALLEL * SLICE))
 
     def _get(self, one: Wanted, start: int, length: int) -> bytes:
         source = self._get_source()
@@ -358,89 +353,10 @@ class Slices(closing.Closing):
                   else store_module.Counts())
         with self._lock:
             return Figures(counts.gets, counts.received, self._asked,
-                           self._evicted, self._unavailable, self._used)
+                           self._files.evicted, self._unavailable,
+                           self._files.used)
 
     def _count(self, asked: int = 0, unavailable: int = 0) -> None:
         with self._lock:
             self._asked += asked
             self._unavailable += unavailable
-
-    # -- files --
-
-    def _path(self, object_id: bytes, number: int) -> str:
-        return os.path.join(self.directory, object_id.hex(), f'{number:08x}')
-
-    def _is_there(self, object_id: bytes, number: int) -> bool:
-        return os.path.isfile(self._path(object_id, number))
-
-    def _keep(self, one: Wanted, content: bytes) -> None:
-        path = self._path(one.object_id, one.number)
-        with files.os_errors(f'cannot write {path}', exceptions.StorageError):
-            for left in reversed(range(_TRIES)):
-                try:
-                    self._write(path, content)
-                    break
-                except FileNotFoundError:
-                    # Whoever evicts removes empty directories, and what is
-                    # not renamed yet.
-                    if not left:
-                        raise
-        self._make_room(len(content))
-
-    def _write(self, path: str, content: bytes) -> None:
-        temporary = f'{path}.{secrets.token_hex(8)}'
-        if not os.path.isdir(os.path.dirname(path)):
-            access.make_directory(os.path.dirname(path), self._directory_mode)
-        try:
-            with open(access.make_file(temporary, self._file_mode), 'wb') as f:
-                f.write(content)
-            os.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-    def _make_room(self, more: int) -> None:
-        """Evict what was used longest ago, if there is too much.
-
-        Reading does not change a file: the time of its last access may be a
-        day old. But a slice that is read often is fetched again soon.
-        """
-        budget = max(self._get_source().budget, 2 * PARALLEL * SLICE)
-        with self._lock:
-            if self._used is not None:
-                self._used += more
-                if self._used <= budget:
-                    return
-            found = sorted(self._all())
-            used = sum(size for _, size, _ in found)
-            wanted = budget - budget // _SPARE
-            if used > budget:
-                for _, size, path in found:
-                    if used <= wanted:
-                        break
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
-                        used -= size
-                        self._evicted += 1
-            self._used = used
-
-    def _all(self) -> Iterator[tuple[float, int, str]]:
-        """Of each slice, and of what killed processes left: time, size, path.
-
-        Empty directories of objects are removed.
-        """
-        with contextlib.suppress(OSError), os.scandir(self.directory) as there:
-            for directory in there:
-                if not _OBJECT.fullmatch(directory.name):
-                    continue
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory.path)
-                with (contextlib.suppress(OSError),
-                      os.scandir(directory.path) as slices):
-                    for one in slices:
-                        status = one.stat(follow_symlinks=False)
-                        if stat.S_ISREG(status.st_mode) and (
-                                _SLICE.match(one.name)):
-                            yield (max(status.st_atime, status.st_mtime),
-                                   status.st_size, one.path)

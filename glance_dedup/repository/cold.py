@@ -110,6 +110,20 @@ def need(path: str) -> Settings:
     return settings
 
 
+def wanted_room(free_bytes: int, kept: int,
+                parameters: parameters_module.Parameters) -> int:
+    """How much is to be free on the disk; if less is, groups move.
+
+    :param free_bytes: what the operator wants; 0: nothing moves for this
+    :param kept: what storing leaves free. A group that moves needs as much
+        as it has, so one is to move before storing is refused
+    """
+    if not free_bytes:
+        return 0
+    return max(free_bytes,
+               kept + parameters.group_slots * parameters.block_size)
+
+
 def connect(settings: Settings) -> store_module.ObjectStore:
     """The object store; it is asked nothing yet.
 

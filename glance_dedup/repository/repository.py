@@ -561,6 +561,14 @@ class Repository(closing.Closing):
           read that does not begin where the last one of its kind ended.
         * The segment cache: ``cache_bytes`` now, ``cache_hits`` and
           ``cache_misses``.
+        * Slices of cold groups: ``slice_reads`` of bytes in one, and the
+          ``slice_misses`` among them, for which one had to be fetched;
+          ``slice_gets``, requests to the object store, and the
+          ``slice_received`` bytes that these brought; ``slice_asked``, slices
+          that dedupd was asked for; ``slice_evicted``;
+          ``slice_unavailable``, slices that the object store did not give;
+          ``slice_cached``: bytes of the cache, or None as long as this process
+          has fetched none.
         * The host's filter: ``filter_bytes``, ``filter_places``,
           ``filter_hints``, ``filter_dropped``, ``filter_level``,
           ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
@@ -572,7 +580,10 @@ class Repository(closing.Closing):
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)
-        return handle.statistics()
+        slices = self._slices
+        figures = slices_module.Figures() if slices is None else slices.figures
+        return handle.statistics() | {
+            f'slice_{name}': value for name, value in vars(figures).items()}
 
     def rebuild_filter(
             self, progress: Callable[[int, int], None] | None = None) -> None:

@@ -25,6 +25,7 @@ _DIRECTORIES = {'images': 'recipes', 'spool': 'recipes in flight',
                 'catalog': 'catalog', 'index': 'exact index',
                 'spares': 'spare copies',
                 'quarantine': 'quarantine',
+                layout.SLICES: 'cache of cold groups',
                 layout.VOLUMES: 'journals of volumes'}
 
 
@@ -34,16 +35,20 @@ class Part:
 
     name: str
     bytes: int = 0
-    """Bytes of the disk."""
+    """Bytes of the disk, or of the object store."""
     plain_bytes: int | None = None
     """Bytes of the live blocks before compression; None: not blocks."""
+    is_local: bool = True
+    """Whether they are on the disk."""
 
 
 def parts(repo: repository_module.Repository,
           progress: Callable[[int, int], None] = lambda done, total: None,
           unreadable: Callable[[Exception], None] = lambda error: None
           ) -> list[Part]:
-    """All parts of a repository; their sum is its size on the disk.
+    """All parts of a repository.
+
+    The sum of those that are local is its size on the disk.
 
     :param progress: called as `progress(done, total)`, in groups
     :param unreadable: called for each group that cannot be read; its bytes of
@@ -52,6 +57,7 @@ def parts(repo: repository_module.Repository,
     blocks = [Part(f'blocks, {codec}', plain_bytes=0) for codec in CODECS]
     headers, stores = Part('segment headers'), Part('fingerprint stores')
     dead, unknown = Part('dead, or rounded up'), Part('not known')
+    cold = Part('cold groups, in objects', plain_bytes=0, is_local=False)
     numbers = []
     with contextlib.closing(
             _engine.Maintenance(repo.handle())) as engine:
@@ -66,15 +72,26 @@ def parts(repo: repository_module.Repository,
                     unknown.bytes += _disk_bytes(os.path.join(
                         repo.path, 'groups', f'{number:08x}'))
                 else:
+                    if used['is_cold']:
+                        cold.bytes += engine.group_facts(number)['end']
+                        used = _local(used, cold)
                     _add_group(used, blocks, headers, stores, dead)
             progress(done + 1, len(numbers))
     found = [*blocks, headers, dead, stores, *_others(repo.path)]
-    return [part for part in [*found, unknown] if part.bytes]
+    return [part for part in [*found, unknown, cold] if part.bytes]
 
 
 def taken(path: str) -> int:
     """A repository's bytes of the disk, as du counts them; quick."""
     return _disk_bytes(path) + below(path) - _twice(path)
+
+
+def _local(used: dict, cold: Part) -> dict:
+    """What is on the disk of a cold group; its blocks are in the object."""
+    assert cold.plain_bytes is not None
+    cold.plain_bytes += sum(used['plain'])
+    none = [0] * len(CODECS)
+    return used | {'plain': none, 'stored': none, 'segments': 0}
 
 
 def _add_group(used: dict, blocks: list[Part], headers: Part, stores: Part,

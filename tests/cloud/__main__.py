@@ -92,6 +92,10 @@ def usage(cloud):
     for host in cloud.hosts.values():
         yield from ('', f'# on the compute host {host.name}')
         yield shlex.join(host.enter()) + ' bash'
+    if cloud.state.swift:
+        yield from ('', '# move full groups to Swift')
+        yield ('glance-dedup --socket '
+               f'{cloud.services["dedupd"].socket} tier --all')
     if cloud.state.site:
         daemon = cloud.services['other/dedupd']
         yield from ('', '# send all images to the other site')
@@ -151,6 +155,7 @@ def arguments():
                 command.add_argument(name, metavar=variable, action='append',
                                      default=[])
             command.add_argument('--site', action='store_true')
+            command.add_argument('--swift', action='store_true')
             command.add_argument('--tempest', action='store_true')
             command.add_argument('service', nargs='*')
         if function is down:
@@ -166,7 +171,8 @@ def changed(args):
             f'{both.pop()} cannot be a host both with and without a cache.\n'
             'What to do: give it to either --host or --cached-host.')
     return cloud_module.Cloud(
-        args.dir, say=say, site=args.site, settings=args.glance,
+        args.dir, say=say, site=args.site, swift=args.swift,
+        settings=args.glance,
         hosts={**dict.fromkeys(args.host, False),
                **dict.fromkeys(args.cached_host, True)})
 

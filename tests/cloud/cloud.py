@@ -44,19 +44,23 @@ from tests.cloud import service as service_module
 from tests.cloud import settings as settings_module
 from tests.cloud import site as site_module
 from tests.cloud import state as state_module
+from tests.cloud import swift as swift_module
 
 CloudError = service_module.CloudError
 
 #: In the order in which a table shows them; they are ended in the reverse.
-SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone, dedupd.Dedupd,
-            glance.Glance, barbican.Barbican, placement.Placement,
-            neutron.Neutron, nova.Api, nova.Conductor, nova.Scheduler)
+SERVICES = (mariadb.MariaDB, broker.Broker, keystone.Keystone,
+            swift_module.Swift, dedupd.Dedupd, glance.Glance,
+            barbican.Barbican, placement.Placement, neutron.Neutron,
+            nova.Api, nova.Conductor, nova.Scheduler)
 #: What the other site has, if there is one.
 OTHER = (site_module.Dedupd, site_module.Glance)
 #: What a compute host has.
 COMPUTE = (libvirt.Libvirt, nova.Compute)
 
 LOOPBACK = '127.0.0.1'
+#: Blocks of a group that may move.
+GROUP_SLOTS = 1024
 NEED_MIB = 2048
 # A Unix socket's path has at most 107 bytes.
 PATH_BYTES = 107 - len(f'/{libvirt.SOCKET}')
@@ -84,13 +88,14 @@ class Cloud:
         whether each has a cache; besides those that the cloud had. If there
         are none, its one compute host is where all else is
     :param site: whether to have a second site, besides what the cloud had
+    :param swift: whether groups move to Swift, if the cloud is new or had that
     :param settings: of Glance, of the form ``[SECTION.]OPTION=VALUE``, besides
         those that the cloud had
     :param say: called with lines about what is done
     """
 
     def __init__(self, directory, stores=None, default_store=None,
-                 glance_options=None, hosts=None, site=False,
+                 glance_options=None, hosts=None, site=False, swift=False,
                  settings=(), say=lambda text: None):
         self.directory = pathlib.Path(directory).resolve()
         self._cancelled = threading.Event()
@@ -104,12 +109,16 @@ class Cloud:
                 default_store, glance_options)
         # All are looked at before any is recorded.
         all_hosts = hosts and host_module.joined(self.state, hosts)
+        if swift:
+            self._need_no_other_repository()
         if settings:
             self._set_glance(settings)
         if all_hosts:
             self.state.set_hosts(all_hosts)
         if site:
             self.state.set_site()
+        if swift:
+            self.state.set_swift()
         self.hosts = {
             name: host_module.Host(self, name, cache)
             for name, cache in self.state.hosts.items()}
@@ -211,6 +220,13 @@ class Cloud:
                     {**options, **settings.get(name, {})})
         self.state.set_glance({**self.state.glance, 'settings': settings})
 
+    def _need_no_other_repository(self):
+        if self.state.is_used and not self.state.swift:
+            raise CloudError(
+                'This cloud was started without Swift, with a repository '
+                'whose groups stay on the disk.\nWhat to do: tools/cloud '
+                'down, and then tools/cloud up with all options.')
+
     def _placed(self, stores):
         """Stores with what they were not given."""
         placed = {}
@@ -238,9 +254,17 @@ class Cloud:
         for options in self.stores.values():
             if options['type'] == 'dedup':
                 with contextlib.suppress(exceptions.ImageExists):
-                    repository.Repository.create(
-                        options['dedup_store_datadir'],
-                        **settings_module.creation(options))
+                    self._make_repository(options)
+
+    def _make_repository(self, options):
+        path = options['dedup_store_datadir']
+        chosen = settings_module.creation(options)
+        if not self.state.swift or path != self.repository:
+            repository.Repository.create(path, **chosen)
+            return
+        # Small images fill a group, too: only full ones move.
+        repository.Repository.create(
+            path, cold=True, **{'group_slots': GROUP_SLOTS, **chosen})
 
     # -- for services ------------------------------------------------------
 

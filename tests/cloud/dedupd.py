@@ -17,6 +17,10 @@ from tests.support import daemons
 
 #: Where a cache listens, on each host's own loopback.
 CACHE_PORT = 9292
+#: With Swift, a group moves once it has not changed for an hour, or if the
+#: disk is nearly full. It need not be recompressed first.
+TIERING = {'tier_interval': 60, 'tier_age_hours': 1, 'tier_free_mib': 1024,
+           'recompress_codec': 'none'}
 
 
 class _Dedupd(service.Service):
@@ -40,6 +44,16 @@ class Dedupd(_Dedupd):
     name = 'dedupd'
     title = 'dedupd'
     needs = ('rabbitmq',)
+
+    def __init__(self, cloud, host=None):
+        super().__init__(cloud, host)
+        if self._has_swift:
+            self.needs += ('swift',)
+
+    @property
+    def _has_swift(self):
+        """Whether groups of its repository move to Swift."""
+        return self.cloud.state.swift
 
     @property
     def socket(self):
@@ -100,6 +114,7 @@ class Dedupd(_Dedupd):
                 **self.common(self._of_the_store()),
                 'glance_url': self.cloud.url('glance'),
                 'glance_notifications': True,
+                **(TIERING if self._has_swift else {}),
             },
         }
 
@@ -124,6 +139,8 @@ class Dedupd(_Dedupd):
 
     def launch(self):
         self.cloud.make_repositories()
+        if self._has_swift:
+            self.cloud.services['swift'].attach(self.repository)
         self._launch(self._sections())
 
 

@@ -25,13 +25,15 @@ class Keystone(service.WsgiService):
     title = 'Keystone'
     needs = ('mariadb',)
     application = 'keystone.wsgi.api:application'
+    #: Seconds for which a token is good.
+    token_life = 3600
 
     def _configure(self):
         return self.write('keystone.conf', {
             'DEFAULT': {'use_stderr': True},
             'database': {
                 'connection': self.cloud.database('keystone')},
-            'token': {'provider': 'fernet'},
+            'token': {'provider': 'fernet', 'expiration': self.token_life},
             'fernet_tokens': {'key_repository': self.directory / 'fernet'},
             'fernet_receipts': {
                 'key_repository': self.directory / 'receipts'},

@@ -42,6 +42,8 @@ class Dedupd(dedupd.Dedupd):
     title = 'dedupd of the other site'
     needs = ()
 
+    _has_swift = False
+
     @property
     def socket(self):
         return self.directory / 'dedupd.sock'

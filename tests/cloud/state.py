@@ -2,9 +2,9 @@
 """What a cloud has to know when another process goes on with it.
 
 One file, ``state.json``, replaced as a whole: ports, addresses, the processes
-of each service, the compute hosts, whether there is a second site, what was
-prepared, the stores of Glance, the services that are wanted, and the one
-password.
+of each service, the compute hosts, whether there is a second site, whether
+groups move to Swift, what was prepared, the stores of Glance, the services
+that are wanted, and the one password.
 """
 
 import json
@@ -27,8 +27,8 @@ class State:
         self._lock = threading.Lock()
         self._all = {
             'password': secrets.token_hex(8), 'ports': {}, 'addresses': {},
-            'processes': {}, 'hosts': {}, 'site': False, 'prepared': [],
-            'started_with': {}, 'wanted': [], 'glance': None}
+            'processes': {}, 'hosts': {}, 'site': False, 'swift': False,
+            'prepared': [], 'started_with': {}, 'wanted': [], 'glance': None}
         if path.exists():
             self._all.update(json.loads(path.read_text()))
         else:
@@ -133,6 +133,16 @@ class State:
     def set_site(self):
         with self._lock:
             self._all['site'] = True
+            self._save()
+
+    @property
+    def swift(self):
+        """Whether groups of the repository move to Swift."""
+        return self._all['swift']
+
+    def set_swift(self):
+        with self._lock:
+            self._all['swift'] = True
             self._save()
 
     @property

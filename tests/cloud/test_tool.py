@@ -18,6 +18,7 @@ import time
 
 import pytest
 
+from glance_dedup.repository import cold
 from tests.cloud import cloud as cloud_module
 from tests.cloud import process as process_module
 from tests.cloud import service
@@ -189,6 +190,37 @@ def test_options(place):
         assert why in tool('up', '--dir', place, *words, status=2)
     assert table(place, 0) == after
     tool('down', '--dir', place)
+    assert process_module.marked(place) == []
+
+
+def test_swift(place):
+    """The repository is attached, and stays so; an old one is not changed."""
+    said = tool('up', '--dir', place, '--swift', '--glance',
+                'dedup_store_group_slots=512', 'dedupd')
+    assert 'start Swift:' in said and 'tier --all' in said
+    up = table(place, 0)
+    assert list(up) == ['mariadb', 'rabbitmq', 'keystone', 'swift', 'dedupd']
+    settings = cold.need(str(place / 'stores' / 'dedup'))
+    assert settings.location.url == 'swift://glance-dedup/cold'
+    with repositories.open_repository(place / 'stores' / 'dedup') as repo:
+        assert repo.parameters.has_cold
+        assert repo.parameters.group_slots == 512
+    assert pathlib.Path(settings.credentials).stat().st_mode & 0o077 == 0
+    assert 'tier_free_mib = ' in (
+        place / 'etc' / 'dedupd' / 'dedupd.conf').read_text()
+
+    os.kill(int(up['swift'][1]), signal.SIGKILL)
+    os.kill(int(up['dedupd'][1]), signal.SIGKILL)
+    said = tool('up', '--dir', place, 'dedupd')
+    assert 'start Swift:' in said and 'start dedupd:' in said
+    assert cold.need(str(place / 'stores' / 'dedup')) == settings
+    tool('down', '--dir', place)
+
+    other = place.with_name('other')
+    tool('up', '--dir', other, 'neutron')
+    assert 'was started without Swift' in tool(
+        'up', '--dir', other, '--swift', 'neutron', status=2)
+    tool('down', '--dir', other)
     assert process_module.marked(place) == []
 
 

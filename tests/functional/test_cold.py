@@ -14,6 +14,7 @@ import pytest
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.objects import slicefiles
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold as cold_module
 from glance_dedup.repository import owners
@@ -193,7 +194,7 @@ def test_what_a_killed_process_left_goes_first(cold, content):
 def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
                                      is_read):
     """By another thread or process, when a slice is about to be written."""
-    make_file, left = slices_module.access.make_file, [times]
+    make_file, left = slicefiles.access.make_file, [times]
 
     def evict(path, mode):
         if left[0]:
@@ -201,7 +202,7 @@ def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
             shutil.rmtree(os.path.dirname(path))
         return make_file(path, mode)
 
-    monkeypatch.setattr(slices_module.access, 'make_file', evict)
+    monkeypatch.setattr(slicefiles.access, 'make_file', evict)
     cold.forget()
     if is_read:
         assert cold.read() == content and not left[0]
@@ -211,11 +212,30 @@ def test_a_directory_that_is_evicted(cold, content, monkeypatch, times,
         repo.slices.fetch(1, cold.object_id, cold.length, 1, 1)
 
 
+def test_a_cache_on_a_disk_that_others_have_filled(
+        cold, content, monkeypatch):
+    """Older slices make room for the one that is read now."""
+    make, full = slicefiles.access.make_file, []
+
+    def filled(path, mode):
+        if len(list(cold.slices.iterdir())) > 1:
+            full.append(path)
+            raise OSError(28, 'No space left on device')
+        return make(path, mode)
+
+    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    with cold.open() as repo:
+        for number in range(4):
+            repo.slices.fetch(1, cold.object_id, cold.length, number, 1)
+            monkeypatch.setattr(slicefiles.access, 'make_file', filled)
+    assert full and len(list(cold.slices.iterdir())) < 4
+
+
 def test_a_full_disk(cold, monkeypatch):
     def full(*arguments):
         raise OSError(28, 'No space left on device')
 
-    monkeypatch.setattr(slices_module.access, 'make_file', full)
+    monkeypatch.setattr(slicefiles.access, 'make_file', full)
     with pytest.raises(exceptions.NoSpaceError, match='cannot write'):
         cold.read()
 

@@ -298,6 +298,55 @@ def test_commands_ask_the_daemon(cold, daemon, faults, tmp_path):
         env={**os.environ, 'GLANCE_DEDUP_FILTER_DIR': str(tmp_path / 'f')})
     assert (tmp_path / 'out').read_bytes() == cold.images['one']
     assert len(gets(faults)) == 10
+    figures = daemon.status()['cold']
+    assert figures['gets'] == 10 and figures['misses'] == 0
+    assert figures['received'] == sum(
+        facts['end'] for facts in cold.groups.values())
+    # What several threads fetch at once may count twice.
+    assert 0 <= figures['cached'] - figures['received'] < 8 << 20
+    metrics = daemon.request('GET', '/metrics').body.decode()
+    assert 'dedupd_slices_gets_total 10.0' in metrics
+
+
+def test_what_a_command_fetched(cold, faults, tmp_path):
+    """It says so, and where the bytes are."""
+    def run(*arguments):
+        return json.loads(subprocess.run(
+            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+             cold.path, '--socket', '', *arguments, '-f', 'json'],
+            cwd=daemons.ROOT, check=True, timeout=60, capture_output=True,
+            env={**os.environ,
+                 'GLANCE_DEDUP_FILTER_DIR': str(tmp_path / 'f')}).stdout)
+
+    for count in (10, 0):
+        found = run('image', 'get', 'one', tmp_path / f'out-{count}')
+        assert found['slices_fetched'] == count
+    parts = {row['part']: row for row in run('space')}
+    objects = sum(facts['end'] for facts in cold.groups.values())
+    assert parts['cold groups, in objects']['disk_bytes'] == objects
+    assert parts['cold groups, in objects']['plain_bytes'] == 2 * GROUP
+    assert parts['cache of cold groups']['disk_bytes'] >= objects
+    assert all(row['disk_bytes'] >= 0 for row in parts.values())
+    du = subprocess.run(['du', '-s', '-B1', cold.path], check=True,
+                        capture_output=True, text=True).stdout
+    assert parts['all']['disk_bytes'] == int(du.split()[0])
+
+
+def test_hits_and_misses(cold, faults):
+    with cold.open(segment_cache_mib=0) as repo:
+        read(repo)
+        first = repo.statistics()
+        assert first['slice_misses'] and first['slice_gets'] == 10
+        assert first['slice_reads'] > first['slice_misses']
+        read(repo)
+        again = repo.statistics()
+        assert again['slice_misses'] == first['slice_misses']
+        assert again['slice_reads'] > first['slice_reads']
+        faults.always = 503
+        cold.forget()
+        with pytest.raises(exceptions.UnavailableError):
+            read(repo)
+        assert repo.statistics()['slice_unavailable']
 
 
 def test_downloads_through_the_daemon(cold, daemon, faults):

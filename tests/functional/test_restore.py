@@ -24,6 +24,7 @@ from glance_dedup.snapshots import keys
 from glance_dedup.snapshots import restoring
 from tests.functional import test_snapshots
 from tests.functional import test_tierer
+from tests.support import documents
 from tests.support import objects
 from tests.support import repositories
 
@@ -361,7 +362,7 @@ def test_kill_9_anywhere(filled, faults, tmp_path):
     killing = subprocess.run(
         [sys.executable, '-c', KILLING, path, place.location.url,
          place.location.endpoint, place.credentials, str(most)],
-        cwd=objects.TOP, timeout=280, capture_output=True, text=True)
+        cwd=documents.TOP, timeout=280, capture_output=True, text=True)
     assert killing.returncode == 0, killing.stderr
     with contextlib.closing(Restored(path, whole(filled))) as made:
         made.need_fine()
@@ -390,11 +391,12 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
                                             moment):
     """It was at something when the directory was restored, and goes on."""
     filled.tier()
+    images = {'two': filled.images.pop('two')}
     filled.repo.delete('two')
-    del filled.images['two']
     collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
     if moment == 'deleting objects':
         filled.tier(tierer.Policy(everything=True, live_share=90))
+        images.clear()
     else:
         filled.put('later', 0.25, 7)
     results = []
@@ -411,10 +413,9 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
     for _ in range(3):
         with pytest.raises(exceptions.InvalidParameter):
             filled.tier(tierer.Policy(everything=True, live_share=90))
-    images = {name: data for name, data in filled.images.items()
-              if name not in result.lost_images}
-    if 'two' not in result.lost_images and result.images > len(images):
-        images['two'] = repositories.noise(int(0.75 * SIZE), 2)
+    # The newest snapshot is of before the deletion, or of after it.
+    images['one'], images['both'] = filled.images['one'], filled.images['both']
+    assert result.snapshot == (2 if moment != 'deleting objects' else 4)
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
         made.need_fine()
 
@@ -594,7 +595,7 @@ def test_swift(tmp_path):
 def run(*arguments, status=0):
     found = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.main', *map(str, arguments)],
-        cwd=objects.TOP, timeout=120, capture_output=True, text=True,
+        cwd=documents.TOP, timeout=120, capture_output=True, text=True,
         env={**os.environ, 'GLANCE_DEDUP_SOCKET': ''})
     assert found.returncode == status, found.stderr
     return found

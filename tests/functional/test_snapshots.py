@@ -276,6 +276,25 @@ def test_what_was_sent_is_not_sent_again(store, connection):
     assert result.snapshot == 1 and result.puts == 1 and before == 0
 
 
+def test_what_was_sent_for_the_next_snapshot_stays(store, connection):
+    store.put('one', 1, 1)
+    store.tier()
+    store.tier()
+    store.put('two', 0.25, 2)
+
+    def step(done, total, what):
+        if what == 'sending the snapshot':
+            pace.stop()
+
+    pace = task.Pace(step)
+    with pytest.raises(task.Stopped):
+        store.tier(pace=pace)
+    assert len(kinds(store, connection)[1]) == 2
+    plan = sweeper.plan(store.maintainer, task.Pace(), connection,
+                        store.settings, listed(store, connection))
+    assert plan.kept is None and not plan.objects
+
+
 @pytest.mark.parametrize('fault', [503, 'truncate', 'reset'])
 def test_a_store_that_fails(store, connection, faults, fault):
     """Whichever request fails for good, the next run completes the work."""

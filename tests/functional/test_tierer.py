@@ -163,6 +163,18 @@ def test_recompression_comes_first(store):
     store.need_all()
 
 
+def test_a_short_disk_does_not_wait_for_recompression(store, monkeypatch):
+    store.put('one', 1, 1)
+    mark = recompressor._mark(store.maintainer, 'zstd', 1, True)
+    policy = tierer.Policy(free_bytes=1, mark=mark)
+    monkeypatch.setattr(store.repo, 'room', lambda: (4 * SIZE, SIZE))
+    assert store.tier(policy).groups == 0
+    # Less than one group is free above what storing leaves.
+    monkeypatch.setattr(store.repo, 'room', lambda: (2 * SIZE - 1, SIZE))
+    assert store.tier(policy).groups == 1
+    store.need_all()
+
+
 def test_a_worn_group_gets_a_smaller_object(store):
     store.put('one', 0.25, 1)
     store.put('two', 0.75, 2)

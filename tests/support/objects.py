@@ -9,7 +9,6 @@ those that are right. Its bucket or container is there.
 import contextlib
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -22,60 +21,10 @@ from swiftclient import client
 from glance_dedup.objects import location as location_module
 from tests.support import ports
 from tests.support import repositories
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-SWIFT = TOP / '.services' / 'swift' / 'bin' / 'python'
+from tests.support import swift_server
 
 #: Seconds that a server may take to start.
 LIMIT = 120
-
-_SWIFT = '''
-[swift-hash]
-swift_hash_path_prefix = cold
-swift_hash_path_suffix = groups
-[storage-policy:0]
-name = one
-default = yes
-'''
-_STORAGE = '''
-[DEFAULT]
-devices = {directory}/devices
-mount_check = false
-swift_dir = {directory}
-fallocate_reserve = 0
-log_level = WARNING
-[pipeline:main]
-pipeline = {kind}-server
-[app:{kind}-server]
-use = egg:swift#{kind}
-'''
-_PROXY = '''
-[DEFAULT]
-swift_dir = {directory}
-log_level = WARNING
-[pipeline:main]
-pipeline = catch_errors cache s3api tempauth copy slo dlo proxy-server
-[app:proxy-server]
-use = egg:swift#proxy
-account_autocreate = true
-[filter:catch_errors]
-use = egg:swift#catch_errors
-[filter:cache]
-use = egg:swift#memcache
-memcache_servers = 127.0.0.1:{memcached}
-[filter:s3api]
-use = egg:swift#s3api
-[filter:tempauth]
-use = egg:swift#tempauth
-user_test_tester = testing .admin
-token_life = {token_life}
-[filter:copy]
-use = egg:swift#copy
-[filter:slo]
-use = egg:swift#slo
-[filter:dlo]
-use = egg:swift#dlo
-'''
 
 
 class Server:
@@ -171,20 +120,10 @@ class Swift(Server):
         self._token_life = token_life
 
     def launch(self):
-        directory = self.directory
-        (directory / 'devices' / 'one').mkdir(parents=True, exist_ok=True)
-        memcached, *storage = (ports.free_port() for _ in range(4))
-        (directory / 'swift.conf').write_text(_SWIFT)
-        (directory / 'proxy.conf').write_text(_PROXY.format(
-            directory=directory, memcached=memcached,
-            token_life=self._token_life))
-        for kind in ('account', 'container', 'object'):
-            (directory / f'{kind}.conf').write_text(
-                _STORAGE.format(directory=directory, kind=kind))
-        self.spawn(shutil.which('memcached'), '-l', '127.0.0.1', '-p',
-                   memcached, '-m', 16, '-U', 0, '-u', 'root')
-        self.spawn(SWIFT, TOP / 'tests' / 'support' / 'swift_process.py',
-                   directory, self.port, *storage)
+        for command in swift_server.commands(
+                self.directory, '127.0.0.1', self.port,
+                swift_server.own_users(self._token_life)):
+            self.spawn(*command)
 
     def _answers(self):
         with contextlib.suppress(requests.RequestException):

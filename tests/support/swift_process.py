@@ -4,10 +4,10 @@
 
 Run by the Python of Swift's environment::
 
-    python swift_process.py DIRECTORY PROXY ACCOUNT CONTAINER OBJECT
+    python swift_process.py DIRECTORY ADDRESS PROXY ACCOUNT CONTAINER OBJECT
 
-where DIRECTORY has ``proxy.conf`` and ``storage.conf``, the directory
-``devices/one``, and the rest is ports on loopback. One process starts in a
+where DIRECTORY has what ``swift_server.py`` writes, ADDRESS is the proxy's,
+and the rest is ports, on loopback but for the proxy's. One process starts in a
 quarter of the time of four. Rings have one device, and there is one replica.
 """
 
@@ -38,7 +38,8 @@ def make_ring(directory, kind, port):
 
 def main():
     directory = pathlib.Path(sys.argv[1])
-    proxy, *storage = map(int, sys.argv[2:])
+    address = sys.argv[2]
+    proxy, *storage = map(int, sys.argv[3:])
     for kind, port in zip(KINDS, storage, strict=True):
         make_ring(directory, kind, port)
     # What is in /etc/swift otherwise.
@@ -47,9 +48,9 @@ def main():
     storage_policy.reload_storage_policies()
     servers = []
     for kind, port in zip((*KINDS, 'proxy'), (*storage, proxy), strict=True):
-        name = 'proxy.conf' if kind == 'proxy' else f'{kind}.conf'
-        application = swift_wsgi.loadapp(str(directory / name))
-        listener = eventlet.listen(('127.0.0.1', port))
+        application = swift_wsgi.loadapp(str(directory / f'{kind}.conf'))
+        listener = eventlet.listen(
+            (address if kind == 'proxy' else '127.0.0.1', port))
         servers.append(eventlet.spawn(
             wsgi.server, listener, application, log_output=False,
             protocol=swift_wsgi.SwiftHttpProtocol))

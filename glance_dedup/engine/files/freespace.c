@@ -9,14 +9,25 @@
 #include "engine/format/names.h"
 
 enum {
-    SHARE = 100,     /* at most 1/SHARE of the file system is kept */
+    SHARE = 100,     /* at most 1/SHARE of the file system is kept, */
+    MOVING = 10,     /* and 1/MOVING for a group that becomes cold */
     FILES_KEPT = 32, /* inodes; for the maintainer and some deletes */
 };
 
-uint64_t
-gd_freespace_kept(uint64_t reserve, uint64_t total)
+static uint64_t
+at_most(uint64_t bytes, uint64_t limit)
 {
-    return reserve < total / SHARE ? reserve : total / SHARE;
+    return bytes < limit ? bytes : limit;
+}
+
+uint64_t
+gd_freespace_kept(gd_freespace keep, uint64_t total)
+{
+    if (keep.reserve == 0) {
+        return 0;
+    }
+    return at_most(keep.reserve, total / SHARE) +
+           at_most(keep.moving, total / MOVING);
 }
 
 /* The same error as if the system itself had refused. */
@@ -32,7 +43,7 @@ no_space(gd_error *err)
 static gd_status
 check_files(const gd_space *space, gd_error *err)
 {
-    uint64_t kept = gd_freespace_kept(FILES_KEPT, space->total_files);
+    uint64_t kept = at_most(FILES_KEPT, space->total_files / SHARE);
     if (space->total_files == 0 || space->free_files > kept) {
         return GD_OK;
     }
@@ -44,14 +55,14 @@ check_files(const gd_space *space, gd_error *err)
 }
 
 gd_status
-gd_freespace_check(const gd_env *env, int fd, uint64_t reserve, uint64_t bytes,
-                   gd_error *err)
+gd_freespace_check(const gd_env *env, int fd, gd_freespace keep,
+                   uint64_t bytes, gd_error *err)
 {
     gd_space space;
-    if (reserve == 0 || env->free_space(env, fd, &space) < 0) {
+    if (keep.reserve == 0 || env->free_space(env, fd, &space) < 0) {
         return GD_OK;
     }
-    uint64_t kept = gd_freespace_kept(reserve, space.total);
+    uint64_t kept = gd_freespace_kept(keep, space.total);
     if (space.free < kept || space.free - kept < bytes) {
         gd_fail(err, GD_NOSPACE,
                 "no room for %llu bytes: the file system of the repository "

@@ -11,16 +11,22 @@
 
 #include "engine/base/env.h"
 
+/* What is not to be used up. */
+typedef struct gd_freespace {
+    uint64_t reserve; /* for what frees space; 0: nothing is kept at all */
+    uint64_t moving;  /* for a group's new file, while it becomes cold */
+} gd_freespace;
+
 /* The bytes that storing leaves free on a file system of this size: `reserve`,
- * but at most a hundredth of the size, so that a small file system can be
- * used. */
-uint64_t gd_freespace_kept(uint64_t reserve, uint64_t total);
+ * but at most a hundredth of the size, and `moving`, but at most a tenth.  So a
+ * small file system can be used. */
+uint64_t gd_freespace_kept(gd_freespace keep, uint64_t total);
 
 /* GD_NOSPACE if storing `bytes` more would leave too little free on the file
  * system of the file or directory fd.  If the system does not say how much is
  * free, there is room.  Callers that ask at the same time get the same answer:
  * with n writers, up to n - 1 more of their writes may go below the limit. */
-gd_status gd_freespace_check(const gd_env *env, int fd, uint64_t reserve,
+gd_status gd_freespace_check(const gd_env *env, int fd, gd_freespace keep,
                              uint64_t bytes, gd_error *err);
 
 /* Gives up one of the files that are reserved for the catalog, when there is no

@@ -471,7 +471,8 @@ gd_shards_create(gd_shards *shards, const gd_index_id *id,
 gd_status
 gd_shards_need_room(gd_shards *shards, uint64_t bytes, gd_error *err)
 {
-    return gd_freespace_check(shards->env, shards->root, shards->reserve,
+    return gd_freespace_check(shards->env, shards->root,
+                              (gd_freespace){.reserve = shards->reserve},
                               bytes, err);
 }
 

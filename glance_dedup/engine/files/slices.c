@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 enum {
@@ -13,20 +14,30 @@ enum {
     NAME = 2 * GD_ID_SIZE + 1 + 8 + 1, /* <object id>/<slice> */
 };
 
+typedef struct counters {
+    atomic_ullong reads, misses;
+} counters;
+
 struct gd_slices {
     const gd_env *env;
     int directory;
     gd_slice_source source;
+    counters *counters; /* readers have the rest only to look at */
 };
 
 gd_status
 gd_slices_open(const gd_env *env, const char *directory,
                const gd_slice_source *source, gd_slices **out, gd_error *err)
 {
-    gd_slices *slices = gd_calloc(env, 1, sizeof *slices, err);
-    if (slices == NULL) {
+    struct {
+        gd_slices slices; /* first: it is what is released */
+        counters counters;
+    } *made = gd_calloc(env, 1, sizeof *made, err);
+    if (made == NULL) {
         return GD_NOMEM;
     }
+    gd_slices *slices = &made->slices;
+    slices->counters = &made->counters;
     slices->env = env;
     slices->source = *source;
     gd_status s = gd_open(env, AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, 0,
@@ -47,6 +58,13 @@ gd_slices_close(gd_slices *slices)
         env->close(env, slices->directory);
         env->release(env, slices);
     }
+}
+
+gd_slice_counts
+gd_slices_get_counts(const gd_slices *slices)
+{
+    return (gd_slice_counts){atomic_load(&slices->counters->reads),
+                             atomic_load(&slices->counters->misses)};
 }
 
 static void
@@ -120,10 +138,14 @@ read_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
            gd_error *err)
 {
     gd_status s = GD_NOTFOUND;
+    atomic_fetch_add(&slices->counters->reads, 1);
     for (int fetches = 0;; fetches++) {
         s = read_file(slices, object, slice, out, length, offset, err);
         if (s != GD_NOTFOUND || fetches == FETCHES) {
             break;
+        }
+        if (fetches == 0) {
+            atomic_fetch_add(&slices->counters->misses, 1);
         }
         s = slices->source.fetch(slices->source.arg, object, slice, behind + 1,
                                  err);

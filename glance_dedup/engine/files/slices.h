@@ -42,11 +42,18 @@ typedef struct gd_slice_source {
 
 typedef struct gd_slices gd_slices;
 
+typedef struct gd_slice_counts {
+    uint64_t reads;  /* of bytes in one slice */
+    uint64_t misses; /* those for which a slice had to be fetched */
+} gd_slice_counts;
+
 /* The directory exists, and is only this user's. */
 gd_status gd_slices_open(const gd_env *env, const char *directory,
                          const gd_slice_source *source, gd_slices **slices,
                          gd_error *err);
 void gd_slices_close(gd_slices *slices);
+
+gd_slice_counts gd_slices_get_counts(const gd_slices *slices);
 
 /* Reads bytes that lie within the object.  name is the group's, for messages.
  * GD_UNAVAILABLE also if this host cannot read the slices' files.  GD_CORRUPT

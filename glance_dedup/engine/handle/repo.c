@@ -213,11 +213,31 @@ gd_repo_check_owner(const gd_repo *repo, gd_error *err)
     return GD_OK;
 }
 
+gd_freespace
+gd_repo_keeps(const gd_repo *repo)
+{
+    const gd_params *params = &repo->params;
+    gd_freespace keep = {.reserve = params->reserve};
+    if (params->major >= GD_REPOSITORY_COLD) {
+        keep.moving = gd_data_start(params->group_slots) +
+                      params->group_slots *
+                          ((uint64_t)params->block_size + GD_SEGMENT_HEADER);
+    }
+    return keep;
+}
+
 gd_status
 gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
 {
-    return gd_freespace_check(repo->env, repo->root, repo->params.reserve,
+    return gd_freespace_check(repo->env, repo->root, gd_repo_keeps(repo),
                               bytes, err);
+}
+
+gd_status
+gd_repo_check_room_to_move(const gd_repo *repo, uint64_t bytes, gd_error *err)
+{
+    gd_freespace keep = {.reserve = repo->params.reserve};
+    return gd_freespace_check(repo->env, repo->root, keep, bytes, err);
 }
 
 /* ---- groups ---- */

@@ -23,6 +23,7 @@
 #include "engine/base/seeks.h"
 #include "engine/base/status.h"
 #include "engine/files/filter.h"
+#include "engine/files/freespace.h"
 #include "engine/files/locks.h"
 #include "engine/format/chunker.h"
 #include "engine/format/fingerprint.h"
@@ -131,5 +132,12 @@ gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
  * (freespace.h).  Deleting, accounting and collecting do not call it. */
 gd_status gd_repo_check_room(const gd_repo *repo, uint64_t bytes,
                              gd_error *err);
+/* The same for the new file of a group that becomes cold, which may use what
+ * others leave for it: else no group could move from a disk that uploads have
+ * filled. */
+gd_status gd_repo_check_room_to_move(const gd_repo *repo, uint64_t bytes,
+                                     gd_error *err);
+/* What storing leaves free. */
+gd_freespace gd_repo_keeps(const gd_repo *repo);
 
 #endif

@@ -118,6 +118,14 @@ gd_group_rewrite_close(gd_group_rewrite *r)
     env->release(env, r);
 }
 
+static gd_status
+check_room(const gd_group_rewrite *r, uint64_t bytes, gd_error *err)
+{
+    const gd_repo *repo = r->leased->repo;
+    return r->cold ? gd_repo_check_room_to_move(repo, bytes, err)
+                   : gd_repo_check_room(repo, bytes, err);
+}
+
 /* Writes the fixed header, which has the seed of everything that follows. */
 static gd_status
 write_header(gd_group_rewrite *r, gd_error *err)
@@ -140,7 +148,7 @@ start_file(gd_group_rewrite *r, gd_error *err)
     r->target.fd = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
-    gd_status s = gd_repo_check_room(r->leased->repo, r->end, err);
+    gd_status s = check_room(r, r->end, err);
     if (s == GD_OK) {
         s = write_header(r, err);
     }
@@ -329,7 +337,7 @@ gd_group_rewrite_check(const gd_group_rewrite *r, gd_error *err)
     if (s == GD_BUSY) {
         return gd_fail(err, s, "%s is to be collected", leased->group->name);
     }
-    return s == GD_OK ? gd_repo_check_room(leased->repo, 0, err) : s;
+    return s == GD_OK ? check_room(r, 0, err) : s;
 }
 
 static bool
@@ -580,7 +588,7 @@ append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
         }
     }
     *written = at - r->end;
-    gd_status s = gd_repo_check_room(r->leased->repo, *written, err);
+    gd_status s = check_room(r, *written, err);
     if (s == GD_OK) {
         s = gd_writev_full(r->target.env, r->target.fd, pieces,
                            (int)(PIECES * r->count), r->end, r->target.name, err);

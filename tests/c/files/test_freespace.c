@@ -47,7 +47,9 @@ setup(uint64_t reserve, uint64_t free)
 static gd_status
 ask(uint64_t reserve, uint64_t bytes)
 {
-    return gd_freespace_check(x.env, x.root, reserve, bytes, &x.err);
+    return gd_freespace_check(x.env, x.root,
+                              (gd_freespace){.reserve = reserve}, bytes,
+                              &x.err);
 }
 
 static void
@@ -80,6 +82,17 @@ test_check(void)
     told.free_files = told.total_files = 0;
     CHECK_INT(ask(1, 1), GD_OK);
     CHECK_INT(scratch_destroy(&x), 0);
+}
+
+/* A tenth of the file system at most; nothing without a reserve. */
+static void
+test_room_to_move(void)
+{
+    gd_freespace keep = {.reserve = 8 * MIB, .moving = 100 * MIB};
+    CHECK_INT(gd_freespace_kept(keep, 2000 * MIB), 108 * MIB);
+    CHECK_INT(gd_freespace_kept(keep, 500 * MIB), 55 * MIB);
+    keep.reserve = 0;
+    CHECK_INT(gd_freespace_kept(keep, 2000 * MIB), 0);
 }
 
 /* No reason to refuse anything. */
@@ -284,6 +297,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_check);
+    RUN(test_room_to_move);
     RUN(test_unknown);
     RUN(test_storing);
     RUN(test_a_group_is_not_made);

@@ -180,10 +180,38 @@ test_announcements(void)
     CHECK_INT(t.expected, 2);
     gd_slices_expect(t.slices, &t.object, 1, 1 << 30); /* ends with it */
     CHECK_INT(t.expected, 4);
+    /* Of what is there the source is not told. */
+    make_slice(&t, 1);
     t.expected = 0;
+    gd_slices_expect(t.slices, &t.object, GD_SLICE, GD_SLICE);
+    CHECK_INT(t.expected, 0);
+    gd_slices_expect(t.slices, &t.object, 0, 4 * GD_SLICE);
+    CHECK_INT(t.first, 2);
+    CHECK_INT(t.expected, 2);
+    gd_slices_expect(t.slices, &t.object, 0, 2 * GD_SLICE);
+    CHECK_INT(t.first, 0);
+    CHECK_INT(t.expected, 1);
+    t.expected = 0;
+    gd_slices_expect(t.slices, &t.object, UINT64_MAX, UINT64_MAX);
     gd_slices_expect(t.slices, &t.object, LENGTH, 1);
     gd_slices_expect(t.slices, &t.object, 0, 0);
     CHECK_INT(t.expected, 0);
+    teardown(&t);
+}
+
+static void
+test_counts(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(read_range(&t, GD_SLICE - 1, 2), GD_OK);
+    gd_slice_counts counts = gd_slices_get_counts(t.slices);
+    CHECK_INT(counts.reads, 2);
+    CHECK_INT(counts.misses, 1); /* both slices were fetched together */
+    CHECK_INT(read_range(&t, 0, 1), GD_OK);
+    counts = gd_slices_get_counts(t.slices);
+    CHECK_INT(counts.reads, 3);
+    CHECK_INT(counts.misses, 1);
     teardown(&t);
 }
 
@@ -231,6 +259,7 @@ main(int argc, char **argv)
     RUN(test_the_source_fails);
     RUN(test_forgotten_slices_are_fetched_again);
     RUN(test_announcements);
+    RUN(test_counts);
     RUN(test_each_call_fails);
     RUN(test_no_directory);
     return REPORT();

@@ -134,6 +134,26 @@ def test_no_task_waits_longer_than_its_interval(agenda, conf):
     assert agenda.due('scrub') <= time.monotonic() + 10
 
 
+def test_a_hurried_task_goes_before_what_makes_way(agenda, conf):
+    conf.set_override('tier_interval', 1000, 'dedupd')
+    tiering = agenda_module.Agenda(conf, (*NAMES, 'tier'))
+    tiering.begin()
+    assert order(tiering) == ['account']
+    scrub = started(agenda_module.Job('scrub'))
+    tiering.put('tier', 0)
+    assert not tiering.makes_way(scrub)
+    tiering.hurry('tier')
+    assert tiering.makes_way(scrub)
+    assert order(tiering) == ['tier']
+    # It is as any other from then on.
+    tiering.put('tier', 0)
+    assert not tiering.makes_way(scrub)
+    conf.set_override('tier_interval', 0, 'dedupd')
+    tiering.reload()
+    tiering.hurry('tier')
+    assert tiering.due('tier') is None and not tiering.makes_way(scrub)
+
+
 @pytest.mark.parametrize('interval', [0, 1000])
 def test_a_collection_by_a_moment(agenda, conf, interval):
     """Whether or not collections are due at intervals."""

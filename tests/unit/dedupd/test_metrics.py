@@ -64,6 +64,9 @@ def full(status):
         '[cache] peer_cert': {'path': '/b', 'expires': None}}
     status['reads'].update({'connections': 1, 'requests': 10, 'bytes': 1000,
                             'cache_hits': 6, 'cache_misses': 4})
+    status['cold'] = {'reads': 30, 'misses': 31, 'gets': 32, 'received': 33,
+                      'asked': 0, 'evicted': 34, 'unavailable': 35,
+                      'cached': 36}
     status['replication'] = {'pending': 1, 'replicated': 2, 'sent_bytes': 3,
                              'failed': {'x': {}, 'y': {}}}
     status['cache'] = {

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The files of slices: written whole, and the oldest ones removed.
+
+Several processes may use one directory. What is in a file is verified by who
+reads it, so nothing here is synced.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import re
+import secrets
+import stat
+import threading
+
+from glance_dedup.base import access
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
+
+#: What stays at least of the slices on a full disk, bytes: those that are on
+#: their way to readers.
+LEAST = 8 << 20
+
+# By how much the files are made fewer than their budget allows, so that not
+# each new slice evicts one.
+_SPARE = 16
+# How often a slice is written, if its directory is removed meanwhile.
+_TRIES = 20
+_OBJECT = re.compile('[0-9a-f]{32}')
+_SLICE = re.compile('[0-9a-f]{8}')
+
+
+class SliceFiles:
+    """A directory with slices. Thread-safe."""
+
+    def __init__(self, directory: str, file_mode: int) -> None:
+        self._directory = directory
+        self._file_mode = file_mode
+        self._directory_mode = 0o2770 if file_mode & 0o020 else 0o700
+        self._lock = threading.Lock()
+        self.used: int | None = None
+        """Bytes of all slices; None: they were not counted yet."""
+        self.evicted = 0
+        """Slices that were removed to make room."""
+
+    def is_there(self, object_id: bytes, number: int) -> bool:
+        """Whether there is a file of a slice."""
+        return os.path.isfile(self._path(object_id, number))
+
+    def remove(self, object_id: bytes, number: int) -> bool:
+        """Remove a slice; returns whether it was there."""
+        try:
+            os.unlink(self._path(object_id, number))
+        except OSError:
+            return False
+        return True
+
+    def keep(self, object_id: bytes, number: int, content: bytes,
+             budget: int) -> None:
+        """Write a slice, and evict others if they take too much.
+
+        :param budget: the bytes that all slices may take
+        :raises NoSpaceError: the disk is full
+        """
+        path = self._path(object_id, number)
+        try:
+            self._write(path, content)
+        except exceptions.NoSpaceError:
+            # Others have filled the disk. What is read now needs the room
+            # more than what was read before.
+            with self._lock:
+                found = sorted(self._all())
+                self.used = self._evict(found, sum(
+                    size for _, size, _ in found) // 2)
+            self._write(path, content)
+        self._make_room(len(content), budget)
+
+    def _path(self, object_id: bytes, number: int) -> str:
+        return os.path.join(self._directory, object_id.hex(), f'{number:08x}')
+
+    def _write(self, path: str, content: bytes) -> None:
+        with files.os_errors(f'cannot write {path}', exceptions.StorageError):
+            for _ in range(_TRIES - 1):
+                # Whoever evicts removes empty directories, and what is not
+                # renamed yet.
+                with contextlib.suppress(FileNotFoundError):
+                    return self._write_once(path, content)
+            self._write_once(path, content)
+
+    def _write_once(self, path: str, content: bytes) -> None:
+        temporary = f'{path}.{secrets.token_hex(8)}'
+        if not os.path.isdir(os.path.dirname(path)):
+            access.make_directory(os.path.dirname(path), self._directory_mode)
+        try:
+            with open(access.make_file(temporary, self._file_mode), 'wb') as f:
+                f.write(content)
+            os.rename(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _make_room(self, more: int, budget: int) -> None:
+        """Evict what was used longest ago, if there is too much.
+
+        Reading does not change a file: the time of its last access may be a
+        day old. But a slice that is read often is fetched again soon.
+        """
+        with self._lock:
+            if self.used is not None:
+                self.used += more
+                if self.used <= self._allowed(budget, self.used):
+                    return
+            found = sorted(self._all())
+            used = sum(size for _, size, _ in found)
+            budget = self._allowed(budget, used)
+            if used > budget:
+                used = self._evict(found, budget - budget // _SPARE)
+            self.used = used
+
+    def _evict(self, found: list[tuple[float, int, str]], wanted: int) -> int:
+        """Remove the first slices of a list, until so many bytes are left."""
+        used = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if used <= wanted:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+                used -= size
+                self.evicted += 1
+        return used
+
+    def _allowed(self, budget: int, used: int) -> int:
+        """Bytes that the slices may take now.
+
+        They leave as much free as they take, since uploads need the disk more.
+        """
+        with contextlib.suppress(OSError):
+            status = os.statvfs(self._directory)
+            free = status.f_bavail * status.f_frsize
+            return min(budget, max((used + free) // 2, LEAST))
+        return budget
+
+    def _all(self) -> Iterator[tuple[float, int, str]]:
+        """Of each slice, and of what killed processes left: time, size, path.
+
+        Empty directories of objects are removed.
+        """
+        with (contextlib.suppress(OSError),
+              os.scandir(self._directory) as there):
+            for directory in there:
+                if not _OBJECT.fullmatch(directory.name):
+                    continue
+                with contextlib.suppress(OSError):
+                    os.rmdir(directory.path)
+                with (contextlib.suppress(OSError),
+                      os.scandir(directory.path) as slices):
+                    for one in slices:
+                        status = one.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode) and (
+                                _SLICE.match(one.name)):
+                            yield (max(status.st_atime, status.st_mtime),
+                                   status.st_size, one.path)

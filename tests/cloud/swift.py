@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Swift, to which groups of the first store of the type dedup may move.
+
+Only a cloud that is asked for it has it running: ``tools/cloud up --swift``
+has the repository attached to a container, too.
+"""
+
+import contextlib
+
+import requests
+
+from glance_dedup.objects import location
+from glance_dedup.repository import owners
+from glance_dedup.repository import repository
+from tests.cloud import keystone as keystone_module
+from tests.cloud import service
+from tests.support import swift_server
+
+#: Who may use the containers of his project.
+ROLE = 'swiftoperator'
+#: User, project and container of the repository.
+OWNER = 'glance-dedup'
+#: Below which the repository has its objects.
+PREFIX = 'cold'
+
+
+class Swift(service.Service):
+    name = 'swift'
+    environment_name = 'swift'
+    title = 'Swift'
+    needs = ('keystone',)
+    optional = True
+    catalogue = ('object-store', '/v1/AUTH_%(project_id)s')
+    user = 'swift'
+
+    @property
+    def credentials(self):
+        """The file for ``glance-dedup cold attach``."""
+        return self.etc / 'glance-dedup.conf'
+
+    @property
+    def location(self):
+        """Where the repository has its objects."""
+        return location.parse(f'swift://{OWNER}/{PREFIX}',
+                              region=keystone_module.REGION)
+
+    def launch(self):
+        options = {**self.cloud.services['keystone'].middleware(self.user),
+                   # Keystone forgets it, Swift does at once, too.
+                   'token_cache_time': 10}
+        for command in swift_server.commands(
+                self.directory, self.cloud.address, self.port,
+                swift_server.users_of_keystone(options, [ROLE])):
+            self.spawn(command)
+
+    def answers(self):
+        with contextlib.closing(requests.Session()) as web:
+            web.trust_env = False
+            return web.get(f'{self.url}/info', timeout=30).ok
+
+    def furnish(self):
+        """The repository's user, what he logs in with, and his container."""
+        keystone = self.cloud.services['keystone']
+        with contextlib.closing(self.cloud.connect()) as admin:
+            identity = admin.identity
+            role = identity.find_role(ROLE) or identity.create_role(name=ROLE)
+            project = identity.find_project(OWNER) or identity.create_project(
+                name=OWNER, domain_id='default')
+            user = identity.find_user(OWNER) or identity.create_user(
+                name=OWNER, password=self.cloud.password,
+                domain_id='default', default_project_id=project.id)
+            identity.assign_project_role_to_user(project, user, role)
+        self.write(self.credentials.name, {'swift': {
+            'auth_type': 'password',
+            'auth_url': f'{keystone.url}/v3',
+            'username': OWNER,
+            'password': self.cloud.password,
+            'user_domain_name': 'Default',
+            'project_name': OWNER,
+            'project_domain_name': 'Default',
+        }})
+        with contextlib.closing(keystone.connect(OWNER, OWNER)) as own:
+            own.object_store.create_container(name=OWNER)
+
+    def attach(self, path):
+        """Attach a repository, which nobody maintains."""
+        with repository.Repository(path) as repo:
+            owners.attach(repo, self.location, str(self.credentials))

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of Glance's images that are in Swift, whose users are Keystone's."""
+
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from requests import exceptions
+
+from glance_dedup.objects import location
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold as cold_module
+from glance_dedup.repository import owners
+from glance_dedup.repository import repository
+from tests.cloud import boot
+from tests.cloud import cloud as cloud_module
+from tests.cloud import disk
+from tests.support import documents
+from tests.support import repositories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+#: Seconds. For a loaded machine.
+LIMIT = 600
+MIB = 1 << 20
+#: Seconds for which Keystone's tokens are good. The client library asks for
+#: another one half a minute before that.
+TOKEN_LIFE = 35
+
+
+@pytest.fixture(scope='module')
+def cloud():
+    """One whose repository is attached to Swift; without Nova at first."""
+    with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
+        one = cloud_module.Cloud(pathlib.Path(parent) / 'one', swift=True)
+        one.services['keystone'].token_life = TOKEN_LIFE
+        with one:
+            one.up(['glance'])
+            yield one
+
+
+def tier(cloud):
+    """What the command moved, as it says itself."""
+    result = subprocess.run(
+        [sys.executable, '-m', 'glance_dedup.cli.main', '--socket',
+         cloud.services['dedupd'].socket, 'tier', '--all'],
+        cwd=disk.TOP, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=LIMIT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def forget(cloud):
+    """Empty the cache; how many directories of it there were."""
+    there = list(pathlib.Path(cloud.repository, 'slices').iterdir())
+    for directory in there:
+        for one in directory.iterdir():
+            one.unlink()
+    return len(there)
+
+
+def objects(cloud):
+    settings = cold_module.need(cloud.repository)
+    with cold_module.connect(settings) as store:
+        return store.keys(f'{settings.owner}/g/')
+
+
+def download(connection, image):
+    """The status, and the bytes of a body that is whole."""
+    answer = connection.image.get(f'/images/{image}/file', stream=True)
+    found = b''.join(answer.iter_content(MIB))
+    assert len(found) == int(answer.headers['content-length'])
+    return answer.status_code, found
+
+
+def test_an_image_comes_out_of_swift(cloud, tmp_path):
+    content = repositories.noise(21 * MIB, 1)
+    path = tmp_path / 'image'
+    path.write_bytes(content)
+    with contextlib.closing(cloud.connect('demo')) as demo:
+        image = boot.upload(demo, path, 'cold', store='dedup')
+        before = len(objects(cloud))
+        said = tier(cloud)
+        moved = len(objects(cloud)) - before
+        # Groups of 4 MiB; what is left of the last one stays.
+        assert moved >= 5, said
+        forget(cloud)
+        assert download(demo, image) == (200, content)
+        assert forget(cloud) >= moved
+        cloud.services['swift'].stop()
+        try:
+            # What is in the memory of Glance may come, and no more.
+            with contextlib.suppress(exceptions.ChunkedEncodingError):
+                assert download(demo, image)[0] == 503
+        finally:
+            cloud.services['swift'].start()
+        assert download(demo, image) == (200, content)
+        demo.image.delete_image(image)
+
+
+def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
+    """The commands and the file of the page, with the cloud's Keystone."""
+    page = documents.SOURCE / 'admin' / 'cold.rst'
+    found = [block for block in documents.blocks(page)
+             if block.section == 'Credentials for Swift']
+    lines = [line.text for block in found if block.language == 'console'
+             for line in documents.commands(block)]
+    assert len(lines) == 4
+    for line in lines:
+        result = subprocess.run(
+            ['bash', '-c', f'. "$0" && {line}', cloud.directory / 'openrc'],
+            env={**os.environ, 'PATH': f'{pathlib.Path(sys.prefix) / "bin"}:'
+                 + os.environ['PATH']}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=LIMIT)
+        assert result.returncode == 0, f'{line}: {result.stderr}'
+    text, = (block.text for block in found if block.language == 'ini')
+    file = tmp_path / 'cold.conf'
+    file.write_text(text.replace('https://keystone.example.org',
+                                 cloud.url('keystone')))
+    file.chmod(0o600)
+    path = repositories.create(tmp_path / 'repository', cold=True)
+    with repositories.open_repository(path) as repo:
+        settings = owners.attach(
+            repo, location.parse('swift://images/glance'), str(file))
+    with cold_module.connect(settings) as store:
+        assert store.keys('owners/')
+
+
+def test_a_token_ends_in_the_middle_of_an_image(cloud):
+    """Keystone and Swift refuse it, and the next one is asked for."""
+    content = repositories.noise(13 * MIB, 2)
+    with repository.Repository(cloud.repository) as repo:
+        repositories.put(repo, 'middle', content)
+        tier(cloud)
+        forget(cloud)
+        found = bytearray()
+        with repo.open_image('middle') as image:
+            begun = time.monotonic()
+            while len(found) < len(content):
+                found += image.read(3 * MIB, len(found))
+                if len(found) == 3 * MIB:
+                    time.sleep(TOKEN_LIFE + 2)
+        assert time.monotonic() - begun > TOKEN_LIFE
+        assert found == content
+        repo.delete('middle')
+
+
+def test_a_password_changes_in_the_middle_of_an_image(cloud):
+    """It is unavailable until the file has the new one; nothing restarts."""
+    content = repositories.noise(13 * MIB, 3)
+    file = pathlib.Path(cloud.services['swift'].credentials)
+    before = file.read_text()
+
+    def change(password):
+        with contextlib.closing(cloud.connect()) as admin:
+            admin.identity.update_user(
+                admin.identity.find_user('glance-dedup'), password=password)
+
+    with repository.Repository(cloud.repository) as repo:
+        repositories.put(repo, 'password', content)
+        tier(cloud)
+        forget(cloud)
+        with repo.open_image('password') as image:
+            found = bytearray(image.read(3 * MIB, 0))
+            change('another')
+            try:
+                forget(cloud)
+                # Swift remembers for some seconds that a token was good.
+                time.sleep(12)
+                with pytest.raises(store_module.exceptions.UnavailableError,
+                                   match='refuses the credentials|40[13]'):
+                    image.read(9 * MIB, 3 * MIB)
+                file.write_text(re.sub('password = .*', 'password = another',
+                                       before))
+                found += image.read(len(content), len(found))
+            finally:
+                change(cloud.password)
+                file.write_text(before)
+        assert found == content
+        repo.delete('password')
+
+
+@pytest.mark.long
+def test_a_server_boots_out_of_swift(cloud, tmp_path):
+    cloud.up()
+    text = 'an image that is in Swift'
+    path = tmp_path / 'image'
+    disk.variant(disk.images().raw, path, text, 24)
+    with contextlib.closing(cloud.connect('demo')) as demo:
+        image = boot.upload(demo, path, 'cold', store='dedup')
+        before = len(objects(cloud))
+        tier(cloud)
+        assert len(objects(cloud)) - before >= 5
+        forget(cloud)
+        server = boot.create(demo, image, 'server')
+        try:
+            assert boot.wait_until_up(demo, server) == (text, 1)
+            assert forget(cloud)
+        finally:
+            boot.delete(demo, server)
+            demo.image.delete_image(image)

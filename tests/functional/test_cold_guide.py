@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The guide's page on cold groups: its commands, files and figures.
+
+The commands run with other paths, on a real object store. Those for Keystone
+and Swift run in ``tests/cloud/test_cold.py``.
+"""
+
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.parse
+
+from oslo_config import cfg
+import pytest
+
+from dedupd import opts
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import slices as slices_module
+from glance_dedup.repository import cold
+from tests.support import documents
+from tests.support import maintenance
+from tests.support import objects
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+PAGE = documents.SOURCE / 'admin' / 'cold.rst'
+REPOSITORY = '/var/lib/glance/dedup'
+CREDENTIALS = '/etc/glance-dedup/cold.conf'
+ENDPOINT = 'https://s3.example.org'
+LIMIT = 120
+SLOTS = 256
+SIZE = 4 * SLOTS * 4096
+
+
+def blocks(section, language):
+    return [block for block in documents.blocks(PAGE)
+            if (block.section, block.language) == (section, language)]
+
+
+def commands(section):
+    return [line.text for block in blocks(section, 'console')
+            for line in documents.commands(block)]
+
+
+@pytest.fixture(scope='module')
+def bucket(server):
+    objects.make_bucket(server.url, 'images', server.key, server.secret)
+
+
+class Host:
+    """Where the page's paths are others."""
+
+    def __init__(self, directory, endpoint, server):
+        self.repository = directory / 'dedup'
+        self.credentials = directory / 'cold.conf'
+        self._replaced = {
+            'sudo -u glance ': '', ENDPOINT: endpoint,
+            'glance-dedup ': f'{sys.executable} -m glance_dedup.cli.main ',
+            'AKIAEXAMPLE': server.key, 'the secret': server.secret}
+
+    def replace(self, old, new):
+        self._replaced[old] = new
+
+    def run(self, text):
+        # The command's name is in the path of the credentials, too.
+        text = text.replace(REPOSITORY, str(self.repository)).replace(
+            CREDENTIALS, str(self.credentials))
+        for old, new in self._replaced.items():
+            text = text.replace(old, new)
+        done = subprocess.run(
+            ['bash', '-c', text], cwd=documents.TOP, timeout=LIMIT,
+            capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            env={**os.environ, 'GLANCE_DEDUP_REPOSITORY':
+                 str(self.repository), 'GLANCE_DEDUP_FILTER_DIR':
+                 str(self.repository.parent / 'dedup-filter')})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def write_credentials(self):
+        block, = blocks('Credentials for S3', 'ini')
+        text = block.text
+        for old, new in self._replaced.items():
+            text = text.replace(old, new)
+        self.credentials.write_text(text)
+        self.credentials.chmod(0o640)
+
+
+@pytest.fixture
+def host(server, bucket, proxy, faults, tmp_path):
+    return Host(tmp_path, proxy.url, server)
+
+
+def allowed(policy, method, url):
+    """Whether the page's policy lets S3 do what a request asks for."""
+    parts = urllib.parse.urlsplit(url)
+    query = urllib.parse.parse_qs(parts.query)
+    _, name, key = parts.path.split('/', 2) if parts.path.count('/') > 1 else (
+        *parts.path.split('/', 1), '')
+    if method == 'GET' and not key:
+        action, resource = 's3:ListBucket', f'arn:aws:s3:::{name}'
+    else:
+        action = {'GET': 's3:GetObject', 'HEAD': 's3:GetObject',
+                  'PUT': 's3:PutObject',
+                  'DELETE': 's3:DeleteObject'}[method]
+        resource = f'arn:aws:s3:::{name}/{key}'
+    for one in policy['Statement']:
+        prefix = one.get('Condition', {}).get('StringLike', {}).get(
+            's3:prefix')
+        actions = one['Action']
+        if (action in ([actions] if isinstance(actions, str) else actions)
+                and fnmatch.fnmatchcase(resource, one['Resource'])
+                and (prefix is None or fnmatch.fnmatchcase(
+                    query['prefix'][0], prefix))):
+            return True
+    return False
+
+
+def test_the_page(host, faults):
+    create, upgrade = commands('Prepare the repository')
+    attach, show = commands('Attach it')
+    recompress, plan, move, move_all = commands('When groups move')
+    repositories.create(host.repository, group_slots=SLOTS)
+    host.write_credentials()
+    host.run(upgrade)
+    host.run(attach)
+    with repositories.open_repository(host.repository) as repo:
+        repositories.put(repo, 'image', repositories.noise(SIZE, 1))
+    host.run(recompress)
+    host.run(plan)
+    host.run(move)
+    # All changed lately.
+    assert not cold_groups(host.repository)
+    said = host.run(move_all)
+    assert re.search(r'groups +\| 4 ', said), said
+    assert re.search(r'objects +\| 4 ', host.run(show)), said
+    with repositories.open_repository(host.repository) as repo:
+        assert repositories.read_all(repo, 'image') == (
+            repositories.noise(SIZE, 1))
+        repo.delete('image')
+    host.run(move_all)
+    # What was asked of S3 in all this is what the page's policy allows.
+    policy = json.loads(blocks('Credentials for S3', 'json')[0].text)
+    assert len(faults.seen) > 20
+    for method, path in faults.seen:
+        assert allowed(policy, method, path), (method, path)
+    assert not allowed(policy, 'PUT', '/images/other/x')
+    assert not allowed(policy, 'GET', '/images?prefix=other/')
+
+    new = host.repository.with_name('new')
+    host.repository = new
+    host.run(create)
+    with repositories.open_repository(new) as repo:
+        assert repo.parameters.has_cold
+
+
+def cold_groups(path):
+    with repositories.open_repository(path) as repo, (
+            maintainer_module.Maintainer(repo)) as maintainer:
+        return [number for number in maintainer.engine.groups()
+                if maintainer.engine.group_facts(number)['is_cold']]
+
+
+def test_the_options_are_dedupds(tmp_path):
+    block, = blocks('When groups move', 'ini')
+    path = tmp_path / 'dedupd.conf'
+    path.write_text(block.text)
+    conf = cfg.ConfigOpts()
+    conf.register_opts(opts.dedupd_opts, group='dedupd')
+    conf(['--config-file', str(path)], default_config_files=[])
+    assert conf.dedupd.tier_free_mib == 102400
+    assert conf.dedupd.tier_keep == [
+        'project:6f7a3c8e5d8b4a09a2f1d0c3b4e5f607']
+
+
+def costs():
+    """The rows of the page's table: PUT, GET, and HEAD and LIST."""
+    text = PAGE.read_text().partition('\nWhat it costs\n')[2]
+    rows = re.findall(r'   \* - (.+)\n     - (.+)\n     - (.+)\n     - (.+)\n',
+                      text)
+    return {row[0]: row[1:] for row in rows}
+
+
+def asked(faults):
+    methods = ['LIST' if method == 'GET' and 'list-type' in path else method
+               for method, path in faults.seen]
+    faults.seen.clear()
+    return tuple(map(str, (
+        methods.count('PUT'), methods.count('GET'),
+        methods.count('HEAD') + methods.count('LIST'))))
+
+
+def test_the_requests_are_those_of_the_table(host, faults):
+    from dedupd.tasks import tierer
+
+    rows = costs()
+    host.replace('s3://images/glance', 's3://images/costs')
+    repositories.create(host.repository, group_slots=SLOTS, cold=True)
+    host.write_credentials()
+    faults.seen.clear()
+    host.run(commands('Attach it')[0])
+    assert asked(faults) == rows['``cold attach``, for the first time']
+    with repositories.open_repository(host.repository) as repo:
+        repositories.put(repo, 'image', repositories.noise(SIZE, 1))
+        with maintainer_module.Maintainer(repo) as maintainer:
+            maintenance.account(maintainer)
+
+            def run():
+                tierer.run_once(maintainer, task.Pace(),
+                                tierer.Policy(everything=True))
+                return asked(faults)
+
+            faults.seen.clear()
+            moved = run()
+            idle = run()
+        assert idle == rows['a run that finds nothing to do']
+        each = [(int(all_) - int(of_run)) / 4
+                for all_, of_run in zip(moved, idle)]
+        assert each == [
+            int(figure) for figure in rows['a group becomes cold']]
+        assert repositories.read_all(repo, 'image')
+        with cold.connect(cold.need(repo.path)) as store:
+            sizes = [size for key, size in store.keys('') if '/g/' in key]
+        faults.seen[:] = [one for one in faults.seen if 'list' not in one[1]]
+        slices = sum(-(-size // slices_module.SLICE) for size in sizes)
+        assert asked(faults) == ('0', str(slices), '0')
+    assert rows['an image is read past the cache'][1].startswith(
+        '1 for each MiB')
+    host.run(commands('Attach it')[1])
+    assert asked(faults) == ('0', '0', '1')

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Twenty images whose groups are all cold, on real object stores that fail.
+
+Whatever the object store does, an image's bytes are the right ones, or there
+is an error that names what happened; and when it works again, all is there.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import pathlib
+import random
+import secrets
+import shutil
+import time
+
+from botocore import auth
+import pytest
+
+from dedupd.tasks import tierer
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
+from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import store as store_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import owners
+from glance_dedup.repository import parameters
+from tests.support import maintenance
+from tests.support import objects
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MIB = 1 << 20
+SLOTS = 1024
+EVERYTHING = tierer.Policy(everything=True)
+
+
+def family(number):
+    """Images of a distribution: much in common, and something of their own."""
+    base = repositories.mixture(6 * MIB, number // 5)
+    return base + repositories.noise(5 * MIB, 100 + number)
+
+
+class Images:
+    """A repository with images, attached to a place of an object store."""
+
+    def __init__(self, directory, place, credentials, count):
+        self.path = repositories.create(directory / 'repository', cold=True,
+                                        group_slots=SLOTS)
+        self.wanted = {f'image-{number}': family(number)
+                       for number in range(count)}
+        with self.open() as repo:
+            self.settings = owners.attach(repo, place, credentials)
+            for name, data in self.wanted.items():
+                repositories.put(repo, name, data)
+
+    def open(self):
+        return repositories.open_repository(self.path)
+
+    def tier(self):
+        with self.open() as repo, (
+                maintainer_module.Maintainer(repo)) as maintainer:
+            maintenance.account(maintainer)
+            result = tierer.run_once(maintainer, task.Pace(), EVERYTHING)
+            self.groups = {
+                number: maintainer.engine.group_facts(number)
+                for number in maintainer.engine.groups()}
+            return result
+
+    def hot_bytes(self):
+        return sum(facts['allocated'] for facts in self.groups.values()
+                   if not facts['is_cold'])
+
+    def forget(self):
+        for one in (self.path / 'slices').iterdir():
+            shutil.rmtree(one)
+
+    def read(self, name):
+        with self.open() as repo:
+            return repositories.read_all(repo, name)
+
+    def need_all(self):
+        self.forget()
+        with self.open() as repo:
+            for name, data in self.wanted.items():
+                assert repositories.read_all(repo, name) == data, name
+            return repo.slices.counts
+
+    def connect(self):
+        return cold.connect(self.settings)
+
+    def keys(self, store):
+        return [key for key, _ in store.keys(f'{self.settings.owner}/g/')]
+
+
+def put(store, key, content, directory):
+    path = directory / 'object'
+    path.write_bytes(content)
+    with open(path, 'rb') as file:
+        store.put(key, file)
+
+
+def whole(store, key):
+    return store.get(key, 0, store.size(key))
+
+
+def taken(path, *without):
+    """Bytes of the disk below a directory."""
+    return sum(file.lstat().st_blocks * 512 for file in path.rglob('*')
+               if file.is_file() and not any(
+                   name in str(file.relative_to(path)) for name in without))
+
+
+# -- twenty images ------------------------------------------------------------
+
+@pytest.mark.parametrize('kind', [objects.JuiceGateway, objects.Swift,
+                                  objects.SwiftAsS3])
+def test_twenty_images(kind, tmp_path):
+    with kind(tmp_path / 'server') as server:
+        images = Images(tmp_path, server.location('cold'),
+                        server.credentials(tmp_path / 'credentials'), 20)
+        result = images.tier()
+        assert not result.failed and not result.busy
+        hot = [number for number, facts in images.groups.items()
+               if not facts['is_cold']]
+        assert all(facts['published'] < facts['slots']
+                   for number, facts in images.groups.items()
+                   if number in hot), 'a full group stayed'
+        counts = images.need_all()
+        assert counts.gets >= counts.received // MIB
+        images.forget()
+        # What is kept for a full disk has the same size in any repository.
+        local = taken(images.path, 'catalog-reserve') - images.hot_bytes()
+        share = 100 * local / result.sent_bytes
+        print(f'{server.kind}: {result.sent_bytes / MIB:.0f} MiB are cold, '
+              f'{local / MIB:.1f} MiB stay, {share:.2f} %; open groups have '
+              f'{images.hot_bytes() / MIB:.1f} MiB')
+        assert local <= 0.03 * result.sent_bytes
+
+
+# -- faults -------------------------------------------------------------------
+
+@pytest.fixture
+def place(server, proxy, faults, tmp_path):
+    return (objects.location_module.parse(
+        f's3://{server.container}/{secrets.token_hex(8)}', proxy.url),
+        server.credentials(tmp_path / 'credentials'))
+
+
+@pytest.fixture
+def images(place, tmp_path):
+    """Three, all cold."""
+    made = Images(tmp_path, *place, 3)
+    assert made.tier().groups > 3
+    return made
+
+
+#: What happens to requests, each time a while after the one before.
+TROUBLE = [503, 500, 'truncate', 'shorten', 'flip', 'forget', 'lengthen',
+           'whole', 429, 'repeat']
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_requests_that_fail_now_and_then(place, faults, tmp_path, seed):
+    """All goes on, and no byte is wrong."""
+    rng = random.Random(seed)
+    images = Images(tmp_path, *place, 3)
+    plan = [fault for _ in range(40)
+            for fault in (rng.choice(TROUBLE), None, None)]
+    faults.plan(*plan)
+    for _ in range(20):
+        with contextlib.suppress(exceptions.RepositoryError):
+            if not images.tier().groups:
+                break
+    faults.plan(*plan, methods=('GET',))
+    images.need_all()
+    faults.reset()
+    images.need_all()
+    assert all(facts['is_cold'] for facts in images.groups.values()
+               if facts['published'] == facts['slots'])
+
+
+def test_each_object_is_put_twice(place, faults, tmp_path):
+    images = Images(tmp_path, *place, 3)
+    faults.plan(*['repeat'] * 1000, methods=('PUT',))
+    moved = images.tier().groups
+    faults.reset()
+    with images.connect() as store:
+        assert len(images.keys(store)) == moved > 3
+    images.need_all()
+
+
+def test_an_object_that_cannot_be_seen_for_a_while(images, faults):
+    faults.plan(*[404] * 3, methods=('GET',))
+    images.forget()
+    with contextlib.suppress(exceptions.UnavailableError):
+        assert images.read('image-0') == images.wanted['image-0']
+    faults.reset()
+    images.need_all()
+
+
+def test_a_server_that_is_very_slow(images, faults, monkeypatch):
+    monkeypatch.setattr(store_module, 'AT_LEAST', 0.2)
+    monkeypatch.setattr(store_module, 'SLOWEST', 1 << 30)
+    monkeypatch.setattr(store_module, 'TRIES', 1)
+    faults.always = 'trickle'
+    images.forget()
+    begun = time.monotonic()
+    with pytest.raises(exceptions.UnavailableError, match='too long'):
+        images.read('image-0')
+    assert time.monotonic() - begun < 120
+    faults.always = None
+    monkeypatch.undo()
+    images.need_all()
+
+
+def test_two_objects_that_are_exchanged(images, tmp_path):
+    """No image has the other's blocks."""
+    with images.connect() as store:
+        one, two = images.keys(store)[:2]
+        contents = {key: whole(store, key) for key in (one, two)}
+        put(store, one, contents[two], tmp_path)
+        put(store, two, contents[one], tmp_path)
+        images.forget()
+        with pytest.raises(exceptions.DamagedError, match='groups/0000'):
+            for name, data in images.wanted.items():
+                assert images.read(name) == data
+        for key, content in contents.items():
+            put(store, key, content, tmp_path)
+    images.need_all()
+
+
+def test_a_byte_that_is_another(images, tmp_path):
+    with images.connect() as store:
+        key = images.keys(store)[0]
+        content = whole(store, key)
+        wrong = bytearray(content)
+        wrong[len(wrong) // 2] ^= 1
+        put(store, key, bytes(wrong), tmp_path)
+        images.forget()
+        failed = 0
+        for name, data in images.wanted.items():
+            try:
+                assert images.read(name) == data
+            except exceptions.DamagedError as e:
+                assert f'groups/{key.rpartition("/")[2][:8]}' in str(e)
+                failed += 1
+        assert failed
+        put(store, key, content, tmp_path)
+    images.need_all()
+
+
+def test_a_bucket_that_is_deleted(images, server, tmp_path):
+    """Nothing counts as lost: it may come back, and does."""
+    with images.connect() as store:
+        kept = {key: whole(store, key) for key, _ in store.keys('')}
+        for key in kept:
+            store.delete(key)
+        images.forget()
+        with pytest.raises(exceptions.UnavailableError):
+            images.read('image-0')
+        with pytest.raises(exceptions.UnavailableError, match='emptied'):
+            images.tier()
+        for key, content in kept.items():
+            put(store, key, content, tmp_path)
+    images.need_all()
+
+
+def test_a_bucket_that_is_not_there(images):
+    other = dict(images.settings.location.fields(), container='missing')
+    settings = cold.read(images.path)
+    cold.write(images.path, dataclasses.replace(
+        settings, location=objects.location_module.from_fields(other)))
+    images.forget()
+    with pytest.raises(exceptions.UnavailableError):
+        images.read('image-0')
+    with pytest.raises(exceptions.UnavailableError):
+        images.tier()
+    cold.write(images.path, settings)
+    images.need_all()
+
+
+def test_wrong_credentials(images, server):
+    right = pathlib.Path(images.settings.credentials).read_text()
+    objects.write_s3(images.settings.credentials, server.key, 'wrong')
+    images.forget()
+    with pytest.raises(exceptions.UnavailableError, match='Signature'):
+        images.read('image-0')
+    with pytest.raises(exceptions.UnavailableError, match='Signature'):
+        images.tier()
+    objects._write(images.settings.credentials, right)
+    images.need_all()
+
+
+def test_a_clock_that_is_wrong_by_an_hour(images, monkeypatch):
+    """The message says that it is the time."""
+    now = auth.get_current_datetime
+
+    def late(*args, **options):
+        return now(*args, **options) + datetime.timedelta(hours=1)
+
+    images.forget()
+    monkeypatch.setattr(auth, 'get_current_datetime', late)
+    with pytest.raises(exceptions.UnavailableError,
+                       match='RequestTimeTooSkewed'):
+        images.read('image-0')
+    with pytest.raises(exceptions.UnavailableError,
+                       match='RequestTimeTooSkewed'):
+        images.tier()
+    monkeypatch.undo()
+    images.need_all()
+
+
+def test_tokens_that_end_in_the_middle_of_an_image(tmp_path):
+    with objects.Swift(tmp_path / 'server', token_life=2) as server:
+        images = Images(tmp_path, server.location('cold'),
+                        server.credentials(tmp_path / 'credentials'), 3)
+        assert images.tier().groups > 3
+        images.forget()
+        with images.open() as repo, repo.open_image('image-0') as image:
+            wanted = images.wanted['image-0']
+            found = bytearray()
+            while len(found) < len(wanted):
+                found += image.read(2 * MIB, len(found))
+                time.sleep(1.5)
+        assert found == wanted
+
+
+def test_an_older_program_refuses(images, monkeypatch):
+    monkeypatch.setattr(parameters, 'NEWEST', parameters.WITH_LISTS)
+    with pytest.raises(exceptions.VersionError, match='format version 4'):
+        images.open()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""How a Swift of two processes is configured and started, by whomever.
+
+One is memcached, which has its tokens; the other has all servers of Swift
+(``swift_process.py``). Who its users are is for the caller to say.
+"""
+
+import pathlib
+import shutil
+
+from tests.support import ports
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = TOP / '.services' / 'swift' / 'bin' / 'python'
+
+_SWIFT = '''
+[swift-hash]
+swift_hash_path_prefix = cold
+swift_hash_path_suffix = groups
+[storage-policy:0]
+name = one
+default = yes
+'''
+_STORAGE = '''
+[DEFAULT]
+devices = {directory}/devices
+mount_check = false
+swift_dir = {directory}
+fallocate_reserve = 0
+log_level = WARNING
+[pipeline:main]
+pipeline = {kind}-server
+[app:{kind}-server]
+use = egg:swift#{kind}
+'''
+_PROXY = '''
+[DEFAULT]
+swift_dir = {directory}
+log_level = WARNING
+[pipeline:main]
+pipeline = catch_errors cache {before} copy slo dlo proxy-server
+[app:proxy-server]
+use = egg:swift#proxy
+account_autocreate = true
+[filter:catch_errors]
+use = egg:swift#catch_errors
+[filter:cache]
+use = egg:swift#memcache
+memcache_servers = 127.0.0.1:{memcached}
+[filter:copy]
+use = egg:swift#copy
+[filter:slo]
+use = egg:swift#slo
+[filter:dlo]
+use = egg:swift#dlo
+'''
+
+
+def own_users(token_life):
+    """Swift asks nobody who its user is, who may also come by S3.
+
+    :param token_life: seconds for which a token is good
+    """
+    return 's3api tempauth', f'''
+[filter:s3api]
+use = egg:swift#s3api
+[filter:tempauth]
+use = egg:swift#tempauth
+user_test_tester = testing .admin
+token_life = {token_life}
+'''
+
+
+def users_of_keystone(options, roles):
+    """Keystone is asked, with these options of keystonemiddleware.
+
+    :param roles: those who have one may use the containers of their project
+    """
+    lines = '\n'.join(f'{name} = {value}' for name, value in options.items())
+    return 'authtoken keystoneauth', f'''
+[filter:authtoken]
+paste.filter_factory = keystonemiddleware.auth_token:filter_factory
+{lines}
+delay_auth_decision = true
+[filter:keystoneauth]
+use = egg:swift#keystoneauth
+operator_roles = {', '.join(roles)}
+'''
+
+
+def commands(directory, address, port, users):
+    """Write all files; what is to be started, in this order.
+
+    :param address: where the proxy listens; the rest is on loopback
+    :param users: of :func:`own_users` or :func:`users_of_keystone`
+    """
+    (directory / 'devices' / 'one').mkdir(parents=True, exist_ok=True)
+    memcached, *storage = (ports.free_port() for _ in range(4))
+    before, filters = users
+    proxy = directory / 'proxy.conf'
+    # It may have a password.
+    proxy.touch(0o600)
+    proxy.write_text(_PROXY.format(
+        directory=directory, memcached=memcached, before=before) + filters)
+    (directory / 'swift.conf').write_text(_SWIFT)
+    for kind in ('account', 'container', 'object'):
+        (directory / f'{kind}.conf').write_text(
+            _STORAGE.format(directory=directory, kind=kind))
+    return (
+        [shutil.which('memcached') or 'memcached', '-l', '127.0.0.1', '-p',
+         memcached, '-m', 16, '-U', 0, '-u', 'root'],
+        [PYTHON, TOP / 'tests' / 'support' / 'swift_process.py', directory,
+         address, port, *storage])
