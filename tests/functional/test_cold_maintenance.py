@@ -19,6 +19,8 @@ import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
+from dedupd.tasks import objectscrub
+from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
@@ -202,6 +204,29 @@ def test_a_stopped_sample_goes_on(store, faults):
                                cold_budget=2 * SAMPLE)
     assert result.complete and result.cold_bytes == 2 * SAMPLE
     assert set(gets(faults)) == {'00000002'}
+
+
+@pytest.mark.parametrize('similar', [False, True])
+def test_a_sample_goes_on_within_an_object(place, faults, tmp_path,
+                                           monkeypatch, similar):
+    """Each block is judged once in a round, wherever its segment lies."""
+    monkeypatch.setattr(objectscrub, 'STEP_BYTES', SLICE)
+    monkeypatch.setattr(test_tierer, 'SLOTS', 1024)
+    with contextlib.closing(Store(tmp_path / 'r', *place)) as store:
+        store.put('one', 4, 1)
+        if similar:
+            recompressor.run_once(store.maintainer, task.Pace(), 'zstd', 1,
+                                  similar=True)
+        store.tier()
+        assert store.facts()[1]['end'] > 4 * SLICE
+        # In the first slice, in the middle, and where the object ends.
+        with store.changing(1, tmp_path) as object_:
+            for at in (SLICE - 9000, 2 * SLICE + 5, len(object_[0]) - 20):
+                object_[0][at] ^= 1
+        found = [store.scrub(cold_budget=2 * SLICE) for _ in range(6)]
+        assert all(result.cold_bytes <= 2 * SLICE for result in found)
+        assert sum(result.found for result in found) == 3
+        assert sum(result.found > 0 for result in found) >= 2
 
 
 def test_a_flipped_byte_is_found_and_named(store, tmp_path):
@@ -503,6 +528,7 @@ def test_an_upload_does_not_wait_for_a_store_that_hangs(by_value, faults):
     store.put('two', 4, 1)
     took = time.monotonic() - began
     # Twice its patience: that of the pool's threads, and of the caller.
+    print(f'an upload beside a store that hangs: {took:.1f} s')
     assert took < 30, took
     assert store.repo.stat('two').new_bytes > 3.5 * SIZE
     faults.always = 503
