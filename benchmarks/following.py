@@ -41,7 +41,7 @@ def group_file(repository_id: str, number: int, published: int) -> bytes:
     digest = b'sha256'.ljust(16, b'\0')
     header = format_module.GROUP_HEADER.pack(
         b'GDGROUP\0', 1, 1, number, bytes.fromhex(repository_id), bytes(16),
-        SLOTS, 4096, digest) + os.urandom(16)
+        SLOTS, 4096, digest, os.urandom(16), bytes(16))
     header = header.ljust(504, b'\0')
     seed = format_module.xxh3(header)
     record = format_module.RECORD.pack(2, number, published, 0, 0, 0, 0)
