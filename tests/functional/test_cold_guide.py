@@ -138,7 +138,8 @@ def test_the_page(host, faults):
     assert not cold_groups(host.repository)
     said = host.run(move_all)
     assert re.search(r'groups +\| 4 ', said), said
-    assert re.search(r'objects +\| 4 ', host.run(show)), said
+    # With a recipe and a manifest.
+    assert re.search(r'objects +\| 6 ', host.run(show)), said
     with repositories.open_repository(host.repository) as repo:
         assert repositories.read_all(repo, 'image') == (
             repositories.noise(SIZE, 1))
@@ -195,6 +196,12 @@ def asked(faults):
         methods.count('HEAD') + methods.count('LIST'))))
 
 
+def less(more, fewer, number=1):
+    """By how much one is more, for each of a number of things."""
+    return tuple(str((int(one) - int(other)) // number)
+                 for one, other in zip(more, fewer))
+
+
 def test_the_requests_are_those_of_the_table(host, faults):
     from dedupd.tasks import tierer
 
@@ -206,26 +213,33 @@ def test_the_requests_are_those_of_the_table(host, faults):
     host.run(commands('Attach it')[0])
     assert asked(faults) == rows['``cold attach``, for the first time']
     with repositories.open_repository(host.repository) as repo:
-        repositories.put(repo, 'image', repositories.noise(SIZE, 1))
         with maintainer_module.Maintainer(repo) as maintainer:
-            maintenance.account(maintainer)
-
-            def run():
+            def run(*images):
+                for name, size in images:
+                    repositories.put(repo, name, repositories.noise(
+                        size, name))
+                maintenance.account(maintainer)
+                faults.seen.clear()
                 tierer.run_once(maintainer, task.Pace(),
                                 tierer.Policy(everything=True))
                 return asked(faults)
 
-            faults.seen.clear()
-            moved = run()
+            run(('image', SIZE))
+            run()       # the second snapshot
             idle = run()
+            four = run(('four', SIZE))
+            second = run()
+            eight = run(('eight', 2 * SIZE))
+            run()
+            two = run(('one', 4096), ('two', 4096))
         assert idle == rows['a run that finds nothing to do']
-        each = [(int(all_) - int(of_run)) / 4
-                for all_, of_run in zip(moved, idle)]
-        assert each == [
-            int(figure) for figure in rows['a group becomes cold']]
+        assert less(eight, four, 4) == rows['a group becomes cold']
+        assert less(second, idle) == rows['a snapshot']
+        assert less(two, second, 2) == rows['the recipe of a new image']
         assert repositories.read_all(repo, 'image')
         with cold.connect(cold.need(repo.path)) as store:
-            sizes = [size for key, size in store.keys('') if '/g/' in key]
+            sizes = [size for key, size in store.keys('')
+                     if re.search('/g/0000000[1-4]-', key)]
         faults.seen[:] = [one for one in faults.seen if 'list' not in one[1]]
         slices = sum(-(-size // slices_module.SLICE) for size in sizes)
         assert asked(faults) == ('0', str(slices), '0')
