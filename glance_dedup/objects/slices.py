@@ -29,6 +29,7 @@ from typing import Protocol
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers
+from glance_dedup.objects import figures as figures_module
 from glance_dedup.objects import slicefiles
 from glance_dedup.objects import store as store_module
 
@@ -91,24 +92,6 @@ class Source:
     group is looked for under each in turn."""
     budget: int
     """Bytes; at least two slices for each request under way are kept."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Figures:
-    """What this process did for slices since it opened the repository."""
-
-    gets: int = 0
-    """Requests to the object store."""
-    received: int = 0
-    """Bytes of objects that these brought."""
-    asked: int = 0
-    """Slices that dedupd was asked for."""
-    evicted: int = 0
-    """Slices that were removed, to keep the cache's size."""
-    unavailable: int = 0
-    """Slices that the object store did not give."""
-    cached: int | None = None
-    """Bytes of the cache. None: this process has not counted them."""
 
 
 class Slices(closing.Closing):
@@ -347,14 +330,14 @@ class Slices(closing.Closing):
     # -- figures --
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> figures_module.Figures:
         """What this process did."""
         counts = (self._source.store.counts if self._source
                   else store_module.Counts())
         with self._lock:
-            return Figures(counts.gets, counts.received, self._asked,
-                           self._files.evicted, self._unavailable,
-                           self._files.used)
+            return figures_module.Figures(
+                counts.gets, counts.received, self._asked,
+                self._files.evicted, self._unavailable, self._files.used)
 
     def _count(self, asked: int = 0, unavailable: int = 0) -> None:
         with self._lock:

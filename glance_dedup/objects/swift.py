@@ -122,10 +122,27 @@ class Swift(backend.Backend):
         try:
             with _errors():
                 yield connection
+        except _TokenRefused as e:
+            connection.close()
+            self._log_in_again()
+            raise exceptions.UnavailableError(str(e)) from e
         except BaseException:
             connection.close()
             raise
         self._idle.put(connection)
+
+    def _log_in_again(self) -> None:
+        """Forget the token, which has ended or was revoked.
+
+        Idle connections have it, too. If the credentials are not right any
+        more either, logging in fails.
+        """
+        self._session.invalidate()
+        self.close()
+
+
+class _TokenRefused(exceptions.UnavailableError):
+    """Swift refuses the token, which may be right no longer."""
 
 
 @contextlib.contextmanager
@@ -152,6 +169,8 @@ def _kind(error: client.ClientException) -> exceptions.UnavailableError:
         said = printable.printable(str(error))[:200]
     if error.http_status == 404:
         return backend.ObjectNotFound('there is no such object')
-    if error.http_status in (401, 403):
+    if error.http_status == 401:
+        return _TokenRefused(said)
+    if error.http_status == 403:
         return backend.RefusedError(said)
     return exceptions.UnavailableError(said)

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import os
 import threading
+import typing
 from typing import Any
 from typing import BinaryIO
 import weakref
@@ -33,13 +34,15 @@ from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
-from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import cold
+from glance_dedup.objects import figures as slice_figures
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
 from glance_dedup.repository import parameters as parameters_module
 from glance_dedup.repository import volumes
+
+if typing.TYPE_CHECKING:
+    from glance_dedup.objects import slices as slices_module
 
 #: How much room storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
@@ -142,7 +145,7 @@ class Repository(closing.Closing):
         self._mutex = threading.Lock()
         self._closed = False
         self._engine: _engine.Repository | None = None
-        self._slices: slices_module.Slices | None = None
+        self._slices: 'slices_module.Slices | None' = None
         self._ask_slices = ask_slices
         self._read_parameters = functools.partial(
             layout.read_parameters, self.path, _allow_weak)
@@ -230,6 +233,10 @@ class Repository(closing.Closing):
         if not self.parameters.has_cold:
             return self._open_engine(major=major)
         if self._slices is None:
+            # Most repositories need no object store, and its modules take
+            # memory.
+            from glance_dedup.repository import cold
+
             self._slices = cold.open_slices(
                 self.path, self._ask_slices and functools.partial(
                     self._ask_slices, self.repository_id))
@@ -293,7 +300,7 @@ class Repository(closing.Closing):
         return self.parameters.has_lists
 
     @property
-    def slices(self) -> slices_module.Slices | None:
+    def slices(self) -> 'slices_module.Slices | None':
         """What brings slices of cold groups; None: there can be none.
 
         :raises ClosedError: the repository is closed
@@ -581,7 +588,7 @@ class Repository(closing.Closing):
         handle = self.handle()
         self.filter.attach(handle, create=False)
         slices = self._slices
-        figures = slices_module.Figures() if slices is None else slices.figures
+        figures = slice_figures.Figures() if slices is None else slices.figures
         return handle.statistics() | {
             f'slice_{name}': value for name, value in vars(figures).items()}
 

@@ -34,7 +34,7 @@ from tests.support import repositories
 pytest_plugins = ['tests.support.object_fixtures']
 
 BLOCK, SLOTS = 512, 64
-LIMIT = 60
+LIMIT = 300
 #: Seconds after which the processes are killed, at least and at most. It takes
 #: some time until a maintainer has begun.
 SOONEST, LATEST = 0.1, 2.5
