@@ -680,9 +680,9 @@ gd_group_is_store(const gd_group *group, const gd_published *record,
 
 /* ---- segments ---- */
 
-gd_status
-gd_group_read_data(const gd_group *group, void *out, size_t length,
-                   uint64_t offset, gd_error *err)
+static gd_status
+read_data(const gd_group *group, const gd_object *object, void *out,
+          size_t length, uint64_t offset, gd_error *err)
 {
     if (!group->is_cold) {
         return gd_read_full(group->env, group->fd, out, length, offset,
@@ -692,8 +692,15 @@ gd_group_read_data(const gd_group *group, void *out, size_t length,
         return gd_fail(err, GD_UNAVAILABLE, "%s is cold, and this program was "
                        "not told how to ask the object store", group->name);
     }
-    return gd_slices_read(group->slices, &group->object, out, length, offset,
+    return gd_slices_read(group->slices, object, out, length, offset,
                           group->name, err);
+}
+
+gd_status
+gd_group_read_data(const gd_group *group, void *out, size_t length,
+                   uint64_t offset, gd_error *err)
+{
+    return read_data(group, &group->object, out, length, offset, err);
 }
 
 void
@@ -731,11 +738,12 @@ gd_group_forget_data(const gd_group *group, uint64_t offset, uint64_t length)
 }
 
 static gd_status
-read_stored(const gd_group *group, const gd_entry *entry, uint32_t slot,
-            uint8_t *in, gd_segment_header *header, gd_error *err)
+read_stored(const gd_group *group, const gd_object *object,
+            const gd_entry *entry, uint32_t slot, uint8_t *in,
+            gd_segment_header *header, gd_error *err)
 {
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = gd_group_read_data(group, in, length, entry->segment, err);
+    gd_status s = read_data(group, object, in, length, entry->segment, err);
     if (s == GD_OK) {
         s = gd_segment_header_decode(in, length, &group->bounds, header,
                                      group->name, entry->segment, err);
@@ -747,11 +755,13 @@ read_stored(const gd_group *group, const gd_entry *entry, uint32_t slot,
 /* What a cold group's slices have may be wrong on this host only.  So a segment
  * that is not intact is fetched once more before anybody judges its blocks. */
 gd_status
-gd_group_read_stored(const gd_group *group, const gd_entry *entry,
-                     uint32_t slot, uint8_t *in, gd_segment_header *header,
-                     gd_error *err)
+gd_group_read_stored(const gd_group *group, uint32_t patience_ms,
+                     const gd_entry *entry, uint32_t slot, uint8_t *in,
+                     gd_segment_header *header, gd_error *err)
 {
-    gd_status s = read_stored(group, entry, slot, in, header, err);
+    gd_object object = group->object;
+    object.patience_ms = patience_ms;
+    gd_status s = read_stored(group, &object, entry, slot, in, header, err);
     if (!group->is_cold ||
         (s == GD_OK &&
          gd_segment_intact(in, header, group->bounds.seed)) ||
@@ -760,7 +770,7 @@ gd_group_read_stored(const gd_group *group, const gd_entry *entry,
     }
     gd_group_forget_data(group, entry->segment,
                          gd_entry_segment_end(entry) - entry->segment);
-    return read_stored(group, entry, slot, in, header, err);
+    return read_stored(group, &object, entry, slot, in, header, err);
 }
 
 gd_status
@@ -768,7 +778,7 @@ gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                       uint32_t slot, gd_coder *coder, uint8_t *in,
                       uint8_t *plain, gd_segment_header *header, gd_error *err)
 {
-    gd_status s = gd_group_read_stored(group, entry, slot, in, header, err);
+    gd_status s = gd_group_read_stored(group, 0, entry, slot, in, header, err);
     return s == GD_OK
                ? gd_segment_decode(coder, header, in + GD_SEGMENT_HEADER, plain,
                                    group->name, entry->segment, err)

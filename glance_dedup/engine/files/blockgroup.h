@@ -191,9 +191,10 @@ void gd_group_forget_data(const gd_group *group, uint64_t offset,
 
 /* Reads the segment that entry names, without decoding it: header and stored
  * bytes go into in (room for both).  Verifies that the header agrees with the
- * entry. */
-gd_status gd_group_read_stored(const gd_group *group, const gd_entry *entry,
-                               uint32_t slot, uint8_t *in,
+ * entry.  patience_ms is for each fetch of a cold group's slices (slices.h). */
+gd_status gd_group_read_stored(const gd_group *group, uint32_t patience_ms,
+                               const gd_entry *entry, uint32_t slot,
+                               uint8_t *in,
                                gd_segment_header *header, gd_error *err);
 
 /* Reads the segment that entry names.  Header and stored bytes go into in (room

@@ -89,12 +89,10 @@ static gd_status
 read_stored(gd_compare *compare, const gd_group *group, const gd_entry *entry,
             uint32_t slot)
 {
-    gd_group hasty = *group;
     if (group->is_cold && compare->unavailable) {
         return GD_UNAVAILABLE;
     }
-    hasty.object.patience_ms = PATIENCE_MS;
-    gd_status s = gd_group_read_stored(&hasty, entry, slot,
+    gd_status s = gd_group_read_stored(group, PATIENCE_MS, entry, slot,
                                        compare->decoder.in, &compare->header,
                                        NULL);
     compare->unavailable |= s == GD_UNAVAILABLE;

@@ -249,8 +249,8 @@ def test_not_writable(public_tmp):
 
 
 def test_repository_of_a_newer_format(path):
-    repositories.edit_parameters(path, major=4)
-    with pytest.raises(exceptions.VersionError, match='version 4'):
+    repositories.edit_parameters(path, major=5)
+    with pytest.raises(exceptions.VersionError, match='version 5'):
         open_repository(path)
 
 

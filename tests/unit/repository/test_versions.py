@@ -72,18 +72,18 @@ def set_version(path, name, version, offset=8, good=True):
 # -- repository.json ----------------------------------------------------------
 
 def test_newer_repository(path, cli, configure, tmp_path):
-    repositories.edit_parameters(path, major=4)
+    repositories.edit_parameters(path, major=5)
     with pytest.raises(exceptions.VersionError,
-                       match='repository.json .* version 4; .* up to 3'):
+                       match='repository.json .* version 5; .* up to 4'):
         repositories.open_repository(path)
     with pytest.raises(exceptions.VersionError,
-                       match=r'repository.json .* 4\.1; .* up to 3\.x'):
+                       match=r'repository.json .* 5\.1; .* up to 4\.x'):
         checker.check(path)
     for command in (*repositories.COMMANDS, 'repository upgrade --volumes'):
-        cli(*command.split()).refused('repository.json', '4', 'up to 3')
+        cli(*command.split()).refused('repository.json', '5', 'up to 4')
     store = configure(one={'dedup_store_datadir': path})
     with pytest.raises(store_exceptions.BadStoreConfiguration,
-                       match='repository.json .* version 4; .* up to 3'):
+                       match='repository.json .* version 5; .* up to 4'):
         store.configure_add()
     with pytest.raises(store_exceptions.StoreAddDisabled):
         stores.add(b'data')
@@ -92,7 +92,7 @@ def test_newer_repository(path, cli, configure, tmp_path):
     with daemons.Daemon(path) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(60) != 0
-        assert 'repository.json has format version 4' in daemon.text()
+        assert 'repository.json has format version 5' in daemon.text()
         assert 'Traceback' not in daemon.text()
 
 
