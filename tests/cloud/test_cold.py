@@ -95,9 +95,10 @@ def test_an_image_comes_out_of_swift(cloud, tmp_path):
         assert forget(cloud) >= moved
         cloud.services['swift'].stop()
         try:
-            # What is in the memory of Glance may come, and no more.
+            # What is in somebody's memory may come, and nothing wrong.
             with contextlib.suppress(exceptions.ChunkedEncodingError):
-                assert download(demo, image)[0] == 503
+                found = download(demo, image)
+                assert found[0] == 503 or found == (200, content)
         finally:
             cloud.services['swift'].start()
         assert download(demo, image) == (200, content)
