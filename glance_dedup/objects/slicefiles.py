@@ -44,6 +44,13 @@ class SliceFiles:
         self.evicted = 0
         """Slices that were removed to make room."""
 
+    def size(self) -> int:
+        """Bytes of all slices; counts them the first time."""
+        with self._lock:
+            if self.used is None:
+                self.used = sum(size for _, size, _ in self._all())
+            return self.used
+
     def is_there(self, object_id: bytes, number: int) -> bool:
         """Whether there is a file of a slice."""
         return os.path.isfile(self._path(object_id, number))

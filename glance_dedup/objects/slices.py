@@ -334,10 +334,13 @@ class Slices(closing.Closing):
         """What this process did."""
         counts = (self._source.store.counts if self._source
                   else store_module.Counts())
+        # Other processes have no reason to count.
+        cached = (self._files.size() if self._ask is None
+                  else self._files.used)
         with self._lock:
             return figures_module.Figures(
                 counts.gets, counts.received, self._asked,
-                self._files.evicted, self._unavailable, self._files.used)
+                self._files.evicted, self._unavailable, cached)
 
     def _count(self, asked: int = 0, unavailable: int = 0) -> None:
         with self._lock:

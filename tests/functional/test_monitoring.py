@@ -107,7 +107,7 @@ def fill(path):
 
 @contextlib.contextmanager
 def a_store(place, authority):
-    path = volumes.create_repository(place / 'store')
+    path = volumes.create_repository(place / 'store', cold=True)
     fill(path)
     listen = f'127.0.0.1:{ports.free_port()}'
     with dedupd_watched.Daemon(
