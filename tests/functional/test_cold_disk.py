@@ -79,7 +79,7 @@ class Filling:
         name = f'image-{seed}'
         # A client tries again what was refused; here none may be.
         repositories.eventually(
-            lambda: self.repo.room()[0] >= self.repo.room()[1] + 12 * MIB,
+            lambda: self.repo.room()[0] >= self.repo.room()[1] + 16 * MIB,
             LIMIT, 'the disk stays short of room')
         repositories.put(self.repo, name, repositories.noise(IMAGE, seed))
         self.seeds[name] = seed
