@@ -8,7 +8,7 @@ Run it from a checkout::
         [--latency-ms 20] [--only download,boot] [--dir DIR]
 
 The object store is JuiceFS's S3 gateway, behind a proxy that delays each
-request. dedupd fetches the slices. It is started anew before each
+request. dedupd fetches the slices. It is restarted before each
 measurement, so nothing is in its memory. *Hot* is before the groups moved;
 *cold* is with no slice on this host; *warm* is with those that the cold one
 left.

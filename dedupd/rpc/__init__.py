@@ -329,7 +329,8 @@ class Client:
             ``rebuild-catalog`` or ``replicate``
         :param arguments: ``dry_run``, of collect, merge, recompress, tier and
             evict; ``full``, of scrub; ``codec`` and ``level``, of recompress;
-            ``everything``, of tier; ``limit_mib``, of evict
+            ``everything`` and ``snapshot_only``, of tier; ``limit_mib``, of
+            evict
         :returns: with ``number``, to wait for
         """
         return self._call('start_task', name=name, **arguments)

@@ -234,6 +234,8 @@ class _Look:
             size -= sum(map(lengths.__getitem__, pinned))
         self.pinned = len(pinned)
         self.live = in_use - len(self.free)
+        #: How many slots are freed already.
+        self.gone = freed
         #: How many slots are freed already, or may be.
         self.freed = freed + len(self.free)
         #: Size of the blocks that may be freed, before compression.
@@ -298,17 +300,15 @@ def wear(maintainer: maintainer_module.Maintainer, number: int,
     look = _Look(maintainer, maintainer.catalog, number, facts['slots'],
                  facts['published'])
     blocks = look.live + len(look.free)     # what a new file would have
-    gone = look.freed - len(look.free) - (
-        maintainer.catalog.group(number)['rewritten'])
+    gone = look.gone - maintainer.catalog.group(number)['rewritten']
     return Wear(blocks + gone, blocks, 100 * blocks < share * (blocks + gone))
 
 
 def freed_blocks(maintainer: maintainer_module.Maintainer, number: int,
                  facts: dict[str, Any]) -> int:
     """How many blocks of a group are freed."""
-    look = _Look(maintainer, maintainer.catalog, number, facts['slots'],
-                 facts['published'])
-    return look.freed - len(look.free)
+    return _Look(maintainer, maintainer.catalog, number, facts['slots'],
+                 facts['published']).gone
 
 
 # -- planning -----------------------------------------------------------------

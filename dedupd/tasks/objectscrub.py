@@ -149,8 +149,8 @@ class Objects:
                    for owner, key in zip(owners, keys)):
                 continue
             # What is listed may lag behind.
-            sizes = [size for size in map(lambda key: _size(store, key), keys)
-                     if size is not None]
+            sizes = [size for key in keys
+                     if (size := store_module.find(store, key)) is not None]
             if facts['end'] not in sizes:
                 yield number, (
                     f'the object has {sizes[0]} bytes instead of '
@@ -228,10 +228,3 @@ class Objects:
         state['read'] += asked * _SLICE
         self._save(f'verifying the object of group {number:08x}',
                    asked * _SLICE)
-
-
-def _size(store: store_module.ObjectStore, key: str) -> int | None:
-    try:
-        return store.size(key)
-    except store_module.ObjectNotFound:
-        return None

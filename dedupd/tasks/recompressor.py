@@ -111,7 +111,7 @@ def plan(maintainer: maintainer_module.Maintainer, codec: str,
 
     :raises InvalidParameter: for a level that the codec lacks
     """
-    mark = _mark(maintainer, codec, level, similar)
+    mark = mark_of(maintainer, codec, level, similar)
     groups = maintainer.guard(lambda: _plan(maintainer, mark, 0))
     return Plan(groups, sum(group.bytes for group in groups
                             if group.action == 'recompress'))
@@ -132,7 +132,7 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
     :raises task.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
-    mark = _mark(worker, codec, level, similar)
+    mark = mark_of(worker, codec, level, similar)
     if mark[2]:
         worker.repository.settle_version()
     kind = _HelpersRun if isinstance(worker, helper_module.Helper) else _Run
@@ -141,7 +141,11 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
         pace.step)
 
 
-def _mark(worker: Worker, codec: str, level: int, similar: bool) -> Mark:
+def mark_of(worker: Worker, codec: str, level: int, similar: bool) -> Mark:
+    """The mark of groups that are recompressed like this.
+
+    :raises InvalidParameter: for a level that the codec lacks
+    """
     return _engine.codec_mark(codec, level,
                               similar and worker.repository.has_lists)
 

@@ -52,17 +52,19 @@ def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
             hosts or counting.local(processes) if by_partition else ()))
 
 
+def _named(names: list[str]) -> Callable[[dict[str, Any]], bool]:
+    """Whether such an option names an image, by its facts in the catalog."""
+    named = frozenset(names)
+    return lambda facts: (facts['image_id'] in named
+                          or f'project:{facts["project"]}' in named)
+
+
 def _merge(maintainer: Maintainer, pace: task.Pace, options: Any,
            dry_run: bool = False) -> Any:
     from dedupd.tasks import merger
 
-    excluded = frozenset(options.merge_exclude)
-
-    def exclude(facts: dict[str, Any]) -> bool:
-        return (facts['image_id'] in excluded
-                or f'project:{facts["project"]}' in excluded)
-
-    return merger.run_once(maintainer, pace, exclude, dry_run)
+    return merger.run_once(maintainer, pace, _named(options.merge_exclude),
+                           dry_run)
 
 
 def _help_merge(helper: Helper, pace: task.Pace, options: Any) -> Any:
@@ -131,23 +133,18 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
 def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
           dry_run: bool = False, everything: bool = False,
           snapshot_only: bool = False) -> Any:
+    from dedupd.tasks import recompressor
     from dedupd.tasks import tierer
-
-    kept = frozenset(options.tier_keep)
-
-    def keep(facts: dict[str, Any]) -> bool:
-        return (facts['image_id'] in kept
-                or f'project:{facts["project"]}' in kept)
 
     codec = options.recompress_codec
     policy = tierer.Policy(
         age=options.tier_age_hours * 3600.0,
         free_bytes=options.tier_free_mib << 20, everything=everything,
-        keep=keep if kept else tierer.Policy.keep,
+        keep=_named(options.tier_keep),
         live_share=options.collect_live_share,
-        mark=None if codec == 'none' else _engine.codec_mark(
-            codec, _level(options), options.recompress_order == 'similar'
-            and maintainer.repository.has_lists))
+        mark=None if codec == 'none' else recompressor.mark_of(
+            maintainer, codec, _level(options),
+            options.recompress_order == 'similar'))
     if dry_run:
         return tierer.plan(maintainer, policy)
     return tierer.run_once(maintainer, pace, policy, snapshot_only)

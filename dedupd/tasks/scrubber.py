@@ -234,7 +234,7 @@ class _Run:
             self._damage.heal()
             self._scrub_recipes()
             # The objects come first: while the groups are read, copies of
-            # what is damaged are found.
+            # damaged blocks are found.
             complete = self._objects.scrub(self._note, self._spent)
             self._mark(self._state['waiting'])
             complete = complete and self._scrub_groups()

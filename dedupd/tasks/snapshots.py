@@ -224,13 +224,10 @@ class _Snapshot:
 
     def _owner_of(self, group: manifest_module.Group) -> str:
         """Whose object a group's is."""
-        known = self._settings.owners
-        if len(known) > 1:
-            for owner in known:
-                with contextlib.suppress(store_module.ObjectNotFound):
-                    self._store.size(group._replace(owner=owner).key)
-                    return owner
-        return self._settings.owner
+        settings = self._settings
+        return (len(settings.owners) > 1 and owners.owner_of(
+            self._store, settings.owners, group.number,
+            bytes.fromhex(group.object_id))) or settings.owner
 
     # -- recipes --
 
@@ -339,9 +336,8 @@ class _Snapshot:
         with file:
             if line.key in self._sent:
                 # An interrupted run sent it, unless the listing lags.
-                with contextlib.suppress(store_module.ObjectNotFound):
-                    if self._store.size(line.key) == line.length:
-                        return 0
+                if store_module.find(self._store, line.key) == line.length:
+                    return 0
             return self._store.put(line.key, file)
 
 

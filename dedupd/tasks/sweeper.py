@@ -21,15 +21,11 @@ from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
+from glance_dedup.snapshots import fetching
 from glance_dedup.snapshots import keys
 
 #: Objects that are deleted at the same time.
 _PARALLEL = 8
-
-# Where the header of a group's file has its magic, version and object id, and
-# which version cold groups have (format.rst).
-_HEADER, _MAGIC, _COLD = 512, b'GDGROUP\0', 3
-_VERSION, _OBJECT = slice(8, 10), slice(88, 104)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +160,12 @@ def _in_spool(maintainer: maintainer_module.Maintainer) -> set[str]:
         path = os.path.join(maintainer.repository.path, 'spool', name)
         try:
             with files.os_errors(f'cannot read {path}'):
-                header = files.read_file(path, _HEADER)
+                named = fetching.object_named(
+                    files.read_file(path, fetching.HEADER_BYTES))
         except exceptions.ImageNotFound:
             continue
         except exceptions.UNREADABLE as e:
             raise _Kept(f'an object may be needed: {e}') from e
-        if header.startswith(_MAGIC) and int.from_bytes(
-                header[_VERSION], 'little') >= _COLD:
-            found.add(header[_OBJECT].hex())
+        if named is not None:
+            found.add(named)
     return found

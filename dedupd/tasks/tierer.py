@@ -36,7 +36,7 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import owners as owners_module
 
 # Ranges of an object that are read back and compared, and their bytes.
 _SAMPLES, _SAMPLE = 4, 65536
@@ -57,8 +57,8 @@ class Policy:
     """Whether an image's groups stay; called with the image's facts in the
     catalog."""
     live_share: int = collector.LIVE_SHARE
-    """Percent; a cold group is sent anew if of the blocks that its object has
-    a smaller share lives."""
+    """Percent. A cold group gets a new object if a smaller share of the
+    blocks in its object lives."""
     mark: recompressor.Mark | None = None
     """How groups are to be recompressed before they move. None: they are
     not. A disk that has too little free does not wait for that."""
@@ -74,8 +74,8 @@ class GroupPlan:
     reason: str
     """The reason for the action, in a few words."""
     bytes: int
-    """Bytes of disk that the group takes now; if its object is to be sent
-    anew, those of the object."""
+    """Bytes of disk that the group takes now; if it is to get a new object,
+    those of its object."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
     :raises VersionError: the repository's format knows no cold groups
     """
     repo = maintainer.repository
-    owners.need_format(repo)
+    owners_module.need_format(repo)
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
     moving = sum(group.bytes for group in groups if group.action == 'move')
     settings = cold.read(repo.path)
@@ -164,11 +164,11 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     :raises InvalidParameter: another directory has taken this one's place
     """
     repo = maintainer.repository
-    owners.need_format(repo)
+    owners_module.need_format(repo)
     repo.settle_version()
     settings = cold.need(repo.path)
     with cold.connect(settings) as store:
-        owners.check_claim(repo, settings, store)
+        owners_module.check_claim(repo, settings, store)
         run = _Run(maintainer, pace, policy, store, settings.owners)
         if not snapshot_only:
             maintainer.guard(run.run, pace.step)
@@ -361,12 +361,8 @@ class _Run:
             return True
         if not facts['is_cold']:
             return False
-        for owner in self._owners:
-            with contextlib.suppress(store_module.ObjectNotFound):
-                self._store.size(slices.key_of(owner, number,
-                                               facts['object']))
-                return False
-        return True
+        return owners_module.owner_of(self._store, self._owners, number,
+                                      facts['object']) is None
 
     def _write(self, rewriting: _engine.Rewriting, done: int, total: int
                ) -> None:

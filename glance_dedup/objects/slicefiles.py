@@ -44,12 +44,10 @@ class SliceFiles:
         self.evicted = 0
         """Slices that were removed to make room."""
 
-    def size(self) -> int:
-        """Bytes of all slices; counts them the first time."""
+    def count(self) -> None:
+        """Find out how many bytes all slices have."""
         with self._lock:
-            if self.used is None:
-                self.used = sum(size for _, size, _ in self._all())
-            return self.used
+            self.used = sum(size for _, size, _ in self._all())
 
     def is_there(self, object_id: bytes, number: int) -> bool:
         """Whether there is a file of a slice."""

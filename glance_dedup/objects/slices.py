@@ -133,11 +133,12 @@ class Slices(closing.Closing):
     def prepare(self) -> None:
         """Do what the first request would have to wait for.
 
-        It loads the libraries, which takes a second, and sends nothing. An
-        error comes again when a slice is needed.
+        It loads the libraries, which takes a second, counts the slices, and
+        sends nothing. An error comes again when a slice is needed.
         """
         with contextlib.suppress(exceptions.RepositoryError):
             self._get_source()
+        self._files.count()
 
     # -- for the engine --
 
@@ -334,13 +335,10 @@ class Slices(closing.Closing):
         """What this process did."""
         counts = (self._source.store.counts if self._source
                   else store_module.Counts())
-        # Other processes have no reason to count.
-        cached = (self._files.size() if self._ask is None
-                  else self._files.used)
         with self._lock:
             return figures_module.Figures(
                 counts.gets, counts.received, self._asked,
-                self._files.evicted, self._unavailable, cached)
+                self._files.evicted, self._unavailable, self._files.used)
 
     def _count(self, asked: int = 0, unavailable: int = 0) -> None:
         with self._lock:

@@ -229,6 +229,17 @@ class ObjectStore(closing.Closing):
             return True
 
 
+def find(store: ObjectStore, key: str) -> int | None:
+    """How many bytes an object has; None: there is none that can be seen.
+
+    :raises UnavailableError: the object store does not answer
+    """
+    try:
+        return store.size(key)
+    except ObjectNotFound:
+        return None
+
+
 def _open(location: location_module.Location, path: str, content: bytes
           ) -> backend_module.Backend:
     """The backend of a location."""

@@ -336,11 +336,20 @@ def _need_alone(store: store_module.ObjectStore, settings: cold.Settings,
 
 def is_retired(store: store_module.ObjectStore, owner: str) -> bool:
     """Whether another directory has taken an owner's place."""
-    try:
-        store.size(retired_key(owner))
-    except store_module.ObjectNotFound:
-        return False
-    return True
+    return store_module.find(store, retired_key(owner)) is not None
+
+
+def owner_of(store: store_module.ObjectStore, among: tuple[str, ...],
+             number: int, object_id: bytes) -> str | None:
+    """Whose the object of a cold group is; None: it cannot be seen.
+
+    :param among: the owners that are asked, in turn
+    """
+    for owner in among:
+        key = slices.key_of(owner, number, object_id)
+        if store_module.find(store, key) is not None:
+            return owner
+    return None
 
 
 def check_claim(repo: repository_module.Repository, settings: cold.Settings,

@@ -22,12 +22,25 @@ from glance_dedup.snapshots import manifest as manifest_module
 # number, repository id, scope id and slots; behind these the object's id.
 _HEADER = struct.Struct('<8sHHI16s16sI')
 _MAGIC, _COLD = b'GDGROUP\0', 3
-_OBJECT, _CHECKED, _HEADER_BYTES = slice(88, 104), 504, 512
+_OBJECT, _CHECKED = slice(88, 104), 504
+#: Bytes of a header.
+HEADER_BYTES = 512
 _PAGE, _SECTOR, _ENTRIES = 4096, 512, 9
 _LEAST_SLOTS, _MOST_SLOTS = 64, 32768
 _PIECE = 8 << 20
 #: How often an object is fetched that does not verify.
 _TRIES = 3
+
+
+def object_named(header: bytes) -> str | None:
+    """The id of the object that a group's header names; None: it names none.
+
+    Nothing is verified. A newer version counts as cold.
+    """
+    if len(header) < HEADER_BYTES or not header.startswith(_MAGIC) or (
+            _HEADER.unpack_from(header)[1] < _COLD):
+        return None
+    return header[_OBJECT].hex()
 
 
 class LostError(Exception):
@@ -90,7 +103,7 @@ class Fetcher:
         """Whether an earlier call fetched this file."""
         try:
             with open(path, 'rb') as file:
-                header = file.read(_HEADER_BYTES)
+                header = file.read(HEADER_BYTES)
                 size = os.fstat(file.fileno()).st_size
             return size == self._length(header, group)
         except (OSError, ValueError):
@@ -103,7 +116,7 @@ class Fetcher:
         """
         content = self._store.get(group.key, 0,
                                   min(self._guess, group.length))
-        length = self._length(content[:_HEADER_BYTES], group)
+        length = self._length(content[:HEADER_BYTES], group)
         if length > len(content):
             content += self._store.get(group.key, len(content),
                                        length - len(content))
@@ -114,7 +127,7 @@ class Fetcher:
 
         :raises ValueError: it is no header, or another group's
         """
-        if len(header) < _HEADER_BYTES:
+        if len(header) < HEADER_BYTES:
             raise ValueError('has no header')
         if int.from_bytes(header[_CHECKED:], 'little') != (
                 xxhash.xxh3_64_intdigest(header[:_CHECKED])):

@@ -338,7 +338,7 @@ def helping(stage):
 
 @workload
 def tiering(stage):
-    """Groups become cold, while others store, and are worn and sent anew.
+    """Groups become cold while others store, wear, and get new objects.
 
     At last all is deleted, so that the last cold group becomes a placeholder.
     """

@@ -297,7 +297,7 @@ def test_a_scrub_without_the_store(store, faults, fault):
 
 @AWAY
 def test_a_store_that_only_lists(store, faults, fault):
-    """What is listed is there, whatever a GET of it says."""
+    """An object that is listed is there, whatever a GET of it says."""
     store.put('one', 2, 1)
     store.tier()
     for _ in range(3):

@@ -151,13 +151,13 @@ def test_what_is_kept(store):
 
 def test_recompression_comes_first(store):
     store.put('one', 1, 1)
-    mark = recompressor._mark(store.maintainer, 'zstd', 1, True)
+    mark = recompressor.mark_of(store.maintainer, 'zstd', 1, True)
     policy = dataclasses.replace(ALL, mark=mark)
     assert store.tier(policy).groups == 0
     recompressor.run_once(store.maintainer, task.Pace(), 'zstd', 1,
                           similar=True)
     assert store.tier(policy).groups == 1
-    # What is cold is not recompressed any more.
+    # Cold groups are not recompressed any more.
     result = recompressor.run_once(store.maintainer, task.Pace(), 'lz4')
     assert result == recompressor.Result()
     store.need_all()
@@ -165,7 +165,7 @@ def test_recompression_comes_first(store):
 
 def test_a_short_disk_does_not_wait_for_recompression(store, monkeypatch):
     store.put('one', 1, 1)
-    mark = recompressor._mark(store.maintainer, 'zstd', 1, True)
+    mark = recompressor.mark_of(store.maintainer, 'zstd', 1, True)
     policy = tierer.Policy(free_bytes=1, mark=mark)
     monkeypatch.setattr(store.repo, 'room', lambda: (4 * SIZE, SIZE))
     assert store.tier(policy).groups == 0
