@@ -265,7 +265,7 @@ def test_those_that_leave_in_the_middle(daemon, content):
     for number in range(40):
         with Peer(daemon) as peer:
             for place in range(number % 4):
-                peer.ask(place * PIECE, place * PIECE, PIECE)
+                peer.ask(place * MIB, place * MIB, PIECE)
     daemon.wait_for(lambda: not shared_now(daemon))
     with daemon.client() as client, client.open_image('image') as stream:
         assert is_shared(stream) and stream.read(MIB) == content[:MIB]
