@@ -19,9 +19,9 @@ nights
     changed, as by a driver that keeps dirty bits; else they read each one. For
     each night: processor seconds of each stage, the rate of virtual bytes for
     each second of a processor, bytes read and stored, and the most memory of a
-    rank (PSS, sampled every 50 ms). At the end, the stored bytes next to those
-    of the same disks uploaded one after the other, and whether each backup has
-    its disk's bytes.
+    rank (PSS, sampled every 50 ms), in all and without pages of files. At the
+    end, the stored bytes next to those of the same disks uploaded one after
+    the other, and whether each backup has its disk's bytes.
 memory
     Agun's table 1 and figure 8: the number of partitions varies, with the
     buffers of option 2 (the product's) and of option 1 (a send buffer for each
@@ -92,7 +92,7 @@ class Sampler:
     """
 
     def __init__(self, log: str) -> None:
-        self.peak = 0
+        self.peak = self.anonymous = 0
         self._log = log
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -111,8 +111,9 @@ class Sampler:
                 with contextlib.suppress(OSError):
                     environ = pathlib.Path('/proc', path.name, 'environ')
                     if self._log.encode() in environ.read_bytes():
-                        self.peak = max(self.peak, common.memory(
-                            path.name).proportional)
+                        found = common.memory(path.name)
+                        self.peak = max(self.peak, found.proportional)
+                        self.anonymous = max(self.anonymous, found.anonymous)
 
 
 def made_disks(directory: str, count: int, size: int) -> list[str]:
@@ -169,6 +170,8 @@ class Night:
     stored: int
     peak: int
     """Bytes of memory (PSS), of the rank with the most."""
+    anonymous: int
+    """The same without pages of files, which the system can drop."""
     events: list[dict[str, Any]]
     """What the ranks told."""
 
@@ -236,7 +239,7 @@ def run_night(repo: repository.Repository, settings: job.Settings,
                      sum(result.size for result in results),
                      sum(result.read for result in results),
                      sum(result.stored for result in results),
-                     sampler.peak, events)
+                     sampler.peak, sampler.anonymous, events)
 
 
 class Job(job.Job):
@@ -304,7 +307,8 @@ def show_night(night: int, found: Night) -> None:
           + ''.join(f'{found.stages[stage]:8.2f}' for stage in STAGES)
           + f'{found.rate / 1e6:8.0f}{found.working_rate / 1e6:9.0f}'
           f'{found.read / found.size:6.2f}{found.stored / found.size:8.4f}'
-          f'{found.peak / 1e6:6.1f}', flush=True)
+          f'{found.peak / 1e6:6.1f}{found.anonymous / 1e6:6.1f}',
+          flush=True)
 
 
 def measure_nights(options: argparse.Namespace, top: str) -> None:
@@ -320,9 +324,10 @@ def measure_nights(options: argparse.Namespace, top: str) -> None:
           f'{options.dirty:g} % of the segments change. Seconds: of the '
           'clock, of processors, and of these by stage; MB/s for each second '
           'of a processor, with and without the start of all processes; bytes '
-          'read and stored, of the size; MB of a rank')
+          'read and stored, of the size; MB of a rank, in all and without '
+          'pages of files')
     print('night  clock   used ' + ''.join(f'{s:>8}' for s in STAGES)
-          + '    MB/s  working  read  stored  rank')
+          + '    MB/s  working  read  stored  rank   own')
     with repository.Repository(os.path.join(top, 'batch'),
                                index='none') as repo:
         batch = uploads = 0

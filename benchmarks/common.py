@@ -171,6 +171,8 @@ class Memory(NamedTuple):
     resident: int
     #: resident, with pages that several processes have counted in part
     proportional: int
+    #: of the proportional ones, what is not a file's: the system cannot drop it
+    anonymous: int
 
 
 def _kib(path: str, name: str) -> int:
@@ -183,8 +185,9 @@ def _kib(path: str, name: str) -> int:
 
 def memory(pid: int | str = 'self') -> Memory:
     status = f'/proc/{pid}/status'
+    rollup = f'/proc/{pid}/smaps_rollup'
     return Memory(_kib(status, 'VmHWM'), _kib(status, 'VmRSS'),
-                  _kib(f'/proc/{pid}/smaps_rollup', 'Pss'))
+                  _kib(rollup, 'Pss'), _kib(rollup, 'Pss_Anon'))
 
 
 def forget_peak(pid: int | str = 'self') -> None:

@@ -56,7 +56,7 @@ class Figures:
     shard_mb: float = figure(12, 'MB', 'design: sort and join in memory')
     rank_mb: float = figure(
         29.6, 'MB without send buffers',
-        'benchmarks/batch.py nights --ranks 1: nights 2 and 3')
+        'benchmarks/batch.py nights --ranks 2: nights 2 and 3')
     shared_gb: float = figure(
         1.25, 'GB/s of the shared directory', 'assumed: 10 Gbit/s')
     kept: float = figure(30, 'nights of new blocks', 'assumed: retention')

@@ -353,7 +353,8 @@ def wait_for_child(child, timeout=60):
                 break
             data += piece
     except BaseException:
-        os.kill(pid, signal.SIGKILL)
+        # pytest has told Python to print all stacks before this one ends it.
+        os.kill(pid, signal.SIGABRT)
         raise
     finally:
         os.close(reading)
