@@ -34,7 +34,8 @@ from tests.support import repositories
 pytest_plugins = ['tests.support.object_fixtures']
 
 BLOCK, SLOTS = 512, 64
-LIMIT = 300
+#: Seconds for a process; all of this takes 60 on a busy machine.
+LIMIT = 100
 #: Seconds after which the processes are killed, at least and at most. It takes
 #: some time until a maintainer has begun.
 SOONEST, LATEST = 0.1, 2.5
@@ -170,7 +171,9 @@ class World:
                 assert not result.failed and not result.refused
             assert not os.listdir(self.path / 'spool')
             damaged = maintainer.catalog.damaged()
-            assert not damaged and not os.listdir(self.path / 'quarantine')
+            # Who rebuilds the catalog moves the old one away, and is killed.
+            assert not damaged and all(name.startswith('catalog-') for name in
+                                       os.listdir(self.path / 'quarantine'))
             assert not maintainer.catalog.scrub_state().get('unreadable')
             named = {facts['object']: facts['end'] for facts in map(
                 maintainer.engine.group_facts, maintainer.engine.groups())
@@ -252,6 +255,7 @@ def explore(world, states, seed):
     assert cold_groups and not left
 
 
+@pytest.mark.timeout(900)
 def test_some_kills(world):
     explore(world, 15, os.environ.get('GLANCE_DEDUP_SEED', '1'))
 
