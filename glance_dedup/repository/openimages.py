@@ -272,21 +272,35 @@ class Image(closing.Closing):
 
         :raises DamagedError: names the file and the offset in it. The buffer's
             content is then undefined
+        :raises UnavailableError: names the image and the object that the
+            object store does not give
         """
         if offset < 0:
             raise exceptions.InvalidParameter(f'offset {offset} is negative')
-        return self._engine.readinto(buffer, min(offset, self.size))
+        try:
+            return self._engine.readinto(buffer, min(offset, self.size))
+        except exceptions.UnavailableError as e:
+            raise self._unavailable(e) from e
 
     def read(self, length: int = -1, offset: int = 0) -> bytes:
         """At most `length` bytes from `offset`; -1: all bytes to the end.
 
-        :raises DamagedError: names the file and the offset in it
+        For the rest as :meth:`readinto`.
         """
         if offset < 0:
             raise exceptions.InvalidParameter(f'offset {offset} is negative')
         size = self.size
-        return self._engine.read(size if length < 0 else min(length, size),
-                                 min(offset, size))
+        try:
+            return self._engine.read(size if length < 0 else min(length, size),
+                                     min(offset, size))
+        except exceptions.UnavailableError as e:
+            raise self._unavailable(e) from e
+
+    def _unavailable(self, error: exceptions.UnavailableError
+                     ) -> exceptions.UnavailableError:
+        """The error with the image's name in it."""
+        return exceptions.UnavailableError(
+            f'image {self.stat.image_id} cannot be read now: {error}')
 
     def is_zeros(self, length: int, offset: int) -> bool:
         """Whether a range, clipped to the image, is known to be zeros.
@@ -357,11 +371,15 @@ class Image(closing.Closing):
             everything, the last range's end
         :raises InvalidParameter: for other ranges
         :raises DamagedError: a block does not verify, and has no spare copy
+        :raises UnavailableError: as :meth:`readinto`
         """
         for offset, length in ranges:
             parameters.need_range('offset', offset, 0, (1 << 63) - 1)
             parameters.need_range('length', length, 0, (1 << 63) - 1)
-        return self._engine.frames(list(ranges))
+        try:
+            return self._engine.frames(list(ranges))
+        except exceptions.UnavailableError as e:
+            raise self._unavailable(e) from e
 
     def close(self) -> None:
         """Close the image. Idempotent."""

@@ -59,8 +59,9 @@ def digest_of(pieces):
 class Cloud:
     """A repository, disks, and runs of backups."""
 
-    def __init__(self, tmp_path, ranks_=3):
-        self.path = repositories.create(tmp_path / 'repo', volumes=True)
+    def __init__(self, tmp_path, ranks_=3, **parameters):
+        self.path = repositories.create(tmp_path / 'repo', **(
+            parameters or {'volumes': True}))
         self.disks = Disks(tmp_path / 'disks')
         self.state = tmp_path / 'state'
         self.spool = tmp_path / 'spool'

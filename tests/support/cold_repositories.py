@@ -49,22 +49,12 @@ class ColdRepository:
 
     def cool(self):
         """Move all full groups; how many."""
-        with self.open() as repo, contextlib.closing(
-                maintainer_module.Maintainer(repo)) as maintainer:
-            accounting.run_once(maintainer, task.Pace())
-            found = tierer.run_once(maintainer, task.Pace(),
-                                    tierer.Policy(everything=True))
-            assert not found.failed and not found.busy
-            self.groups = {
-                number: facts for number in maintainer.engine.groups()
-                if (facts := maintainer.engine.group_facts(number))['is_cold']}
-        self.forget()
+        self.groups = cool(self.path)
         return len(self.groups)
 
     def forget(self):
         """Empty the cache."""
-        for directory in (self.path / 'slices').iterdir():
-            shutil.rmtree(directory)
+        forget(self.path)
 
     def slices(self):
         """The names of the slices that are there."""
@@ -79,6 +69,30 @@ class ColdRepository:
             'repository': repository_id, 'group': number,
             'object': self.groups[number]['object'].hex(), 'first': 0,
             'count': 1, 'wait': 20, **changes}).encode()
+
+
+def cool(path):
+    """Move all full groups of a repository, and empty the cache.
+
+    :returns: the facts of each cold group, by its number
+    """
+    with repositories.open_repository(path) as repo, contextlib.closing(
+            maintainer_module.Maintainer(repo)) as maintainer:
+        accounting.run_once(maintainer, task.Pace())
+        found = tierer.run_once(maintainer, task.Pace(),
+                                tierer.Policy(everything=True))
+        assert not found.failed and not found.busy
+        groups = {
+            number: facts for number in maintainer.engine.groups()
+            if (facts := maintainer.engine.group_facts(number))['is_cold']}
+    forget(path)
+    return groups
+
+
+def forget(path):
+    """Empty a repository's cache of slices."""
+    for directory in (path / 'slices').iterdir():
+        shutil.rmtree(directory)
 
 
 def gets(faults):
