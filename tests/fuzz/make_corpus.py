@@ -28,6 +28,7 @@ DATA = STORE + 8 * SECTOR
 # The targets' own repository.
 REPOSITORY_ID = bytes(range(1, 17))
 RIGHT, WRITE, WHOLE = 1, 2, 4  # flags of some targets
+COLD = 4    # a flag of the group target
 
 
 def make_repository(path):
@@ -73,6 +74,18 @@ def group_seeds(groups):
                    + group[512:544] + group[1024:1056] + bytes([count])
                    + b''.join(entries_of(group, count))
                    + group[DATA:DATA + length])
+        yield cold_group_seed(header, group)
+
+
+def cold_group_seed(header, group):
+    """A group whose first segments are in an object."""
+    header = (header[:8] + b'\3' + header[9:72] + group[72:88]
+              + bytes(range(1, 17)))
+    # All slots of a cold group are published.
+    records = [group[at:at + 16] + struct.pack('<I', SLOTS)
+               + group[at + 20:at + 32] for at in (512, 1024)]
+    return (bytes([RIGHT | COLD]) + header + b''.join(records) + bytes([SLOTS])
+            + b''.join(entries_of(group, SLOTS)) + group[DATA:DATA + 300])
 
 
 def fpstore_seeds(groups):
