@@ -329,6 +329,26 @@ def test_tokens_that_end_in_the_middle_of_an_image(tmp_path):
         assert found == wanted
 
 
+def test_s3_credentials_that_end_in_the_middle_of_an_image(place, faults,
+                                                           tmp_path):
+    """A reader takes the new ones, once they are there."""
+    images = Images(tmp_path, *place, 1)
+    file = pathlib.Path(images.settings.credentials)
+    images.tier()
+    images.forget()
+    wanted = images.wanted['image-0']
+    with images.open() as repo, repo.open_image('image-0') as image:
+        assert image.read(MIB) == wanted[:MIB]
+        faults.always = 'expire'
+        with pytest.raises(exceptions.UnavailableError, match='image-0.*'
+                           'ExpiredToken: The provided token has expired'):
+            image.read(-1, MIB)
+        file.write_text(f'# These are new.\n{file.read_text()}')
+        faults.always = None
+        faults.plan('expire', methods=('GET',))
+        assert image.read(-1, MIB) == wanted[MIB:]
+
+
 def test_an_older_program_refuses(images, monkeypatch):
     monkeypatch.setattr(parameters, 'NEWEST', parameters.WITH_LISTS)
     with pytest.raises(exceptions.VersionError, match='format version 4'):

@@ -184,6 +184,14 @@ class _Handler(server.BaseHTTPRequestHandler):
                 self.wfile.write(bytes((byte,)))
                 time.sleep(0.05)
 
+    def expire(self, body):
+        """Answer as S3 does when temporary credentials have ended."""
+        self.close_connection = True
+        self.answer(400, [('Content-Type', 'application/xml')],
+                    b'<?xml version="1.0"?><Error><Code>ExpiredToken</Code>'
+                    b'<Message>The provided token has expired.</Message>'
+                    b'</Error>')
+
     def whole(self, body):
         """Say that the range is the whole object."""
         _, headers, found = self.ask(body)
