@@ -171,7 +171,7 @@ class Memory(NamedTuple):
     resident: int
     #: resident, with pages that several processes have counted in part
     proportional: int
-    #: of the proportional ones, what is not a file's: the system cannot drop it
+    #: of these, what is no page of a file: the system cannot drop it
     anonymous: int
 
 

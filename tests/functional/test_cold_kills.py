@@ -6,13 +6,25 @@ One maintains: it counts, moves groups, collects, merges and scrubs. Another
 one uploads and deletes. Both are killed at a moment by chance. Then each image
 is what was stored, or, if its upload or deletion was under way, all or nothing
 of it. What is in the object store besides is only what no group names.
+
+All of this is a program of its own, which forks those who are killed::
+
+    python -m tests.functional.test_cold_kills DIR LOCATION ENDPOINT
+        CREDENTIALS STATES SEED
+
+LevelDB's background thread does not come along with a fork. A child of a
+process that has used LevelDB would wait for ever until that thread has merged
+its tables, so this one uses it in children only.
 """
 
 import contextlib
 import os
+import pathlib
 import random
 import secrets
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -25,10 +37,12 @@ from dedupd.tasks import tierer
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import location as location_module
+from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
+from tests.support import daemons
 from tests.support import maintenance
-from tests.support import objects
 from tests.support import repositories
 
 pytest_plugins = ['tests.support.object_fixtures']
@@ -207,13 +221,6 @@ class World:
                 assert not result.failed and not result.busy, result
 
 
-@pytest.fixture
-def world(server, tmp_path):
-    location = objects.location_module.parse(
-        f's3://{server.container}/{secrets.token_hex(8)}', server.url)
-    return World(tmp_path, location, server.credentials(tmp_path / 'keys'))
-
-
 def kill(children):
     """As kill -9; a child that ended by itself has failed."""
     for pid, _ in children:
@@ -255,11 +262,38 @@ def explore(world, states, seed):
     assert cold_groups and not left
 
 
+def main(directory, location, endpoint, credentials, states, seed):
+    store_module.FIRST_WAIT = 0.001     # no waits between tries
+    explore(World(pathlib.Path(directory),
+                  location_module.parse(location, endpoint), credentials),
+            int(states), seed)
+
+
+def start(server, directory, states, seed):
+    """Run the program; what it says is shown if the test fails."""
+    process = subprocess.Popen(
+        [sys.executable, '-X', 'faulthandler', '-m', __name__, directory,
+         f's3://{server.container}/{secrets.token_hex(8)}', server.url,
+         server.credentials(directory / 'keys'), str(states),
+         os.environ.get('GLANCE_DEDUP_SEED', seed)],
+        cwd=daemons.ROOT, start_new_session=True)
+    try:
+        assert process.wait(states * LIMIT) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 @pytest.mark.timeout(900)
-def test_some_kills(world):
-    explore(world, 15, os.environ.get('GLANCE_DEDUP_SEED', '1'))
+def test_some_kills(server, tmp_path):
+    start(server, tmp_path, 15, '1')
 
 
 @pytest.mark.long
-def test_two_hundred_kills(world):
-    explore(world, 200, os.environ.get('GLANCE_DEDUP_SEED', '2'))
+def test_two_hundred_kills(server, tmp_path):
+    start(server, tmp_path, 200, '2')
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
