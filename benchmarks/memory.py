@@ -95,9 +95,9 @@ def show_growth(name: str, growth: int) -> None:
 
 
 def show_memory(name: str, pid: int) -> None:
-    peak, resident, proportional = (n / MIB for n in common.memory(pid))
-    print(f'{name:42}{peak:9.1f}{resident:9.1f}{proportional:9.1f}',
-          flush=True)
+    found = common.memory(pid)
+    print(f'{name:42}' + ''.join(f'{size / MIB:9.1f}' for size in (
+        found.peak, found.resident, found.proportional)), flush=True)
 
 
 def daemon_at_work(directory: str, images: list[str]) -> None:
