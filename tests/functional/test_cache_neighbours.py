@@ -248,7 +248,7 @@ def test_hosts_without_certificates_help_each_other(alice, rack):
     assert all(found == data for found in at_once(rack, hosts, image_id))
     assert sum(map(from_storing, hosts)) <= 2 * len(data)
     for host in hosts:
-        assert not neighbours(host)['failures'], neighbours(host)
+        assert not neighbours(host)['failures'], host.text()
 
 
 # -- neighbours that misbehave ------------------------------------------------
