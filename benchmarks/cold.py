@@ -13,8 +13,9 @@ it but the last group, and reads it three times: without a cache, with its
 slices in the cache, and, before all that, hot. The object store is a real
 server on this machine: the S3 gateway of JuiceFS, or Swift.
 
-For the limits it also measures how fast a scrub hashes the same blocks, and
-how fast the server takes objects of a group's size that nobody had to read.
+For the limits it also measures how fast a scrub hashes the same blocks, how
+fast the server takes objects of a group's size that nobody had to read, and
+how fast it gives the same slices to somebody who only throws them away.
 
 The counts are those of the client, which an object store bills. They do not
 depend on the machine, the speeds do. From the counts it computes what a month
@@ -22,6 +23,7 @@ costs at the prices that are given; none is assumed, and what has no price is
 left out of the sum.
 """
 
+from concurrent import futures
 import contextlib
 import dataclasses
 import os
@@ -38,6 +40,7 @@ from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
@@ -125,6 +128,16 @@ class Bench:
                 store.delete(key)
         return spent
 
+    def get(self) -> common.Spent:
+        """Get each slice of all groups, as many at once as a reader does."""
+        with (cold.connect(self.settings) as store,
+              futures.ThreadPoolExecutor(slices.PARALLEL) as pool):
+            wanted = [(key, start, min(slices.SLICE, size - start))
+                      for key, size in store.keys(f'{self.settings.owner}/g/')
+                      for start in range(0, size, slices.SLICE)]
+            return common.timed(lambda: sum(
+                pool.map(lambda one: len(store.get(*one)), wanted)))
+
     def forget(self) -> None:
         place = pathlib.Path(self.repo.path, 'slices')
         for one in place.iterdir():
@@ -162,6 +175,9 @@ def measure(bench: Bench) -> dict[str, float]:
     spent = common.timed(bench.read)
     row('download, cold', bench.mib, spent.wall, spent.result)
     read = spent.result
+    spent = bench.get()
+    row('limit: GET of these slices alone', spent.result / common.MIB,
+        spent.wall)
     spent = common.timed(bench.read)
     row('download, slices cached', bench.mib, spent.wall, spent.result)
     share = 100 * result.disk_bytes / (sent * common.MIB)

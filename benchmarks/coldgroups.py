@@ -141,7 +141,8 @@ def main() -> None:
         ways: list[tuple[Way, str, int]] = []
         if 'download' in args.only:
             size = args.mib * common.MIB
-            bench.repository.put('noise', random.randbytes(size))
+            bench.repository.put('noise', b''.join(
+                random.randbytes(common.MIB) for _ in range(args.mib)))
             ways.append((download, 'noise', size))
         if 'boot' in args.only:
             bench.repository.put('boot', disk.images().raw.read_bytes())
