@@ -496,6 +496,47 @@ def test_two_restorings_of_one_directory(filled, tmp_path):
     assert (tmp_path / 'new' / 'repository.json').exists()
 
 
+def test_two_restorings_at_the_same_time(filled, tmp_path):
+    """One of both becomes the new owner, and the other one is refused."""
+    found = []
+
+    def step(*arguments):
+        if not found:
+            found.append(restore(filled, tmp_path / 'first'))
+
+    with pytest.raises(exceptions.InvalidParameter, match='another'):
+        restore(filled, tmp_path / 'second', progress=step)
+    assert not (tmp_path / 'second' / 'repository.json').exists()
+    with contextlib.closing(Restored(
+            tmp_path / 'first', whole(filled))) as made:
+        made.need_fine()
+        # Whose place it took is known.
+        again = restore(filled, tmp_path / 'third')
+        assert again.restored_from == found[0].owner
+
+
+def test_an_earlier_owner_is_restored(filled, connection, tmp_path):
+    """Its snapshot comes back; who had taken its place is retired."""
+    restore(filled, tmp_path / 'new')
+    with contextlib.closing(Restored(
+            tmp_path / 'new', whole(filled))) as made:
+        made.put('later', 1, 9)
+        made.repo.delete('one')
+        made.tier()
+        result = restore(filled, tmp_path / 'newest',
+                         owner=filled.settings.owner)
+        assert result.restored_from == filled.settings.owner
+        assert owners.is_retired(connection, made.settings.owner)
+        before = keys_of(connection, made.settings.owner)
+        made.put('latest', 1, 10)
+        with pytest.raises(exceptions.InvalidParameter, match='place'):
+            made.tier()
+        assert keys_of(connection, made.settings.owner) == before
+    with contextlib.closing(Restored(
+            tmp_path / 'newest', whole(filled))) as made:
+        made.need_fine()
+
+
 # -- a directory that moved ---------------------------------------------------
 
 @pytest.fixture
