@@ -25,9 +25,11 @@ from selenium.webdriver.common import keys
 from dedupd import history
 from dedupd import page
 from tests.functional import dedupd_watched
+from tests.support import cold_repositories
 from tests.support import repositories
 from tests.support import volumes
 
+pytest_plugins = ['tests.support.object_fixtures']
 pytestmark = pytest.mark.slow
 
 PATIENCE = 60
@@ -547,6 +549,31 @@ def test_volumes(browser, tmp_path):
             assert browser.script(
                 'return document.documentElement.scrollWidth') <= 360
             browser.need_silence()
+
+
+def test_cold_groups(browser, tmp_path, server, faults, proxy):
+    """What moved, what was read, and what the object store did not give."""
+    cold = cold_repositories.ColdRepository(
+        tmp_path / 'repository', server, proxy.url)
+    cold.put('image', repositories.noise(cold_repositories.GROUP + 5000, 1))
+    with dedupd_watched.running(cold.path, recompress_codec='none') as it:
+        it.perform('tier', dry_run=True, everything=True)
+        browser.show(it.url)
+        assert '1 group (4.' in browser.task('tier')
+        assert 'could move' in browser.task('tier')
+        it.perform('tier', everything=True)
+        it.request('GET', '/v1/images/image')
+        cold.forget()
+        browser.show(it.url)
+        assert re.search(r'1 group moved, 4\.\d+ MiB given back, 4\.\d+ MiB '
+                         'sent', browser.task('tier')), browser.task('tier')
+        figures = it.status()['cold']
+        assert figures['gets'] and (
+            f'{figures["gets"]} requests, 4.' in browser.text('reads'))
+        assert 'did not give\n0' in browser.text('reads')
+        assert 'undefined' not in browser.text_of_all()
+        browser.keep(tmp_path, 'page-cold')
+        browser.need_silence()
 
 
 def test_without_volumes_nothing_is_shown_of_them(browser, daemon):
