@@ -55,6 +55,7 @@ class Figures:
         self._listing = threading.Lock()
         # Only for listings, which need no lock; one thread at a time uses it.
         self._engine = _engine.Maintenance(repository.handle())
+        self._objects: dict[int, tuple[int, int, int]] = {}
         self._space: Fields = {}
         self._journals: dict[str, int] = {}
         self._measured = 0.0
@@ -150,11 +151,13 @@ class Figures:
                 sums['unique_blocks']
                 * self._repository.parameters.average_block)
         total = sum(disk.values())
+        objects = self._object_bytes()
         reserve = self._repository.room()[1]
         fields |= {
             'volumes': len(self._journals),
             'journal_bytes': disk['journals'],
             'disk_bytes': total,
+            'object_bytes': objects,
             'metadata_bytes': (disk['images'] + disk['catalog']
                                + self._store_bytes()),
             'filesystem_free_bytes': file_system.free,
@@ -162,19 +165,55 @@ class Figures:
             'reserve_bytes': reserve,
             'full_in_seconds': forecast.seconds_left(
                 file_system.free - reserve, self._growth),
-            'saved_percent': _saved(fields.get('nonzero_bytes'), total),
+            'saved_percent': _saved(fields.get('nonzero_bytes'),
+                                    total + objects),
             'saved_of_logical_percent': _saved(
-                fields.get('logical_bytes'), total)}
+                fields.get('logical_bytes'), total + objects)}
         return fields
+
+    def _object_bytes(self) -> int:
+        """The bytes of all cold groups' objects.
+
+        A group's file is read once, and again when it has changed.
+        """
+        if self._repository.slices is None:
+            return 0
+        known = {}
+        path = os.path.join(self._repository.path, 'groups')
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as found:
+            for entry in found:
+                with contextlib.suppress(OSError, ValueError,
+                                         exceptions.RepositoryError):
+                    status = entry.stat(follow_symlinks=False)
+                    # Others have segments behind their fingerprint store.
+                    if status.st_size == self._store_size:
+                        number = int(entry.name, 16)
+                        known[number] = self._object_of(number, status)
+        self._objects = known
+        return sum(size for *_, size in known.values())
+
+    def _object_of(self, number: int, status: os.stat_result
+                   ) -> tuple[int, int, int]:
+        is_now = status.st_ino, status.st_mtime_ns
+        known = self._objects.get(number)
+        if known is not None and known[:2] == is_now:
+            return known
+        with self._listing:
+            facts = self._engine.group_facts(number)
+        return *is_now, facts['end'] if facts['is_cold'] else 0
 
     def _store_bytes(self) -> int:
         """The disk space of all groups' headers and fingerprint stores."""
-        slots = self._repository.parameters.group_slots
-        store = -(-(4096 + 512 * -(-slots // 9)) // 4096) * 4096
         with contextlib.suppress(OSError):
-            return store * len(os.listdir(
+            return self._store_size * len(os.listdir(
                 os.path.join(self._repository.path, 'groups')))
         return 0
+
+    @property
+    def _store_size(self) -> int:
+        """Where segments begin in a group's file."""
+        slots = self._repository.parameters.group_slots
+        return -(-(4096 + 512 * -(-slots // 9)) // 4096) * 4096
 
     def images(self) -> list[Fields]:
         """All images that exist, counted or not.

@@ -78,6 +78,8 @@ _GAUGES = (
      ('space', 'unique_bytes')),
     ('dedupd_disk_bytes', 'Disk space that the repository takes up.',
      ('space', 'disk_bytes')),
+    ('dedupd_object_bytes',
+     'Bytes of cold groups in the object store.', ('space', 'object_bytes')),
     ('dedupd_metadata_bytes',
      'Disk space of what is not image data: recipes, fingerprint stores, '
      'catalog.',

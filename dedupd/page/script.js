@@ -23,7 +23,9 @@
   const SERIES = [['logical', 'logical_bytes', 'Logical'],
                   ['nonzero', 'nonzero_bytes', 'Non-zero'],
                   ['disk', 'disk_bytes', 'Stored on disk']];
-  const PARTS = [['disk', 'stored on disk'], ['packed', 'saved by compression'],
+  const PARTS = [['disk', 'stored on disk'],
+                 ['objects', 'in the object store'],
+                 ['packed', 'saved by compression'],
                  ['shared', 'duplicates'], ['zeros', 'zeros']];
 
   const state = {
@@ -323,7 +325,7 @@
   // What became of the bytes of images: [part, bytes], in the order of PARTS.
   // Each takes what is left, so that they add up whatever rounding to disk
   // blocks or metadata add.
-  function parts(logical, zeros, plain, disk) {
+  function parts(logical, zeros, plain, disk, objects = 0) {
     let left = logical;
     const take = (wanted) => {
       const taken = Math.max(0, Math.min(left, wanted || 0));
@@ -331,10 +333,11 @@
       return taken;
     };
     const stored = take(disk);
+    const away = take(objects);
     const zero = take(zeros);
-    const packed = take(plain === null ? 0 : plain - disk);
-    return [['disk', stored], ['packed', packed], ['shared', left],
-            ['zeros', zero]];
+    const packed = take(plain === null ? 0 : plain - disk - objects);
+    return [['disk', stored], ['objects', away], ['packed', packed],
+            ['shared', left], ['zeros', zero]];
   }
 
   function splitBar(node, split, scale) {
@@ -346,7 +349,9 @@
       }));
   }
 
-  const legend = (more) => PARTS.map(([part, words]) =>
+  const partsWithout = (hidden) => PARTS.filter(([part]) => part !== hidden);
+
+  const legend = (shown, more) => shown.map(([part, words]) =>
     el('li', null, el('i', { class: `part-${part}` }), words + more(part)));
 
   function drawStatus() {
@@ -369,6 +374,9 @@
     setFigure('disk', number(space.disk_bytes), bytes(space.disk_bytes));
     setFigure('metadata', number(space.metadata_bytes),
               bytes(space.metadata_bytes));
+    $('objects-figure').hidden = !space.object_bytes;
+    setFigure('objects', number(space.object_bytes),
+              bytes(space.object_bytes));
     setText($('images-note'), plural(space.images, 'image')
             + (space.backups ? ', ' + plural(space.backups, 'backup') : '')
             + (space.volumes ? ', ' + plural(space.volumes, 'volume') : ''));
@@ -432,12 +440,13 @@
       return;
     }
     const split = parts(logical, space.zero_bytes, number(space.unique_bytes),
-                        space.disk_bytes);
+                        space.disk_bytes, space.object_bytes);
+    const shown = partsWithout(space.object_bytes ? '' : 'objects');
     splitBar($('split'), split, logical);
     const size = Object.fromEntries(split);
-    $('split').setAttribute('aria-label', PARTS.map(([part, words]) =>
+    $('split').setAttribute('aria-label', shown.map(([part, words]) =>
       `${words}: ${share(size[part], logical)}`).join(', '));
-    $('split-legend').replaceChildren(...legend((part) =>
+    $('split-legend').replaceChildren(...legend(shown, (part) =>
       ` ${share(size[part], logical)}`));
   }
 
@@ -831,7 +840,7 @@
     });
     for (const node of document.querySelectorAll('.bars-legend')) {
       node.hidden = !images.length;
-      node.replaceChildren(...legend(() => ''));
+      node.replaceChildren(...legend(partsWithout('objects'), () => ''));
     }
     bars($('images'), $('images-more'), rows, state.allImages, nothing);
     bars($('projects'), $('projects-more'),

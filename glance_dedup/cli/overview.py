@@ -103,6 +103,9 @@ class _Overview:
                    f'{_size(space.get("nonzero_bytes"))} are not zeros')
         yield _row('stored', f'{_size(space.get("disk_bytes"))}, of which '
                    f'{_size(space.get("metadata_bytes"))} are metadata')
+        if space.get('object_bytes'):
+            yield _row('', f'{_size(space["object_bytes"])} in the object '
+                       'store')
         yield _row('saved', f'{_percent(space.get("saved_percent"))} of what '
                    'is not zeros')
         yield from self._disk(space)

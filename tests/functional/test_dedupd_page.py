@@ -571,6 +571,13 @@ def test_cold_groups(browser, tmp_path, server, faults, proxy):
         assert figures['gets'] and (
             f'{figures["gets"]} requests, 4.' in browser.text('reads'))
         assert 'did not give\n0' in browser.text('reads')
+        # Nothing was saved: what is not on the disk is in an object.
+        space = it.status()['space']
+        assert space['object_bytes'] > cold_repositories.GROUP
+        assert space['saved_percent'] <= 0
+        assert browser.text('objects').startswith('4.0')
+        assert 'in the object store 9' in browser.text('split-legend')
+        assert 'by compression 0.0 %' in browser.text('split-legend')
         assert 'undefined' not in browser.text_of_all()
         browser.keep(tmp_path, 'page-cold')
         browser.need_silence()

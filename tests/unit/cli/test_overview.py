@@ -97,6 +97,13 @@ def test_a_cache_and_another_site():
             'the start (1.0 KiB)\n') in text
 
 
+def test_cold_groups():
+    text = overview.page({**STATUS, 'space': {
+        **STATUS['space'], 'object_bytes': 3 << 30}}, 4600.0)
+    assert ('  stored     1.0 GiB, of which 1.0 MiB are metadata\n'
+            '             3.0 GiB in the object store\n') in text
+
+
 @pytest.mark.parametrize('name', STATUS)
 @pytest.mark.parametrize('value', [None, [], {}, 'text', 7])
 def test_a_daemon_of_another_version(name, value):

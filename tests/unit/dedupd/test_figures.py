@@ -5,8 +5,25 @@
 import contextlib
 
 from dedupd import figures
+from tests.support import cold_repositories
 from tests.support import maintenance
 from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+
+class Watched:
+    """An engine's maintenance that notes whose facts are asked for."""
+
+    def __init__(self, engine, seen):
+        self._engine, self._seen = engine, seen
+
+    def group_facts(self, number):
+        self._seen.append(number)
+        return self._engine.group_facts(number)
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
 
 
 def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
@@ -144,3 +161,26 @@ def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):
                        ('saved_of_logical_percent', space['logical_bytes'])):
         assert space[name] == round(100 * (1 - space['disk_bytes'] / base), 2)
     assert space['saved_percent'] < space['saved_of_logical_percent']
+
+
+def test_what_is_in_objects_is_not_saved(tmp_path, server, monkeypatch):
+    """Each group's file is read once, and again when it has changed."""
+    cold = cold_repositories.ColdRepository(
+        tmp_path / 'r', server, server.url, group_slots=256)
+    cold.put('a', repositories.noise(1 << 20, 1))
+    cold.put('b', repositories.noise(3 << 19, 2))
+    with cold.open() as repo:
+        with contextlib.closing(figures.Figures(repo, lambda: None)) as found:
+            assert found.space()['object_bytes'] == 0
+            assert cold.cool() == 2
+            read = []
+            monkeypatch.setattr(found, '_engine', Watched(found._engine, read))
+            found.forget()
+            assert found.space()['object_bytes'] == sum(
+                facts['end'] for facts in cold.groups.values()) > 2 << 20
+            assert sorted(read) == [1, 2]
+            cold.put('c', repositories.noise(1 << 20, 3))
+            assert cold.cool() == 3
+            found.forget()
+            assert found.space()['object_bytes'] > 3 << 20
+            assert sorted(read) == [1, 2, 3]
