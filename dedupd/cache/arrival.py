@@ -139,7 +139,7 @@ class Arrival:
         self._expected = expected
         self.changed = threading.Condition()
         self._readings: set['_Reading'] = set()
-        self._at_work = 0               # calls of readinto
+        self._at_work = 0               # calls of readinto, and loans
         self._ended = self._over = self._cut = False
         self.failure: Exception | None = None
         self.present: readings.Present | None = None
@@ -419,9 +419,35 @@ class Arrival:
         try:
             yield present
         finally:
-            with self.changed:
-                self._at_work -= 1
-            self._release()
+            self.let_go()
+
+    def hold(self) -> bool:
+        """Prevent the release of anything until :meth:`let_go`.
+
+        :returns: False: all was released, and the image is in the repository
+            if it came
+        """
+        with self.changed:
+            self._at_work += not self._over
+            return not self._over
+
+    def let_go(self) -> None:
+        """Permit the release again."""
+        with self.changed:
+            self._at_work -= 1
+        self._release()
+
+    def settled(self, seconds: float) -> readings.Present | None:
+        """Wait until a pull that has ended has a result.
+
+        REQUIRES: the caller prevents the release.
+
+        :returns: the committed image; None: it failed, or takes longer
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: (
+                self.present is not None or self.failure is not None), seconds)
+            return self.present
 
     @property
     def stored(self) -> int:

@@ -8,7 +8,8 @@ time would get all of the image from the storing host. A neighbour gets what
 has come, waits for what is on its way from the storing host, and has the rest
 fetched from there at once. The lender does not wait for what comes to it from
 another neighbour, so no hosts wait for each other. If the lender can give no
-more, the answer ends early.
+more, the answer ends early. What it has announced as stored comes in any case:
+so the arrival is held for the whole answer, and its commit is waited for.
 """
 
 import asyncio
@@ -45,6 +46,7 @@ WAIT_SECONDS = 4.0
 class Loan:
     """The blocks of ranges of an arriving image. One thread at a time.
 
+    :param arrival: held by the caller
     :param partial: of the arrival
     :param ranges: sorted, without overlap, within the image
     :param workers: they fetch what is missing
@@ -70,20 +72,12 @@ class Loan:
         :raises RepositoryError: if a block cannot be read
         """
         with self._arrival.working() as present:
-            while not self._wanted and self._rest:
-                if present is not None:
-                    break
-                if self._partial.ended:
-                    return []
+            if present is None:
                 try:
-                    self._wanted, self._rest = self._partial.cut(
-                        self._rest, WAIT_SECONDS)
-                except (errors.ClientError, readings.ArrivalFailed, OSError):
-                    return []           # it has not been described here
-                self._fetched = None
-            if present is not None:
-                return self._of_image(present)
-            return self._of_lot() if self._wanted else []
+                    return self._of_arrival()
+                except partial_image.NoMore:
+                    present = self._arrival.settled(WAIT_SECONDS)
+            return [] if present is None else self._of_image(present)
 
     def _of_image(self, image: readings.Present) -> list[bytes]:
         """Frames of an image that is here by now."""
@@ -96,16 +90,34 @@ class Loan:
         self._rest = ranges
         return frames
 
+    def _of_arrival(self) -> list[bytes]:
+        """Frames of what has come.
+
+        :raises NoMore: the pull has ended
+        """
+        while not self._wanted and self._rest:
+            if self._partial.ended:
+                raise partial_image.NoMore()
+            try:
+                self._wanted, self._rest = self._partial.cut(
+                    self._rest, WAIT_SECONDS)
+            except (errors.ClientError, readings.ArrivalFailed, OSError):
+                return []               # it has not been described here
+            self._fetched = None
+        return self._of_lot() if self._wanted else []
+
     def _of_lot(self) -> list[bytes]:
         """Frames of the present lot."""
         deadline = time.monotonic() + WAIT_SECONDS
-        while not self._partial.ended:
+        while True:
+            if self._partial.ended:
+                raise partial_image.NoMore()
             changes = self._partial.changes
             is_over = self._fetched is not None and self._fetched.is_set()
             try:
                 blocks = self._partial.ready(self._wanted, wire.LONGEST_FRAME)
-            except exceptions.ClosedError:
-                break                   # the transaction has just ended
+            except exceptions.ClosedError as e:
+                raise partial_image.NoMore() from e
             if blocks:
                 for offset in blocks:
                     del self._wanted[offset]
@@ -191,8 +203,10 @@ class Lending:
             asker = request.headers.get('dedup-repository', '')
             if hexids.is_valid(asker):
                 arrival.partial.heard(asker)
-            loan = Loan(arrival, arrival.partial, ranges, self._fetchers)
-            return await self._response(arrival.stored, self._frames(loan))
+            if arrival.hold():
+                return await self._response(
+                    arrival.stored, self._frames(arrival, Loan(
+                        arrival, arrival.partial, ranges, self._fetchers)))
         try:
             image = await self._reads.open(request, image_id)
         except exceptions.ImageNotFound as e:
@@ -239,12 +253,16 @@ class Lending:
                     self._lent += len(frame)
                     yield frame
 
-    async def _frames(self, loan: Loan
+    async def _frames(self, arrival: arrival_module.Arrival, loan: Loan
                       ) -> AsyncGenerator[Any, streams.Pour | None]:
-        while frames := await self._run(loan.next):
-            for frame in frames:
-                yield frame
-        yield wire.END_FRAME
+        """All frames of a loan; then the arrival is let go."""
+        try:
+            while frames := await self._run(loan.next):
+                for frame in frames:
+                    yield frame
+            yield wire.END_FRAME
+        finally:
+            await self._run(arrival.let_go)
 
     def _run(self, function: Any) -> asyncio.Future:
         return asyncio.wrap_future(self._readers.submit(function))

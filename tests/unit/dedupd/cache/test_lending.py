@@ -4,6 +4,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 
 import pytest
@@ -324,6 +325,85 @@ def test_who_gets_blocks_of_an_arriving_image(hosts):
             (operator, None, True, 200), (operator, None, False, 200)):
         assert asyncio.run(status(asker, said, by_token)) == expected
     hosts.relay.allow(None)
+    hosts.ended()
+
+
+def lent(hosts, ranges, meanwhile):
+    """A whole answer to an operator, as bytes; and what it announced.
+
+    :param meanwhile: called after the first frame
+    """
+    asker = messages.Request(
+        'POST', {}, {}, messages.Peer(operator=True), json.dumps(
+            {'ranges': ranges}).encode())
+
+    async def ask():
+        lender = lending.Lending(OWN, Reads(), hosts.arrivals, False)
+        response = await lender.blocks(asker, 'one')
+        pieces = [await anext(response.body)]
+        await asyncio.to_thread(meanwhile)
+        pieces += [piece async for piece in response.body]
+        return pieces[:-1], int(response.headers['Dedup-Stored'])
+
+    return asyncio.run(ask())
+
+
+def test_everybody_else_leaves_in_the_middle_of_an_answer(hosts):
+    """What was announced comes, or the neighbour would take us for a liar."""
+    data = noise(20 * MIB)
+    arrival = begin(hosts, data, 15 * MIB)
+    repositories.eventually(lambda: arrival.stored >= 3 * MIB, LIMIT)
+
+    def arrive():
+        hosts.relay.allow(None)
+        hosts.ended()
+
+    ranges = [[0, 3 * MIB]]
+    frames, announced = lent(hosts, ranges, arrive)
+    assert announced >= 3 * MIB
+    need_of(data, unframed(frames, [(0, 3 * MIB)]), 3 * MIB)
+    assert arrival._over    # it was kept for the answer only
+
+
+@pytest.mark.parametrize('before', ['_become', '_end'])
+def test_the_commit_is_under_way_while_frames_are_asked_for(
+        hosts, monkeypatch, before):
+    """The transaction is closed, and the image is not open yet."""
+    reached, go_on = threading.Event(), threading.Event()
+    usual = getattr(arrival_module.Arrival, before)
+
+    def late(self, what):
+        if before == '_become' or what is None:
+            reached.set()
+            assert go_on.wait(LIMIT)
+        return usual(self, what)
+
+    monkeypatch.setattr(arrival_module.Arrival, before, late)
+    data = noise(6 * MIB)
+    arrival = begin(hosts, data, None)
+    assert reached.wait(LIMIT)
+    loan = loan_of(arrival, (0, len(data)))
+    threading.Timer(0.3, go_on.set).start()
+    reading = hosts.arrivals.open('one', None, None)
+    need_of(data, all_of(loan, [(0, len(data))]), len(data))
+    reading.close()
+
+
+def test_the_commit_fails_while_frames_are_asked_for(hosts, monkeypatch):
+    reached, go_on = threading.Event(), threading.Event()
+
+    def fails(self):
+        reached.set()
+        assert go_on.wait(LIMIT)
+        raise exceptions.StorageError('it cannot be written')
+
+    monkeypatch.setattr(arrival_module.Arrival, '_commit', fails)
+    arrival = begin(hosts, noise(6 * MIB), None)
+    assert reached.wait(LIMIT)
+    arrival.partial.end(None)
+    loan = loan_of(arrival, (0, 6 * MIB))
+    threading.Timer(0.1, go_on.set).start()
+    assert loan.next() == []
     hosts.ended()
 
 
