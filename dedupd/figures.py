@@ -179,6 +179,7 @@ class Figures:
         if self._repository.slices is None:
             return 0
         known = {}
+        start = self._data_start()
         path = os.path.join(self._repository.path, 'groups')
         with contextlib.suppress(FileNotFoundError), os.scandir(path) as found:
             for entry in found:
@@ -186,7 +187,7 @@ class Figures:
                                          exceptions.RepositoryError):
                     status = entry.stat(follow_symlinks=False)
                     # Others have segments behind their fingerprint store.
-                    if status.st_size == self._store_size:
+                    if status.st_size == start:
                         number = int(entry.name, 16)
                         known[number] = self._object_of(number, status)
         self._objects = known
@@ -205,15 +206,12 @@ class Figures:
     def _store_bytes(self) -> int:
         """The disk space of all groups' headers and fingerprint stores."""
         with contextlib.suppress(OSError):
-            return self._store_size * len(os.listdir(
+            return self._data_start() * len(os.listdir(
                 os.path.join(self._repository.path, 'groups')))
         return 0
 
-    @property
-    def _store_size(self) -> int:
-        """Where segments begin in a group's file."""
-        slots = self._repository.parameters.group_slots
-        return -(-(4096 + 512 * -(-slots // 9)) // 4096) * 4096
+    def _data_start(self) -> int:
+        return layout.data_start(self._repository.parameters.group_slots)
 
     def images(self) -> list[Fields]:
         """All images that exist, counted or not.

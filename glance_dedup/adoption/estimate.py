@@ -236,11 +236,10 @@ def metadata(images: list[Image], blocks: int,
     slots = parameters.group_slots
     # Each group reserves the space for its metadata at once, and is never
     # quite full.
-    store = _PAGE + -(-512 * -(-slots // 9) // _PAGE) * _PAGE
     recipes = sum(_PAGE * (1 + -(-image.extents // _EXTENTS_IN_PAGE))
                   for image in images)
-    return (-(-blocks // slots) * store + recipes + blocks * _CATALOG
-            + layout.reserve_bytes(blocks * _CATALOG))
+    return (-(-blocks // slots) * layout.data_start(slots) + recipes
+            + blocks * _CATALOG + layout.reserve_bytes(blocks * _CATALOG))
 
 
 class _File:

@@ -36,6 +36,7 @@ VOLUMES = 'volumes'
 SLICES = 'slices'
 MAINTAINER_LOCK = 'locks/maintainer'
 IMAGE_LOCKS = 'locks/images'
+_PAGE = 4096
 _LOCK_FILES = ('locks/groups', IMAGE_LOCKS)
 
 
@@ -231,6 +232,17 @@ def read_key(path: str) -> bytes:
         raise exceptions.DamagedError(
             f'{file} is damaged: it does not hold a key and its checksum')
     return bytes.fromhex(digits.decode())
+
+
+def data_start(slots: int) -> int:
+    """Where the segments of a group's file begin.
+
+    Behind a page of header and records are the entries: nine in each sector of
+    512 bytes, and whole pages of these.
+
+    :param slots: of the group
+    """
+    return _PAGE + -(-512 * -(-slots // 9) // _PAGE) * _PAGE
 
 
 @contextlib.contextmanager

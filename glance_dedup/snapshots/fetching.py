@@ -15,6 +15,7 @@ import xxhash
 from glance_dedup.base import access
 from glance_dedup.base import files
 from glance_dedup.objects import store as store_module
+from glance_dedup.repository import layout
 from glance_dedup.repository import parameters as parameters_module
 from glance_dedup.snapshots import manifest as manifest_module
 
@@ -25,7 +26,6 @@ _MAGIC, _COLD = b'GDGROUP\0', 3
 _OBJECT, _CHECKED = slice(88, 104), 504
 #: Bytes of a header.
 HEADER_BYTES = 512
-_PAGE, _SECTOR, _ENTRIES = 4096, 512, 9
 _LEAST_SLOTS, _MOST_SLOTS = 64, 32768
 _PIECE = 8 << 20
 #: How often an object is fetched that does not verify.
@@ -47,12 +47,6 @@ class LostError(Exception):
     """The object store does not have an object, or another one."""
 
 
-def data_start(slots: int) -> int:
-    """Where the segments of a group's file begin."""
-    sectors = -(-slots // _ENTRIES)
-    return _PAGE + -(-_SECTOR * sectors // _PAGE) * _PAGE
-
-
 class Fetcher:
     """Fetches files into a directory that is being restored."""
 
@@ -62,7 +56,7 @@ class Fetcher:
         self._path = path
         self._mode = access.file_mode(path)
         self._id = bytes.fromhex(parameters.repository_id)
-        self._guess = data_start(parameters.group_slots)
+        self._guess = layout.data_start(parameters.group_slots)
 
     def group(self, group: manifest_module.Group) -> int:
         """Fetch the file of a cold group, unless it is there.
@@ -139,9 +133,9 @@ class Fetcher:
                 bytes.fromhex(group.object_id)):
             raise ValueError('is that of another group')
         if not _LEAST_SLOTS <= slots <= _MOST_SLOTS or (
-                data_start(slots) > group.length):
+                layout.data_start(slots) > group.length):
             raise ValueError('has impossible bounds')
-        return data_start(slots)
+        return layout.data_start(slots)
 
     # -- files --
 

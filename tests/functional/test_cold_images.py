@@ -12,7 +12,6 @@ import datetime
 import pathlib
 import random
 import secrets
-import shutil
 import time
 
 from botocore import auth
@@ -26,6 +25,7 @@ from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
 from glance_dedup.repository import parameters
+from tests.support import cold_repositories
 from tests.support import maintenance
 from tests.support import objects
 from tests.support import repositories
@@ -75,8 +75,7 @@ class Images:
                    if not facts['is_cold'])
 
     def forget(self):
-        for one in (self.path / 'slices').iterdir():
-            shutil.rmtree(one)
+        cold_repositories.forget(self.path)
 
     def read(self, name):
         with self.open() as repo:

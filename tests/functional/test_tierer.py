@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import shutil
 
 import pytest
 
@@ -18,6 +17,7 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
+from tests.support import cold_repositories
 from tests.support import objects
 from tests.support import repositories
 
@@ -54,8 +54,7 @@ class Store:
         return tierer.run_once(self.maintainer, pace or task.Pace(), policy)
 
     def forget(self):
-        for directory in (self.path / 'slices').iterdir():
-            shutil.rmtree(directory)
+        cold_repositories.forget(self.path)
 
     def need_all(self):
         """Each image is what was stored, read without a cache."""
