@@ -12,7 +12,7 @@ import pathlib
 import subprocess
 import sys
 
-import boto3
+from botocore import session as botocore_session
 from keystoneauth1 import loading
 from keystoneauth1 import session
 import requests
@@ -162,7 +162,7 @@ class SwiftAsS3(Swift):
 
 
 def make_bucket(url, name, key, secret):
-    with contextlib.closing(boto3.session.Session().client(
+    with contextlib.closing(botocore_session.Session().create_client(
             's3', endpoint_url=url, region_name='us-east-1',
             aws_access_key_id=key, aws_secret_access_key=secret)) as s3:
         s3.create_bucket(Bucket=name)
