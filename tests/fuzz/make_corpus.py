@@ -4,7 +4,7 @@
 
 ``python -m tests.fuzz.make_corpus DIRECTORY`` writes ``DIRECTORY/<target>/``.
 Each target's own file says what its inputs look like. What a run finds beyond
-them is kept after ``-merge=1``; see test_fuzz.py.
+them is kept after ``-merge=1``; see test_fuzz.py and corpus.py.
 """
 
 import pathlib
