@@ -4,6 +4,7 @@
 
 import concurrent.futures
 import pathlib
+import platform
 import random
 import subprocess
 import threading
@@ -15,10 +16,10 @@ from glance_dedup.client import volume_control
 from glance_dedup.repository import openvolumes
 from tests.support import cold_repositories
 from tests.support import daemons
+from tests.support import native
 from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
-from tests.unit import test_c
 
 MIB = 1 << 20
 SIZE = 6 * MIB
@@ -36,28 +37,18 @@ os.environ['LD_PRELOAD'] = {runtime!r}
 '''
 
 
-@pytest.fixture(scope='module', params=['asan', 'tsan'])
-def plugin(request, tmp_path_factory):
+@pytest.fixture(scope='module', params=[
+    pytest.param('asan', marks=pytest.mark.needs('clang')), 'tsan'])
+def plugin(request):
     """The sanitizer's name, the plugin, and the runtime."""
-    place = tmp_path_factory.mktemp('plugin')
-    flags = test_c.VARIANTS[request.param]
-    sources = [*test_c.sources(test_c.ENGINE),
-               *test_c.sources(test_c.ENGINE.parent / 'nbdkit')]
-
-    def build(source):
-        target = place / test_c.object_name(source)
-        subprocess.run([*test_c.COMPILE, *flags, '-fPIC', '-c', source, '-o',
-                        target], check=True, timeout=test_c.BUILD_TIMEOUT)
-        return target
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        objects = [*pool.map(build, sources)]
-    found = place / 'plugin.so'
-    subprocess.run(['gcc', '-shared', *flags, *objects, '-o', found,
-                    *test_c.LIBRARIES], check=True, timeout=60)
+    found = native.directory(request.param, 'plugin') / 'plugin.so'
+    command = {
+        'asan': ['clang', '-print-file-name='
+                 f'libclang_rt.asan-{platform.machine()}.so'],
+        'tsan': ['gcc', '-print-file-name=libtsan.so']}[request.param]
     runtime = subprocess.run(
-        ['gcc', f'-print-file-name=lib{request.param}.so'], check=True,
-        capture_output=True, text=True, timeout=60).stdout.strip()
+        command, check=True, capture_output=True, text=True,
+        timeout=60).stdout.strip()
     return request.param, found, str(pathlib.Path(runtime).resolve())
 
 

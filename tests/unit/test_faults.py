@@ -12,10 +12,10 @@ import sys
 
 import pytest
 
+from tests.support import native
 from tests.unit import test_c
-from tests.unit.test_c import objects
 
-assert objects      # the fixture, for the tests below
+pytestmark = pytest.mark.needs('clang')
 
 LONG = 1700         # seconds
 
@@ -30,31 +30,24 @@ int main(void)
 '''
 
 
-def build_program(source, variant, objects, directory):
-    program = directory / source.stem
-    test_c.build([*test_c.COMPILE, *test_c.VARIANTS[variant], source,
-                  *objects(variant), '-o', program, *test_c.LIBRARIES])
-    return program
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     'source', [pytest.param(path, id=path.stem)
                for path in test_c.sources(test_c.TESTS, 'test_faults')])
-def test_every_fault(source, objects, tmp_path, monkeypatch):
+def test_every_fault(source, monkeypatch):
     monkeypatch.setenv('GLANCE_DEDUP_FAULTS', 'all')
-    program = build_program(source, 'plain', objects, tmp_path)
-    status, output = test_c.execute([program], LONG)
+    status, output = native.run(native.program('plain', source), LONG)
     assert status == 0, output
 
 
+@pytest.mark.needs('clang')
 def test_leaks_are_found(tmp_path):
     """The sanitizer's runs of test_c.py would fail."""
     source = tmp_path / 'leak.c'
     source.write_text(LEAK)
-    test_c.build(['gcc', *test_c.VARIANTS['asan'], source, '-o',
-                  tmp_path / 'leak'])
-    status, output = test_c.execute([tmp_path / 'leak'], 60)
+    subprocess.run(['clang', '-fsanitize=address', source, '-o',
+                    tmp_path / 'leak'], check=True, timeout=60)
+    status, output = native.execute([tmp_path / 'leak'], 60)
     assert status != 0
     assert 'LeakSanitizer: detected memory leaks' in output
 
@@ -62,11 +55,10 @@ def test_leaks_are_found(tmp_path):
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which('valgrind') is None,
                     reason='valgrind is not installed')
-def test_valgrind(objects, tmp_path):
+def test_valgrind():
     """It sees what is not initialized, too, which no sanitizer of gcc does."""
-    program = build_program(test_c.program_of('transaction'), 'plain', objects,
-                            tmp_path)
-    status, output = test_c.execute(
+    program = native.program('plain', test_c.program_of('transaction'))
+    status, output = native.execute(
         ['valgrind', '--quiet', '--error-exitcode=9', '--leak-check=full',
          '--show-leak-kinds=definite,indirect', program], LONG)
     assert status == 0, output
@@ -76,7 +68,7 @@ def test_valgrind(objects, tmp_path):
 def test_extension_under_sanitizers(tmp_path):
     """The binding, which the programs in C do not have."""
     top = tmp_path / 'tree'
-    shutil.copytree(test_c.TOP, top, ignore=shutil.ignore_patterns(
+    shutil.copytree(native.TOP, top, ignore=shutil.ignore_patterns(
         '.git', '.venv', 'build', '*.so', '__pycache__', '.hypothesis'))
     environment = {**os.environ, 'PYTHONPATH': str(top),
                    'GLANCE_DEDUP_SANITIZE': 'address,undefined'}

@@ -69,14 +69,26 @@ length_of(const shadow_file *file)
     return (uint64_t)st.st_size;
 }
 
-/* Takes over a sector as it is now; behind the file's end are zeros. */
+/* Takes over sectors as they are now; behind the file's end are zeros. */
 static void
-copy_sector(shadow_file *file, uint64_t sector)
+copy_sectors(shadow_file *file, uint64_t first, uint64_t count)
 {
-    uint8_t *to = file->data + sector * SECTOR;
-    memset(to, 0, SECTOR);
-    if (pread(file->fd, to, SECTOR, (off_t)(sector * SECTOR)) < 0) {
-        give_up("shadow");
+    if (count == 0) {
+        return; /* of an empty file there is no data */
+    }
+    uint8_t *to = file->data + first * SECTOR;
+    uint64_t length = count * SECTOR, done = 0;
+    while (done < length) {
+        ssize_t n = pread(file->fd, to + done, length - done,
+                          (off_t)(first * SECTOR + done));
+        if (n < 0) {
+            give_up("shadow");
+        }
+        if (n == 0) {
+            memset(to + done, 0, length - done);
+            return;
+        }
+        done += (uint64_t)n;
     }
 }
 
@@ -103,9 +115,7 @@ shadow_opened(shadow *s, int fd, const char *path, int flags)
         give_up(path);
     }
     reach(file, file->length);
-    for (uint64_t i = 0; i < file->sectors; i++) {
-        copy_sector(file, i);
-    }
+    copy_sectors(file, 0, file->sectors);
 }
 
 void
@@ -141,10 +151,14 @@ shadow_synced(shadow *s, int fd, bool good)
     if (file == NULL) {
         return;
     }
-    for (uint64_t i = 0; i < file->sectors; i++) {
-        if (good && file->dirty[i]) {
-            copy_sector(file, i);
+    for (uint64_t i = 0; good && i < file->sectors; i++) {
+        uint64_t first = i;
+        while (i < file->sectors && file->dirty[i]) {
+            i++;
         }
+        copy_sectors(file, first, i - first);
+    }
+    for (uint64_t i = 0; i < file->sectors; i++) {
         file->dirty[i] = 0;
     }
     if (good) {

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the engine and what tests it in C, from the top of the checkout:
+#
+#   make -f tests/native.mk -j VARIANT=asan TARGET...
+#
+# VARIANT is plain; asan (clang, with the sanitizers of addresses and undefined
+# behaviour, and ready for libFuzzer); or tsan (gcc, with that of threads). All
+# files are in .build/VARIANT. TARGET is lib (the engine and the helpers of the
+# tests as shared libraries), plugin (nbdkit's), fuzzers, programs (all programs
+# of tests/c), or the path of one of its sources without .c.
+
+VARIANT ?= plain
+OUT := .build/$(VARIANT)
+
+CFLAGS := -std=c11 -D_GNU_SOURCE -Wall -Wextra -Werror -fPIC -Iglance_dedup -I.
+LDLIBS := -lcrypto -lxxhash -llz4 -lzstd -lpthread
+CC_plain := gcc
+FLAGS_plain := -O2
+CC_asan := clang
+# gcc defines the macro by itself, clang does not.
+FLAGS_asan := -O1 -g -D__SANITIZE_ADDRESS__ -fsanitize=fuzzer-no-link,address,undefined \
+	-fno-sanitize-recover=all -fno-omit-frame-pointer
+CC_tsan := gcc
+FLAGS_tsan := -O1 -g -fsanitize=thread
+COMPILE := $(CC_$(VARIANT)) $(CFLAGS) $(FLAGS_$(VARIANT))
+
+objects = $(patsubst %.c,$(OUT)/%.o,$(wildcard $(1)))
+ENGINE := $(call objects,glance_dedup/engine/*/*.c)
+SUPPORT := $(call objects,tests/c/support/*.c)
+PLUGIN := $(call objects,glance_dedup/nbdkit/*.c)
+FUZZ := $(call objects,$(filter-out $(wildcard tests/fuzz/fuzz_*.c),\
+	$(wildcard tests/fuzz/*.c)) tests/c/support/simple_maintainer.c)
+TARGETS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+PROGRAMS := $(patsubst %.c,%,$(wildcard tests/c/*/test_*.c))
+# Found beside the programs, wherever the checkout is.
+LINK := -L$(OUT) -Wl,-rpath,$(abspath $(OUT))
+
+.PHONY: lib plugin fuzzers programs $(PROGRAMS)
+lib: $(OUT)/libengine.so $(OUT)/libsupport.so
+plugin: $(OUT)/plugin.so
+fuzzers: $(addprefix $(OUT)/,$(TARGETS))
+programs: $(PROGRAMS)
+$(PROGRAMS): %: $(OUT)/%
+
+$(OUT)/%.o: %.c tests/native.mk
+	@mkdir -p $(@D)
+	$(COMPILE) -MMD -MP -c $< -o $@
+
+$(OUT)/libengine.so: $(ENGINE)
+	$(COMPILE) -shared $^ -o $@ $(LDLIBS)
+
+$(OUT)/libsupport.so: $(SUPPORT) $(OUT)/libengine.so
+	$(COMPILE) -shared $(SUPPORT) -o $@ $(LINK) -lengine
+
+# All in one: nbdkit knows no directory of libraries.
+$(OUT)/plugin.so: $(PLUGIN) $(ENGINE)
+	$(COMPILE) -shared $^ -o $@ $(LDLIBS)
+
+$(addprefix $(OUT)/,$(PROGRAMS)): %: %.o $(OUT)/libsupport.so
+	$(COMPILE) $< -o $@ $(LINK) -lsupport -lengine $(LDLIBS)
+
+$(addprefix $(OUT)/,$(TARGETS)): $(OUT)/%: $(OUT)/tests/fuzz/%.o $(FUZZ) \
+		$(OUT)/libengine.so
+	$(COMPILE) -fsanitize=fuzzer $< $(FUZZ) -o $@ $(LINK) -lengine $(LDLIBS)
+
+-include $(shell find $(OUT) -name '*.d' 2>/dev/null)
