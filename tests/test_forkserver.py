@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that are forked are what they would be if they were executed."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import forkserver
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+COMMAND = [sys.executable, '-m', 'glance_dedup.cli.main']
+
+
+def run(*arguments, **options):
+    """The same command, forked and executed."""
+    results = []
+    for environment in ({}, {'GLANCE_DEDUP_TEST_EXEC': '1'}):
+        environment |= {**os.environ, 'PYTHONPATH': str(TOP)}
+        assert forkserver.can_be_forked(COMMAND, environment, '/') != (
+            'GLANCE_DEDUP_TEST_EXEC' in environment)
+        results.append(subprocess.run(
+            [*COMMAND, *arguments], env=environment, capture_output=True,
+            timeout=60, **options))
+    return results
+
+
+@pytest.mark.parametrize('arguments', [
+    ('--version',), ('--help',), ('image', '--help'), ('no such command',),
+    ('--repository', '/nowhere', 'image', 'list')])
+def test_same_status_and_output(arguments, tmp_path):
+    forked, executed = run(*arguments, cwd=tmp_path)
+    assert forked.returncode == executed.returncode
+    assert forked.stdout == executed.stdout
+    assert forked.stderr == executed.stderr
+    assert forked.stdout or forked.stderr
+
+
+def test_descriptors_and_directory(tmp_path):
+    """It reads its input, and has nothing open that it was not given."""
+    path = tmp_path / 'repository'
+    run('--repository', path, 'repository', 'create')
+    kept = os.open(tmp_path, os.O_RDONLY)
+    os.set_inheritable(kept, True)
+    process = subprocess.Popen(
+        [*COMMAND, '--repository', 'repository', 'image', 'put', 'one', '-'],
+        cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(TOP)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        process.stdin.write(b'x' * 4096)
+        process.stdin.flush()
+        assert os.readlink(f'/proc/{process.pid}/cwd') == str(tmp_path)
+        opened = {os.readlink(f'/proc/{process.pid}/fd/{fd}')
+                  for fd in os.listdir(f'/proc/{process.pid}/fd')}
+        assert str(tmp_path) not in opened
+        assert not [name for name in opened if name.startswith('socket:')]
+    finally:
+        out, err = process.communicate(timeout=60)
+        os.close(kept)
+    assert process.returncode == 0, (out, err)
+
+
+def test_it_is_a_child_that_can_be_killed(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, '--repository', tmp_path / 'r', 'image', 'put', 'one', '-'],
+        env={**os.environ, 'PYTHONPATH': str(TOP)}, stdin=subprocess.PIPE,
+        start_new_session=True)
+    status = pathlib.Path(f'/proc/{process.pid}/status').read_text()
+    assert f'PPid:\t{os.getpid()}\n' in status
+    assert os.getsid(process.pid) == process.pid
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdin.close()
+
+
+def test_what_a_start_reads_is_executed():
+    environment = {**os.environ, 'PYTHONPATH': str(TOP)}
+    assert forkserver.can_be_forked(COMMAND, environment, '/')
+    for change in ({'LD_PRELOAD': 'faults.so'}, {'PYTHONHASHSEED': '1'},
+                   {'PYTHONPATH': '/elsewhere'}, {'LC_ALL': 'C'}):
+        assert not forkserver.can_be_forked(
+            COMMAND, {**environment, **change}, '/'), change
+    assert not forkserver.can_be_forked(
+        [sys.executable, '-m', 'tests.model.checker'], environment, TOP)
+    assert not forkserver.can_be_forked(
+        ['python3', *COMMAND[1:]], environment, TOP)
+
+
+def test_code(tmp_path):
+    code = ('import os, sys\nfrom dedupd import main\n'
+            'print(sys.argv, __name__, os.getcwd(), main.__name__)\n'
+            'sys.exit(3)')
+    command = [sys.executable, '-c', code, 'one', '-two']
+    environment = {**os.environ, 'PYTHONPATH': str(TOP)}
+    assert forkserver.can_be_forked(command, environment, tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True,
+                          stdout=subprocess.PIPE, timeout=60)
+    assert done.returncode == 3
+    assert done.stdout == (
+        f"['-c', 'one', '-two'] __main__ {tmp_path} dedupd.main\n")
