@@ -11,6 +11,9 @@ import time
 import hypothesis
 import pytest
 
+from tests import needs
+from tests import scheduling
+
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
     'tests', deadline=None,
@@ -26,6 +29,9 @@ TEARDOWN_TIMEOUT = 120
 
 HERE = pathlib.Path(__file__).resolve().parent
 _OUT = pytest.StashKey()
+_NEEDS = pytest.StashKey()
+_IMPOSSIBLE = pytest.StashKey()
+_GUARD = pytest.StashKey()
 
 # The processes that run tests side by side, for the one that leads them.
 _NODES = []
@@ -37,10 +43,27 @@ collect_ignore = ['tempest']
 def pytest_addoption(parser):
     parser.addoption(
         '--all', action='store_true',
-        help='also run the tests marked slow: half an hour altogether')
+        help='also run the tests marked slow')
     parser.addoption(
         '--long', action='store_true',
-        help='also run the tests marked slow or long: hours altogether')
+        help='also run the tests marked slow or long: hours')
+    parser.addoption(
+        '--without', action='append', default=[], metavar='NEED=REASON',
+        help='leave out the tests that need this, and fail at the end')
+    parser.addoption(
+        '--durations-file', metavar='FILE', type=pathlib.Path,
+        help='record what each file of tests takes; see tests/scheduling.py')
+
+
+def pytest_configure(config):
+    # Here, since it imports what the tests are about.
+    from tests.support import forkserver
+    forkserver.install()
+    if hasattr(config, 'workerinput'):
+        return
+    path = config.getoption('--durations-file')
+    if path is not None:
+        config.pluginmanager.register(scheduling.Recorder(path))
 
 
 def _left_out(config):
@@ -64,9 +87,14 @@ def _is_named(item):
                for path in map(pathlib.Path.resolve, named))
 
 
+def _is_slow(item):
+    return item.get_closest_marker('slow') is not None
+
+
 def pytest_collection_modifyitems(config, items):
     run, out = [], []
     for item in items:
+        item.stash[_NEEDS] = needs.needs_of(item)
         marks = {mark for mark in _left_out(config)
                  if item.get_closest_marker(mark) is not None}
         wanted = not marks or marks == {'slow'} and _is_named(item)
@@ -75,11 +103,25 @@ def pytest_collection_modifyitems(config, items):
             is_long = item.get_closest_marker('long') is not None
             item.add_marker(pytest.mark.timeout(
                 LONG_TIMEOUT if is_long else TIMEOUT))
+    run, impossible = _without(config, run)
+    scheduling.sort(run, _is_slow)
     items[:] = run
-    config.hook.pytest_deselected(items=out)
+    config.hook.pytest_deselected(items=[*out, *impossible])
     config.stash[_OUT] = len(out)
+    config.stash[_IMPOSSIBLE] = [item.nodeid for item in impossible]
     if hasattr(config, 'workeroutput'):
         config.workeroutput['left out'] = len(out)
+        config.workeroutput['impossible'] = config.stash[_IMPOSSIBLE]
+
+
+def _without(config, items):
+    """The tests that can run, and those that need what cannot be installed."""
+    missing = {option.partition('=')[0]
+               for option in config.getoption('--without')}
+    run, impossible = [], []
+    for item in items:
+        (impossible if item.stash[_NEEDS] & missing else run).append(item)
+    return run, impossible
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -87,9 +129,19 @@ def pytest_testnodedown(node, error):
     """Each process collected the same."""
     if hasattr(node, 'workeroutput'):
         node.config.stash[_OUT] = node.workeroutput.get('left out', 0)
+        node.config.stash[_IMPOSSIBLE] = node.workeroutput.get(
+            'impossible', [])
 
 
 def pytest_terminal_summary(terminalreporter, config):
+    impossible = config.stash.get(_IMPOSSIBLE, ())
+    if impossible:
+        terminalreporter.section('not run', red=True)
+        for option in config.getoption('--without'):
+            name, _, reason = option.partition('=')
+            terminalreporter.write_line(f'{name}: {reason}')
+        for node_id in impossible:
+            terminalreporter.write_line(node_id)
     out = config.stash.get(_OUT, 0)
     if out:
         marks = ' or '.join(_left_out(config))
@@ -99,20 +151,51 @@ def pytest_terminal_summary(terminalreporter, config):
             f'{out} tests marked {marks} were left out: see {options}')
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session):
+    if (session.config.stash.get(_IMPOSSIBLE, ())
+            and session.exitstatus == pytest.ExitCode.OK):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Where tests run side by side, which stay in one process, in order.
+    return scheduling.ByScope(config, log)
 
-    Those of a file share its fixtures, those of ``cloud/`` the cloud.
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Refuse what a quick test does not declare that it needs.
+
+    Not all slow tests declare it yet.
     """
-    from xdist import scheduler
+    from tests.support import forkserver
+    forkserver.enabled = not _is_slow(item)
+    if _is_slow(item):
+        return (yield)
+    if _GUARD not in item.config.stash:
+        item.config.stash[_GUARD] = needs.Guard()
+    item.config.stash[_GUARD].begin(item.stash[_NEEDS])
+    return (yield)
 
-    class ByFile(scheduler.LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            path = nodeid.partition('::')[0]
-            return 'cloud' if '/cloud/' in path else path
 
-    return ByFile(config, log)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    if _is_slow(item):
+        return (yield)
+    try:
+        return (yield)
+    finally:
+        refused = item.config.stash[_GUARD].end()
+        if refused:
+            pytest.fail('the test does not declare that it needs '
+                        f'{", ".join(refused)}; see tests/needs.py',
+                        pytrace=False)
+
+
+def pytest_unconfigure(config):
+    if _GUARD in config.stash:
+        config.stash[_GUARD].close()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -158,6 +158,7 @@ def test_readme_is_short_and_the_package_says_what_it_is():
     assert metadata['description_content_type'].startswith('text/x-rst')
 
 
+@pytest.mark.needs('manual')
 @pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')
 def test_manual_pages(place):
     """Each has a name that ``apropos`` finds, and no error of its markup."""

@@ -63,6 +63,7 @@ def test_license():
     assert not without, f'no "{LICENSE}" in {without}'
 
 
+@pytest.mark.needs('shellcheck')
 @pytest.mark.parametrize(
     'path', sorted(
         path for directory in ('tools', '.ci')

@@ -9,11 +9,13 @@ import tempfile
 import pytest
 
 from tests.cloud import cloud as cloud_module
+from tests import needs
 
 LOGS = pathlib.Path(__file__).resolve().parents[2] / '.log' / 'cloud'
 
 
 @pytest.fixture(scope='session')
+@needs.of('cloud')
 def cloud():
     """All services, up. Who stops one starts it again.
 

@@ -18,9 +18,12 @@ from tests.sharedfs import shared as shared_module
 #: On which tests of two hosts run, besides the model; ``-k gluster`` chooses
 #: one. NFS is mounted in a guest alone: test_nfs.py runs these tests there.
 REAL_FILE_SYSTEMS = ['nfs'] if guest.inside() else [
-    pytest.param('juicefs', marks=pytest.mark.slow),
-    pytest.param('gluster', marks=pytest.mark.slow),
-    pytest.param('ceph', marks=pytest.mark.long)]
+    pytest.param('juicefs', marks=[pytest.mark.slow,
+                                   pytest.mark.needs('juicefs')]),
+    pytest.param('gluster', marks=[pytest.mark.slow,
+                                   pytest.mark.needs('gluster')]),
+    pytest.param('ceph', marks=[pytest.mark.long,
+                                pytest.mark.needs('ceph')])]
 FILE_SYSTEMS = [*([] if guest.inside() else ['model']), *REAL_FILE_SYSTEMS]
 
 

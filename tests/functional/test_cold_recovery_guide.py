@@ -21,6 +21,8 @@ from tests.support import documents
 from tests.support import objects
 from tests.support import repositories
 
+pytestmark = pytest.mark.needs('rsync')
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 PAGE = documents.SOURCE / 'admin' / 'cold-recovery.rst'

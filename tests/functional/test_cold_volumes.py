@@ -22,6 +22,8 @@ from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
 
+pytestmark = pytest.mark.needs('nbdkit')
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 MIB = 1 << 20
@@ -147,6 +149,7 @@ def test_blocks_of_cold_groups_are_freed(cold, faults):
 
 # -- nbdkit -------------------------------------------------------------------
 
+@pytest.mark.needs('nbd')
 def test_nbdcopy(cold, daemon, disk, faults, tmp_path):
     nbd.need('nbdcopy')
     subprocess.run(['nbdcopy', disk.uri, tmp_path / 'out'], check=True,

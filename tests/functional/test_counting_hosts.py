@@ -23,6 +23,8 @@ from tests.support import repositories
 from tests.support.repositories import put
 from tests.unit.dedupd.tasks.collecting import collect
 
+pytestmark = pytest.mark.needs('ssh')
+
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
 HOSTS = ('one', 'two')

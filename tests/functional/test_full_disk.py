@@ -21,6 +21,8 @@ from tests.support import daemons
 from tests.support import disks
 from tests.support import repositories
 
+pytestmark = pytest.mark.needs('disks')
+
 MIB = 1 << 20
 
 

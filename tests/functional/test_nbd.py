@@ -106,6 +106,7 @@ def run(program, *arguments, status=0, limit=nbd.LIMIT):
 
 # -- others' clients ----------------------------------------------------------
 
+@pytest.mark.needs('qemu')
 def test_qemu_img(daemon, content, tmp_path):
     for image_id, data in content.items():
         uri, file = daemon.uri(image_id), tmp_path / image_id
@@ -122,6 +123,7 @@ def test_qemu_img(daemon, content, tmp_path):
         'qemu-img', 'info', daemon.uri('nothing'), status=1)
 
 
+@pytest.mark.needs('qemu')
 def test_qemu_skips_zeros(daemon, content, tmp_path):
     """As it finds them by the metadata context."""
     before = daemon.counts()['bytes']
@@ -133,6 +135,7 @@ def test_qemu_skips_zeros(daemon, content, tmp_path):
     assert os.stat(tmp_path / 'copy').st_blocks * 512 < 4 * MIB
 
 
+@pytest.mark.needs('nbd')
 def test_libnbd(daemon, content, tmp_path):
     for image_id, data in content.items():
         facts = json.loads(run('nbdinfo', '--json', daemon.uri(image_id)))
@@ -153,6 +156,7 @@ def test_libnbd(daemon, content, tmp_path):
                                         status=1)
 
 
+@pytest.mark.needs('nbd')
 def test_nbdinfo_map(daemon, repository):
     with repositories.open_repository(repository) as opened, (
             opened.open_image('image')) as image:
@@ -169,6 +173,7 @@ def test_nbdinfo_map(daemon, repository):
     assert len(expected) > 100
 
 
+@pytest.mark.needs('qemu')
 def test_qemu_io_writes_nothing(daemon):
     assert 'Permission denied' in run(
         'qemu-io', '-f', 'raw', '-c', 'write 0 512', daemon.uri('image'),
@@ -682,6 +687,7 @@ def test_damage(tmp_path, structured):
         need_alive(daemon)
 
 
+@pytest.mark.needs('nbd')
 def test_deleted_while_exported(own, content):
     """It stays readable, and its space comes back afterwards (I12)."""
     with own.export('other') as session:
@@ -805,6 +811,7 @@ def described(daemon, image_id, **fields):
         'server': {'type': 'unix', 'path': str(daemon.nbd)}, **fields}})
 
 
+@pytest.mark.needs('qemu')
 @pytest.mark.parametrize('delay', [0, 60])
 def test_killed(own, delay):
     """QEMU connects to the next daemon if it is told to; else it fails."""

@@ -34,6 +34,8 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
 
+pytestmark = pytest.mark.needs('disks')
+
 LIMIT = 180
 OTHERS_LIMIT = 300         # seconds; that of a test
 #: Images that are stored before anything else, and never touched.

@@ -549,6 +549,7 @@ def test_two_sockets_are_passed(alice, spare):
         assert spare.stop() == 0
 
 
+@pytest.mark.needs('systemd')
 def test_systemd_socket_activate(alice, cache, spare):
     """The real one starts it at the first connection."""
     with listening() as sock:

@@ -616,6 +616,7 @@ def test_moving_what_did_not_move(filled, moved, tmp_path):
 
 # -- Swift, and the commands --------------------------------------------------
 
+@pytest.mark.needs('memcached', 'swift')
 def test_swift(tmp_path):
     with objects.Swift(tmp_path / 'swift') as server, contextlib.closing(
             test_tierer.Store(

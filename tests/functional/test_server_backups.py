@@ -82,6 +82,7 @@ def test_the_units_run_what_the_commands_take():
     assert f"backup prune {settings()['PRUNE']}\n" in text
 
 
+@pytest.mark.needs('systemd')
 def test_the_units_are_valid(tmp_path):
     if shutil.which('systemd-analyze') is None:
         pytest.skip('needs systemd-analyze')

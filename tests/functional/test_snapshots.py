@@ -350,6 +350,7 @@ def test_a_reader_of_a_group_that_was_replaced(store, connection):
         assert image.read() == store.images['one']
 
 
+@pytest.mark.needs('memcached', 'swift')
 def test_swift(tmp_path):
     with objects.Swift(tmp_path / 'swift') as server, contextlib.closing(
             test_tierer.Store(

@@ -152,6 +152,7 @@ def image(client, data):
     return made
 
 
+@pytest.mark.needs('redis')
 def test_an_upload(server, store):
     """The span tells what was new, as a child of Glance's own."""
     data = random.Random(1).randbytes(2 * MIB) + bytes(MIB)

@@ -39,6 +39,7 @@ def test_a_volume_that_nobody_uses(repository):
             volumes_module.back_up(repo, 'none', BACKUP)
 
 
+@pytest.mark.needs('nbdkit')
 def test_a_volume_that_another_process_serves(repository, tmp_path):
     nbd.need('nbdkit')
     with volumes.Server(repository, tmp_path) as server:

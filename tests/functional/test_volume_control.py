@@ -18,6 +18,8 @@ from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
 
+pytestmark = pytest.mark.needs('nbdkit')
+
 MIB = 1 << 20
 SIZE = 4 * MIB
 #: A user that has nothing to do with the repository.

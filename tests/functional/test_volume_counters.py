@@ -9,6 +9,8 @@ from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
 
+pytestmark = pytest.mark.needs('nbdkit')
+
 MIB = 1 << 20
 
 

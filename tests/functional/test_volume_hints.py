@@ -30,6 +30,7 @@ def run(*command):
 
 # -- over NBD -----------------------------------------------------------------
 
+@pytest.mark.needs('nbdkit')
 def test_no_dedup(repository, tmp_path):
     data = repositories.noise(MIB, 1)
     volumes.create(repository, 'disk', 4 * MIB)
@@ -52,6 +53,7 @@ def test_no_dedup(repository, tmp_path):
         server.stop()
 
 
+@pytest.mark.needs('nbdkit')
 def test_cache(repository, tmp_path):
     """A copy of a range that was asked for ahead is found there."""
     data = repositories.noise(MIB, 1)
@@ -127,6 +129,7 @@ def ext_ranges(image, start):
     return [(start + first * BLOCK, count * BLOCK) for first, count in ranges]
 
 
+@pytest.mark.needs('disks')
 @pytest.mark.parametrize('start', [0, MIB])
 def test_ext4(repository, tmp_path, start):
     image = tmp_path / 'image'
@@ -148,6 +151,7 @@ def test_ext4(repository, tmp_path, start):
     assert counters['skipped'] == wanted
 
 
+@pytest.mark.needs('disks')
 def test_xfs(repository, tmp_path):
     image = tmp_path / 'image'
     with open(image, 'wb') as f:

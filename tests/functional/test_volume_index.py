@@ -15,6 +15,8 @@ from tests.support import disks
 from tests.support import repositories
 from tests.support import volumes
 
+pytestmark = pytest.mark.needs('nbdkit')
+
 MIB = 1 << 20
 BLOCK = 4096
 STORES = ('inram', 'dtb', 'lmdb', 'leveldb')

@@ -33,6 +33,8 @@ from tests.support import ports
 from tests.support import repositories
 from tests.support import volumes
 
+pytestmark = pytest.mark.needs('nbdkit')
+
 MIB = 1 << 20
 SECTOR = 512
 SIZE = 5 * MIB + 3 * SECTOR
@@ -61,6 +63,7 @@ def run(program, *arguments, status=0, limit=120):
 
 # -- others' clients ----------------------------------------------------------
 
+@pytest.mark.needs('nbd')
 def test_facts(server):
     found, = json.loads(run('nbdinfo', '--json', server.uri))['exports']
     assert found['export-size'] == SIZE and not found['is_read_only']
@@ -76,6 +79,7 @@ def test_facts(server):
     run('nbdinfo', f'nbd+unix:///other?socket={server.socket}', status=1)
 
 
+@pytest.mark.needs('nbd')
 def test_read_only(repository, tmp_path):
     """Clients know, their writes are refused, and it is one owner's."""
     data = repositories.mixture(SIZE, 4)
@@ -96,6 +100,7 @@ def test_read_only(repository, tmp_path):
     assert (tmp_path / 'back').read_bytes() == data
 
 
+@pytest.mark.needs('nbd')
 def test_nbdcopy(server, tmp_path):
     """There and back, and what is zeros is not copied."""
     data = repositories.mixture(SIZE - 2 * MIB, 3) + bytes(2 * MIB)
@@ -136,6 +141,7 @@ def run_while_it_works(server, *command):
     return text
 
 
+@pytest.mark.needs('fio')
 @pytest.mark.parametrize('seconds, depth', [
     (4, 16), pytest.param(1800, 16, marks=[
         pytest.mark.long, pytest.mark.timeout(7200)])])
@@ -612,6 +618,7 @@ def test_keys(keys, words):
     assert done.returncode == 1 and words in done.stderr, done.stderr
 
 
+@pytest.mark.needs('nbd')
 def test_tls(server, tmp_path):
     """Over TCP; a client without a certificate of ours gets nothing."""
     place = tmp_path / 'pki'
@@ -631,6 +638,7 @@ def test_tls(server, tmp_path):
 
 # -- a full disk --------------------------------------------------------------
 
+@pytest.mark.needs('disks')
 def test_without_room(tmp_path):
     """ENOSPC reaches the client; deleting and collecting make room again."""
     filters = {'filter_dir': str(tmp_path / 'filter')}

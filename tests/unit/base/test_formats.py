@@ -16,6 +16,8 @@ import zstandard
 from glance_dedup.base import formats
 from tests.support.repositories import noise
 
+pytestmark = pytest.mark.needs('qemu')
+
 MIB = 1 << 20
 
 

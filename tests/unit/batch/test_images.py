@@ -213,6 +213,7 @@ def overlay(backing, name, kind='qcow2'):
     return path
 
 
+@pytest.mark.needs('qemu')
 def test_the_format_is_not_guessed(disk, qcow2):
     with pytest.raises(views.SourceError, match='Say which bytes'):
         view(qcow2)
@@ -226,6 +227,7 @@ def test_the_format_is_not_guessed(disk, qcow2):
         view(disk, 'vmdk')
 
 
+@pytest.mark.needs('qemu')
 def test_a_qcow2_is_backed_up_by_what_is_in_it(disk, qcow2):
     assert sources.back_up(view(qcow2, 'qcow2')) == 'dzdd'
     assert sources.back_up(view(qcow2, 'qcow2')) == 'cccc'
@@ -239,6 +241,7 @@ def test_a_qcow2_is_backed_up_by_what_is_in_it(disk, qcow2):
             opened.check()
 
 
+@pytest.mark.needs('qemu')
 def test_backing_files_are_followed_where_they_may_lie(disk, qcow2):
     top = overlay(overlay(qcow2, 'middle'), 'top')
     run('qemu-io', '-c', f'write -P 7 {SEGMENT} 4096', top)
@@ -251,6 +254,7 @@ def test_backing_files_are_followed_where_they_may_lie(disk, qcow2):
     assert data == wanted
 
 
+@pytest.mark.needs('qemu')
 def test_no_file_of_the_host_is_backed_up_as_a_disk(disk, qcow2, tmp_path):
     """Whoever makes a disk chooses what it names."""
     secret = tmp_path / 'secret'
@@ -280,6 +284,7 @@ def test_no_file_of_the_host_is_backed_up_as_a_disk(disk, qcow2, tmp_path):
         view(bad, 'qcow2', directories=[str(allowed)])
 
 
+@pytest.mark.needs('qemu')
 def test_a_qcow2_in_use_is_refused(qcow2):
     process = subprocess.Popen(
         ['qemu-io', str(qcow2)], stdin=subprocess.PIPE,
@@ -292,6 +297,7 @@ def test_a_qcow2_in_use_is_refused(qcow2):
         process.communicate(timeout=60)
 
 
+@pytest.mark.needs('qemu')
 def test_damaged_headers(qcow2):
     whole = qcow2.read_bytes()
     top = overlay(qcow2, 'top')
@@ -305,6 +311,7 @@ def test_damaged_headers(qcow2):
             view(top, 'qcow2', directories=[str(top.parent)])
 
 
+@pytest.mark.needs('qemu')
 def test_nothing_is_left_of_the_server(qcow2):
     def servers():
         found = set()

@@ -179,6 +179,7 @@ def test_restore_to_a_device(made, backups, device):
         assert f.read() == data + b'\xff' * (size - len(data))
 
 
+@pytest.mark.needs('disks')
 def test_devices_that_cannot_be_restored_to(made, backups, device, tmp_path):
     small = device(MIB)
     result = made('backup', 'restore', 'web', small, '--force')

@@ -124,6 +124,7 @@ def test_bash(place, tmp_path):
     assert completed('mount', '') == ['compopt -o default', '']
 
 
+@pytest.mark.needs('shells')
 def test_fish(place, tmp_path):
     def completed(line):
         return [found.partition('\t')[0] for found in run(
@@ -135,6 +136,7 @@ def test_fish(place, tmp_path):
     assert completed(f'mount {tmp_path}/bi') == [f'{tmp_path}/bin/']
 
 
+@pytest.mark.needs('shells')
 def test_zsh(place):
     """It completes on a terminal only, so it gets one."""
     pid, terminal = pty.fork()

@@ -133,6 +133,7 @@ def test_no_server(tmp_path):
         reader(tmp_path / 's')
 
 
+@pytest.mark.needs('qemu')
 def test_qemu(tmp_path):
     """Data, holes and a bitmap of a real server."""
     for program in ('qemu-img', 'qemu-nbd', 'qemu-io'):

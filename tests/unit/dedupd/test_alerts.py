@@ -19,6 +19,8 @@ import yaml
 
 from dedupd import metrics
 
+pytestmark = pytest.mark.needs('prometheus')
+
 RULES = (pathlib.Path(__file__).resolve().parents[3]
          / 'etc' / 'prometheus' / 'glance-dedup.rules.yml')
 NAMED = {rule['alert']: rule

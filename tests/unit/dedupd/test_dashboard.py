@@ -13,6 +13,7 @@ from grafana_foundation_sdk.cog import encoder
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.models import dashboard as dashboard_module
 from grafana_foundation_sdk.models import units
+import pytest
 
 from tests.support import monitoring
 from tests.unit.dedupd import test_alerts
@@ -102,6 +103,7 @@ def test_panels_do_not_overlap():
                 or a[3] <= b[1] or b[3] <= a[1]), (name, other)
 
 
+@pytest.mark.needs('prometheus')
 def test_queries_are_valid(tmp_path):
     def check(queries):
         path = tmp_path / 'rules.json'

@@ -365,6 +365,7 @@ def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
         assert len(list(own.iterdir())) == 1
 
 
+@pytest.mark.needs('systemd')
 @pytest.mark.parametrize('name', ('glance-dedup', 'glance-dedup-cache'))
 @pytest.mark.parametrize('taken', (False, True))
 def test_tmpfiles(shm, name, taken):

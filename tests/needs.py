@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests declare what they need beside the Python environment.
+
+A test declares its needs by a mark, a fixture by a decorator, which counts for
+every test that uses the fixture::
+
+    @pytest.mark.needs('rabbitmq')
+    def test_notifications(): ...
+
+    @pytest.fixture(scope='module')
+    @needs.of('swift')
+    def bucket(): ...
+
+A need is a profile of ``bindep.txt`` (Debian packages), a file of
+``tests/cloud/requirements`` (a Python environment below ``.services``), or a
+group of :data:`GROUPS`. An unknown need ends the run before its first test.
+
+``tools/test`` calls this module to learn what the chosen tests need::
+
+    python -m tests.needs [pytest arguments]
+
+It prints one line for each need: ``packages PROFILE`` or ``service NAME``.
+
+While a test runs, the programs of every need that it does not declare are
+refused: the first directory of ``PATH`` has a program of each such name that
+refuses to run, and an audit hook refuses those that a test starts by their
+paths. A refusal fails the test, even if the test would pass without the
+program. A program that sets a ``PATH`` of its own escapes this; the run on a
+fresh machine (``tools/fresh``) finds it if no other test declares the need.
+"""
+
+import functools
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+SERVICES = TOP / '.services'
+#: Profiles that ``tools/test`` installs for every test.
+BASE = ('compile', 'test')
+#: Names for several needs.
+GROUPS = {
+    'cloud': ('cloud', 'keystone', 'placement', 'nova'),
+    'swift': ('swift', 'memcached'),
+}
+_BINDEP = re.compile(r'([a-z0-9.+-]+) \[([^]]*)\]')
+_DIRECTORIES = ('/usr/bin', '/usr/sbin', '/bin', '/sbin')
+_DPKG = pathlib.Path('/var/lib/dpkg/info')
+_REFUSE = """#!/bin/sh
+name=${0##*/}
+echo "$name" >>"$GLANCE_DEDUP_REFUSED"
+echo "$name: refused, since the running test does not declare that it needs \
+this; see tests/needs.py" >&2
+exit 97
+"""
+
+
+def of(*names):
+    """Declare the needs of a fixture; goes between it and its function."""
+    def decorate(function):
+        function.needs = names
+        return function
+    return decorate
+
+
+@functools.cache
+def profiles():
+    """Return the Debian packages by profile of ``bindep.txt``."""
+    found = {}
+    for line in (TOP / 'bindep.txt').read_text().splitlines():
+        match = _BINDEP.match(line)
+        words = match[2].split() if match else ()
+        if 'platform:dpkg' in words:
+            for word in words:
+                if not word.startswith('platform:'):
+                    found.setdefault(word, set()).add(match[1])
+    return found
+
+
+@functools.cache
+def environments():
+    """The names of the services that have an environment of their own."""
+    return {path.stem for path in
+            (TOP / 'tests/cloud/requirements').glob('*.txt')}
+
+
+def expand(names):
+    """Return all needs that some names stand for.
+
+    :raises pytest.UsageError: one is unknown
+    """
+    found = set()
+    for name in names:
+        members = GROUPS.get(name, (name,))
+        for member in members:
+            if member not in profiles() and member not in environments():
+                raise pytest.UsageError(
+                    f'unknown need {member!r}: it is neither a profile of '
+                    'bindep.txt nor a file of tests/cloud/requirements')
+        found.update(members)
+    return frozenset(found)
+
+
+def needs_of(item):
+    """Return all needs that a test declares, by marks and by fixtures."""
+    names = {name for mark in item.iter_markers('needs')
+             for name in mark.args}
+    for definitions in item._fixtureinfo.name2fixturedefs.values():
+        for definition in definitions:
+            names.update(getattr(definition.func, 'needs', ()))
+    try:
+        return expand(names)
+    except pytest.UsageError as exc:
+        raise pytest.UsageError(f'{item.nodeid}: {exc}') from None
+
+
+# -- refusing -----------------------------------------------------------------
+
+@functools.cache
+def _programs(package):
+    """The names of an installed package's programs."""
+    found = set()
+    for listing in [*_DPKG.glob(f'{package}.list'),
+                    *_DPKG.glob(f'{package}:*.list')]:
+        for line in listing.read_text().splitlines():
+            directory, _, name = line.rpartition('/')
+            if directory in _DIRECTORIES:
+                found.add(name)
+    return found
+
+
+@functools.cache
+def undeclared(declared):
+    """The names of programs that a test with these needs may not start."""
+    packages = profiles()
+    allowed = set().union(*(packages.get(name, ()) for name in BASE),
+                          *(packages.get(name, ()) for name in declared))
+    others = set().union(*packages.values()) - allowed
+    return frozenset().union(*map(_programs, others))
+
+
+class Guard:
+    """Refuses the programs of undeclared needs, in one process of tests."""
+
+    def __init__(self):
+        self.place = pathlib.Path(tempfile.mkdtemp(prefix='needs-'))
+        self.refuse = self.place / 'refuse'
+        self.refuse.write_text(_REFUSE)
+        self.refuse.chmod(0o755)
+        self.place.chmod(0o755)
+        self.log = self.place / 'refused'
+        self.path = os.environ['PATH']
+        self.declared = None
+        self._directories = {}
+        sys.addaudithook(self._audit)
+
+    def close(self):
+        self.declared = None
+        shutil.rmtree(self.place)
+
+    def _directory(self, declared):
+        """The directory of programs that refuse to run."""
+        if declared not in self._directories:
+            directory = self.place / str(len(self._directories))
+            directory.mkdir(mode=0o755)
+            for name in undeclared(declared):
+                (directory / name).symlink_to(self.refuse)
+            self._directories[declared] = directory
+        return self._directories[declared]
+
+    def begin(self, declared):
+        self.log.touch()
+        self.log.chmod(0o666)
+        self.declared = declared
+        os.environ['GLANCE_DEDUP_REFUSED'] = str(self.log)
+        os.environ['PATH'] = f'{self._directory(declared)}:{self.path}'
+
+    def end(self):
+        """Return the names of what was refused since `begin`."""
+        self.declared = None
+        os.environ['PATH'] = self.path
+        refused = sorted(set(self.log.read_text().split()))
+        self.log.write_text('')
+        return refused
+
+    def _audit(self, event, arguments):
+        if event == 'subprocess.Popen' and self.declared is not None:
+            name = self._refused(os.fsdecode(arguments[0]))
+            if name:
+                with open(self.log, 'a') as log:
+                    log.write(f'{name}\n')
+                raise PermissionError(
+                    f'this test does not declare that it needs {name}; see '
+                    'tests/needs.py')
+
+    def _refused(self, program):
+        """Return the name of a program, or service, that is not declared."""
+        path = pathlib.Path(program)
+        if not path.is_absolute():
+            return None
+        if path.is_relative_to(SERVICES):
+            service = path.relative_to(SERVICES).parts[0]
+            return None if service in self.declared else service
+        if str(path.parent) in _DIRECTORIES and path.name in undeclared(
+                self.declared):
+            return path.name
+        return None
+
+
+# -- for tools/test -----------------------------------------------------------
+
+class _Collector:
+    def pytest_collection_finish(self, session):
+        self.needs = frozenset().union(*map(needs_of, session.items))
+
+
+def main(arguments):
+    collector = _Collector()
+    status = pytest.main(
+        ['--collect-only', '-qq', *arguments, '-n', '0'],
+        plugins=[collector])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return int(status)
+    for name in sorted(getattr(collector, 'needs', ())):
+        if name in profiles():
+            print('packages', name)
+        if name in environments():
+            print('service', name)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which process, and in which order, tests run side by side.
+
+Tests that run in one process, one after the other, are a *scope*. A scope is a
+file, whose tests share its fixtures, with two exceptions: the tests of the
+files in :data:`SPLIT` are scopes of their own, and the files of a group in
+:data:`GROUPS` are one scope.
+
+The scopes that take longest start first, so that no long one is left when the
+other processes have nothing to do any more. ``tests/durations.json`` has the
+seconds that each took. Scopes that it does not know start before all others.
+
+::
+
+    tools/test --all --durations-file tests/durations.json
+
+records the durations of the tests that ran, and leaves those of the others.
+"""
+
+import collections
+import json
+import pathlib
+
+from xdist import scheduler
+
+HERE = pathlib.Path(__file__).resolve().parent
+FILE = HERE / 'durations.json'
+#: Of each, every test may run in another process.
+SPLIT = {'tests/unit/test_c.py'}
+#: The first path of those below with which a file begins names its scope.
+GROUPS = ('tests/cloud/',)
+
+
+def scope_of(node_id):
+    """The scope of a test."""
+    path = node_id.partition('::')[0]
+    if path in SPLIT:
+        return node_id
+    for group in GROUPS:
+        if path.startswith(group):
+            return group
+    return path
+
+
+def read(path=FILE):
+    """Seconds by scope: those of its quick tests, and of its slow ones."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def write(path, durations):
+    lines = (f'{json.dumps(name)}: {json.dumps(seconds)}'
+             for name, seconds in sorted(durations.items()))
+    path.write_text('{\n' + ',\n'.join(lines) + '\n}\n')
+
+
+def sort(items, is_slow, durations=None):
+    """Put the scopes that take longest first; within one, keep the order.
+
+    :param is_slow: tells whether a test is slow
+    """
+    if durations is None:
+        durations = read()
+    scopes = {}
+    for item in items:
+        scopes.setdefault(scope_of(item.nodeid), []).append(item)
+
+    def seconds(scope):
+        known = durations.get(scope)
+        if known is None:
+            return float('inf')
+        return sum(known[slow] for slow in {
+            is_slow(item) for item in scopes[scope]})
+
+    order = sorted(scopes, key=seconds, reverse=True)
+    items[:] = [item for scope in order for item in scopes[scope]]
+
+
+class Recorder:
+    """Adds up what the tests of a run take, in the process that leads it."""
+
+    def __init__(self, path):
+        self.path = path
+        self.seconds = collections.defaultdict(lambda: [0.0, 0.0])
+
+    def pytest_runtest_logreport(self, report):
+        slow = 'slow' in report.keywords
+        self.seconds[scope_of(report.nodeid)][slow] += report.duration
+
+    def pytest_sessionfinish(self):
+        durations = read(self.path)
+        for scope, seconds in self.seconds.items():
+            known = durations.get(scope, [0.0, 0.0])
+            durations[scope] = [round(new or old, 1)
+                                for new, old in zip(seconds, known)]
+        write(self.path, durations)
+
+
+class ByScope(scheduler.LoadScopeScheduling):
+    """xdist's scheduler, with our scopes."""
+
+    def _split_scope(self, nodeid):
+        return scope_of(nodeid)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests declare what they need, and cannot use anything else."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests import needs
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+HEAD = 'import subprocess\nimport pytest\nfrom tests import needs\n'
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run tests of some text with the hooks of all tests; what is printed."""
+    def run(text, *arguments, status=0):
+        (tmp_path / 'test_one.py').write_text(HEAD + text)
+        done = subprocess.run(
+            [sys.executable, '-m', 'pytest', '-p', 'tests.conftest',
+             '-p', 'no:cacheprovider', '-c', TOP / 'pyproject.toml',
+             '--rootdir', TOP, *arguments, tmp_path], cwd=TOP,
+            capture_output=True, text=True, timeout=120,
+            env={**os.environ, 'PYTHONPATH': str(TOP)})
+        output = done.stdout + done.stderr
+        assert done.returncode == status, output
+        return output
+    return run
+
+
+def test_an_unknown_need_ends_the_run_before_the_first_test(run):
+    output = run(
+        'def test_good(): open("ran", "w")\n'
+        '@pytest.mark.needs("rabitmq")\n'
+        'def test_wrong(): pass\n', status=4)
+    assert "test_wrong: unknown need 'rabitmq'" in output
+    assert not (TOP / 'ran').exists()
+
+
+@pytest.mark.needs('shellcheck')
+@pytest.mark.parametrize('name', ['shellcheck', '/usr/bin/shellcheck'])
+def test_an_undeclared_program_is_refused(run, name):
+    """Also if the test does not care, and if it is named by its path."""
+    output = run(
+        'def test_hides_it():\n'
+        '    try:\n'
+        f'        subprocess.run(["{name}", "--version"])\n'
+        '    except OSError:\n'
+        '        pass\n'
+        'def test_next(): pass\n', status=1)
+    assert 'does not declare that it needs shellcheck' in output
+    assert '2 passed, 1 error' in output
+    assert '::test_hides_it' in output
+
+
+@pytest.mark.needs('shellcheck')
+def test_declared_programs_run(run):
+    output = run(
+        'COMMAND = ["shellcheck", "--version"]\n'
+        '@pytest.mark.needs("shellcheck")\n'
+        'def test_by_mark(): subprocess.run(COMMAND, check=True)\n'
+        '@pytest.fixture\n'
+        '@needs.of("shellcheck")\n'
+        'def checker(): subprocess.run(COMMAND, check=True)\n'
+        'def test_by_fixture(checker): pass\n')
+    assert '2 passed' in output
+
+
+def test_an_undeclared_service_is_refused(run):
+    output = run(
+        'def test_swift():\n'
+        '    subprocess.run([needs.SERVICES / "swift/bin/python"])\n',
+        status=1)
+    assert 'does not declare that it needs swift' in output
+
+
+def test_what_cannot_be_installed(run):
+    """The other tests run; the end names the reason and what did not run."""
+    output = run(
+        'def test_other(): pass\n'
+        '@pytest.mark.needs("rabbitmq")\n'
+        'def test_broker(): raise Exception("it ran")\n',
+        '--without', 'rabbitmq=no mirror answers', status=1)
+    assert '1 passed' in output
+    assert 'rabbitmq: no mirror answers' in output
+    assert '::test_broker' in output
+
+
+def test_groups_and_environments():
+    assert needs.expand(['swift']) == {'swift', 'memcached'}
+    assert 'nova' in needs.expand(['cloud'])
+    for name in needs.GROUPS:
+        needs.expand([name])
