@@ -16,6 +16,7 @@ variables change the build of both:
     sanitizer's runtime preloaded.
 """
 
+import concurrent.futures
 import glob
 import os
 import shlex
@@ -146,13 +147,18 @@ def extensions():
 
 
 class BuildExt(build_ext.build_ext):
-    """Compiles the engine once for all extensions that it is linked into."""
+    """Compiles the engine once, in parallel, for all extensions."""
 
     def build_extensions(self):
-        objects = self.compiler.compile(
-            sources(f'{ENGINE}.c'), output_dir=self.build_temp,
-            macros=MACROS, include_dirs=INCLUDE_DIRS,
-            extra_postargs=compile_args(), depends=sources(f'{ENGINE}.h'))
+        def compile_one(source):
+            return self.compiler.compile(
+                [source], output_dir=self.build_temp, macros=MACROS,
+                include_dirs=INCLUDE_DIRS, extra_postargs=compile_args(),
+                depends=sources(f'{ENGINE}.h'))
+
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [name for names in pool.map(
+                compile_one, sources(f'{ENGINE}.c')) for name in names]
         for ext in self.extensions:
             ext.extra_objects = objects
         super().build_extensions()

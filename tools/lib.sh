@@ -18,6 +18,10 @@
 
 set -euo pipefail
 
+# Without its compiled modules every Python program would compile all that it
+# imports at each start. That triples the time of the shortest commands.
+unset PYTHONDONTWRITEBYTECODE
+
 TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$TOP/.venv
 LOGS=$TOP/.log
@@ -192,29 +196,62 @@ up_to_date() { [ "$(cat "$VENV/.$1" 2>/dev/null)" = "$2" ]; }
 remember() { printf '%s\n' "$2" >"$VENV/.$1"; }
 forget() { rm -f "$VENV/.$1"; }
 
+# The requirement files of a set: demo for tools/demo, keep for its --keep, test
+# for everything else.
+requirement_files() {
+    echo requirements.txt tools/demo-requirements.txt
+    [ "$1" = demo ] || echo tools/client-requirements.txt
+    [ "$1" != test ] || echo test-requirements.txt doc/requirements.txt
+}
+
+# venv_has SET: .venv/ has everything of the set, or of a larger one.
+venv_has() {
+    local set files
+    "$VENV/bin/python" -c '' 2>/dev/null || return 1
+    for set in test keep demo; do
+        mapfile -t files < <(requirement_files "$set" | tr ' ' '\n')
+        ! up_to_date "requirements-$set" "$(hash_of "${files[@]}")" || return 0
+        [ "$set" != "$1" ] || return 1
+    done
+}
+
 need_venv() {
-    local requirements=(requirements.txt test-requirements.txt
-        doc/requirements.txt) hash
-    hash=$(hash_of "${requirements[@]}")
-    if ! up_to_date requirements "$hash" ||
-        ! "$VENV/bin/python" -c '' 2>/dev/null; then
-        need_packages compile test
+    local set=$1 files
+    if ! venv_has "$set"; then
+        need_packages compile demo
+        [ "$set" != test ] || need_packages test
         lock_setup
-        if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+        if ! "$VENV/bin/python" -m uv --version >/dev/null 2>&1; then
             need_python
             rm -rf "$VENV"
             step "make the Python environment" 120 \
                 "see that the disk has room, then run this again." \
                 "$PYTHON" -m venv "$VENV"
+            step "install uv" 300 \
+                "see that pip reaches its package index, then run this again." \
+                "$VENV/bin/python" -m pip install --quiet \
+                --disable-pip-version-check uv
         fi
-        step "install Python packages" 1800 \
-            "see that pip reaches its package index, then run this again." \
-            "$VENV/bin/python" -m pip install --quiet --prefer-binary \
-            --disable-pip-version-check --upgrade setuptools wheel \
-            "${requirements[@]/#/-r$TOP/}"
-        remember requirements "$hash"
+        mapfile -t files < <(requirement_files "$set" | tr ' ' '\n')
+        install_requirements "Python packages" "$VENV" "${files[@]}"
+        remember "requirements-$set" "$(hash_of "${files[@]}")"
     fi
     export PATH=$VENV/bin:$PATH VIRTUAL_ENV=$VENV
+}
+
+# install_requirements NAME ENVIRONMENT FILE...: by uv, which takes a fraction
+# of pip's time. It uses the index that pip is configured for, and the system's
+# certificates.
+install_requirements() {
+    local name=$1 environment=$2 index
+    shift 2
+    index=${PIP_INDEX_URL:-$("$TOP/.venv/bin/python" -m pip config get \
+        global.index-url 2>/dev/null || true)}
+    step "install $name" 1800 \
+        "see that pip reaches its package index, then run this again." \
+        env UV_SYSTEM_CERTS=1 UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-$index}" \
+        "$TOP/.venv/bin/python" -m uv pip install --quiet --no-progress \
+        --python "$environment/bin/python" "${@/#/-r$TOP/}"
 }
 
 # OpenStack's services do not share an environment: their requirements differ.
@@ -225,8 +262,8 @@ need_services() {
         service_is_made "$name" || missing+=("$name")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
-    need_packages compile cloud
-    need_venv
+    need_packages compile
+    need_venv test
     lock_setup
     need_python
     # Each job is a group of processes of its own, which the trap ends.
@@ -254,34 +291,30 @@ service_is_made() {
 }
 
 make_service() {
-    local name=$1 python=$VENV/bin/python
+    local name=$1
     local VENV=$TOP/.services/$name
     rm -rf "$VENV"
     "$PYTHON" -m venv --without-pip "$VENV" ||
         die "make the environment of $name" \
             "What to do: see that the disk has room, then run this again."
-    # Modules are compiled when they are first imported: most never are.
-    step "install $name" 1800 \
-        "see that pip reaches its package index, then run this again." \
-        env -C "$TOP" "$python" -m pip --python "$VENV" install --quiet \
-        --prefer-binary --disable-pip-version-check --no-compile \
-        "-rtests/cloud/requirements/$name.txt"
+    install_requirements "$name" "$VENV" "tests/cloud/requirements/$name.txt"
     remember requirements "$(service_hash "$name")"
 }
 
 need_engine() {
     local metadata=(setup.cfg setup.py pyproject.toml requirements.txt)
-    local sources installed built
-    need_venv
+    local sources installed built plugin=no
+    need_venv "$1"
+    [ ! -e /usr/include/nbdkit-plugin.h ] || plugin=yes
     mapfile -t sources < <(cd "$TOP" && find glance_dedup -name '*.[ch]' | sort)
     # Hashes, not times: switching branches changes the times of everything.
     installed=$(hash_of "${metadata[@]}")
-    built=$(hash_of "${metadata[@]}" "${sources[@]}")
+    built=$(hash_of "${metadata[@]}" "${sources[@]}")-$plugin
     [ -e "$TOP/glance_dedup/_engine.abi3.so" ] || forget engine
     if up_to_date engine "$built" && up_to_date metadata "$installed"; then
         return 0
     fi
-    need_packages compile test
+    need_packages compile
     lock_setup
     export GLANCE_DEDUP_WERROR=1
     if up_to_date metadata "$installed"; then
