@@ -60,7 +60,8 @@ def relative(paths):
 
 def shell_scripts():
     """Those that tests/test_style.py checks."""
-    mark, = test_style.test_shell_style.pytestmark
+    mark, = (mark for mark in test_style.test_shell_style.pytestmark
+             if mark.name == 'parametrize')
     return relative(mark.args[1])
 
 

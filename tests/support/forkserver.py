@@ -5,9 +5,9 @@ Tests start thousands of these processes. Most of a short command's time goes
 into importing oslo, cliff and asyncio. :func:`install` replaces
 ``subprocess.Popen``: a command ``[sys.executable, '-m', PROGRAM, ...]`` of one
 of :data:`PROGRAMS`, or ``[sys.executable, '-c', CODE, ...]`` with code that
-imports from ours, is forked from a server that has imported the modules of
-all of them. Everything else, and whatever needs the start of a new interpreter
-(:func:`can_be_forked`), is executed as usual.
+imports from dedupd or from the command line, is forked from a server that has
+imported the modules of all of them. Everything else, and whatever needs the
+start of a new interpreter (:func:`can_be_forked`), is executed as usual.
 
 The process is a true child of the one that runs the tests: it has a process
 id, working directory, environment and descriptors of its own, and runs the
@@ -42,7 +42,7 @@ PROGRAMS = ('dedupd.main', 'glance_dedup.cli.main')
 #: starts.
 _AT_START = ('PYTHON', 'LD_', 'LC_', 'LANG', 'MALLOC', 'GLIBC', 'ASAN_',
              'GLANCE_DEDUP_TEST_EXEC')
-_OURS = re.compile(r'^\s*(from|import) (dedupd|glance_dedup)\b',
+_OURS = re.compile(r'^\s*(from|import) (dedupd|glance_dedup\.cli)\b',
                    re.MULTILINE)
 _SET_CHILD_SUBREAPER = 36   # of <linux/prctl.h>
 _TOP = os.path.dirname(os.path.dirname(os.path.dirname(

@@ -53,7 +53,7 @@ def directory(variant, target='lib'):
 
 
 def program(variant, source):
-    """Build one of the files ``tests/c/*/test_*.c``, and return its program."""
+    """Build one of ``tests/c/*/test_*.c``, and return its program."""
     target = source.relative_to(TOP).with_suffix('')
     place = directory(variant)
     _make(variant, str(target))

@@ -23,6 +23,7 @@ ENGINE = TOP / 'glance_dedup' / 'engine'
 TESTS = TOP / 'tests' / 'c'
 SUPPORT = TESTS / 'support'
 
+
 def sources(directory, prefix=''):
     """The C files of a directory, and of those in it."""
     return sorted(directory.rglob(f'{prefix}*.c'))

@@ -84,8 +84,7 @@ def test_no_other_extra(setup_cfg):
 
 
 def test_tests_have_the_extras(setup_cfg):
-    found = names(
-        line for line in (TOP / 'test-requirements.txt').read_text().split('\n')
-        if not line.startswith('-r'))
+    lines = (TOP / 'test-requirements.txt').read_text().splitlines()
+    found = names(line for line in lines if not line.startswith('-r'))
     for extra in EXTRAS:
         assert names(setup_cfg['extras'][extra].splitlines()) <= found

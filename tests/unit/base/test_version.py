@@ -41,6 +41,7 @@ def test_it_takes_no_memory():
                'from glance_dedup.base import version\n'
                'print(version.version())\n'
                'assert "importlib.metadata" not in sys.modules\n')
+    # Not forked from a process that has imported much (tests/support).
     done = subprocess.run([sys.executable, '-c', program], check=True,
                           capture_output=True, text=True, timeout=60)
     assert done.stdout == f'{VERSION}\n'
