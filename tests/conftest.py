@@ -13,6 +13,7 @@ import pytest
 
 from tests import needs
 from tests import scheduling
+from tests.support import forkserver
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -56,8 +57,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Here, since it imports what the tests are about.
-    from tests.support import forkserver
     forkserver.install()
     if hasattr(config, 'workerinput'):
         return
@@ -169,7 +168,6 @@ def pytest_runtest_protocol(item):
 
     Not all slow tests declare it yet.
     """
-    from tests.support import forkserver
     forkserver.enabled = not _is_slow(item)
     if _is_slow(item):
         return (yield)
