@@ -168,7 +168,6 @@ def pytest_runtest_protocol(item):
 
     Not all slow tests declare it yet.
     """
-    forkserver.enabled = not _is_slow(item)
     if _is_slow(item):
         return (yield)
     if _GUARD not in item.config.stash:

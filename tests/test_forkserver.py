@@ -20,7 +20,7 @@ def run(*arguments, **options):
     results = []
     for environment in ({}, {'GLANCE_DEDUP_TEST_EXEC': '1'}):
         environment |= {**os.environ, 'PYTHONPATH': str(TOP)}
-        assert forkserver.can_be_forked(COMMAND, environment, '/') != (
+        assert (forkserver.find_family(COMMAND, environment, '/') is None) == (
             'GLANCE_DEDUP_TEST_EXEC' in environment)
         results.append(subprocess.run(
             [*COMMAND, *arguments], env=environment, capture_output=True,
@@ -78,14 +78,14 @@ def test_it_is_a_child_that_can_be_killed(tmp_path):
 
 def test_what_a_start_reads_is_executed():
     environment = {**os.environ, 'PYTHONPATH': str(TOP)}
-    assert forkserver.can_be_forked(COMMAND, environment, '/')
+    assert forkserver.find_family(COMMAND, environment, '/')
     for change in ({'LD_PRELOAD': 'faults.so'}, {'PYTHONHASHSEED': '1'},
                    {'PYTHONPATH': '/elsewhere'}, {'LC_ALL': 'C'}):
-        assert not forkserver.can_be_forked(
+        assert not forkserver.find_family(
             COMMAND, {**environment, **change}, '/'), change
-    assert not forkserver.can_be_forked(
+    assert not forkserver.find_family(
         [sys.executable, '-m', 'tests.model.checker'], environment, TOP)
-    assert not forkserver.can_be_forked(
+    assert not forkserver.find_family(
         ['python3', *COMMAND[1:]], environment, TOP)
 
 
@@ -95,7 +95,7 @@ def test_code(tmp_path):
             'sys.exit(3)')
     command = [sys.executable, '-c', code, 'one', '-two']
     environment = {**os.environ, 'PYTHONPATH': str(TOP)}
-    assert forkserver.can_be_forked(command, environment, tmp_path)
+    assert forkserver.find_family(command, environment, tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, text=True,
                           stdout=subprocess.PIPE, timeout=60)
     assert done.returncode == 3

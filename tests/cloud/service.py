@@ -333,10 +333,9 @@ class WsgiService(Service):
     def serve(self, variables):
         """Run uWSGI; `variables` are for the application."""
         path = self.write('uwsgi.ini', {'uwsgi': glance_server.uwsgi_options(
-            self.application, self.prefix, self.port, self.workers,
-            self.threads, self.cloud.address, self.loader)})
-        self.spawn([pathlib.Path(sys.prefix) / 'bin' / 'uwsgi', '--ini', path],
-                   variables)
+            self.application, self.port, self.workers, self.threads,
+            self.cloud.address, self.loader)})
+        self.spawn([self.prefix / 'bin' / 'uwsgi', '--ini', path], variables)
 
     def answers(self):
         return glance_server.Client(self.url, timeout=30).request(

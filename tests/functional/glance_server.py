@@ -76,7 +76,7 @@ def ini(sections):
         for section, options in sections.items())
 
 
-def uwsgi_options(application, virtualenv, port, processes, threads,
+def uwsgi_options(application, port, processes, threads,
                   address='127.0.0.1', loader='module'):
     """uWSGI's options for an OpenStack API.
 
@@ -84,7 +84,6 @@ def uwsgi_options(application, virtualenv, port, processes, threads,
     """
     return {
         loader: application,
-        'virtualenv': virtualenv,
         'http-socket': f'{address}:{port}',
         'master': 'true',
         'processes': processes,
@@ -105,6 +104,9 @@ def uwsgi_options(application, virtualenv, port, processes, threads,
         'add-header': 'Connection: close',
         'listen': 100,
         'thunder-lock': 'true',
+        # A signal ends Python from whichever thread takes it, which crashes
+        # now and then.
+        'skip-atexit-teardown': 'true',
     }
 
 
@@ -306,8 +308,8 @@ class GlanceServer:
     def _launch(self):
         path = self.etc / 'uwsgi.ini'
         options = uwsgi_options(
-            'glance.wsgi.api:application', sys.prefix, self.port,
-            self.processes, self.threads)
+            'glance.wsgi.api:application', self.port, self.processes,
+            self.threads)
         if self.database.startswith('sqlite:'):
             options |= {'pythonpath': pathlib.Path(__file__).parents[2],
                         'import': 'tests.functional.sqlite_locks'}

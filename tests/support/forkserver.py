@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts dedupd and the command line without importing their modules again.
+"""Starts Python programs without importing their modules again.
 
-Tests start thousands of these processes. Most of a short command's time goes
-into importing oslo, cliff and asyncio. :func:`install` replaces
-``subprocess.Popen``: a command ``[sys.executable, '-m', PROGRAM, ...]`` of one
-of :data:`PROGRAMS`, or ``[sys.executable, '-c', CODE, ...]`` with code that
-imports from dedupd or from the command line, is forked from a server that has
-imported the modules of all of them. Everything else, and whatever needs the
-start of a new interpreter (:func:`can_be_forked`), is executed as usual.
+Tests start thousands of processes, and most of the time of a short command,
+or of the start of a server, goes into imports. :func:`install` replaces
+``subprocess.Popen``: these commands are forked from a server that has imported
+their modules:
+
+* ``[sys.executable, '-m', PROGRAM, ...]`` of one of :data:`PROGRAMS`, and
+  ``[sys.executable, '-c', CODE, ...]`` with code that imports from dedupd or
+  from the command line;
+* ``[SCRIPT, ...]`` of one of :data:`SCRIPTS` in the environment's ``bin``:
+  Glance under uWSGI, which is a Python module (pyuwsgi), and OpenStack's
+  client.
+
+Everything else, and whatever needs the start of a new interpreter
+(:func:`find_family`), is executed as usual. Each family of programs has a
+server of its own, which starts with the first of them.
 
 The process is a true child of the one that runs the tests: it has a process
 id, working directory, environment and descriptors of its own, and runs the
@@ -38,6 +46,27 @@ import threading
 import warnings
 
 PROGRAMS = ('dedupd.main', 'glance_dedup.cli.main')
+#: Scripts of the environment, and modules that they import at some time.
+SCRIPTS = {
+    'uwsgi': (
+        'pyuwsgi', 'glance.common.wsgi_app', 'glance.api.v2.router',
+        'glance.api.versions', 'glance.api.middleware.cache',
+        'glance.api.middleware.cache_manage', 'glance.api.middleware.context',
+        'glance.api.middleware.gzip',
+        'glance.api.middleware.version_negotiation',
+        'glance.db.sqlalchemy.api', 'glance_store._drivers.filesystem',
+        'glance_dedup.driver.store', 'keystonemiddleware.auth_token',
+        'osprofiler.web', 'oslo_middleware.cors', 'paste.deploy',
+        'paste.urlmap', 'sqlalchemy.dialects.sqlite.pysqlite',
+        'tests.functional.token_filter'),
+    'openstack': (
+        'openstackclient.shell', 'openstackclient.image.v2.image',
+        'openstackclient.compute.v2.server', 'openstack.connection',
+        'keystoneauth1.loading'),
+}
+#: Modules that ask at their import whether they run under uWSGI.
+_ASKS_FOR_UWSGI = ('glance.common.wsgi_app',)
+_BIN = os.path.join(sys.prefix, 'bin')
 #: Variables that Python, the C library or the loader read when a program
 #: starts.
 _AT_START = ('PYTHON', 'LD_', 'LC_', 'LANG', 'MALLOC', 'GLIBC', 'ASAN_',
@@ -49,8 +78,6 @@ _TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 _libc = ctypes.CDLL(None, use_errno=True)
 _real = subprocess.Popen
-#: Whether programs are forked: while quick tests run.
-enabled = True
 
 
 def _at_start(environment):
@@ -62,17 +89,22 @@ def _at_start(environment):
     return found
 
 
-def can_be_forked(arguments, environment, directory):
-    """Tell whether a command runs a program that the server has imported."""
+def find_family(arguments, environment, directory):
+    """Return the family of a command; None if it must be executed."""
     program, option, what = map(os.fspath, [*arguments, '', '', ''][:3])
+    if _at_start(environment) != _at_start(os.environ):
+        return None
+    place, name = os.path.split(program)
+    if place == _BIN and name in SCRIPTS:
+        return name
     if program != sys.executable or not (
             option == '-m' and what in PROGRAMS
             or option == '-c' and _OURS.search(what)):
-        return False
-    if _at_start(environment) != _at_start(os.environ):
-        return False
-    return environment.get('PYTHONPATH') == _TOP or (
-        os.path.abspath(os.fspath(directory or '.')) == _TOP)
+        return None
+    if environment.get('PYTHONPATH') == _TOP or (
+            os.path.abspath(os.fspath(directory or '.')) == _TOP):
+        return 'ours'
+    return None
 
 
 class Popen(_real):
@@ -85,20 +117,23 @@ class Popen(_real):
          process_group) = args
         given = os.environ if environment is None else environment
         plain = (
-            enabled and executable is None and preexec_fn is None and close_fds
+            executable is None and preexec_fn is None and close_fds
             and not shell and isinstance(arguments, (list, tuple))
-            and (gid, gids, uid, umask) == (None, None, None, -1)
-            and can_be_forked(arguments, given, directory))
-        if not plain:
+            and (gid, gids, uid, umask) == (None, None, None, -1))
+        family = plain and find_family(arguments, given, directory)
+        if not family:
             return super()._execute_child(*args)
         words = [os.fsdecode(word) for word in arguments]
-        sys.audit('subprocess.Popen', words[0], words, directory, environment)
+        first = words[0]
+        option, program, *rest = (
+            words[1:] if family == 'ours' else ['script', *words])
+        sys.audit('subprocess.Popen', first, words, directory, environment)
         descriptors = {0: p2cread, 1: c2pwrite, 2: errwrite}
         descriptors = {number: number if fd == -1 else fd
                        for number, fd in descriptors.items()}
         descriptors |= {fd: fd for fd in pass_fds}
-        self.pid = _server().start({
-            'option': words[1], 'program': words[2], 'arguments': words[3:],
+        self.pid = _server(family).start({
+            'option': option, 'program': program, 'arguments': rest,
             'directory': os.path.abspath(os.fspath(directory or '.')),
             'environment': {os.fsdecode(name): os.fsdecode(value)
                             for name, value in given.items()},
@@ -111,9 +146,9 @@ class Popen(_real):
 
 
 class _Server:
-    """The server of this process, as its parent sees it."""
+    """The server of a family in this process, as its parent sees it."""
 
-    def __init__(self):
+    def __init__(self, family):
         self.owner = os.getpid()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX,
@@ -121,7 +156,8 @@ class _Server:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         with theirs:
             self._process = _real(
-                [sys.executable, '-m', __name__, str(theirs.fileno())],
+                [sys.executable, '-m', __name__, str(theirs.fileno()),
+                 family],
                 cwd=_TOP, pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL)
 
@@ -142,17 +178,17 @@ class _Server:
         return int(answer)
 
 
-_servers: dict[int, _Server] = {}
+_servers: dict[tuple[int, str], _Server] = {}
 _servers_lock = threading.Lock()
 
 
-def _server():
+def _server(family):
     # Not the parent's in a forked test.
+    key = os.getpid(), family
     with _servers_lock:
-        pid = os.getpid()
-        if pid not in _servers:
-            _servers[pid] = _Server()
-        return _servers[pid]
+        if key not in _servers:
+            _servers[key] = _Server(family)
+        return _servers[key]
 
 
 def install():
@@ -162,12 +198,20 @@ def install():
 
 # -- the server's process -----------------------------------------------------
 
-def _import_all():
-    for name in PROGRAMS:
-        importlib.import_module(name)
-    from glance_dedup.cli import main
-    for value in main.COMMANDS.values():
-        importlib.import_module(value.partition(':')[0])
+def _import_all(family):
+    if family == 'ours':
+        for name in PROGRAMS:
+            importlib.import_module(name)
+        from glance_dedup.cli import main
+        for value in main.COMMANDS.values():
+            importlib.import_module(value.partition(':')[0])
+    else:
+        for name in SCRIPTS[family]:
+            importlib.import_module(name)
+    for name in _ASKS_FOR_UWSGI:
+        if sys.modules.pop(name, None):
+            package, _, name = name.rpartition('.')
+            delattr(sys.modules[package], name)
     # What is in use now is never collected, so its pages stay shared.
     gc.collect()
     gc.freeze()
@@ -227,7 +271,8 @@ def _become(request, descriptors):
         name = ('stdin', 'stdout', 'stderr')[number]
         setattr(sys, name, stream)
         setattr(sys, f'__{name}__', stream)
-    sys.path[0] = request['directory'] if request['option'] == '-m' else ''
+    sys.path[0] = {'-m': request['directory'], '-c': '', 'script': _BIN}[
+        request['option']]
     if 'PYTHONPATH' in request['environment']:
         sys.path.insert(1, _TOP)
     sys.argv = request['arguments']
@@ -236,6 +281,11 @@ def _become(request, descriptors):
 def _find_code(request):
     """The code of the program, and what its module knows of itself."""
     program = request['program']
+    if request['option'] == 'script':
+        sys.argv.insert(0, program)
+        with open(program, 'rb') as script:
+            return compile(script.read(), program, 'exec'), {
+                '__spec__': None, '__package__': None, '__file__': program}
     if request['option'] == '-c':
         sys.argv.insert(0, '-c')
         return compile(program, '<string>', 'exec'), {
@@ -252,9 +302,10 @@ def _find_code(request):
 def main():
     """In the server; returns in each process that it forks."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    # cliff reads the program's name when it is imported; all are called so.
-    sys.argv[:] = ['main.py']
-    _import_all()
+    family = sys.argv[2]
+    # cliff reads the program's name when it is imported.
+    sys.argv[:] = ['main.py' if family == 'ours' else family]
+    _import_all(family)
     request, descriptors = _serve(connection)
     _become(request, descriptors)
     return _find_code(request)
