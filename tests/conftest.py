@@ -164,12 +164,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Refuse what a quick test does not declare that it needs.
-
-    Not all slow tests declare it yet.
-    """
-    if _is_slow(item):
-        return (yield)
+    """Refuse what a test does not declare that it needs."""
     if _GUARD not in item.config.stash:
         item.config.stash[_GUARD] = needs.Guard()
     item.config.stash[_GUARD].begin(item.stash[_NEEDS])
@@ -178,8 +173,6 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item):
-    if _is_slow(item):
-        return (yield)
     try:
         return (yield)
     finally:

@@ -24,7 +24,8 @@ from tests.cloud import disk
 from tests.support import documents
 from tests.support import repositories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.needs('swift')]
 
 #: Seconds. For a loaded machine.
 LIMIT = 600

@@ -123,6 +123,7 @@ def test_no_server_outlives_its_libvirt(little, tmp_path, end):
     assert not server.virsh('list', '--all', '--name').split()
 
 
+@pytest.mark.needs('bootimage')
 def test_the_same_packages_give_the_same_image(tmp_path):
     images = disk.images()
     for package in images.raw.parent.glob('*.deb'):

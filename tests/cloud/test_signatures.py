@@ -32,7 +32,7 @@ from tests.cloud import service
 from tests.functional import glance_server
 from tests.support import repositories
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('barbican')]
 
 MIB = 1 << 20
 # Seconds. For a loaded machine.

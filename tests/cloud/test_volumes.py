@@ -24,7 +24,8 @@ from tests.support import documents
 from tests.support import ports
 from tests.support import volumes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.needs('nbdkit')]
 
 PAGE = documents.SOURCE / 'admin' / 'volumes-qemu.rst'
 SHOWN = 'a disk of tools/boot_image'

@@ -241,8 +241,6 @@ def prepare(root):
     root.run('chmod', '0440', '/etc/sudoers.d/stack')
     put_program(root, '/usr/local/bin/systemctl',
                 f'exec {sys.executable} -I {HERE}/systemctl.py "$@"')
-    root.run('ln', '-sf', pathlib.Path(sys.prefix) / 'bin/uwsgi',
-             '/usr/local/bin/')
     put_files(root, CHECKOUT, TOP, checkout_files())
     put_files(root, DEVSTACK, HERE / 'devstack',
               os.listdir(HERE / 'devstack'))
@@ -314,6 +312,8 @@ def prepare_python(root):
     put_program(
         root, VENV / 'bin/glance-manage', 'from glance.cmd.manage import main'
         '\nmain()', shell=VENV / 'bin/python', user='stack')
+    put_program(root, '/usr/local/bin/uwsgi', 'import pyuwsgi\npyuwsgi.run()',
+                shell=VENV / 'bin/python')
     root.run('mkdir', STACK / 'glance', user='stack')
     root.run('cp', '-r', pathlib.Path(sys.prefix) / 'etc/glance',
              STACK / 'glance/etc', user='stack')

@@ -21,7 +21,9 @@ import pytest
 from tests.devstack import roots
 from tests.support import repositories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(1200),
+    pytest.mark.needs('rabbitmq', 'shellcheck', 'sudo')]
 
 DATADIR = '/opt/stack/data/dedup'
 GLANCE_API_CONF = '/etc/glance/glance-api.conf'

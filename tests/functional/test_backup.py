@@ -26,7 +26,7 @@ from tests.support import documents
 from tests.support import repositories
 from tests.support import stores
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('rsync')]
 
 configure = stores.configure
 

@@ -20,7 +20,9 @@ from tests.support import hosts as hosts_module
 from tests.support import repositories
 from tests.support.repositories import noise
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(600),
+    pytest.mark.needs('network', 'ssh')]
 
 MIB = 1 << 20
 NAMES = ('compute1', 'compute2', 'compute3')

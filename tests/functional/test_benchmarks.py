@@ -81,6 +81,11 @@ SMALL = {
     'volumes': (['--mib', '8', '--writes', '200', '--rounds', '1'],
                 'an idle volume of 100 GiB'),
 }
+#: What some of them need.
+NEEDS = {
+    'reading': ['fincore'],
+    'servers': ['bootimage', 'fio', 'guest', 'nbdkit', 'qemu'],
+}
 
 
 @pytest.fixture
@@ -97,7 +102,9 @@ def run(name, arguments, directory):
         env={**os.environ, 'PYTHONWARNINGS': 'ignore'})
 
 
-@pytest.mark.parametrize('name', sorted(SMALL))
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.needs(*NEEDS.get(name, ())))
+    for name in sorted(SMALL)])
 def test_it_shows_its_table(name, image, tmp_path):
     arguments, wanted = SMALL[name]
     directory = tmp_path / 'here'
@@ -129,6 +136,7 @@ def test_metadata_is_what_space_counts(image, tmp_path):
                      re.MULTILINE)
 
 
+@pytest.mark.needs('disks')
 def test_after_a_loss_of_power(tmp_path):
     with disks.mounted(tmp_path, 'ext4'):
         pass    # else it is skipped
@@ -141,6 +149,7 @@ def test_after_a_loss_of_power(tmp_path):
     assert not list(directory.iterdir())
 
 
+@pytest.mark.needs('disks')
 def test_what_a_sync_costs_the_disk(tmp_path):
     """It asks the kernel for the figures of one disk: those of a loop."""
     with disks.mounted(tmp_path, 'ext4') as root:

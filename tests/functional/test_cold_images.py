@@ -31,7 +31,8 @@ from tests.support import objects
 from tests.support import repositories
 
 pytest_plugins = ['tests.support.object_fixtures']
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.needs('swift')]
 
 MIB = 1 << 20
 SLOTS = 1024

@@ -18,7 +18,7 @@ from tests.support import clouds
 from tests.support import daemons
 from tests.support import repositories
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('browser')]
 
 LIMIT = 120
 HOSTILE = test_dedupd_page.HOSTILE

@@ -30,7 +30,7 @@ from tests.support import repositories
 from tests.support import volumes
 
 pytest_plugins = ['tests.support.object_fixtures']
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('browser')]
 
 PATIENCE = 60
 CSS = by.By.CSS_SELECTOR
@@ -515,6 +515,7 @@ def test_other_hosts(browser, tmp_path):
         browser.need_silence()
 
 
+@pytest.mark.needs('nbdkit')
 def test_volumes(browser, tmp_path):
     """One that is served, one that nobody uses, and one that is broken."""
     path = volumes.create_repository(tmp_path / 'repository')

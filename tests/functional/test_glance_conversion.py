@@ -17,7 +17,7 @@ import pytest
 from glance_dedup.repository import repository
 from tests.functional import glance_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('qemu')]
 
 IMPORT_TIMEOUT = 120  # seconds
 

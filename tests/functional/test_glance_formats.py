@@ -22,7 +22,7 @@ import pytest
 
 from tests.functional import glance_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('qemu')]
 
 MIB = 1 << 20
 TIMEOUT = 120  # seconds

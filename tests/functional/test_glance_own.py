@@ -20,7 +20,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('qemu')]
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -32,7 +32,7 @@ from tests.support import maintenance
 from tests.support import repositories
 from tests.support import volumes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 
 LIMIT = test_hosts.LIMIT
 #: Seconds within which the server of a volume opens exchanged recipes.

@@ -24,7 +24,7 @@ from tests.cloud import cloud as cloud_module
 from tests.support import ports
 from tests.support import repositories
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('keystone', 'mariadb')]
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PAGE = TOP / 'doc' / 'source' / 'admin' / 'migration.rst'

@@ -26,7 +26,7 @@ from tests.support import ports
 from tests.support import repositories
 from tests.support import volumes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('prometheus')]
 
 PATIENCE = 60
 DAY = 86400

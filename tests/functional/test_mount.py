@@ -315,6 +315,7 @@ def test_signals(place, source, number):
             os.close(fd)
 
 
+@pytest.mark.needs('fuse')
 def test_unmounted(place):
     with place.mount('daemon') as mount:
         assert (mount / 'image').read_bytes()
@@ -428,6 +429,7 @@ def test_what_does_not_begin(tmp_path, place):
 
 # -- a guest ------------------------------------------------------------------
 
+@pytest.mark.needs('fuse', 'bootimage', 'guest', 'qemu')
 @pytest.mark.timeout(300)
 def test_a_guest_boots(tmp_path):
     """From the file, with one of its own over it."""

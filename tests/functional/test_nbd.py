@@ -833,6 +833,7 @@ def test_killed(own, delay):
 
 # -- a guest ------------------------------------------------------------------
 
+@pytest.mark.needs('bootimage', 'guest', 'qemu')
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_guest_boots_though_the_daemon_is_killed(tmp_path):

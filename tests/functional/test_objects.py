@@ -18,9 +18,10 @@ from tests.support import ports
 
 pytest_plugins = ['tests.support.object_fixtures']
 
+_SWIFT = [pytest.mark.slow, pytest.mark.needs('swift')]
 KINDS = [objects.JuiceGateway,
-         pytest.param(objects.Swift, marks=pytest.mark.slow),
-         pytest.param(objects.SwiftAsS3, marks=pytest.mark.slow)]
+         pytest.param(objects.Swift, marks=_SWIFT),
+         pytest.param(objects.SwiftAsS3, marks=_SWIFT)]
 
 SIZE = (1 << 20) + 7
 

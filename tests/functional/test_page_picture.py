@@ -23,6 +23,7 @@ def test_the_picture_is_small():
     assert shape(page_picture.PICTURE)[0] == 1000
 
 
+@pytest.mark.needs('browser')
 @pytest.mark.slow
 def test_the_picture_can_be_made_again(tmp_path):
     """Of the same shape: times and places may differ."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import disks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('disks')]
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCK = 4096

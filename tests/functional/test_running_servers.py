@@ -39,7 +39,8 @@ from tests.support import repositories
 from tests.support.repositories import read_all
 from tests.support import sources
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.needs('qemu')]
 
 MIB = 1 << 20
 SEGMENT = views.SEGMENT
@@ -708,6 +709,7 @@ class Guest(test_libvirt.Server):
             lambda: self.name not in self.virsh('list', '--name').split())
 
 
+@pytest.mark.needs('bootimage', 'guest')
 @pytest.mark.timeout(1800)
 def test_three_nights_of_three_guests(libvirt, short_path, capfd):
     """Each boots and is backed up; one boots again as it was that night."""

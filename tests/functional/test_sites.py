@@ -29,7 +29,9 @@ LIMIT = two_sites.LIMIT
 MIB = two_sites.MIB
 _CHILDREN = multiprocessing.get_context('forkserver')
 # The first test waits for both sites, too.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(900),
+    pytest.mark.needs('keystone', 'mariadb', 'openssl')]
 
 
 @pytest.fixture(scope='module')

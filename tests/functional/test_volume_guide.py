@@ -81,6 +81,7 @@ def test_units():
             line.removeprefix(begin).replace('%i', 'web1').split()))
 
 
+@pytest.mark.needs('bootimage', 'guest', 'nbdkit')
 @pytest.mark.slow
 def test_qemu(server, tmp_path):
     """A guest by the socket, then the same disk by TLS."""
@@ -99,6 +100,7 @@ def test_qemu(server, tmp_path):
         assert guest.wait_until_up() == (SHOWN, 2)
 
 
+@pytest.mark.needs('bootimage', 'guest', 'qemu')
 @pytest.mark.slow
 def test_a_disk_that_need_not_last(repository, tmp_path):
     create, storage, qemu = commands('A disk that need not last')

@@ -80,6 +80,7 @@ def again_and_again(*functions):
     assert not errors
 
 
+@pytest.mark.needs('nbdkit')
 @pytest.mark.parametrize('count', [
     pytest.param(50, marks=pytest.mark.slow),
     pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])

@@ -24,7 +24,7 @@ from tests.support import volumes
 MIB = 1 << 20
 SIZE = 6 * MIB
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 pytest_plugins = ['tests.support.object_fixtures']
 
 # In place of nbdkit's own plugin, with the sanitizer's runtime for nbdkit

@@ -30,6 +30,7 @@ def collected(daemon):
     return daemon.request('GET', '/v1/tasks/collect').json()['last']
 
 
+@pytest.mark.needs('nbdkit')
 @pytest.mark.slow
 @pytest.mark.parametrize('size, times, waits', [
     (128 * MIB, 6, True), pytest.param(1024 * MIB, 50, False, marks=[

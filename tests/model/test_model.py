@@ -8,6 +8,7 @@ import pytest
 
 from tests.model import checker
 from tests.model import scenarios
+from tests import needs
 from tests import test_rules
 
 # Seconds for one search. The slowest small one takes 20 on idle processors.
@@ -20,6 +21,7 @@ RULES = [rule for rule, _ in test_rules.steps()]
 
 
 @pytest.fixture(scope='module')
+@needs.of('spin')
 def program(tmp_path_factory):
     return checker.Program(tmp_path_factory.mktemp('model'))
 
