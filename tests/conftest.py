@@ -2,11 +2,14 @@
 """Options, time limits and the log's level, which all tests share."""
 
 import contextlib
+import ctypes
+import gc
 import logging
 import os
 import pathlib
 import signal
 import time
+import types
 
 import hypothesis
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from tests import needs
 from tests import scheduling
 from tests.support import forkserver
+from tests.support import sweeps
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -33,6 +37,7 @@ _OUT = pytest.StashKey()
 _NEEDS = pytest.StashKey()
 _IMPOSSIBLE = pytest.StashKey()
 _GUARD = pytest.StashKey()
+_NOTHING = types.SimpleNamespace(params={})
 
 # The processes that run tests side by side, for the one that leads them.
 _NODES = []
@@ -58,6 +63,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     forkserver.install()
+    sweeps.everything = config.getoption('--long')
     if hasattr(config, 'workerinput'):
         return
     path = config.getoption('--durations-file')
@@ -111,6 +117,12 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, 'workeroutput'):
         config.workeroutput['left out'] = len(out)
         config.workeroutput['impossible'] = config.stash[_IMPOSSIBLE]
+
+
+def pytest_collection_finish():
+    """Keep the collector of garbage from looking at ten thousand tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _without(config, items):
@@ -171,11 +183,26 @@ def pytest_runtest_protocol(item):
     return (yield)
 
 
+def _forget(item, following):
+    """Give back memory, which a process of many tests would pile up.
+
+    An exception that is the parameter of a test has a traceback, once it was
+    raised, and so every frame that it went through. The C library keeps what
+    the threads of a test have freed.
+    """
+    for value in getattr(item, 'callspec', _NOTHING).params.values():
+        if isinstance(value, BaseException):
+            value.__traceback__ = value.__context__ = None
+    if following is None or following.path != item.path:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item):
+def pytest_runtest_teardown(item, nextitem):
     try:
         return (yield)
     finally:
+        _forget(item, nextitem)
         refused = item.config.stash[_GUARD].end()
         if refused:
             pytest.fail('the test does not declare that it needs '

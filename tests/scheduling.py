@@ -4,7 +4,7 @@
 Tests that run in one process, one after the other, are a *scope*. A scope is a
 file, whose tests share its fixtures, with two exceptions: the tests of the
 files in :data:`SPLIT` are scopes of their own, and the files of a group in
-:data:`GROUPS` are one scope.
+:data:`GROUPS`, which share a cloud, are one scope.
 
 The scopes that take longest start first, so that no long one is left when the
 other processes have nothing to do any more. ``tests/durations.json`` has the
@@ -27,8 +27,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 FILE = HERE / 'durations.json'
 #: Of each, every test may run in another process.
 SPLIT = {'tests/unit/test_c.py'}
-#: The first path of those below with which a file begins names its scope.
-GROUPS = ('tests/cloud/',)
+#: Those that need compute hosts of their own, and those that do not.
+GROUPS = {
+    'tests/cloud/ with compute hosts': {
+        f'tests/cloud/test_{name}.py' for name in (
+            'cache', 'neighbours', 'nova_base', 'relay', 'volumes')},
+    'tests/cloud/': {
+        f'tests/cloud/test_{name}.py' for name in (
+            'boot', 'cold', 'down', 'signatures', 'tempest')},
+}
 
 
 def scope_of(node_id):
@@ -36,9 +43,9 @@ def scope_of(node_id):
     path = node_id.partition('::')[0]
     if path in SPLIT:
         return node_id
-    for group in GROUPS:
-        if path.startswith(group):
-            return group
+    for name, files in GROUPS.items():
+        if path in files:
+            return name
     return path
 
 

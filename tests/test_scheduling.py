@@ -43,8 +43,10 @@ def test_scopes():
     for split in scheduling.SPLIT:
         node_id = f'{split}::Test::test[x]'
         assert scheduling.scope_of(node_id) == node_id
-    for group in scheduling.GROUPS:
-        assert scheduling.scope_of(f'{group}test_a.py::test') == group
+    for group, files in scheduling.GROUPS.items():
+        for file in files:
+            assert (scheduling.HERE.parent / file).exists()
+            assert scheduling.scope_of(f'{file}::test') == group
 
 
 def test_written_and_read(tmp_path):

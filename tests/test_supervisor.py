@@ -173,7 +173,8 @@ def environment():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('processes, seconds', [('0', 0), ('1', 17)])
+@pytest.mark.parametrize('processes, seconds', [
+    ('0', 0), pytest.param('1', 17, marks=pytest.mark.long)])
 def test_slow_fixtures(tmp_path, processes, seconds):
     """An interrupted run tears its fixtures down, however long that takes.
 

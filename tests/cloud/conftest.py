@@ -2,6 +2,7 @@
 """The cloud that the tests share."""
 
 import contextlib
+import os
 import pathlib
 import shutil
 import tempfile
@@ -19,7 +20,8 @@ LOGS = pathlib.Path(__file__).resolve().parents[2] / '.log' / 'cloud'
 def cloud():
     """All services, up. Who stops one starts it again.
 
-    Their logs are left in ``.log/cloud/``.
+    Their logs are left in ``.log/cloud/``, below the name of the process that
+    runs the tests.
     """
     # Not pytest's own directory: a socket's path has to be short.
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
@@ -32,5 +34,6 @@ def cloud():
 
 
 def _keep_logs(log):
-    shutil.rmtree(LOGS, ignore_errors=True)
-    shutil.copytree(log, LOGS)
+    kept = LOGS / os.environ.get('PYTEST_XDIST_WORKER', 'main')
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(log, kept)

@@ -17,7 +17,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -395,9 +394,7 @@ def test_formats(cloud):
                 'image_import_opts': {
                     'image_import_plugins': '[image_conversion]'},
                 'image_conversion': {'output_format': 'raw'},
-                'image_format': {'require_image_format_match': strict},
-                # Under uWSGI sys.executable is not Python.
-                'wsgi': {'python_interpreter': sys.executable}})
+                'image_format': {'require_image_format_match': strict}})
             options['image-feature-enabled'] = {
                 'image_conversion': True,
                 'image_format_enforcement': strict}

@@ -86,6 +86,10 @@ NEEDS = {
     'reading': ['fincore'],
     'servers': ['bootimage', 'fio', 'guest', 'nbdkit', 'qemu'],
 }
+#: Those that take more than ten seconds.
+LONG = {'chunking', 'dede', 'dmdedup', 'duplicates', 'equalblocks',
+        'exactindex', 'hosts', 'indexes', 'livedfs', 'lookup', 'memory',
+        'servers'}
 
 
 @pytest.fixture
@@ -103,7 +107,9 @@ def run(name, arguments, directory):
 
 
 @pytest.mark.parametrize('name', [
-    pytest.param(name, marks=pytest.mark.needs(*NEEDS.get(name, ())))
+    pytest.param(name, marks=[
+        pytest.mark.needs(*NEEDS.get(name, ())),
+        *([pytest.mark.long] if name in LONG else [])])
     for name in sorted(SMALL)])
 def test_it_shows_its_table(name, image, tmp_path):
     arguments, wanted = SMALL[name]

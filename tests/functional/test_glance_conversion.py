@@ -9,7 +9,6 @@ one of it on its way in; doc/source/admin/space.rst says how.
 import json
 import random
 import subprocess
-import sys
 import time
 
 import pytest
@@ -41,9 +40,7 @@ def client(directory):
              'dedup_store_filter_mib': 4}
     options = {
         'image_import_opts': {'image_import_plugins': '[image_conversion]'},
-        'image_conversion': {'output_format': 'raw'},
-        # Under uWSGI sys.executable is not Python.
-        'wsgi': {'python_interpreter': sys.executable}}
+        'image_conversion': {'output_format': 'raw'}}
     with glance_server.ProjectServer(directory / 'server', {'dedup': store},
                                      options=options) as server:
         yield glance_server.ProjectClient(server.url, 'alice')

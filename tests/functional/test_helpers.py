@@ -248,7 +248,7 @@ def test_a_helper_becomes_the_maintainer(paths):
 
 
 @pytest.mark.parametrize('kills', [4, pytest.param(
-    KILLS, marks=pytest.mark.slow)])
+    KILLS, marks=pytest.mark.long)])
 def test_killed_at_random(tmp_path, kills):
     """Either daemon, amid uploads and deletes; nothing is lost or leaks."""
     path = maintenance.create(tmp_path)

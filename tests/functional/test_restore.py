@@ -27,6 +27,7 @@ from tests.functional import test_tierer
 from tests.support import documents
 from tests.support import objects
 from tests.support import repositories
+from tests.support import sweeps
 
 pytest_plugins = ['tests.support.object_fixtures']
 
@@ -277,7 +278,7 @@ def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
 @pytest.mark.parametrize('fault', [503, 404, 'truncate', 'flip', 'shorten'])
 def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
     """Whatever fails once costs nothing."""
-    for at in range(0, 24, 2):
+    for at in sweeps.part(range(0, 24, 2), 3):
         path = tmp_path / f'new-{at}'
         faults.plan(*[None] * at, fault)
         try:
@@ -318,15 +319,15 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
         made.need_fine()
 
 
-# Kills a restoring before the first request, before the second, and so on to
-# the last of those that one makes; then completes it. Each may make more than
-# the one before, since that has left an owner.
+# Kills a restoring before the first request, before later ones, and before the
+# last of those that one makes; then completes it. Each may make more than the
+# one before, since that has left an owner.
 KILLING = '''
 import os, signal, sys, threading
 from glance_dedup.objects import location, s3, store
 from glance_dedup.snapshots import restoring
 
-path, url, endpoint, credentials, most = sys.argv[1:]
+path, url, endpoint, credentials, *moments = sys.argv[1:]
 lock = threading.Lock()
 real = store.ObjectStore._request
 
@@ -339,7 +340,7 @@ def request(self, what, work):
     return real(self, what, work)
 
 store.ObjectStore._request = request
-for left in [*range(int(most)), 1 << 30]:
+for left in [*map(int, moments), 1 << 30]:
     child = os.fork()
     if not child:
         restoring.restore(path, location.parse(url, endpoint), credentials)
@@ -361,7 +362,8 @@ def test_kill_9_anywhere(filled, faults, tmp_path):
     assert most > 30
     killing = subprocess.run(
         [sys.executable, '-c', KILLING, path, place.location.url,
-         place.location.endpoint, place.credentials, str(most)],
+         place.location.endpoint, place.credentials,
+         *map(str, sweeps.part(range(most), 12))],
         cwd=documents.TOP, timeout=280, capture_output=True, text=True)
     assert killing.returncode == 0, killing.stderr
     with contextlib.closing(Restored(path, whole(filled))) as made:

@@ -40,7 +40,7 @@ COMMITS = {1: 'b06ac10b3dcb8b8f58857c9c829bc10fdf674699',
 SCRIPT = TOP / 'tests' / 'golden' / 'old_program.py'
 DATA = repositories.mixture(200_000)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long     # three old programs are compiled
 
 
 def need_history(commit):

@@ -218,7 +218,7 @@ def _import_all(family):
 
 
 def _serve(connection):
-    """Fork a process for each request; return its request in the process."""
+    """Fork a process for each request; return what it needs in the process."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 16)
         if not data:
@@ -226,39 +226,45 @@ def _serve(connection):
         reader, writer = os.pipe()
         between = os.fork()
         if not between:
-            child = os.fork()
-            if not child:
-                connection.close()
-                return json.loads(data), descriptors
-            os.write(writer, str(child).encode())
-            os._exit(0)
+            if os.fork():
+                os._exit(0)
+            return json.loads(data), descriptors, writer
+        os.close(writer)
         # When it has ended, its child is one of the process of the tests.
         os.waitpid(between, 0)
         connection.send(os.read(reader, 64))
-        for fd in (reader, writer, *descriptors):
+        for fd in (reader, *descriptors):
             os.close(fd)
 
 
-def _arrange(descriptors, numbers):
-    """Put descriptors where the program expects them, and close all others."""
-    above = max([*numbers, *descriptors, 2]) + 1
-    for place, fd in enumerate(descriptors):
+def _arrange(descriptors, numbers, writer):
+    """Put descriptors where the program expects them, and close all others.
+
+    :returns: `writer`, which may have another number now
+    """
+    above = max([*numbers, *descriptors, writer, 2]) + 1
+    for place, fd in enumerate([*descriptors, writer]):
         os.dup2(fd, above + place)
+    writer = above + len(descriptors)
     for place, number in enumerate(numbers):
         os.dup2(above + place, number)
-    kept = sorted(numbers)
+    kept = sorted([*numbers, writer])
     for low, high in zip([-1, *kept], [*kept, 1 << 20]):
         if low + 1 < high:      # an empty range would be all
             os.closerange(low + 1, high)
+    return writer
 
 
-def _become(request, descriptors):
-    _arrange(descriptors, request['descriptors'])
+def _become(request, descriptors, writer):
+    """Be the process that was wanted; and say so when it can be seen."""
+    writer = _arrange(descriptors, request['descriptors'], writer)
     if request['session']:
         os.setsid()
     elif request['group'] is not None and request['group'] >= 0:
         os.setpgid(0, request['group'])
     os.chdir(request['directory'])
+    os.write(writer, str(os.getpid()).encode())
+    os.close(writer)
     os.environ.clear()
     os.environ.update(request['environment'])
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -306,8 +312,8 @@ def main():
     # cliff reads the program's name when it is imported.
     sys.argv[:] = ['main.py' if family == 'ours' else family]
     _import_all(family)
-    request, descriptors = _serve(connection)
-    _become(request, descriptors)
+    request, descriptors, writer = _serve(connection)
+    _become(request, descriptors, writer)
     return _find_code(request)
 
 

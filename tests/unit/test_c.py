@@ -108,7 +108,7 @@ class TestThreads:
         native.require_passes('tsan', source)
 
 
-@pytest.mark.slow      # of the three it finds the least
+@pytest.mark.long      # of the three it finds the least; tries all cases
 @pytest.mark.timeout(TIMEOUT)
 class TestPlain:
     """As it is installed."""

@@ -19,9 +19,10 @@
 #include "engine/write/transaction.h"
 #include "tests/c/support/fault_env.h"
 
-/* Sanitizers are slow: sweeps then try every so manyth case only. */
+/* Sanitizers are slow: sweeps then try every so manyth case only. All are tried
+ * by the plain programs, with --long. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SWEEP_STRIDE = 5 };
+enum { SWEEP_STRIDE = 15 };
 #else
 enum { SWEEP_STRIDE = 1 };
 #endif

@@ -27,7 +27,7 @@ group = fixtures.group
 image = fixtures.image
 
 # Each has its share of the bytes, and the first is the sample.
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.slow)
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.long)
               for part in range(1, 4))]
 
 
@@ -136,8 +136,8 @@ def test_every_byte_behind_a_fingerprint_store(tmp_path):
 
 
 @pytest.mark.parametrize('pieces', [
-    pytest.param('blocks', marks=pytest.mark.slow),
-    pytest.param('zeros', marks=pytest.mark.slow), 'nothing'])
+    pytest.param('blocks', marks=pytest.mark.long),
+    pytest.param('zeros', marks=pytest.mark.long), 'nothing'])
 def test_every_byte_of_a_recipe(repository, group, pieces):
     path = repository.image('one', {
         'blocks': [(group, i, 1) for i in range(12)] + [('zeros', 3)],
@@ -146,7 +146,7 @@ def test_every_byte_of_a_recipe(repository, group, pieces):
     assert damaged_offsets(repository, path, 'images/one', {'one'}) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_byte_of_a_deleted_recipe(repository, group):
     path = repository.path / 'spool' / ('D-' + '0' * 32)
     repository.write(path, repository.recipe('one', [(group, 0, 12)]))

@@ -44,7 +44,7 @@ from tests.support import repositories
 from tests.support.repositories import put
 
 # States that are tried; there are about as many as anybody has time for.
-SAMPLE = 40
+SAMPLE = 15
 LONG_SAMPLE = 2000
 SEED = 20
 

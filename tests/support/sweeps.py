@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many similar cases, of which a usual run tries a part, and ``--long`` all.
+
+A sweep has its place where the cases differ in a moment or a number, and each
+takes noticeable time. The part is the same in every run, so that what fails
+can be repeated.
+"""
+
+import pytest
+
+#: Whether to try every case; `tests.conftest` sets it for ``--long``.
+everything = False
+
+
+def part(cases, count):
+    """Return `count` of the cases, spread evenly, the first and last included.
+
+    :param cases: a sequence
+    """
+    cases = list(cases)
+    if everything or len(cases) <= count:
+        return cases
+    step = (len(cases) - 1) / max(1, count - 1)
+    return [cases[round(step * index)] for index in range(count)]
+
+
+def params(cases, usual):
+    """Return parameters for pytest, of which all but the usual are long."""
+    cases = list(cases)
+    assert set(usual) <= set(cases)
+    return [case if case in usual else pytest.param(
+        case, marks=pytest.mark.long) for case in cases]
