@@ -68,7 +68,18 @@ def pytest_configure(config):
         return
     path = config.getoption('--durations-file')
     if path is not None:
-        config.pluginmanager.register(scheduling.Recorder(path))
+        config.pluginmanager.register(scheduling.Recorder(
+            path, _whole(config)))
+
+
+def _whole(config):
+    """Tell which tests run: 0, all quick ones; 1, all slow ones; or None."""
+    narrow = config.getoption('keyword') or any(
+        pathlib.Path(name).resolve() != HERE for name in config.args)
+    chosen = config.getoption('markexpr'), config.getoption('--all')
+    if narrow or config.getoption('--long'):
+        return None
+    return {('', False): 0, ('slow', True): 1}.get(chosen)
 
 
 def _left_out(config):

@@ -12,19 +12,25 @@ seconds that each took. Scopes that it does not know start before all others.
 
 ::
 
-    tools/test --all --durations-file tests/durations.json
+    tools/test --durations-file tests/durations.json
+    tools/test --all -m slow --durations-file tests/durations.json
 
-records the durations of the tests that ran, and leaves those of the others.
+record the durations of the tests that ran, and leave those of the others. Each
+also records what the whole run took, under :data:`WHOLE`.
 """
 
 import collections
 import json
 import pathlib
+import time
 
 from xdist import scheduler
 
 HERE = pathlib.Path(__file__).resolve().parent
 FILE = HERE / 'durations.json'
+#: Seconds from the begin to the end of a run of all quick tests, and of one of
+#: all slow tests.
+WHOLE = 'all tests'
 #: Of each, every test may run in another process.
 SPLIT = {'tests/unit/test_c.py'}
 #: Those that need compute hosts of their own, and those that do not.
@@ -88,15 +94,24 @@ def sort(items, is_slow, durations=None):
 class Recorder:
     """Adds up what the tests of a run take, in the process that leads it."""
 
-    def __init__(self, path):
+    def __init__(self, path, whole=None):
+        """Record in a file.
+
+        :param whole: which tests run, if all of a kind do: 0 for the quick
+            ones, 1 for the slow ones
+        """
         self.path = path
         self.seconds = collections.defaultdict(lambda: [0.0, 0.0])
+        self.whole = whole
+        self.begin = time.monotonic()
 
     def pytest_runtest_logreport(self, report):
         slow = 'slow' in report.keywords
         self.seconds[scope_of(report.nodeid)][slow] += report.duration
 
     def pytest_sessionfinish(self):
+        if self.whole is not None:
+            self.seconds[WHOLE][self.whole] = time.monotonic() - self.begin
         durations = read(self.path)
         for scope, seconds in self.seconds.items():
             known = durations.get(scope, [0.0, 0.0])

@@ -2,8 +2,10 @@
 """The tests that take longest start first."""
 
 import dataclasses
+import re
 
 from tests import scheduling
+from tests.support import documents
 
 
 @dataclasses.dataclass
@@ -55,3 +57,14 @@ def test_written_and_read(tmp_path):
     scheduling.write(path, {'b.py': [1.5, 0.0], 'a.py': [2.0, 30.0]})
     assert scheduling.read(path) == {'a.py': [2.0, 30.0], 'b.py': [1.5, 0.0]}
     assert path.read_text().splitlines()[1].startswith('"a.py"')
+
+
+def test_stated_times_are_those_recorded():
+    """The page on testing, which alone states them, rounds up to minutes."""
+    quick, slow = scheduling.read()[scheduling.WHOLE]
+    page = (documents.SOURCE / 'contributor' / 'testing.rst').read_text()
+    for command, seconds in (('``tools/test``', quick),
+                             ('``... --all``', quick + slow)):
+        minutes = int(re.search(
+            rf'^{re.escape(command)} +(\d+) minutes', page, re.M)[1])
+        assert 60 * minutes - 120 < seconds <= 60 * minutes, command
