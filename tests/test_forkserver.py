@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.cloud import process as process_module
 from tests.support import forkserver
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -80,7 +81,9 @@ def test_what_a_start_reads_is_executed():
     environment = {**os.environ, 'PYTHONPATH': str(TOP)}
     assert forkserver.find_family(COMMAND, environment, '/')
     for change in ({'LD_PRELOAD': 'faults.so'}, {'PYTHONHASHSEED': '1'},
-                   {'PYTHONPATH': '/elsewhere'}, {'LC_ALL': 'C'}):
+                   {'PYTHONPATH': '/elsewhere'},
+                   {'LC_ALL': 'de_DE.ISO-8859-1'},
+                   {process_module.MARK: '/tmp'}):
         assert not forkserver.find_family(
             COMMAND, {**environment, **change}, '/'), change
     assert not forkserver.find_family(

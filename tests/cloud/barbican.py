@@ -19,7 +19,6 @@ class Barbican(service.WsgiService):
     optional = True
     catalogue = ('key-manager', '')
     user = 'barbican'
-    workers = 1
     loader = 'paste'
 
     @property

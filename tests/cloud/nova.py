@@ -170,7 +170,6 @@ class Api(service.WsgiService):
     catalogue = ('compute', '/v2.1')
     user = 'nova'
     environment_name = 'nova'
-    workers = 1
 
     def prepare(self):
         config = _configure(self)

@@ -12,7 +12,6 @@ class Placement(service.WsgiService):
     application = 'placement.wsgi.api:application'
     catalogue = ('placement', '')
     user = 'placement'
-    workers = 1
 
     def _configure(self):
         return self.write('placement.conf', {

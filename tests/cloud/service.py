@@ -327,7 +327,7 @@ class WsgiService(Service):
     application = None
     loader = 'module'
     #: Processes that serve, and threads of each.
-    workers = 2
+    workers = 1
     threads = 4
 
     def serve(self, variables):

@@ -24,10 +24,11 @@ forked twice: the process in between ends, and Linux hands its child to the
 next ancestor that asked for orphans. The process of the tests asks for them
 only while it starts one.
 
-What differs from an executed program: ``/proc/PID/cmdline`` names this module,
-and pages that nobody changed are shared with the server, which ``VmRSS``
-counts all the same. ``GLANCE_DEDUP_TEST_EXEC=1`` in the environment of a
-command has it executed.
+What differs from an executed program: ``/proc/PID/cmdline`` and ``environ``
+are those of the server, and pages that nobody changed are shared with it,
+which ``VmRSS`` counts all the same. ``GLANCE_DEDUP_TEST_EXEC=1`` in the
+environment of a command has it executed, and so has the mark of a cloud, which
+looks for it in ``environ``.
 """
 
 import array
@@ -70,7 +71,9 @@ _BIN = os.path.join(sys.prefix, 'bin')
 #: Variables that Python, the C library or the loader read when a program
 #: starts.
 _AT_START = ('PYTHON', 'LD_', 'LC_', 'LANG', 'MALLOC', 'GLIBC', 'ASAN_',
-             'GLANCE_DEDUP_TEST_EXEC')
+             'GLANCE_DEDUP_TEST_EXEC', 'GLANCE_DEDUP_CLOUD')
+#: Locales in which Python does the same as in that of the server.
+_PLAIN = re.compile(r'(C|POSIX|.*\.UTF-8|)$')
 _OURS = re.compile(r'^\s*(from|import) (dedupd|glance_dedup\.cli)\b',
                    re.MULTILINE)
 _SET_CHILD_SUBREAPER = 36   # of <linux/prctl.h>
@@ -82,7 +85,9 @@ _real = subprocess.Popen
 
 def _at_start(environment):
     found = {name: value for name, value in environment.items()
-             if name.startswith(_AT_START)}
+             if name.startswith(_AT_START)
+             and not (name.startswith(('LC_', 'LANG'))
+                      and _PLAIN.match(value))}
     # The server has the checkout in its path in any case.
     if found.get('PYTHONPATH') == _TOP:
         del found['PYTHONPATH']
