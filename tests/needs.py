@@ -52,8 +52,8 @@ _BINDEP = re.compile(r'([a-z0-9.+-]+) \[([^]]*)\]')
 _DIRECTORIES = ('/usr/bin', '/usr/sbin', '/bin', '/sbin')
 _DPKG = pathlib.Path('/var/lib/dpkg/info')
 _REFUSE = """#!/bin/sh
-name=${0##*/}
-echo "$name" >>"$GLANCE_DEDUP_REFUSED"
+name=${{0##*/}}
+echo "$name" >>'{log}'
 echo "$name: refused, since the running test does not declare that it needs \
 this; see tests/needs.py" >&2
 exit 97
@@ -150,10 +150,10 @@ class Guard:
     def __init__(self):
         self.place = pathlib.Path(tempfile.mkdtemp(prefix='needs-'))
         self.refuse = self.place / 'refuse'
-        self.refuse.write_text(_REFUSE)
+        self.log = self.place / 'refused'
+        self.refuse.write_text(_REFUSE.format(log=self.log))
         self.refuse.chmod(0o755)
         self.place.chmod(0o755)
-        self.log = self.place / 'refused'
         self.path = os.environ['PATH']
         self.declared = None
         self._directories = {}
@@ -177,7 +177,6 @@ class Guard:
         self.log.touch()
         self.log.chmod(0o666)
         self.declared = declared
-        os.environ['GLANCE_DEDUP_REFUSED'] = str(self.log)
         os.environ['PATH'] = f'{self._directory(declared)}:{self.path}'
 
     def end(self):

@@ -24,6 +24,7 @@ from tests.functional import glance_server
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
+    pytest.mark.needs('network'),
     pytest.mark.skipif(os.geteuid() != 0,
                        reason='only root can make a network')]
 

@@ -17,7 +17,9 @@ from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
 from tests.functional import glance_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(900),
+    pytest.mark.needs('bootimage', 'guest', 'libvirtd', 'qemu')]
 
 LIMIT = 240
 DOMAIN = """
@@ -123,7 +125,6 @@ def test_no_server_outlives_its_libvirt(little, tmp_path, end):
     assert not server.virsh('list', '--all', '--name').split()
 
 
-@pytest.mark.needs('bootimage')
 def test_the_same_packages_give_the_same_image(tmp_path):
     images = disk.images()
     for package in images.raw.parent.glob('*.deb'):

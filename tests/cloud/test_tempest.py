@@ -25,7 +25,7 @@ import yaml
 from tests.cloud import cloud as cloud_module
 from tests.cloud import tempest_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs('tempest')]
+pytestmark = [pytest.mark.slow, pytest.mark.needs('cloud', 'tempest')]
 
 HERE = pathlib.Path(__file__).parent
 LISTS = HERE / 'tempest'
