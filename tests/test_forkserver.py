@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from tests.cloud import process as process_module
 from tests.support import forkserver
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -72,6 +71,11 @@ def test_it_is_a_child_that_can_be_killed(tmp_path):
     status = pathlib.Path(f'/proc/{process.pid}/status').read_text()
     assert f'PPid:\t{os.getpid()}\n' in status
     assert os.getsid(process.pid) == process.pid
+    proc = pathlib.Path(f'/proc/{process.pid}')
+    assert (proc / 'cmdline').read_bytes().split(b'\0')[:3] == [
+        word.encode() for word in COMMAND]
+    assert (f'PYTHONPATH={TOP}'.encode()
+            in (proc / 'environ').read_bytes().split(b'\0'))
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     process.stdin.close()
@@ -82,8 +86,7 @@ def test_what_a_start_reads_is_executed():
     assert forkserver.find_family(COMMAND, environment, '/')
     for change in ({'LD_PRELOAD': 'faults.so'}, {'PYTHONHASHSEED': '1'},
                    {'PYTHONPATH': '/elsewhere'},
-                   {'LC_ALL': 'de_DE.ISO-8859-1'},
-                   {process_module.MARK: '/tmp'}):
+                   {'LC_ALL': 'de_DE.ISO-8859-1'}):
         assert not forkserver.find_family(
             COMMAND, {**environment, **change}, '/'), change
     assert not forkserver.find_family(

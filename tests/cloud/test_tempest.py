@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -394,7 +395,10 @@ def test_formats(cloud):
                 'image_import_opts': {
                     'image_import_plugins': '[image_conversion]'},
                 'image_conversion': {'output_format': 'raw'},
-                'image_format': {'require_image_format_match': strict}})
+                'image_format': {'require_image_format_match': strict},
+                # uWSGI has sys.executable name the Python without the
+                # environment.
+                'wsgi': {'python_interpreter': sys.executable}})
             options['image-feature-enabled'] = {
                 'image_conversion': True,
                 'image_format_enforcement': strict}

@@ -9,6 +9,7 @@ one of it on its way in; doc/source/admin/space.rst says how.
 import json
 import random
 import subprocess
+import sys
 import time
 
 import pytest
@@ -40,7 +41,9 @@ def client(directory):
              'dedup_store_filter_mib': 4}
     options = {
         'image_import_opts': {'image_import_plugins': '[image_conversion]'},
-        'image_conversion': {'output_format': 'raw'}}
+        'image_conversion': {'output_format': 'raw'},
+        # uWSGI has sys.executable name the Python without the environment.
+        'wsgi': {'python_interpreter': sys.executable}}
     with glance_server.ProjectServer(directory / 'server', {'dedup': store},
                                      options=options) as server:
         yield glance_server.ProjectClient(server.url, 'alice')

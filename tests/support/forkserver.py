@@ -25,10 +25,9 @@ next ancestor that asked for orphans. The process of the tests asks for them
 only while it starts one.
 
 What differs from an executed program: ``/proc/PID/cmdline`` and ``environ``
-are those of the server, and pages that nobody changed are shared with it,
+end with many zeros, and pages that nobody changed are shared with the server,
 which ``VmRSS`` counts all the same. ``GLANCE_DEDUP_TEST_EXEC=1`` in the
-environment of a command has it executed, and so has the mark of a cloud, which
-looks for it in ``environ``.
+environment of a command has it executed.
 """
 
 import array
@@ -71,12 +70,18 @@ _BIN = os.path.join(sys.prefix, 'bin')
 #: Variables that Python, the C library or the loader read when a program
 #: starts.
 _AT_START = ('PYTHON', 'LD_', 'LC_', 'LANG', 'MALLOC', 'GLIBC', 'ASAN_',
-             'GLANCE_DEDUP_TEST_EXEC', 'GLANCE_DEDUP_CLOUD')
+             'GLANCE_DEDUP_TEST_EXEC')
+#: What has no effect on a program that flushes what others wait for.
+_IGNORED = ('PYTHONUNBUFFERED', 'PYTHONDONTWRITEBYTECODE')
 #: Locales in which Python does the same as in that of the server.
 _PLAIN = re.compile(r'(C|POSIX|.*\.UTF-8|)$')
 _OURS = re.compile(r'^\s*(from|import) (dedupd|glance_dedup\.cli)\b',
                    re.MULTILINE)
 _SET_CHILD_SUBREAPER = 36   # of <linux/prctl.h>
+#: Bytes that a program's arguments, or its environment, may take to be shown.
+_ROOM = 1 << 14
+#: In /proc/PID/stat behind the name: where both begin.
+_ARGUMENTS_START, _ENVIRONMENT_START = 45, 47
 _TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,7 +90,7 @@ _real = subprocess.Popen
 
 def _at_start(environment):
     found = {name: value for name, value in environment.items()
-             if name.startswith(_AT_START)
+             if name.startswith(_AT_START) and name not in _IGNORED
              and not (name.startswith(('LC_', 'LANG'))
                       and _PLAIN.match(value))}
     # The server has the checkout in its path in any case.
@@ -128,17 +133,15 @@ class Popen(_real):
         family = plain and find_family(arguments, given, directory)
         if not family:
             return super()._execute_child(*args)
-        words = [os.fsdecode(word) for word in arguments]
-        first = words[0]
-        option, program, *rest = (
-            words[1:] if family == 'ours' else ['script', *words])
-        sys.audit('subprocess.Popen', first, words, directory, environment)
+        command = [os.fsdecode(word) for word in arguments]
+        sys.audit('subprocess.Popen', command[0], command, directory,
+                  environment)
         descriptors = {0: p2cread, 1: c2pwrite, 2: errwrite}
         descriptors = {number: number if fd == -1 else fd
                        for number, fd in descriptors.items()}
         descriptors |= {fd: fd for fd in pass_fds}
         self.pid = _server(family).start({
-            'option': option, 'program': program, 'arguments': rest,
+            'command': command,
             'directory': os.path.abspath(os.fspath(directory or '.')),
             'environment': {os.fsdecode(name): os.fsdecode(value)
                             for name, value in given.items()},
@@ -162,7 +165,8 @@ class _Server:
         with theirs:
             self._process = _real(
                 [sys.executable, '-m', __name__, str(theirs.fileno()),
-                 family],
+                 family, ' ' * _ROOM],
+                env={**os.environ, 'GLANCE_DEDUP_TEST_ROOM': ' ' * _ROOM},
                 cwd=_TOP, pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL)
 
@@ -260,6 +264,19 @@ def _arrange(descriptors, numbers, writer):
     return writer
 
 
+def _show(field, words):
+    """Write what ``/proc`` shows of this process where its server's stood.
+
+    REQUIRES: nothing points there any more.
+    """
+    with open('/proc/self/stat') as stat:
+        fields = stat.read().rpartition(')')[2].split()
+    start, end = map(int, fields[field:field + 2])
+    text = b''.join(os.fsencode(word) + b'\0' for word in words)
+    size = end - start
+    ctypes.memmove(start, text[:size - 1].ljust(size, b'\0'), size)
+
+
 def _become(request, descriptors, writer):
     """Be the process that was wanted; and say so when it can be seen."""
     writer = _arrange(descriptors, request['descriptors'], writer)
@@ -268,10 +285,13 @@ def _become(request, descriptors, writer):
     elif request['group'] is not None and request['group'] >= 0:
         os.setpgid(0, request['group'])
     os.chdir(request['directory'])
-    os.write(writer, str(os.getpid()).encode())
-    os.close(writer)
     os.environ.clear()
     os.environ.update(request['environment'])
+    _show(_ENVIRONMENT_START, (
+        f'{name}={value}' for name, value in os.environ.items()))
+    _show(_ARGUMENTS_START, request['command'])
+    os.write(writer, str(os.getpid()).encode())
+    os.close(writer)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, mode in enumerate('rww'):
         buffered = number != 2
@@ -318,6 +338,9 @@ def main():
     sys.argv[:] = ['main.py' if family == 'ours' else family]
     _import_all(family)
     request, descriptors, writer = _serve(connection)
+    request['option'], request['program'], *request['arguments'] = (
+        request['command'][1:] if family == 'ours'
+        else ['script', *request['command']])
     _become(request, descriptors, writer)
     return _find_code(request)
 
