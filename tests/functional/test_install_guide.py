@@ -110,7 +110,7 @@ def run(command, server, directory):
 def test_options_of_uwsgi():
     """They are those with which everything here is tested."""
     ours = glance_server.uwsgi_options(
-        'glance.wsgi.api:application', '', 0, 4, 8)
+        'glance.wsgi.api:application', 0, 4, 8)
     page = options_of(block_of('Serve Glance'))['uwsgi']
     for name, value in page.items():
         if name != 'http-socket':

