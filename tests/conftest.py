@@ -73,13 +73,12 @@ def pytest_configure(config):
 
 
 def _whole(config):
-    """Tell which tests run: 0, all quick ones; 1, all slow ones; or None."""
-    narrow = config.getoption('keyword') or any(
-        pathlib.Path(name).resolve() != HERE for name in config.args)
-    chosen = config.getoption('markexpr'), config.getoption('--all')
-    if narrow or config.getoption('--long'):
+    """Tell which tests run: 0, those without options; 1, all; or None."""
+    if config.getoption('--long') or config.getoption('keyword') or (
+            config.getoption('markexpr') or any(
+                pathlib.Path(name).resolve() != HERE for name in config.args)):
         return None
-    return {('', False): 0, ('slow', True): 1}.get(chosen)
+    return int(config.getoption('--all'))
 
 
 def _left_out(config):

@@ -351,15 +351,16 @@ def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
         gone.append(before - len(maintenance.live_slots(cloud.path)))
 
     def held(process):      # the ranks wait meanwhile
-
         ranks = batches.ranks_of(process)
-        for rank in ranks:
-            os.kill(rank, signal.SIGSTOP)
-        delete(process)
-        for rank in ranks:
-            os.kill(rank, signal.SIGCONT)
+        while not any(gone) and len(gone) < 20:
+            for rank in ranks:
+                os.kill(rank, signal.SIGSTOP)
+            # One may have been stopped amid what keeps a collection off.
+            delete(process)
+            for rank in ranks:
+                os.kill(rank, signal.SIGCONT)
     results = cloud.run(watch=Once('store', held), monkeypatch=monkeypatch)
-    assert gone[0] > 1000
+    assert sum(gone) > 1000
     assert not any(result.note for result in results.values())
     assert cloud.backups() == cloud.disks.digests()
     assert sum(result.stored for result in results.values()) > 0

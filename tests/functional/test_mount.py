@@ -18,7 +18,7 @@ from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('fuse')]
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -315,7 +315,6 @@ def test_signals(place, source, number):
             os.close(fd)
 
 
-@pytest.mark.needs('fuse')
 def test_unmounted(place):
     with place.mount('daemon') as mount:
         assert (mount / 'image').read_bytes()
@@ -429,7 +428,7 @@ def test_what_does_not_begin(tmp_path, place):
 
 # -- a guest ------------------------------------------------------------------
 
-@pytest.mark.needs('fuse', 'bootimage', 'guest', 'qemu')
+@pytest.mark.needs('bootimage', 'guest', 'qemu')
 @pytest.mark.timeout(300)
 def test_a_guest_boots(tmp_path):
     """From the file, with one of its own over it."""

@@ -28,7 +28,7 @@ from tests.support import daemons
 from tests.support import nbd
 from tests.support import repositories
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs('fuse')]
 
 MIB = 1 << 20
 LIMIT = 60

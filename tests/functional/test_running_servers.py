@@ -40,7 +40,8 @@ from tests.support.repositories import read_all
 from tests.support import sources
 
 pytestmark = [
-    pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.needs('qemu')]
+    pytest.mark.slow, pytest.mark.timeout(600),
+    pytest.mark.needs('guest', 'libvirtd', 'qemu')]
 
 MIB = 1 << 20
 SEGMENT = views.SEGMENT
@@ -709,7 +710,7 @@ class Guest(test_libvirt.Server):
             lambda: self.name not in self.virsh('list', '--name').split())
 
 
-@pytest.mark.needs('bootimage', 'guest')
+@pytest.mark.needs('bootimage')
 @pytest.mark.timeout(1800)
 def test_three_nights_of_three_guests(libvirt, short_path, capfd):
     """Each boots and is backed up; one boots again as it was that night."""

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests import needs
 from tests.support import daemons
 from tests.support import repositories
 from tests.support import volumes
@@ -24,6 +25,7 @@ TASKS = ('collect', 'merge', 'recompress', 'scrub', 'account')
 
 
 @pytest.fixture(scope='module')
+@needs.of(*writing_guest.NEEDS)
 def system(tmp_path_factory):
     return writing_guest.build(tmp_path_factory.mktemp('system'))
 

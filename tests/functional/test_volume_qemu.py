@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests import needs
 from tests.support import qmp
 from tests.support import repositories
 from tests.support import volumes
@@ -22,6 +23,7 @@ FILE = '2m'
 
 
 @pytest.fixture(scope='module')
+@needs.of(*writing_guest.NEEDS)
 def system(tmp_path_factory):
     return writing_guest.build(tmp_path_factory.mktemp('system'))
 

@@ -21,7 +21,9 @@ TOOL = TOP / 'tools' / 'shared'
 # Seconds. For a loaded machine, and for what is installed.
 LIMIT = 600
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.timeout(2 * LIMIT),
+    pytest.mark.needs('juicefs')]
 
 
 @pytest.fixture
@@ -54,7 +56,10 @@ def nothing_is_left(directory):
 
 
 @pytest.mark.parametrize('kind', [
-    'juicefs', 'gluster', pytest.param('ceph', marks=pytest.mark.long)])
+    'juicefs',
+    pytest.param('gluster', marks=pytest.mark.needs('gluster', 'network')),
+    pytest.param('ceph', marks=[
+        pytest.mark.long, pytest.mark.needs('ceph', 'network')])])
 def test_life(place, kind):
     """Up, used, up again, one host dead, mended, and down."""
     said = tool('up', kind, '--directory', place)

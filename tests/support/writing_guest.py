@@ -23,6 +23,8 @@ from tests.support import repositories
 LIMIT = 300
 #: What makes each kind of file system.
 MAKE = {'ext4': ('mkfs.ext4', '-q', '-F'), 'xfs': ('mkfs.xfs', '-q')}
+#: What tests of it need; see tests/needs.py.
+NEEDS = ('bootimage', 'disks', 'fio', 'guest', 'nbdkit', 'qemu')
 _PROGRAMS = ('fio', 'e2fsck', 'xfs_repair')
 _MODULES = ('virtio_pci', 'virtio_blk', 'crc32c_generic', 'ext4', 'xfs')
 

@@ -22,7 +22,7 @@
 /* Sanitizers are slow: sweeps then try every so manyth case only. All are tried
  * by the plain programs, with --long. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SWEEP_STRIDE = 15 };
+enum { SWEEP_STRIDE = 5 };
 #else
 enum { SWEEP_STRIDE = 1 };
 #endif
