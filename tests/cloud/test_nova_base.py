@@ -137,6 +137,7 @@ def wait_until_shown(sandbox, server, wanted):
         f'it does not show {wanted}')
 
 
+@pytest.mark.long
 def test_rebuild_and_rescue(cloud, sandbox):
     """They find their images in the same place."""
     image, said = sandbox.upload()

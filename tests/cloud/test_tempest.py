@@ -367,6 +367,7 @@ def image_of(test):
     return re.search(r'\(([\w-]+)\)$', test)[1]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_formats(cloud):
     """Glance takes what it should, converts it, and Nova starts it.

@@ -162,6 +162,7 @@ def test_settings():
                        {**stores, 'slow': {'type': 'dedup'}})
 
 
+@pytest.mark.long
 def test_options(place):
     """A second `up` adds to the cloud, and starts again what it changes."""
     tool('up', '--dir', place, '--glance', 'dedup_store_codec=zstd',
@@ -196,6 +197,7 @@ def test_options(place):
     assert process_module.marked(place) == []
 
 
+@pytest.mark.long
 def test_swift(place):
     """The repository is attached, and stays so; an old one is not changed."""
     said = tool('up', '--dir', place, '--swift', '--glance',
@@ -253,6 +255,7 @@ def test_hosts_and_mounts(place):
                    for link in links)
 
 
+@pytest.mark.long
 def test_cannot_start(place):
     """What does not start is named, with its log; the rest goes on."""
     cloud = cloud_module.Cloud(place)

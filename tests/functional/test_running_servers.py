@@ -710,6 +710,7 @@ class Guest(test_libvirt.Server):
             lambda: self.name not in self.virsh('list', '--name').split())
 
 
+@pytest.mark.long
 @pytest.mark.needs('bootimage')
 @pytest.mark.timeout(1800)
 def test_three_nights_of_three_guests(libvirt, short_path, capfd):
