@@ -30,7 +30,7 @@ COMMAND_TIMEOUT = 300
 STOP_TIMEOUT = 30
 POLL = 0.1
 # To ask Nova takes a fifth of a second of a processor.
-LONGEST_POLL = 1.0
+MAX_POLL = 1.0
 
 
 class CloudError(Exception):
@@ -290,7 +290,7 @@ class Service:
                 raise CloudError(
                     f'it does not answer after {START_TIMEOUT} s{last}')
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_POLL)
+            pause = min(2 * pause, MAX_POLL)
 
     def state(self):
         """In words: up, not started, down, or does not answer."""

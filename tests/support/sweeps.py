@@ -6,8 +6,6 @@ takes noticeable time. The part is the same in every run, so that what fails
 can be repeated.
 """
 
-import pytest
-
 #: Whether to try every case; `tests.conftest` sets it for ``--long``.
 everything = False
 
@@ -22,11 +20,3 @@ def part(cases, count):
         return cases
     step = (len(cases) - 1) / max(1, count - 1)
     return [cases[round(step * index)] for index in range(count)]
-
-
-def params(cases, usual):
-    """Return parameters for pytest, of which all but the usual are long."""
-    cases = list(cases)
-    assert set(usual) <= set(cases)
-    return [case if case in usual else pytest.param(
-        case, marks=pytest.mark.long) for case in cases]
