@@ -153,6 +153,7 @@ def test_a_token_ends_in_the_middle_of_an_image(cloud):
         repo.delete('middle')
 
 
+@pytest.mark.long
 def test_a_password_changes_in_the_middle_of_an_image(cloud):
     """It is unavailable until the file has the new one; nothing restarts."""
     content = repositories.noise(13 * MIB, 3)

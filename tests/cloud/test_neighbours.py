@@ -113,6 +113,7 @@ def test_both_start_the_same_new_image(cloud, rack):
     assert test_cache.plain(cloud, image) == []
 
 
+@pytest.mark.long
 def test_the_second_host_asks_the_first(cloud, rack):
     image, said = rack.upload(own=test_cache.MUCH)
     for host in HOSTS:
@@ -124,6 +125,7 @@ def test_the_second_host_asks_the_first(cloud, rack):
     assert stored < lent / 4
 
 
+@pytest.mark.long
 def test_the_first_host_dies_meanwhile(cloud, rack):
     image, said = rack.upload(own=test_cache.MUCH)
     first, second = HOSTS
@@ -141,6 +143,7 @@ def test_the_first_host_dies_meanwhile(cloud, rack):
         rack.caches[0].start()
 
 
+@pytest.mark.long
 def test_both_start_from_links(cloud, rack):
     """Nova downloads nothing; the caches share what the servers read."""
     with linked(cloud, rack) as bases:

@@ -271,6 +271,7 @@ def test_lists():
             f'{test}: {outcome}')
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_image_api(suite):
     """Every test ends as in the list."""
@@ -314,6 +315,7 @@ def plugin_options(cloud, images):
     return options
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_plugin(cloud):
     """Our scenarios pass, and none is skipped."""

@@ -96,6 +96,7 @@ def differences(expected, found):
     return lines
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1000)
 def test_those_that_use_a_store(tmp_path):
     names = json.loads(LIST.read_text())

@@ -54,7 +54,7 @@ def test_protocol_holds_in_large_scenarios(program, name):
     check_protocol(program, name, LONG_SEARCH)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize('name', [*scenarios.FOUND_IN])
 def test_mutant_is_found(program, name):
     mutant = checker.mutants()[name]
