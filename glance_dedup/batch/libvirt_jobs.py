@@ -158,13 +158,18 @@ def end(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
 
     `done` is false if the server is shut off, so that they stay.
     """
-    if not domain.isActive():
-        return {'done': False}
-    _end_job(domain, request['prefix'])
-    for disk in request['disks']:
-        for checkpoint in disk['others']:
-            _remove(domain, checkpoint, disk['target'])
-    return {'done': True}
+    try:
+        if domain.isActive():
+            _end_job(domain, request['prefix'])
+            for disk in request['disks']:
+                for checkpoint in disk['others']:
+                    _remove(domain, checkpoint, disk['target'])
+            return {'done': True}
+    except libvirt.libvirtError:
+        if domain.isActive():
+            raise
+        # It was shut off in the middle, and its job has ended with it.
+    return {'done': False}
 
 
 def begin(domain: Any, request: dict[str, Any]) -> dict[str, Any]:

@@ -141,6 +141,14 @@ class _Disk:
                 'others': self.known.others, 'scratch': self.scratch}
 
 
+def _socket(settings: Settings, uuid: str) -> str:
+    return os.path.join(settings.scratch_directory, f'{uuid}.sock')
+
+
+def _scratch(settings: Settings, place: places.Place) -> str:
+    return os.path.join(settings.scratch_directory, f'{place.name}.scratch')
+
+
 class _Job:
     """A backup job of a running server.
 
@@ -165,8 +173,7 @@ class _Job:
         self._is_over = threading.Event()
         self._watch = threading.Thread(
             target=self._watch_scratch, daemon=True, name='scratch')
-        self.socket = os.path.join(
-            settings.scratch_directory, f'{self._uuid}.sock')
+        self.socket = _socket(settings, self._uuid)
         if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
             raise views.SourceError(
                 f'the scratch directory {settings.scratch_directory} has too '
@@ -270,7 +277,12 @@ class _Job:
         Errors are logged: the next backup of the server does it again.
         """
         try:
-            is_done = self._ask('end', disks=self._requests())['done']
+            try:
+                is_done = self._ask('end', disks=self._requests())['done']
+            except _Refused as e:
+                if e.code != _NO_SERVER:
+                    raise
+                is_done = False     # its job has ended with it
             for disk in self._disks:
                 if disk.known.others and is_done:
                     disk.known.others = []
@@ -366,6 +378,9 @@ def open_server(settings: Settings, server: str, *, name: str | None = None,
             opened = _open_running(settings, found, disks, held, identities,
                                    stack.pop_all())
         else:
+            checkpoints.remove_stale(
+                _socket(settings, found['uuid']),
+                *(_scratch(settings, place) for place in held))
             opened = _open_files(settings, disks, held, identities)
             stack.pop_all()
     return opened
@@ -379,8 +394,7 @@ def _open_running(settings: Settings, found: dict[str, Any],
         undo.enter_context(stack)
         mine = [_Disk(disk['target'], place, disk['format'] == 'qcow2',
                       checkpoints.load(place, found['uuid']),
-                      os.path.join(settings.scratch_directory,
-                                   f'{place.name}.scratch'))
+                      _scratch(settings, place))
                 for disk, place in zip(disks, held, strict=True)]
         job = _Job(settings, found, mine, stack)
         incremental = (job.begin() if identities is None

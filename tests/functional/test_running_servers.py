@@ -148,7 +148,7 @@ class Server:
         for process in self.libvirt.servers():
             os.kill(process.pid, signal.SIGKILL)
         repositories.eventually(
-            lambda: 'shut off' in self.virsh('domstate', self.name))
+            lambda: self.name not in self.virsh('list', '--name').split())
 
     def open(self, **options):
         return servers.open_server(self.settings, self.name, **options)
@@ -277,18 +277,15 @@ def backed_up(server, place, path, number, work=None):
             if work and not did and event == {
                     **event, 'event': 'stage', 'stage': 'store'}:
                 did.append(event)
-                ranks = batches.ranks_of(process)
-                for rank in ranks:
-                    os.kill(rank, signal.SIGSTOP)
-                work(ranks)
-                for rank in ranks:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(rank, signal.SIGCONT)
+                work()
+                proceed.touch()
             yield event
 
     with (repository.Repository(path) as repo,
           pytest.MonkeyPatch.context() as patch):
         patch.setattr(job, '_events', watched)
+        if work:
+            proceed = batches.hold(place / f'site-{number}', patch, 'store')
         one = job.Job(repo, settings, datetime.datetime(
             2026, 11, number, tzinfo=datetime.timezone.utc),
             lambda done, total, words: None)
@@ -315,7 +312,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
     assert not results['web-vda'].note
 
     server.write(0, MIB, 2)
-    results, _ = backed_up(server, tmp_path, path, 2, lambda ranks: (
+    results, _ = backed_up(server, tmp_path, path, 2, lambda: (
         server.virsh('destroy', server.name)))
     assert 'view of web-vda has ended' in results['web-vda'].note
     assert 'Back it up again' in results['web-vda'].note
@@ -479,6 +476,49 @@ def test_what_a_dead_process_left_is_removed(server):
     server.write(2 * MIB, MIB, 2)
     found, _ = night(server, 2, night(server, 1))
     assert found['web-vda'] == 'cccc' + 'z' * 28
+
+
+def test_what_crashed_together_is_removed_with_the_server_shut_off(server):
+    """Nobody else removes QEMU's socket."""
+    in_a_process_that_dies(lambda: server.open()[0].identity)
+    server.kill()
+    assert list((server.place / 'scratch').iterdir())
+    with server.opened():
+        assert not list((server.place / 'scratch').iterdir())
+
+
+def test_a_server_that_is_shut_off_while_its_job_ends(server, monkeypatch):
+    """What libvirt then refuses is over, and nothing is left of it."""
+    from glance_dedup.batch import libvirt_jobs     # which needs libvirt
+    running_job = libvirt_jobs._running_job
+
+    def shut_off(domain):
+        server.kill()
+        return running_job(domain)
+
+    def ask(uri, name, do, **arguments):
+        answer = libvirt_jobs.answer(
+            {'uri': uri, 'server': name, 'do': do, **arguments})
+        if 'error' in answer:
+            raise servers._refusal(uri, name, answer['error'], answer['code'])
+        return answer
+    opened = server.open()
+    monkeypatch.setattr(libvirt_jobs, '_running_job', shut_off)
+    monkeypatch.setattr(servers, '_ask', ask)
+    for view in opened:
+        view.close()
+    assert not list((server.place / 'scratch').iterdir())
+
+
+def test_a_server_that_is_gone_leaves_nothing(server):
+    """A transient one is no more once it is shut off."""
+    server.virsh('undefine', server.name, '--checkpoints-metadata')
+    opened = server.open()
+    server.kill()
+    for view in opened:
+        view.close()
+    assert not list((server.place / 'scratch').iterdir())
+    server.virsh('define', server.xml)
 
 
 def test_a_server_that_is_stopped_ends_its_view(server):
