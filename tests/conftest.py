@@ -209,11 +209,12 @@ def _forget(item, following):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
+    # Fixtures that other tests have used, too, are torn down in here.
+    refused = item.config.stash[_GUARD].end()
     try:
         return (yield)
     finally:
         _forget(item, nextitem)
-        refused = item.config.stash[_GUARD].end()
         if refused:
             pytest.fail('the test does not declare that it needs '
                         f'{", ".join(refused)}; see tests/needs.py',

@@ -69,6 +69,20 @@ def test_declared_programs_run(run):
     assert '2 passed' in output
 
 
+@pytest.mark.needs('shellcheck')
+def test_a_shared_fixture_is_torn_down_after_a_test_without_its_need(run):
+    output = run(
+        'COMMAND = ["shellcheck", "--version"]\n'
+        '@pytest.fixture(scope="session")\n'
+        '@needs.of("shellcheck")\n'
+        'def checker():\n'
+        '    yield\n'
+        '    subprocess.run(COMMAND, check=True)\n'
+        'def test_with(checker): pass\n'
+        'def test_last(): pass\n')
+    assert '2 passed' in output
+
+
 def test_an_undeclared_service_is_refused(run):
     output = run(
         'def test_swift():\n'

@@ -178,6 +178,27 @@ def in_ranks(directory, monkeypatch, program):
     monkeypatch.setenv('PYTHONPATH', str(directory))
 
 
+def hold(directory, monkeypatch, stage):
+    """Have each rank wait before a stage; return the file that ends this.
+
+    :param stage: the name of a method of :class:`stages.Round`
+    """
+    proceed = directory / 'proceed'
+    in_ranks(directory, monkeypatch, f"""
+import os, time
+from glance_dedup.batch import stages
+run = stages.Round.{stage}
+def wait_and_run(*arguments):
+    deadline = time.monotonic() + 300
+    while not os.path.exists({str(proceed)!r}):
+        assert time.monotonic() < deadline, 'nobody let the rank proceed'
+        time.sleep(0.01)
+    return run(*arguments)
+stages.Round.{stage} = wait_and_run
+""")
+    return proceed
+
+
 class Hosts:
     """Hosts of a batch job: each has its own name, and its own mounts.
 
