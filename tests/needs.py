@@ -22,9 +22,9 @@ group of :data:`GROUPS`. An unknown need ends the run before its first test.
 It prints one line for each need: ``packages PROFILE`` or ``service NAME``.
 
 While a test is set up and runs, the programs of every need that it does not
-declare are refused: the first directory of ``PATH`` has a program of each such name that
-refuses to run, and an audit hook refuses those that a test starts by their
-paths. A refusal fails the test, even if the test would pass without the
+declare are refused: the first directory of ``PATH`` has a program of each such
+name that refuses to run, and an audit hook refuses those that a test starts by
+their paths. A refusal fails the test, even if the test would pass without the
 program. A program that sets a ``PATH`` of its own escapes this; the run on a
 fresh machine (``tools/fresh``) finds it if no other test declares the need.
 """
