@@ -73,12 +73,14 @@ def pytest_configure(config):
 
 
 def _whole(config):
-    """Tell which tests run: 0, those without options; 1, all; or None."""
+    """Tell which tests run: 0, those without options; 1, the slow; or None."""
+    every = config.getoption('--all')
     if config.getoption('--long') or config.getoption('keyword') or (
-            config.getoption('markexpr') or any(
-                pathlib.Path(name).resolve() != HERE for name in config.args)):
+            config.getoption('markexpr') != ('slow' if every else '')
+            or any(pathlib.Path(name).resolve() != HERE
+                   for name in config.args)):
         return None
-    return int(config.getoption('--all'))
+    return int(every)
 
 
 def _left_out(config):

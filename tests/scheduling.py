@@ -13,7 +13,7 @@ seconds that each took. Scopes that it does not know start before all others.
 ::
 
     tools/test --durations-file tests/durations.json
-    tools/test --all --durations-file tests/durations.json
+    tools/test --all -m slow --durations-file tests/durations.json
 
 record the durations of the tests that ran, and leave those of the others. Each
 also records what the whole run took, under :data:`WHOLE`.
@@ -28,8 +28,8 @@ from xdist import scheduler
 
 HERE = pathlib.Path(__file__).resolve().parent
 FILE = HERE / 'durations.json'
-#: Seconds from the begin to the end of a run without options, and of one with
-#: ``--all``.
+#: Seconds from the begin to the end of a run without options, and of one of
+#: the slow tests alone.
 WHOLE = 'all tests'
 #: Of each, every test may run in another process.
 SPLIT = {'tests/unit/test_c.py'}
@@ -97,8 +97,8 @@ class Recorder:
     def __init__(self, path, whole=None):
         """Record in a file.
 
-        :param whole: which tests run: 0, those without options; 1, all; None,
-            only some of these
+        :param whole: which tests run: 0, those without options; 1, all slow
+            ones; None, only some of these
         """
         self.path = path
         self.seconds = collections.defaultdict(lambda: [0.0, 0.0])

@@ -61,14 +61,10 @@ def test_written_and_read(tmp_path):
 
 def test_stated_times_are_those_recorded():
     """The page on testing, which alone states them, rounds up to minutes."""
-    quick, every = scheduling.read()[scheduling.WHOLE]
     page = (documents.SOURCE / 'contributor' / 'testing.rst').read_text()
-    for command, seconds in (('``tools/test``', quick),
-                             ('``... --all``', every)):
-        stated = re.search(
-            rf'^{re.escape(command)} +(?:(\d+) minutes|longer) ', page, re.M)
-        minutes = stated[1] and int(stated[1])
-        if seconds:
-            assert 60 * minutes - 120 < seconds <= 60 * minutes, command
-        else:           # never recorded
-            assert minutes is None, command
+    for row, seconds in zip(
+            (r'``tools/test`` +(\d+) minutes ',
+             r'``\.\.\. --all`` +(\d+) minutes more '),
+            scheduling.read()[scheduling.WHOLE], strict=True):
+        minutes = int(re.search(f'^{row}', page, re.M)[1])
+        assert 60 * minutes - 120 < seconds <= 60 * minutes, row
