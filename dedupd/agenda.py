@@ -7,7 +7,9 @@ interval: then the task is *due*. Requests go first, in their order.
 
 A task of rank 1 or more *makes way* between two of its steps, for requests and
 for due tasks of a lower rank. Then its job is *suspended*. It goes on when
-nothing is left that it would make way for.
+nothing is left that it would make way for. A job that somebody requested makes
+no way for later requests of the same task, so these end in their order; and no
+job makes way for a run of the same task that would do the same.
 
 A helper's agenda has only the tasks that helpers run, and no requests: those
 are the maintainer's.
@@ -60,6 +62,11 @@ class Job:
         """Whether the job is a dry run."""
         return bool(self.arguments.get('dry_run'))
 
+    @property
+    def does_all(self) -> bool:
+        """Whether the job does all that a scheduled run of its task does."""
+        return not (self.only_plans or self.arguments.get('snapshot_only'))
+
 
 class Agenda:
     """The jobs that wait, and when each task is due.
@@ -76,7 +83,7 @@ class Agenda:
         self._names = names
         self._numbers = 0
         self._requests: collections.deque[Job] = collections.deque()
-        self._suspended: dict[str, Job] = {}
+        self._suspended: list[Job] = []     # in the order of their beginning
         self._due: dict[str, float] = {}    # by time.monotonic()
         self._urgent: set[str] = set()
         self._active = names                # tasks that may be due
@@ -172,7 +179,8 @@ class Agenda:
         now = time.monotonic()
         return min((name for name, due in self._due.items() if due <= now
                     and (before is None
-                         or self._rank(name) < before.task.rank)),
+                         or self._rank(name) < before.task.rank
+                         and not (name == before.name and before.does_all))),
                    key=self._due.__getitem__, default=None)
 
     # -- jobs --------------------------------------------------------------
@@ -204,10 +212,12 @@ class Agenda:
         return job
 
     def _begun(self, name: str, running: Job | None) -> Job | None:
-        """The job of a task that makes way, if it has begun."""
-        if running is not None and running.name == name and running.task.rank:
-            return running
-        return self._suspended.get(name)
+        """The job of a task that makes way, if it has begun and does all."""
+        begun = [*self._suspended]
+        if running is not None and running.task.rank:
+            begun.insert(0, running)
+        return next((job for job in begun
+                     if job.name == name and job.does_all), None)
 
     def withdraw(self, number: int) -> bool:
         """Forget a request; False if it has begun."""
@@ -219,34 +229,48 @@ class Agenda:
 
     def is_waiting(self, name: str) -> bool:
         """Whether a job of the task was requested, or is suspended."""
-        return name in self._suspended or any(
-            job.name == name for job in self._requests)
+        return any(job.name == name
+                   for job in (*self._suspended, *self._requests))
 
     def take(self) -> Job | None:
         """Take the job that is to run now; None: there is none."""
-        if self._requests and not self._helps:
-            return self._requests.popleft()
-        suspended = min(self._suspended.values(),
-                        key=lambda job: job.task.rank, default=None)
-        name = self._first_due(before=suspended)
+        requested = self._first_request(self._suspended)
+        if requested is not None:
+            self._requests.remove(requested)
+            return requested
+        job = min(self._suspended, key=lambda job: job.task.rank,
+                  default=None)
+        name = self._first_due(before=job)
         if name is not None:
-            return Job(name)
-        if suspended is not None:
-            del self._suspended[suspended.name]
-        return suspended
+            # What is due may be what was suspended before another task.
+            job = self._begun(name, None)
+            if job is None:
+                return Job(name)
+        if job is not None:
+            self._suspended.remove(job)
+        return job
+
+    def _first_request(self, begun: Collection[Job]) -> Job | None:
+        """The first request that waits for none of some jobs."""
+        if self._helps:
+            return None
+        ordered = {job.name for job in begun if job.number}
+        return next((job for job in self._requests
+                     if job.name not in ordered), None)
 
     def makes_way(self, job: Job) -> bool:
         """Whether a running job is to make way now."""
         return bool(job.task.rank and (
-            (self._requests and not self._helps)
+            self._first_request([job, *self._suspended])
             or self._first_due(before=job)))
 
     def suspend(self, job: Job) -> None:
         """Keep a job that made way; it goes on, and does not begin again."""
         job.arguments = {key: value for key, value in job.arguments.items()
                          if key not in job.task.not_again}
-        self._suspended[job.name] = job
+        self._suspended.append(job)
 
     def drop_suspended(self, name: str) -> None:
-        """Forget a task's suspended job, because another did its work."""
-        self._suspended.pop(name, None)
+        """Forget a task's scheduled job, because another did its work."""
+        self._suspended = [job for job in self._suspended
+                           if job.name != name or job.number]

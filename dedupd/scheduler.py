@@ -447,6 +447,7 @@ class Scheduler:
         with self._changed:
             if job.began is None:
                 job.began, job.started = time.time(), time.monotonic()
+            if job.does_all:
                 self._agenda.put(job.name)
             job.pace = task_module.Pace(
                 lambda *args: self._progress(), self._rate(job),
@@ -502,7 +503,7 @@ class Scheduler:
         with self._changed:
             record.end(job, outcome)
             job.pace = self._running = None
-            if not job.only_plans:
+            if job.does_all:
                 self._agenda.drop_suspended(job.name)
             if outcome.result.get('complete') is False:
                 # Something kept the pass from ending.

@@ -104,9 +104,57 @@ def test_a_request_joins_what_has_begun(agenda):
     agenda.suspend(running)
     assert agenda.request('scrub', {}, None) is running
     assert running.number == 3
+    # Somebody waits for it, so nobody else's scrub makes it superfluous.
     agenda.drop_suspended('scrub')
+    assert agenda.take() is running
     assert agenda.take().arguments == {'full': True}
     assert agenda.take() is None
+
+
+def test_a_scheduled_job_is_dropped_when_another_did_its_work(agenda):
+    agenda.suspend(started(agenda_module.Job('scrub')))
+    agenda.suspend(started(agenda_module.Job('scrub', 1)))
+    agenda.drop_suspended('scrub')
+    assert agenda.take().number == 1
+    assert agenda.take() is None
+
+
+def test_requests_of_one_task_end_in_their_order(agenda):
+    first = agenda.request('scrub', {'full': True}, None)
+    assert agenda.take() is first
+    second = agenda.request('scrub', {}, None)
+    assert not agenda.makes_way(started(first))
+    other = agenda.request('merge', {}, first)
+    assert agenda.makes_way(first)
+    agenda.suspend(first)
+    assert [agenda.take() for _ in range(4)] == [other, first, second, None]
+
+
+def test_a_job_makes_no_way_for_a_run_that_does_the_same(agenda):
+    """Not even if that is urgent."""
+    job = started(agenda_module.Job('recompress', 1, {'level': 3}))
+    agenda.hurry('recompress')
+    assert not agenda.makes_way(job)
+    agenda.suspend(job)
+    assert agenda.take() is job
+    assert (job.number, job.arguments) == (1, {'level': 3})
+
+
+def test_what_is_due_goes_on_where_it_was_suspended(agenda):
+    scrub = started(agenda_module.Job('scrub', 1))
+    recompress = started(agenda_module.Job('recompress', 2))
+    for job in (recompress, scrub):
+        agenda.suspend(job)
+    agenda.hurry('recompress')
+    assert agenda.take() is recompress
+
+
+def test_a_dry_run_is_no_run(agenda):
+    """It makes way for one that is urgent, and is joined by no request."""
+    plan = started(agenda_module.Job('recompress', 1, {'dry_run': True}))
+    assert agenda.request('recompress', {}, plan) is not plan
+    agenda.hurry('recompress')
+    assert agenda.makes_way(plan)
 
 
 def test_a_task_that_never_makes_way_runs_again(agenda):

@@ -205,13 +205,14 @@ def test_recompression_goes_on_as_it_was_asked(repository, conf, done):
     with running(repository, conf) as scheduler:
         number = scheduler.request('recompress', codec='zstd', level=9)
         wait_for(lambda: len(calls) == 1)
-        # A look at what there is to do is no run.
-        scheduler.wait('recompress', scheduler.request(
-            'recompress', dry_run=True), LIMIT)
-        wait_for(lambda: len(calls) == 3)
-        assert scheduler.wait('recompress', number, LIMIT)['runs'] == 2
-        assert calls[0] == calls[2] == (False, {'codec': 'zstd', 'level': 9})
-        assert calls[1] == (False, {'dry_run': True})
+        # A later request of the task waits, another task's does not.
+        plan = scheduler.request('recompress', dry_run=True)
+        scheduler.wait('merge', scheduler.request('merge'), LIMIT)
+        status = scheduler.wait('recompress', plan, LIMIT)
+        assert status['runs'] == 2 and status['last']['number'] == plan
+        assert calls == [(False, {'codec': 'zstd', 'level': 9})] * 2 + [
+            (False, {'dry_run': True})]
+        assert number < plan
 
 
 def test_what_is_due_and_of_lower_rank_waits(repository, conf, done):

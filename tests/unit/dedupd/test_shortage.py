@@ -3,6 +3,7 @@
 """Groups move at once if the disk has too little free space."""
 
 import pathlib
+import threading
 import time
 
 from oslo_config import cfg
@@ -122,3 +123,32 @@ def test_never_by_itself(repo, conf, ran, option):
     with schedulers.running(repo, conf):
         time.sleep(0.3)
         assert 'tier' not in ran
+
+
+def test_what_was_requested_goes_on_after_a_pause(repo, conf, monkeypatch):
+    """However short the disk is of room, which has groups move, too."""
+    runs, finish = [], threading.Event()
+
+    def run(name, worker, pace, options, **arguments):
+        runs.append((name, arguments))
+        while name == 'tier' and not finish.is_set():
+            pace.step(1, 2, 'working')
+            time.sleep(0.002)
+
+    monkeypatch.setattr(registry, 'run', run)
+    monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.0)
+    monkeypatch.setattr(shortage_module, 'RETRY', 0.0)
+    everything = ('tier', {'everything': True})
+    with schedulers.running(repo, conf) as scheduler:
+        number = scheduler.request('tier', everything=True)
+        schedulers.wait_for(lambda: everything in runs)
+        repo.free = 40 * MIB
+        for count in (2, 3):
+            scheduler.request('merge')
+            schedulers.wait_for(lambda: runs.count(everything) == count)
+        time.sleep(0.1)
+        assert runs[-1] == everything
+        finish.set()
+        done = scheduler.wait('tier', number, 60)
+    assert done['finished'] == done['last']['number'] == number
+    assert done['last']['arguments'] == {'everything': True}
