@@ -7,6 +7,7 @@ A backup is an image; its id says of what it is, and when it was made
 """
 
 import argparse
+import contextlib
 import fcntl
 import os
 import stat
@@ -71,10 +72,17 @@ def _named(repo, names):
         names or sorted({backup.name for backup in backups}))}
 
 
+def tell_of_future(app, backups, now):
+    """Name the backups that are dated in the future."""
+    for warning in retention.warnings(backups, now):
+        app.tell(warning)
+
+
 class List(image_module.Known, lister.Lister):
     """List the backups, by name and time.
 
-    The figures are those of image list.
+    The figures are those of image list. A backup that is dated in the future
+    is not the newest; a warning names it.
     """
 
     def add_arguments(self, parser):
@@ -84,11 +92,15 @@ class List(image_module.Known, lister.Lister):
             help='Only the newest backup of each name.')
 
     def take_action(self, parsed_args):
+        now = retention.now()
         with self.open() as repo:
             listed = {}
             for backups in _named(repo, parsed_args.names).values():
-                for backup in backups[-1 if parsed_args.newest else 0:]:
-                    listed[backup.image_id] = backup, backup == backups[-1]
+                tell_of_future(self.app, backups, now)
+                newest = [backup for backup in backups
+                          if not retention.is_future(backup, now)][-1:]
+                for backup in newest if parsed_args.newest else backups:
+                    listed[backup.image_id] = backup, backup in newest
             rows = [self._row(*listed[fields['image_id']], fields)
                     for fields in self.described(repo, list(listed))]
         return _COLUMNS, rows
@@ -119,7 +131,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
             '--at', metavar='TIME', type=_time,
             help='Restore the newest backup of this time or before. A time '
             'without a zone is in UTC; a day means its end in UTC. Default: '
-            'the newest of all.')
+            'the newest of all that are not dated in the future.')
         parser.add_argument(
             '--force', action='store_true',
             help='Replace the file if it exists, or overwrite the device.')
@@ -128,8 +140,12 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         target = _target(parsed_args.file, parsed_args.force)
         target.need_allowed()
         with self.open() as repo:
+            now = retention.now()
+            backups = repo.backups()
             backup = retention.chosen(
-                repo.backups(), parsed_args.name, parsed_args.at)
+                backups, parsed_args.name, now, parsed_args.at)
+            tell_of_future(self.app, retention.of_name(
+                backups, parsed_args.name), now)
             when = retention.words(backup.time)
             self.app.tell(f'restoring {backup.name} of {when}')
             with (_opened(repo, backup) as image,
@@ -151,8 +167,8 @@ def _opened(repo, backup):
     try:
         return repo.open_image(backup.image_id)
     except exceptions.ImageNotFound as e:
-        now = [other for other in repo.backups() if other != backup]
-        newest = retention.chosen(now, backup.name)
+        left = [other for other in repo.backups() if other != backup]
+        newest = retention.chosen(left, backup.name, retention.now())
         raise exceptions.ImageNotFound(
             f'the backup of {backup.name} of {retention.words(backup.time)} '
             'was deleted meanwhile: the newest is of '
@@ -236,13 +252,29 @@ class Device:
         copying.write_all(fd, bytes(end - last), last)
 
 
+def _stored(repo, backups):
+    """Return when each backup was stored.
+
+    Those that were deleted meanwhile, or whose recipe is damaged, are left
+    out: pruning needs neither.
+    """
+    stored = {}
+    for backup in backups:
+        with contextlib.suppress(exceptions.ImageNotFound,
+                                 exceptions.DamagedError):
+            stored[backup] = repo.stat(backup.image_id).created
+    return stored
+
+
 class Prune(command.RepositoryCommand, lister.Lister):
     """Delete backups that no rule keeps.
 
     Of each name, --keep-last N keeps the newest N backups. The other rules
     keep the newest backup of each of the last N days, ISO weeks or months that
     have any, in UTC. A backup that several rules keep counts for each. The
-    newest backup of a name always stays. The next collection frees the space.
+    newest backup of a name always stays, and so does the one that was stored
+    last. A backup that is dated in the future stays, too, and counts for no
+    rule. The next collection frees the space.
     """
 
     def add_arguments(self, parser):
@@ -265,10 +297,13 @@ class Prune(command.RepositoryCommand, lister.Lister):
                 'say which backups to keep: give at least one of '
                 + ', '.join(f'--keep-{rule}' for rule in rules))
         rows = []
+        now = retention.now()
         with self.open() as repo:
             # Before anything is deleted, all names are looked at.
             for backups in _named(repo, parsed_args.names).values():
-                for backup, reasons in retention.kept(backups, rules).items():
+                tell_of_future(self.app, backups, now)
+                for backup, reasons in retention.kept(
+                        backups, rules, now, _stored(repo, backups)).items():
                     deleted = error = None
                     if not reasons and not parsed_args.dry_run:
                         deleted, error = self._delete(repo, backup)

@@ -2,7 +2,6 @@
 
 """The commands that plan and make batch backups."""
 
-import datetime
 import os
 
 from cliff import lister
@@ -11,6 +10,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hostlist
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
+from glance_dedup.batch import retention
+from glance_dedup.cli import backup
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 
@@ -146,7 +147,7 @@ class Plan(_Batch):
         sources = self.sources(parsed_args)
         with self.open(index='none') as repo:
             found = job.Job(
-                repo, self.job_settings(parsed_args), _now(),
+                repo, self.job_settings(parsed_args), retention.now(),
                 lambda done, total, words: None)
             plan = found.plan(
                 [source for source in sources if source.kind != 'volume'])
@@ -184,7 +185,7 @@ class Run(_Batch):
         rows = []
         with (self.open(index='none') as repo,
               self.progress('backing up') as progress):
-            work = job.Job(repo, settings, _now(), progress.step)
+            work = job.Job(repo, settings, retention.now(), progress.step)
             results = work.run(sources)
             for notice in work.notices:
                 self.app.tell(notice)
@@ -197,9 +198,9 @@ class Run(_Batch):
                              common.Size(result.read),
                              common.Size(result.stored), result.note))
             self.report_lost(work)
+            names = {result.name for result in results}
+            backup.tell_of_future(
+                self.app, [found for found in repo.backups()
+                           if found.name in names], retention.now())
         return ('name', 'backup_id', 'size', 'read_bytes', 'new_bytes',
                 'note'), rows
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which backup is meant, and which are kept."""
+"""The backup that is meant, and those that are kept."""
 
 import collections
 import datetime
@@ -24,10 +24,14 @@ def backups(*times, name='web'):
     return [Backup(name, moment(time)) for time in times]
 
 
-def why(found, **rules):
-    """The reasons by the times as text, of backups that are kept."""
+NOW = moment('2030-01-01T00:00')
+
+
+def why(found, now=NOW, stored=None, **rules):
+    """Return the reasons by the times as text, of backups that are kept."""
     return {f'{backup.time:%Y-%m-%dT%H}': reasons for backup, reasons
-            in retention.kept(found, rules).items() if reasons}
+            in retention.kept(found, rules, now, stored or {}).items()
+            if reasons}
 
 
 # -- times --------------------------------------------------------------------
@@ -66,7 +70,40 @@ FOUND = [*backups('2026-11-23T18:00', '2026-11-21T18:00', '2026-11-22T18:00'),
     ('9999-12-31', '2026-11-23T18:00')])
 def test_which_is_meant(at, time):
     at = at and retention.parse_time(at)
-    assert retention.chosen(FOUND, 'web', at) == Backup('web', moment(time))
+    assert retention.chosen(FOUND, 'web', NOW, at) == Backup(
+        'web', moment(time))
+
+
+AHEAD = '2030-01-01T00:05:01'
+
+
+def test_backup_of_the_future_is_not_meant():
+    """A time that is given counts more than the clock."""
+    found = [*FOUND, *backups(AHEAD)]
+    assert retention.chosen(found, 'web', NOW).time == moment(
+        '2026-11-23T18:00')
+    assert retention.chosen(found, 'web', NOW, moment(AHEAD)) == found[-1]
+    # Clocks of hosts differ.
+    found[-1] = Backup('web', moment('2030-01-01T00:05:00'))
+    assert retention.chosen(found, 'web', NOW) == found[-1]
+
+
+def test_all_backups_are_of_the_future():
+    with pytest.raises(exceptions.ImageNotFound, match=(
+            'all backups of web are dated in the future: .* clock of this '
+            'host says 1970-01-01 00:00:00 UTC. .* with --at')):
+        retention.chosen(FOUND, 'web', moment('1970-01-01'))
+
+
+def test_warnings_name_backups_of_the_future():
+    found = [*FOUND, *backups('2099-01-01', AHEAD), *backups(
+        '2031-01-01', name='db')]
+    assert [warning.partition(':')[0]
+            for warning in retention.warnings(found, NOW)] == [
+        'b_db_20310101T000000Z, a backup of db, is dated in the future',
+        'b_web_20300101T000501Z, a backup of web, is dated in the future, '
+        'and so are 1 more of web']
+    assert retention.warnings(FOUND, NOW) == []
 
 
 def test_there_is_none():
@@ -74,17 +111,18 @@ def test_there_is_none():
             'no backup of web of 2026-11-20 23:59:59 UTC or before: the '
             'oldest is of 2026-11-21 18:00:00 UTC, the newest of '
             '2026-11-23 18:00:00 UTC')):
-        retention.chosen(FOUND, 'web', retention.parse_time('2026-11-20'))
+        retention.chosen(FOUND, 'web', NOW,
+                         retention.parse_time('2026-11-20'))
     with pytest.raises(exceptions.ImageNotFound, match=(
             'no backup of we: there are backups of db, web$')):
-        retention.chosen(FOUND, 'we')
+        retention.chosen(FOUND, 'we', NOW)
     with pytest.raises(exceptions.ImageNotFound,
                        match='the repository has no backups'):
-        retention.chosen([], 'web')
+        retention.chosen([], 'web', NOW)
     many = [Backup(f'n{n:02}', moment('2026-11-23')) for n in range(12)]
     with pytest.raises(exceptions.ImageNotFound, match=(
             r'n00, .*, n09 and 2 more \(backup list\)$')):
-        retention.chosen(many, 'web')
+        retention.chosen(many, 'web', NOW)
 
 
 # -- which stay ---------------------------------------------------------------
@@ -127,7 +165,38 @@ def test_the_week_of_another_year():
 def test_the_newest_stays():
     found = backups('2026-11-23T18:00', '2026-11-22T18:00')
     assert list(why(found)) == ['2026-11-23T18']
-    assert retention.kept([], {'last': 1}) == {}
+    assert retention.kept([], {'last': 1}, NOW, {}) == {}
+
+
+def test_no_rule_counts_backups_of_the_future():
+    """One in the future took the place of every backup made since."""
+    found = backups('2099-01-01T01:00', '2026-11-23T18:00',
+                    '2026-11-22T18:00', '2026-11-21T18:00')
+    assert why(found, last=2, daily=1, weekly=1, monthly=1) == {
+        '2099-01-01T01': ['in the future'],
+        '2026-11-23T18': ['newest', 'last 1', 'daily 2026-11-23',
+                          'weekly 2026-W48', 'monthly 2026-11'],
+        '2026-11-22T18': ['last 2']}
+    # The clock of the host that prunes is behind.
+    assert why(found, moment('1970-01-01'), last=1) == {
+        f'{backup.time:%Y-%m-%dT%H}': ['in the future'] for backup in found}
+
+
+def test_backup_that_was_stored_last_stays():
+    """A clock that was behind dated it 1970."""
+    found = backups('2099-01-01T01:00', '2026-11-23T18:00',
+                    '2026-11-22T18:00', '1970-01-01T00:01')
+    stored = dict(zip(found, (4e9, 100, 90, 200)))
+    expected = {'2099-01-01T01': ['in the future'],
+                '2026-11-23T18': ['newest', 'last 1'],
+                '1970-01-01T00': ['stored last']}
+    assert why(found, stored=stored, last=1) == expected
+    # The recipe of the newest is damaged.
+    del stored[found[1]]
+    assert why(found, stored=stored, last=1) == expected
+    # Two that were stored in one second: the date decides.
+    assert list(why(found, stored=dict.fromkeys(found, 5), last=1)) == [
+        '2099-01-01T01', '2026-11-23T18']
 
 
 _TIMES = strategies.datetimes(
@@ -143,7 +212,8 @@ def test_every_rule_keeps_what_it_promises(times, rules, rng):
     times = list(times)
     rng.shuffle(times)
     kept = {backup.time for backup, reasons in retention.kept(
-        [Backup('web', time) for time in times], rules).items() if reasons}
+        [Backup('web', time) for time in times], rules, NOW, {}
+    ).items() if reasons}
     expected = {max(times), *sorted(times)[len(times) - rules['last']:]} if (
         rules['last'] <= len(times)) else set(times)
     for rule, period in (
@@ -163,5 +233,6 @@ def test_every_rule_keeps_what_it_promises(times, rules, rng):
                                       for rule in retention.RULES}))
 def test_pruning_again_prunes_nothing(times, rules):
     left = [backup for backup, reasons in retention.kept(
-        [Backup('web', time) for time in times], rules).items() if reasons]
-    assert all(retention.kept(left, rules).values())
+        [Backup('web', time) for time in times], rules, NOW, {}
+    ).items() if reasons]
+    assert all(retention.kept(left, rules, NOW, {}).values())

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import subprocess
+import time
 
 import pytest
 
@@ -45,10 +46,10 @@ def content(seed):
 def backups(repo):
     """Three backups of web, one of db, and an image."""
     found = {}
-    for number, (name, time) in enumerate((
+    for number, (name, when) in enumerate((
             ('web', '20261121T180000Z'), ('web', '20261122T180000Z'),
             ('web', '20261123T180000Z'), ('db', '20261123T190000Z'))):
-        image_id = f'b_{name}_{time}'
+        image_id = f'b_{name}_{when}'
         found[image_id] = content(number)
         put(repo, image_id, found[image_id])
     put(repo, 'image', b'image')
@@ -259,6 +260,8 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
                                               monkeypatch):
     stuck = 'b_web_20261122T180000Z'
     put(repo, 'b_web_20261120T180000Z', b'x')
+    # The one that was stored last stays.
+    put(repo, 'b_web_20261123T200000Z', b'y')
     monkeypatch.setitem(repository_module.Repository.__init__.__kwdefaults__,
                         'lock_timeout', 0.1)
     with repositories.holding(made.path / 'locks' / 'images',
@@ -267,10 +270,11 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
                       'json')
     assert result.status == 2 and stuck in result.err
     rows = json.loads(result.out)
-    assert [row['deleted'] for row in rows] == [None, False, True, True]
-    assert [bool(row['error']) for row in rows] == [False, True, False, False]
+    assert [row['deleted'] for row in rows] == [None, True, False, True, True]
+    assert [bool(row['error']) for row in rows] == [
+        False, False, True, False, False]
     assert [found.image_id for found in repo.backups()] == [
-        'b_db_20261123T190000Z', stuck, 'b_web_20261123T180000Z']
+        'b_db_20261123T190000Z', stuck, 'b_web_20261123T200000Z']
 
 
 def test_two_prune_at_once(made, repo, backups, monkeypatch):
@@ -285,3 +289,74 @@ def test_two_prune_at_once(made, repo, backups, monkeypatch):
                 'json').json()
     assert [row['deleted'] for row in rows] == [None, None, True]
     assert len(repo.backups()) == 3
+
+
+# -- clocks that were wrong ---------------------------------------------------
+
+FUTURE = 'b_web_20990101T010000Z'
+
+
+@pytest.fixture
+def ahead(repo, backups):
+    """A clock that was 73 years ahead when a backup was made."""
+    put(repo, FUTURE, b'future')
+    return FUTURE
+
+
+def test_backup_of_the_future_is_outside_of_rules(made, repo, ahead):
+    """Prune kept it, as the newest, instead of every backup made since."""
+    for night in ('20261124T180000Z', '20261125T180000Z'):
+        put(repo, f'b_web_{night}', night.encode())
+        result = made('backup', 'prune', 'web', '--keep-last', '1', '-f',
+                      'json')
+        assert f'{ahead}, a backup of web, is dated in the f' in result.err
+        assert [row['reasons'] for row in result.json() if row['kept']] == [
+            ['in the future'], ['newest', 'last 1']]
+        assert [found.image_id for found in repo.backups()
+                if found.name == 'web'] == [f'b_web_{night}', ahead]
+
+
+def test_restore_does_not_choose_the_future(made, ahead, tmp_path):
+    file = tmp_path / 'disk'
+    result = made('backup', 'restore', 'web', file, '-f', 'json')
+    assert result.json()['image_id'] == 'b_web_20261123T180000Z'
+    assert file.read_bytes() == content(2)
+    assert f'{ahead}, a backup of web, is dated in the future' in result.err
+    made('backup', 'restore', 'web', file, '--force', '--at', '2099-01-01')
+    assert file.read_bytes() == b'future'
+
+
+def test_list_names_backups_of_the_future(made, ahead):
+    result = made('backup', 'list', 'web', '-f', 'json')
+    rows = [(row['image_id'], row['newest']) for row in result.json()]
+    assert rows[-2:] == [('b_web_20261123T180000Z', True), (ahead, False)]
+    assert f'{ahead}, a backup of web, is dated in the future' in result.err
+    result = made('backup', 'list', 'web', '--newest', '-f', 'json')
+    assert [row['image_id'] for row in result.json()] == [
+        'b_web_20261123T180000Z']
+    assert 'in the future' not in made('backup', 'list', 'db').err
+
+
+def test_run_names_backups_of_the_future(made, repo, ahead):
+    assert made('volume', 'create', 'web', '1M').status == 0
+    result = made('backup', 'run', 'volume:web', '-f', 'json')
+    assert result.json()[0]['backup_id'] and result.status == 0
+    assert f'{ahead}, a backup of web, is dated in the future' in result.err
+
+
+def test_backup_of_a_clock_that_was_behind_stays(made, repo, backups):
+    """Prune deleted it at once, although it was stored last."""
+    behind = 'b_web_19700101T000105Z'
+    newest = repo.stat('b_web_20261123T180000Z').created
+    put(repo, behind, b'behind')
+    # Recipes have whole seconds.
+    deadline = time.monotonic() + 60
+    while repo.stat(behind).created == newest:
+        assert time.monotonic() < deadline
+        repo.delete(behind)
+        put(repo, behind, b'behind')
+    result = made('backup', 'prune', 'web', '--keep-last', '1', '-f', 'json')
+    assert [row['reasons'] for row in result.json() if row['kept']] == [
+        ['newest', 'last 1'], ['stored last']]
+    assert [found.image_id for found in repo.backups()
+            if found.name == 'web'] == [behind, 'b_web_20261123T180000Z']
