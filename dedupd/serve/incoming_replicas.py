@@ -36,6 +36,7 @@ from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
+from glance_dedup.base import scopes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
 from glance_dedup.repository import openimages
@@ -484,6 +485,11 @@ class Receiving:
             raise messages.HTTPError(
                 400, 'project: it is too long, or holds a NUL.')
         header = _header(request.body)
+        if header.scope not in (scopes.GLOBAL, scopes.of_project(project)):
+            raise messages.HTTPError(
+                400, f'Image {image_id} is of project {project!r}, but its '
+                     'blocks are in the scope of another one. Copy it on the '
+                     'sending host with image copy, and send the copy.')
         known = _hash(request)
         entry = await self._entry(image_id, upload_id, header, sender)
         with self._using(entry):

@@ -22,6 +22,7 @@ class RecipeHeader(typing.NamedTuple):
     image_id: str
     project: str
     scope: bytes
+    has_own_scope: bool     # the global one, or its project's
     transaction: bytes
     upload: bytes
     size: int
@@ -179,10 +180,8 @@ def parse_header(data: bytes, size: int, repository_id: bytes | None
         raise form.Damage('has not an image id', 144)
     if project_length > 128 or any(project[project_length:]):
         raise form.Damage("has not a project's name", 272)
-    if scope not in (form.GLOBAL_SCOPE,
-                     form.scope_of(project[:project_length])):
-        raise form.Damage('is of a scope that is neither that of all nor its '
-                          "project's", 32)
+    if scope == form.SPARE_SCOPE:
+        raise form.Damage('is of the scope of spare copies', 32)
     pages = -(-extents // form.EXTENTS_PER_PAGE)
     if size != form.PAGE * (1 + pages):
         raise form.Damage(f'has {size} bytes instead of the '
@@ -190,5 +189,6 @@ def parse_header(data: bytes, size: int, repository_id: bytes | None
                           112)
     return RecipeHeader(
         name, project[:project_length].decode('utf-8', 'replace'), scope,
+        scope in (form.GLOBAL_SCOPE, form.scope_of(project[:project_length])),
         transaction, upload, image_size, zero_bytes, new_bytes, stored_bytes,
         extents, fragments, created, size)

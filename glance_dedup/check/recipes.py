@@ -143,9 +143,24 @@ class Recipes:
             else:
                 figures['images'] += form.VOLUME_RECIPE.match(name) is None
             if header is not None:
+                self._note_project(header, name)
                 figures['logical_bytes'] += header.size
                 figures['zero_bytes'] += header.zero_bytes
                 figures['metadata_bytes'] += header.file_size
+
+    def _note_project(self, header: recipe_reader.RecipeHeader, name: str
+                      ) -> None:
+        """Report an image that shares blocks with a project not its own.
+
+        Images of a cache are of no project, whatever their scope is.
+        """
+        if header.project and not header.has_own_scope:
+            self._findings.find(
+                form.NOTE, f'images/{name}', 32, 'belongs to project '
+                f'{form.printable(header.project)}, but shares blocks in the '
+                'scope of another one, as a snapshot for another project did '
+                'in earlier versions: store it again with image copy, and '
+                'delete it', [name])
 
     def read(self, owner: Owner) -> recipe_reader.RecipeHeader:
         """Read a recipe and keep its extents.

@@ -8,6 +8,7 @@ import pathlib
 import socket
 import threading
 
+from glance_dedup.base import exceptions
 from glance_dedup.repository import openvolumes
 
 
@@ -44,8 +45,9 @@ class Server:
                     if self._given is not None:
                         self._given(client)
                         continue
-                    client.sendall(
-                        (self._answer(*line.split()) + '\n\n').encode())
+                    # As the protocol has it, PROJECT may be empty.
+                    client.sendall((self._answer(
+                        *line.rstrip('\n').split(' ', 2)) + '\n\n').encode())
 
     def _answer(self, word, *words):
         if word == 'status':
@@ -59,7 +61,10 @@ class Server:
                 f'broken {info.broken}',
                 *(f'{key} {value}' for key, value in info.counters.items())])
         if word == 'snapshot':
-            self.volume.snapshot(*words)
+            try:
+                self.volume.snapshot(*words)
+            except exceptions.InvalidParameter as e:
+                return f'error invalid {e}'
         else:
             self.volume.resize(int(words[0]))
         return 'ok'

@@ -300,6 +300,23 @@ gd_volume_renew(gd_volume *volume)
 
 /* ---- snapshots ---- */
 
+/* A snapshot names the volume's blocks, so it is of the volume's scope: that of
+ * all, or that of the volume's own project. */
+static gd_status
+require_project(const gd_volume_head *head, const char *project, gd_error *err)
+{
+    if (gd_scope_equal(&head->scope, &gd_global_scope) ||
+        strcmp(project, head->project) == 0) {
+        return GD_OK;
+    }
+    return gd_fail(err, GD_INVALID,
+                   "the volume shares blocks only within its project, '%s'; a "
+                   "snapshot of project '%s' would share them, too: make the "
+                   "snapshot without --project, and store it for the other "
+                   "project with image copy ID NEW_ID --project",
+                   head->project, project);
+}
+
 gd_status
 gd_volume_snapshot(gd_volume *volume, const char *image_id,
                    const char *project, gd_recipe_header *header,
@@ -311,6 +328,11 @@ gd_volume_snapshot(gd_volume *volume, const char *image_id,
         s = gd_fail(err, GD_INVALID, "%s is a name for a volume's recipe: "
                     "choose another id for the image", image_id);
     }
+    if (s != GD_OK) {
+        return s;
+    }
+    gd_volume_copy_head(volume, &head);
+    s = require_project(&head, project, err);
     if (s != GD_OK) {
         return s;
     }

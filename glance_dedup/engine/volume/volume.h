@@ -103,7 +103,8 @@ void gd_volume_renew(gd_volume *volume);
 
 /* Commits an image with the volume's bytes at one moment, no earlier than the
  * call.  *header describes the image.  GD_EXISTS if the id is taken, GD_INVALID
- * if it is one for a recipe of a volume. */
+ * if it is one for a recipe of a volume, or if the volume's scope is its
+ * project's and `project` is another. */
 gd_status gd_volume_snapshot(gd_volume *volume, const char *image_id,
                              const char *project, gd_recipe_header *header,
                              gd_error *err);

@@ -628,15 +628,29 @@ def test_checked_with_another_digest(tmp_path):
     ({'owner': bytes(16)}, 'another scope'),
     ({'scope': bytes(16), 'compute': format_writer.sha256,
       'owner': scopes.of_project('p')}, 'another scope'),
-    ({'project': 'q'}, 'neither that of all nor'),
     ({'project': 'q', 'owner': scopes.of_project('q')}, 'another scope'),
-    ({'owner': b'\xff' * 16}, 'neither that of all nor'),
+    ({'owner': b'\xff' * 16}, 'the scope of spare copies'),
     ({'scope': b'\xff' * 16, 'owner': bytes(16)}, 'spare')])
 def test_check_finds_what_is_of_another_scope(tmp_path, arguments, words):
     repository = written(tmp_path, **arguments)
     found = damage_of(repository.path)
     assert found and words in ' '.join(found)
     assert checker.check(repository.path).damaged_images == ['one']
+
+
+def test_check_names_an_image_in_the_scope_of_another_project(tmp_path):
+    """It was called damaged, and nothing of it was read."""
+    for name in ('site', 'cache'):
+        (tmp_path / name).mkdir()
+    report = checker.check(written(tmp_path / 'site', project='q').path)
+    assert report.ok and report.damaged_images == []
+    found, = report.findings
+    assert (found.severity, found.file, found.images) == (
+        checker.NOTE, 'images/one', ('one',))
+    assert 'belongs to project q, but shares blocks in the' in found.sentence
+    # A cache does not know the project of an image.
+    assert checker.check(written(
+        tmp_path / 'cache', project='').path).findings == []
 
 
 def test_spares_are_checked_by_the_scopes_there_are(tmp_path):

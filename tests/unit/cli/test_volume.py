@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import argparse
+import contextlib
 import json
 import random
 import re
@@ -142,6 +143,31 @@ def test_clone_and_snapshot(made, content, tmp_path):
     assert (found['project'], found['size']) == ('r', 2 * MIB)
     assert made('volume', 'delete', 'disk').status == 0
     assert made('image', 'show', 'of-disk').status == 0
+
+
+@pytest.mark.parametrize('is_served', [False, True])
+def test_snapshot_for_another_project_shares_nothing(made, repo, content,
+                                                     is_served):
+    """It named blocks of the first project's scope."""
+    made('image', 'put', 'base', content, '--project', 'p1', '--scope',
+         'project')
+    made('volume', 'clone', 'base', 'disk', '--size', '2M')
+    with contextlib.ExitStack() as stack:
+        if is_served:
+            stack.enter_context(volume_servers.serving(repo, 'disk'))
+        for project in ('p3', '', 'p'):
+            made('volume', 'snapshot', 'disk', 'snap', '--project', project
+                 ).refused("only within its project, 'p1'", 'image copy')
+        assert repo.images() == ['base']
+        assert made('volume', 'snapshot', 'disk', 'snap', '--project', 'p1',
+                    '-f', 'json').json()['new_bytes'] == 0
+    # As the message advises.
+    found = made('image', 'copy', 'snap', 'theirs', '--project', 'p3', '-f',
+                 'json').json()
+    assert (found['project'], found['scope']) == ('p3', 'project')
+    assert found['new_bytes'] > 0
+    repo.close()
+    assert repositories.need_clean(made.path).findings == []
 
 
 def test_resize(made, repo):

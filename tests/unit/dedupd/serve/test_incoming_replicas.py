@@ -4,6 +4,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import threading
 
@@ -11,6 +12,7 @@ import pytest
 
 from dedupd.http import messages
 from dedupd.serve import incoming_replicas
+from glance_dedup.base import scopes
 from tests.support import replicas
 from tests.support import repositories
 
@@ -83,3 +85,29 @@ def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
 
     with contextlib.closing(replicas.Sending(home, 'image')) as sending:
         asyncio.run(asyncio.wait_for(run(sending), LIMIT))
+
+
+@pytest.mark.parametrize('project, scope', [
+    ('p3', scopes.of_project('p1')), ('', scopes.of_project('p1')),
+    ('p3', b'\x01' * 16)])
+def test_image_in_the_scope_of_another_project(sites, project, scope):
+    """Its blocks were compared with those of the other project."""
+    home, away = sites
+    repositories.put(home, 'image', repositories.noise(10 * BLOCK))
+
+    async def begin(sending, **query):
+        receiving = incoming_replicas.Receiving(away, True)
+        try:
+            await receiving.begin(request(
+                dataclasses.replace(sending.header, scope=scope).pack(),
+                upload=sending.upload_id, sender=SENDER, **query), 'image')
+        finally:
+            await receiving.stop()
+
+    with contextlib.closing(replicas.Sending(home, 'image')) as sending:
+        with pytest.raises(messages.HTTPError) as refused:
+            asyncio.run(begin(sending, project=project))
+        assert refused.value.status == 400
+        assert 'in the scope of another one' in str(refused.value)
+        if scope == scopes.of_project('p1'):
+            asyncio.run(begin(sending, project='p1'))
