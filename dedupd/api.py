@@ -46,6 +46,7 @@ class API:
     :param lending: of a compute host's cache; None: this is none
     :param watchers: the scheduler's; called when a task's status changed
     :param stopping: set when long polls are to end
+    :param metrics_projects: name projects in ``/metrics``
     """
 
     def __init__(self, control: control_module.Control,
@@ -55,8 +56,10 @@ class API:
                  slices: slices_module.Fetching,
                  lending: lending_module.Lending | None, path: str,
                  watchers: list[Callable[[], None]],
-                 stopping: asyncio.Event) -> None:
+                 stopping: asyncio.Event, *,
+                 metrics_projects: bool = False) -> None:
         self._control = control
+        self._metrics_projects = metrics_projects
         self._path = path
         self._stopping = stopping
         # Its own threads: the state is shown even if reads hang.
@@ -156,7 +159,8 @@ class API:
             200, {'Content-Type': metrics.CONTENT_TYPE},
             await self._run(
                 metrics.render, self._control.status,
-                lambda: self._control.projects()['projects']))
+                lambda: self._control.projects()['projects'],
+                self._metrics_projects))
 
     async def _live(self, request: messages.Request) -> messages.Response:
         return messages.json_response({'live': True})

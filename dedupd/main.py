@@ -260,7 +260,8 @@ class Daemon:
                                             server.shared.stopping),
                             self._lending, self._repository.path,
                             self._scheduler.watchers,
-                            server.shared.stopping)
+                            server.shared.stopping,
+                            metrics_projects=options.metrics_projects)
         server.add(listeners.Listener(
             'unix', self._listen_unix('socket'), endpoints.unix,
             allowed=lambda uid: uid in self._users['socket']))

@@ -2,11 +2,11 @@
 
 """The daemon's figures for Prometheus, at ``GET /metrics``.
 
-They are the figures of :meth:`dedupd.control.Control.status`, and of the
-projects that have stored most, under names that follow Prometheus' rules: base
-units, the unit in the name, ``_total`` for a counter. A figure that is not
-known, for example because the catalog is being rebuilt, is left out, so that
-nobody takes it for zero.
+They are the figures of :meth:`dedupd.control.Control.status`, and, if
+``metrics_projects`` is set, of the projects that have stored most. Their names
+follow Prometheus' rules: base units, the unit in the name, ``_total`` for a
+counter. A figure that is not known, for example because the catalog is being
+rebuilt, is left out, so that nobody takes it for zero.
 """
 
 from collections.abc import Callable
@@ -289,12 +289,14 @@ class Collector:
     :param status: returns the status; called once for each collection
     :param projects: returns the projects, as
         :meth:`dedupd.figures.Figures.projects` does
+    :param are_named: give series to projects, whose ids they then show
     """
 
     def __init__(self, status: Callable[[], Status],
-                 projects: Callable[[], Projects]) -> None:
+                 projects: Callable[[], Projects], are_named: bool) -> None:
         self._status = status
         self._projects = projects
+        self._are_named = are_named
 
     def collect(self) -> Iterator[metrics_core.Metric]:
         """The metrics of the current status; those not known are left out."""
@@ -308,18 +310,24 @@ class Collector:
                     yield kind(name, text, value=float(value))
         yield from _tasks(status.get('tasks') or {})
         if status['daemon']['role'] == 'maintainer':
-            yield from _of_projects(self._projects())
+            projects = self._projects()
+            yield metrics_core.GaugeMetricFamily(
+                'dedupd_projects',
+                'Projects that have something in the repository.',
+                value=float(len(projects)))
+            if self._are_named:
+                yield from _of_projects(projects)
 
 
 def render(status: Callable[[], Status],
-           projects: Callable[[], Projects]) -> bytes:
+           projects: Callable[[], Projects], are_named: bool) -> bytes:
     """The answer to ``GET /metrics``.
 
     It uses a registry of its own: other code of the process may register
     metrics with the library's global one.
     """
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(Collector(status, projects))
+    registry.register(Collector(status, projects, are_named))
     return exposition.generate_latest(registry)
 
 
@@ -426,9 +434,6 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
 
 
 def _of_projects(projects: Projects) -> Iterator[metrics_core.Metric]:
-    yield metrics_core.GaugeMetricFamily(
-        'dedupd_projects', 'Projects that have something in the repository.',
-        value=float(len(projects)))
     rows = {project['project'] or NOBODY: [project]
             for project in projects[:MOST_PROJECTS]}
     if others := projects[MOST_PROJECTS:]:

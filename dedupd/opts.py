@@ -310,6 +310,23 @@ Possible values:
     * Unset: they are served on the Unix socket only
 
 """),
+    cfg.BoolOpt('metrics_projects',
+                default=False,
+                help="""
+Whether ``/metrics`` has figures of each project.
+
+Their labels are ids of projects. Prometheus keeps them, and everybody
+who may read its data sees them.
+
+Possible values:
+    * True: the 50 projects that have stored most have series of their
+      own
+    * False: there are only sums, without ids
+
+Related options:
+    * ``status_listen``
+
+"""),
     _number('cache_mib', 64, 0, 1048576, """
 Memory for decompressed segments, in MiB, which all readers share.
 

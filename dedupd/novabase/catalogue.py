@@ -16,6 +16,7 @@ from oslo_log import log
 from oslo_utils.imageutils import format_inspector
 
 from dedupd.cache import offers as offers_module
+from glance_dedup.base import diskformats
 from glance_dedup.base import hashes
 from glance_dedup.client import glance_api
 
@@ -49,8 +50,12 @@ def offer_of(record: glance_api.Record) -> offers_module.Offer | None:
 def is_raw(head: bytes, size: int) -> bool:
     """Whether an image is a raw disk, by its first bytes.
 
+    The inspector does not know all formats that QEMU guesses.
+
     :param size: bytes of the whole image
     """
+    if diskformats.format_of(head) != 'raw':
+        return False
     wrapper = format_inspector.InspectWrapper(io.BytesIO(head))
     left = len(head)
     while left and not wrapper.formats:

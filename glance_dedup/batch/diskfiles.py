@@ -21,30 +21,16 @@ import time
 from typing import Any
 
 from glance_dedup.base import access
+from glance_dedup.base import diskformats
 from glance_dedup.batch import places
 from glance_dedup.batch import views
 
-#: How files begin that hold a disk in a format of their own: offset, bytes.
-_MAGICS = {'qcow2': (0, b'QFI\xfb'), 'vmdk': (0, b'KDMV'),
-           'vhdx': (0, b'vhdxfile'), 'vpc': (0, b'conectix'),
-           'qed': (0, b'QED\0'), 'luks': (0, b'LUKS\xba\xbe'),
-           'vdi': (64, b'\x7f\x10\xda\xbe')}
-#: The bytes that tell the format.
-HEAD = 512
 # Of <time.h>: the clock that file systems read.
 _COARSE = 5
 # A file's time advances with the kernel's tick, of up to 10 ms. The longest
 # wait for the next one.
 _TICK_SECONDS = 1.0
 _PAUSE = 0.005
-
-
-def format_of(head: bytes) -> str:
-    """The format that the first 512 bytes of a file are of, or 'raw'."""
-    for name, (offset, magic) in _MAGICS.items():
-        if head[offset:offset + len(magic)] == magic:
-            return name
-    return 'raw'
 
 
 def _wait_for_tick(fd: int) -> None:
@@ -112,7 +98,7 @@ class FileContent(views.Content):
         """The descriptor, which stays the content's."""
         return self._fd
 
-    def head(self, length: int = HEAD) -> bytes:
+    def head(self, length: int = diskformats.HEAD) -> bytes:
         """Its first bytes, or all if it has fewer."""
         with self._reading():
             return os.pread(self._fd, length, 0)

@@ -21,6 +21,7 @@ import subprocess
 import time
 from typing import Any
 
+from glance_dedup.base import diskformats
 from glance_dedup.batch import digests
 from glance_dedup.batch import diskfiles
 from glance_dedup.batch import exports
@@ -241,7 +242,7 @@ def open_disk(place: places.Place, path: str, kind: str | None = None,
         else:
             content = diskfiles.FileContent(path)
             undo.callback(content.close)
-            found = diskfiles.format_of(content.head())
+            found = diskformats.format_of(content.head())
             if kind is None and found != 'raw':
                 raise _refuse(
                     path, f'it begins as a file in the format {found}. Say '

@@ -158,6 +158,9 @@ class RecipeHeader:
         name = name.rstrip(b'\0')
         if not re.fullmatch(rb'[!-~]+', name):
             raise bad(f'the recipe names no fingerprint, but {name!r}')
+        if name.lower() == b'weak-8':
+            raise bad('the recipe has fingerprints of the kind weak-8, which '
+                      'is for tests only')
         return cls(block_size, size, zero_bytes, extents,
                    name.decode('ascii'), scope,
                    f'gear {minimum} {average}' if average else 'fixed')

@@ -45,7 +45,8 @@ def server(place):
 @pytest.fixture(scope='module')
 def daemon(server, place):
     with daemons.Daemon(place / 'repository', collect_interval='0',
-                        merge_interval='0') as running:
+                        merge_interval='0', metrics_projects='true'
+                        ) as running:
         running.start()
         repositories.eventually(
             lambda: running.status()['daemon']['role'] == 'maintainer')

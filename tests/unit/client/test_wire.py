@@ -40,3 +40,11 @@ def test_plain_frames_there_and_back():
         with pytest.raises(Bad):
             list(wire.Frames(wire.Buffer(wrong + wire.END_FRAME, Bad), ranges,
                              0))
+
+
+@pytest.mark.parametrize('name', ['weak-8', 'WEAK-8'])
+def test_header_with_the_fingerprint_of_tests(name):
+    """All blocks with one first byte would be equal to the receiver."""
+    data = dataclasses.replace(HEADER, fingerprint=name).pack()
+    with pytest.raises(Bad, match='weak-8, which is for tests only'):
+        wire.RecipeHeader.unpack(data, Bad)

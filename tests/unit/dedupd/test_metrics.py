@@ -81,8 +81,9 @@ def full(status):
     return status
 
 
-def parse(status, projects=()):
-    text = metrics.render(lambda: status, lambda: [*projects]).decode()
+def parse(status, projects=(), are_named=True):
+    text = metrics.render(
+        lambda: status, lambda: [*projects], are_named).decode()
     families = list(parser.text_string_to_metric_families(text))
     return text, families
 
@@ -222,6 +223,13 @@ def test_projects(full):
     assert found['dedupd_project_charged_bytes', 'one'] == 4
     # What is not known is left out.
     assert ('dedupd_project_charged_bytes', '(none)') not in found
+
+
+def test_projects_are_not_named_unless_wanted(full):
+    """Their ids were there, although the guide promised sums without ids."""
+    text, families = parse(full, [project('one', 30)], are_named=False)
+    assert values(families)['dedupd_projects',] == 1
+    assert 'dedupd_project_' not in text and '"one"' not in text
 
 
 def test_projects_are_bounded(full):

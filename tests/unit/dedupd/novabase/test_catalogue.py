@@ -75,7 +75,10 @@ def test_others_are_not(change):
     qcow2(), b'KDMV' + struct.pack('<I', 1) + NOISE,
     b'LUKS\xba\xbe' + struct.pack('>H', 1) + NOISE,
     NOISE[:0x8001] + b'CD001' + NOISE,
-    b'vhdxfile' + NOISE])
+    b'vhdxfile' + NOISE, *(
+        text + b'version=1\n' + bytes(MIB) + NOISE for text in (
+            b'# Disk DescriptorFile\n', b'#\n\n  \n', b'')),
+    b'COWD' + NOISE, b'WithouFreSpacExt' + NOISE])
 def test_an_image_of_another_format_is_not(data):
     size = len(data)
     assert not catalogue_module.is_raw(data[:MIB], size)
