@@ -167,6 +167,7 @@ TESTED_BY = {
     'glance_dedup.base.hexids': 'unit/repository/test_repository_images.py',
     'glance_dedup.base.imageids': 'unit/repository/test_repository_images.py',
     'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
+    'glance_dedup.base.forks': 'unit/repository/test_repository_fork.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
     'glance_dedup.base.locations': 'unit/driver/test_store_locations.py',
     'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',

@@ -16,12 +16,12 @@ import collections
 from collections.abc import Callable
 from concurrent import futures
 import logging
-import os
 import threading
 from typing import Any
 import weakref
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import forks
 
 LOG = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def _after_fork() -> None:
         workers._reset()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+forks.register(_after_fork)
 
 
 class Strand:

@@ -11,6 +11,8 @@ import time
 from typing import Any
 import weakref
 
+from glance_dedup.base import forks
+
 # The most descriptors that are taken with one message.
 _DESCRIPTORS = 4
 # The child of a fork closes these.
@@ -145,4 +147,4 @@ def _close_inherited() -> None:
         channel._socket.close()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+forks.register(_close_inherited)

@@ -13,7 +13,6 @@ import contextlib
 import http.client
 import io
 import json
-import os
 import socket
 import ssl
 import threading
@@ -23,6 +22,7 @@ import urllib.parse
 import weakref
 
 from glance_dedup.base import closing
+from glance_dedup.base import forks
 from glance_dedup.base import hexids
 from glance_dedup.base import sockets
 from glance_dedup.client import channels
@@ -371,7 +371,7 @@ def _reset_inherited() -> None:
         requester._reset()
 
 
-os.register_at_fork(after_in_child=_reset_inherited)
+forks.register(_reset_inherited)
 
 
 @contextlib.contextmanager

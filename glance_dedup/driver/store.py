@@ -28,7 +28,8 @@ Processes and threads
 
 One instance serves all threads of a process, and keeps no state of a call.
 The import opens nothing.  The store's configuration opens the repository; if
-that fails, the next read tries again.  The repository handles forks by itself.
+that fails, the next read tries again.  A store that was opened before a fork
+works in the children, also in those that uWSGI forks in C (``forks.py``).
 The store needs no other program: if the daemon answers, the store reads images
 through its cache, otherwise directly.
 """
@@ -50,6 +51,7 @@ from glance_store import location
 from oslo_config import cfg
 
 from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import forks
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
@@ -442,6 +444,8 @@ class Store(driver.Store):
         :raises glance_store.exceptions.RemoteServiceUnavailable: the
             repository cannot be opened now
         """
+        # Before the threads of a time limit and connections are used, too.
+        forks.catch_up()
         opened = self._repository
         if opened is not None:
             return opened

@@ -30,6 +30,7 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
+from glance_dedup.base import forks
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
@@ -192,6 +193,7 @@ class Repository(closing.Closing):
         :raises ClosedError: the repository is closed
         :raises BusyError: the repository is being upgraded
         """
+        forks.catch_up()
         handle = self._engine
         if handle is not None:
             return handle
@@ -670,5 +672,5 @@ def _close_inherited() -> None:
         repository._after_fork()
 
 
-os.register_at_fork(after_in_child=_engine.after_fork)
-os.register_at_fork(after_in_child=_close_inherited)
+forks.register(_engine.after_fork)
+forks.register(_close_inherited)

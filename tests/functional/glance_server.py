@@ -77,10 +77,11 @@ def ini(sections):
 
 
 def uwsgi_options(application, port, processes, threads,
-                  address='127.0.0.1', loader='module'):
+                  address='127.0.0.1', loader='module', lazy_apps=True):
     """uWSGI's options for an OpenStack API.
 
     :param loader: the option that has `application` for its value
+    :param lazy_apps: load the application in each worker, after the fork
     """
     return {
         loader: application,
@@ -89,7 +90,7 @@ def uwsgi_options(application, port, processes, threads,
         'processes': processes,
         'threads': threads,
         'enable-threads': 'true',
-        'lazy-apps': 'true',
+        'lazy-apps': 'true' if lazy_apps else 'false',
         'need-app': 'true',
         'die-on-term': 'true',
         'http-chunked-input': 'true',
@@ -126,13 +127,15 @@ class GlanceServer:
     :param options: more of glance-api.conf, by section
     :param database: URL of the database; SQLite in `directory` if not given
     :param environment: environment variables for the server, beside ours
+    :param lazy_apps: as for `uwsgi_options`
     """
 
     #: Of the requests that ask whether it answers.
     headers = None
 
     def __init__(self, directory, stores, default_store=None, processes=2,
-                 threads=4, options=None, database=None, environment=None):
+                 threads=4, options=None, database=None, environment=None,
+                 lazy_apps=True):
         self.directory = pathlib.Path(directory).absolute()
         self.stores = stores
         self.default_store = default_store or next(iter(stores))
@@ -143,6 +146,7 @@ class GlanceServer:
             f'sqlite:///{self.directory}/glance.sqlite'
             f'?timeout={DATABASE_TIMEOUT}')
         self.environment = environment or {}
+        self.lazy_apps = lazy_apps
         self.etc = self.directory / 'etc'
         self.log = self.directory / 'log' / 'uwsgi.log'
         self.port = None
@@ -309,7 +313,7 @@ class GlanceServer:
         path = self.etc / 'uwsgi.ini'
         options = uwsgi_options(
             'glance.wsgi.api:application', self.port, self.processes,
-            self.threads)
+            self.threads, lazy_apps=self.lazy_apps)
         if self.database.startswith('sqlite:'):
             options |= {'pythonpath': pathlib.Path(__file__).parents[2],
                         'import': 'tests.functional.sqlite_locks'}

@@ -658,3 +658,24 @@ def test_stores_detail_is_broken_in_glance(client):
     When this fails, Glance has been mended: take it out of the documents.
     """
     client.request('GET', '/v2/info/stores/detail', expect=(500,))
+
+
+def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
+    """Each upload was answered 503, or, with a time limit, hung."""
+    stores = {
+        name: {'type': 'dedup', 'dedup_store_datadir': tmp_path / name,
+               'dedup_store_filter_dir': tmp_path / 'filter', **more}
+        for name, more in (('plain', {}),
+                           ('timed', {'dedup_store_timeout': '60'}))}
+    with glance_server.GlanceServer(
+            tmp_path / 'glance', stores, lazy_apps=False) as server:
+        client = glance_server.Client(server.url)
+        data = blob(3 * MIB)
+        for number in range(4 * server.processes):
+            for store in stores:
+                image_id = client.create(name=store)['id']
+                status, _, _ = client.request(
+                    'PUT', f'/v2/images/{image_id}/file', data,
+                    {'Content-Type': 'application/octet-stream',
+                     'X-Image-Meta-Store': store}, expect=(204,))
+                assert client.download(image_id) == data

@@ -6,10 +6,13 @@ import gc
 import os
 import subprocess
 import threading
+import time
 
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import forks
+from glance_dedup.base import workers
 from tests.support import repositories
 from tests.support.repositories import mixture
 from tests.support.repositories import noise
@@ -206,3 +209,42 @@ def test_exec_inherits_nothing(repo, path):
     assert str(path) not in result.stdout
     image.close()
     transaction.abort()
+
+
+def test_fork_that_python_does_not_notice(large):
+    """As uWSGI forks, unless it loads the application in each worker."""
+    data = mixture(3 * MIB)
+    put(large, 'image', data)
+    pool = workers.Workers('test', 2)
+    assert pool.submit(int, '5').result(60) == 5    # a thread is idle now
+
+    def child():
+        large.handle()
+        assert pool.submit(int, '6').result(60) == 6
+        assert read_all(large, 'image') == data
+        put(large, 'child', data)
+        large.close()
+
+    assert repositories.in_child(child, unnoticed=True) is None
+    assert read_all(large, 'child') == data
+    repositories.need_clean(large.path)
+
+
+def test_threads_of_a_child_catch_up_once(large, monkeypatch):
+    """Those that come first wait until the hooks have run."""
+    put(large, 'image', noise(MIB))
+
+    def child():
+        calls = []
+        monkeypatch.setattr(forks, '_hooks', [
+            *forks._hooks, lambda: calls.append(time.sleep(0.2))])
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(
+            read_all(large, 'image'))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [len(calls), found == 8 * [noise(MIB)]]
+
+    assert repositories.in_child(child, unnoticed=True) == [1, True]
