@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import contextlib
 import functools
 import http.client
+import os
 from typing import Any
 from typing import BinaryIO
 
 from botocore import config as botocore_config
+from botocore import configprovider
 from botocore import exceptions as botocore_exceptions
 from botocore import loaders
 from botocore import session
@@ -55,9 +57,7 @@ class S3(backend.Backend):
                 'the file of credentials lacks access_key or secret_key in '
                 '[s3]')
         self._bucket = location.container
-        own_session = session.Session()
-        own_session.register_component('data_loader', _loader())
-        self._client: Any = own_session.create_client(
+        self._client: Any = _session().create_client(
             's3',
             endpoint_url=location.endpoint or None,
             region_name=location.region or 'us-east-1',
@@ -71,6 +71,8 @@ class S3(backend.Backend):
                 max_pool_connections=CONNECTIONS,
                 # The store repeats requests.
                 retries={'total_max_attempts': 1},
+                # AWS_ENDPOINT_URL is not ours.
+                ignore_configured_endpoint_urls=True,
                 # Servers other than Amazon's know no newer digest than MD5.
                 request_checksum_calculation='when_required',
                 response_checksum_validation='when_required',
@@ -131,7 +133,26 @@ def _loader() -> loaders.Loader:
     It remembers what it has read: a quarter of a second of a processor that
     the second client of a process saves.
     """
-    return loaders.create_loader()
+    return loaders.Loader([loaders.Loader.BUILTIN_DATA_PATH],
+                          include_default_search_paths=False)
+
+
+def _session() -> session.Session:
+    """Return a session that ignores the files and variables of other programs.
+
+    All that it needs is in our own file and location. So no AWS_PROFILE and no
+    file in ~/.aws counts: each variable has botocore's default, and the files
+    are empty.
+    """
+    found = session.Session()
+    found.register_component('data_loader', _loader())
+    values = {name: default for name, (_, _, default, *_)
+              in found.SESSION_VARIABLES.items()}
+    values |= {'config_file': os.devnull, 'credentials_file': os.devnull}
+    found.register_component('config_store', configprovider.ConfigValueStore({
+        name: configprovider.ConstantProvider(value)
+        for name, value in values.items()}))
+    return found
 
 
 @contextlib.contextmanager
