@@ -49,6 +49,24 @@ def _refuse(path: str, why: str) -> views.SourceError:
     return views.SourceError(f'{path} cannot be backed up: {why}')
 
 
+def _advice(found: str) -> str:
+    """Return a sentence for a file in a format that the caller did not name.
+
+    :param found: as `diskfiles.format_of` returns it, other than 'raw'
+    """
+    begins = f'it begins as a file in the format {found}'
+    as_it_is = '--disk-format raw'
+    if found == 'qcow2':
+        return (f'{begins}. Say which bytes to back up: those of the disk in '
+                f'it (--disk-format qcow2) or those of the file ({as_it_is})')
+    if found == 'luks':
+        return ('it begins as a disk that LUKS encrypts. Back up the '
+                f'encrypted bytes with {as_it_is}')
+    return (f'{begins}, which is not supported. Convert it (qemu-img convert '
+            f'-f {found} -O raw), or back up the bytes of the file with '
+            f'{as_it_is}')
+
+
 class _Header:
     """What a qcow2 file says of its backing file.
 
@@ -244,10 +262,7 @@ def open_disk(place: places.Place, path: str, kind: str | None = None,
             undo.callback(content.close)
             found = diskformats.format_of(content.head())
             if kind is None and found != 'raw':
-                raise _refuse(
-                    path, f'it begins as a file in the format {found}. Say '
-                    'which bytes to back up: those of the disk in it (format '
-                    f'{found}) or those of the file (format raw)')
+                raise _refuse(path, _advice(found))
         undo.callback(content.close)
         if kind not in (None, 'raw', 'qcow2'):
             raise _refuse(path, f'the format {kind} is not supported. Convert '

@@ -228,6 +228,37 @@ def test_the_format_is_not_guessed(disk, qcow2):
 
 
 @pytest.mark.needs('qemu')
+@pytest.mark.parametrize('kind', ['vmdk', 'vpc', 'vhdx', 'vdi', 'qed'])
+def test_the_advice_for_an_unsupported_format_works(disk, qcow2, kind):
+    path = disk.with_suffix('.other')
+    run('qemu-img', 'convert', '-f', 'raw', '-O', kind, disk, path)
+    with pytest.raises(views.SourceError) as refusal:
+        view(path)
+    sentence = str(refusal.value)
+    advice = f'qemu-img convert -f {kind} -O raw'
+    assert advice in sentence
+    assert '--disk-format raw' in sentence
+    assert f'format {kind})' not in sentence
+    converted = disk.with_suffix('.converted')
+    run(*advice.split(), path, converted)
+    with view(converted, 'raw') as content:
+        assert sources.read(content)[:4 * SEGMENT] == disk.read_bytes()
+    with view(path, 'raw') as container:
+        assert sources.read(container) == path.read_bytes()
+
+
+def test_an_encrypted_disk_is_backed_up_as_it_is(tmp_path):
+    path = tmp_path / 'disk.luks'
+    path.write_bytes(b'LUKS\xba\xbe'.ljust(SEGMENT, b'k'))
+    with pytest.raises(views.SourceError, match='LUKS') as refusal:
+        view(path)
+    assert 'qemu-img' not in str(refusal.value)
+    assert '--disk-format raw' in str(refusal.value)
+    with view(path, 'raw') as container:
+        assert sources.read(container) == path.read_bytes()
+
+
+@pytest.mark.needs('qemu')
 def test_a_qcow2_is_backed_up_by_what_is_in_it(disk, qcow2):
     assert sources.back_up(view(qcow2, 'qcow2')) == 'dzdd'
     assert sources.back_up(view(qcow2, 'qcow2')) == 'cccc'
