@@ -19,7 +19,6 @@ import dataclasses
 import errno
 import itertools
 import re
-import signal
 import stat as stat_module
 from typing import Any
 from typing import Protocol
@@ -27,6 +26,7 @@ from typing import Protocol
 import pyfuse3
 import trio
 
+from glance_dedup.base import endings
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.client import daemon as daemon_module
@@ -383,7 +383,7 @@ async def _serve(ready: Callable[[], None], ending: Callable[[], None]
 
 async def _end_on_signal(ending: Callable[[], None],
                          task_status=trio.TASK_STATUS_IGNORED) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*endings.signals()) as signals:
         task_status.started()
         async for _ in signals:
             ending()

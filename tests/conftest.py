@@ -62,6 +62,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Also under nohup, from which programs would inherit that they ignore it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     forkserver.install()
     sweeps.everything = config.getoption('--long')
     if hasattr(config, 'workerinput'):

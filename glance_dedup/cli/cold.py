@@ -207,8 +207,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         fields['lost_volumes'] = common.Words(result.lost_volumes)
         for image_id, error in result.lost_images.items():
             self.app.tell(f'image {image_id} is lost: {error}')
-        if any(fields[name] for name in (
-                'lost_groups', 'damaged_groups', 'lost_images',
-                'lost_volumes')):
+        if (result.lost_groups or result.damaged_groups or result.lost_images
+                or result.lost_volumes):
             self.app.status = 1
         return common.shown(fields)

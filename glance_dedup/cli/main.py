@@ -21,6 +21,7 @@ from cliff import commandmanager
 from cliff import display
 from cliff import lister
 
+from glance_dedup.base import endings
 from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import settings
@@ -293,16 +294,36 @@ def _lose_output():
     os.close(nowhere)
 
 
+def _open_missing() -> None:
+    """Put something in the place of standard files that are closed.
+
+    Otherwise the next file that is opened would be one of them, and get what
+    is written to it. What is written to a closed output fails.
+    """
+    for fd, flags in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:
+            found = os.open(os.devnull, flags)
+            os.set_inheritable(found, True)
+    if sys.stdout is None:
+        sys.stdout = open(1, 'w', closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, 'w', closefd=False)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    in_charge = threading.current_thread() is threading.main_thread()
-    if in_charge:
-        before = signal.signal(signal.SIGTERM, _terminated)
+    _open_missing()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, _terminated)
+                  for number in endings.signals()}
     try:
         result = _run(sys.argv[1:] if argv is None else argv)
     finally:
-        if in_charge:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if result == INTERRUPTED:
         sys.stderr.write('glance-dedup: interrupted\n')
     elif result == NO_READER:

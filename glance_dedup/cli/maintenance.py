@@ -15,6 +15,7 @@ import time
 
 from cliff import show
 
+from glance_dedup.base import endings
 from glance_dedup.base import hostlist
 from glance_dedup.base import printable
 from glance_dedup.base import task as task_module
@@ -119,7 +120,7 @@ class Status(command.RepositoryCommand, show.ShowOne):
 # -- tasks --------------------------------------------------------------------
 
 class Interrupt:
-    """Has SIGINT or SIGTERM stop a task between two of its steps.
+    """Has a signal that ends programs stop a task between two of its steps.
 
     A second signal ends the task at once. That does no harm either, because
     every step survives a crash.
@@ -131,7 +132,7 @@ class Interrupt:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in endings.signals():
                 self.before[number] = signal.signal(
                     number, self._stop)
         return self

@@ -302,7 +302,8 @@ def test_damage(place, source, content):
 # -- ends ---------------------------------------------------------------------
 
 @pytest.mark.parametrize('source,number', [
-    ('repository', signal.SIGTERM), ('daemon', signal.SIGINT)])
+    ('repository', signal.SIGTERM), ('daemon', signal.SIGINT),
+    ('repository', signal.SIGHUP)])
 def test_signals(place, source, number):
     """They end it, also while a file is open."""
     with place.mount(source) as mount:

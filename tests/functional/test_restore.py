@@ -673,3 +673,7 @@ def test_the_commands(filled, tmp_path):
                    '--credentials', place.credentials, '--moved', '-f', 'json')
     assert len(json.loads(attached.stdout)['restored_from']) >= 2
     run('--repository', tmp_path / 'again', 'tier')
+    # Now nothing is lost.
+    run('--repository', tmp_path / 'again', 'repository', 'export-metadata')
+    whole = run('--repository', tmp_path / 'third', *arguments[2:], '--yes')
+    assert json.loads(whole.stdout)['images'] == 3

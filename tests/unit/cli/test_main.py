@@ -234,7 +234,7 @@ def wait_until(condition):
 
 
 @pytest.mark.parametrize('number, status', [
-    (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+    (signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 130)])
 def test_interrupted_put(created, number, status):
     """Nothing of the image is left, and the repository is usable."""
     process = created.start(
@@ -265,6 +265,66 @@ def test_reader_that_goes_away(created, tmp_path):
     assert process.wait(30) == 141
     assert process.stderr.read() == b''
     process.stderr.close()
+
+
+def test_a_closed_terminal_ends_an_image_get(created, tmp_path):
+    """No part of the image is left."""
+    (tmp_path / 'content').write_bytes(b'x' * (1 << 26))
+    assert created('image', 'put', 'a', tmp_path / 'content').status == 0
+    place = tmp_path / 'place'
+    place.mkdir()
+    code = """if True:
+        import os, signal, sys
+        from glance_dedup.cli import copying, main
+        write = copying.write_all
+        def write_all(*arguments):
+            write(*arguments)
+            os.kill(os.getpid(), signal.SIGHUP)
+        copying.write_all = write_all
+        sys.exit(main.main())
+        """
+    ended = subprocess.run(
+        [sys.executable, '-c', code, *created.options, 'image', 'get', 'a',
+         place / 'file'], env=created.environment(), capture_output=True,
+        text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (
+        130, 'glance-dedup: interrupted\n')
+    assert not list(place.iterdir())
+
+
+def closed(created, redirection, *arguments):
+    """Run a command with some standard files closed."""
+    found = subprocess.run(
+        ['sh', '-c', f'exec "$@" {redirection}', 'sh',
+         *created.command(*arguments)], env=created.environment(),
+        capture_output=True, text=True, timeout=60)
+    assert 'Traceback' not in found.stderr
+    return found
+
+
+def test_output_that_is_closed(created):
+    """Commands do their work, and then say that nobody gets the output."""
+    put = closed(created, '>&-', 'image', 'put', 'a', __file__)
+    assert put.returncode == 2
+    assert put.stderr == (
+        'glance-dedup: cannot write to standard output: Bad file descriptor\n')
+    for command in ('image', 'list'), ('collect',), ('repository', 'check'):
+        assert closed(created, '>&-', *command).returncode == 2
+    assert closed(created, '>&-', 'image', 'get', 'a', '-').returncode == 2
+    closed(created, '>&-', 'image', 'delete', 'a')
+    assert created('image', 'list', '-f', 'json').json() == []
+
+
+def test_all_standard_files_are_closed(created):
+    """No file of the repository takes their numbers."""
+    everything = '<&- >&- 2>&-'
+    assert closed(created, everything, 'image', 'put', 'a',
+                  '/dev/null').returncode == 2
+    assert closed(created, everything, 'image', 'put', 'b', '-'
+                  ).returncode == 2
+    assert [image['image_id'] for image in created(
+        'image', 'list', '-f', 'json').json()] == ['a']
+    assert created('repository', 'check').status == 0
 
 
 def test_output_that_is_full(created):

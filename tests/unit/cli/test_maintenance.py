@@ -449,7 +449,8 @@ def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
 
 # -- interrupts ---------------------------------------------------------------
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_stops_between_steps(filled, number):
     """What was done stands, and the next run goes on."""
     code = """if True:
