@@ -17,7 +17,7 @@ from glance_dedup.base import units
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import glance as glance_module
-from glance_dedup.cli import image as image_module
+from glance_dedup.cli import targets
 
 _UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
 
@@ -253,10 +253,12 @@ class Export(command.RepositoryCommand, lister.Lister):
         parser.add_argument('ids', metavar='ID', nargs='*')
         parser.add_argument(
             '--all', action='store_true', help='All images but backups.')
+        targets.add_mode(parser)
 
     def take_action(self, parsed_args):
         if bool(parsed_args.ids) == parsed_args.all:
             raise common.UsageError('name images to export, or give --all')
+        mode = parsed_args.mode
         directory = parsed_args.directory
         if not os.path.isdir(directory):
             raise common.UsageError(f'{directory} is not a directory')
@@ -272,7 +274,7 @@ class Export(command.RepositoryCommand, lister.Lister):
                     stat.size for stat in stats)) as progress:
                 done = 0
                 for stat in stats:
-                    rows.append(self._one(repo, directory, stat, done,
+                    rows.append(self._one(repo, directory, stat, mode, done,
                                           progress))
                     done += stat.size
         return ('image_id', 'size', 'result', 'error'), rows
@@ -289,7 +291,7 @@ class Export(command.RepositoryCommand, lister.Lister):
                 f'{units.size(needed)}, but '
                 f'{units.size(free)} are free')
 
-    def _one(self, repo, directory, stat, done, progress):
+    def _one(self, repo, directory, stat, mode, done, progress):
         path = os.path.join(directory, stat.image_id)
         result, error = 'failed', None
         progress.what = f'exporting {stat.image_id}'
@@ -300,9 +302,8 @@ class Export(command.RepositoryCommand, lister.Lister):
                     _compare(path, image)
                     result = 'present'
                 else:
-                    image_module.Target(path, False).write(
-                        image, _From(progress, done))
-                    _give_away(path, directory)
+                    targets.Target(path, False, mode, give_away=True
+                                   ).write(image, _From(progress, done))
                     result = 'exported'
         except (exceptions.RepositoryError, common.UsageError,
                 OSError) as e:
@@ -341,13 +342,6 @@ def _compare(path, image):
         for piece in image.pieces():
             if source.read(len(piece)) != piece:
                 raise differs
-
-
-def _give_away(path, directory):
-    """Give a file that root made to the directory's owner."""
-    if os.geteuid() == 0:
-        owner = os.stat(directory)
-        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 class Orphans(command.RepositoryCommand, lister.Lister):

@@ -23,6 +23,7 @@ from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
 from glance_dedup.cli import image as image_module
+from glance_dedup.cli import targets
 
 # ioctl: the bytes of a range of a block device become zeros.
 _BLKZEROOUT = 0x127f
@@ -135,10 +136,11 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--force', action='store_true',
             help='Replace the file if it exists, or overwrite the device.')
+        targets.add_mode(parser)
 
     def take_action(self, parsed_args):
-        target = _target(parsed_args.file, parsed_args.force)
-        target.need_allowed()
+        target = _target(parsed_args)
+        target.require_allowed()
         with self.open() as repo:
             now = retention.now()
             backups = repo.backups()
@@ -175,13 +177,20 @@ def _opened(repo, backup):
             f'{retention.words(newest.time)}') from e
 
 
-def _target(file, force):
-    target = image_module.Target(file, force)
+def _target(parsed_args):
+    """Return the device, if it is one, or the file."""
+    target = targets.Target(parsed_args.file, parsed_args.force,
+                            parsed_args.mode)
     try:
-        mode = os.stat(target.path).st_mode
-    except FileNotFoundError:
+        found = os.stat(parsed_args.file)
+    except OSError:     # which the target reports
         return target
-    return Device(file, force) if stat.S_ISBLK(mode) else target
+    if not stat.S_ISBLK(found.st_mode):
+        return target
+    if parsed_args.mode is not None:
+        raise common.UsageError(f'{parsed_args.file} is a device, which '
+                                'keeps its permissions: leave out --mode')
+    return Device(parsed_args.file, parsed_args.force)
 
 
 class Device:
@@ -195,7 +204,7 @@ class Device:
         self.file = file
         self.force = force
 
-    def need_allowed(self):
+    def require_allowed(self):
         """Check that the device may be overwritten.
 
         :raises UsageError: it may not
@@ -215,6 +224,9 @@ class Device:
         fd = os.open(self.file, os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC)
         try:
             size = os.lseek(fd, 0, os.SEEK_END)
+            if not stat.S_ISBLK(os.fstat(fd).st_mode):
+                raise common.UsageError(
+                    f'{self.file} is not a block device any more')
             if size < image.size:
                 raise common.UsageError(
                     f'{self.file} has {size} bytes, and the backup has '

@@ -4,9 +4,7 @@
 
 from collections.abc import Iterator
 import contextlib
-import errno
 import os
-import secrets
 import stat
 import sys
 
@@ -14,13 +12,13 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import files
 from glance_dedup.base import scopes
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying
 from glance_dedup.cli import glance as glance_module
 from glance_dedup.cli import known
+from glance_dedup.cli import targets
 
 
 class Put(command.RepositoryCommand, show.ShowOne):
@@ -137,16 +135,16 @@ class Get(command.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--force', action='store_true',
             help='Replace the file if it exists.')
+        targets.add_mode(parser)
 
     def take_action(self, parsed_args):
         with contextlib.ExitStack() as stack:
             if parsed_args.file == '-':
-                if sys.stdout is None:
-                    raise common.UsageError('there is no standard output')
                 write = _write_to(sys.stdout.buffer)
             else:
-                target = Target(parsed_args.file, parsed_args.force)
-                target.need_allowed()
+                target = targets.Target(parsed_args.file, parsed_args.force,
+                                        parsed_args.mode)
+                target.require_allowed()
                 write = target.write
             repo = stack.enter_context(self.open())
             image = stack.enter_context(repo.open_image(parsed_args.id))
@@ -179,84 +177,6 @@ def _write_to(stream):
             progress.update(done)
         stream.flush()
     return write
-
-
-class Target:
-    """A file that gets its name once it is whole and on the disk."""
-
-    def __init__(self, file: str, force: bool):
-        if '\0' in file:
-            raise common.UsageError("the file's name holds a NUL")
-        self.file = file
-        self.force = force
-        self.path = os.path.realpath(file)
-
-    def need_allowed(self):
-        """Check that the file may be written.
-
-        :raises UsageError: it exists, and is not to be replaced
-        """
-        if not os.path.lexists(self.path):
-            return
-        if not self.force:
-            raise common.UsageError(
-                f'{self.file} exists; --force would replace it')
-        if not os.path.isfile(self.path):
-            raise common.UsageError(f'{self.file} is not a regular file')
-
-    def write(self, image, progress):
-        """Write an image to the file.
-
-        :raises UsageError: the file has appeared meanwhile
-        :raises RepositoryError: the image cannot be read
-        :raises OSError: the file cannot be written
-        """
-        directory, name = os.path.split(self.path)
-        temporary = os.path.join(
-            directory, f'.{name[:200]}.{secrets.token_hex(8)}.new')
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                     | os.O_CLOEXEC, 0o666)
-        try:
-            with open(fd, 'wb', buffering=0) as f:
-                self.fill(f, image, progress)
-                os.fsync(f.fileno())
-            self._give_name(temporary)
-        except OSError as e:
-            e.filename = e.filename or self.file
-            raise
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        files.sync_directory(directory)
-
-    def _give_name(self, temporary):
-        if self.force:
-            self.need_allowed()
-            with contextlib.suppress(FileNotFoundError):
-                os.chmod(temporary,
-                         stat.S_IMODE(os.stat(self.path).st_mode))
-            os.rename(temporary, self.path)
-            return
-        try:
-            # Unlike a rename, a link replaces no file that came meanwhile.
-            os.link(temporary, self.path)
-        except FileExistsError:
-            self.need_allowed()
-            raise
-        except OSError as e:
-            # FAT and similar file systems have no hard links.
-            if e.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            self.need_allowed()
-            os.rename(temporary, self.path)
-
-    def fill(self, f, image, progress):
-        """Write an image's bytes to an open file, with holes for zeros."""
-        with copying.Copier(f.fileno(), image, progress) as copier:
-            for start, end in copying.filled_ranges(image):
-                copier.copy(start, end)
-        f.truncate(image.size)
-        progress.update(image.size)
 
 
 class Delete(command.RepositoryCommand, lister.Lister):

@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from glance_dedup.cli import image as image_commands
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
@@ -190,39 +189,6 @@ def test_get_overwrites_only_by_force(stored, content, tmp_path):
     assert stored('image', 'get', 'one', out, '--force').status == 0
     assert out.read_bytes() == content.read_bytes()
     assert out.stat().st_mode & 0o777 == 0o640
-
-
-def test_get_follows_a_link(stored, content, tmp_path):
-    (tmp_path / 'other').mkdir()
-    (tmp_path / 'link').symlink_to('other/out')
-    assert stored('image', 'get', 'one', tmp_path / 'link').status == 0
-    assert (tmp_path / 'link').is_symlink()
-    assert (tmp_path / 'other' / 'out').read_bytes() == content.read_bytes()
-
-
-def test_get_where_a_file_comes_meanwhile(stored, tmp_path, monkeypatch):
-    out = tmp_path / 'out'
-    fill = image_commands.Target.fill
-
-    def slow(self, *args):
-        fill(self, *args)
-        out.write_text('precious')
-
-    monkeypatch.setattr(image_commands.Target, 'fill', slow)
-    stored('image', 'get', 'one', out).refused('--force')
-    assert out.read_text() == 'precious'
-    assert sorted(os.listdir(tmp_path)) == [
-        'content', 'filter', 'out', 'repository']
-
-
-def test_bad_targets(stored, tmp_path):
-    stored('image', 'get', 'one', tmp_path).refused()
-    stored('image', 'get', 'one', tmp_path, '--force').refused('regular')
-    stored('image', 'get', 'one', '/dev/null', '--force').refused('regular')
-    stored('image', 'get', 'one', tmp_path / 'missing/out').refused(
-        'missing')
-    stored('image', 'get', 'one', 'x\0y').refused()
-    stored('image', 'get', 'one', '').refused()
 
 
 def test_get_of_a_damaged_image_leaves_no_file(stored, tmp_path):
