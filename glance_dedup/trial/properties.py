@@ -58,8 +58,11 @@ def owner(meeting: Meeting, findings: Findings, actor: Member) -> None:
     ahead = told['time'] - time.time()
     findings.find('clocks', ahead < 2, None,
                   f'that of {actor.host} is {ahead:.0f} seconds ahead')
-    uid = os.stat(os.path.join(
-        meeting.place, f'{meeting.step}-clock.{actor.token}')).st_uid
+    try:
+        uid = os.stat(os.path.join(
+            meeting.place, f'{meeting.step}-clock.{actor.token}')).st_uid
+    except FileNotFoundError:
+        return      # it has ended since; the next step says so
     findings.find('owner', uid == told['uid'] == os.geteuid(), None,
                   f'{actor.host} writes as uid {told["uid"]}, its file is '
                   f'of {uid}, and this process is {os.geteuid()}')

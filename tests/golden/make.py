@@ -418,6 +418,15 @@ def make(name, directory, everything, **parameters):
         json.dumps(expected, indent=2, sort_keys=True) + '\n')
 
 
+def unpack(name, directory):
+    """Unpack a repository that was made; return its path."""
+    with tarfile.open(HERE / f'{name}.tar.xz') as archive:
+        # These are ours. Python 3.11.2 has no argument for this.
+        archive.extraction_filter = lambda member, path: member
+        archive.extractall(directory)
+    return pathlib.Path(directory) / 'repository'
+
+
 def main(version):
     made = {parameters.words(parameters.DEFAULT): make_default,
             parameters.words(parameters.WITH_VOLUMES): make_with_volumes,

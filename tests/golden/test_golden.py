@@ -5,8 +5,6 @@
 import hashlib
 import json
 import os
-import pathlib
-import tarfile
 
 import pytest
 
@@ -45,13 +43,7 @@ def expected(name):
 
 @pytest.fixture
 def path(name, tmp_path):
-    return unpack(name, tmp_path)
-
-
-def unpack(name, directory):
-    with tarfile.open(make.HERE / f'{name}.tar.xz') as archive:
-        archive.extractall(directory, filter='tar')
-    return pathlib.Path(directory) / 'repository'
+    return make.unpack(name, tmp_path)
 
 
 def need_images(repo, expected):

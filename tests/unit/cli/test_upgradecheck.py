@@ -3,9 +3,7 @@
 """``status upgrade-check``, on real repositories and with real daemons."""
 
 import json
-import os
 import re
-import tarfile
 
 import pytest
 
@@ -15,9 +13,9 @@ from glance_dedup.cli import settings
 from glance_dedup.cli import upgradecheck
 from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import notes as notes_module
+from tests.golden import make
 from tests.support import daemons
 from tests.support import repositories
-from tests.unit.cli import conftest
 
 SUCCESS, WARNING, FAILURE = range(3)
 GLANCE = """
@@ -67,12 +65,7 @@ def test_the_status_is_still_there(created):
 
 
 def test_an_older_minor_version_is_a_warning(cli):
-    golden = conftest.TOP / 'tests' / 'golden' / '1.0-hash.tar.xz'
-    with tarfile.open(golden) as archive:
-        archive.extractall(cli.path.parent, filter='data')
-        top = archive.getnames()[0].split('/')[0]
-    if top != cli.path.name:
-        os.rename(cli.path.parent / top, cli.path)
+    assert make.unpack('1.0-hash', cli.path.parent) == cli.path
     status, found = check(cli)
     code, sentences = found['Format of the repository']
     assert code == WARNING
