@@ -33,7 +33,6 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import imagelist
-from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import repository as repository_module
 
@@ -299,7 +298,7 @@ class Held:
         try:
             images = decode(files.read_file(self._path, LARGEST + 1))
         except FileNotFoundError:
-            if here and not os.path.lexists(os.path.join(root, SET_ASIDE)):
+            if here and not files.exists(os.path.join(root, SET_ASIDE)):
                 raise exceptions.InvalidParameter(
                     f'{root} holds images and is no cache: it has no {NAME}. '
                     'A cache deletes what it holds, so give it a repository '
@@ -326,8 +325,8 @@ class Held:
                     'last used is forgotten, and each is looked at anew when '
                     'it is asked for.', self._path, aside, str(error)[:200])
         try:
-            if os.path.lexists(aside):
-                maintainer_module._remove(aside)
+            if files.exists(aside):
+                files.remove(aside)
             os.rename(self._path, aside)
         except OSError as e:
             LOG.warning('%s cannot be set aside: %s', self._path, e.strerror)

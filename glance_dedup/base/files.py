@@ -7,10 +7,12 @@ The engine reads and writes the files of images and block groups.
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import json
 import os
 import re
 import secrets
+import shutil
 import stat as stat_module
 from typing import Any
 
@@ -32,9 +34,9 @@ def os_errors(what: str, missing: type[exceptions.RepositoryError]
     try:
         yield
     except OSError as e:
-        if isinstance(e, PermissionError) or e.errno == 30:  # EROFS
+        if isinstance(e, PermissionError) or e.errno == errno.EROFS:
             kind: type = exceptions.AccessDenied
-        elif e.errno in (28, 122, 27):  # ENOSPC, EDQUOT, EFBIG
+        elif e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             kind = exceptions.NoSpaceError
         elif isinstance(e, FileNotFoundError):
             kind = missing
@@ -43,6 +45,50 @@ def os_errors(what: str, missing: type[exceptions.RepositoryError]
         error = kind(f'{what}: {e.strerror or e}')
         error.errno = e.errno or 0
         raise error from e
+
+
+def stat_of(path: str, follow: bool = False) -> os.stat_result | None:
+    """Return what the system says of a path; None if nothing is there.
+
+    :param follow: of the file to which a symbolic link points
+    :raises AccessDenied, StorageError: the system does not say whether
+        something is there, for example because the disk fails
+    """
+    try:
+        with os_errors(f'cannot look at {path}'):
+            return os.stat(path, follow_symlinks=follow)
+    except exceptions.ImageNotFound:
+        return None
+    except exceptions.StorageError as e:
+        if e.errno == errno.ENOTDIR:
+            return None
+        raise
+
+
+def exists(path: str) -> bool:
+    """Return whether something has a name, if only a broken link.
+
+    Unlike :func:`os.path.lexists` it does not take a failing disk for an
+    empty one. Raises as :func:`stat_of`.
+    """
+    return stat_of(path) is not None
+
+
+def is_directory(path: str) -> bool:
+    """Return whether a path leads to a directory; raises as `stat_of`."""
+    found = stat_of(path, follow=True)
+    return found is not None and stat_module.S_ISDIR(found.st_mode)
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a directory with all that is in it.
+
+    :raises OSError: as its name says
+    """
+    if stat_module.S_ISDIR(os.lstat(path).st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def sync_directory(path: str) -> None:

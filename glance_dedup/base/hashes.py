@@ -202,7 +202,7 @@ def record(root: str, stat: Any, found: Hash) -> None:
     path = _path(root, stat.image_id)
     directory = os.path.dirname(path)
     with files.os_errors(f'cannot write {path}'):
-        if not os.path.isdir(directory):
+        if not files.is_directory(directory):
             access.make_directory(directory, access.directory_mode(root))
             files.sync_directory(root)
         files.replace_file(path, encode(stat.upload_id, known),

@@ -149,7 +149,6 @@ class _Checker:
         if self.parameters:
             major = self.parameters['major']
             self.directories.check_volumes(major, has_volumes)
-            cold.check_directory(self.directories, major)
             locks.check_versions(self.directories, major)
         quarantined = len(self.directories.names('quarantine'))
         if quarantined:

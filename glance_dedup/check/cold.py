@@ -38,18 +38,6 @@ _WHAT_TO_DO = (': restore the file from a backup, or the repository with '
                "'glance-dedup repository restore'")
 
 
-def check_directory(directories: directories_module.Directories, major: int
-                    ) -> None:
-    """Report a directory of slices that is missing.
-
-    :param major: the major version in repository.json
-    """
-    if major >= form.WITH_COLD and _SLICES not in directories:
-        directories.findings.find(
-            form.DAMAGE, _SLICES, None, 'the directory is missing, which a '
-            f'repository of format {major}.x has: make it, empty')
-
-
 def check(directories: directories_module.Directories) -> None:
     """Judge ``cold.json`` and the slices, after all groups were read.
 

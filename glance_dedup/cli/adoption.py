@@ -12,6 +12,7 @@ from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import units
 from glance_dedup.cli import command
@@ -260,7 +261,7 @@ class Export(command.RepositoryCommand, lister.Lister):
             raise common.UsageError('name images to export, or give --all')
         mode = parsed_args.mode
         directory = parsed_args.directory
-        if not os.path.isdir(directory):
+        if not files.is_directory(directory):
             raise common.UsageError(f'{directory} is not a directory')
         rows = []
         with self.open() as repo:
@@ -282,7 +283,7 @@ class Export(command.RepositoryCommand, lister.Lister):
     @staticmethod
     def _need_room(directory, stats):
         needed = sum(stat.size - stat.zero_bytes for stat in stats
-                     if not os.path.lexists(
+                     if not files.exists(
                          os.path.join(directory, stat.image_id)))
         free = shutil.disk_usage(directory).free
         if needed > free:
@@ -298,7 +299,7 @@ class Export(command.RepositoryCommand, lister.Lister):
         _remove_leftovers(directory, stat.image_id)
         try:
             with repo.open_image(stat.image_id) as image:
-                if os.path.lexists(path):
+                if files.exists(path):
                     _compare(path, image)
                     result = 'present'
                 else:

@@ -8,6 +8,7 @@ import os
 import typing
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.client import errors
 
 if typing.TYPE_CHECKING:
@@ -31,7 +32,7 @@ def catalog_of(repo):
             # Nobody may open it without the lock.
             maintenance = stack.enter_context(contextlib.closing(
                 _engine.Maintenance(repo.handle())))
-            if os.path.isdir(path) and maintenance.lock():
+            if files.is_directory(path) and maintenance.lock():
                 catalog = stack.enter_context(contextlib.closing(
                     catalog_module.Catalog(path, repo.repository_id)))
         yield catalog if catalog is not None and catalog.valid else None

@@ -188,7 +188,8 @@ class Database:
         self.write(Batch(), sync=True, sequence=0)
 
     def _open(self) -> None:
-        if not os.path.isdir(self.path) or os.path.islink(self.path):
+        found = files.stat_of(self.path)
+        if found is None or not stat.S_ISDIR(found.st_mode):
             raise CatalogError(f'the catalog {self.path} does not exist, or '
                                'is not a directory')
         self._check_files()

@@ -13,7 +13,6 @@ import dataclasses
 import logging
 import os
 import secrets
-import shutil
 from typing import Any
 from typing import NoReturn
 from typing import TypeVar
@@ -184,7 +183,7 @@ class Maintainer(closing.Closing):
 
     def _start(self, progress: Progress | None) -> None:
         if self._fence.read() is None and (
-                not os.path.lexists(self._path(_CATALOG))):
+                not files.exists(self._path(_CATALOG))):
             # This repository had no maintainer before.
             self.rebuild(progress)
             return
@@ -272,7 +271,7 @@ class Maintainer(closing.Closing):
         if why is not None:
             self.warnings.append(
                 f'{why}; it was set aside, and the catalog was rebuilt' if
-                os.path.lexists(self._path(_CATALOG))
+                files.exists(self._path(_CATALOG))
                 else f'{why}; the catalog was rebuilt')
         self.reserve.with_room(
             lambda: self._rebuild(progress, why is not None, hosts))
@@ -324,7 +323,7 @@ class Maintainer(closing.Closing):
         known = 0
         kept = database.Batch()
         path = self._path(_CATALOG)
-        if os.path.lexists(path):
+        if files.exists(path):
             # Perhaps the old catalog cannot be read at all.
             with contextlib.suppress(exceptions.RepositoryError):
                 if self._catalog is None:
@@ -343,7 +342,7 @@ class Maintainer(closing.Closing):
                 aside = self._path(_SET_ASIDE + secrets.token_hex(8))
                 os.rename(path, aside)
                 if not set_aside:
-                    _remove(aside)
+                    files.remove(aside)
         return self._fence.next_sequence(known), kept
 
     def _remove_set_aside(self) -> None:
@@ -351,7 +350,7 @@ class Maintainer(closing.Closing):
         directory, prefix = os.path.split(_SET_ASIDE)
         for name in os.listdir(self._path(directory)):
             if name.startswith(prefix):
-                _remove(self._path(os.path.join(directory, name)))
+                files.remove(self._path(os.path.join(directory, name)))
 
     def _count(self, image_ids: list[str], progress: Progress | None = None,
                unfinished: bool = False) -> None:
@@ -537,10 +536,3 @@ class Maintainer(closing.Closing):
         finally:
             if free:
                 self.engine.unlock_image()
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)

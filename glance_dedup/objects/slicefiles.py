@@ -95,8 +95,10 @@ class SliceFiles:
 
     def _write_once(self, path: str, content: bytes) -> None:
         temporary = f'{path}.{secrets.token_hex(8)}'
-        if not os.path.isdir(os.path.dirname(path)):
-            access.make_directory(os.path.dirname(path), self._directory_mode)
+        # Somebody may have removed the cache.
+        for directory in self._directory, os.path.dirname(path):
+            if not files.is_directory(directory):
+                access.make_directory(directory, self._directory_mode)
         try:
             with open(access.make_file(temporary, self._file_mode), 'wb') as f:
                 f.write(content)

@@ -59,7 +59,7 @@ def read(path: str) -> Settings | None:
     :raises DamagedError, StorageError, AccessDenied: as their names say
     """
     file = os.path.join(path, _FILE)
-    if not os.path.lexists(file):
+    if not files.exists(file):
         return None
     try:
         with files.os_errors(f'cannot read {file}'):
@@ -140,7 +140,8 @@ def open_slices(path: str, ask: slices_module.Ask | None
 
     :param path: the repository's directory
     :param ask: asks dedupd for slices; None: it is not asked
-    :raises StorageError: it has no directory for slices
+    :raises AccessDenied, NoSpaceError, StorageError: the directory of slices
+        is missing, and cannot be made
     """
     def source() -> slices_module.Source:
         try:
@@ -154,10 +155,10 @@ def open_slices(path: str, ask: slices_module.Ask | None
                                     settings.cache_mib << 20)
 
     directory = os.path.join(path, layout.SLICES)
-    if not os.path.isdir(directory):
-        raise exceptions.StorageError(
-            f'the directory {directory} is missing: make it, empty, as the '
-            "user of the repository's other directories")
+    if not files.is_directory(directory):
+        # A cache, which may be removed; other processes may make it now.
+        with files.os_errors(f'cannot make {directory}'):
+            access.make_directory(directory, access.directory_mode(path))
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
     return slices_module.Slices(directory, source, mode, ask)

@@ -27,6 +27,7 @@ import time
 
 from glance_dedup import _engine
 from glance_dedup.base import closing
+from glance_dedup.base import files
 from glance_dedup.base import filesystem
 from glance_dedup.base import hexids
 from glance_dedup.repository import layout
@@ -162,10 +163,8 @@ def _remove_store(path: str, unused: float = UNUSED) -> bool:
                 or not os.path.samestat(status, os.lstat(path + _USERS))):
             return False
         for name in (path, f'{path}-lock', f'{path}-process'):
-            if os.path.isdir(name):
-                shutil.rmtree(name)
-            elif os.path.lexists(name):
-                os.unlink(name)
+            with contextlib.suppress(FileNotFoundError):
+                files.remove(name)
         os.unlink(path + _USERS)
         return True
 

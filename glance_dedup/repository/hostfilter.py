@@ -30,6 +30,7 @@ import warnings
 from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.repository import filters
 
 # The default place of filters, and after how many seconds a filter that could
@@ -178,7 +179,7 @@ class HostFilter:
             return
         try:
             path = self._path()
-            if not create and not os.path.exists(path):
+            if not create and not files.exists(path):
                 self.error = self._lack_of_room(path)
                 return
             with self._mutex:
@@ -417,6 +418,6 @@ class HostFilter:
                 or time.monotonic() < self._again):
             return False
         try:
-            return not os.path.exists(self._path())
-        except OSError:
+            return not files.exists(self._path())
+        except (OSError, exceptions.RepositoryError):
             return False    # attach reports it

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import secrets
-import shutil
 from typing import Any
 
 import xxhash
@@ -34,6 +33,8 @@ _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 VOLUMES = 'volumes'
 #: In repositories whose groups may be cold: what this keeps of their objects.
 SLICES = 'slices'
+# Made by the first maintainer.
+_CATALOG = 'catalog'
 MAINTAINER_LOCK = 'locks/maintainer'
 IMAGE_LOCKS = 'locks/images'
 _PAGE = 4096
@@ -74,7 +75,8 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
     path = os.path.abspath(os.fspath(path))
     parameters = parameters_module.Parameters.choose(**chosen)
     with files.os_errors(f'cannot create the repository {path}'):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        if not files.is_directory(path):
+            os.makedirs(path, mode=0o700, exist_ok=True)
         _need_fresh(path)
         access.settle(path, group_access)
         _furnish(path, parameters, secrets.token_hex(32).encode())
@@ -123,11 +125,12 @@ def begin_restoring(path: str, parameters: parameters_module.Parameters,
     :raises InvalidParameter: it holds something else
     """
     with files.os_errors(f'cannot make the directory {path}'):
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        if not files.is_directory(path):
+            os.makedirs(path, mode=0o700, exist_ok=True)
         if is_being_restored(path):
             for name in {*os.listdir(path)} - {
                     'groups', RESTORING_FILE, 'lost+found'}:
-                _remove(os.path.join(path, name))
+                files.remove(os.path.join(path, name))
         else:
             _need_fresh(path)
             for name in filter(files.TEMPORARY.fullmatch, os.listdir(path)):
@@ -144,8 +147,8 @@ def begin_restoring(path: str, parameters: parameters_module.Parameters,
 
 def is_being_restored(path: str) -> bool:
     """Whether a directory is the work of a restoring that did not end."""
-    return (os.path.lexists(os.path.join(path, RESTORING_FILE))
-            and not os.path.lexists(os.path.join(path, PARAMETERS_FILE)))
+    return (files.exists(os.path.join(path, RESTORING_FILE))
+            and not files.exists(os.path.join(path, PARAMETERS_FILE)))
 
 
 def end_restoring(path: str) -> None:
@@ -161,35 +164,27 @@ def end_restoring(path: str) -> None:
             files.sync_directory(os.path.dirname(path))
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
-
-
 def _need_fresh(path: str) -> None:
     ours = {_KEY_FILE, *_DIRECTORIES, VOLUMES, SLICES, 'lost+found'}
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
         raise exceptions.ImageExists(f'{path} is a repository already')
+    # With a new id, existing files would count as damaged.
+    used = [name for name in ('groups', 'images', VOLUMES, _CATALOG)
+            if name in names and os.listdir(os.path.join(path, name))]
+    if used:
+        if files.exists(os.path.join(path, PARAMETERS_FILE)):
+            # Another process was faster, and stores already.
+            raise exceptions.ImageExists(f'{path} is a repository already')
+        raise exceptions.InvalidParameter(
+            f'{path} is a repository that has lost its {PARAMETERS_FILE}: '
+            f'{used[0]}/ is not empty. Restore the file from a backup')
     strange = sorted(n for n in names - ours
                      if not files.TEMPORARY.fullmatch(n))
     if strange:
         raise exceptions.InvalidParameter(
             f'{path} is neither empty nor a repository: it holds '
             f'{strange[0]}')
-    # With a new id, existing files would count as damaged.
-    for name in names & {'groups', 'images', VOLUMES}:
-        if os.listdir(os.path.join(path, name)):
-            if os.path.lexists(os.path.join(path, PARAMETERS_FILE)):
-                # Another process was faster, and stores already.
-                raise exceptions.ImageExists(
-                    f'{path} is a repository already')
-            raise exceptions.InvalidParameter(
-                f'{path} is a repository that has lost its '
-                f'{PARAMETERS_FILE}: {name}/ is not empty. Restore the '
-                'file from a backup')
 
 
 def read_parameters(path: str, allow_weak: bool = False
@@ -201,17 +196,17 @@ def read_parameters(path: str, allow_weak: bool = False
     :raises AccessDenied: it is another user's, or cannot be read
     :raises DamagedError, VersionError, StorageError: as their names say
     """
-    if not os.path.isdir(path):
+    if not files.is_directory(path):
         raise exceptions.ImageNotFound(f'there is no directory {path}')
     with files.os_errors(f'cannot look at {path}'):
         access.check_user(path)
     file = os.path.join(path, PARAMETERS_FILE)
-    if not os.path.lexists(file):
-        try:
-            os.listdir(path)
-        except OSError as e:
-            raise exceptions.AccessDenied(f'cannot read {path}: {e.strerror}')
+    if not files.exists(file):
+        with files.os_errors(f'cannot read {path}'):
+            lost = {*_DIRECTORIES} <= {*os.listdir(path)}
         raise exceptions.ImageNotFound(
+            f'{path} has lost its {PARAMETERS_FILE}: restore the file from a '
+            'backup' if lost else
             f'{path} is not a repository: it has no {PARAMETERS_FILE}')
     with files.os_errors(f'cannot read {file}'):
         return parameters_module.Parameters.from_json(
@@ -258,7 +253,7 @@ def image_errors(path: str) -> Iterator[None]:
     except exceptions.ImageNotFound as e:
         for directory in (os.path.join(path, name)
                           for name in ('images', 'spool')):
-            if not os.path.lexists(directory):
+            if not files.exists(directory):
                 raise exceptions.StorageError(
                     f'the directory {directory} is missing. Mount the '
                     "repository's disk, or restore the directory from a "

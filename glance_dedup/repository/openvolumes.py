@@ -448,7 +448,7 @@ def _errors(repository: repository_module.Repository) -> Iterator[None]:
 
 def _need_directory(repository: repository_module.Repository) -> None:
     directory = os.path.join(repository.path, layout.VOLUMES)
-    if not os.path.isdir(directory):
+    if not files.is_directory(directory):
         raise exceptions.StorageError(
             f"the directory {directory} is missing. Mount the repository's "
             'disk, or restore the directory from a backup')

@@ -15,6 +15,7 @@ import os
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.repository import projects
 from glance_dedup.repository import repository as repository_module
 
@@ -75,7 +76,7 @@ class Usage:
     def _load(self, root: str) -> tuple[_Version, _Projects]:
         """The version of the file of projects, and what it says."""
         version = _version(root)
-        if version is None and not os.path.lexists(
+        if version is None and not files.exists(
                 os.path.join(root, 'fence')):
             return None, {}     # there never was a maintainer
         if version is None or version != self._read[0]:

@@ -97,7 +97,8 @@ def look(repository: Repository, name: str) -> Volume:
     try:
         head = repository.handle().look_at_volume(name)
     except exceptions.ImageNotFound:
-        if os.path.isdir(os.path.join(repository.path, layout.VOLUMES, name)):
+        if files.is_directory(
+                os.path.join(repository.path, layout.VOLUMES, name)):
             return Volume(name, None, False)
         raise
     return Volume(name, head['volume_id'].hex(), head['state'] == 'ready')

@@ -180,7 +180,7 @@ class Underway:
 
     def _open(self) -> int:
         try:
-            if not os.path.lexists(self._path):
+            if not files.exists(self._path):
                 with contextlib.suppress(FileExistsError):
                     os.close(access.make_file(
                         self._path, access.file_mode(self._root)))

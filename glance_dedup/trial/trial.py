@@ -14,6 +14,7 @@ import os
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.trial import findings as findings_module
 from glance_dedup.trial import meeting as meeting_module
 from glance_dedup.trial import properties
@@ -51,7 +52,7 @@ class Trial:
         :raises BusyError: another host did not come, or fell silent
         :raises RepositoryError: the directory is not one for this user
         """
-        if not os.path.isdir(os.path.join(self._path, 'locks')):
+        if not files.is_directory(os.path.join(self._path, 'locks')):
             raise exceptions.ImageNotFound(
                 f'{self._path} is not a repository: make it first, with '
                 "'glance-dedup repository create'")

@@ -103,6 +103,23 @@ def gets(faults):
     return [path for method, path in faults.seen if method == 'GET']
 
 
+@pytest.mark.parametrize('is_open', [False, True])
+def test_the_cache_was_removed(cold, content, is_open):
+    """With its directory; who may make it again does."""
+    with contextlib.ExitStack() as stack:
+        if is_open:
+            repo = stack.enter_context(cold.open())
+            image = stack.enter_context(repo.open_image('one'))
+        shutil.rmtree(cold.path / 'slices')
+        if not is_open:
+            repo = stack.enter_context(cold.open())
+            image = stack.enter_context(repo.open_image('one'))
+        assert image.read(SIZE, 0) == content
+        repositories.put(repo, 'two', content)
+    assert list(cold.slices.iterdir())
+    repositories.need_clean(cold.path)
+
+
 def test_each_slice_is_fetched_once(cold, faults, content):
     faults.seen.clear()
     assert cold.read() == content

@@ -6,12 +6,15 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 enum {
     FETCHES = 3, /* what was fetched may be evicted before it is read */
-    NAME = 2 * GD_ID_SIZE + 1 + 8 + 1, /* <object id>/<slice> */
+    /* <directory>/<object id>/<slice> */
+    NAME = NAME_MAX + 1 + 2 * GD_ID_SIZE + 1 + 8 + 1,
 };
 
 typedef struct counters {
@@ -20,10 +23,32 @@ typedef struct counters {
 
 struct gd_slices {
     const gd_env *env;
-    int directory;
+    /* The directory may be removed and made again, so it is not held open. */
+    int parent;
+    char directory[NAME_MAX + 1];
     gd_slice_source source;
     counters *counters; /* readers have the rest only to look at */
 };
+
+static gd_status
+open_parent(gd_slices *slices, const char *path, gd_error *err)
+{
+    char parent[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    const char *name = slash == NULL ? path : slash + 1;
+    /* The root is its own parent. */
+    size_t length = slash == NULL ? 0 : slash == path ? 1
+                                                      : (size_t)(slash - path);
+    if (*name == '\0' || strlen(name) > NAME_MAX || length >= PATH_MAX) {
+        return gd_fail(err, GD_INVALID, "%s names no directory of slices",
+                       path);
+    }
+    memcpy(parent, path, length);
+    parent[length] = '\0';
+    memcpy(slices->directory, name, strlen(name) + 1);
+    return gd_open(slices->env, AT_FDCWD, length > 0 ? parent : ".",
+                   O_RDONLY | O_DIRECTORY, 0, &slices->parent, err);
+}
 
 gd_status
 gd_slices_open(const gd_env *env, const char *directory,
@@ -40,8 +65,7 @@ gd_slices_open(const gd_env *env, const char *directory,
     slices->counters = &made->counters;
     slices->env = env;
     slices->source = *source;
-    gd_status s = gd_open(env, AT_FDCWD, directory, O_RDONLY | O_DIRECTORY, 0,
-                          &slices->directory, err);
+    gd_status s = open_parent(slices, directory, err);
     if (s != GD_OK) {
         env->release(env, slices);
         return s;
@@ -55,7 +79,7 @@ gd_slices_close(gd_slices *slices)
 {
     if (slices != NULL) {
         const gd_env *env = slices->env;
-        env->close(env, slices->directory);
+        env->close(env, slices->parent);
         env->release(env, slices);
     }
 }
@@ -68,12 +92,14 @@ gd_slices_get_counts(const gd_slices *slices)
 }
 
 static void
-name_slice(const gd_object *object, uint32_t slice, char name[NAME])
+name_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
+           char name[NAME])
 {
+    char id[2 * GD_ID_SIZE + 1];
     for (size_t i = 0; i < GD_ID_SIZE; i++) {
-        snprintf(name + 2 * i, 3, "%02x", (unsigned)object->id[i]);
+        snprintf(id + 2 * i, 3, "%02x", (unsigned)object->id[i]);
     }
-    snprintf(name + 2 * (size_t)GD_ID_SIZE, 10, "/%08" PRIx32, slice);
+    snprintf(name, NAME, "%s/%s/%08" PRIx32, slices->directory, id, slice);
 }
 
 static uint64_t
@@ -89,7 +115,7 @@ slice_size(const gd_object *object, uint32_t slice)
 static gd_status
 take_away(const gd_slices *slices, const char *name, gd_error *err)
 {
-    (void)slices->env->unlinkat(slices->env, slices->directory, name);
+    (void)slices->env->unlinkat(slices->env, slices->parent, name);
     return gd_fail(err, GD_NOTFOUND, "the slice %s is not whole", name);
 }
 
@@ -113,8 +139,8 @@ read_file(const gd_slices *slices, const gd_object *object, uint32_t slice,
     char name[NAME];
     struct stat st;
     int fd;
-    name_slice(object, slice, name);
-    gd_status s = gd_open(env, slices->directory, name, O_RDONLY, 0, &fd, err);
+    name_slice(slices, object, slice, name);
+    gd_status s = gd_open(env, slices->parent, name, O_RDONLY, 0, &fd, err);
     if (s != GD_OK) {
         return is_bad(s, err) ? take_away(slices, name, err) : s;
     }
@@ -213,8 +239,8 @@ is_there(const gd_slices *slices, const gd_object *object, uint32_t slice)
 {
     char name[NAME];
     struct stat st;
-    name_slice(object, slice, name);
-    return slices->env->fstatat(slices->env, slices->directory, name, &st) ==
+    name_slice(slices, object, slice, name);
+    return slices->env->fstatat(slices->env, slices->parent, name, &st) ==
            0;
 }
 
@@ -249,7 +275,7 @@ gd_slices_forget(const gd_slices *slices, const gd_object *object,
     char name[NAME];
     for (uint64_t slice = offset / GD_SLICE;
          length > 0 && slice <= (offset + length - 1) / GD_SLICE; slice++) {
-        name_slice(object, (uint32_t)slice, name);
-        (void)slices->env->unlinkat(slices->env, slices->directory, name);
+        name_slice(slices, object, (uint32_t)slice, name);
+        (void)slices->env->unlinkat(slices->env, slices->parent, name);
     }
 }

@@ -47,7 +47,7 @@ typedef struct gd_slice_counts {
     uint64_t misses; /* those for which a slice had to be fetched */
 } gd_slice_counts;
 
-/* The directory exists, and is only this user's. */
+/* The directory is only this user's.  It may be missing: the source makes it. */
 gd_status gd_slices_open(const gd_env *env, const char *directory,
                          const gd_slice_source *source, gd_slices **slices,
                          gd_error *err);

@@ -244,9 +244,12 @@ test_no_directory(void)
     gd_slices *none;
     setup(&t);
     gd_slice_source source = {&t, fetch, expect};
-    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent", &source, &none,
+    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/slices", &source,
+                             &none,
                              &t.x.err), GD_NOTFOUND);
     CHECK_CONTAINS(t.x.err.text, "/nonexistent");
+    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/", &source, &none,
+                             &t.x.err), GD_INVALID);
     teardown(&t);
 }
 

@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 from tests.support import repositories
 from tests.support.repositories import create
@@ -79,6 +80,21 @@ def test_create_over_what_has_lost_its_description(tmp_path, name):
                        match=f'lost its repository.json: {name}/'):
         create(path)
     assert not (path / 'repository.json').exists()
+
+
+def test_a_used_repository_that_lost_its_description(tmp_path):
+    """A daemon has made its catalog, and the last image was deleted."""
+    path = tmp_path / 'r'
+    create(path)
+    with open_repository(path) as repo, maintainer_module.Maintainer(repo):
+        pass
+    (path / 'repository.json').unlink()
+    with pytest.raises(exceptions.InvalidParameter,
+                       match='lost its repository.json: catalog/'):
+        create(path)
+    with pytest.raises(exceptions.ImageNotFound,
+                       match='lost its repository.json: restore the file'):
+        open_repository(path)
 
 
 def test_create_beside_one_who_was_faster(tmp_path, monkeypatch):
