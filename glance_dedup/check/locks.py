@@ -46,8 +46,11 @@ def check_versions(directories: directories_module.Directories, major: int
                         if is_locked(f.fd, form.VERSION_BYTE + older)}
                 if not held:
                     break
-    except (KeyError, files.Gone, form.Damage):
+    except (KeyError, files.Gone):
         return      # reported elsewhere
+    except form.Damage as e:
+        directories.findings.find(form.DAMAGE, 'locks/groups', None, str(e))
+        return
     for older in sorted(held):
         directories.findings.find(
             form.NOTE, 'locks/groups', None, 'a running program works by '
@@ -56,13 +59,17 @@ def check_versions(directories: directories_module.Directories, major: int
 
 
 def is_locked(fd: int, byte: int) -> bool:
-    """Whether somebody holds a lock of any kind on this byte of a file."""
+    """Return whether somebody holds a lock of any kind on a byte of a file.
+
+    :raises form.Damage: the system does not say
+    """
     flock = struct.Struct('@hhqqi4x')
     try:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
             fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    except OSError:
-        return True
+    except OSError as e:
+        raise form.Damage(
+            f'cannot be asked for its locks: {e.strerror}') from e
     return flock.unpack(answer)[0] != fcntl.F_UNLCK
 
 

@@ -11,6 +11,7 @@ shows whether LevelDB lost a batch and kept later ones.
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -251,14 +252,19 @@ class Database:
         """Whether others have opened the catalog since this object did.
 
         They may have changed it. This object must not be used any more.
+
+        :raises AccessDenied, StorageError: that cannot be found out
         """
         return self._opening != self._last_opening()
 
     def _last_opening(self) -> tuple[bytes, int] | None:
-        """What tells when the catalog was opened last; None: there is none.
+        """Return what tells when the catalog was opened last.
 
         Whoever opens a LevelDB begins a manifest, and replaces the file that
         names it.
+
+        :returns: None if there is no catalog
+        :raises AccessDenied, StorageError: that cannot be found out
         """
         try:
             for directory in os.path.join(self.path, os.pardir), self.path:
@@ -267,8 +273,12 @@ class Database:
             with open(os.path.join(self.path, _CURRENT), 'rb') as f:
                 # No times: some file systems change their minds on them.
                 return f.read(_CURRENT_MOST), os.fstat(f.fileno()).st_ino
-        except OSError:
-            return None
+        except OSError as e:
+            # What was opened may be replaced meanwhile.
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                return None
+            with files.os_errors(f'cannot look at the catalog {self.path}'):
+                raise
 
     def close(self) -> None:
         """Close the catalog; later calls raise ClosedError. Idempotent."""

@@ -92,7 +92,8 @@ class Maintainer(closing.Closing):
         as numbers. Closing the engine closes it."""
         self.taken: dict[int, bytes] = {}
         """Digests of the helpers' notes on which this process has acted."""
-        self.lost = False
+        # Why this process is not the maintainer any more.
+        self.lost = ''
         """Whether another process was found to be, or to have been, the
         maintainer meanwhile. Then this object must be closed."""
         self._catalog: catalog_module.Catalog | None = None
@@ -162,11 +163,13 @@ class Maintainer(closing.Closing):
             self._lose('another process has opened the catalog')
 
     def _confirm_lock(self) -> None:
-        if self.lost or not self.engine.lock():
+        if self.lost:
+            self._lose(self.lost)
+        if not self.engine.lock():
             self._lose('another process maintains it')
 
     def _lose(self, why: str) -> NoReturn:
-        self.lost = True
+        self.lost = why
         raise exceptions.LostLocks(
             f'this process does not maintain {self.repository.path} any '
             f'more: it was cut off, and lost its locks; {why}')

@@ -1,19 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """A disk that answers every request with an error: a real XFS, shut down."""
 
+import contextlib
 import fcntl
 import os
 import struct
 
 import pytest
 
+from dedupd.tasks import collector
+from dedupd.tasks import scrubber
+from glance_dedup import _engine
+from glance_dedup.base import exceptions
+from glance_dedup.base import task
 from glance_dedup.cli import main
+from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import disks
+from tests.support import repositories
 
 pytestmark = pytest.mark.needs('disks')
 
 _SHUT_DOWN = 0x8004587D         # FS_IOC_SHUTDOWN of <linux/fs.h>
 _WITHOUT_LOG = 2
+
+
+def fail(root):
+    """Have each request to a file system answered by an error."""
+    fd = os.open(root, os.O_RDONLY)
+    fcntl.ioctl(fd, _SHUT_DOWN, struct.pack('I', _WITHOUT_LOG))
+    os.close(fd)
 
 
 @pytest.fixture(scope='module')
@@ -26,20 +41,18 @@ def command(tmp_path_factory):
         for line in ('repository create --cold', f'image put a {__file__}',
                      'collect'):
             assert main.main([*command, *line.split()]) == 0
-        fd = os.open(root, os.O_RDONLY)
-        fcntl.ioctl(fd, _SHUT_DOWN, struct.pack('I', _WITHOUT_LOG))
-        os.close(fd)
+        fail(root)
         yield command
 
 
 @pytest.mark.parametrize('line', [
     'status', 'status upgrade-check', 'collect', 'merge', 'scrub',
-    'recompress', 'tier --all', 'space', 'orphans', 'repository create', 'repository show',
-    'repository check', 'repository rebuild-catalog', 'filter show',
-    'image put b /dev/null', 'image copy a b', 'image get a -',
-    'image delete a', 'image list', 'image show a', 'image verify a',
-    'image mark-lost a', 'project list', 'project count', 'backup list',
-    'backup prune --keep-last 1', 'cold show', 'volume list',
+    'recompress', 'tier --all', 'space', 'orphans', 'repository create',
+    'repository show', 'repository check', 'repository rebuild-catalog',
+    'filter show', 'image put b /dev/null', 'image copy a b',
+    'image get a -', 'image delete a', 'image list', 'image show a',
+    'image verify a', 'image mark-lost a', 'project list', 'project count',
+    'backup list', 'backup prune --keep-last 1', 'cold show', 'volume list',
     'volume create v 1M', 'volume delete v', 'export /tmp --all'])
 def test_commands_say_what_the_system_says(command, capfd, line):
     status = main.main([*command, *line.split()])
@@ -48,3 +61,41 @@ def test_commands_say_what_the_system_says(command, capfd, line):
     assert status == 2
     for wrong in 'there is no', 'missing', 'another process', 'not a repos':
         assert wrong not in told, told
+
+
+def test_a_maintainer_blames_nobody(tmp_path):
+    """It is still the maintainer, and can say so if the disk works again."""
+    with disks.mounted(tmp_path, 'xfs') as root:
+        path = repositories.create(root / 'repository')
+        with (repositories.open_repository(path) as repo,
+              maintainer_module.Maintainer(repo) as maintainer):
+            repositories.put(repo, 'a', repositories.noise(100000))
+            repo.delete('a')
+            fail(root)
+            for work in (
+                    maintainer.confirm,
+                    lambda: collector.run_once(
+                        maintainer, task.Pace(), live_share=0),
+                    lambda: scrubber.run_once(maintainer, task.Pace())):
+                with pytest.raises(exceptions.RepositoryError,
+                                   match='Input/output error') as caught:
+                    work()
+                assert not isinstance(caught.value, exceptions.LostLocks)
+            assert not maintainer.lost
+        with pytest.raises(exceptions.StorageError,
+                           match='Input/output error'):
+            repositories.open_repository(path)
+
+
+def test_a_lock_whose_file_cannot_be_asked_for(tmp_path):
+    """That is no sign of another maintainer."""
+    with disks.mounted(tmp_path, 'xfs') as root:
+        path = repositories.create(root / 'repository')
+        with repositories.open_repository(path) as repo:
+            maintainer_module.Maintainer(repo).close()
+            with contextlib.closing(
+                    _engine.Maintenance(repo.handle())) as engine:
+                fail(root)
+                with pytest.raises(exceptions.StorageError,
+                                   match='Input/output error'):
+                    engine.lock()

@@ -427,15 +427,18 @@ gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    int rc = env->lock(env, *fd, MAINTAINER_BYTE, F_WRLCK);
-    /* I4: if the file was replaced, there may be a second maintainer. */
-    if (rc >= 0 && gd_same_file(env, *fd, root, GD_FILE_MAINTAINER_LOCK)) {
-        return GD_OK;
+    bool same = false;
+    s = gd_maintainer_confirm(env, *fd, err);
+    if (s == GD_OK) {
+        s = gd_find_same(env, *fd, root, GD_FILE_MAINTAINER_LOCK, &same, err);
     }
-    env->close(env, *fd);
-    *fd = -1;
-    return rc < 0 && rc != -EAGAIN
-               ? gd_fail_errno(err, -rc, "cannot lock %s",
-                               GD_FILE_MAINTAINER_LOCK)
-               : GD_BUSY;
+    /* I4: if the file was replaced, there may be a second maintainer. */
+    if (s == GD_OK && !same) {
+        s = GD_BUSY;
+    }
+    if (s != GD_OK) {
+        env->close(env, *fd);
+        *fd = -1;
+    }
+    return s;
 }

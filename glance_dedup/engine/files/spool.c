@@ -167,13 +167,17 @@ gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
         /* N11: the maintainer refuses this byte only on an inode that is no
          * longer the image's. */
         int rc = env->lock(env, *fd, GD_BYTE_USERS, F_RDLCK);
-        if (rc >= 0 && gd_same_file(env, *fd, root, name)) {
+        bool same = false;
+        s = rc >= 0 ? gd_find_same(env, *fd, root, name, &same, err)
+            : rc == -EAGAIN ? GD_OK
+                            : gd_fail_errno(err, -rc, "cannot lock %s", name);
+        if (same) {
             return GD_OK;
         }
         env->close(env, *fd);
         *fd = -1;
-        if (rc < 0 && rc != -EAGAIN) {
-            return gd_fail_errno(err, -rc, "cannot lock %s", name);
+        if (s != GD_OK) {
+            return s;
         }
         env->sleep_ms(env, i < 10 ? 0 : 5);
     }

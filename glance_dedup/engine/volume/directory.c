@@ -51,10 +51,12 @@ lock_file(const gd_env *env, int root, const char *volume, const char *name,
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot lock %s", name);
     }
-    return gd_same_file(env, fd, root, name)
-               ? GD_OK
-               : gd_fail(err, GD_NOTFOUND, "volume %s was just deleted",
-                         volume);
+    bool same;
+    gd_status s = gd_find_same(env, fd, root, name, &same, err);
+    return s != GD_OK ? s
+           : same     ? GD_OK
+                      : gd_fail(err, GD_NOTFOUND, "volume %s was just deleted",
+                                volume);
 }
 
 static gd_status
