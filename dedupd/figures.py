@@ -8,6 +8,7 @@ for a running task.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import os
 import shutil
@@ -204,11 +205,13 @@ class Figures:
         return *is_now, facts['end'] if facts['is_cold'] else 0
 
     def _store_bytes(self) -> int:
-        """The disk space of all groups' headers and fingerprint stores."""
-        with contextlib.suppress(OSError):
-            return self._data_start() * len(os.listdir(
-                os.path.join(self._repository.path, 'groups')))
-        return 0
+        """Return the disk space of all groups' headers and stores.
+
+        Of a group whose blocks were freed most is a hole.
+        """
+        start = self._data_start()
+        return sum(min(start, size) for size in _sizes_on_disk(
+            os.path.join(self._repository.path, 'groups')))
 
     def _data_start(self) -> int:
         return layout.data_start(self._repository.parameters.group_slots)
@@ -388,9 +391,12 @@ def journals(path: str) -> dict[str, int]:
 
 def disk_bytes(path: str) -> int:
     """The disk space of the files of a directory."""
-    total = 0
+    return sum(_sizes_on_disk(path))
+
+
+def _sizes_on_disk(path: str) -> Iterator[int]:
+    """Yield the bytes that each file of a directory takes on the disk."""
     with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total
+                yield entry.stat(follow_symlinks=False).st_blocks * 512

@@ -433,8 +433,13 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[metrics_core.Metric]:
             yield family
 
 
+def _label(project: str) -> str:
+    """Return the label of a project, which is none of ours."""
+    return f'({project}' if project.startswith('(') else project or NOBODY
+
+
 def _of_projects(projects: Projects) -> Iterator[metrics_core.Metric]:
-    rows = {project['project'] or NOBODY: [project]
+    rows = {_label(project['project']): [project]
             for project in projects[:MOST_PROJECTS]}
     if others := projects[MOST_PROJECTS:]:
         rows[OTHERS] = others

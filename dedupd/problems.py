@@ -79,7 +79,8 @@ def _catalog(status: Fields) -> Problems:
                         'meanwhile, and some figures are missing.')
     if _part(status, 'repository').get('maintained') is False:
         yield WARNING, ('No process maintains the repository, so nothing is '
-                        'freed: start dedupd.')
+                        'freed: start dedupd. If it runs, its log says why '
+                        'it does not.')
     for warning in catalog.get('warnings') or ():
         yield WARNING, str(warning)
 

@@ -172,11 +172,25 @@ def _write_to(stream):
         while done < image.size:
             view = buffer[:image.size - done]
             copying.fill(view, image, done)
-            stream.write(view)
+            with _output_errors():
+                stream.write(view)
             done += len(view)
             progress.update(done)
-        stream.flush()
+        with _output_errors():
+            stream.flush()
     return write
+
+
+@contextlib.contextmanager
+def _output_errors():
+    """Say that it was the output that failed."""
+    try:
+        yield
+    except BrokenPipeError:     # nobody reads it any more
+        raise
+    except OSError as e:
+        e.filename = 'standard output'
+        raise
 
 
 class Delete(command.RepositoryCommand, lister.Lister):

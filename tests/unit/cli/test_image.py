@@ -210,7 +210,7 @@ def test_get_to_a_full_disk(stored):
         error = process.stderr.read().decode()
     assert process.wait(30) == 2
     process.stderr.close()
-    assert 'No space left' in error
+    assert 'standard output' in error and 'No space left' in error
     assert len(error.splitlines()) == 1
 
 

@@ -5,6 +5,8 @@
 import contextlib
 
 from dedupd import figures
+from dedupd.tasks import collector
+from glance_dedup.base import task
 from tests.support import cold_repositories
 from tests.support import maintenance
 from tests.support import repositories
@@ -144,6 +146,22 @@ def test_what_is_forgotten_while_it_is_measured(tmp_path, monkeypatch):
             before = found.space()['disk_bytes']
             monkeypatch.setattr(found, '_measure', measure)
             assert found.space()['disk_bytes'] > before
+
+
+def test_metadata_is_part_of_what_is_on_the_disk(tmp_path):
+    """Also when everything was deleted, and groups are holes."""
+    path = repositories.create(tmp_path / 'r', group_slots=32768)
+    with (repositories.open_repository(path) as repo,
+          maintenance.maintaining(repo) as maintainer):
+        repositories.put(repo, 'a', repositories.noise(40 << 20))
+        repo.delete('a')
+        maintenance.account(maintainer)
+        collector.run_once(maintainer, task.Pace(), live_share=0)
+        with contextlib.closing(figures.Figures(
+                repo, lambda: maintainer.catalog)) as found:
+            space = found.space()
+    assert space['unique_blocks'] == 0
+    assert 0 < space['metadata_bytes'] <= space['disk_bytes']
 
 
 def test_saved_is_of_the_bytes_that_are_not_zero(tmp_path):

@@ -225,6 +225,14 @@ def test_projects(full):
     assert ('dedupd_project_charged_bytes', '(none)') not in found
 
 
+def test_a_project_that_is_called_as_ours(full):
+    found = values(parse(full, [
+        project('(none)', 3), project('', 20), project('((none)', 5)])[1])
+    assert found['dedupd_project_stored_bytes', '((none)'] == 3
+    assert found['dedupd_project_stored_bytes', '(none)'] == 20
+    assert found['dedupd_project_stored_bytes', '(((none)'] == 5
+
+
 def test_projects_are_not_named_unless_wanted(full):
     """Their ids were there, although the guide promised sums without ids."""
     text, families = parse(full, [project('one', 30)], are_named=False)
