@@ -63,8 +63,9 @@ def is_image(image_id: str) -> bool:
     return bool(is_valid(image_id)) and of_volume(image_id) is None
 
 
-#: Whether an id can be one of Glance's.
-is_glances = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}').fullmatch
+#: Whether an id can be one of Glance's, which takes capital letters, too.
+is_glances = re.compile(
+    '[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}').fullmatch
 
 #: Whether an id is that of an upload on its way to Glance.
 is_upload = re.compile('u_[0-9a-f]{32}').fullmatch

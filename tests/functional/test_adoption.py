@@ -144,6 +144,26 @@ def test_import_and_switch(client, run, place):
              'application/openstack-images-v2.1-json-patch'})
 
 
+def test_ids_with_capital_letters(client, run, place):
+    """Glance takes them, and keeps them as they are."""
+    data = mixture(MIB, 7)
+    image_id = str(uuid.uuid4()).upper()
+    client.create(name='image', id=image_id)
+    client.upload(image_id, data, store='file1')
+    found = import_(run, place, '--update-locations', 'dedup1')
+    assert found.rows[image_id]['result'] == 'imported', found.err
+    assert client.show(image_id)['stores'] == 'file1,dedup1'
+    assert run('orphans', '--store', 'dedup1').rows == {}
+    orphan, unknown = (str(uuid.uuid4()).upper() for _ in range(2))
+    put(place, orphan)
+    found = run('orphans', '--store', 'dedup1', '--delete', '--older-than',
+                '0s')
+    assert found.rows[orphan]['deleted']
+    put(place, unknown)
+    found = run('image', 'register', unknown, '--name', 'again')
+    assert 'belongs to no project' in found.err     # and not: is no UUID
+
+
 def test_locations_are_added_once(client, run, place):
     image_id = upload(client, b'data')
     assert import_(run, place).rows[image_id]['located'] is False
