@@ -8,13 +8,8 @@ knows.
 """
 
 import dataclasses
-import errno
 import os
-import stat
-from typing import BinaryIO
 
-from glance_dedup.base import access
-from glance_dedup.base import closing
 from glance_dedup.base import imageids
 
 
@@ -46,47 +41,3 @@ def listing(directory: str) -> tuple[list[Entry], list[tuple[str, str]]]:
                     item.name, item.path,
                     item.stat(follow_symlinks=False).st_size))
     return entries, others
-
-
-class Changed(OSError):
-    """The file has changed since it was opened."""
-
-
-class Source(closing.Closing):
-    """An image's file in the file store, open for reading.
-
-    :ivar size: the file's bytes when it was opened
-    """
-
-    def __init__(self, path: str):
-        fd = access.open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
-        self.file: BinaryIO = open(fd, 'rb', buffering=0)
-        self.path = path
-        self._found = os.fstat(fd)
-        self.size = self._found.st_size
-        if not stat.S_ISREG(self._found.st_mode):
-            self.file.close()
-            raise OSError(errno.EINVAL, 'it is not an ordinary file', path)
-
-    def read(self, length: int) -> bytes:
-        """Read `length` bytes; fewer only at the file's end."""
-        pieces = []
-        while length and (piece := self.file.read(length)):
-            pieces.append(piece)
-            length -= len(piece)
-        return b''.join(pieces)
-
-    def need_unchanged(self) -> None:
-        """Check that the file's size and time of writing are unchanged.
-
-        :raises Changed: one changed, so what was read may not be an image
-        """
-        now = os.fstat(self.file.fileno())
-        if (now.st_size, now.st_mtime_ns) != (
-                self._found.st_size, self._found.st_mtime_ns):
-            raise Changed(
-                errno.EAGAIN, 'it changed while it was read: it may be an '
-                'upload under way; try again later', self.path)
-
-    def close(self) -> None:
-        self.file.close()

@@ -10,11 +10,13 @@ finds the blocks of half-stored ones. The file store is only read.
 from collections.abc import Callable
 from concurrent import futures
 import dataclasses
+import errno
 from typing import Any
 
 from glance_dedup.adoption import filestore
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
+from glance_dedup.base import inputs
 from glance_dedup.base import locations
 from glance_dedup.client import glance_api
 from glance_dedup.repository import openimages
@@ -100,7 +102,7 @@ class Importer:
                 raise Differs(
                     f'{entry.path} has {entry.size} bytes, but Glance '
                     f'recorded {record.size}; it was left alone')
-        with filestore.Source(entry.path) as source:
+        with inputs.InputFile(entry.path) as source:
             stat = self._stat(entry.image_id)
             if stat is not None:
                 self._compare(entry, source, record, outcome, progress)
@@ -125,7 +127,7 @@ class Importer:
                                     self._scope) as transaction, \
                 futures.ThreadPoolExecutor(1) as beside:
             done = 0
-            while piece := source.file.read(PIECE):
+            while piece := source.read(PIECE):
                 hashed = (beside.submit(digest.update, piece)
                           if digest else None)
                 transaction.write(piece)
@@ -133,11 +135,11 @@ class Importer:
                     hashed.result()
                 done += len(piece)
                 progress(len(piece))
-            source.need_unchanged()
+            source.require_unchanged()
             if done != source.size:
-                raise filestore.Changed(
-                    5, f'only {done} of {source.size} bytes could be read',
-                    entry.path)
+                raise inputs.Changed(
+                    errno.EIO, f'only {done} of {source.size} bytes could be '
+                    'read', entry.path)
             _need_equal(digest, record, entry.path)
             if digest:
                 transaction.set_hash(digest.name, digest.digest())
@@ -157,7 +159,7 @@ class Importer:
             for piece in image.pieces(piece=PIECE):
                 if digest:
                     digest.update(piece)
-                elif piece != source.read(len(piece)):
+                elif not source.has_next(piece):
                     raise Differs(
                         f'image {entry.image_id} is in the repository with '
                         f'other bytes than {entry.path}; neither was '

@@ -14,6 +14,7 @@ from cliff import show
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
+from glance_dedup.base import inputs
 from glance_dedup.base import units
 from glance_dedup.cli import command
 from glance_dedup.cli import common
@@ -333,15 +334,13 @@ def _remove_leftovers(directory, image_id):
 
 
 def _compare(path, image):
-    from glance_dedup.adoption import filestore
-
     differs = exceptions.DamagedError(
         f'{path} exists, but is not the image; it was left alone')
-    with filestore.Source(path) as source:
+    with inputs.InputFile(path) as source:
         if source.size != image.size:
             raise differs
         for piece in image.pieces():
-            if source.read(len(piece)) != piece:
+            if not source.has_next(piece):
                 raise differs
 
 

@@ -2,16 +2,19 @@
 
 """The commands on images: storing, reading and deleting them."""
 
+import argparse
 from collections.abc import Iterator
 import contextlib
+import hashlib
 import os
-import stat
+import re
 import sys
 
 from cliff import lister
 from cliff import show
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import inputs
 from glance_dedup.base import scopes
 from glance_dedup.cli import command
 from glance_dedup.cli import common
@@ -19,6 +22,9 @@ from glance_dedup.cli import copying
 from glance_dedup.cli import glance as glance_module
 from glance_dedup.cli import known
 from glance_dedup.cli import targets
+
+#: Hashes of which the user may give a value.
+CHECKSUMS = ('md5', 'sha1', 'sha256', 'sha512')
 
 
 class Put(command.RepositoryCommand, show.ShowOne):
@@ -40,6 +46,14 @@ class Put(command.RepositoryCommand, show.ShowOne):
             help='Store every block without looking for it, for data that is '
             'known to share none. Merging may find its duplicates later.')
         parser.add_argument(
+            '--size', type=_bytes, metavar='BYTES',
+            help='Store the image only if exactly so many bytes come. Give it '
+            'for a pipe: how its writer ended, nobody is told.')
+        parser.add_argument(
+            '--checksum', type=_checksum, metavar='ALGORITHM:HEX',
+            help='Store the image only if its bytes have this hash. '
+            f'ALGORITHM is one of {", ".join(CHECKSUMS)}.')
+        parser.add_argument(
             '--backup', action='store_true',
             help='Allow the id of a backup, to take back one that was '
             'exported.')
@@ -49,38 +63,82 @@ class Put(command.RepositoryCommand, show.ShowOne):
             common.need_no_backup(parsed_args.id)
         with contextlib.ExitStack() as stack:
             repo = stack.enter_context(self.open(codec=parsed_args.codec))
-            source, size = open_source(parsed_args.file, stack)
+            source = _open_source(parsed_args.file, stack)
+            checked = Checked(source, parsed_args.checksum)
             progress = stack.enter_context(
-                self.progress(f'storing {parsed_args.id}', size))
-            found = repo.put(parsed_args.id, source,
+                self.progress(f'storing {parsed_args.id}', getattr(
+                    source, 'size', parsed_args.size)))
+            found = repo.put(parsed_args.id, checked, parsed_args.size,
                              project=parsed_args.project,
                              progress=progress.update,
                              scope=parsed_args.scope,
-                             dedup=not parsed_args.no_dedup)
+                             dedup=not parsed_args.no_dedup,
+                             check=checked.check)
         return common.shown(common.add_stat({}, found))
 
 
-def open_source(file: str, stack) -> tuple:
-    """Open a file to read; returns it, and its size if that is known.
+def _open_source(file, stack):
+    """Open a file, or standard input for ``-``; the stack closes it."""
+    if file == '-':
+        return stack.enter_context(
+            open(0, 'rb', buffering=0, closefd=False))
+    if '\0' in file:
+        raise common.UsageError("the file's name holds a NUL")
+    return stack.enter_context(inputs.open_input(file))
 
-    The file has no buffer: a large read of a buffered file notices an
-    interrupt only when the next bytes come.
 
-    :param file: a path, or ``-`` for standard input
-    :param stack: closes the file
+def _bytes(word: str) -> int:
+    if not re.fullmatch('[0-9]{1,18}', word):
+        raise argparse.ArgumentTypeError(f'{word!r} is no number of bytes')
+    return int(word)
+
+
+def _checksum(word: str) -> tuple[str, str]:
+    name, _, value = word.partition(':')
+    if name not in CHECKSUMS or not re.fullmatch(
+            f'[0-9a-f]{{{2 * hashlib.new(name).digest_size}}}',
+            value.lower()):
+        raise argparse.ArgumentTypeError(
+            f'{word!r} is not a checksum such as sha256:HEX; known are '
+            + ', '.join(CHECKSUMS))
+    return name, value.lower()
+
+
+class Checked:
+    """A source that is compared with what the user knows of it.
+
+    :param source: has ``read``
+    :param checksum: the name of a hash and its value; None: it is not known
     """
-    try:
-        source = stack.enter_context(
-            open(0, 'rb', buffering=0, closefd=False) if file == '-'
-            else open(file, 'rb', buffering=0))
-    except ValueError as e:
-        raise common.UsageError(f'{file!r}: {e}') from e
-    except OSError as e:
-        if file != '-':
-            raise
-        raise common.UsageError('there is no standard input') from e
-    found = os.fstat(source.fileno())
-    return source, found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def __init__(self, source: inputs.Readable,
+                 checksum: tuple[str, str] | None):
+        self._source = source
+        self._checksum = checksum
+        self._digest = hashlib.new(checksum[0]) if checksum else None
+
+    def read(self, length: int) -> bytes | memoryview:
+        """Read some of the next bytes; none only at the end."""
+        piece = self._source.read(length)
+        if self._digest is not None:
+            self._digest.update(piece)
+        return piece
+
+    def check(self) -> None:
+        """Check what was read.
+
+        :raises inputs.Changed: the file changed meanwhile
+        :raises UsageError: the bytes have another hash
+        """
+        if isinstance(self._source, inputs.InputFile):
+            self._source.require_unchanged()
+        if self._digest is None or self._checksum is None:
+            return
+        name, value = self._checksum
+        if self._digest.hexdigest() != value:
+            raise common.UsageError(
+                f'the bytes that came have the {name} '
+                f'{self._digest.hexdigest()}, not {value}: nothing was stored')
 
 
 class Copy(command.RepositoryCommand, show.ShowOne):

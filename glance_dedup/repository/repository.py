@@ -21,7 +21,6 @@ import os
 import threading
 import typing
 from typing import Any
-from typing import BinaryIO
 import weakref
 
 from glance_dedup import _engine
@@ -34,6 +33,7 @@ from glance_dedup.base import forks
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
+from glance_dedup.base import inputs
 from glance_dedup.base import scopes
 from glance_dedup.objects import figures as slice_figures
 from glance_dedup.repository import hostfilter
@@ -382,28 +382,35 @@ class Repository(closing.Closing):
         return openimages.Transaction(
             image_id, handle.begin(image_id, project, scope_id), self, dedup)
 
-    def put(self, image_id: str, source: str | os.PathLike | BinaryIO,
+    def put(self, image_id: str, source: str | os.PathLike | inputs.Readable,
             size: int | None = None, project: str = '',
             progress: Callable[[int], None] | None = None,
             scope: str = 'global',
-            dedup: bool = True) -> openimages.ImageStat:
+            dedup: bool = True,
+            check: Callable[[], None] = lambda: None) -> openimages.ImageStat:
         """Store an image from a file's path or an object with ``read()``.
 
         :param size: how many bytes the source must have; None: any number
         :param progress: called with the bytes read so far
         :param scope: as for :meth:`begin`
         :param dedup: as for :meth:`begin`
+        :param check: called when all bytes were read; raises if the image must
+            not be stored
         :raises InvalidParameter: if the source has fewer or more bytes than
             `size`
+        :raises OSError: the source cannot be read, or a file has changed
+            meanwhile
 
         After any error no part of the image remains.
         """
         with contextlib.ExitStack() as stack:
             if isinstance(source, (str, os.PathLike)):
                 with files.os_errors(f'cannot read {os.fspath(source)}'):
-                    # Unbuffered, or a pipe would be read PIECE by PIECE.
-                    source = stack.enter_context(
-                        open(source, 'rb', buffering=0))
+                    opened = inputs.open_input(os.fspath(source))
+                stack.enter_context(opened)
+                if isinstance(opened, inputs.InputFile):
+                    check = opened.require_unchanged
+                source = opened
             transaction = stack.enter_context(
                 self.begin(image_id, project, scope, dedup))
             done = 0
@@ -418,6 +425,7 @@ class Repository(closing.Closing):
                 raise exceptions.InvalidParameter(
                     f'image {image_id}: {size} bytes were announced, but '
                     f'{"more" if done > size else f"only {done}"} came')
+            check()
             return transaction.commit()
 
     def copy(self, source: openimages.Image, image_id: str,

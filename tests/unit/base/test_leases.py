@@ -15,9 +15,9 @@ import threading
 import pytest
 
 from glance_dedup.adoption import estimate
-from glance_dedup.adoption import filestore
 from glance_dedup.base import access
 from glance_dedup.base import files
+from glance_dedup.base import inputs
 from glance_dedup.check import checker
 from glance_dedup.repository import repository
 from tests.support import repositories
@@ -97,7 +97,7 @@ def estimated(path):
 @pytest.mark.parametrize('read', [
     lambda path: files.read_file(path, 100),
     lambda path: os.close(access.open_file(path, os.O_RDWR)),
-    lambda path: filestore.Source(path).file.close(),
+    lambda path: inputs.InputFile(path).close(),
     estimated,
 ], ids=['small', 'any', 'image', 'estimated'])
 def test_other_files(tmp_path, read):

@@ -11,8 +11,8 @@ import uuid
 
 import pytest
 
-from glance_dedup.adoption import filestore
 from glance_dedup.base import hashes
+from glance_dedup.base import inputs
 from glance_dedup.cli import adoption
 from glance_dedup.cli import command
 from glance_dedup.cli import glance
@@ -221,21 +221,21 @@ def test_wrong_usage_of_import(created, files, tmp_path):
 
 
 def test_a_file_that_changes(files):
-    with filestore.Source(files / name_of(0)) as source:
-        source.need_unchanged()
+    with inputs.InputFile(files / name_of(0)) as source:
+        source.require_unchanged()
         with open(files / name_of(0), 'ab') as f:
             f.write(b'x')
-        with pytest.raises(filestore.Changed, match='while it was read'):
-            source.need_unchanged()
+        with pytest.raises(inputs.Changed, match='while it was read'):
+            source.require_unchanged()
 
 
 def test_a_file_that_changes_is_not_imported(created, files, monkeypatch):
-    whole = filestore.Source.need_unchanged
+    whole = inputs.InputFile.require_unchanged
 
     def late(self):
         os.utime(self.path, (1, 1))
         whole(self)
-    monkeypatch.setattr(filestore.Source, 'need_unchanged', late)
+    monkeypatch.setattr(inputs.InputFile, 'require_unchanged', late)
     result = created('import', '--from-file-store', files)
     assert result.status == 2 and result.err.count('while it was read') == 3
     assert created('image', 'list', '-f', 'json').json() == []

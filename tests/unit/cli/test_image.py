@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import hashlib
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import subprocess
 
 import pytest
 
+from glance_dedup.base import inputs
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
@@ -361,3 +363,68 @@ def test_names_are_only_text(created, tmp_path):
         'project'] == project
     found = created('--repository', tmp_path / 'no\x1b[2J', 'image', 'list')
     assert '\x1b' not in found.err and '\\x1b[2J' in found.err
+
+
+# -- what is stored -----------------------------------------------------------
+
+def test_a_file_that_changes_while_it_is_stored(created, content, monkeypatch):
+    """Whatever was read may be a mixture."""
+    read = inputs.InputFile.read
+
+    def changing(self, length):
+        piece = read(self, length)
+        if not piece:
+            os.utime(self.path, (1, 1))
+        return piece
+    monkeypatch.setattr(inputs.InputFile, 'read', changing)
+    created('image', 'put', 'a', content).refused(
+        str(content), 'changed while it was read')
+    assert created('image', 'list', '-f', 'json').json() == []
+
+
+def test_holes_of_a_file_are_not_read(created, tmp_path):
+    with open(tmp_path / 'disk', 'wb') as f:
+        f.truncate(64 << 30)
+        f.seek(1 << 30)
+        f.write(b'data')
+    stored = created('image', 'put', 'a', tmp_path / 'disk', '-f', 'json'
+                     ).json()
+    assert stored['size'] == 64 << 30
+    assert stored['zero_bytes'] == (64 << 30) - 4096
+
+
+def checksum(data, name='sha256'):
+    return f'{name}:{hashlib.new(name, data).hexdigest()}'
+
+
+def test_a_pipe_that_broke_off(created):
+    """Nobody tells its reader how the writer ended; the user knows."""
+    data = random.Random(1).randbytes(300000)
+    for options, came, words in (
+            (['--size', '300000'], data[:-1], 'only 299999 came'),
+            (['--size', '299999'], data, 'more came'),
+            (['--checksum', checksum(data)], data[:-1], 'nothing was stored'),
+            (['--checksum', checksum(data, 'md5')], b'', 'nothing was')):
+        found = created.program('image', 'put', 'a', '-', *options, input=came)
+        assert found.status == 2 and words in found.err, found.err
+    assert created('image', 'list', '-f', 'json').json() == []
+    capitals = f'sha1:{hashlib.sha1(data).hexdigest().upper()}'
+    for number, options in enumerate((
+            ['--size', '300000'], ['--checksum', capitals],
+            ['--checksum', checksum(data, 'sha512')])):
+        assert created.program('image', 'put', f'a{number}', '-', *options,
+                               input=data).status == 0
+
+
+@pytest.mark.parametrize('word', [
+    'sha256', 'sha256:', 'sha256:00', 'crc32:00000000', f'sha1:{"g" * 40}',
+    f'shake_128:{"0" * 32}'])
+def test_no_checksum(created, content, word):
+    found = created('image', 'put', 'a', content, '--checksum', word)
+    assert found.status == 2 and 'is not a checksum' in found.err
+
+
+@pytest.mark.parametrize('word', ['-1', '1.5', '1e3', '', '9' * 30])
+def test_no_size(created, content, word):
+    found = created('image', 'put', 'a', content, f'--size={word}')
+    assert found.status == 2 and 'is no number of bytes' in found.err
