@@ -224,7 +224,9 @@ class Daemon:
     def send(self, data, head=False):
         """Send bytes on a connection of their own; the first response."""
         with self.connect() as sock, sock.makefile('rb') as stream:
-            sock.sendall(data)
+            # The response may come, and the connection end, before this.
+            with contextlib.suppress(BrokenPipeError):
+                sock.sendall(data)
             return read_response(stream, head)
 
     def request(self, method, path, body=None, **headers):
