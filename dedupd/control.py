@@ -118,6 +118,7 @@ class Control:
                       if (name := self._sources.name(image_id))},
             'filter': figures.of_filter(self._repository, statistics),
             'reads': {**self._sources.reads(),
+                      'failed': self._figures.suspects.failed_reads,
                       **{name: statistics.get(name, 0) for name in _CACHE}},
             'cold': None if self._repository.slices is None else {
                 name.removeprefix(_SLICES): value

@@ -18,6 +18,7 @@ from typing import Any
 from typing import TypeVar
 
 from dedupd import forecast
+from dedupd import suspects
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
@@ -64,6 +65,7 @@ class Figures:
         self._shared: tuple[Any, Fields] = None, {}
         self._damage: tuple[int | None, set[str]] = None, set()
         self._growth: forecast.Growth | None = None
+        self.suspects = suspects.Suspects(repository)
 
     def space(self) -> Fields:
         """The repository's sums, at most a few seconds old.
@@ -144,10 +146,13 @@ class Figures:
         file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
             'images', 'backups', 'logical_bytes', 'zero_bytes',
-            'nonzero_bytes', 'unique_blocks', 'unique_bytes'))
+            'nonzero_bytes', 'unique_blocks', 'unique_bytes', 'uncounted'))
         sums = self._known(lambda catalog: catalog.statistics())
         if sums is not None:
             fields = {name: sums[name] for name in fields if name in sums}
+            fields['uncounted'] = max(
+                0, len(self._repository.images()) - sums['images']
+                - sums['backups'])
             fields['unique_bytes'] = (
                 sums['unique_blocks']
                 * self._repository.parameters.average_block)
@@ -256,16 +261,17 @@ class Figures:
             'blocks': -(-(stat.size - stat.zero_bytes) // average)}
 
     def damage(self) -> tuple[int | None, set[str]]:
-        """The number of unhealed damaged blocks, and the images they hit.
+        """Return the number of unhealed damaged blocks, and damaged images.
 
-        Without a catalog these are the last known values. None and no image:
-        this process never knew any.
+        These use the blocks, or a read of them failed. Without a catalog the
+        number is the last known value. None: this process never knew any.
         """
         found = self._known(lambda catalog: (
             len(catalog.damaged()), catalog.damaged_images()))
         if found is not None:
             self._damage = found
-        return self._damage
+        blocks, images = self._damage
+        return blocks, images | self.suspects.images()
 
     def projects(self) -> list[Fields]:
         """All projects, the one that has stored most first.
@@ -328,7 +334,8 @@ class Figures:
         return {'images': list(runs), 'shared': shared}
 
     def close(self) -> None:
-        """Close the engine's handle for listings."""
+        """Close the engine's handle for listings; watch no more reads."""
+        self.suspects.close()
         self._engine.close()
 
 

@@ -150,6 +150,8 @@ _COUNTERS = (
      ('reads', 'requests')),
     ('dedupd_http_sent_bytes_total', 'Bytes that were sent in responses.',
      ('reads', 'bytes')),
+    ('dedupd_failed_reads_total', 'Reads of images that found damage.',
+     ('reads', 'failed')),
     ('dedupd_nbd_requests_total', 'Requests over NBD that were answered.',
      ('nbd', 'requests')),
     ('dedupd_nbd_sent_bytes_total', 'Bytes of images that were sent over NBD.',
@@ -398,9 +400,12 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
             'Images whose recipe cannot be read and was not counted; while '
             'there is one, nothing is freed.',
             value=float(len(_find(status, ('catalog', 'unreadable')) or ())))
-    if _find(status, ('damage', 'blocks')) is not None:
+    if (_find(status, ('damage', 'blocks')) is not None
+            or _find(status, ('damage', 'images'))):
         yield metrics_core.GaugeMetricFamily(
-            'dedupd_damaged_images', 'Images that use damaged blocks.',
+            'dedupd_damaged_images',
+            'Images that use damaged blocks, or of which a read failed since '
+            'they were last verified.',
             value=float(len(_find(status, ('damage', 'images')) or ())))
         yield metrics_core.GaugeMetricFamily(
             'dedupd_damaged_volumes', 'Volumes that use damaged blocks.',

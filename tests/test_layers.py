@@ -101,9 +101,10 @@ PACKAGES = {
         '_engine base objects repository maintenance snapshots opts '
         'cache.index'),
     'dedupd.forecast': ('when the disk will be full', 'base'),
+    'dedupd.suspects': ('images of which a read failed', 'base repository'),
     'dedupd.figures': (
         'what the repository holds',
-        '_engine base repository maintenance forecast'),
+        '_engine base repository maintenance forecast suspects'),
     'dedupd.expiry': ('until when certificates are valid', ''),
     'dedupd.volume_figures': (
         'which volumes there are, and what they did',
@@ -152,7 +153,8 @@ PACKAGES = {
     'glance_dedup.cli': (
         'the commands',
         '_engine base check objects repository maintenance snapshots client '
-        'transfer adoption mount trial batch driver.opts opts problems tasks '
+        'transfer adoption mount trial batch driver.opts driver.creation opts '
+        'problems tasks '
         'figures volume_figures main'),
 }
 #: Modules without a test file of their own, and what tests them.

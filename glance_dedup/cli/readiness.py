@@ -23,6 +23,7 @@ from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import glanceoptions
 from glance_dedup.cli import settings
+from glance_dedup.repository import layout
 
 
 # The options of dedupd that have to be equal to those of Glance's store.
@@ -215,10 +216,26 @@ class Checks(upgradecheck.UpgradeCommands):
         except (cfg.Error, OSError, ValueError) as e:
             return _failure(f'{path} cannot be read: {e}. Check as a user '
                             'that may read it, or correct it.')
+        invalid = found.invalid()
         return _judged(
-            found.invalid(), found.unknown(),
+            invalid or self._other_creation(found), found.unknown(),
             f'{path} has no option of the store that would be ignored or '
             f'refused; stores: {", ".join(found.stores) or "none"}.')
+
+    def _other_creation(self, glance: glanceoptions.Options) -> list[str]:
+        """Return what the repository's creation settled otherwise."""
+        from glance_dedup.driver import creation
+
+        try:
+            stores = glance.stores_at(self._path)
+            parameters = layout.read_parameters(self._path)
+            shared = access.is_shared(os.stat(self._path))
+        except (exceptions.RepositoryError, OSError):
+            return []       # another check says so
+        return [f'[{store}] {sentence}' for store in stores
+                for sentence in creation.differences(
+                    lambda name: glance.value(store, f'dedup_store_{name}'),
+                    self._path, parameters, shared)]
 
     def agreement(self) -> upgradecheck.Result:
         """Whether Glance and dedupd use the repository in the same way."""

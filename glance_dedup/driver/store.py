@@ -59,11 +59,11 @@ from glance_dedup.base import locations
 from glance_dedup.base import tracing
 from glance_dedup.base import workers
 from glance_dedup.client import slices
+from glance_dedup.driver import creation
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import limits
 from glance_dedup.driver import opts
 from glance_dedup.driver import upload
-from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
 
 LOG = logging.getLogger(__name__)
@@ -399,22 +399,10 @@ class Store(driver.Store):
         return repository.Repository(path, **settings)
 
     def _check_parameters(self, opened: Any) -> None:
-        for name in opts.CREATION_OPTIONS:
-            chosen = self._option(name)
-            if name == 'cutting':
-                chosen = parameters.full_cutting(chosen)
-            found = getattr(opened.parameters, name)
-            if chosen is not None and chosen != found:
-                raise self._bad(
-                    f'dedup_store_{name} is {chosen}, but the repository in '
-                    f'{opened.path} was created with {found}. Unset the '
-                    'option, or use another directory.')
-        shared = self._option('group_access')
-        if shared is not None and shared != opened.group_access:
-            raise self._bad(
-                f'dedup_store_group_access is {shared}, but the directory '
-                f'{opened.path} says {opened.group_access}. Unset the option, '
-                'or use another directory.')
+        for sentence in creation.differences(
+                self._option, opened.path, opened.parameters,
+                opened.group_access):
+            raise self._bad(sentence)
         path = self._option('dedupd_socket')
         if path and not os.path.isabs(path):
             raise self._bad('dedup_store_dedupd_socket must be an absolute '

@@ -281,6 +281,9 @@ class Image(closing.Closing):
             return self._engine.readinto(buffer, min(offset, self.size))
         except exceptions.UnavailableError as e:
             raise self._unavailable(e) from e
+        except exceptions.DamagedError as e:
+            self._report_damage(e)
+            raise
 
     def read(self, length: int = -1, offset: int = 0) -> bytes:
         """At most `length` bytes from `offset`; -1: all bytes to the end.
@@ -295,6 +298,14 @@ class Image(closing.Closing):
                                      min(offset, size))
         except exceptions.UnavailableError as e:
             raise self._unavailable(e) from e
+        except exceptions.DamagedError as e:
+            self._report_damage(e)
+            raise
+
+    def _report_damage(self, error: exceptions.DamagedError) -> None:
+        report = getattr(self._repository, 'on_damage', None)
+        if report is not None:
+            report(self.stat.image_id, error)
 
     def _unavailable(self, error: exceptions.UnavailableError
                      ) -> exceptions.UnavailableError:
@@ -378,6 +389,9 @@ class Image(closing.Closing):
             parameters.need_range('length', length, 0, (1 << 63) - 1)
         try:
             return self._engine.frames(list(ranges))
+        except exceptions.DamagedError as e:
+            self._report_damage(e)
+            raise
         except exceptions.UnavailableError as e:
             raise self._unavailable(e) from e
 

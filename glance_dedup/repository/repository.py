@@ -105,6 +105,9 @@ class Repository(closing.Closing):
     filter, but duplicates are missed. Later store operations try again.
 
     :ivar filter: this host's filter
+    :ivar on_damage: called with the id of an image and the error if opening
+        or reading the image finds damage, in the reader's thread; None: nobody
+        wants to know
     """
 
     def __init__(self, path: str | os.PathLike, *, codec: str = 'lz4',
@@ -145,6 +148,8 @@ class Repository(closing.Closing):
                 f'lock_timeout: {lock_timeout!r} is not 0 to 3600 seconds')
         self._mutex = threading.Lock()
         self._closed = False
+        self.on_damage: Callable[
+            [str, exceptions.DamagedError], None] | None = None
         self._engine: _engine.Repository | None = None
         self._slices: 'slices_module.Slices | None' = None
         self._ask_slices = ask_slices
@@ -489,7 +494,12 @@ class Repository(closing.Closing):
         :raises InvalidParameter: if it is no image, but a volume's recipe
         """
         self.need_image(image_id)
-        return self._open(image_id, upload_id)
+        try:
+            return self._open(image_id, upload_id)
+        except exceptions.DamagedError as e:
+            if self.on_damage is not None:
+                self.on_damage(image_id, e)
+            raise
 
     def _open(self, image_id: str, upload_id: str | None = None
               ) -> openimages.Image:

@@ -731,6 +731,15 @@ def test_damaged_image(tmp_path):
         response = daemon.request('GET', '/v1/images/early')
         assert response.status == 500
         assert 'group' in response.json()['error']['message']
+        # It is known at once, and not only after the next scrub.
+        status = daemon.status()
+        assert status['damage']['images'] == ['early']
+        assert status['reads']['failed'] == 1
+        assert [problem['text'] for problem in status['problems']
+                if problem['severity'] == 'critical'] == ['1 image damaged.']
+        metrics = daemon.request('GET', '/metrics').body.decode()
+        assert 'dedupd_failed_reads_total 1.0' in metrics
+        assert 'dedupd_damaged_images 1.0' in metrics
         with daemon.connect() as sock:
             sock.sendall(raw('GET', '/v1/images/late',
                              Range='bytes=1000000-'))

@@ -164,6 +164,11 @@ def test_an_option_that_dedupd_ignores_is_a_warning(created, tmp_path):
     ('[fast]\ndedup_store_codec = lz5', FAILURE, 'lz5'),
     ('[backend_defaults]\ndedup_store_threads = x', FAILURE, 'threads'),
     ('[backend_defaults]\ndedup_store_codec = zstd', SUCCESS, 'fast'),
+    ('[fast]\ndedup_store_block_size = 65536', FAILURE,
+     '[fast] dedup_store_block_size is 65536, but the repository in'),
+    ('[backend_defaults]\ndedup_store_group_access = true', FAILURE,
+     'dedup_store_group_access is True, but the directory'),
+    ('[fast]\ndedup_store_block_size = 4096', SUCCESS, 'fast'),
     ('[fast]\nother_option = x', SUCCESS, 'fast')])
 def test_options_of_glance(created, tmp_path, line, code, words):
     file = tmp_path / 'glance-api.conf'

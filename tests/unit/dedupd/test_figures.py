@@ -48,6 +48,11 @@ def test_sums_are_known_as_soon_as_the_catalog_is(tmp_path):
             assert found.space()['images'] == 1
             found.forget()
             assert found.space()['images'] == 2
+            assert found.space()['uncounted'] == 0
+            repositories.put(repo, 'c', maintenance.content(3))
+            found.forget()
+            assert found.space()['images'] == 2
+            assert found.space()['uncounted'] == 1
 
 
 def hit(found):
