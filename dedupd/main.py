@@ -414,7 +414,7 @@ def _share_one_heap() -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the daemon; the console script ``dedupd``.
 
-    :returns: 1 if it cannot start; otherwise it ends the process itself
+    :returns: 1 or 2 if it cannot start; otherwise it ends the process itself
     """
     _share_one_heap()
     if arguments is None:
@@ -431,7 +431,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (exceptions.RepositoryError, cfg.Error, OSError, ValueError) as e:
         LOG.critical('dedupd cannot start: %s', e)
         print(f'dedupd: {e}', file=sys.stderr)
-        return 1
+        return systemd.exit_status(e)
     logging.shutdown()
     # This does not wait for a thread that hangs.
     os._exit(0)

@@ -7,6 +7,8 @@ import contextlib
 import os
 import socket
 
+from oslo_config import cfg
+
 # The first descriptor that systemd passes, and the most that are taken.
 _FIRST, _MOST = 3, 64
 
@@ -22,6 +24,15 @@ def notify(state: str) -> None:
             socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.connect(address)
         sock.send(state.encode())
+
+
+def exit_status(error: Exception) -> int:
+    """Return the exit status of a service that cannot start.
+
+    :returns: 2 if it must be changed first, so that starting again is of no
+        use: the units have ``RestartPreventExitStatus=2``; otherwise 1
+    """
+    return 2 if isinstance(error, (cfg.Error, ValueError)) else 1
 
 
 async def live_until(ending: asyncio.Event) -> None:

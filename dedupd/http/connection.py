@@ -18,12 +18,14 @@ from oslo_log import log
 
 from dedupd.http import bodies as bodies_module
 from dedupd.http import connection_limits
+from dedupd.http import limited
 from dedupd.http import listeners
 from dedupd.http import messages
 from dedupd.http import router as router_module
 from dedupd.http import streams
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 # The bytes of a body that must arrive within the time for a header.
 _PACE = 262144
@@ -79,8 +81,8 @@ class HTTPConnection:
             while await self._serve_one():
                 pass
         except streams.CertificateRefused as e:
-            LOG.warning('A certificate was refused on %s: %s',
-                        self._listener.name, e)
+            _STRANGERS.warning('A certificate was refused on %s: %s',
+                               self._listener.name, e)
         except (streams.Disconnected, TimeoutError) as e:
             LOG.debug('Connection on %s: %s', self._listener.name, e)
         finally:
@@ -315,7 +317,7 @@ class HTTPConnection:
             raise
         except Exception as e:
             # It is too late for another status; the missing end shows it.
-            LOG.error('A response was cut off: %s', e)
+            _STRANGERS.error('A response was cut off: %s', e)
             if self._h11.their_http_version != b'1.1':
                 # For an older client, the connection's end may end the body.
                 self._stream.abort()
@@ -337,7 +339,7 @@ class HTTPConnection:
         except streams.Disconnected:
             raise
         except Exception as e:
-            LOG.error('A response was cut off: %s', e)
+            _STRANGERS.error('A response was cut off: %s', e)
             raise streams.Disconnected('the response failed')
         finally:
             await session.aclose()

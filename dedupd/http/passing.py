@@ -8,12 +8,14 @@ import contextlib
 
 from oslo_log import log
 
+from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import streams
 from dedupd.http import upload
 from dedupd.http import upstream as upstream_module
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 
 class Body:
@@ -69,5 +71,5 @@ async def answer(message: messages.Message,
 
 def warn(message: messages.Message, error: Exception) -> None:
     """Log that a request was not answered."""
-    LOG.warning('%s %s: %s', message.method,
-                message.target.partition('?')[0], error)
+    _STRANGERS.warning('%s %s: %s', message.method,
+                       message.target.partition('?')[0], error)

@@ -41,10 +41,12 @@ from oslo_log import log
 
 from dedupd.http import connection as connection_module
 from dedupd.http import connection_limits
+from dedupd.http import limited
 from dedupd.http import listeners
 from dedupd.http import messages
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 # Seconds between two searches for connections of former operators.
 _LOOK_SECONDS = 2.0
@@ -110,7 +112,7 @@ class Server:
                 sock, address = await loop.sock_accept(listener.sock)
             except OSError as e:
                 # Out of descriptors or memory, or the peer left at once.
-                LOG.warning('Cannot accept a connection: %s', e)
+                _STRANGERS.warning('Cannot accept a connection: %s', e)
                 await asyncio.sleep(0.1)
                 continue
             try:
@@ -139,7 +141,7 @@ class Server:
         if listener.allowed is not None:
             uid = listeners.peer_uid(sock)
             if not listener.allowed(uid):
-                LOG.warning('User %d was refused at the socket.', uid)
+                _STRANGERS.warning('User %d was refused at the socket.', uid)
                 sock.close()
                 return
         if sock.family != socket.AF_UNIX:

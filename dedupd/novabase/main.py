@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (exceptions.RepositoryError, cfg.Error, OSError, ValueError) as e:
         LOG.critical('dedupd-nova-base cannot start: %s', e)
         print(f'dedupd-nova-base: {e}', file=sys.stderr)
-        return 1
+        return systemd.exit_status(e)
     logging.shutdown()
     return 0
 

@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (cfg.Error, OSError, ValueError) as e:
         LOG.critical('dedupd-relay cannot start: %s', e)
         print(f'dedupd-relay: {e}', file=sys.stderr)
-        return 1
+        return systemd.exit_status(e)
     logging.shutdown()
     return 0
 

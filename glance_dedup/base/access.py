@@ -83,7 +83,8 @@ def check_user(path: str) -> None:
             f'the repository {path} belongs to {user_name(status.st_uid)}, '
             f'and this process runs as {user_name(uid)}: neither could open '
             f'what the other makes. Run it as the owner: '
-            f'{_sudo(status.st_uid)}')
+            f'{_sudo(status.st_uid)}. If that is the wrong owner, because '
+            f'of a chown, set the right one: chown -R USER:GROUP {path}')
     if uid and status.st_gid not in (os.getegid(), *os.getgroups()):
         raise exceptions.AccessDenied(
             f'the repository {path} belongs to {user_name(status.st_uid)} '

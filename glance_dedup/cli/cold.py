@@ -2,7 +2,10 @@
 
 """The commands on the object store that has a repository's cold groups."""
 
+import contextlib
 import dataclasses
+import ipaddress
+import urllib.parse
 
 from cliff import show
 
@@ -59,17 +62,53 @@ def add_place(parser):
         help="File with the authorities, in PEM, that verify the server's "
         "certificate. Default: the system's.")
     parser.add_argument(
+        '--allow-http', action='store_true',
+        help='Allow an http:// URL of another host, of S3 or of Keystone.')
+    parser.add_argument(
         '--cache-mib', type=int, metavar='MIB', default=1024,
         help='Size of the cache on the disk of the repository, for parts of '
         'cold groups that were read lately. Default: %(default)s.')
 
 
 def place_of(url, parsed_args):
-    """The location that a URL and these options name."""
+    """Return the location that a URL and these options name.
+
+    :raises UsageError: it is reached without encryption, which is not allowed
+    """
     from glance_dedup.objects import location
 
-    return location.parse(url, parsed_args.endpoint, parsed_args.region,
-                          parsed_args.ca_file)
+    place = location.parse(url, parsed_args.endpoint, parsed_args.region,
+                           parsed_args.ca_file)
+    if not parsed_args.allow_http:
+        _require_encryption(
+            place.endpoint if place.kind == 's3'
+            else _auth_url(parsed_args.credentials))
+    return place
+
+
+def _auth_url(path: str) -> str:
+    from glance_dedup.objects import credentials
+    from oslo_config import cfg
+
+    conf = credentials.options(path, credentials.read(path))
+    conf.register_opt(cfg.StrOpt('auth_url', default=''), group='swift')
+    return conf.swift.auth_url
+
+
+def _require_encryption(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != 'http' or _is_this_host(parts.hostname or ''):
+        return
+    raise common.UsageError(
+        f'{url} has no encryption: who is on the way reads the credentials '
+        'or the images, and changes what comes. Use https, or give '
+        '--allow-http if nobody else is on the way')
+
+
+def _is_this_host(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == 'localhost'
 
 
 def _fields(settings) -> dict[str, object]:

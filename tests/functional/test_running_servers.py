@@ -265,7 +265,8 @@ def backed_up(server, place, path, number, work=None):
     """Results and notices of a backup by two ranks.
 
     :param path: the repository's
-    :param work: what happens to the server between its two reads
+    :param work: called between the two reads of the server, with the process
+        ids of the ranks
     """
     settings = job.Settings(
         ranks=2, state=str(place / 'state'), spool=str(place / 'spool'),
@@ -277,7 +278,7 @@ def backed_up(server, place, path, number, work=None):
             if work and not did and event == {
                     **event, 'event': 'stage', 'stage': 'store'}:
                 did.append(event)
-                work()
+                work(batches.ranks_of(process))
                 proceed.touch()
             yield event
 
@@ -312,7 +313,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
     assert not results['web-vda'].note
 
     server.write(0, MIB, 2)
-    results, _ = backed_up(server, tmp_path, path, 2, lambda: (
+    results, _ = backed_up(server, tmp_path, path, 2, lambda ranks: (
         server.virsh('destroy', server.name)))
     assert 'view of web-vda has ended' in results['web-vda'].note
     assert 'Back it up again' in results['web-vda'].note

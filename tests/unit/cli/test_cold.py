@@ -95,6 +95,34 @@ def get(cli, tmp_path):
 
 # -- cold attach --------------------------------------------------------------
 
+@pytest.mark.parametrize('endpoint, refused', [
+    ('http://192.0.2.1:9000', True), ('http://store.example', True),
+    ('http://[2001:db8::1]:80', True), ('https://127.0.0.1:9', False),
+    ('http://127.0.0.1:9', False), ('http://[::1]:9', False),
+    ('http://localhost:9', False)])
+def test_without_encryption(made, tmp_path, endpoint, refused):
+    """Only within this host; it holds for restoring, too."""
+    key = tmp_path / 'key'
+    key.write_text('[s3]\naccess_key = a\nsecret_key = b\n')
+    key.chmod(0o600)
+    options = ['--endpoint', endpoint, '--credentials', key]
+    for command in (['cold', 'attach', 's3://bucket/prefix', *options],
+                    ['repository', 'restore', '--from', 's3://bucket/prefix',
+                     *options]):
+        found = made(*command)
+        assert found.status == 2
+        assert ('has no encryption' in found.err) == refused, found.err
+
+
+def test_a_keystone_without_encryption(made, tmp_path):
+    key = tmp_path / 'key'
+    key.write_text('[swift]\nauth_type = password\n'
+                   'auth_url = http://192.0.2.1:5000/v3\n')
+    key.chmod(0o600)
+    made('cold', 'attach', 'swift://container/prefix', '--credentials', key
+         ).refused('http://192.0.2.1:5000/v3 has no encryption')
+
+
 def test_attach(made, place, url, proxy, credentials):
     found = made('cold', 'attach', *place, '-f', 'json').json()
     owner = found.pop('owner')

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+
+import logging
+
+import pytest
+
+from dedupd.http import limited
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO)
+    return limited.Log(logging.getLogger('strangers'))
+
+
+def test_a_flood(log, caplog, monkeypatch):
+    """It is written in part, and its rest is counted."""
+    for number in range(1000):
+        log.warning('%s was refused: %d', 'x' * 100000, number)
+    assert len(caplog.records) == limited.MESSAGES
+    assert sum(len(record.getMessage()) for record in caplog.records) < (
+        limited.MESSAGES * (limited.LENGTH + 100))
+    caplog.clear()
+    monkeypatch.setattr(limited, 'SECONDS', 0.0)
+    log._until = 0.0
+    log.error('the next')
+    assert [record.getMessage() for record in caplog.records] == [
+        f'{1000 - limited.MESSAGES} messages such as the next were left out.',
+        'the next']
+    caplog.clear()
+    log.error('one more')
+    assert [record.getMessage() for record in caplog.records] == ['one more']
+
+
+def test_what_strangers_send_is_text(log, caplog):
+    log.warning('%s: %s', 'a\n\x1b[31mb', ValueError('c\r\nd'))
+    message = caplog.records[0].getMessage()
+    assert not any(ord(character) < 32 for character in message)
