@@ -49,6 +49,8 @@ LOG = log.getLogger(__name__)
 MOST = 4
 #: The most lots of one image that are under way.
 LOTS = 3
+# Lots that were stored and are remembered, to be offered again.
+_PAST = 8
 #: The most requests of one replica that are served at once.
 REQUESTS = 4
 #: The most bytes of a lot's description, and of one request's frames.
@@ -248,6 +250,8 @@ class Replica:
         self._lots: collections.OrderedDict[
             int, tuple[assembler_module.Lot, bytes]] = (
                 collections.OrderedDict())
+        self._past: collections.OrderedDict[int, bytes] = (
+            collections.OrderedDict())
         self._end = self.stored = 0
         self._described = self._offered = 0     # blocks; lots
         self._unsynced = 0
@@ -269,7 +273,8 @@ class Replica:
               ) -> tuple[list[tuple[int, int]], int]:
         """Look up the blocks of a lot.
 
-        The same lot may be offered again until it is stored.
+        The same lot may be offered again until it is stored, and for some lots
+        behind it: a sender whose connection broke may not know how far it got.
 
         :returns: the ranges of missing blocks, and the number of these
         """
@@ -278,6 +283,10 @@ class Replica:
             lot, before = self._lots[offset]
             if digest != before:
                 raise Outdated(f'another lot was offered at offset {offset}')
+        elif offset in self._past:
+            if digest != self._past[offset]:
+                raise Outdated(f'another lot was stored at offset {offset}')
+            return [], 0
         else:
             if offset != self._end:
                 raise Conflict(f'a lot is offered at offset {offset}; the '
@@ -343,11 +352,14 @@ class Replica:
     def _store(self) -> None:
         """Store the lots that need nothing any more."""
         while self._lots:
-            offset, (lot, _) = next(iter(self._lots.items()))
+            offset, (lot, digest) = next(iter(self._lots.items()))
             if lot.wanted:
                 break
             self.stored = self._image.store(lot)
             del self._lots[offset]
+            self._past[offset] = digest
+            if len(self._past) > _PAST:
+                self._past.popitem(last=False)
         if self._unsynced >= SYNC_BYTES:
             self._unsynced = 0
             self._image.keep()

@@ -236,8 +236,10 @@ def test_an_offer_answered_twice(peer):
     body, = peer.sending.frames([(10 * BLOCK, 6 * BLOCK)])
     assert peer.post('/blocks', body, offset=0).json() == {
         'stored': 16 * BLOCK}
-    # Now it is over.
-    refused(peer.offer(lot), 409, f'the next one is at {16 * BLOCK}')
+    # Now nothing is missing.
+    assert peer.offer(lot).json() == {'ranges': [], 'blocks': 0}
+    refused(peer.offer(peer.sending.lots[1], offset=0), 404,
+            'another lot was stored at offset 0')
 
 
 @pytest.mark.parametrize('offset', [
