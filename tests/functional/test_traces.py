@@ -297,4 +297,4 @@ def test_options_that_do_not_go_together(cache, mode, keys, said):
     result = subprocess.run(
         [sys.executable, '-m', 'dedupd.main', '--config-file', config],
         capture_output=True, text=True, timeout=SECONDS, cwd=daemons.ROOT)
-    assert result.returncode == 1 and said in result.stderr
+    assert result.returncode == 2 and said in result.stderr

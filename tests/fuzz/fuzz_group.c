@@ -46,7 +46,7 @@ fetch(void *arg, const gd_object *object, uint32_t first, uint32_t count,
     if (first > 0 || count > 1 || object->length > FILE_MAX) {
         return gd_fail(err, GD_UNAVAILABLE, "there is no such slice");
     }
-    int at = snprintf(path, sizeof path, "/slices/");
+    int at = snprintf(path, sizeof path, "/cache/slices/");
     for (int i = 0; i < GD_ID_SIZE; i++) {
         at += snprintf(path + at, sizeof path - (size_t)at, "%02x",
                        object->id[i]);
@@ -174,9 +174,11 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     from.length = lay_out(&in, file, &end);
     memory_env_init(&m);
     memory_mkdir(&m, "/groups");
-    memory_mkdir(&m, "/slices");
+    memory_mkdir(&m, "/cache");
+    memory_mkdir(&m, "/cache/slices");
     memory_put(&m, "/groups/00000001", file, end);
-    MUST(gd_slices_open(&m.env, "/slices", &source, &slices, &err) == GD_OK);
+    MUST(gd_slices_open(&m.env, "/cache/slices", &source, &slices, &err) ==
+         GD_OK);
     with_slices.slices = slices;
     gd_status s = gd_group_open(&m.env, AT_FDCWD, &with_slices, GROUP,
                                 O_RDONLY, &group, &err);

@@ -22,7 +22,8 @@ COLUMNS = 24
 UNITS = {value for name, value in vars(units).items()
          if not name.startswith('_')}
 # What no panel shows: both only change with the options.
-NOT_SHOWN = {'dedupd_block_size_bytes', 'dedupd_task_interval_seconds'}
+NOT_SHOWN = {'dedupd_block_size_bytes', 'dedupd_failed_reads_total',
+             'dedupd_task_interval_seconds'}
 
 
 def missing(wanted, found, where=''):
