@@ -2,6 +2,7 @@
 
 """Slices of cold groups that dedupd fetches for other programs."""
 
+from concurrent import futures
 import contextlib
 import json
 import os
@@ -263,14 +264,28 @@ def test_waiting_has_an_end(cold, daemon, faults):
 def test_who_waits_comes_first(cold, faults, monkeypatch):
     """Before slices that were announced, even the same one."""
     monkeypatch.setattr(slices_module, 'PARALLEL', 1)
-    faults.delay = 0.4      # on a busy machine the second call comes late
+    begin, go_on, take = threading.Event(), threading.Event(), faults.take
+
+    def held(method, path):
+        if method == 'GET':
+            assert (begin if len(gets(faults)) < 3 else go_on).wait(60)
+        return take(method, path)
+    monkeypatch.setattr(faults, 'take', held)
     object_id, length = (cold.groups[1][name] for name in ('object', 'end'))
     other = cold.groups[2]
-    with cold.open() as repo:
+    with cold.open() as repo, futures.ThreadPoolExecutor(2) as pool:
         repo.slices.expect(1, object_id, length, 0, 5)
-        repo.slices.fetch(2, other['object'], other['end'], 3, 1)
-        repo.slices.fetch(1, object_id, length, 4, 1)
-        assert len(gets(faults)) <= 4
+        waiting = [
+            pool.submit(repo.slices.fetch, 2, other['object'], other['end'],
+                        3, 1),
+            pool.submit(repo.slices.fetch, 1, object_id, length, 4, 1)]
+        repositories.eventually(lambda: len(repo.slices._awaited) == 2)
+        begin.set()
+        for one in waiting:
+            one.result(60)
+        # They came behind the one that was under way already.
+        assert len(cold.slices()) == 3
+        go_on.set()
         repositories.eventually(lambda: len(cold.slices()) == 6)
     assert len(gets(faults)) == 6
 
