@@ -64,7 +64,7 @@ class Job:
 
     @property
     def does_all(self) -> bool:
-        """Whether the job does all that a scheduled run of its task does."""
+        """Return whether the job does all that a scheduled run does."""
         return not (self.only_plans or self.arguments.get('snapshot_only'))
 
 

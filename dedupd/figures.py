@@ -140,8 +140,10 @@ class Figures:
 
     def _measure(self) -> Fields:
         path = self._repository.path
+        groups = list(_sizes_on_disk(os.path.join(path, 'groups')))
         disk = {name: disk_bytes(os.path.join(path, name))
-                for name in ('groups', 'spares', 'images', 'catalog')}
+                for name in ('spares', 'images', 'catalog')}
+        disk['groups'] = sum(groups)
         disk['journals'] = sum(self._journals.values())
         file_system = shutil.disk_usage(path)
         fields: Fields = dict.fromkeys((
@@ -165,7 +167,7 @@ class Figures:
             'disk_bytes': total,
             'object_bytes': objects,
             'metadata_bytes': (disk['images'] + disk['catalog']
-                               + self._store_bytes()),
+                               + self._store_bytes(groups)),
             'filesystem_free_bytes': file_system.free,
             'filesystem_bytes': file_system.total,
             'reserve_bytes': reserve,
@@ -209,14 +211,14 @@ class Figures:
             facts = self._engine.group_facts(number)
         return *is_now, facts['end'] if facts['is_cold'] else 0
 
-    def _store_bytes(self) -> int:
+    def _store_bytes(self, groups: list[int]) -> int:
         """Return the disk space of all groups' headers and stores.
 
-        Of a group whose blocks were freed most is a hole.
+        :param groups: the disk space of each; of a group whose blocks were
+            freed most is a hole
         """
         start = self._data_start()
-        return sum(min(start, size) for size in _sizes_on_disk(
-            os.path.join(self._repository.path, 'groups')))
+        return sum(min(start, size) for size in groups)
 
     def _data_start(self) -> int:
         return layout.data_start(self._repository.parameters.group_slots)

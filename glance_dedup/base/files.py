@@ -54,15 +54,11 @@ def stat_of(path: str, follow: bool = False) -> os.stat_result | None:
     :raises AccessDenied, StorageError: the system does not say whether
         something is there, for example because the disk fails
     """
-    try:
-        with os_errors(f'cannot look at {path}'):
+    with os_errors(f'cannot look at {path}'):
+        try:
             return os.stat(path, follow_symlinks=follow)
-    except exceptions.ImageNotFound:
-        return None
-    except exceptions.StorageError as e:
-        if e.errno == errno.ENOTDIR:
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        raise
 
 
 def exists(path: str) -> bool:

@@ -15,7 +15,7 @@ _ZEROS = memoryview(bytes(1 << 20))
 
 
 class Readable(Protocol):
-    """What has the bytes of an image, one after the other."""
+    """A source of the bytes of an image, one after the other."""
 
     def read(self, length: int, /) -> bytes | memoryview:
         """Read some of the next bytes; none only at the end."""

@@ -277,12 +277,7 @@ class _Job:
         Errors are logged: the next backup of the server does it again.
         """
         try:
-            try:
-                is_done = self._ask('end', disks=self._requests())['done']
-            except _Refused as e:
-                if e.code != _NO_SERVER:
-                    raise
-                is_done = False     # its job has ended with it
+            is_done = self._end_job()
             for disk in self._disks:
                 if disk.known.others and is_done:
                     disk.known.others = []
@@ -292,6 +287,15 @@ class _Job:
         except views.SourceError as e:
             LOG.warning('the backup job of the server %s may go on, and its '
                         'next backup will end it: %s', self._server, e)
+
+    def _end_job(self) -> bool:
+        """End QEMU's job; return whether the server runs."""
+        try:
+            return self._ask('end', disks=self._requests())['done']
+        except _Refused as e:
+            if e.code != _NO_SERVER:
+                raise
+            return False    # a transient server, whose job has ended with it
 
     # -- the scratch files -------------------------------------------------
 

@@ -46,10 +46,12 @@ def check_versions(directories: directories_module.Directories, major: int
                         if is_locked(f.fd, form.VERSION_BYTE + older)}
                 if not held:
                     break
-    except (KeyError, files.Gone):
+    except (KeyError, files.Gone, form.Damage):
         return      # reported elsewhere
-    except form.Damage as e:
-        directories.findings.find(form.DAMAGE, 'locks/groups', None, str(e))
+    except OSError as e:
+        directories.findings.find(
+            form.DAMAGE, 'locks/groups', None,
+            f'cannot be asked for its locks: {e.strerror}')
         return
     for older in sorted(held):
         directories.findings.find(
@@ -61,15 +63,11 @@ def check_versions(directories: directories_module.Directories, major: int
 def is_locked(fd: int, byte: int) -> bool:
     """Return whether somebody holds a lock of any kind on a byte of a file.
 
-    :raises form.Damage: the system does not say
+    :raises OSError: the system does not say
     """
     flock = struct.Struct('@hhqqi4x')
-    try:
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
-            fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    except OSError as e:
-        raise form.Damage(
-            f'cannot be asked for its locks: {e.strerror}') from e
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
+        fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
     return flock.unpack(answer)[0] != fcntl.F_UNLCK
 
 
@@ -79,5 +77,7 @@ def is_maintained(directories: directories_module.Directories) -> bool:
         with files.File(directories['locks'], 'maintainer',
                         'locks/maintainer') as f:
             return is_locked(f.fd, 0)
+    except OSError:
+        return True     # perhaps: what changes meanwhile is no damage
     except (KeyError, files.Gone, form.Damage):
         return False

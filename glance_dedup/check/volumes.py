@@ -115,6 +115,8 @@ class _Look:
             with files.File(self._fd, 'lock', f'volumes/{self._name}/lock'
                             ) as f:
                 return locks.is_locked(f.fd, 0)
+        except OSError:
+            return True     # perhaps: what changes meanwhile is no damage
         except (files.Gone, form.Damage):
             return False
 

@@ -64,7 +64,9 @@ class Put(command.RepositoryCommand, show.ShowOne):
         with contextlib.ExitStack() as stack:
             repo = stack.enter_context(self.open(codec=parsed_args.codec))
             source = _open_source(parsed_args.file, stack)
-            checked = Checked(source, parsed_args.checksum)
+            name = ('standard input' if parsed_args.file == '-'
+                    else parsed_args.file)
+            checked = Checked(source, name, parsed_args.checksum)
             progress = stack.enter_context(
                 self.progress(f'storing {parsed_args.id}', getattr(
                     source, 'size', parsed_args.size)))
@@ -107,19 +109,24 @@ def _checksum(word: str) -> tuple[str, str]:
 class Checked:
     """A source that is compared with what the user knows of it.
 
-    :param source: has ``read``
+    :param name: of the source, for errors
     :param checksum: the name of a hash and its value; None: it is not known
     """
 
-    def __init__(self, source: inputs.Readable,
+    def __init__(self, source: inputs.Readable, name: str,
                  checksum: tuple[str, str] | None):
         self._source = source
+        self._name = name
         self._checksum = checksum
         self._digest = hashlib.new(checksum[0]) if checksum else None
 
     def read(self, length: int) -> bytes | memoryview:
-        """Read some of the next bytes; none only at the end."""
-        piece = self._source.read(length)
+        """Read some of the next bytes; none only at the end.
+
+        :raises OSError: names the source
+        """
+        with _naming(self._name):
+            piece = self._source.read(length)
         if self._digest is not None:
             self._digest.update(piece)
         return piece
@@ -230,24 +237,24 @@ def _write_to(stream):
         while done < image.size:
             view = buffer[:image.size - done]
             copying.fill(view, image, done)
-            with _output_errors():
+            with _naming('standard output'):
                 stream.write(view)
             done += len(view)
             progress.update(done)
-        with _output_errors():
+        with _naming('standard output'):
             stream.flush()
     return write
 
 
 @contextlib.contextmanager
-def _output_errors():
-    """Say that it was the output that failed."""
+def _naming(name):
+    """Have errors of the system say what it was that failed."""
     try:
         yield
     except BrokenPipeError:     # nobody reads it any more
         raise
     except OSError as e:
-        e.filename = 'standard output'
+        e.filename = name
         raise
 
 

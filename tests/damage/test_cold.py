@@ -271,7 +271,7 @@ def test_a_directory_of_slices_that_is_none(path, make):
 
 
 def test_no_directory_for_slices(path):
-    """It is a cache: whoever opens the repository makes it again."""
+    """The next program that opens the repository makes the cache again."""
     shutil.rmtree(path / 'slices')
     with bucket.beside(path), repositories.open_repository(path) as repo:
         assert repositories.read_all(repo, 'one')

@@ -489,7 +489,7 @@ def test_what_crashed_together_is_removed_with_the_server_shut_off(server):
 
 
 def test_a_server_that_is_shut_off_while_its_job_ends(server, monkeypatch):
-    """What libvirt then refuses is over, and nothing is left of it."""
+    """libvirt then refuses a job that is over; nothing is left of it."""
     from glance_dedup.batch import libvirt_jobs     # which needs libvirt
     running_job = libvirt_jobs._running_job
 

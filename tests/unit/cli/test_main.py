@@ -322,6 +322,9 @@ def test_all_standard_files_are_closed(created):
                   '/dev/null').returncode == 2
     assert closed(created, everything, 'image', 'put', 'b', '-'
                   ).returncode == 2
+    without = closed(created, '<&-', 'image', 'put', 'b', '-')
+    assert without.stderr == ('glance-dedup: standard input: '
+                              'Bad file descriptor\n'), without.stderr
     assert [image['image_id'] for image in created(
         'image', 'list', '-f', 'json').json()] == ['a']
     assert created('repository', 'check').status == 0

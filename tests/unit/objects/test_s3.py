@@ -50,7 +50,7 @@ def conf(tmp_path):
 
 @pytest.fixture(params=['nothing', 'valid', 'broken'])
 def environment(request, tmp_path, monkeypatch):
-    """What others have set, in variables and in files, for programs of AWS."""
+    """Settings for programs of AWS, in variables and in files."""
     home = tmp_path / 'home'
     (home / '.aws' / 'models').mkdir(parents=True)
     monkeypatch.setenv('HOME', str(home))
