@@ -81,8 +81,8 @@ def test_directories_are_measured_once(repo, monkeypatch):
     make(repo, 'one')
     make(repo, 'two')
     measured = []
-    real = figures_module.disk_bytes
-    monkeypatch.setattr(figures_module, 'disk_bytes', lambda path: (
+    real = figures_module._sizes_on_disk
+    monkeypatch.setattr(figures_module, '_sizes_on_disk', lambda path: (
         measured.append(os.path.relpath(path, repo.path)) or real(path)))
     with contextlib.closing(
             figures_module.Figures(repo, lambda: None)) as space:
