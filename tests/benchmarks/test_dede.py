@@ -12,7 +12,7 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 from tests.benchmarks import test_hosts
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCK = 4096

@@ -13,7 +13,7 @@ import pytest
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import repository
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCKS = 500    # of the disks

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1 << 20)

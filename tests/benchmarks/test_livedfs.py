@@ -12,7 +12,7 @@ import pytest
 
 from glance_dedup.check import checker
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 PAGE = 4096

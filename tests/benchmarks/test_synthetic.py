@@ -13,7 +13,7 @@ from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer
 from glance_dedup.repository import repository
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 FILE = (pathlib.Path(__file__).resolve().parent.parent.parent / 'benchmarks'
         / 'synthetic.py')

@@ -28,6 +28,8 @@ from tests.crash import workloads
 from tests.functional import witness
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 SEED = os.environ.get('GLANCE_DEDUP_CRASH_SEED', '1')
 STATES = os.environ.get('GLANCE_DEDUP_CRASH_STATES', '10')
 LONG_STATES = 10000

@@ -10,6 +10,8 @@ import pytest
 
 from tests.crash import mutants
 
+pytestmark = pytest.mark.slow
+
 # A mutant is found among the first few hundred states, or not at all.
 STATES = 2000
 SECONDS = 900

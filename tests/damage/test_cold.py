@@ -23,6 +23,8 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from tests.support import bucket
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 BLOCK, SLOTS = 512, 64
 LIMIT = 60
 CONTENTS = {'one': repositories.noise(SLOTS * BLOCK, 1),

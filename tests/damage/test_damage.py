@@ -18,6 +18,8 @@ from tests.damage import server
 from tests.damage import template
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 CODECS = ('none', 'zstd')
 SECTOR = damages.SECTOR
 PAGE = damages.PAGE

@@ -26,6 +26,8 @@ from tests.support.repositories import open_repository
 from tests.support.repositories import put
 from tests.support.repositories import read_all
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 512
 PAGE = 4096
 

@@ -40,6 +40,8 @@ from tests.support import batches
 from tests.support import maintenance
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 SEGMENT = batches.SEGMENT
 LIMIT = 120
 

@@ -25,6 +25,8 @@ from tests.support import daemons
 from tests.support import ports
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 noise = repositories.noise
 #: A repository's id that nobody has.

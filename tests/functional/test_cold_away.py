@@ -23,6 +23,8 @@ from tests.support import daemons
 from tests.support import objects
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 AWAY = pytest.mark.parametrize('fault', [503, 404])

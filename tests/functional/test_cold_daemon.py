@@ -23,6 +23,8 @@ from tests.support import cold_repositories
 from tests.support import daemons
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 GROUP = cold_repositories.GROUP

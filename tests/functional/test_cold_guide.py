@@ -27,6 +27,8 @@ from tests.support import maintenance
 from tests.support import objects
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 PAGE = documents.SOURCE / 'admin' / 'cold.rst'

@@ -45,6 +45,8 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 BLOCK, SLOTS = 512, 64

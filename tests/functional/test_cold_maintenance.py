@@ -34,6 +34,8 @@ from tests.support import objects
 from tests.support import repositories
 from tests.support import stores
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 configure = stores.configure

@@ -21,7 +21,7 @@ from tests.support import documents
 from tests.support import objects
 from tests.support import repositories
 
-pytestmark = pytest.mark.needs('rsync')
+pytestmark = [pytest.mark.slow, pytest.mark.needs('rsync')]
 
 pytest_plugins = ['tests.support.object_fixtures']
 

@@ -22,7 +22,7 @@ from tests.support import nbd
 from tests.support import repositories
 from tests.support import volumes
 
-pytestmark = pytest.mark.needs('nbdkit')
+pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 
 pytest_plugins = ['tests.support.object_fixtures']
 

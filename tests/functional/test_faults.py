@@ -20,6 +20,8 @@ import pytest
 
 from tests.functional import faults as faults_module
 
+pytestmark = pytest.mark.slow
+
 Fault = faults_module.Fault
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EINTR,

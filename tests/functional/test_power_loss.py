@@ -34,7 +34,7 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
 
-pytestmark = pytest.mark.needs('disks')
+pytestmark = [pytest.mark.slow, pytest.mark.needs('disks')]
 
 LIMIT = 180
 OTHERS_LIMIT = 300         # seconds; that of a test

@@ -13,6 +13,8 @@ from tests.support.repositories import open_repository
 from tests.support.repositories import put
 from tests.support.repositories import read_all
 
+pytestmark = pytest.mark.slow
+
 witness = protocol.witness
 path = protocol.path
 

@@ -31,6 +31,8 @@ from tests.support import daemons
 from tests.support import relays
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 noise = repositories.noise
 eventually = repositories.eventually

@@ -29,6 +29,8 @@ from tests.support import objects
 from tests.support import repositories
 from tests.support import sweeps
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 store = test_tierer.store

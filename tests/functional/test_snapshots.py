@@ -23,6 +23,8 @@ from tests.functional import test_tierer
 from tests.support import objects
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.object_fixtures']
 
 store = test_tierer.store

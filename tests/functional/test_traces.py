@@ -24,6 +24,8 @@ from tests.support import daemons
 from tests.support import ports
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 KEY = 'a-key-that-signs-traces'
 PASSWORD = 'the-password-of-redis'

@@ -28,6 +28,8 @@ from tests.sharedfs import kinds
 from tests.support import daemons
 from tests.support import repositories
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 100     # seconds
 LIMITED, UNFIT = findings_module.LIMITED, findings_module.UNFIT
 

@@ -15,7 +15,7 @@ from tests.support import disks
 from tests.support import repositories
 from tests.support import volumes
 
-pytestmark = pytest.mark.needs('nbdkit')
+pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 
 MIB = 1 << 20
 BLOCK = 4096

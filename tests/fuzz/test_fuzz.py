@@ -29,7 +29,7 @@ import pytest
 from tests.fuzz import corpus
 from tests.support import native
 
-pytestmark = pytest.mark.needs('clang')
+pytestmark = [pytest.mark.slow, pytest.mark.needs('clang')]
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 HERE = TOP / 'tests' / 'fuzz'

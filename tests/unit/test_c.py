@@ -40,10 +40,15 @@ def is_threaded(program):
                      program.read_text())
 
 
+#: A minute each: with sanitizers only a part of their cases is tried.
+LONG_SWEEPS = {'test_opening', 'test_array'}
+
+
 def programs(variant):
     """The parameters of the tests that run each program."""
     return pytest.mark.parametrize('source', [
-        pytest.param(program, id=f'{program.stem}-{variant}')
+        pytest.param(program, id=f'{program.stem}-{variant}', marks=(
+            pytest.mark.slow if program.stem in LONG_SWEEPS else ()))
         for program in sources(TESTS, 'test_')
         if variant != 'tsan' or is_threaded(program)])
 
@@ -87,33 +92,31 @@ def test_a_check_that_fails_in_support(tmp_path):
 TIMEOUT = 2 * native.BUILD_TIMEOUT + native.RUN_TIMEOUT
 
 
+@pytest.mark.slow
 @pytest.mark.needs('clang')
 @pytest.mark.timeout(TIMEOUT)
 class TestAddresses:
     """With the sanitizers of addresses and of undefined behaviour."""
 
-    @pytest.mark.needs('clang')
     @programs('asan')
     def test_c(self, source):
         native.require_passes('asan', source)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT)
 class TestThreads:
     """With the sanitizer of threads."""
 
-    @pytest.mark.needs('clang')
     @programs('tsan')
     def test_c(self, source):
         native.require_passes('tsan', source)
 
 
-@pytest.mark.long      # of the three it finds the least; tries all cases
 @pytest.mark.timeout(TIMEOUT)
 class TestPlain:
-    """As it is installed."""
+    """As it is installed. Sweeps try every case."""
 
-    @pytest.mark.needs('clang')
     @programs('plain')
     def test_c(self, source):
         native.require_passes('plain', source)

@@ -18,6 +18,8 @@ from glance_dedup.base import scopes
 from tests.support import repositories
 from tests.support.repositories import noise
 
+pytestmark = pytest.mark.slow
+
 BLOCK = 512
 IDS = strategies.sampled_from(['a', 'b', 'c', 'd', 'e-5', 'F_6'])
 # Whose they are, and whose blocks they share.

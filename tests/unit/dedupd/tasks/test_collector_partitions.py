@@ -31,6 +31,8 @@ from tests.support import repositories
 from tests.support.repositories import put
 from tests.unit.dedupd.tasks.collecting import collect
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
 TWO = counting.local(2)
