@@ -12,6 +12,7 @@ is started, and one that cannot take part is left out.
 """
 
 import collections
+from collections.abc import Callable
 from collections.abc import Iterable
 import concurrent.futures
 import dataclasses
@@ -19,17 +20,22 @@ import importlib.util
 import ipaddress
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import printable
 from glance_dedup.base import version
 
 # Seconds.
 _CONNECT = 10
 _ASK = 60
+# Characters of what a host said that are shown.
+_MAX_SHOWN = 200
 # How many hosts are asked at once.
 _AT_ONCE = 32
 _SSH = ('ssh', '-o', 'BatchMode=yes', '-o', f'ConnectTimeout={_CONNECT}')
@@ -109,19 +115,54 @@ def _ask(name: str) -> Host:
             raise ValueError
         # A shell may print something of its own before.
         facts = json.loads(done.stdout.splitlines()[-1])
-        server, client = facts['server'], facts['client']
-    except (ValueError, IndexError, KeyError, TypeError) as e:
+        found = facts['version']
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError) as e:
         raise HostError(
             f'{sys.executable} does not run there with this software: {said}. '
             'Install it under the same path on all hosts') from e
-    if facts['version'] != version.version():
+    if found != version.version():
         raise HostError(
-            f'it has version {facts["version"]} of this software, and this '
+            f'it has version {_shown(found)} of this software, and this '
             f'host has {version.version()}: install one version on all hosts')
+    return _host(name, facts)
+
+
+def _host(name: str, facts: dict[str, Any]) -> Host:
+    """Return the host that told these facts.
+
+    :raises HostError: it cannot take part, or no host tells such facts
+    """
+    for field, is_good in _FACTS.items():
+        if not is_good(facts.get(field)):
+            raise HostError(
+                f'it says that its {field} is {_shown(facts.get(field))}, '
+                'which no host says: see what its Python and its shell print')
     if not facts['mpi']:
         raise HostError('Open MPI or mpi4py is not installed there')
-    return Host(name, facts['nodename'],
-                frozenset(filter(None, (server, network_of(client)))))
+    networks = facts['server'], network_of(facts['client'])
+    return Host(name, facts['nodename'], frozenset(filter(None, networks)))
+
+
+def _shown(value: Any) -> str:
+    return printable.printable(repr(value)[:_MAX_SHOWN])
+
+
+def _is_network(value: Any) -> bool:
+    if value is None:
+        return True
+    try:
+        return isinstance(value, str) and bool(ipaddress.IPv4Network(value))
+    except ValueError:
+        return False
+
+
+_FACTS: dict[str, Callable[[Any], object]] = {
+    'nodename': lambda value: isinstance(value, str) and re.fullmatch(
+        '[!-~]{1,255}', value),
+    'mpi': lambda value: isinstance(value, bool),
+    'client': lambda value: isinstance(value, str),
+    'server': _is_network,
+}
 
 
 def network_of(address: str, routes: str = '/proc/net/route') -> str | None:

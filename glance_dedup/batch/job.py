@@ -22,6 +22,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
+from glance_dedup.batch import events as events_module
 from glance_dedup.batch import hosts as hosts_module
 from glance_dedup.batch import ranks as ranks_module
 from glance_dedup.batch import rounds
@@ -46,6 +47,8 @@ _OVERHEAD = 5.0
 _RATE = 100e6
 # The last bytes of what MPI itself says of an error.
 _TAIL = 2000
+# Bytes of a line that a rank tells.
+_MAX_LINE = 1 << 20
 
 
 class Broken(exceptions.RepositoryError):
@@ -189,7 +192,8 @@ class Job:
         def note(event: dict[str, Any]) -> None:
             if event['event'] == 'unseen':
                 why[event['name']] = f'{event["host"]}: {event["error"]}'
-            elif event['event'] == 'source' and event['name'] not in found:
+            elif (event['event'] == 'source' and event['name'] in wanted
+                    and event['name'] not in found):
                 found[event['name']] = {
                     **wanted[event['name']], 'host': event['host'],
                     'size': event['size'], 'written': event['written']}
@@ -261,6 +265,10 @@ class Job:
                     'partitions': self._partitions(
                         left.values(), len(hosts) or self._settings.ranks)},
                     hosts, watch.note)
+                for name in left:
+                    self._results[name] = Result(
+                        name, note='its host did not say what became of it. '
+                        'Back it up again')
                 return
             except Broken as e:
                 self._note(f'{words} broke, time {attempt} of {ATTEMPTS}: {e}')
@@ -381,7 +389,9 @@ class Watch:
         self._ended: dict[str, set[str]] = {}   # disks of sources
 
     def note(self, event: dict[str, Any]) -> None:
-        """Take a line."""
+        """Take an event. One of a source that is not in the round is none."""
+        if event.get('source', '') not in {'', *self._left, *self._ended}:
+            return
         match event['event']:
             case 'view':
                 self._identities.setdefault(event['source'], {})[
@@ -404,7 +414,8 @@ class Watch:
         """A disk has ended; a server has when all its disks have."""
         ended = self._ended.setdefault(source, set())
         ended.add(name)
-        if name == source or ended >= self._identities[source].keys():
+        if name == source or ended >= self._identities.get(
+                source, {}).keys():
             self._left.pop(source, None)
 
 
@@ -452,7 +463,9 @@ def ranks_running(count: int, hosts: list[hosts_module.Host]
 
 
 def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
-    """What the ranks tell, until all have ended.
+    """Yield what the ranks tell, until all have ended.
+
+    What no rank tells is a notice.
 
     :param silence: seconds; the ranks give up earlier by themselves
     :raises Broken: nothing came for a long time
@@ -467,11 +480,13 @@ def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
             if not data:
                 return
             *lines, rest = (rest + data).split(b'\n')
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict) and 'event' in event:
-                        yield event
+            if len(rest) > _MAX_LINE:
+                raise Broken('a rank told a line that does not end')
+            for line in filter(None, lines):
+                try:
+                    yield events_module.parse(line)
+                except events_module.FalseEvent as e:
+                    yield {'event': 'notice', 'text': str(e)}
 
 
 def _tail(said: Any) -> str:

@@ -2,8 +2,12 @@
 
 """The networks of hosts; test_batch_hosts.py has real hosts."""
 
+import json
+import os
+
 import pytest
 
+from glance_dedup.base import version
 from glance_dedup.batch import hosts
 
 ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU W IRTT
@@ -38,3 +42,48 @@ def test_networks_for_open_mpi(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setenv(name + end, 'eth7')
             assert f'{name}include' not in hosts.environment(found)
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """Have ssh bring what a host is said to have answered."""
+    ssh = tmp_path / 'ssh'
+    ssh.write_text('#!/bin/sh\nwhile [ $# -gt 2 ]; do shift; done\n'
+                   f'cat "{tmp_path}/$1"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+
+    def answer(name, **changed):
+        facts = {'nodename': name, 'version': version.version(), 'mpi': True,
+                 'client': '192.0.2.1', 'server': '192.0.2.0/24', **changed}
+        (tmp_path / name).write_text(json.dumps(
+            {key: value for key, value in facts.items() if value != 'left out'}
+        ) + '\n')
+    return answer
+
+
+@pytest.mark.parametrize('field, value', [
+    ('nodename', 'left out'), ('nodename', None), ('nodename', 7),
+    ('nodename', ''), ('nodename', 'a\0b'), ('nodename', 'a b'),
+    ('nodename', 'x' * 256), ('nodename', ['a']), ('mpi', 'left out'),
+    ('mpi', 'yes'), ('mpi', 1), ('client', 'left out'), ('client', 5),
+    ('server', 'left out' * 2), ('server', 7), ('server', '192.0.2.0/24,x'),
+    ('server', {'a': 1}), ('version', None), ('version', {'\x1b[2J': 1}),
+    ('version', 'x' * 100000)])
+def test_a_host_that_lies_is_left_out_alone(answer, field, value):
+    answer('good')
+    answer('bad', **{field: value})
+    found, lost = hosts.reach(['bad', 'good'])
+    assert [host.name for host in found] == ['good']
+    assert list(lost) == ['bad'] and field in lost['bad']
+    assert len(lost['bad']) < 600 and lost['bad'].isprintable()
+
+
+@pytest.mark.parametrize('text', [
+    '', '[]', '7', '"a"', 'null', '{', '[' * 100000, '{}'])
+def test_what_is_no_answer(answer, tmp_path, text):
+    answer('good')
+    (tmp_path / 'bad').write_text(text + '\n')
+    found, lost = hosts.reach(['good', 'bad'])
+    assert [host.name for host in found] == ['good']
+    assert 'does not run there' in lost['bad']
