@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Limits the memory for the request bodies of all connections together."""
+"""Limit the memory for the bodies of all connections together."""
 
 import asyncio
 import collections
@@ -14,7 +14,10 @@ _RETRY_SECONDS = 5
 
 
 class Bodies:
-    """The memory that the bodies of all requests share.
+    """The memory that the bodies of all requests and responses share.
+
+    A response that is made as a whole, such as a list, holds its memory until
+    its client has taken it.
 
     A request gets all memory that its body may need before the body is
     received, so that no two requests wait for each other. A body no larger
@@ -59,7 +62,7 @@ class Bodies:
                 self._grant()
             if isinstance(e, TimeoutError):
                 raise messages.HTTPError(
-                    503, 'Too many bodies of requests are being received.',
+                    503, 'Too many large requests or responses are under way.',
                     {'Retry-After': str(_RETRY_SECONDS)})
             raise
 

@@ -109,6 +109,10 @@ class HTTPConnection:
 
     async def _serve_one(self) -> bool:
         """Answer a request; False if the connection must be closed."""
+        async with contextlib.AsyncExitStack() as held:
+            return await self._serve(held)
+
+    async def _serve(self, held: contextlib.AsyncExitStack) -> bool:
         method = 'GET'
         try:
             event = await self._receive_header()
@@ -119,7 +123,7 @@ class HTTPConnection:
                 raise messages.HTTPError(
                     401, 'The authorities or revocation lists have changed. '
                          'Connect again.')
-            response = await self._answer(event)
+            response = await self._answer(event, held)
         except h11.RemoteProtocolError as e:
             response = messages.error_response(messages.HTTPError(
                 e.error_status_hint, f'The request is malformed: {e}.'))
@@ -178,7 +182,12 @@ class HTTPConnection:
                 raise _too_slow()
             self._h11.receive_data(data)
 
-    async def _answer(self, event: h11.Request) -> messages.Response:
+    async def _answer(self, event: h11.Request,
+                      held: contextlib.AsyncExitStack) -> messages.Response:
+        """Answer a request.
+
+        :param held: is closed when the response is sent
+        """
         target = self._target(event)
         hosts = [value.decode('latin-1') for name, value in event.headers
                  if name == b'host']
@@ -196,11 +205,17 @@ class HTTPConnection:
             return await router(self._message(event, target))
         request, path = self._parse(event, target)
         route, arguments = router.find(request.method, path)
+        # A client may read its response as slowly as it likes.
+        await held.enter_async_context(
+            self._shared.bodies.hold(route.sent_bytes))
         async with (route.admit(request, **arguments),
                     self._shared.bodies.hold(
                         _body_size(event, route.body_limit))):
             request.body = await self._receive_body(route.body_limit)
-            return await route.handler(request, **arguments)
+            response = await route.handler(request, **arguments)
+        if isinstance(response.body, bytes):
+            route.sent_bytes = len(response.body)
+        return response
 
     def _target(self, event: h11.Request) -> str:
         if event.http_version not in (b'1.0', b'1.1'):

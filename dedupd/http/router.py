@@ -17,13 +17,16 @@ Handler = Callable[..., Awaitable[messages.Response]]
 Admit = Callable[..., contextlib.AbstractAsyncContextManager[None]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Route:
     """How requests of one method and path are served; see `Router.add`."""
 
     handler: Handler
     body_limit: int
     admit: Admit
+    sent_bytes: int = 0
+    """Of the last response that was made as a whole: about as many as the next
+    one will have."""
 
 
 def _admit_all(request: messages.Request, **arguments: str

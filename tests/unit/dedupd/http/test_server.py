@@ -158,6 +158,48 @@ class TestBodies:
 
         self.run(check)
 
+    def test_clients_that_do_not_read(self, tmp_path):
+        """Lists for them have so much memory together, and no more."""
+        router = router_module.Router()
+        made = []
+
+        async def listed(request):
+            made.append(request)
+            return messages.Response(200, {}, bytes(3 * MIB))
+
+        async def small(request):
+            return messages.Response(200, {}, b'small')
+
+        async def ask(stack, path):
+            reader, writer = await asyncio.open_unix_connection(
+                str(tmp_path / 'socket'), limit=1)
+            stack.callback(writer.close)
+            writer.write(f'GET {path} HTTP/1.1\r\nHost: localhost\r\n'
+                         'Connection: close\r\n\r\n'.encode())
+            return reader
+
+        async def check():
+            async with serving(tmp_path / 'socket', router,
+                               header_timeout=0.3):
+                with contextlib.ExitStack() as stack:
+                    # Whose size was not known, and two that fit beside it.
+                    silent = [await ask(stack, '/list') for _ in range(3)]
+                    for reader in silent:
+                        assert (await reader.read(12)).endswith(b' 200')
+                    refused = await ask(stack, '/list')
+                    assert (await refused.read(12)).endswith(b' 503')
+                    assert len(made) == 3
+                    fine = await ask(stack, '/small')
+                    assert b'small' in await fine.read()
+                    for reader in silent:
+                        await reader.read()
+                    again = await ask(stack, '/list')
+                    assert (await again.read(12)).endswith(b' 200')
+
+        router.add('GET', '/list', listed)
+        router.add('GET', '/small', small)
+        asyncio.run(asyncio.wait_for(check(), 60))
+
     def test_the_option_may_change(self):
         async def check(bodies, options):
             await self.begin(bodies, MIB)
