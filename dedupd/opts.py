@@ -864,6 +864,19 @@ Related options:
     * ``nova_base``
 
 """),
+    cfg.StrOpt('nova_group',
+               help="""
+Group whose members may read the images that ``dedupd-nova-base``
+shows. Nova's user and QEMU's must be in it.
+
+Possible values:
+    * A group's name
+    * Unset: the group to which ``nova_base`` belongs
+
+Related options:
+    * ``nova_base``
+
+"""),
     cfg.StrOpt('cloud',
                help="""
 Cloud of ``clouds.yaml`` whose account lists the images that

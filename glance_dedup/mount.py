@@ -213,15 +213,18 @@ class Operations(pyfuse3.Operations):
 
     :param complain: told what went wrong, but not twice in a row the same
     :param owner: user and group of the files
+    :param others: whether users outside of the group may read them, if they
+        reach the mount at all
     """
 
     def __init__(self, source: Source, complain: Callable[[str], None],
-                 owner: tuple[int, int]) -> None:
+                 owner: tuple[int, int], others: bool = True) -> None:
         super().__init__()
         self._source = source
         self._complain = complain
         self._complaint = ''
         self._owner = owner
+        self._permissions = 0o444 if others else 0o440
         self._inodes = _Inodes()
         self._handles = itertools.count(1)
         self._files: dict[int, tuple[Opened, trio.CapacityLimiter]] = {}
@@ -277,12 +280,13 @@ class Operations(pyfuse3.Operations):
         return entry
 
     def _directory(self) -> pyfuse3.EntryAttributes:
-        entry = self._entry(pyfuse3.ROOT_INODE, stat_module.S_IFDIR | 0o555)
+        entry = self._entry(pyfuse3.ROOT_INODE, stat_module.S_IFDIR
+                            | self._permissions | self._permissions >> 2)
         entry.st_nlink = 2
         return entry
 
     def _file(self, inode: int, facts: Facts) -> pyfuse3.EntryAttributes:
-        entry = self._entry(inode, stat_module.S_IFREG | 0o444)
+        entry = self._entry(inode, stat_module.S_IFREG | self._permissions)
         entry.attr_timeout = FACTS_SECONDS
         entry.st_nlink = 1
         entry.st_size = facts.size

@@ -8,8 +8,10 @@ a guest's disk must not vanish when the daemon restarts. One thread serves the
 kernel's requests, others read, and one keeps the links.
 """
 
+import grp
 import logging
 import os
+import stat
 import sys
 import threading
 
@@ -61,9 +63,40 @@ def _is_missing(conf: cfg.ConfigOpts, image_id: str) -> bool:
     return False
 
 
+def _readers(conf: cfg.ConfigOpts) -> int:
+    """Return the group whose members may read the images.
+
+    :raises ValueError: there is no such group
+    """
+    name = conf.cache.nova_group
+    if not name:
+        return os.stat(conf.cache.nova_base).st_gid
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError as e:
+        raise ValueError(f'[cache] nova_group: there is no group {name}'
+                         ) from e
+
+
+def _require_protected(directory: str) -> None:
+    """Check that this process can replace nobody else's files in a directory.
+
+    :raises ValueError: it could
+    """
+    found = os.stat(directory)
+    if os.geteuid() not in (0, found.st_uid) and not (
+            found.st_mode & stat.S_ISVTX):
+        raise ValueError(
+            f'[cache] nova_base: whoever may make links in {directory} may '
+            "also replace Nova's files there. Run chmod +t, so that only "
+            'their owner and that of the directory may')
+
+
 def _serve(conf: cfg.ConfigOpts,
            repository: repository_module.Repository) -> None:
     options = conf.cache
+    _require_protected(options.nova_base)
+    owner = os.geteuid(), _readers(conf)
     os.makedirs(options.nova_mount, exist_ok=True)
     contents = contents_module.Contents(
         repository, conf.dedupd.nbd_socket,
@@ -83,8 +116,8 @@ def _serve(conf: cfg.ConfigOpts,
 
     mount.serve(
         operations_module.Operations(
-            contents, lambda text: LOG.error('%s', text),
-            (os.geteuid(), os.getegid())),
+            contents, lambda text: LOG.error('%s', text), owner,
+            others=False),
         options.nova_mount, allow_other=True, writable=True, ready=ready,
         ending=contents.stopping.set)
 

@@ -233,7 +233,8 @@ def test_a_read_through_a_link_gives_the_image(host, ops):
     link = host.wait_for_link(store(ops, data))
     found = os.stat(link)
     assert found.st_size == len(data)
-    assert stat.S_IMODE(found.st_mode) == 0o444
+    assert stat.S_IMODE(found.st_mode) == 0o440
+    assert stat.S_IMODE(os.stat(host.mounted).st_mode) == 0o550
     assert found.st_blocks == 1     # Nova counts it as its own disk's
     assert read(link) == data
 
@@ -554,7 +555,7 @@ def test_it_needs_no_root(tmp_path, storing, ops):
         'unshare', '--mount', '--propagation', 'private', 'sh', '-c',
         'mount --bind "$0" /etc/fuse.conf && mount --bind "$1" /dev/fuse '
         '&& shift && exec "$@"', conf, device, *user]
-    host.base.chmod(0o777)
+    host.base.chmod(0o1777)
     host.mounted.mkdir()
     for place in (host.repository, host.daemon.directory, host.mounted):
         for directory, _, names in os.walk(place):
@@ -584,6 +585,39 @@ def test_it_needs_no_root(tmp_path, storing, ops):
         assert os.stat(path).st_mtime_ns == 10 ** 18
         text = host.text() + host.daemon.text()
     assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
+
+
+def as_user(group, *command):
+    return subprocess.run(
+        ['setpriv', f'--reuid={USER}', f'--regid={group}', '--clear-groups',
+         *command], capture_output=True, text=True, timeout=LIMIT)
+
+
+def test_only_the_group_reads_the_mount(tmp_path, host, ops):
+    """Any other user of the host would read every image of the account."""
+    link = host.wait_for_link(store(ops, content(28)))
+    path = os.readlink(link)
+    for parent in (tmp_path, *tmp_path.parents[:-1]):
+        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path(
+                tempfile.gettempdir()):
+            parent.chmod(parent.stat().st_mode | 0o111)
+    group = os.stat(host.base).st_gid
+    assert as_user(group, 'head', '-c1', path).returncode == 0
+    for command in ('head', '-c1', path), ('ls', host.mounted):
+        found = as_user(USER, *command)
+        assert found.returncode != 0 and 'Permission denied' in found.stderr
+
+
+@pytest.mark.parametrize('changed, words', [
+    ({'nova_group': 'no-such-group'}, 'there is no group no-such-group')])
+def test_wrong_groups(tmp_path, storing, changed, words):
+    host = Host(tmp_path, storing)
+    host.daemon.cache |= changed
+    host.daemon.write_config(nbd_socket=host.daemon.directory / 'nbd')
+    with host.daemon:
+        host.daemon.start().wait_for_catalog()
+        with pytest.raises(AssertionError, match=words):
+            host.mount()
 
 
 def test_it_ends_on_a_signal_while_reads_wait(host, ops):
