@@ -31,10 +31,12 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-_OF_BACKUP = {'name': _is_text, 'source': _is_text, 'backup_id': _is_text,
-              'size': _is_count, 'read': _is_count, 'stored': _is_count,
-              'note': _is_text}
-_EVENTS: dict[str, dict[str, Callable[[Any], bool]]] = {
+_Check = Callable[[Any], bool]
+_OF_BACKUP: dict[str, _Check] = {
+    'name': _is_text, 'source': _is_text, 'backup_id': _is_text,
+    'size': _is_count, 'read': _is_count, 'stored': _is_count,
+    'note': _is_text}
+_EVENTS: dict[str, dict[str, _Check]] = {
     'unseen': {'name': _is_text, 'host': _is_text, 'error': _is_text},
     'source': {'name': _is_text, 'host': _is_text, 'size': _is_count,
                'written': _is_count},

@@ -21,10 +21,12 @@ import ipaddress
 import json
 import os
 import re
+import selectors
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from typing import Any
 
 from glance_dedup.base import exceptions
@@ -38,6 +40,9 @@ _ASK = 60
 _MAX_SHOWN = 200
 # How many hosts are asked at once.
 _AT_ONCE = 32
+# Bytes of a host's answer, and of what its shell prints.
+_MAX_ANSWER = 64 << 10
+_SILENT = f'it did not answer in {_ASK} s'
 _SSH = ('ssh', '-o', 'BatchMode=yes', '-o', f'ConnectTimeout={_CONNECT}')
 
 
@@ -99,22 +104,15 @@ def _ask(name: str) -> Host:
     """
     command = [*_SSH, name, shlex.join(
         [sys.executable, '-m', 'glance_dedup.batch.hosts'])]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors='replace', timeout=_ASK)
-    except FileNotFoundError as e:
-        raise HostError('ssh is not installed on this host') from e
-    except subprocess.TimeoutExpired as e:
-        raise HostError(f'it did not answer in {_ASK} s') from e
-    said = ' '.join(done.stderr.split())
-    if done.returncode == 255:
+    status, answer, errors = _run(command)
+    said = ' '.join(errors.split())
+    if status == 255:
         raise HostError(f'ssh cannot log in: {said}')
     try:
-        if done.returncode:
+        if status:
             raise ValueError
         # A shell may print something of its own before.
-        facts = json.loads(done.stdout.splitlines()[-1])
+        facts = json.loads(answer.splitlines()[-1])
         found = facts['version']
     except (ValueError, IndexError, KeyError, TypeError, RecursionError) as e:
         raise HostError(
@@ -125,6 +123,51 @@ def _ask(name: str) -> Host:
             f'it has version {_shown(found)} of this software, and this '
             f'host has {version.version()}: install one version on all hosts')
     return _host(name, facts)
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Run ssh; return its exit status, its output and its error output.
+
+    :raises HostError: the host does not end, or prints too much
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+    except FileNotFoundError as e:
+        raise HostError('ssh is not installed on this host') from e
+    end = time.monotonic() + _ASK
+    with process, selectors.DefaultSelector() as selector:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            texts = bytearray(), bytearray()
+            for pipe, text in zip((process.stdout, process.stderr), texts):
+                selector.register(pipe, selectors.EVENT_READ, text)
+            while selector.get_map():
+                _receive(selector, end)
+            status = process.wait(max(0, end - time.monotonic()))
+        except subprocess.TimeoutExpired as e:
+            raise HostError(_SILENT) from e
+        finally:
+            process.kill()
+    output, errors = (text.decode(errors='replace') for text in texts)
+    return status, output, errors
+
+
+def _receive(selector: selectors.BaseSelector, end: float) -> None:
+    """Append what ssh prints next to its text."""
+    ready = selector.select(max(0, end - time.monotonic()))
+    if not ready or time.monotonic() > end:
+        raise HostError(_SILENT)
+    for key, _ in ready:
+        data = os.read(key.fd, _MAX_ANSWER)
+        key.data.extend(data)
+        if not data:
+            selector.unregister(key.fileobj)
+        if len(key.data) > _MAX_ANSWER:
+            raise HostError(
+                f'it printed more than {_MAX_ANSWER >> 10} KiB: see what its '
+                'shell prints at a login')
 
 
 def _host(name: str, facts: dict[str, Any]) -> Host:
