@@ -361,6 +361,8 @@ def of_filter(repository: repository_module.Repository, statistics: Fields
     """
     return {**{name: value for name, value in statistics.items()
                if name.startswith('filter_')},
+            'index': repository.filter.index,
+            'file': repository.filter.file,
             'filter_error': repository.filter.error}
 
 

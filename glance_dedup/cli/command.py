@@ -77,10 +77,25 @@ class RepositoryCommand(command.Command):
 
         return repository.Repository(self.path, **{
             'ask_slices': slices.Asker(self.settings.socket),
-            'filter_dir': self.settings.filter_dir,
             'reserve_mib': self.settings.reserve_mib,
-            'index': self.settings.index,
-            'index_dir': self.settings.index_dir, **options})
+            **self._index(), **options})
+
+    def _index(self) -> dict:
+        """Return where duplicates are looked for, as `Repository` takes it.
+
+        With ``--socket`` alone, only the daemon knows.
+        """
+        found = {name: getattr(self.settings, name)
+                 for name in ('filter_dir', 'index', 'index_dir')}
+        figures = (self.status or {}).get('filter')
+        if self.settings.path is None and isinstance(figures, dict):
+            index, file = figures.get('index'), figures.get('file')
+            if (index in settings_module.INDEXES and isinstance(file, str)
+                    and os.path.isabs(file) and '\0' not in file):
+                place = 'filter_dir' if index == 'filter' else 'index_dir'
+                found |= {'index': index, place: os.path.dirname(file)}
+        return found | {name: value for name in found if (
+            value := getattr(self.app.options, name)) is not None}
 
     def progress(self, what, total=None, **options):
         """A `Progress`, which is silent with ``--quiet``."""

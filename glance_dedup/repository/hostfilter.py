@@ -178,14 +178,13 @@ class HostFilter:
                 or time.monotonic() < self._again):
             return
         try:
-            path = self._path()
+            self.file = path = self._path()
             if not create and not files.exists(path):
                 self.error = self._lack_of_room(path)
                 return
             with self._mutex:
                 if self._attached:
                     return
-                self.file = path
                 self._open(handle, path)
                 # Last: no other thread may store before the filter is there.
                 self._attached = True

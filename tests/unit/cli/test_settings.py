@@ -6,6 +6,7 @@ import pytest
 
 from glance_dedup.cli import settings
 from tests.support import daemons
+from tests.support import repositories
 
 
 @pytest.fixture
@@ -89,3 +90,30 @@ def test_a_daemon_says_it(created, monkeypatch, tmp_path):
             assert found['path'] == str(created.path)
             status = created(*given, 'status', '-f', 'json').json()
             assert status['daemon']['role'] == 'maintainer'
+
+
+@pytest.mark.parametrize('index', ['filter', 'lmdb'])
+def test_a_daemon_says_what_finds_duplicates(created, monkeypatch, tmp_path,
+                                             index):
+    monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
+    image = tmp_path / 'image'
+    image.write_bytes(repositories.noise(1 << 20))
+    created.options = []
+    place = tmp_path / 'daemon'
+    with daemons.running(
+            created.path, filter_dir=place, index=index, index_dir=place
+            ) as daemon:
+        socket = '--socket', daemon.socket
+        stored = created(*socket, 'image', 'put', 'one', image)
+        assert stored.status == 0, stored.err
+        found = created(*socket, 'filter', 'show', '-f', 'json').json()
+        assert found['index'] == index
+        assert found['path'].startswith(str(place))
+        assert found['error'] is None
+        assert index == 'lmdb' or found['filter_hints'] == 256
+        other = created(*socket, '--index', 'dtb', '--index-dir',
+                        tmp_path / 'other', 'filter', 'show', '-f', 'json')
+        assert other.json()['index'] == 'dtb'
+        assert created(*socket, '--filter-dir', tmp_path / 'other', '--index',
+                       'filter', 'filter', 'show', '-f', 'json'
+                       ).json()['path'].startswith(str(tmp_path / 'other'))
