@@ -350,24 +350,31 @@ class Operations(pyfuse3.Operations):
         await self._call(opened.close, limiter=limiter)
 
 
+def options(*, allow_other: bool, writable: bool) -> set[str]:
+    """Return the options of a mount; see `serve`."""
+    found = {'nosuid', 'nodev', 'noexec', 'default_permissions',
+             'fsname=glance-dedup', 'subtype=glance-dedup'}
+    if allow_other:
+        found.add('allow_other')
+    if not writable:
+        found.add('ro')
+    return found
+
+
 def serve(operations: Operations, directory: str, *, allow_other: bool,
           ready: Callable[[], None], writable: bool = False,
           ending: Callable[[], None] = lambda: None) -> None:
     """Show images in a directory until it is unmounted, or a signal ends it.
 
+    :param directory: or ``/dev/fd/N``, for a mount that another process made
     :param ready: called once the directory shows them
     :param writable: whether the operations refuse writes, not the kernel
     :param ending: called at a signal; has the operations that wait fail
     :raises OSError: they cannot be shown there; the library has written why
     """
-    options = {'nosuid', 'nodev', 'noexec', 'default_permissions',
-               'fsname=glance-dedup', 'subtype=glance-dedup'}
-    if allow_other:
-        options.add('allow_other')
-    if not writable:
-        options.add('ro')
     try:
-        pyfuse3.init(operations, directory, options)
+        pyfuse3.init(operations, directory, options(
+            allow_other=allow_other, writable=writable))
     except RuntimeError as e:
         raise OSError(errno.EIO, 'cannot show images there', directory) from e
     try:

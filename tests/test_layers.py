@@ -295,6 +295,7 @@ TESTED_BY = {
     'dedupd.systemd': 'functional/test_relay.py',
     'dedupd.novabase.keeper': 'functional/test_nova_base.py',
     'dedupd.novabase.main': 'functional/test_nova_base.py',
+    'dedupd.novabase.mounting': 'functional/test_nova_base.py',
     'dedupd.novabase.operations': 'functional/test_nova_base.py',
     'dedupd.tasks.damage': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.records': 'unit/dedupd/test_scheduler.py',

@@ -26,6 +26,7 @@ from dedupd import meditation
 from dedupd.novabase import contents as contents_module
 from dedupd.novabase import keeper as keeper_module
 from dedupd.novabase import links as links_module
+from dedupd.novabase import mounting
 from dedupd.novabase import operations as operations_module
 from dedupd import systemd
 from glance_dedup.base import exceptions
@@ -39,6 +40,7 @@ LOG = log.getLogger('dedupd.novabase')
 
 #: Memory for decompressed segments, in MiB.
 CACHE_MIB = 64
+_MOUNT = {'allow_other': True, 'writable': True}
 
 
 def _wrong_images(conf: cfg.ConfigOpts) -> frozenset[str] | None:
@@ -98,6 +100,11 @@ def _serve(conf: cfg.ConfigOpts,
     _require_protected(options.nova_base)
     owner = os.geteuid(), _readers(conf)
     os.makedirs(options.nova_mount, exist_ok=True)
+    directory = options.nova_mount
+    if mounting.is_confined():
+        with mounting.listening(directory) as listener:
+            systemd.notify('READY=1')   # systemd starts the other process
+            directory = f'/dev/fd/{mounting.receive(listener)}'
     contents = contents_module.Contents(
         repository, conf.dedupd.nbd_socket,
         lambda image_id: _is_missing(conf, image_id))
@@ -118,15 +125,20 @@ def _serve(conf: cfg.ConfigOpts,
         operations_module.Operations(
             contents, lambda text: LOG.error('%s', text), owner,
             others=False),
-        options.nova_mount, allow_other=True, writable=True, ready=ready,
-        ending=contents.stopping.set)
+        directory, ready=ready, ending=contents.stopping.set, **_MOUNT)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until the directory is unmounted, or a signal ends it."""
+    """Run until the directory is unmounted, or a signal ends it.
+
+    With the first argument ``mount``, mount for the confined process instead.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        conf = daemon_main.read_options(
-            sys.argv[1:] if arguments is None else arguments)
+        if arguments[:1] == ['mount']:
+            conf = daemon_main.read_options(arguments[1:])
+            mounting.mount(conf.cache.nova_mount, mount.options(**_MOUNT))
+        conf = daemon_main.read_options(arguments)
         logs.setup(conf)
         if conf.mode != 'cache' or not conf.cache.nova_base:
             raise ValueError('set mode = cache, and [cache] nova_base')

@@ -116,6 +116,33 @@ def test_every_unit_is_known_to_systemd_and_to_apt():
         if '[Install]' in unit.read_text() and '@' not in unit.name}
 
 
+@pytest.mark.needs('systemd')
+def test_every_service_is_confined(tmp_path):
+    services = sorted((TOP / 'etc').glob('*.service'))
+    assert len(services) >= 6
+    for service in services:
+        # An instance has a name.
+        path = tmp_path / service.name.replace('@', '@disk')
+        path.write_text(service.read_text())
+        done = subprocess.run(
+            ['systemd-analyze', 'security', '--offline=true', '--threshold=40',
+             '--no-pager', path], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout[-200:] + done.stderr
+
+
+def test_the_mount_for_nova_is_its_users():
+    """What runs outside of the unit's limits does so as its user."""
+    text = (TOP / 'etc/dedupd-nova-base.service').read_text()
+    user, = re.findall('^User=(.*)$', text, re.M)
+    outside = re.findall(r'^Exec\w+=-?\+(.*)$', text, re.M)
+    assert len(outside) == 2
+    for command in outside:
+        assert command.startswith(f'/usr/bin/setpriv --reuid={user} '
+                                  f'--regid={user} --init-groups /usr/bin/')
+    start, = re.findall('^ExecStart=(.*)$', text, re.M)
+    assert outside[0].endswith(start.replace('nova-base ', 'nova-base mount '))
+
+
 def test_what_breaks_eventlet_is_not_installed_with_glance(control):
     """See the comment in debian/control."""
     for package in ('python3-glance-dedup', 'dedupd'):

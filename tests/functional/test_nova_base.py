@@ -68,10 +68,11 @@ class Host:
     """A compute host: the cache's daemon, the mount, and Nova's directory.
 
     :ivar prefix: a command that runs the mount
+    :ivar mounter: a command that runs what mounts for a confined process
     """
 
     def __init__(self, place, storing, disk=None):
-        self.prefix = []
+        self.prefix, self.mounter = [], None
         self.base = place / '_base'
         self.base.mkdir()
         self.mounted = place / 'mounted'
@@ -110,11 +111,19 @@ class Host:
                  self.daemon.config], cwd=daemons.ROOT, stderr=errors,
                 stdin=subprocess.DEVNULL, stdout=errors,
                 env=self._environment)
+            if self.mounter is not None:
+                self.wait_for(pathlib.Path(
+                    self.seen(f'{self.mounted}.socket')).exists)
+                subprocess.run(
+                    [*self.mounter, sys.executable, *PROGRAM, 'mount',
+                     '--config-file', self.daemon.config], check=True,
+                    cwd=daemons.ROOT, env=self._environment, stderr=errors,
+                    timeout=LIMIT)
         self.wait_for(lambda: os.path.ismount(self.seen(self.mounted)))
         return self
 
     def seen(self, path):
-        """A path in the mounts that the process of the mount sees."""
+        """A path in the mounts that Nova sees."""
         return f'/proc/{self.process.pid}/root{path}'
 
     def unmount(self):
@@ -527,64 +536,125 @@ def test_a_new_mount_shows_what_the_last_one_did(host, ops, storing):
         storing.glance.start()
 
 
-def test_any_user_may_read(host, ops):
-    link = host.wait_for_link(store(ops, content(20)))
-    for directory in host.base.parents:
-        if directory.stat().st_uid == os.getuid() and len(
-                directory.parts) > 2:
-            directory.chmod(0o755)
-    subprocess.run(['cmp', link, link], check=True, timeout=LIMIT, user=65534)
-
-
-def test_it_needs_no_root(tmp_path, storing, ops):
-    """Only the line in ``/etc/fuse.conf``, so that libvirt's user may read.
+class Unprivileged(Host):
+    """A host whose mount is a user's, in name spaces of their own.
 
     The user may read the interpreter's files, wherever they are.
+
+    :ivar user: a command that runs another as this user
+    :ivar inside: a command that runs another in the name space, which has an
+        empty ``/etc/fuse.conf`` of its own
     """
-    conf = tmp_path / 'fuse.conf'
+
     user = ['setpriv', f'--reuid={USER}', f'--regid={USER}', '--clear-groups',
             '--inh-caps=-all,+dac_read_search',
             '--ambient-caps=-all,+dac_read_search']
-    host = Host(tmp_path, storing)
-    host.daemon.prefix = user
-    # The device is open to all, as udev makes it.
-    device = tmp_path / 'fuse'
-    os.mknod(device, stat.S_IFCHR | 0o666, os.stat('/dev/fuse').st_rdev)
-    device.chmod(0o666)
-    host.prefix = [
-        'unshare', '--mount', '--propagation', 'private', 'sh', '-c',
-        'mount --bind "$0" /etc/fuse.conf && mount --bind "$1" /dev/fuse '
-        '&& shift && exec "$@"', conf, device, *user]
-    host.base.chmod(0o1777)
-    host.mounted.mkdir()
-    for place in (host.repository, host.daemon.directory, host.mounted):
-        for directory, _, names in os.walk(place):
-            for name in ('', *names):
-                os.chown(os.path.join(directory, name), USER, USER)
-    for parent in (tmp_path, *tmp_path.parents[:-1]):
+
+    def __init__(self, place, storing):
+        super().__init__(place, storing)
+        self.conf = place / 'fuse.conf'
+        self.conf.write_text('')
+        # The device is open to all, as udev makes it.
+        device = place / 'fuse'
+        os.mknod(device, stat.S_IFCHR | 0o666, os.stat('/dev/fuse').st_rdev)
+        device.chmod(0o666)
+        self._holder = subprocess.Popen(
+            ['unshare', '--mount', '--propagation', 'private', 'sh', '-c',
+             'mount --bind "$0" /etc/fuse.conf && mount --bind "$1" /dev/fuse '
+             '&& echo && exec cat', self.conf, device],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._holder.stdout.readline() == b'\n'
+        self.inside = ['nsenter', f'--target={self._holder.pid}', '--mount',
+                       f'--wdns={daemons.ROOT}']
+        self.prefix = [*self.inside, *self.user]
+        self.daemon.prefix = self.user
+        self.base.chmod(0o1777)
+        self.mounted.mkdir()
+        for found in (self.repository, self.daemon.directory, self.mounted):
+            for directory, _, names in os.walk(found):
+                for name in ('', *names):
+                    os.chown(os.path.join(directory, name), USER, USER)
+        open_for_all(place)
+        # The list of images lies beside the repository, and the socket beside
+        # the mount.
+        for directory in pathlib.Path(self.repository).parent, place:
+            directory.chmod(0o777)
+
+    def __exit__(self, *exc_info):
+        super().__exit__(*exc_info)
+        self._holder.communicate(timeout=LIMIT)
+
+    def seen(self, path):
+        return f'/proc/{self._holder.pid}/root{path}'
+
+
+def open_for_all(place):
+    """Let all users enter a directory, and those above it."""
+    for parent in (place, *place.parents[:-1]):
         if parent.stat().st_uid == os.getuid() and parent != pathlib.Path(
                 tempfile.gettempdir()):
             parent.chmod(parent.stat().st_mode | 0o111)
-    repository = pathlib.Path(host.repository)
-    repository.parent.chmod(0o777)      # the list of images lies beside it
-    data = content(27)
-    conf.write_text('')
+
+
+def check_reads(host, ops, data):
+    """A link leads to the image, whose times can be set."""
+    link = host.path(store(ops, data))
+    host.wait_for(link.is_symlink)
+    path = host.seen(os.readlink(link))
+    assert os.stat(path).st_uid == USER != os.getuid()
+    assert read(path) == data
+    os.utime(path, ns=(10 ** 18, 10 ** 18))
+    assert os.stat(path).st_mtime_ns == 10 ** 18
+    text = host.text() + host.daemon.text()
+    assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
+
+
+def test_it_needs_no_root(tmp_path, storing, ops):
+    """Only the line in ``/etc/fuse.conf``, so that libvirt's user may read."""
+    host = Unprivileged(tmp_path, storing)
     host.daemon.start().wait_for_catalog()
     with pytest.raises(AssertionError, match='user_allow_other'):
         host.mount()
     assert host.daemon.stop() == 0
-    conf.write_text('user_allow_other\n')
+    host.conf.write_text('user_allow_other\n')
     with host:
-        image_id = store(ops, data)
-        link = host.path(image_id)
-        host.wait_for(link.is_symlink)
-        path = host.seen(os.readlink(link))
-        assert os.stat(path).st_uid == USER != os.getuid()
-        assert read(path) == data
-        os.utime(path, ns=(10 ** 18, 10 ** 18))
-        assert os.stat(path).st_mtime_ns == 10 ** 18
-        text = host.text() + host.daemon.text()
-    assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
+        check_reads(host, ops, content(27))
+
+
+def test_another_process_mounts_for_a_confined_one(tmp_path, storing, ops):
+    """As the unit has it: no new privileges, and a name space of its own."""
+    host = Unprivileged(tmp_path, storing)
+    host.conf.write_text('user_allow_other\n')
+    host.mounter = host.prefix
+    host.prefix = [
+        *host.inside, 'unshare', '--mount', '--propagation', 'slave',
+        *host.user, '--no-new-privs']
+    with host:
+        # Nova is outside of the process's name space, too.
+        check_reads(host, ops, content(29))
+        assert not os.path.exists(f'{host.mounted}.socket')
+
+
+def test_it_can_replace_nothing_of_novas(tmp_path, storing, ops):
+    """In a directory without the sticky bit, it could."""
+    host = Unprivileged(tmp_path, storing)
+    host.conf.write_text('user_allow_other\n')
+    host.base.chmod(0o777)
+    host.daemon.start().wait_for_catalog()
+    with pytest.raises(AssertionError, match=r'chmod \+t'):
+        host.mount()
+    assert host.process.returncode == 2
+    assert host.daemon.stop() == 0
+    host.base.chmod(0o1777)
+    (host.base / 'image').write_text("Nova's")
+    with host:
+        for command in (['mv', host.base / 'image', host.base / 'other'],
+                        ['ln', '-sf', '/etc/passwd', host.base / 'image'],
+                        ['rm', '-f', host.base / 'image']):
+            found = subprocess.run([*host.user, *command], timeout=LIMIT,
+                                   capture_output=True, text=True)
+            assert found.returncode == 1, found.stderr
+        assert (host.base / 'image').read_text() == "Nova's"
 
 
 def as_user(group, *command):
@@ -597,10 +667,7 @@ def test_only_the_group_reads_the_mount(tmp_path, host, ops):
     """Any other user of the host would read every image of the account."""
     link = host.wait_for_link(store(ops, content(28)))
     path = os.readlink(link)
-    for parent in (tmp_path, *tmp_path.parents[:-1]):
-        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path(
-                tempfile.gettempdir()):
-            parent.chmod(parent.stat().st_mode | 0o111)
+    open_for_all(tmp_path)
     group = os.stat(host.base).st_gid
     assert as_user(group, 'head', '-c1', path).returncode == 0
     for command in ('head', '-c1', path), ('ls', host.mounted):
