@@ -10,9 +10,11 @@ import argparse
 import contextlib
 import os
 import re
+import resource
 import shutil
 import socket
 import stat
+import subprocess
 
 import xxhash
 
@@ -30,6 +32,21 @@ PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)),
 _LONGEST_PATH = 96
 # The descriptor that systemd.socket(5) has a service find its socket at.
 _FIRST_INHERITED = 3
+# The first version of nbdkit that aborts if a client hangs up at the wrong
+# moment, unless a connection has one thread, and the first that does not any
+# more ("server: Don't assert on send if client hangs up early").
+_ABORTS = (1, 32, 4), (1, 33, 10)
+# Where GnuTLS gets its policy from: a variable, or else Debian's or Fedora's.
+_TLS_POLICY = 'GNUTLS_SYSTEM_PRIORITY_FILE'
+_TLS_POLICIES = ('/etc/gnutls/config',
+                 '/etc/crypto-policies/back-ends/gnutls.config')
+_MAX_TLS_POLICY = 1 << 20
+_NO_OLD_TLS = b"""
+[overrides]
+disabled-version = tls1.0
+disabled-version = tls1.1
+disabled-version = dtls1.0
+"""
 
 
 class Serve(command.RepositoryCommand):
@@ -103,7 +120,46 @@ class Serve(command.RepositoryCommand):
                     "'glance-dedup collect'")
         if parsed_args.nbd_socket:
             _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
-        os.execv(nbdkit, [nbdkit, *_options(parsed_args), PLUGIN, *keys])
+        if parsed_args.port is not None:
+            # Strangers take descriptors until they are hung up on.
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        if parsed_args.tls_certificates:
+            _limit_tls()
+        os.execv(nbdkit, [nbdkit, *self._options(nbdkit, parsed_args), PLUGIN,
+                          *keys])
+
+    def _options(self, nbdkit: str, args) -> list[str]:
+        """nbdkit's own options."""
+        options = ['--foreground',
+                   f'--threads={self._threads(nbdkit, args.threads)}']
+        if args.port is not None:
+            options.append(f'--port={args.port}')
+            if args.address:
+                options.append(f'--ipaddr={args.address}')
+        if args.read_only:
+            options.append('--readonly')
+        if args.tls_certificates:
+            options += ['--tls=require', '--tls-verify-peer',
+                        f'--tls-certificates={args.tls_certificates}']
+        return options
+
+    def _threads(self, nbdkit: str, wanted: int) -> int:
+        """Return for how many requests of a connection nbdkit has threads."""
+        text = subprocess.run(
+            [nbdkit, '--dump-config'], stdin=subprocess.DEVNULL, check=True,
+            stdout=subprocess.PIPE, text=True, timeout=60).stdout
+        found = re.search(r'^version=((\d+)\.(\d+)\.(\d+))', text, re.M)
+        if found is None:
+            raise common.UsageError(f'{nbdkit} does not say its version')
+        version = tuple(map(int, found.groups()[1:]))
+        if wanted == 1 or not _ABORTS[0] <= version < _ABORTS[1]:
+            return wanted
+        self.app.tell(
+            f'nbdkit {found[1]} aborts if a client hangs up while several of '
+            'its requests are worked on. So one request of a connection is '
+            'worked on at a time. Install nbdkit 1.34 or newer')
+        return 1
 
     def _check_daemon(self, repo) -> None:
         """Warn if blocks that are in an object store cannot be read."""
@@ -213,19 +269,23 @@ def _listen(path: str, mode: int) -> None:
     os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
 
 
-def _options(args) -> list[str]:
-    """nbdkit's own options."""
-    options = ['--foreground', f'--threads={args.threads}']
-    if args.port is not None:
-        options.append(f'--port={args.port}')
-        if args.address:
-            options.append(f'--ipaddr={args.address}')
-    if args.read_only:
-        options.append('--readonly')
-    if args.tls_certificates:
-        options += ['--tls=require', '--tls-verify-peer',
-                    f'--tls-certificates={args.tls_certificates}']
-    return options
+def _limit_tls() -> None:
+    """Have GnuTLS refuse TLS below 1.2, besides what the host's policy says.
+
+    nbdkit has no option for that. A policy that lists what it allows stays as
+    it is.
+    """
+    policy = b''
+    for path in (os.environ.get(_TLS_POLICY, ''), *_TLS_POLICIES):
+        with contextlib.suppress(FileNotFoundError), open(path, 'rb') as f:
+            policy = f.read(_MAX_TLS_POLICY)
+            break
+    if b'allowlist' not in policy:
+        policy += _NO_OLD_TLS
+    # nbdkit inherits it.
+    fd = os.memfd_create('gnutls', 0)
+    os.write(fd, policy)
+    os.environ[_TLS_POLICY] = f'/proc/self/fd/{fd}'
 
 
 def _keys(repo, args, settings) -> list[str]:

@@ -6,12 +6,14 @@
 
 #include <inttypes.h>
 
-void
+bool
 gd_nbdkit_clients_enter(gd_nbdkit_clients *clients)
 {
     pthread_mutex_lock(&clients->mutex);
-    clients->connected++;
+    bool room = clients->connected < GD_NBDKIT_MAX_CLIENTS;
+    clients->connected += room;
     pthread_mutex_unlock(&clients->mutex);
+    return room;
 }
 
 void

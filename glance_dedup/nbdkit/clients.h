@@ -11,9 +11,13 @@
 #define GD_NBDKIT_CLIENTS_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/volume/volume.h"
+
+/* Each takes the threads and descriptors of a connection. */
+enum { GD_NBDKIT_MAX_CLIENTS = 256 };
 
 typedef struct gd_nbdkit_clients {
     pthread_mutex_t mutex; /* held while the size changes */
@@ -21,8 +25,8 @@ typedef struct gd_nbdkit_clients {
 } gd_nbdkit_clients;
 
 /* A client has connected, and does not know the size yet.  Waits while the size
- * changes. */
-void gd_nbdkit_clients_enter(gd_nbdkit_clients *clients);
+ * changes.  Returns false if there are too many. */
+bool gd_nbdkit_clients_enter(gd_nbdkit_clients *clients);
 void gd_nbdkit_clients_leave(gd_nbdkit_clients *clients);
 /* Changes the volume's size.  GD_BUSY if it would become smaller and a client is
  * connected.  Thread-safe; one call at a time does its work. */

@@ -33,6 +33,7 @@ struct gd_nbdkit_keeper {
     gd_repo *repo;
     gd_volume *volume;
     const gd_nbdkit_settings *settings;
+    gd_nbdkit_handshakes *handshakes;
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t awake;
@@ -127,6 +128,7 @@ look(gd_nbdkit_keeper *keeper)
 {
     uint64_t now = gd_nbdkit_now_ms();
     atomic_store(&keeper->due, false);
+    gd_nbdkit_handshakes_sweep(keeper->handshakes, now);
     if (now >= keeper->checkpoint.not_before_ms &&
         wants_checkpoint(keeper, now)) {
         make_checkpoint(keeper);
@@ -180,6 +182,7 @@ run(void *arg)
 gd_status
 gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
                        const gd_nbdkit_settings *settings,
+                       gd_nbdkit_handshakes *handshakes,
                        gd_nbdkit_keeper **out, gd_error *err)
 {
     gd_nbdkit_keeper *keeper = calloc(1, sizeof *keeper);
@@ -189,6 +192,7 @@ gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
     keeper->repo = repo;
     keeper->volume = volume;
     keeper->settings = settings;
+    keeper->handshakes = handshakes;
     keeper->checkpoint.what = "the checkpoint";
     keeper->index.what = "opening the index, without which duplicates are "
                          "missed,";

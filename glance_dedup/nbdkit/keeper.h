@@ -5,20 +5,22 @@
  * It makes a checkpoint when the journal is large, or when nothing was written
  * for five seconds.  It opens recipes again that a merge has replaced.  It
  * opens and fills the index that look-ups ask, and has it follow what others
- * store.  After a failed checkpoint it tries
- * again, with growing pauses.  A failure that lasts is logged once.
+ * store.  It ends handshakes that take too long.  After a failed checkpoint it
+ * tries again, with growing pauses.  A failure that lasts is logged once.
  */
 #ifndef GD_NBDKIT_KEEPER_H
 #define GD_NBDKIT_KEEPER_H
 
 #include "engine/volume/volume.h"
+#include "nbdkit/handshakes.h"
 #include "nbdkit/settings.h"
 
 typedef struct gd_nbdkit_keeper gd_nbdkit_keeper;
 
-/* Starts the thread.  It borrows repo, volume and settings until the stop. */
+/* Starts the thread.  It borrows all parameters until the stop. */
 gd_status gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
                                  const gd_nbdkit_settings *settings,
+                                 gd_nbdkit_handshakes *handshakes,
                                  gd_nbdkit_keeper **keeper, gd_error *err);
 /* Tells the thread of a write that has ended.  Thread-safe, and does not
  * wait. */

@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "engine/files/slices.h"
@@ -38,6 +39,7 @@
 #include "nbdkit/control.h"
 #include "nbdkit/ending.h"
 #include "nbdkit/fetcher.h"
+#include "nbdkit/handshakes.h"
 #include "nbdkit/keeper.h"
 #include "nbdkit/monotonic.h"
 #include "nbdkit/settings.h"
@@ -63,6 +65,7 @@ static gd_volume *volume;
 static gd_nbdkit_keeper *keeper;
 static gd_nbdkit_control *control;
 static gd_nbdkit_clients clients = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static gd_nbdkit_handshakes handshakes = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- errors ---- */
 
@@ -169,7 +172,8 @@ open_volume(gd_error *err)
     }
     if (s == GD_OK) {
         gd_volume_set_dedup(volume, !settings.no_dedup);
-        s = gd_nbdkit_keeper_start(repo, volume, &settings, &keeper, err);
+        s = gd_nbdkit_keeper_start(repo, volume, &settings, &handshakes,
+                                   &keeper, err);
     }
     if (s == GD_OK) {
         s = gd_nbdkit_control_start(
@@ -257,10 +261,33 @@ plugin_unload(void)
 
 /* ---- connections ---- */
 
+/* Only connections over TCP have a limit.  Who may write to a Unix socket may
+ * change the volume, too. */
+static int
+plugin_preconnect(int readonly)
+{
+    (void)readonly;
+    struct sockaddr_storage peer;
+    socklen_t length = sizeof peer;
+    if (nbdkit_peer_name((struct sockaddr *)&peer, &length) != 0) {
+        return -1;
+    }
+    if (peer.ss_family == AF_UNIX) {
+        return 0;
+    }
+    if (gd_nbdkit_handshakes_begin(&handshakes, (struct sockaddr *)&peer,
+                                   length, gd_nbdkit_now_ms()) != 0) {
+        gd_nbdkit_complain("a client is refused: %s", strerror(errno));
+        return -1;
+    }
+    return 0;
+}
+
 static void *
 plugin_open(int readonly)
 {
     (void)readonly;
+    gd_nbdkit_handshakes_end(&handshakes);
     const char *name = nbdkit_export_name();
     if (name == NULL) {
         return NULL;
@@ -271,7 +298,12 @@ plugin_open(int readonly)
                            name, settings.volume);
         return NULL;
     }
-    gd_nbdkit_clients_enter(&clients);
+    if (!gd_nbdkit_clients_enter(&clients)) {
+        gd_nbdkit_complain("a client is refused: %d connections to the volume "
+                           "%s are the most",
+                           GD_NBDKIT_MAX_CLIENTS, settings.volume);
+        return NULL;
+    }
     return NBDKIT_HANDLE_NOT_NEEDED;
 }
 
@@ -498,6 +530,7 @@ static struct nbdkit_plugin plugin = {
     .cleanup = plugin_cleanup,
     .list_exports = plugin_list_exports,
     .default_export = plugin_default_export,
+    .preconnect = plugin_preconnect,
     .open = plugin_open,
     .close = plugin_close,
     .get_size = plugin_get_size,

@@ -10,11 +10,13 @@ import pathlib
 import random
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -565,6 +567,9 @@ def test_the_unit_is_valid():
     args = parser.parse_args(line.replace('%i', 'disk').split())
     assert args.name == 'disk'
     assert args.nbd_socket == '/run/glance-dedup-volume-disk/nbd.sock'
+    # Whoever makes it end must not be able to make systemd give up.
+    before, _, _ = unit.read_text().partition('[Service]')
+    assert '\nStartLimitIntervalSec=0\n' in before
 
 
 def test_a_damaged_volume(server):
@@ -634,6 +639,148 @@ def test_tls(server, tmp_path):
     for refused in (f'nbd://{address}', f'nbds://{address}?tls-certificates='
                     f'{place / "theirs"}'):
         run('nbdinfo', refused, status=1)
+
+
+def served_over_tcp(server, place):
+    """Serve the volume at a port; its number, and where the PKI is."""
+    certificates.make_pki(place / 'pki')
+    server.stop()
+    port = ports.free_port()
+    server.start('--port', port, '--address', '127.0.0.1', '--threads', 1,
+                 '--tls-certificates', place / 'pki')
+    return port, place / 'pki'
+
+
+@pytest.mark.needs('nbd')
+def test_strangers_who_are_silent(repository, tmp_path):
+    """They keep no other host out, and are hung up on."""
+    volumes.create(repository, 'disk', SIZE)
+    before = 'import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (256, 256))'
+    with (volumes.Server(repository, tmp_path, before=before) as server,
+          contextlib.ExitStack() as stack):
+        port, pki = served_over_tcp(server.start(), tmp_path)
+        strangers = []
+        for _ in range(300):
+            strangers.append(stack.enter_context(socket.create_connection(
+                ('127.0.0.1', port), 60, ('127.0.0.2', 0))))
+            # The server knows this one as the youngest.
+            assert strangers[-1].recv(18, socket.MSG_WAITALL)
+            if len(strangers) > 64:
+                wait_for_end(strangers.pop(0))
+        assert run('nbdinfo', '--size', f'nbds://localhost:{port}/disk'
+                   f'?tls-certificates={pki}') == f'{SIZE}\n'
+        for stranger in strangers:
+            wait_for_end(stranger)
+
+
+def wait_for_end(sock):
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize('version', ['TLSv1_1', 'TLSv1_2', 'TLSv1_3'])
+def test_versions_of_tls(server, tmp_path, version):
+    port, pki = served_over_tcp(server, tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ciphers('ALL:@SECLEVEL=0')
+    context.check_hostname = False
+    context.load_verify_locations(pki / 'ca-cert.pem')
+    context.load_cert_chain(pki / 'client-cert.pem', pki / 'client-key.pem')
+    with warnings.catch_warnings(action='ignore'):
+        context.minimum_version = context.maximum_version = (
+            ssl.TLSVersion[version])
+    with socket.create_connection(('127.0.0.1', port), 60) as sock:
+        session = nbd.Session.__new__(nbd.Session)
+        session.socket = sock
+        session.haggle()
+        assert session.option(nbd.STARTTLS) == [(nbd.ACK, b'')]
+        if version == 'TLSv1_1':
+            with pytest.raises((ssl.SSLError, OSError)):
+                context.wrap_socket(sock)
+        else:
+            with context.wrap_socket(sock) as wrapped:
+                assert wrapped.version() == version.replace('_', '.')
+
+
+def test_the_policy_of_the_host(monkeypatch, tmp_path):
+    """It stays in force, and old TLS is refused besides."""
+    policy = tmp_path / 'policy'
+    monkeypatch.setenv('GNUTLS_SYSTEM_PRIORITY_FILE', str(policy))
+
+    def limited(text):
+        policy.write_text(text)
+        monkeypatch.setenv('GNUTLS_SYSTEM_PRIORITY_FILE', str(policy))
+        volumeserve._limit_tls()
+        path = os.environ['GNUTLS_SYSTEM_PRIORITY_FILE']
+        assert os.get_inheritable(int(path.rpartition('/')[2]))
+        return pathlib.Path(path).read_text()
+
+    found = limited('[overrides]\ninsecure-hash = sha1')
+    assert found.startswith('[overrides]\ninsecure-hash = sha1\n')
+    assert 'disabled-version = tls1.1\n' in found
+    listed = '[global]\noverride-mode = allowlist\n'
+    assert limited(listed) == listed
+
+
+# -- clients that do not behave -----------------------------------------------
+
+@pytest.mark.parametrize('magic', [nbd.REQUEST, 1])
+def test_others_stay_when_a_client_hangs_up(server, magic):
+    """Some versions of nbdkit would abort."""
+    with server.session() as other:
+        for _ in range(50):
+            with server.session() as session:
+                for cookie in range(16):
+                    session.send_request(nbd.READ, 0, MIB, cookie=cookie)
+                session.send_request(nbd.READ, 0, MIB, magic=magic)
+        assert other.read(0, 512) == bytes(512)
+    server.session().close()
+
+
+def test_too_many_connections(repository, tmp_path):
+    volumes.create(repository, 'disk', SIZE)
+    with (volumes.Server(repository, tmp_path) as server,
+          contextlib.ExitStack() as stack):
+        server.start('--threads', 1)
+        sessions = [stack.enter_context(server.session())
+                    for _ in range(256)]
+        with pytest.raises(AssertionError):
+            server.session()
+        assert '256 connections to the volume disk are the most' in (
+            server.text())
+        for session in sessions:
+            assert session.read(0, 512) == bytes(512)
+        sessions[0].close()
+        repositories.eventually(lambda: connects(server))
+
+
+def connects(server):
+    with contextlib.suppress(AssertionError, EOFError):
+        server.session().close()
+        return True
+    return False
+
+
+@pytest.mark.parametrize('version, threads', [
+    ('1.32.3', 16), ('1.32.4', 1), ('1.32.5', 1), ('1.33.9', 1),
+    ('1.33.10', 16), ('1.42.2', 16)])
+def test_a_version_that_aborts_gets_one_thread(repository, tmp_path, version,
+                                               threads):
+    volumes.create(repository, 'disk', SIZE)
+    program = tmp_path / 'bin' / 'nbdkit'
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nif [ "$1" = --dump-config ]; then\n'
+                       f'echo version={version}\nelse echo "$2"; fi\n')
+    program.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+         repository, '--filter-dir', tmp_path / 'filter', 'volume', 'serve',
+         'disk', '--nbd-socket', tmp_path / 's'], cwd=daemons.ROOT,
+        env={**os.environ, 'PATH': f'{program.parent}:{os.environ["PATH"]}'},
+        capture_output=True, text=True, timeout=60)
+    assert done.stdout == f'--threads={threads}\n', done.stderr
+    assert (f'nbdkit {version} aborts' in done.stderr) == (threads == 1)
 
 
 # -- a full disk --------------------------------------------------------------

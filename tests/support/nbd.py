@@ -35,7 +35,7 @@ DF, ONE = 1 << 2, 1 << 3
 EPERM, EIO, EINVAL = 1, 5, 22
 NONE, DATA, EXTENTS, ERROR = 0, 1, 5, 1 << 15 | 1
 
-SIMPLE, CHUNK = 0x67446698, 0x668e33ef
+REQUEST, SIMPLE, CHUNK = 0x25609513, 0x67446698, 0x668e33ef
 
 
 def need(program):
@@ -137,8 +137,8 @@ class Session:
     # -- requests ----------------------------------------------------------
 
     def send_request(self, command, offset=0, length=0, flags=0, cookie=1,
-                     data=b''):
-        self.send(struct.pack('>IHHQQI', 0x25609513, flags, command, cookie,
+                     data=b'', magic=REQUEST):
+        self.send(struct.pack('>IHHQQI', magic, flags, command, cookie,
                               offset, length), data)
 
     def reply(self, lengths=()):
