@@ -86,6 +86,24 @@ def set_fallback_version():
         os.environ.setdefault('PBR_VERSION', '0.0.1.dev0')
 
 
+def set_build_date():
+    """Let the same commit, or sdist, give the same wheel at any time.
+
+    The files of a wheel get the time in ``SOURCE_DATE_EPOCH``. Without it,
+    that is the commit's, or that of the sdist.
+    """
+    info = os.path.join(HERE, 'PKG-INFO')
+    if os.path.exists(info):
+        date = str(int(os.stat(info).st_mtime))
+    elif has_commit():
+        date = subprocess.run(
+            ['git', 'log', '-1', '--format=%ct'], cwd=HERE, check=True,
+            stdout=subprocess.PIPE, text=True).stdout.strip()
+    else:
+        return
+    os.environ.setdefault('SOURCE_DATE_EPOCH', date)
+
+
 def compile_args():
     args = [
         '-std=c11', '-O2', '-g' if DEBUG else '-g0', '-fvisibility=hidden',
@@ -180,6 +198,7 @@ class Distribution(setuptools.Distribution):
 
 
 set_fallback_version()
+set_build_date()
 setuptools.setup(
     setup_requires=['pbr>=6.1.1'], pbr=True, ext_modules=[*extensions()],
     data_files=[*data_files()], exclude_package_data={'': ['*.c', '*.h']},

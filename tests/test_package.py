@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 
 import pytest
@@ -137,6 +138,28 @@ def installed(wheel, tmp_path_factory):
     run(sys.executable, '-m', 'pip', 'install', '--no-deps', '--quiet',
         '--target', target, wheel, cwd='/')
     return target
+
+
+@pytest.mark.long
+def test_the_same_commit_gives_the_same_wheel(tmp_path):
+    """In another directory, from other files' times, and later."""
+    clones = tmp_path / 'one', tmp_path / 'another' / 'place'
+    for clone in clones:
+        run('git', 'clone', '-q', TOP, clone, cwd='/')
+    old = time.time() - 100_000
+    for path in clones[1].rglob('*'):
+        if not path.is_symlink() and '.git' not in path.parts:
+            os.utime(path, (old, old))
+    environment = {name: value for name, value in os.environ.items()
+                   if name != 'SOURCE_DATE_EPOCH'}
+    for clone in clones:
+        subprocess.run(
+            [sys.executable, '-m', 'pip', 'wheel', '--no-deps', '--quiet',
+             '--no-build-isolation', '--wheel-dir', clone / 'wheels', '.'],
+            cwd=clone, env=environment, check=True, timeout=BUILD_SECONDS)
+    one, another = (next((clone / 'wheels').iterdir()) for clone in clones)
+    assert one.name == another.name
+    assert one.read_bytes() == another.read_bytes()
 
 
 @pytest.mark.long

@@ -16,6 +16,8 @@ import sys
 from packaging import requirements
 import pytest
 
+from glance_dedup.cli import completion
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 DEBIAN = TOP / 'debian'
 #: What Debian 13 has of each requirement; a stable release keeps these.
@@ -141,6 +143,43 @@ def test_the_mount_for_nova_is_its_users():
                                   f'--regid={user} --init-groups /usr/bin/')
     start, = re.findall('^ExecStart=(.*)$', text, re.M)
     assert outside[0].endswith(start.replace('nova-base ', 'nova-base mount '))
+
+
+def test_an_upgrade_restarts_nothing():
+    """The guide has a check before that."""
+    rules = (DEBIAN / 'rules').read_text()
+    calls = re.findall(r'^\tdh_installsystemd (?:.*\\\n)*.*', rules, re.M)
+    assert len(calls) == 2
+    for call in calls:
+        assert ' --no-stop-on-upgrade' in call
+
+
+def test_each_shell_has_its_completion():
+    rules = (DEBIAN / 'rules').read_text()
+    made = dict(re.findall(r'\$\(COMPLETE\) (\w+) >(\S+)', rules))
+    assert set(made) == set(completion._SCRIPTS)
+    assert set(made.values()) <= {line[0] for line in lines('install')}
+
+
+@pytest.mark.needs('packages')
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can build packages')
+def test_packages_have_the_version_of_the_wheel(tmp_path):
+    """All but the build itself, which takes minutes."""
+    program = tmp_path / 'bin' / 'mmdebstrap'
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n')
+    program.chmod(0o755)
+    said = subprocess.run(
+        [TOP / 'tools/packages', 'trixie', tmp_path / 'packages'], check=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=300, env={**os.environ, 'PATH': (
+            f'{program.parent}:{os.environ["PATH"]}')}).stdout
+    version, = re.findall(r'packages of version (\S+)\+deb13 are', said)
+    wheel = subprocess.run(
+        [sys.executable, '-W', 'ignore', 'setup.py', '--version'], cwd=TOP,
+        check=True, capture_output=True, text=True, timeout=300
+        ).stdout.splitlines()[-1]
+    assert version.replace('~', '.') == wheel
 
 
 def test_what_breaks_eventlet_is_not_installed_with_glance(control):

@@ -391,8 +391,12 @@ def upgrade(walk, higher):
     for path in packages(higher):
         shutil.copy(path, walk.debian.path('/root'))
     old, started = walk.version(), main_pid(walk)
-    walk.type_section(PAGE, 'Upgrade them')
+    install, restart = (block.text for block in documents.blocks(PAGE)
+                        if block.section == 'Upgrade them')
+    walk.type_commands(prompted(install))
     assert walk.version() == f'{old}.1'
+    assert main_pid(walk) == started, 'dedupd was restarted unchecked'
+    walk.type_commands(prompted(restart))
     assert walk.root('systemctl is-active dedupd') == 'active\n'
     assert main_pid(walk) != started, 'dedupd was not restarted'
     config = walk.debian.path('/etc/dedupd/dedupd.conf').read_text()
