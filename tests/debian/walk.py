@@ -93,6 +93,32 @@ with open(path, 'r+b') as group:
 """
 
 
+NOVA_MOUNT = '/run/dedupd-nova-base/images'
+#: What dedupd-nova-base needs to start; neither a cache nor Glance answers.
+NOVA_BASE = """\
+mknod -m 0666 /dev/fuse c 10 229
+echo user_allow_other >>/etc/fuse.conf
+groupadd --system nova
+install -d -m 1777 -g nova /var/lib/nova/instances/_base
+install -d -o dedupd -g dedupd -m 0700 /var/lib/dedupd-cache
+cat >/etc/dedupd/dedupd-cache.conf <<END
+[DEFAULT]
+mode = cache
+[dedupd]
+datadir = /var/lib/dedupd-cache/images
+nbd_socket = /run/dedupd-cache/nbd.sock
+glance_url = http://127.0.0.1:9292
+[cache]
+peer = https://127.0.0.1:1
+cloud = admin
+peer_cert = /etc/dedupd/operator.pem
+nova_base = /var/lib/nova/instances/_base
+END
+runuser -u dedupd -- glance-dedup --repository /var/lib/dedupd-cache/images \
+    --filter-dir /dev/shm/glance-dedup-dedupd repository create
+"""
+
+
 def raise_version(directory, target):
     """Packages with the same contents and a higher version, in `target`."""
     for path in packages(directory):
@@ -409,6 +435,18 @@ def add_nova_base(walk):
     walk.root('apt-get install ./dedupd-nova-base_*.deb')
     walk.root('runuser -u dedupd -- dedupd-nova-base --version')
     walk.root("python3 -c 'import trio'\npython3 -c 'import eventlet'")
+    walk.root(NOVA_BASE)
+    for action in ('start', 'restart', 'kill --signal=KILL'):
+        walk.root(f'systemctl {action} dedupd-nova-base')
+        # The unit's own process mounts nothing; all others see the mount.
+        walk.wait_for('systemctl is-active dedupd-nova-base\n'
+                      f'stat -f -c %T {NOVA_MOUNT}', 'fuse')
+        found = walk.root(f'stat -c "%a %U %G" {NOVA_MOUNT}')
+        assert found == '550 dedupd nova\n', found
+    walk.root('systemctl stop dedupd-nova-base\n'
+              f'! mountpoint {NOVA_MOUNT}\n'
+              'rm -r /etc/dedupd/dedupd-cache.conf /var/lib/dedupd-cache/*\n'
+              'rm -r /var/lib/nova')
     walk.root('apt-get purge dedupd-nova-base')
 
 

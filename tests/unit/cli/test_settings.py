@@ -100,9 +100,8 @@ def test_a_daemon_says_what_finds_duplicates(created, monkeypatch, tmp_path,
     image.write_bytes(repositories.noise(1 << 20))
     created.options = []
     place = tmp_path / 'daemon'
-    with daemons.running(
-            created.path, filter_dir=place, index=index, index_dir=place
-            ) as daemon:
+    with daemons.running(created.path, filter_dir=place, index=index,
+                         index_dir=place) as daemon:
         socket = '--socket', daemon.socket
         stored = created(*socket, 'image', 'put', 'one', image)
         assert stored.status == 0, stored.err
