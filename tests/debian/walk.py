@@ -99,6 +99,10 @@ NOVA_BASE = """\
 mknod -m 0666 /dev/fuse c 10 229
 echo user_allow_other >>/etc/fuse.conf
 groupadd --system nova
+cd /etc/dedupd
+openssl req -quiet -x509 -newkey rsa:2048 -noenc -subj /CN=compute1 \\
+    -keyout operator.key -out operator.pem
+chown dedupd operator.*
 install -d -m 1777 -g nova /var/lib/nova/instances/_base
 install -d -o dedupd -g dedupd -m 0700 /var/lib/dedupd-cache
 cat >/etc/dedupd/dedupd-cache.conf <<END
@@ -112,6 +116,7 @@ glance_url = http://127.0.0.1:9292
 peer = https://127.0.0.1:1
 cloud = admin
 peer_cert = /etc/dedupd/operator.pem
+peer_key = /etc/dedupd/operator.key
 nova_base = /var/lib/nova/instances/_base
 END
 runuser -u dedupd -- glance-dedup --repository /var/lib/dedupd-cache/images \
@@ -445,7 +450,8 @@ def add_nova_base(walk):
         assert found == '550 dedupd nova\n', found
     walk.root('systemctl stop dedupd-nova-base\n'
               f'! mountpoint {NOVA_MOUNT}\n'
-              'rm -r /etc/dedupd/dedupd-cache.conf /var/lib/dedupd-cache/*\n'
+              'rm -r /etc/dedupd/dedupd-cache.conf /etc/dedupd/operator.*'
+              ' /var/lib/dedupd-cache/*\n'
               'rm -r /var/lib/nova')
     walk.root('apt-get purge dedupd-nova-base')
 
