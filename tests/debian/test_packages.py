@@ -10,6 +10,7 @@ import fnmatch
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -143,6 +144,22 @@ def test_the_mount_for_nova_is_its_users():
                                   f'--regid={user} --init-groups /usr/bin/')
     start, = re.findall('^ExecStart=(.*)$', text, re.M)
     assert outside[0].endswith(start.replace('nova-base ', 'nova-base mount '))
+
+
+def test_the_tests_of_the_build_have_their_files(tmp_path):
+    """They run in a directory that has the package and what is named here."""
+    for name in ('glance_dedup', 'dedupd', *(
+            DEBIAN / 'pybuild.testfiles').read_text().split()):
+        copy = shutil.copytree if (TOP / name).is_dir() else shutil.copy
+        copy(TOP / name, tmp_path / name)
+    options, = re.findall('^TEST = (.*) tests/unit/driver$', (
+        DEBIAN / 'rules').read_text(), re.M)
+    done = subprocess.run(
+        [sys.executable, '-m', 'pytest', *options.split(),
+         f'--basetemp={tmp_path}/places', '-n', '0',
+         'tests/unit/driver/test_creation.py'], cwd=tmp_path,
+        capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_upgrade_restarts_nothing():
