@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { IPV6_NETWORK_BYTES = 8 };
+
 /* Returns a socket's number that the kernel gives to no other; 0: it is none. */
 static uint64_t
 cookie_of(int fd)
@@ -69,6 +71,7 @@ drop(gd_nbdkit_handshakes *handshakes, unsigned i, bool cut)
             (handshakes->count - i) * sizeof *handshake);
 }
 
+/* With IPv6 a host may have all addresses of a network of 64 bits. */
 static bool
 is_same_host(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
@@ -82,7 +85,7 @@ is_same_host(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
     return a->ss_family == AF_INET6 &&
            memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
                   &((const struct sockaddr_in6 *)b)->sin6_addr,
-                  sizeof(struct in6_addr)) == 0;
+                  IPV6_NETWORK_BYTES) == 0;
 }
 
 /* The caller holds the mutex of these four. */
