@@ -138,12 +138,15 @@ def test_the_mount_for_nova_is_its_users():
     text = (TOP / 'etc/dedupd-nova-base.service').read_text()
     user, = re.findall('^User=(.*)$', text, re.M)
     outside = re.findall(r'^Exec\w+=-?\+(.*)$', text, re.M)
-    assert len(outside) == 2
+    assert len(outside) == 3
     for command in outside:
-        assert command.startswith(f'/usr/bin/setpriv --reuid={user} '
-                                  f'--regid={user} --init-groups /usr/bin/')
+        assert command.startswith(
+            '/usr/bin/nsenter --target=1 --mount '
+            f'/usr/bin/setpriv --reuid={user} --regid={user} --init-groups '
+            '/usr/bin/')
     start, = re.findall('^ExecStart=(.*)$', text, re.M)
-    assert outside[0].endswith(start.replace('nova-base ', 'nova-base mount '))
+    assert outside[1].endswith(start.replace('nova-base ', 'nova-base mount '))
+    assert outside[0] == outside[2]
 
 
 def test_the_tests_of_the_build_have_their_files(tmp_path):

@@ -441,13 +441,16 @@ def add_nova_base(walk):
     walk.root('runuser -u dedupd -- dedupd-nova-base --version')
     walk.root("python3 -c 'import trio'\npython3 -c 'import eventlet'")
     walk.root(NOVA_BASE)
-    for action in ('start', 'restart', 'kill --signal=KILL'):
+    for action, restarts in (('start', 0), ('restart', 0),
+                             ('kill --signal=KILL', 1)):
         walk.root(f'systemctl {action} dedupd-nova-base')
+        walk.wait_for('systemctl show -p NRestarts dedupd-nova-base',
+                      f'NRestarts={restarts}\n')
         # The unit's own process mounts nothing; all others see the mount.
         walk.wait_for('systemctl is-active dedupd-nova-base\n'
-                      f'stat -f -c %T {NOVA_MOUNT}', 'fuse')
-        found = walk.root(f'stat -c "%a %U %G" {NOVA_MOUNT}')
-        assert found == '550 dedupd nova\n', found
+                      f'stat -f -c %T {NOVA_MOUNT}\n'
+                      f'stat -c "%a %U %G" {NOVA_MOUNT}',
+                      'fuseblk\n550 dedupd nova\n')
     walk.root('systemctl stop dedupd-nova-base\n'
               f'! mountpoint {NOVA_MOUNT}\n'
               'rm -r /etc/dedupd/dedupd-cache.conf /etc/dedupd/operator.*'
