@@ -448,9 +448,8 @@ def add_nova_base(walk):
                       f'NRestarts={restarts}\n')
         # The unit's own process mounts nothing; all others see the mount.
         walk.wait_for('systemctl is-active dedupd-nova-base\n'
-                      f'stat -f -c %T {NOVA_MOUNT}\n'
                       f'stat -c "%a %U %G" {NOVA_MOUNT}',
-                      'fuseblk\n550 dedupd nova\n')
+                      '550 dedupd nova\n')
     walk.root('systemctl stop dedupd-nova-base\n'
               f'! mountpoint {NOVA_MOUNT}\n'
               'rm -r /etc/dedupd/dedupd-cache.conf /etc/dedupd/operator.*'
