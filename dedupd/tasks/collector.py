@@ -182,8 +182,8 @@ def _candidates(maintainer: maintainer_module.Maintainer,
         try:
             found = maintainer.engine.group_facts(number)
             if (facts['dirty'] or facts['judged'] < found['published']
-                    or number < numbers[-1] and _is_placeholder(found)
-                    or _has_tail(maintainer, number, found)):
+                    or _is_spent(found, number == numbers[-1])
+                    or _has_tail(maintainer, number, found, facts['used'])):
                 wanted.append(number)
         except exceptions.ImageNotFound:
             pass
@@ -192,19 +192,29 @@ def _candidates(maintainer: maintainer_module.Maintainer,
     return wanted, damaged
 
 
-def _is_placeholder(facts: dict[str, Any]) -> bool:
-    """Whether the group was the last, and only keeps its number."""
-    return facts['flags'] & _POISONED != 0 and not facts['published']
+def _is_spent(facts: dict[str, Any], last: bool) -> bool:
+    """Whether a group without a published block is to go.
+
+    A placeholder keeps its number as long as it is the last group.
+    """
+    is_placeholder = facts['flags'] & _POISONED and facts['end']
+    return not facts['published'] and not (last and is_placeholder)
 
 
 def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
-              facts: dict[str, Any]) -> bool:
-    """Whether a failed sync left blocks that no writer will take up."""
-    return (facts['flags'] & _POISONED != 0
-            and facts['published'] < facts['slots']
-            and any(addresses_module.columns(maintainer.engine.entries(
-                number, facts['published'],
-                facts['slots'] - facts['published'])).states))
+              facts: dict[str, Any], used: int) -> bool:
+    """Whether a writer left something behind the published end.
+
+    A crash can cut off the bytes and keep their entries. Reading all entries
+    takes time, so only groups without other blocks, and those to which no
+    writer comes, are searched for such entries.
+    """
+    return facts['published'] < facts['slots'] and (
+        facts['size'] > facts['end']
+        or (not used or facts['flags'] & _POISONED != 0)
+        and any(addresses_module.columns(maintainer.engine.entries(
+            number, facts['published'],
+            facts['slots'] - facts['published'])).states))
 
 
 _LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '

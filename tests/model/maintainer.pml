@@ -116,8 +116,7 @@ inline rebuild_count(i)
 #define TRUTH(s) ((USES(0, s) -> 1 : 0) + (USES(1, s) -> 1 : 0))
 #define BEGUN(r) (LEDGER(r) == 1 && !(pinned & BIT(r)))
 
-/* What a holder of the locks does first (I4, N12.6, and N7.3 for a poisoned
- * group, to which no writer comes). */
+/* What a holder of the locks does first (I4, N12.6, N7.3). */
 inline enter_group()
 {
     own = 1;
@@ -130,25 +129,23 @@ inline enter_group()
         unsettled = 0
     :: else
     fi;
-    if
-    :: poisoned && group == 0 ->
-        n = published[0];
-        do
-        :: n < SLOTS ->
-            if
-            :: state[n] != EMPTY ->
-                state[n] = (LIVE(state[n]) && state[n] != data[n] -> DAMAGED :
-                            state[n]);
-                dirty = dirty | BIT(n);
-                published[0] = n + 1;
-                catalog = catalog & (~JUDGED)
-            :: else
-            fi;
-            n++
-        :: else -> break
-        od
-    :: else
-    fi;
+    n = published[group];
+    do
+    :: n < SLOTS ->
+        if
+        :: state[AT(group, n)] != EMPTY ->
+            state[AT(group, n)] =
+                (LIVE(state[AT(group, n)]) &&
+                 state[AT(group, n)] != data[AT(group, n)] -> DAMAGED :
+                 state[AT(group, n)]);
+            dirty = dirty | BIT(AT(group, n));
+            published[group] = n + 1;
+            catalog = catalog & (~JUDGED)
+        :: else
+        fi;
+        n++
+    :: else -> break
+    od;
     skip
 }
 

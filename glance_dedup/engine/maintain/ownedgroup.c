@@ -61,7 +61,7 @@ static gd_status
 enter_group(gd_leased_group *leased, gd_owned_group **owned, gd_error *err)
 {
     gd_status s = gd_leased_group_find(leased, err);
-    if (s == GD_OK && (leased->published.flags & GD_GROUP_POISONED) != 0) {
+    if (s == GD_OK) {
         s = gd_appender_settle_tail(leased->repo, leased->group,
                                     &leased->published, err);
     }
@@ -343,8 +343,7 @@ punch_between(const gd_leased_group *leased, const range *needed, size_t count,
         block = BLOCK_USUAL;
     }
     uint64_t at = gd_data_start(leased->group->bounds.slots);
-    /* Behind this lies a tail that somebody has yet to judge (N7.3). */
-    uint64_t end = leased->published.end;
+    uint64_t end = leased->published.end; /* cut_off() gives back the rest */
     if (end > (uint64_t)st->st_size) {
         end = (uint64_t)st->st_size;
     }
@@ -362,6 +361,29 @@ punch_between(const gd_leased_group *leased, const range *needed, size_t count,
         (void)punch_within(leased->group, block, at, end, &rc);
     }
     return rc;
+}
+
+/* Cuts off what a dead writer left behind the published end: its entries were
+ * recovered when the group was entered (N7.3), and no entry names the rest. */
+static gd_status
+cut_off(const gd_leased_group *leased, const range *needed, size_t count,
+        const struct stat *st, gd_error *err)
+{
+    const gd_group *group = leased->group;
+    uint64_t end = gd_data_start(group->bounds.slots);
+    if (leased->published.end > end) {
+        end = leased->published.end;
+    }
+    for (size_t i = 0; i < count; i++) {
+        end = needed[i].to > end ? needed[i].to : end;
+    }
+    if ((uint64_t)st->st_size <= end) {
+        return GD_OK;
+    }
+    int rc = group->env->ftruncate(group->env, group->fd, end);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot cut the end of %s off",
+                                  group->name)
+                  : GD_OK;
 }
 
 /* N6.4: an entry must be freed on the disk before its bytes go.  If it were
@@ -404,12 +426,15 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
         return s;
     }
     int rc = punch_between(owned->leased, needed, count, &before);
+    s = cut_off(owned->leased, needed, count, &before, err);
     owned->leased->repo->env->release(owned->leased->repo->env, needed);
     if (rc < 0 && rc != -EOPNOTSUPP && rc != -ENOSYS) {
         return gd_fail_errno(err, -rc, "cannot give space of %s back",
                              owned->leased->group->name);
     }
-    s = gd_group_stat(owned->leased->group, &after, err);
+    if (s == GD_OK) {
+        s = gd_group_stat(owned->leased->group, &after, err);
+    }
     if (s == GD_OK && after.st_blocks < before.st_blocks) {
         *bytes = (uint64_t)(before.st_blocks - after.st_blocks) * 512;
     }

@@ -37,8 +37,8 @@ typedef struct gd_owned_group {
 } gd_owned_group;
 
 /* Takes the lease and the exclusive lock (N6.1), then opens the file, and
- * publishes what a failed sync has left in it (N7.3).  GD_BUSY, with a message,
- * if either is refused; GD_NOTFOUND if there is no such group. */
+ * publishes the entries that a dead writer left there (N7.3).  GD_BUSY, with a
+ * message, if either is refused; GD_NOTFOUND if there is no such group. */
 gd_status gd_owned_group_open(gd_repo *repo, uint32_t number,
                               gd_owned_group **owned, gd_error *err);
 /* Also takes the exclusive lock of a leased group, and checks that the group is

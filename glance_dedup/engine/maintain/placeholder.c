@@ -11,10 +11,12 @@
 
 enum { SECTOR = 512 };
 
+/* A group that was poisoned before its first sync point has no end yet, and
+ * still has its fingerprint store. */
 static bool
 is_placeholder(const gd_leased_group *leased)
 {
-    return leased->published.count == 0 &&
+    return leased->published.count == 0 && leased->published.end != 0 &&
            (leased->published.flags & GD_GROUP_POISONED) != 0;
 }
 

@@ -65,8 +65,8 @@ gd_status gd_appender_append(gd_appender *appender, gd_new_segment *segments,
 gd_status gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err);
 
 /* Recovers and publishes the tail of a group to which nobody appends now
- * (N7.3): of a poisoned one, so that the collector can judge it, and of one
- * that is to be recompressed.  A poisoned group stays poisoned.
+ * (N7.3), so that the collector can judge it, or the group can be recompressed.
+ * A poisoned group stays poisoned.
  * REQUIRES: the lease. */
 gd_status gd_appender_settle_tail(gd_repo *repo, gd_group *group,
                                   gd_published *published, gd_error *err);

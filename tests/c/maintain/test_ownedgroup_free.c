@@ -10,6 +10,8 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/owned_fixture.h"
 
+#define GROUP_2 "groups/00000002"
+
 /* ---- freeing ---- */
 
 static void
@@ -219,6 +221,56 @@ test_tail_of_a_poisoned_group(void)
     owned_teardown(&t);
 }
 
+/* The mark was lost, too, so a writer may come some day.  The collector comes
+ * first. */
+static void
+test_tail_of_a_group_whose_poison_is_lost(void)
+{
+    owned_fixture t;
+    owned_setup(&t);
+    fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
+    /* Data, entries, then the mark. */
+    fault_env_fail(&t.x.f, FAULT_PWRITEV, 3, EIO, false);
+    uint8_t *three = malloc(LENGTH);
+    fill_random(three, LENGTH, 3);
+    CHECK_INT(put_image(t.repo, "three", three, LENGTH / 4, LENGTH, NULL,
+                        &t.x.err), GD_IO);
+    fault_env_heal(&t.x.f);
+    CHECK_INT(owned_enter(&t, 2), GD_OK);
+    CHECK_INT(t.owned->leased->published.flags, 0);
+    CHECK_INT(t.owned->leased->published.count, SLOTS / 2 + SLOTS / 4);
+    need_freed(&t, SLOTS / 2, SLOTS / 4);
+    CHECK(owned_punch(&t) > 0);
+    gd_owned_group_close(t.owned);
+    CHECK(is_image(&t, "two", t.two, LENGTH / 2));
+    free(three);
+    owned_teardown(&t);
+}
+
+/* Of a writer that was killed before its sync point. */
+static void
+test_bytes_that_no_entry_names(void)
+{
+    enum { MORE = 100000 };
+    owned_fixture t;
+    owned_setup(&t);
+    uint8_t *more = calloc(1, MORE);
+    int64_t size = scratch_size(&t.x, GROUP_2);
+    scratch_write(&t.x, GROUP_2, more, MORE, (uint64_t)size);
+    CHECK_INT(scratch_size(&t.x, GROUP_2), size + MORE);
+    uint64_t bytes;
+    CHECK_INT(owned_enter(&t, 2), GD_OK);
+    fault_env_fail(&t.x.f, FAULT_FTRUNCATE, 1, EIO, false);
+    CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_IO);
+    CHECK_CONTAINS(t.x.err.text, GROUP_2);
+    CHECK(owned_punch(&t) > 0);
+    CHECK_INT(scratch_size(&t.x, GROUP_2), size);
+    gd_owned_group_close(t.owned);
+    CHECK(is_image(&t, "two", t.two, LENGTH / 2));
+    free(more);
+    owned_teardown(&t);
+}
+
 /* What an earlier collector freed may not be on the disk, if its fdatasync
  * failed: the entries are written again before anything is punched. */
 static void
@@ -280,10 +332,9 @@ test_punch(void)
     owned_teardown(&t);
 }
 
-/* A committed recipe may name entries beyond the published count (N7.3); and
- * who comes next will look for them behind the published end. */
+/* A committed recipe may name entries beyond the published count (N7.3). */
 static void
-test_tail_is_kept(void)
+test_tail_is_recovered(void)
 {
     for (int below = 0; below < 2; below++) {
         owned_fixture t;
@@ -297,22 +348,26 @@ test_tail_is_kept(void)
         CHECK_INT(count_state(&t, GD_ENTRY_LIVE), 16);
         owned_teardown(&t);
     }
-    /* No entry names the bytes behind the end: not ours to judge. */
+    /* No entry names the bytes behind the end. */
     owned_fixture t;
     owned_setup(&t);
     set_record(&t, 64, segment_offset(2));
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 64);
+    need_freed(&t, 0, 32);
     CHECK(owned_punch(&t) > 0);
     CHECK(is_untouched(&t, segment_offset(2), segment_offset(4)));
+    need_freed(&t, 32, 32);
+    CHECK(owned_punch(&t) > 0);
+    CHECK_INT(scratch_size(&t.x, GROUP_1), segment_offset(2));
     gd_owned_group_close(t.owned);
-    /* Neither record is valid: nothing is known to be published. */
+    /* Neither record is valid: all is a tail. */
     scratch_flip(&t.x, GROUP_1, 512, 1);
     scratch_flip(&t.x, GROUP_1, 1024, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    CHECK_INT(t.owned->leased->published.count, 0);
+    CHECK_INT(t.owned->leased->published.count, SLOTS);
     uint32_t freed;
-    CHECK_INT(free_slots(&t, 0, 1, &freed), GD_INVALID);
+    CHECK_INT(free_slots(&t, 0, 1, &freed), GD_OK);
+    CHECK_INT(freed, 0);
     CHECK_INT(owned_punch(&t), 0);
     gd_owned_group_close(t.owned);
     owned_teardown(&t);
@@ -368,9 +423,11 @@ main(int argc, char **argv)
     RUN(test_cached_stores);
     RUN(test_generation_that_is_lost);
     RUN(test_tail_of_a_poisoned_group);
+    RUN(test_tail_of_a_group_whose_poison_is_lost);
+    RUN(test_bytes_that_no_entry_names);
     RUN(test_freed_by_another);
     RUN(test_punch);
-    RUN(test_tail_is_kept);
+    RUN(test_tail_is_recovered);
     RUN(test_invalid_entries);
     RUN(test_punch_fails);
     return REPORT();

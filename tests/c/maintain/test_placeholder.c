@@ -5,6 +5,7 @@
  */
 #include "engine/maintain/placeholder.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -125,8 +126,8 @@ test_a_group_with_blocks_stays(void)
     owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     need_freed(&t, 0, 5);
-    need_freed(&t, 6, SLOTS - 6);
-    CHECK_INT(leave(&t), 0); /* one lives */
+    need_freed(&t, 6, SLOTS - 7);
+    CHECK_INT(leave(&t), 0); /* two live */
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, &slot, 1, &names, &count,
                                           &t.x.err), GD_OK);
     t.x.env->release(t.x.env, names);
@@ -137,13 +138,39 @@ test_a_group_with_blocks_stays(void)
     set_record(&t, SLOTS - 1, segment_offset(4));
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(leave(&t), 0);
+    need_freed(&t, SLOTS - 1, 1);
     gd_owned_group_close(t.owned);
-    set_record(&t, SLOTS, segment_offset(4));
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(9) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(leave(&t), 0); /* who knows what it was */
     gd_owned_group_close(t.owned);
     CHECK(scratch_size(&t.x, GROUP_1) > (int64_t)gd_data_start(SLOTS));
+    owned_teardown(&t);
+}
+
+/* A group that was poisoned before its first sync point has all of its
+ * fingerprint store. */
+static void
+test_a_group_that_never_had_a_block(void)
+{
+    owned_fixture t;
+    gd_group *group;
+    gd_published record = {.sequence = 9, .flags = GD_GROUP_POISONED};
+    size_t length = gd_data_start(SLOTS) - HEADER_SIZE;
+    uint8_t *zeros = calloc(1, length);
+    owned_setup(&t);
+    /* Its entries have not reached the disk. */
+    scratch_write(&t.x, GROUP_2, zeros, length, HEADER_SIZE);
+    CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 2, O_RDWR, &group,
+                            &t.x.err), GD_OK);
+    CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
+    gd_group_close(group);
+    CHECK_INT(owned_enter(&t, 2), GD_OK);
+    CHECK(leave(&t) > 0);
+    CHECK(disk_bytes(&t, GROUP_2) <= 4096);
+    CHECK_INT(leave(&t), 0);
+    gd_owned_group_close(t.owned);
+    free(zeros);
     owned_teardown(&t);
 }
 
@@ -240,6 +267,7 @@ main(int argc, char **argv)
     RUN(test_it_reads_as_a_group_without_blocks);
     RUN(test_the_next_group_has_the_next_number);
     RUN(test_a_group_with_blocks_stays);
+    RUN(test_a_group_that_never_had_a_block);
     RUN(test_order);
     RUN(test_it_is_unsettled);
     RUN(test_faults);

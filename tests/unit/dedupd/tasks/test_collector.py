@@ -56,6 +56,85 @@ def test_blocks_that_no_image_ever_named_are_freed(maintainer, path, other):
     assert collect(maintainer).groups == 0
 
 
+@pytest.mark.parametrize('poisoned', [False, True])
+def test_n7_3_tail_of_a_dead_writer(maintainer, path, other, poisoned):
+    """It died, or its sync failed, before it published its entries."""
+    put(other, 'stays', content(1))
+    collect(maintainer)
+    put(other, 'named', content(2))
+    with other.begin('given-up') as transaction:
+        transaction.write(content(3))
+        transaction._engine.keep()
+    group = repositories.Group(path, 1)
+    for _ in range(2):      # both sync points: the machine crashed
+        group.forget_newest_record()
+    before = group.record()
+    assert before[2] == 10
+    before[3] |= repositories.POISONED * poisoned
+    group.write_record(before)
+    group.save()
+    result = collect(maintainer)
+    assert result.freed_blocks == 10 and not result.failed
+    assert repositories.Group(path, 1).record()[2] == 30
+    maintenance.need_collected(maintainer)
+    for image_id, seed in ('stays', 1), ('named', 2):
+        assert repositories.read_all(other, image_id) == content(seed)
+    assert collect(maintainer).groups == 0
+    repositories.need_clean(path)
+
+
+def test_bytes_that_a_killed_writer_appended_are_cut_off(
+        maintainer, path, other):
+    """Those since its last sync point: no entry names them."""
+    put(other, 'image', content(1))
+    collect(maintainer)
+    file = repositories.group_path(path, 1)
+    size = file.stat().st_size
+    with open(file, 'ab') as f:
+        f.write(noise(1 << 20, 2))
+    assert collect(maintainer).groups == 1
+    assert file.stat().st_size == size
+    assert collect(maintainer).groups == 0
+    put(other, 'next', content(2))
+    assert repositories.read_all(other, 'image') == content(1)
+    repositories.need_clean(path)
+
+
+def test_a_tail_is_left_to_its_living_writer(maintainer, path, other):
+    """It has the lease: nobody can know what it will publish."""
+    put(other, 'image', content(1))
+    collect(maintainer)
+    with other.begin('next') as transaction:
+        transaction.write(noise(1 << 20, 2))
+        result = collect(maintainer)
+        assert (result.groups, result.busy) == (0, 1)
+        transaction.commit()
+    assert repositories.read_all(other, 'next') == noise(1 << 20, 2)
+    repositories.need_clean(path)
+
+
+@pytest.mark.parametrize('entries', [True, False])
+def test_nothing_stays_of_a_first_upload_that_failed(
+        maintainer, path, other, entries):
+    """Whether or not its entries reached the disk before the sync failed."""
+    with other.begin('failed') as transaction:
+        transaction.write(content(1))
+        transaction._engine.keep()
+    group = repositories.Group(path, 1)
+    group.forget_newest_record()
+    if not entries:
+        group.data[4096:4096 + 512 * 2] = bytes(512 * 2)
+        group.write_record([1, 0, 0, repositories.POISONED, 0])
+    group.save()
+    collect(maintainer)
+    assert maintenance.disk(path) <= 4096
+    assert collect(maintainer).groups == 0
+    put(other, 'next', content(1))
+    collect(maintainer)
+    assert maintenance.groups(path) == [2]
+    repositories.need_clean(path)
+
+
 def test_nothing_to_do_costs_nothing(maintainer, path, other):
     put(other, 'image', content(*range(20)))
     assert collect(maintainer).groups == 4
