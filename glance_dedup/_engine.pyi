@@ -34,8 +34,10 @@ class Repository:
                  reserve: int = 0, codec_yields: bool = False,
                  direct_io: int = 0, cut_minimum: int = 0,
                  cut_average: int = 0, slice_dir: bytes = ...,
+                 slice_memory: bytes = b'',
                  slice_source: Any = ...) -> None:
-        """slice_source brings the slices of cold groups into slice_dir. Any
+        """slice_source brings the slices of cold groups into slice_dir, or,
+        while its disk is full, into slice_memory, if there is one. Any
         thread calls ``fetch(group, object id, object length, first slice,
         count)``, which waits, and ``expect`` with the same, which does not.
         If `fetch` raises NoSpaceError or AccessDenied, so does the read that

@@ -68,7 +68,8 @@ typedef struct repository_object {
 /* Has source bring slices into the directory.  On failure nothing is to be
  * closed. */
 gd_status gd_py_open_slices(repository_object *self, const char *directory,
-                            PyObject *source, gd_error *err);
+                            const char *memory, PyObject *source,
+                            gd_error *err);
 /* REQUIRES: the repository's handle is closed. */
 void gd_py_close_slices(repository_object *self);
 

@@ -22,6 +22,7 @@
 typedef struct raw_params {
     PyObject *path; /* bytes */
     PyObject *slice_dir;    /* bytes; NULL: cold groups cannot be read */
+    PyObject *slice_memory; /* bytes; NULL or empty: there is none */
     PyObject *slice_source;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
@@ -40,16 +41,16 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
         "codec",        "codec_level",     "threads",
         "lock_timeout_ms",                 "allow_weak",    "reserve",
         "codec_yields", "direct_io",       "cut_minimum",   "cut_average",
-        "slice_dir",    "slice_source",    NULL};
+        "slice_dir",    "slice_memory",    "slice_source", NULL};
     return PyArg_ParseTupleAndKeywords(
-        args, keywords, "O&Iy#IIIspsiII|pKpIIIO&O", names, PyUnicode_FSConverter,
+        args, keywords, "O&Iy#IIIspsiII|pKpIIIO&O&O", names, PyUnicode_FSConverter,
         &raw->path, &params->major, &raw->id, &raw->id_length,
         &params->block_size, &params->group_slots, &params->segment_size, &raw->fingerprint,
         &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
         &params->lock_timeout_ms, &raw->allow_weak, &raw->reserve,
         &raw->codec_yields, &raw->direct_io, &params->cut_minimum,
         &params->cut_average, PyUnicode_FSConverter, &raw->slice_dir,
-        &raw->slice_source);
+        PyUnicode_FSConverter, &raw->slice_memory, &raw->slice_source);
 }
 
 /* Returns 0 with an exception set on error. */
@@ -95,7 +96,11 @@ open_repository(PyTypeObject *type, const raw_params *raw, gd_params *params)
     self->state = state;
     const char *c_path = PyBytes_AsString(raw->path);
     if (raw->slice_dir != NULL && raw->slice_source != NULL) {
+        const char *memory = raw->slice_memory == NULL
+                                 ? ""
+                                 : PyBytes_AsString(raw->slice_memory);
         s = gd_py_open_slices(self, PyBytes_AsString(raw->slice_dir),
+                              memory[0] == '\0' ? NULL : memory,
                               raw->slice_source, &err);
         params->slices = self->slices;
     }
@@ -128,6 +133,7 @@ repository_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     }
     Py_XDECREF(raw.path);
     Py_XDECREF(raw.slice_dir);
+    Py_XDECREF(raw.slice_memory);
     return (PyObject *)self;
 }
 

@@ -106,11 +106,11 @@ expect(void *arg, const gd_object *object, uint32_t first, uint32_t count)
 
 gd_status
 gd_py_open_slices(repository_object *self, const char *directory,
-                  PyObject *source, gd_error *err)
+                  const char *memory, PyObject *source, gd_error *err)
 {
     gd_slice_source callbacks = {self, fetch, expect};
-    gd_status s = gd_slices_open(gd_env_posix(), directory, &callbacks,
-                                 &self->slices, err);
+    gd_status s = gd_slices_open(gd_env_posix(), directory, memory,
+                                 &callbacks, &self->slices, err);
     if (s == GD_OK) {
         Py_INCREF(source);
         self->slice_source = source;

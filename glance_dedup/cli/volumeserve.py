@@ -317,6 +317,8 @@ def _keys(repo, args, settings) -> list[str]:
     }
     if repo.slices is not None and settings.socket:
         keys['dedupd-socket'] = os.path.abspath(settings.socket)
+        if repo.slices.memory is not None:
+            keys['slice-memory'] = os.path.abspath(repo.slices.memory)
     place = repo.filter.place_for(repo.handle(), args.name)
     if place is not None:
         keys['index'] = repo.filter.index

@@ -149,7 +149,8 @@ open_slices(gd_error *err)
                                 settings.params.repository_id, &fetcher, err);
     if (s == GD_OK) {
         gd_slice_source source = gd_nbdkit_fetcher_source(fetcher);
-        s = gd_slices_open(gd_env_posix(), path, &source, &slices, err);
+        s = gd_slices_open(gd_env_posix(), path, settings.slice_memory, &source,
+                           &slices, err);
         settings.params.slices = slices;
     }
     return s;

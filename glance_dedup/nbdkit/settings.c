@@ -63,6 +63,7 @@ gd_nbdkit_settings_release(gd_nbdkit_settings *settings)
     free(settings->repository);
     free(settings->volume);
     free(settings->dedupd_socket);
+    free(settings->slice_memory);
     free(settings->index_path);
     memset(settings, 0, sizeof *settings);
 }
@@ -199,6 +200,8 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
         return set_text(&settings->volume, value, err);
     } else if (strcmp(key, "dedupd-socket") == 0) {
         return set_text(&settings->dedupd_socket, value, err);
+    } else if (strcmp(key, "slice-memory") == 0) {
+        return set_text(&settings->slice_memory, value, err);
     } else if (strcmp(key, "index") == 0) {
         return set_index(settings, value, err);
     } else if (strcmp(key, "index-path") == 0) {

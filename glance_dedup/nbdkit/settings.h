@@ -24,6 +24,8 @@
     "to store and read.\n" \
     "dedupd-socket=PATH     dedupd's socket, absolute. It fetches what lies in\n" \
     "the object store.\n" \
+    "slice-memory=PATH      Where dedupd puts what it fetches while the disk is\n" \
+    "full, absolute.\n" \
     "dedup=yes|no           Whether to look for blocks that are there already."
 
 typedef struct gd_nbdkit_settings {
@@ -33,6 +35,7 @@ typedef struct gd_nbdkit_settings {
      * (GD_KV_BACKENDS). */
     gd_kv_backend index;
     char *dedupd_socket; /* NULL: cold groups cannot be read */
+    char *slice_memory;  /* NULL: there are no slices in memory */
     char *index_path; /* NULL: use no index */
     uint64_t index_bytes; /* of a new filter, or of a store's cache */
     uint64_t index_keys;  /* for which a store has room */

@@ -21,6 +21,8 @@ from glance_dedup.base import files
 #: What stays at least of the slices on a full disk, bytes: those that are on
 #: their way to readers.
 LEAST = 8 << 20
+#: Bytes of the slices in memory, while the disk has no room for any.
+MAX_MEMORY = 32 << 20
 
 # By how much the files are made fewer than their budget allows, so that not
 # each new slice evicts one.
@@ -34,8 +36,15 @@ _SLICE = re.compile('[0-9a-f]{8}')
 class SliceFiles:
     """A directory with slices. Thread-safe."""
 
-    def __init__(self, directory: str, file_mode: int) -> None:
+    def __init__(self, directory: str, file_mode: int,
+                 memory: str | None = None) -> None:
+        """Look at nothing yet.
+
+        :param memory: a directory on a tmpfs, for a full disk
+        """
         self._directory = directory
+        self._memory = (None if memory is None
+                        else SliceFiles(memory, 0o600))
         self._file_mode = file_mode
         self._directory_mode = 0o2770 if file_mode & 0o020 else 0o700
         self._lock = threading.Lock()
@@ -43,48 +52,100 @@ class SliceFiles:
         """Bytes of all slices; None: they were not counted yet."""
         self.evicted = 0
         """Slices that were removed to make room."""
+        # Whether slices had to be put into memory; None: other processes may
+        # have put some there.
+        self._uses_memory: bool | None = None
 
-    def count(self) -> None:
-        """Find out how many bytes all slices have."""
+    def start(self) -> None:
+        """Find out how many bytes all slices have; remove those in memory."""
         with self._lock:
             self.used = sum(size for _, size, _ in self._all())
+        if self._memory is not None:
+            self._memory.clear()
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether the disk had no room for a slice, and has not much now."""
+        return self._uses_memory is True
+
+    def clear(self) -> None:
+        """Remove all slices."""
+        with self._lock:
+            self.used = self._evict(list(self._all()), 0)
 
     def is_there(self, object_id: bytes, number: int) -> bool:
-        """Whether there is a file of a slice."""
-        return os.path.isfile(self._path(object_id, number))
+        """Whether there is a file of a slice, on the disk or in memory."""
+        return os.path.isfile(self._path(object_id, number)) or (
+            self._memory is not None
+            and self._memory.is_there(object_id, number))
 
     def remove(self, object_id: bytes, number: int) -> bool:
         """Remove a slice; returns whether it was there."""
+        found = (self._memory is not None
+                 and self._memory.remove(object_id, number))
         try:
             os.unlink(self._path(object_id, number))
         except OSError:
-            return False
+            return found
         return True
 
     def keep(self, object_id: bytes, number: int, content: bytes,
              budget: int) -> None:
         """Write a slice, and evict others if they take too much.
 
+        If others have filled the disk, it is written into memory. Slices in
+        memory are removed when the disk has room again.
+
         :param budget: the bytes that all slices may take
-        :raises NoSpaceError: the disk is full
+        :raises NoSpaceError: the disk is full, and the memory, too
         """
-        path = self._path(object_id, number)
         try:
-            self._write(path, content)
+            self._write(object_id, number, content)
         except exceptions.NoSpaceError:
-            # Others have filled the disk. What is read now needs the room
-            # more than what was read before.
-            with self._lock:
-                found = sorted(self._all())
-                self.used = self._evict(found, sum(
-                    size for _, size, _ in found) // 2)
-            self._write(path, content)
+            self._keep_on_full_disk(object_id, number, content)
+            return
+        if (self._memory is not None and self._uses_memory is not False
+                and self._free() >= MAX_MEMORY):
+            self._uses_memory = False
+            self._memory.clear()
         self._make_room(len(content), budget)
+
+    def _keep_on_full_disk(self, object_id: bytes, number: int,
+                           content: bytes) -> None:
+        """Write a slice into memory, or in the place of others on the disk.
+
+        If the disk has more slices than the memory has room for, half of them
+        go, since what is read now needs the room more.
+        """
+        ways = [self._replace_others, self._put_into_memory]
+        if sum(size for _, size, _ in self._all()) <= MAX_MEMORY:
+            ways.reverse()
+        try:
+            ways[0](object_id, number, content)
+        except exceptions.NoSpaceError:
+            ways[1](object_id, number, content)
+
+    def _replace_others(self, object_id: bytes, number: int,
+                        content: bytes) -> None:
+        with self._lock:
+            found = sorted(self._all())
+            self.used = self._evict(found, sum(
+                size for _, size, _ in found) // 2)
+        self._write(object_id, number, content)
+
+    def _put_into_memory(self, object_id: bytes, number: int,
+                         content: bytes) -> None:
+        if self._memory is None:
+            raise exceptions.NoSpaceError(
+                f'no room for slices in {self._directory}')
+        self._uses_memory = True
+        self._memory.keep(object_id, number, content, MAX_MEMORY)
 
     def _path(self, object_id: bytes, number: int) -> str:
         return os.path.join(self._directory, object_id.hex(), f'{number:08x}')
 
-    def _write(self, path: str, content: bytes) -> None:
+    def _write(self, object_id: bytes, number: int, content: bytes) -> None:
+        path = self._path(object_id, number)
         with files.os_errors(f'cannot write {path}', exceptions.StorageError):
             for _ in range(_TRIES - 1):
                 # Whoever evicts removes empty directories, and what is not
@@ -144,10 +205,13 @@ class SliceFiles:
         They leave as much free as they take, since uploads need the disk more.
         """
         with contextlib.suppress(OSError):
-            status = os.statvfs(self._directory)
-            free = status.f_bavail * status.f_frsize
-            return min(budget, max((used + free) // 2, LEAST))
+            return min(budget, max((used + self._free()) // 2, LEAST))
         return budget
+
+    def _free(self) -> int:
+        """Bytes that are free on the disk."""
+        status = os.statvfs(self._directory)
+        return status.f_bavail * status.f_frsize
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
         """Of each slice, and of what killed processes left: time, size, path.

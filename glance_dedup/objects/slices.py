@@ -102,16 +102,20 @@ class Slices(closing.Closing):
     """
 
     def __init__(self, directory: str, connect: Callable[[], Source],
-                 file_mode: int = 0o600, ask: Ask | None = None) -> None:
+                 file_mode: int = 0o600, ask: Ask | None = None,
+                 memory: str | None = None) -> None:
         """Ask for nothing yet.
 
         :param directory: for slices of one repository; it is there
         :param connect: called once, when the first slice is needed
         :param file_mode: of the slices' files
         :param ask: asks dedupd. None: this is dedupd
+        :param memory: a directory on a tmpfs, for the slices that are being
+            read while the disk is full; None: there is none
         """
         self.directory = directory
-        self._files = slicefiles.SliceFiles(directory, file_mode)
+        self.memory = memory
+        self._files = slicefiles.SliceFiles(directory, file_mode, memory)
         self._connect = connect
         self._ask = ask
         self._connecting = threading.Lock()
@@ -138,7 +142,7 @@ class Slices(closing.Closing):
         """
         with contextlib.suppress(exceptions.RepositoryError):
             self._get_source()
-        self._files.count()
+        self._files.start()
 
     # -- for the engine --
 
@@ -150,12 +154,14 @@ class Slices(closing.Closing):
         :param patience: how many seconds to wait at most; 0: as long as it
             takes. The requests go on after that
         :raises UnavailableError: the object store does not give one
-        :raises NoSpaceError: the cache's disk is full
+        :raises NoSpaceError: the cache's disk is full, and so is the memory
         """
         ends = time.monotonic() + (patience or _EVER)
         wanted = self.missing(group, object_id, length, first, count)
-        if not wanted or self._have_brought(wanted, patience or _EVER):
-            return
+        if wanted and self._have_brought(wanted, patience or _EVER):
+            # While the disk is full, dedupd has them in memory. It may have
+            # another place for them than this process.
+            wanted = self.missing(group, object_id, length, first, count)
         try:
             for request in self.request(wanted):
                 request.result(max(0.0, ends - time.monotonic()))
@@ -243,6 +249,8 @@ class Slices(closing.Closing):
 
     def _most_announced(self) -> int:
         source = self._source
+        if self._files.is_disk_full:
+            return PARALLEL
         return ANNOUNCED if source is None else max(
             PARALLEL, min(ANNOUNCED, source.budget // SLICE // _AHEAD))
 

@@ -6,6 +6,7 @@ A repository that is *attached* to an object store has an *owner*: an id under
 which its directory writes objects (:mod:`glance_dedup.repository.owners`).
 """
 
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -132,15 +133,16 @@ def connect(settings: Settings) -> store_module.ObjectStore:
     return store_module.ObjectStore(settings.location, settings.credentials)
 
 
-def open_slices(path: str, ask: slices_module.Ask | None
-                ) -> slices_module.Slices:
+def open_slices(path: str, ask: slices_module.Ask | None,
+                memory: str | None = None) -> slices_module.Slices:
     """What brings slices of the cold groups of a repository.
 
     ``cold.json`` is read when the first one is needed.
 
     :param path: the repository's directory
     :param ask: asks dedupd for slices; None: it is not asked
-    :raises AccessDenied, NoSpaceError, StorageError: the directory of slices
+    :param memory: as for :class:`slices.Slices`
+    :raises AccessDenied, StorageError: the directory of slices
         is missing, and cannot be made
     """
     def source() -> slices_module.Source:
@@ -156,9 +158,11 @@ def open_slices(path: str, ask: slices_module.Ask | None
 
     directory = os.path.join(path, layout.SLICES)
     if not files.is_directory(directory):
-        # A cache, which may be removed; other processes may make it now.
-        with files.os_errors(f'cannot make {directory}'):
+        # A cache, which may be removed; other processes may make it now. On a
+        # full disk it is made when there is room for a slice.
+        with (contextlib.suppress(exceptions.NoSpaceError),
+              files.os_errors(f'cannot make {directory}')):
             access.make_directory(directory, access.directory_mode(path))
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
-    return slices_module.Slices(directory, source, mode, ask)
+    return slices_module.Slices(directory, source, mode, ask, memory)

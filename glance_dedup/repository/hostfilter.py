@@ -218,6 +218,18 @@ class HostFilter:
         return os.path.join(path, 'store' if self.index == 'lmdb'
                             else f'{volume}.volume'), self._capacity()
 
+    def place_for_slices(self) -> str | None:
+        """The directory of slices of cold groups while the disk is full.
+
+        It is on a tmpfs, as filters are, and is made when it is needed. None:
+        there is no directory for filters.
+        """
+        try:
+            return os.path.join(_directory_for(self._directory),
+                                f'{self._repository_id}.slices')
+        except OSError:
+            return None     # attach reports it
+
     def _warn(self, e: Exception) -> None:
         """Note, and tell once, why there is no index."""
         self._again = time.monotonic() + _AGAIN

@@ -246,9 +246,11 @@ class Repository(closing.Closing):
 
             self._slices = cold.open_slices(
                 self.path, self._ask_slices and functools.partial(
-                    self._ask_slices, self.repository_id))
+                    self._ask_slices, self.repository_id),
+                self.filter.place_for_slices())
         return self._open_engine(
             major=major, slice_dir=os.fsencode(self._slices.directory),
+            slice_memory=os.fsencode(self._slices.memory or ''),
             slice_source=self._slices)
 
     def close(self) -> None:

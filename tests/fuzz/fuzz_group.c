@@ -177,8 +177,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memory_mkdir(&m, "/cache");
     memory_mkdir(&m, "/cache/slices");
     memory_put(&m, "/groups/00000001", file, end);
-    MUST(gd_slices_open(&m.env, "/cache/slices", &source, &slices, &err) ==
-         GD_OK);
+    MUST(gd_slices_open(&m.env, "/cache/slices", NULL, &source, &slices,
+                        &err) == GD_OK);
     with_slices.slices = slices;
     gd_status s = gd_group_open(&m.env, AT_FDCWD, &with_slices, GROUP,
                                 O_RDONLY, &group, &err);

@@ -21,18 +21,25 @@ typedef struct counters {
     atomic_ullong reads, misses;
 } counters;
 
-struct gd_slices {
-    const gd_env *env;
-    /* The directory may be removed and made again, so it is not held open. */
+/* A directory with slices.  It may be removed and made again, so it is not held
+ * open. */
+typedef struct place {
     int parent;
     char directory[NAME_MAX + 1];
+} place;
+
+struct gd_slices {
+    const gd_env *env;
+    place places[2]; /* on the disk, and in memory */
+    size_t place_count;
     gd_slice_source source;
     counters *counters; /* readers have the rest only to look at */
 };
 
 static gd_status
-open_parent(gd_slices *slices, const char *path, gd_error *err)
+open_place(gd_slices *slices, const char *path, gd_error *err)
 {
+    place *opened = &slices->places[slices->place_count];
     char parent[PATH_MAX];
     const char *slash = strrchr(path, '/');
     const char *name = slash == NULL ? path : slash + 1;
@@ -45,13 +52,15 @@ open_parent(gd_slices *slices, const char *path, gd_error *err)
     }
     memcpy(parent, path, length);
     parent[length] = '\0';
-    memcpy(slices->directory, name, strlen(name) + 1);
-    return gd_open(slices->env, AT_FDCWD, length > 0 ? parent : ".",
-                   O_RDONLY | O_DIRECTORY, 0, &slices->parent, err);
+    memcpy(opened->directory, name, strlen(name) + 1);
+    gd_status s = gd_open(slices->env, AT_FDCWD, length > 0 ? parent : ".",
+                          O_RDONLY | O_DIRECTORY, 0, &opened->parent, err);
+    slices->place_count += s == GD_OK;
+    return s;
 }
 
 gd_status
-gd_slices_open(const gd_env *env, const char *directory,
+gd_slices_open(const gd_env *env, const char *directory, const char *memory,
                const gd_slice_source *source, gd_slices **out, gd_error *err)
 {
     struct {
@@ -65,9 +74,12 @@ gd_slices_open(const gd_env *env, const char *directory,
     slices->counters = &made->counters;
     slices->env = env;
     slices->source = *source;
-    gd_status s = open_parent(slices, directory, err);
+    gd_status s = open_place(slices, directory, err);
+    if (s == GD_OK && memory != NULL) {
+        s = open_place(slices, memory, err);
+    }
     if (s != GD_OK) {
-        env->release(env, slices);
+        gd_slices_close(slices);
         return s;
     }
     *out = slices;
@@ -79,7 +91,9 @@ gd_slices_close(gd_slices *slices)
 {
     if (slices != NULL) {
         const gd_env *env = slices->env;
-        env->close(env, slices->parent);
+        for (size_t i = 0; i < slices->place_count; i++) {
+            env->close(env, slices->places[i].parent);
+        }
         env->release(env, slices);
     }
 }
@@ -92,14 +106,14 @@ gd_slices_get_counts(const gd_slices *slices)
 }
 
 static void
-name_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
+name_slice(const place *in, const gd_object *object, uint32_t slice,
            char name[NAME])
 {
     char id[2 * GD_ID_SIZE + 1];
     for (size_t i = 0; i < GD_ID_SIZE; i++) {
         snprintf(id + 2 * i, 3, "%02x", (unsigned)object->id[i]);
     }
-    snprintf(name, NAME, "%s/%s/%08" PRIx32, slices->directory, id, slice);
+    snprintf(name, NAME, "%s/%s/%08" PRIx32, in->directory, id, slice);
 }
 
 static uint64_t
@@ -113,9 +127,9 @@ slice_size(const gd_object *object, uint32_t slice)
  * crash of the machine may leave a part.  What is there is removed, to be
  * fetched again. */
 static gd_status
-take_away(const gd_slices *slices, const char *name, gd_error *err)
+take_away(const gd_env *env, const place *from, const char *name, gd_error *err)
 {
-    (void)slices->env->unlinkat(slices->env, slices->parent, name);
+    (void)env->unlinkat(env, from->parent, name);
     return gd_fail(err, GD_NOTFOUND, "the slice %s is not whole", name);
 }
 
@@ -132,17 +146,17 @@ is_bad(gd_status s, const gd_error *err)
 }
 
 static gd_status
-read_file(const gd_slices *slices, const gd_object *object, uint32_t slice,
-          uint8_t *out, size_t length, uint64_t offset, gd_error *err)
+read_file(const gd_env *env, const place *in, const gd_object *object,
+          uint32_t slice, uint8_t *out, size_t length, uint64_t offset,
+          gd_error *err)
 {
-    const gd_env *env = slices->env;
     char name[NAME];
     struct stat st;
     int fd;
-    name_slice(slices, object, slice, name);
-    gd_status s = gd_open(env, slices->parent, name, O_RDONLY, 0, &fd, err);
+    name_slice(in, object, slice, name);
+    gd_status s = gd_open(env, in->parent, name, O_RDONLY, 0, &fd, err);
     if (s != GD_OK) {
-        return is_bad(s, err) ? take_away(slices, name, err) : s;
+        return is_bad(s, err) ? take_away(env, in, name, err) : s;
     }
     int rc = env->fstat(env, fd, &st);
     if (rc < 0) {
@@ -154,7 +168,20 @@ read_file(const gd_slices *slices, const gd_object *object, uint32_t slice,
         s = gd_read_full(env, fd, out, length, offset, name, err);
     }
     env->close(env, fd);
-    return is_bad(s, err) ? take_away(slices, name, err) : s;
+    return is_bad(s, err) ? take_away(env, in, name, err) : s;
+}
+
+/* GD_NOTFOUND: neither on the disk nor in memory. */
+static gd_status
+read_anywhere(const gd_slices *slices, const gd_object *object, uint32_t slice,
+              uint8_t *out, size_t length, uint64_t offset, gd_error *err)
+{
+    gd_status s = GD_NOTFOUND;
+    for (size_t i = 0; s == GD_NOTFOUND && i < slices->place_count; i++) {
+        s = read_file(slices->env, &slices->places[i], object, slice, out,
+                      length, offset, err);
+    }
+    return s;
 }
 
 /* Reads from one slice, of which `behind` more will be needed. */
@@ -166,7 +193,7 @@ read_slice(const gd_slices *slices, const gd_object *object, uint32_t slice,
     gd_status s = GD_NOTFOUND;
     atomic_fetch_add(&slices->counters->reads, 1);
     for (int fetches = 0;; fetches++) {
-        s = read_file(slices, object, slice, out, length, offset, err);
+        s = read_anywhere(slices, object, slice, out, length, offset, err);
         if (s != GD_NOTFOUND || fetches == FETCHES) {
             break;
         }
@@ -237,11 +264,15 @@ gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
 static bool
 is_there(const gd_slices *slices, const gd_object *object, uint32_t slice)
 {
-    char name[NAME];
-    struct stat st;
-    name_slice(slices, object, slice, name);
-    return slices->env->fstatat(slices->env, slices->parent, name, &st) ==
-           0;
+    bool found = false;
+    for (size_t i = 0; !found && i < slices->place_count; i++) {
+        char name[NAME];
+        struct stat st;
+        name_slice(&slices->places[i], object, slice, name);
+        found = slices->env->fstatat(slices->env, slices->places[i].parent,
+                                     name, &st) == 0;
+    }
+    return found;
 }
 
 void
@@ -272,10 +303,13 @@ void
 gd_slices_forget(const gd_slices *slices, const gd_object *object,
                  uint64_t offset, uint64_t length)
 {
-    char name[NAME];
     for (uint64_t slice = offset / GD_SLICE;
          length > 0 && slice <= (offset + length - 1) / GD_SLICE; slice++) {
-        name_slice(slices, object, (uint32_t)slice, name);
-        (void)slices->env->unlinkat(slices->env, slices->parent, name);
+        for (size_t i = 0; i < slices->place_count; i++) {
+            const place *from = &slices->places[i];
+            char name[NAME];
+            name_slice(from, object, (uint32_t)slice, name);
+            (void)slices->env->unlinkat(slices->env, from->parent, name);
+        }
     }
 }

@@ -6,7 +6,8 @@
  * A slice is a range of an object, GD_SLICE bytes long and aligned to that; the
  * last one is shorter.  The host keeps each in a file of its own,
  * <object id>/<slice>.  Such a file appears whole, and eviction removes it.
- * If one is missing, the program's own source brings it.
+ * If one is missing, the program's own source brings it.  While the disk is
+ * full, slices are in a second directory, in memory.
  *
  * Neither the source nor the files are trusted: who reads a block verifies it
  * (I7).  Thread-safe.
@@ -47,10 +48,11 @@ typedef struct gd_slice_counts {
     uint64_t misses; /* those for which a slice had to be fetched */
 } gd_slice_counts;
 
-/* The directory is only this user's.  It may be missing: the source makes it. */
+/* The directories are only this user's.  They may be missing: the source makes
+ * them, but not the directories that they are in.  memory may be NULL. */
 gd_status gd_slices_open(const gd_env *env, const char *directory,
-                         const gd_slice_source *source, gd_slices **slices,
-                         gd_error *err);
+                         const char *memory, const gd_slice_source *source,
+                         gd_slices **slices, gd_error *err);
 void gd_slices_close(gd_slices *slices);
 
 gd_slice_counts gd_slices_get_counts(const gd_slices *slices);

@@ -21,13 +21,15 @@ typedef struct fixture {
     unsigned fetches, fetched; /* calls, and slices that they named */
     uint32_t first, expected;  /* of the last announcement */
     gd_status answer;
+    bool disk_is_full;
 } fixture;
 
 static void
 make_slice(fixture *t, uint32_t slice)
 {
-    char name[64] = "slices/";
-    size_t at = strlen(name);
+    char name[64];
+    size_t at = (size_t)snprintf(name, sizeof name, "%s/",
+                                 t->disk_is_full ? "memory" : "slices");
     for (size_t i = 0; i < GD_ID_SIZE; i++) {
         at += (size_t)snprintf(name + at, sizeof name - at, "%02x",
                                t->object.id[i]);
@@ -65,17 +67,19 @@ expect(void *arg, const gd_object *object, uint32_t first, uint32_t count)
 static void
 setup(fixture *t)
 {
-    char path[512];
+    char path[512], memory[512];
     memset(t, 0, sizeof *t);
     scratch_init(&t->x);
     CHECK_INT(mkdirat(t->x.root, "slices", 0700), 0);
+    CHECK_INT(mkdirat(t->x.root, "memory", 0700), 0);
     snprintf(path, sizeof path, "%s/slices", t->x.dir);
+    snprintf(memory, sizeof memory, "%s/memory", t->x.dir);
     t->data = malloc(LENGTH);
     fill_random(t->data, LENGTH, 3);
     t->object = (gd_object){.group = 1, .id = {1, 2, 0xff}, .length = LENGTH};
     gd_slice_source source = {t, fetch, expect};
-    CHECK_INT(gd_slices_open(t->x.env, path, &source, &t->slices, &t->x.err),
-              GD_OK);
+    CHECK_INT(gd_slices_open(t->x.env, path, memory, &source, &t->slices,
+                             &t->x.err), GD_OK);
 }
 
 static void
@@ -231,6 +235,26 @@ fail_one(fault_call call, uint64_t n)
     return was_there;
 }
 
+/* The source puts slices there while the disk is full. */
+static void
+test_slices_in_memory(void)
+{
+    fixture t;
+    setup(&t);
+    CHECK_INT(read_range(&t, 0, 100), GD_OK);
+    t.disk_is_full = true;
+    CHECK_INT(read_range(&t, GD_SLICE - 10, GD_SLICE), GD_OK);
+    CHECK_INT(t.fetched, 2);
+    CHECK_INT(read_range(&t, GD_SLICE, 100), GD_OK);
+    CHECK_INT(t.fetched, 2);
+    gd_slices_expect(t.slices, &t.object, 0, LENGTH);
+    CHECK(t.first == 2 && t.expected == 2);
+    gd_slices_forget(t.slices, &t.object, 0, 2 * GD_SLICE);
+    CHECK_INT(read_range(&t, 0, 2 * GD_SLICE), GD_OK);
+    CHECK_INT(t.fetched, 4);
+    teardown(&t);
+}
+
 static void
 test_each_call_fails(void)
 {
@@ -244,11 +268,12 @@ test_no_directory(void)
     gd_slices *none;
     setup(&t);
     gd_slice_source source = {&t, fetch, expect};
-    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/slices", &source,
-                             &none,
-                             &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/slices", NULL, &source,
+                             &none, &t.x.err), GD_NOTFOUND);
     CHECK_CONTAINS(t.x.err.text, "/nonexistent");
-    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/", &source, &none,
+    CHECK_INT(gd_slices_open(t.x.env, t.x.dir, "/nonexistent/slices", &source,
+                             &none, &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/", NULL, &source, &none,
                              &t.x.err), GD_INVALID);
     teardown(&t);
 }
@@ -264,6 +289,7 @@ main(int argc, char **argv)
     RUN(test_announcements);
     RUN(test_counts);
     RUN(test_each_call_fails);
+    RUN(test_slices_in_memory);
     RUN(test_no_directory);
     return REPORT();
 }

@@ -114,8 +114,8 @@ setup(fixture *t)
     scratch_init(&t->x);
     t->directory = check_mkdir();
     gd_slice_source source = {t, fetch, expect};
-    CHECK_INT(gd_slices_open(t->x.env, t->directory, &source, &t->slices,
-                             &t->x.err), GD_OK);
+    CHECK_INT(gd_slices_open(t->x.env, t->directory, NULL, &source,
+                             &t->slices, &t->x.err), GD_OK);
     t->x.params.major = GD_REPOSITORY_COLD;
     t->x.params.group_slots = SLOTS;
     t->x.params.slices = t->slices;
