@@ -114,12 +114,26 @@ wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
     return info.journal_records > 0;
 }
 
+static bool
+is_read_only(const gd_nbdkit_keeper *keeper)
+{
+    gd_volume_info info;
+    gd_volume_get_info(keeper->volume, &info);
+    return info.is_read_only;
+}
+
 static void
 make_checkpoint(gd_nbdkit_keeper *keeper)
 {
     gd_error err;
+    bool was_read_only = is_read_only(keeper);
     note_result(&keeper->checkpoint,
                 gd_volume_checkpoint(keeper->volume, &err), &err);
+    if (was_read_only && !is_read_only(keeper)) {
+        gd_nbdkit_complain("volume %s can be written to again, by clients "
+                           "that connect from now on",
+                           keeper->settings->volume);
+    }
 }
 
 /* Does what is due; returns the milliseconds until the next look. */
@@ -202,6 +216,11 @@ gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
     pthread_cond_init(&keeper->awake, &monotonic);
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&keeper->mutex, NULL);
+    if (is_read_only(keeper)) {
+        gd_nbdkit_complain("volume %s is served read-only, since the disk is "
+                           "full: make room on it, and let clients connect "
+                           "again", settings->volume);
+    }
     int rc = pthread_create(&keeper->thread, NULL, run, keeper);
     if (rc != 0) {
         pthread_cond_destroy(&keeper->awake);

@@ -156,6 +156,20 @@ open_slices(gd_error *err)
     return s;
 }
 
+/* The commands need the socket, and the clients of NBD do not. */
+static gd_status
+start_control(gd_error *err)
+{
+    gd_status s = gd_nbdkit_control_start(
+        &(gd_nbdkit_served){repo, volume, &clients, &settings}, &control, err);
+    if (s == GD_NOSPACE) {
+        gd_nbdkit_complain("commands cannot reach this server: %s. Make room "
+                           "on the disk, and start it again", err->text);
+        s = GD_OK;
+    }
+    return s;
+}
+
 static gd_status
 open_volume(gd_error *err)
 {
@@ -177,9 +191,7 @@ open_volume(gd_error *err)
                                    &keeper, err);
     }
     if (s == GD_OK) {
-        s = gd_nbdkit_control_start(
-            &(gd_nbdkit_served){repo, volume, &clients, &settings}, &control,
-            err);
+        s = start_control(err);
     }
     return s;
 }
@@ -384,6 +396,18 @@ no(void *handle)
     return 0;
 }
 
+/* A client keeps what it was told when it connected. */
+static int
+is_writable(void *handle)
+{
+    (void)handle;
+    gd_volume_info info;
+    begin_request();
+    gd_volume_get_info(volume, &info);
+    end_request(GD_OK, NULL);
+    return !info.is_read_only;
+}
+
 static int
 plugin_can_fua(void *handle)
 {
@@ -537,8 +561,8 @@ static struct nbdkit_plugin plugin = {
     .get_size = plugin_get_size,
     .block_size = plugin_block_size,
     .is_rotational = no,
-    .can_write = yes,
-    .can_flush = yes,
+    .can_write = is_writable,
+    .can_flush = is_writable,
     .can_trim = yes,
     .can_zero = yes,
     .can_fast_zero = yes,

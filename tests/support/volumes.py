@@ -76,7 +76,7 @@ class Server:
             'GLANCE_DEDUP_FILTER_DIR': str(place / 'filter'),
             'GLANCE_DEDUP_REPOSITORY': str(repository)}
 
-    def start(self, *options):
+    def start(self, *options, wait=True):
         if '--port' not in options:
             options += '--nbd-socket', self.socket
         with open(self.log, 'ab') as log:
@@ -85,7 +85,8 @@ class Server:
                  self.name, *map(str, options)],
                 cwd=daemons.ROOT, env=self._environment, stderr=log,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        repositories.eventually(self.is_up)
+        if wait:
+            repositories.eventually(self.is_up)
         return self
 
     def is_up(self):

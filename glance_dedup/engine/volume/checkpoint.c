@@ -244,7 +244,10 @@ rotate(gd_volume *volume, gd_error *err)
 gd_status
 gd_volume_store_all(gd_volume *volume, gd_error *err)
 {
-    gd_status s = gd_volume_store_frozen(volume, err);
+    gd_status s = gd_volume_take_up(volume, err);
+    if (s == GD_OK) {
+        s = gd_volume_store_frozen(volume, err);
+    }
     pthread_mutex_lock(&volume->mutex);
     bool more = volume->active->records > 0;
     pthread_mutex_unlock(&volume->mutex);

@@ -320,33 +320,32 @@ found_records(const gd_volume *volume)
     return false;
 }
 
-/* Begins the owner's own journal (V4), and removes what is not needed (V7,
- * V8). */
+/* Begins the owner's own journal (V4), and removes recipes that are not needed
+ * (V7).  *named says whether it may have its name, also after an error. */
 static gd_status
-begin_journal(gd_volume *volume, gd_error *err)
+begin_journal(gd_volume *volume, bool *named, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     gd_volume_head head = volume->head;
     gd_volume_mark *marks = NULL;
-    bool named;
-    volume->recovered = found_records(volume);
+    gd_journal *made;
+    *named = false;
     head.journal++;
     head.base_size = gd_volume_base_needed(volume);
-    head.needed = head.journal;
+    head.needed = volume->recovered ? volume->head.needed : head.journal;
     head.before = 0; /* what was read may be in the page cache only */
-    if (volume->recovered) {
-        head.needed = volume->head.needed;
-    } else {
-        forget_frozen(volume);
-        gd_overlay_clear(&volume->stale);
-    }
     gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
     if (s == GD_OK) {
         s = gd_journal_create(repo->env, repo->root, volume->name, &head,
-                              marks, &volume->active, &named, err);
+                              marks, &made, named, err);
     }
-    /* What was read, and is removed now, was and is ours. */
     if (s == GD_OK) {
+        volume->active = made;
+        if (!volume->recovered) {
+            forget_frozen(volume);
+            gd_overlay_clear(&volume->stale);
+        }
+        /* What was read, and is removed now, was and is ours. */
         s = gd_volume_confirm(volume, volume->active, err);
     }
     if (s == GD_OK) {
@@ -355,6 +354,19 @@ begin_journal(gd_volume *volume, gd_error *err)
     }
     repo->env->release(repo->env, marks);
     return s;
+}
+
+/* The disk has no room for the owner's journal: the volume can be read. */
+static void
+wait_for_space(gd_volume *volume, const gd_error *why)
+{
+    gd_error broken;
+    gd_fail(&broken, GD_NOSPACE, "it can only be read until the disk has room: "
+            "%s", why->text);
+    volume->active = volume->frozen[volume->frozen_count - 1];
+    volume->active->users++;
+    volume->waiting = true;
+    gd_volume_set_broken(volume, &broken);
 }
 
 static gd_status
@@ -376,6 +388,55 @@ remove_unneeded(const gd_volume *volume, gd_error *err)
     }
     repo->env->release(repo->env, numbers);
     return s;
+}
+
+static gd_status
+pass_on(const gd_error *why, gd_error *err)
+{
+    if (err != NULL) {
+        *err = *why;
+    }
+    return why->status;
+}
+
+static gd_status
+begin_writing(gd_volume *volume, gd_error *err)
+{
+    bool named;
+    gd_error why;
+    volume->recovered = found_records(volume);
+    gd_status s = begin_journal(volume, &named, &why);
+    if (s == GD_NOSPACE && !named) {
+        wait_for_space(volume, &why);
+        return GD_OK;
+    }
+    return s == GD_OK ? remove_unneeded(volume, err) : pass_on(&why, err);
+}
+
+gd_status
+gd_volume_take_up(gd_volume *volume, gd_error *err)
+{
+    bool named;
+    pthread_mutex_lock(&volume->mutex);
+    if (!volume->waiting) {
+        pthread_mutex_unlock(&volume->mutex);
+        return GD_OK;
+    }
+    gd_journal *newest = volume->active;
+    gd_error why;
+    gd_status s = begin_journal(volume, &named, &why);
+    if (s == GD_OK || named) {
+        volume->waiting = false;
+        volume->broken = (gd_error){.status = GD_OK};
+        if (volume->active != newest) {
+            gd_volume_release_journal(newest);
+        }
+    }
+    if (s != GD_OK && named) {
+        gd_volume_set_broken(volume, &why);
+    }
+    pthread_mutex_unlock(&volume->mutex);
+    return s == GD_OK ? remove_unneeded(volume, err) : pass_on(&why, err);
 }
 
 static gd_status
@@ -416,10 +477,7 @@ open_volume(gd_volume *volume, gd_error *err)
         s = recover(volume, err);
     }
     if (s == GD_OK) {
-        s = begin_journal(volume, err);
-    }
-    if (s == GD_OK) {
-        s = remove_unneeded(volume, err);
+        s = begin_writing(volume, err);
     }
     if (s == GD_OK && volume->frozen_count >= MOST_FROZEN) {
         s = gd_volume_checkpoint(volume, err);

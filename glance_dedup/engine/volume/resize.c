@@ -115,6 +115,11 @@ gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err)
         return s;
     }
     pthread_mutex_lock(&volume->checkpointing);
+    s = gd_volume_take_up(volume, err);
+    if (s != GD_OK) {
+        pthread_mutex_unlock(&volume->checkpointing);
+        return s;
+    }
     uint64_t base = gd_volume_base_needed(volume);
     const gd_volume_change change = {.size = size,
                                      .base_size = base < size ? base : size,

@@ -31,6 +31,10 @@ gd_volume_release_journal(gd_journal *journal)
 gd_status
 gd_volume_check_broken(const gd_volume *volume, gd_error *err)
 {
+    if (volume->waiting) {
+        return gd_fail(err, volume->broken.status, "volume %s: %s",
+                       volume->name, volume->broken.text);
+    }
     return volume->broken.status == GD_OK
                ? GD_OK
                : gd_fail(err, volume->broken.status,

@@ -46,6 +46,8 @@ struct gd_volume {
     uint32_t wanted[GD_CACHED_STORES]; /* groups to be looked into first, */
     size_t wanted_count;               /* the last one wanted last */
     gd_error broken;     /* GD_OK: it takes writes */
+    bool waiting; /* for room for this owner's first journal: active is the
+                   * newest of the frozen ones */
 };
 
 /* ---- state.c ---- */
@@ -99,6 +101,11 @@ gd_status gd_volume_check_call(const gd_repo *repo, const char *name,
 gd_status gd_volume_write_head(gd_repo *repo, const char *name,
                                gd_volume_head *head,
                                const gd_volume_mark *marks, gd_error *err);
+
+/* Makes the owner's first journal if there was no room for it before.
+ * GD_NOSPACE: there is none yet.
+ * REQUIRES: checkpointing. */
+gd_status gd_volume_take_up(gd_volume *volume, gd_error *err);
 
 /* ---- resize.c ---- */
 

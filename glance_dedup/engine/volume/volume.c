@@ -46,7 +46,7 @@ bool
 gd_volume_needs_checkpoint(gd_volume *volume)
 {
     pthread_mutex_lock(&volume->mutex);
-    bool due = is_full(volume, 1) || volume->recovered;
+    bool due = is_full(volume, 1) || volume->recovered || volume->waiting;
     pthread_mutex_unlock(&volume->mutex);
     return due;
 }
@@ -57,8 +57,11 @@ gd_volume_get_info(gd_volume *volume, gd_volume_info *info)
     memset(info, 0, sizeof *info);
     pthread_mutex_lock(&volume->mutex);
     info->head = volume->head;
-    info->journal_bytes = volume->active->end;
-    info->journal_records = volume->active->records;
+    info->is_read_only = volume->waiting;
+    if (!volume->waiting) {
+        info->journal_bytes = volume->active->end;
+        info->journal_records = volume->active->records;
+    }
     for (size_t i = 0; i < volume->frozen_count; i++) {
         info->journal_bytes += volume->frozen[i]->end;
         info->journal_records += volume->frozen[i]->records;

@@ -27,6 +27,7 @@ typedef struct gd_volume_info {
     uint64_t journal_bytes;  /* in all journals */
     uint64_t journal_records; /* not yet in a edition */
     char broken[GD_ERROR_TEXT]; /* why it takes no writes; "": it does */
+    bool is_read_only; /* until the disk has room: then a checkpoint changes it */
 } gd_volume_info;
 
 #define GD_VOLUME_PART (UINT64_C(256) << 20)
@@ -48,7 +49,8 @@ gd_status gd_volume_create(gd_repo *repo, const char *name,
                            const gd_volume_plan *plan, uint64_t *stored,
                            gd_error *err);
 /* Opens a volume and reads its journals (V4).  GD_NOTFOUND; GD_BUSY if another
- * process owns it; GD_CORRUPT if acknowledged bytes are lost (V5). */
+ * process owns it; GD_CORRUPT if acknowledged bytes are lost (V5).  If the disk
+ * has no room for this owner's journal, the volume is read-only at first. */
 gd_status gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                          gd_error *err);
 /* Makes no checkpoint: what is in the journal is read at the next opening. */

@@ -193,7 +193,8 @@ static const fault faults[] = {
 };
 
 /* The same owner goes on.  If the journal could not be synced, it says so, and
- * its next owner goes on. */
+ * its next owner goes on.  If there was no room for its first one, there is
+ * now. */
 static void
 go_on(bool checkpoint_first)
 {
@@ -203,14 +204,14 @@ go_on(bool checkpoint_first)
     }
     gd_volume_get_info(the_volume, &info);
     model_compare();
-    if (info.broken[0] != '\0') {
+    if (info.broken[0] != '\0' && !info.is_read_only) {
         CHECK(model_write(1, 1) != GD_OK);
         CHECK_CONTAINS(model_words(), "takes no more writes");
         CHECK(model_zero(1, 1) != GD_OK);
         CHECK(model_flush() != GD_OK);
         CHECK_CONTAINS(model_words(), info.broken);
     } else {
-        if (checkpoint_first) {
+        if (checkpoint_first || info.is_read_only) {
             CHECK_OK(model_checkpoint()); /* it goes on where it was */
             model_compare();
         }
@@ -800,6 +801,42 @@ test_opened_on_a_full_disk(void)
     finish();
 }
 
+/* There is no room for the owner's own journal: all can be read, nothing can be
+ * written.  When there is room, a checkpoint makes it writable. */
+static void
+test_opened_without_room_for_a_journal(void)
+{
+    static const fault_call calls[] = {FAULT_PWRITEV, FAULT_LINKAT};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        for (int settled = 0; settled < 2; settled++) {
+            gd_volume_info info;
+            begin(false);
+            if (settled) {
+                CHECK_OK(model_checkpoint());
+                model_close();
+            } else {
+                model_kill();
+            }
+            fault_env_fail(FAULTS, calls[i], 1, ENOSPC, true);
+            CHECK_OK(model_open());
+            gd_volume_get_info(the_volume, &info);
+            CHECK(info.is_read_only);
+            CHECK_CONTAINS(info.broken, "until the disk has room");
+            model_compare();
+            CHECK_INT(model_write(3, 3), GD_NOSPACE);
+            CHECK_INT(model_checkpoint(), GD_NOSPACE);
+            CHECK_INT(model_resize(2 * P), GD_NOSPACE);
+            CHECK(gd_volume_needs_checkpoint(the_volume));
+            fault_env_heal(FAULTS);
+            CHECK_OK(model_checkpoint());
+            gd_volume_get_info(the_volume, &info);
+            CHECK(!info.is_read_only && info.broken[0] == '\0');
+            use();
+            finish();
+        }
+    }
+}
+
 /* A head claims that billions of journals are needed: no memory is taken for
  * them. */
 static void
@@ -933,6 +970,7 @@ main(int argc, char **argv)
     RUN(test_missing_recipe);
     RUN(test_spoiled_chain);
     RUN(test_opened_on_a_full_disk);
+    RUN(test_opened_without_room_for_a_journal);
     RUN(test_long_chain);
     RUN(test_old_journal_comes_back);
     RUN(test_deleting_is_durable_first);

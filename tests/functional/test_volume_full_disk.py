@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A volume is served from a disk that others have filled."""
+
+import pytest
+
+from tests.support import disks
+from tests.support import nbd
+from tests.support import repositories
+from tests.support import volumes
+
+pytestmark = [pytest.mark.needs('disks'), pytest.mark.needs('nbdkit')]
+
+MIB = 1 << 20
+READ_ONLY = 1 << 1      # of a transmission's flags
+
+
+def serves(server):
+    """Whether a client of NBD gets the export."""
+    assert server.process.poll() is None, server.text()
+    try:
+        server.session().close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize('kind, inodes', [
+    ('ext4', False), ('ext4', True), ('xfs', False)])
+def test_it_starts_read_only(tmp_path, kind, inodes):
+    """And is written to again when there is room."""
+    written = repositories.noise(MIB, 1)
+    with disks.mounted(tmp_path, kind, inodes) as root:
+        repository = volumes.create_repository(root / 'repository')
+        volumes.create(repository, 'disk', 8 * MIB)
+        with volumes.Server(repository, tmp_path) as server:
+            with server.start().session() as session:
+                volumes.write(session, 0, written)
+                volumes.ask(session, nbd.FLUSH)
+            server.kill()
+            filling = (disks.fill_inodes if inodes else disks.fill_bytes)(root)
+            server.start(wait=False)
+            repositories.eventually(lambda: serves(server))
+            with server.session() as session:
+                assert session.flags & READ_ONLY
+                assert volumes.ask(session, nbd.READ, 0, MIB) == written
+                error, _ = session.answer(nbd.WRITE, 0, 512, data=bytes(512))
+                assert error
+            assert 'volume disk is served read-only' in server.text()
+            assert 'No space left' in server.text()
+            for file in filling:
+                file.unlink()
+            repositories.eventually(
+                lambda: 'can be written to again' in server.text())
+            with server.session() as session:
+                assert not session.flags & READ_ONLY
+                assert volumes.ask(session, nbd.READ, 0, MIB) == written
+                volumes.write(session, MIB, written)
+                volumes.ask(session, nbd.FLUSH)
+                assert volumes.ask(session, nbd.READ, MIB, MIB) == written
+            assert server.end(15) == 0, server.text()
+        repositories.need_clean(repository)
