@@ -82,8 +82,8 @@ def test_n6_1_published_by_a_transaction_under_way(maintainer, path, other):
     assert repositories.read_all(other, 'image') == content(1)
 
 
-def test_what_is_not_published_is_left_alone(maintainer, path, other):
-    """A crash of the machine lost the record; the next upload judges them."""
+def test_what_is_not_published_any_more_is_recovered(maintainer, path, other):
+    """A crash of the machine lost the record of both images."""
     put(other, 'stays', content(1))
     put(other, 'goes', content(2))
     collect(maintainer)
@@ -92,11 +92,11 @@ def test_what_is_not_published_is_left_alone(maintainer, path, other):
     group.forget_newest_record()
     group.save()
     result = collect(maintainer)
-    assert result.freed_blocks == 0 and result.failed == {}
+    assert result.freed_blocks == 10 and result.failed == {}
     assert repositories.read_all(other, 'stays') == content(1)
-    put(other, 'new', content(3))
-    collect(maintainer)
     maintenance.need_collected(maintainer)
+    put(other, 'new', content(3))
+    assert repositories.read_all(other, 'new') == content(3)
 
 
 def test_busy_group_is_tried_again_at_the_end(maintainer, path, other):
