@@ -156,6 +156,11 @@ class Transaction:
         """Make a sync point: what was stored so far stays, and is found by
         the next transaction, though this one be aborted. Returns the plain
         bytes that were stored so far, and what they take on the disk."""
+    def measure(self) -> tuple[int, int]:
+        """Write out what was appended, without a sync point. Returns what it
+        takes on the disk, and how many plain bytes were found there."""
+    def kept_bytes(self) -> int:
+        """Return what stays on the disk if the transaction is aborted now."""
     def credit(self, new_bytes: int, stored_bytes: int) -> None:
         """Count these bytes as stored for this image, too."""
 

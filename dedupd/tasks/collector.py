@@ -28,6 +28,7 @@ from glance_dedup.maintenance import addresses as addresses_module
 from glance_dedup.maintenance import catalog as catalog_module
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import reservations
 
 LIVE_SHARE = 50
 EVACUATE_SHARE = 10
@@ -399,6 +400,7 @@ class _Run:
         self._accountant = accounting.Accountant(maintainer, pace)
         self._result = Result()
         self._sparse: set[int] = set()  # groups to evacuate
+        self._left: set[int] = set()    # groups in use, or that failed
         self._merge_refused = False     # an image is in use
         self._cost = 0          # bytes read and written since the last step
 
@@ -414,10 +416,13 @@ class _Run:
             if hosts:
                 self._compare(hosts)
             self._forget_unlinked()
+            given_up = self._given_up()
             wanted, self._result.failed = _candidates(
                 self._maintainer, self._maintainer.catalog)
+            self._left.update(self._result.failed)
             self._forget_busy(wanted)
             self._collect_all(wanted)
+            self._end_reservations(given_up, self._left.union(wanted))
             if self._sparse:
                 self._evacuate()
         except _Refused as e:
@@ -429,6 +434,33 @@ class _Run:
         # The freed space may make room for the reserve.
         self._maintainer.reserve.keep()
         return self._result
+
+    def _given_up(self) -> set[str]:
+        """The names of reservations of uploads that were given up."""
+        root = self._maintainer.repository.path
+        if not reservations.exist(root):
+            return set()
+        with reservations.locked(root):
+            return reservations.given_up(root)
+
+    def _end_reservations(self, given_up: set[str], looked_at: set[int]
+                          ) -> None:
+        """Free what was reserved for uploads whose blocks are collected.
+
+        :param given_up: those before the groups were chosen
+        :param looked_at: the groups, also those in use and those that failed
+        """
+        maintainer, root = self._maintainer, self._maintainer.repository.path
+        maintainer.given_up = {
+            name: maintainer.given_up.get(name, looked_at) & self._left
+            for name in given_up}
+        ended = [name for name, left in maintainer.given_up.items()
+                 if not left]
+        if ended:
+            with reservations.locked(root):
+                for name in ended:
+                    reservations.remove(root, name)
+                    del maintainer.given_up[name]
 
     def _drain(self) -> None:
         """Judge every spool entry (N6.2)."""
@@ -463,6 +495,7 @@ class _Run:
         # These may have become free while the others were collected.
         for number in put_off:
             if not self._collect(number):
+                self._left.add(number)
                 self._result.busy += 1
                 self._wait_for(number)
             self._step(len(wanted), len(wanted), 'collecting groups')
@@ -532,6 +565,7 @@ class _Run:
     def _fail(self, number: int, error: Exception) -> None:
         """Note a group's error; the run goes on with the other groups."""
         self._forget(number)
+        self._left.add(number)
         self._result.failed[number] = str(error)
 
     def _collect_in(self, group: _engine.Group) -> None:

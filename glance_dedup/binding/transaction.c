@@ -332,6 +332,34 @@ transaction_keep(PyObject *object, PyObject *Py_UNUSED(unused))
                : NULL;
 }
 
+/* measure() -> stored bytes, found bytes */
+static PyObject *
+transaction_measure(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    opened_object *self = (opened_object *)object;
+    uint64_t stored_bytes = 0, found_bytes = 0;
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    gd_status s = gd_transaction_measure(self->handle, &stored_bytes,
+                                         &found_bytes, &call.err);
+    return gd_py_end_two(&call, s, stored_bytes, found_bytes);
+}
+
+/* kept_bytes() */
+static PyObject *
+transaction_kept_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    opened_object *self = (opened_object *)object;
+    gd_py_call call;
+    if (!gd_py_call_opened(object, &call)) {
+        return NULL;
+    }
+    return gd_py_end_number(&call, GD_OK,
+                            gd_transaction_kept_bytes(self->handle));
+}
+
 /* credit(new bytes, stored bytes) */
 static PyObject *
 transaction_credit(PyObject *object, PyObject *args)
@@ -369,6 +397,8 @@ static PyMethodDef transaction_methods[] = {
     {"add_runs", transaction_add_runs, METH_VARARGS, NULL},
     {"add_zeros", transaction_add_zeros, METH_VARARGS, NULL},
     {"keep", transaction_keep, METH_NOARGS, NULL},
+    {"measure", transaction_measure, METH_NOARGS, NULL},
+    {"kept_bytes", transaction_kept_bytes, METH_NOARGS, NULL},
     {"credit", transaction_credit, METH_VARARGS, NULL},
     {"set_dedup", transaction_set_dedup, METH_VARARGS, NULL},
     {"set_hash", transaction_set_hash, METH_VARARGS, NULL},

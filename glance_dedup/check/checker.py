@@ -66,6 +66,7 @@ from glance_dedup.check import locks
 from glance_dedup.check import parameters
 from glance_dedup.check import recipes as recipes_module
 from glance_dedup.check import report as report_module
+from glance_dedup.check import reservations
 from glance_dedup.check import spares as spares_module
 from glance_dedup.check import spool
 from glance_dedup.check import volumes as volumes_module
@@ -145,6 +146,7 @@ class _Checker:
         self.directories.check_own_names(names)
         hashes.check(self.directories)
         helpers.check(self.directories)
+        reservations.check(self.directories)
         locks.check(self.directories)
         if self.parameters:
             major = self.parameters['major']

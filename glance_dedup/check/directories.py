@@ -19,10 +19,10 @@ from glance_dedup.check import report
 DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 VOLUMES = 'volumes'             # must be there if the format has volumes
 SLICES = 'slices'               # must be there if groups may be cold
-# The maintainer's, one for hashes, and the helpers': each is made when it is
-# needed.
+# The maintainer's, one for hashes, the helpers', and that of uploads with a
+# limit: each is made when it is needed.
 OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
-            VOLUMES, SLICES)
+            'reservations', VOLUMES, SLICES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,

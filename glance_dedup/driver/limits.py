@@ -3,25 +3,33 @@
 """Limits on what projects store.
 
 An upload knows of all images that were committed before, by any process on any
-host (:mod:`~glance_dedup.repository.usage`). Two uploads at once do not know
-of each other before one is committed. So each looks again before its own
-commit. Then a project can pass its limit only by what it commits within the
-same moments.
+host (:mod:`~glance_dedup.repository.usage`). What uploads write is reserved
+for them before they may write on, and before their commit
+(:mod:`~glance_dedup.repository.reservations`). So the images that a project
+commits never exceed its limit, however many uploads run at once. What an
+upload leaves on the disk that is refused or broken off counts until it is
+collected. An image that shares such blocks is charged for them.
 
 If it is not known what a project has stored, its uploads are not refused.
 """
 
+import contextlib
 import logging
 
 from glance_dedup.base import exceptions
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import reservations
 from glance_dedup.repository import usage
 
 LOG = logging.getLogger(__name__)
 
-#: An upload looks again each time that so many of its bytes were written.
-EVERY = 256 << 20
+#: The most bytes that an upload reserves before it writes them.
+MAX_AHEAD = 256 << 20
+# It reserves this part of what is left, so that others can write, too. If that
+# is less than _MIN_AHEAD bytes, it looks after each piece.
+_AHEAD_PART = 16
+_MIN_AHEAD = 16 << 20
 
 
 class OverLimit(exceptions.RepositoryError):
@@ -55,6 +63,7 @@ class Transaction:
 
     :param transaction: the upload's own, with nothing written
     :raises OverLimit: the project has reached its limit already
+    :raises BusyError: other uploads hold the lock of reservations
     """
 
     def __init__(self, limits: Limits,
@@ -64,14 +73,17 @@ class Transaction:
         self._repository = repository
         self._project = project
         self._transaction = transaction
-        self._unseen = 0
+        self._unseen = self._ahead = 0
         self.upload_id = transaction.upload_id
         self.set_hash = transaction.set_hash
-        self.abort = transaction.abort
+        self._reservation: reservations.Reservation | None = None
         try:
-            self._need_room(1)
+            with reservations.locked(repository.path):
+                self._reservation = reservations.Reservation(
+                    repository.path, project, self.upload_id)
+                self._reserve(self._reservation, 1)
         except BaseException:
-            transaction.abort()
+            self.abort()
             raise
 
     def write(self, data: bytes | memoryview) -> int:
@@ -81,9 +93,11 @@ class Transaction:
         """
         length = self._transaction.write(data)
         self._unseen += length
-        if self._unseen >= EVERY:
+        if self._unseen >= self._ahead:
             self._unseen = 0
-            self._need_room(self._transaction.keep()[1])
+            stored, _ = self._transaction.measure()
+            with reservations.locked(self._repository.path):
+                self._reserve(self._own(), stored)
         return length
 
     def commit(self) -> openimages.ImageStat:
@@ -91,18 +105,59 @@ class Transaction:
 
         :raises OverLimit: what was written is over the limit
         """
-        self._need_room(self._transaction.keep()[1])
-        return self._transaction.commit()
+        stored, found = self._transaction.measure()
+        with reservations.locked(self._repository.path):
+            self._reserve(self._own(), stored)
+            adopted = min(found, self._own().given_up())
+        if adopted:
+            self._transaction.credit(adopted, adopted)
+        stat = self._transaction.commit()
+        self._end(self._own(), 0, adopted)
+        return stat
 
-    def _need_room(self, more: int) -> None:
-        """Check whether the project may store so many more bytes."""
+    def abort(self) -> None:
+        """As that of the transaction. What stays on the disk counts."""
+        try:
+            kept = self._transaction.kept_bytes()
+        except exceptions.ClosedError:
+            kept = 0    # it was committed or aborted
+        self._transaction.abort()
+        if self._reservation is not None:
+            self._end(self._reservation, kept, 0)
+
+    def _end(self, own: reservations.Reservation, kept: int, adopted: int
+             ) -> None:
+        """End the reservation, at the latest when the lock is not had."""
+        with (contextlib.suppress(exceptions.BusyError),
+              reservations.locked(self._repository.path)):
+            own.take_over(adopted)
+            own.end(kept)
+        own.end(kept)
+
+    def _own(self) -> reservations.Reservation:
+        assert self._reservation is not None
+        return self._reservation
+
+    def _reserve(self, own: reservations.Reservation, size: int) -> None:
+        """Reserve bytes for what was written, and some ahead.
+
+        REQUIRES: the lock of reservations.
+        """
         limit = self._limits.of(self._project)
         stored = self._limits.stored(self._repository, self._project)
-        if stored is None or stored + more <= limit << 20:
+        if stored is None:
+            own.set(size)
             return
-        LOG.info('Project %s may store %d MiB, has stored %d bytes, and '
-                 'image %s takes %d or more', self._project, limit, stored,
-                 self._transaction.image_id, more)
+        left = (limit << 20) - stored - own.others() - size
+        if left >= 0:
+            ahead = min(MAX_AHEAD, left // _AHEAD_PART)
+            self._ahead = ahead if ahead >= _MIN_AHEAD else 0
+            own.set(size + self._ahead)
+            return
+        LOG.info('Project %s may store %d MiB, has stored %d bytes, its other '
+                 'uploads take %d until they are collected, and image %s '
+                 'takes %d or more', self._project, limit, stored,
+                 own.others(), self._transaction.image_id, size)
         # How much is stored is not for users: it tells what was there before.
         raise OverLimit(
             f'project {self._project} may store {limit} MiB in this store, '

@@ -87,6 +87,9 @@ class Maintainer(closing.Closing):
                                        self.unreadable, self.warnings)
         self.busy: dict[int, Busy] = {}
         """Groups that collections found in use; the next one tries again."""
+        self.given_up: dict[str, set[int]] = {}
+        """Of each upload that was given up, by the name of its reservation:
+        groups in which its blocks may still be."""
         self.rewriting: tuple[_engine.Rewriting, tuple[int, int]] | None = None
         """What an interrupted recompression continues, and its codec and level
         as numbers. Closing the engine closes it."""

@@ -204,6 +204,19 @@ class Transaction:
         """
         return self._engine.keep()
 
+    def measure(self) -> tuple[int, int]:
+        """Write out what was appended, without making it known to others.
+
+        :returns: the bytes that this takes on the disk, and the plain bytes
+            that were found there
+        :raises NoSpaceError, StorageError: only :meth:`abort` is possible
+        """
+        return self._engine.measure()
+
+    def kept_bytes(self) -> int:
+        """Return what stays on the disk if the transaction is aborted now."""
+        return self._engine.kept_bytes()
+
     def credit(self, new_bytes: int, stored_bytes: int) -> None:
         """Count bytes as the image's that an earlier transaction stored.
 

@@ -65,6 +65,12 @@ gd_recipe_length(const gd_recipe_writer *writer)
     return writer->length;
 }
 
+uint64_t
+gd_recipe_block_bytes(const gd_recipe_writer *writer)
+{
+    return writer->length - writer->zero_bytes;
+}
+
 static void
 encode_extent(const gd_extent *extent, uint8_t out[EXTENT_SIZE])
 {

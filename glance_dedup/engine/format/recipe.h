@@ -92,6 +92,8 @@ gd_status gd_recipe_add_extent(gd_recipe_writer *writer,
                                const gd_extent *extent, gd_error *err);
 /* Bytes added so far. */
 uint64_t gd_recipe_length(const gd_recipe_writer *writer);
+/* Those of them that are not zeros. */
+uint64_t gd_recipe_block_bytes(const gd_recipe_writer *writer);
 
 /* Completes the file: last page, then the header page.  Fills in size,
  * zero_bytes, extents and fragments; the caller fills in the rest.  Does not

@@ -45,6 +45,7 @@ struct gd_packer {
     gd_groupmap avoided;   /* 1: nothing may be added to the group */
     gd_fpstore *own;       /* blocks that we added to the open group */
     uint64_t new_bytes, stored_bytes;
+    uint64_t kept_bytes; /* of the stored ones: they stay after an abort */
 
     bundle bundles[2];
     size_t room; /* segments in a bundle */
@@ -185,6 +186,12 @@ gd_packer_count(const gd_packer *packer, uint64_t *new_bytes,
 {
     *new_bytes = packer->new_bytes;
     *stored_bytes = packer->stored_bytes;
+}
+
+uint64_t
+gd_packer_kept(const gd_packer *packer)
+{
+    return packer->kept_bytes;
 }
 
 /* ---- the pool's part ---- */
@@ -393,18 +400,25 @@ gd_packer_flush(gd_packer *packer, gd_error *err)
 }
 
 gd_status
-gd_packer_sync(gd_packer *packer, gd_error *err)
+gd_packer_write(gd_packer *packer, gd_error *err)
 {
     if (packer->appender == NULL) {
         return GD_OK;
     }
     packer->last_is_open = false;
     gd_status s = start_writing(packer, err);
-    if (s == GD_OK) {
-        s = finish_writing(packer, err);
+    return s == GD_OK ? finish_writing(packer, err) : s;
+}
+
+gd_status
+gd_packer_sync(gd_packer *packer, gd_error *err)
+{
+    gd_status s = gd_packer_write(packer, err);
+    if (s != GD_OK || packer->appender == NULL) {
+        return s;
     }
-    return s == GD_OK ? gd_appender_sync(packer->appender, packer->hidden, err)
-                      : s;
+    packer->kept_bytes = packer->stored_bytes;
+    return gd_appender_sync(packer->appender, packer->hidden, err);
 }
 
 void

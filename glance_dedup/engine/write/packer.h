@@ -62,11 +62,16 @@ bool gd_packer_holds(const gd_packer *packer, uint32_t group);
  * ones.  So an error may come from earlier segments.  Makes a sync point
  * where the appender wants one. */
 gd_status gd_packer_flush(gd_packer *packer, gd_error *err);
+/* Writes out everything, without a sync point. */
+gd_status gd_packer_write(gd_packer *packer, gd_error *err);
 /* Writes out everything and makes a sync point (N8.1). */
 gd_status gd_packer_sync(gd_packer *packer, gd_error *err);
 
-/* Plain bytes added, and bytes written for them; complete after a sync. */
+/* Plain bytes added, and bytes written for them; complete after a write or a
+ * sync. */
 void gd_packer_count(const gd_packer *packer, uint64_t *new_bytes,
                      uint64_t *stored_bytes);
+/* Those of the written bytes that a sync point may have published. */
+uint64_t gd_packer_kept(const gd_packer *packer);
 
 #endif

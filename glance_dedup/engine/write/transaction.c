@@ -530,6 +530,31 @@ gd_transaction_count(const gd_transaction *transaction, uint64_t *new_bytes,
     gd_packer_count(transaction->intake.packer, new_bytes, stored_bytes);
 }
 
+gd_status
+gd_transaction_measure(gd_transaction *transaction, uint64_t *stored_bytes,
+                       uint64_t *found_bytes, gd_error *err)
+{
+    uint64_t new_bytes = 0;
+    gd_status s = check_under_way(transaction, err);
+    if (s == GD_OK) {
+        s = store_waiting(transaction, err);
+    }
+    if (s == GD_OK) {
+        s = gd_packer_write(transaction->intake.packer, err);
+        transaction->failed = s != GD_OK;
+    }
+    gd_packer_count(transaction->intake.packer, &new_bytes, stored_bytes);
+    *found_bytes = gd_recipe_block_bytes(transaction->intake.recipe) -
+                   new_bytes;
+    return s;
+}
+
+uint64_t
+gd_transaction_kept_bytes(const gd_transaction *transaction)
+{
+    return gd_packer_kept(transaction->intake.packer);
+}
+
 void
 gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,
                       uint64_t stored_bytes)

@@ -100,6 +100,13 @@ gd_status gd_transaction_keep(gd_transaction *transaction, gd_error *err);
  * right after gd_transaction_keep. */
 void gd_transaction_count(const gd_transaction *transaction,
                           uint64_t *new_bytes, uint64_t *stored_bytes);
+/* Writes out what was appended, without a sync point, and fills in what it takes
+ * on the disk, and how many plain bytes of it were found. */
+gd_status gd_transaction_measure(gd_transaction *transaction,
+                                 uint64_t *stored_bytes, uint64_t *found_bytes,
+                                 gd_error *err);
+/* What stays on the disk if the transaction is aborted now. */
+uint64_t gd_transaction_kept_bytes(const gd_transaction *transaction);
 /* The recipe counts these bytes too: an earlier transaction stored them for
  * this image. */
 void gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,

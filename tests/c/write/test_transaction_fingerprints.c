@@ -371,6 +371,40 @@ test_find_own_blocks(void)
     transaction_teardown();
 }
 
+/* What was written is known without a sync point, and goes with an abort. */
+static void
+test_measure(void)
+{
+    static uint8_t data[100 * PULL_BLOCK];
+    uint64_t stored, found;
+    setup_pull(false);
+    fill_random(data, sizeof data, 1);
+    gd_transaction *transaction = begin_image("a");
+    uint64_t syncs = fault_env_count(&the_scratch.f, FAULT_FDATASYNC);
+    write_all(transaction, data, 20 * PULL_BLOCK);
+    write_all(transaction, data, 10 * PULL_BLOCK);
+    CHECK_INT(gd_transaction_add_zeros(transaction, 5 * PULL_BLOCK,
+                                       &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_measure(transaction, &stored, &found,
+                                     &the_scratch.err), GD_OK);
+    CHECK(stored > 20 * PULL_BLOCK && stored < 22 * PULL_BLOCK);
+    CHECK_INT(found, 10 * PULL_BLOCK);
+    CHECK_INT(fault_env_count(&the_scratch.f, FAULT_FDATASYNC), syncs);
+    CHECK_INT(gd_transaction_kept_bytes(transaction), 0);
+    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_kept_bytes(transaction), stored);
+    write_all(transaction, data + 20 * PULL_BLOCK, 10 * PULL_BLOCK);
+    CHECK_INT(gd_transaction_kept_bytes(transaction), stored);
+    /* A sync that fails may have published them, too. */
+    fault_env_fail(&the_scratch.f, FAULT_FDATASYNC, 1, EIO, false);
+    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_IO);
+    CHECK(gd_transaction_kept_bytes(transaction) > stored);
+    CHECK(gd_transaction_measure(transaction, &stored, &found,
+                                 &the_scratch.err) != GD_OK);
+    gd_transaction_end(transaction);
+    transaction_teardown();
+}
+
 /* Each address that find did not return, whoever names it. */
 static void
 test_add_takes_nothing_on_trust(void)
@@ -658,6 +692,7 @@ main(int argc, char **argv)
 {
     BEGIN(argc, argv);
     RUN(test_find_and_add_many);
+    RUN(test_measure);
     RUN(test_find_at);
     RUN(test_credit);
     RUN(test_find_at_without_the_lock);

@@ -2,8 +2,12 @@
 
 """Limits on what projects store, as Glance meets them."""
 
+import contextlib
 import logging
 import os
+import pathlib
+import subprocess
+import sys
 import threading
 import types
 
@@ -17,6 +21,7 @@ from glance_dedup.driver import limits
 from glance_dedup.driver import opts
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import projects
+from glance_dedup.repository import reservations
 from tests.support import maintenance
 from tests.support.repositories import noise
 from tests.support import stores
@@ -24,6 +29,7 @@ from tests.support.stores import ALICE
 from tests.support.stores import BOB
 
 MIB = 1 << 20
+TOP = pathlib.Path(__file__).resolve().parents[3]
 
 configure = stores.configure
 
@@ -74,9 +80,8 @@ def test_an_upload_over_the_limit_is_refused(store):
 
 
 @pytest.mark.parametrize('known', [True, False])
-def test_it_is_refused_while_it_comes(store, monkeypatch, known):
+def test_it_is_refused_while_it_comes(store, known):
     """It need not come to its end, which a client may never send."""
-    monkeypatch.setattr(limits, 'EVERY', MIB)
     read = []
 
     def source():
@@ -166,31 +171,169 @@ def test_limits_in_a_file(tmp_path):
     assert conf.one.dedup_store_project_limits_mib == {'alice': 1, 'bob': 0}
 
 
-def test_uploads_at_once_look_again(store):
-    """The one that is committed first is seen by the other."""
-    halfway, go_on = threading.Event(), threading.Event()
-    results = []
+def upload_at_once(store, count, size):
+    """Upload images at once; those that were stored."""
+    together = threading.Barrier(count)
+    results = {}
 
-    def source():
-        yield noise(2 * MIB, 1)
-        halfway.set()
-        assert go_on.wait(60)
+    def source(number):
+        data = noise(size, number)
+        yield data[:size // 2]
+        together.wait(60)
+        yield data[size // 2:]
 
-    def upload():
+    def upload(number):
         try:
-            results.append(add('one', source(), size=2 * MIB))
-        except exceptions.StorageFull as exc:
-            results.append(exc)
-    thread = threading.Thread(target=upload)
-    thread.start()
-    try:
-        assert halfway.wait(60)
-        add('two', noise(2 * MIB, 2))
-    finally:
-        go_on.set()
-        thread.join(60)
-    assert isinstance(results[0], exceptions.StorageFull)
-    assert stores.repo(store).images() == ['two']
+            add(f'image-{number}', source(number), size=size)
+            results[number] = True
+        except exceptions.StorageFull:
+            together.abort()
+            results[number] = False
+        except threading.BrokenBarrierError:
+            results[number] = False
+    threads = [threading.Thread(target=upload, args=(n,))
+               for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == count
+    return [number for number, there in results.items() if there]
+
+
+def test_uploads_at_once_never_exceed_the_limit(store):
+    upload_at_once(store, 16, MIB)
+    assert stored(store) <= 3 * MIB
+    maintain(store, collect)
+    assert stored(store) <= 3 * MIB
+
+
+def test_what_runs_counts(store):
+    """An upload that began first may go on, and the other one is refused."""
+    with stores.repo(store).begin('running', 'alice') as transaction:
+        running = limits.Transaction(
+            store._limits, stores.repo(store), 'alice', transaction)
+        running.write(noise(2 * MIB, 1))
+        refused('other', noise(2 * MIB, 2))
+        running.commit()
+    assert stores.repo(store).images() == ['running']
+    assert reservations_of(store) == {}
+
+
+def reservations_of(store):
+    root = stores.repo(store).path
+    with reservations.locked(root):
+        return {name: size for name, _, size in reservations._all(root)}
+
+
+def give_up(store, seed, size=2 * MIB):
+    """An upload that is broken off when its blocks are durable."""
+    with stores.repo(store).begin(f'given-up-{seed}', 'alice') as transaction:
+        upload = limits.Transaction(
+            store._limits, stores.repo(store), 'alice', transaction)
+        with contextlib.closing(types.SimpleNamespace(close=upload.abort)):
+            upload.write(noise(size, seed))
+            transaction.keep()
+
+
+def test_what_was_given_up_counts_until_it_is_collected(store):
+    give_up(store, 1)
+    assert sum(reservations_of(store).values()) > 2 * MIB
+    for seed in range(4):
+        refused(f'image-{seed}', noise(2 * MIB, 10 + seed))
+    # Of these nothing is left.
+    assert sum(reservations_of(store).values()) < 2 * MIB + 65536
+    add('bobs', noise(2 * MIB, 5), BOB)
+    maintain(store, collect)
+    assert reservations_of(store) == {}
+    add('image', noise(2 * MIB, 3))
+
+
+def test_a_process_that_dies_gives_up(store):
+    root = stores.repo(store).path
+    code = (
+        'import os, sys\n'
+        'from glance_dedup.repository import reservations\n'
+        'with reservations.locked(sys.argv[1]):\n'
+        '    own = reservations.Reservation(sys.argv[1], "alice", "1" * 32)\n'
+        '    own.set(3 << 20)\n'
+        'os._exit(0)\n')
+    subprocess.run([sys.executable, '-c', code, root], check=True, timeout=60)
+    refused('image', noise(MIB))
+    maintain(store, collect)
+    assert reservations_of(store) == {}
+    add('image', noise(MIB))
+
+
+def test_who_sends_again_what_was_given_up_pays_for_it(store):
+    """Its blocks are there already, but no image was charged for them."""
+    for seed in range(4):
+        with contextlib.suppress(limits.OverLimit):
+            give_up(store, seed)
+        with contextlib.suppress(exceptions.StorageFull):
+            add(f'image-{seed}', noise(2 * MIB, seed))
+        maintain(store, collect)
+    assert stores.repo(store).images() == ['image-0']
+    assert 2 * MIB <= stored(store) < 3 * MIB
+    assert stores.repo(store).stat('image-0').stored_bytes >= 2 * MIB
+
+
+_UPLOADS = '''
+import sys
+from glance_dedup.driver import limits
+from glance_dedup.repository import repository
+from tests.support.repositories import noise
+
+root, filter_dir, number = sys.argv[1:]
+found = limits.Limits(4, {})
+with repository.Repository(root, filter_dir=filter_dir, filter_mib=1) as repo:
+    print('ready', flush=True)
+    sys.stdin.readline()
+    for seed in range(6):
+        name = f'{number}-{seed}'
+        with repo.begin(name, 'alice') as transaction:
+            try:
+                upload = limits.Transaction(found, repo, 'alice', transaction)
+            except limits.OverLimit:
+                continue
+            try:
+                for piece in range(3):
+                    upload.write(noise(1 << 18, f'{name} {piece}'))
+                upload.commit()
+            except limits.OverLimit:
+                upload.abort()
+'''
+
+
+def test_processes_at_once_never_exceed_the_limit(store, tmp_path):
+    repo = stores.repo(store)
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(subprocess.Popen(
+            [sys.executable, '-c', _UPLOADS, repo.path, tmp_path, str(number)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=TOP)) for number in range(4)]
+        for worker in workers:
+            assert worker.stdout.readline() == 'ready\n'
+        for worker in workers:
+            worker.stdin.close()
+        for worker in workers:
+            assert worker.wait(120) == 0
+    assert 1 <= len(repo.images()) <= 5
+    assert stored(store) <= 4 * MIB
+    assert reservations_of(store) == {}
+
+
+def test_a_group_in_use_keeps_what_was_given_up(store):
+    give_up(store, 1)
+    with stores.repo(store).begin('running', 'bob') as transaction:
+        transaction.write(noise(MIB, 9))
+        transaction.keep()
+        with maintainer_module.Maintainer(stores.repo(store)) as maintainer:
+            assert collector.run_once(maintainer, task.Pace()).busy
+            assert reservations_of(store)
+            transaction.abort()
+            collector.run_once(maintainer, task.Pace())
+            assert reservations_of(store) == {}
 
 
 def test_what_is_not_known_refuses_nothing(store, caplog):
