@@ -18,7 +18,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.cli import main
 from glance_dedup.maintenance import maintainer as maintainer_module
+from tests.functional import test_power_loss
 from tests.support import disks
+from tests.support import maintenance
 from tests.support import repositories
 
 pytestmark = pytest.mark.needs('disks')
@@ -107,3 +109,28 @@ def test_a_lock_whose_file_cannot_be_asked_for(tmp_path):
                 with pytest.raises(exceptions.StorageError,
                                    match='Input/output error'):
                     engine.lock()
+
+
+def test_nothing_stays_of_an_upload_whose_sync_failed(tmp_path):
+    """The next collection frees its group, whatever reached the disk."""
+    disk = test_power_loss.Disk(tmp_path, 'xfs')
+    disk.create()
+    with contextlib.closing(disk):
+        path = repositories.create(disk.root / 'repository', group_slots=8192)
+        with repositories.open_repository(
+                path, filter_dir=str(tmp_path / 'filter')) as repo:
+            transaction = repo.begin('a')
+            transaction.write(repositories.noise(8 << 20))
+            disk.fail()
+            with pytest.raises(exceptions.StorageError):
+                transaction.commit()
+            transaction.abort()
+        disk.recover()
+        with (repositories.open_repository(
+                path, filter_dir=str(tmp_path / 'filter')) as repo,
+              maintainer_module.Maintainer(repo) as maintainer):
+            assert maintenance.disk(path) > 460_000
+            collector.run_once(maintainer, task.Pace())
+            assert maintenance.disk(path) <= 8192
+            repositories.put(repo, 'b', repositories.noise(100000))
+        repositories.need_clean(path)
