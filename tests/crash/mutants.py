@@ -662,11 +662,11 @@ MUTANTS = (
     Mutant(
         'recovery-names-an-end', 'V4', (
             Edit(_OPENING,
-                 '        head.needed = volume->head.needed;\n',
-                 '        head.needed = volume->head.needed;\n'
-                 '        head.before =\n'
-                 '            volume->frozen[volume->frozen_count - 1]'
-                 '->end;\n'),),
+                 '    head.before = 0; /* what was read may be in the page '
+                 'cache only */\n',
+                 '    head.before = volume->recovered\n'
+                 '        ? volume->frozen[volume->frozen_count - 1]->end\n'
+                 '        : 0;\n'),),
         workload='volume'),
     Mutant(
         'lost-records-not-noticed', 'V5', (
