@@ -194,7 +194,7 @@ def _candidates(maintainer: maintainer_module.Maintainer,
 
 
 def _is_spent(facts: dict[str, Any], last: bool) -> bool:
-    """Whether a group without a published block is to go.
+    """Return whether a group without a published block is to go.
 
     A placeholder keeps its number as long as it is the last group.
     """
@@ -204,7 +204,7 @@ def _is_spent(facts: dict[str, Any], last: bool) -> bool:
 
 def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
               facts: dict[str, Any], used: int) -> bool:
-    """Whether a writer left something behind the published end.
+    """Return whether a writer left something behind the published end.
 
     A crash can cut off the bytes and keep their entries. Reading all entries
     takes time, so only groups without other blocks, and those to which no
@@ -436,7 +436,7 @@ class _Run:
         return self._result
 
     def _given_up(self) -> set[str]:
-        """The names of reservations of uploads that were given up."""
+        """Return the names of reservations of uploads that were given up."""
         root = self._maintainer.repository.path
         if not reservations.exist(root):
             return set()

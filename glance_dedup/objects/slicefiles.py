@@ -65,7 +65,7 @@ class SliceFiles:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether the disk had no room for a slice, and has not much now."""
+        """Tell whether the disk had no room for a slice, and has little."""
         return self._uses_memory is True
 
     def clear(self) -> None:

@@ -219,7 +219,7 @@ class HostFilter:
                             else f'{volume}.volume'), self._capacity()
 
     def place_for_slices(self) -> str | None:
-        """The directory of slices of cold groups while the disk is full.
+        """Return the directory of cold groups' slices while the disk is full.
 
         It is on a tmpfs, as filters are, and is made when it is needed. None:
         there is no directory for filters.

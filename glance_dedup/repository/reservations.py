@@ -75,7 +75,7 @@ def _open_lock(root: str, path: str) -> int:
 
 
 class Reservation:
-    """The bytes that are reserved for one upload.
+    """Holds the bytes that are reserved for one upload.
 
     REQUIRES: each call is made under :func:`locked`.
 
@@ -134,7 +134,7 @@ class Reservation:
                 os.unlink(self._path)
 
     def _given_up(self) -> list[tuple[str, int]]:
-        """The paths and bytes of the project's uploads that nobody makes."""
+        """Return path and bytes of each given-up upload of the project."""
         idle = given_up(self._root)
         return [(os.path.join(self._root, DIRECTORY, name), size)
                 for name, project, size in _all(self._root)
@@ -163,7 +163,7 @@ def remove(root: str, name: str) -> None:
 
 
 def exist(root: str) -> bool:
-    """Whether there may be files of uploads."""
+    """Return whether there are files of uploads."""
     return bool(_names(root))
 
 
@@ -176,7 +176,7 @@ def _names(root: str) -> list[str]:
 
 
 def _all(root: str) -> Iterator[tuple[str, str, int]]:
-    """The name, project and bytes of each valid file.
+    """Yield the name, project and bytes of each valid file.
 
     A crash of the machine may leave an invalid one.
     """
