@@ -139,6 +139,7 @@ class SliceFiles:
             raise exceptions.NoSpaceError(
                 f'no room for slices in {self._directory}')
         self._uses_memory = True
+        self._memory.used = None    # others put slices there, too
         self._memory.keep(object_id, number, content, MAX_MEMORY)
 
     def _path(self, object_id: bytes, number: int) -> str:

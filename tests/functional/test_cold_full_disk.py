@@ -5,6 +5,7 @@
 The disk is a real one, without one free block, and no slice is on it.
 """
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -86,6 +87,20 @@ def test_a_process_alone(cold, monkeypatch):
         repo.slices.forget(facts['object'], 0, 1)
         repo.slices.fetch(1, facts['object'], facts['end'], 0, 1)
         assert cold.slices() and not cold.in_memory()
+
+
+def test_processes_share_the_memory(cold, monkeypatch):
+    """Each counts what the others have put there."""
+    monkeypatch.setattr(slicefiles, 'MAX_MEMORY', 8 * MIB)
+    with contextlib.ExitStack() as stack:
+        repos = [stack.enter_context(cold.open()) for _ in range(3)]
+        for number in range(1, 5):
+            facts = cold.groups[number]
+            for repo in repos:
+                for first in range(4):
+                    repo.slices.fetch(number, facts['object'], facts['end'],
+                                      first, 1)
+                need_bounded(cold)
 
 
 def test_several_readers_at_once(cold):
