@@ -163,11 +163,13 @@ class Arrival:
         recipe = stack.enter_context(self._source.recipe())
         header = recipe.header
         self.size = header.size
+        self._known = recipe.hashes
         self._data_bytes = header.size - header.zero_bytes
         self._need_size(self._expected)
         self._transaction = stack.enter_context(
             self._repository.begin(self.image_id, scope=header.scope))
         self.upload_id = self._transaction.upload_id
+        self._need_known(self._expected)
         self._whole = assembler.why_whole(self._repository.parameters, header)
         self.partial: partial_image.PartialImage | None = None
         if self._whole is not None:
@@ -192,6 +194,41 @@ class Arrival:
         if expected is not None and expected.size != self.size:
             raise self._wrong(expected, f'it has {self.size} bytes, and '
                               f"{expected.size} by Glance's record")
+
+    def _need_known(self, expected: Expected | None) -> None:
+        """Compare what Glance says with what the peer knows of its bytes.
+
+        :raises WrongImage: the peer has another image
+        """
+        theirs = None if expected is None else expected.hash
+        if expected is None or theirs is None:
+            return
+        ours = self._known.get(theirs.name, theirs.value)
+        if ours != theirs.value:
+            raise self._wrong(expected, f'it has the {theirs.name} {ours}, '
+                              f"and {theirs.value} by Glance's record")
+
+    def _need_early(self, expected: Expected | None) -> None:
+        """Check that the image may be read before all of it is here.
+
+        Readers get bytes before the whole image is compared. So the peer must
+        know the hash of its own bytes, of the kind that Glance names.
+
+        :raises ArrivalFailed: it may not; says what to do
+        """
+        why = None
+        theirs = None if expected is None else expected.hash
+        if self._whole is not None:
+            why = (f'{self._whole}; make this repository with the same '
+                   'parameters')
+        elif not self._known if theirs is None else (
+                theirs.name not in self._known):
+            name = hashes.DEFAULT if theirs is None else theirs.name
+            why = (f'the peer knows no {name} of its bytes; run glance-dedup '
+                   f'image verify --algorithm {name} there')
+        if why is not None:
+            raise readings.ArrivalFailed(
+                f'{self} cannot be read before all of it is here, since {why}')
 
     def _wrong(self, expected: Expected, why: str) -> WrongImage:
         """Note that the image is wrong; return the exception to raise."""
@@ -378,11 +415,8 @@ class Arrival:
         """
         self.need_hope()
         self._need_size(expected)
-        if self._whole is not None:
-            raise readings.ArrivalFailed(
-                f'{self} cannot be read before all of it is here, since '
-                f'{self._whole}; make this repository with the same '
-                'parameters')
+        self._need_known(expected)
+        self._need_early(expected)
         with self.changed:
             if self._over:
                 self.need_hope()

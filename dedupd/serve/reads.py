@@ -230,9 +230,16 @@ class Reads:
                      ) -> messages.Response:
         """GET /v1/images/{image_id}/recipe"""
         image = await self._open_held(request, image_id)
+        try:
+            known = await self._run(hashes.recorded, self._repository.path,
+                                    image.stat)
+        except BaseException:
+            await self._run(image.close)
+            raise
         return messages.Response(
             200, {'Content-Type': RECIPE_TYPE,
                   'ETag': f'"{image.stat.upload_id}"',
+                  'Dedup-Hashes': hashes.pack_header(known),
                   'Dedup-Repository': self._repository.repository_id},
             await primed(self._pages(image)))
 

@@ -9,8 +9,9 @@ only by Glance's word reads an image only if Glance's hash is that of the bytes
 here. This module finds our hashes in two places:
 
 * The recipe has a hash if the program that stored the image computed it over
-  all bytes (the driver, an import, a pull that was compared with Glance), or
-  if another site sent it.
+  all bytes: the driver, an import, a pull that was compared with Glance, or
+  the daemon that received the image from another site. A hash that somebody
+  else names is compared, and never recorded.
 * ``glance-dedup image verify`` reads an image and writes the file
   ``hashes/<image id>``. The file names the upload, whose id is never used
   again: so a file that outlives its image says nothing about the next one. A
@@ -116,6 +117,18 @@ def recorded(root: str, stat: Any) -> dict[str, str]:
     if ours is not None:
         found[ours.name] = ours.value
     return found
+
+
+def pack_header(known: dict[str, str]) -> str:
+    """Encode known hashes, by their names, for a header of HTTP."""
+    return ', '.join(f'{name}:{value}' for name, value in known.items())
+
+
+def unpack_header(text: str) -> dict[str, str]:
+    """Decode `pack_header`; leave out what is no hash."""
+    found = [said(*item.strip().partition(':')[::2])
+             for item in text.split(',', MOST + 1)[:MOST + 1]]
+    return {one.name: one.value for one in found if one is not None}
 
 
 def need_same(root: str, stat: Any, theirs: Hash | None) -> None:

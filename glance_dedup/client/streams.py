@@ -10,6 +10,7 @@ import tempfile
 import time
 
 from glance_dedup.base import closing
+from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.client import connection
 from glance_dedup.client import errors
@@ -85,6 +86,8 @@ class Recipe(closing.Closing):
     fill the image; blocks have at most the block size, and fill their extent.
 
     :ivar upload_id: the upload that wrote the image
+    :ivar hashes: the hashes that the daemon knows of the image's bytes, by
+        their names
     """
 
     def __init__(self, answer: connection.Answer, timeout: float):
@@ -97,6 +100,7 @@ class Recipe(closing.Closing):
         self.header = wire.RecipeHeader.unpack(
             answer.read_exactly(wire.RECIPE_HEADER_BYTES, timeout), self._bad)
         self.upload_id = upload_id
+        self.hashes = hashes.unpack_header(answer.header('Dedup-Hashes'))
 
     def __iter__(self) -> Iterator[wire.RecipeExtent]:
         header = self.header

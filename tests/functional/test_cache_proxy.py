@@ -23,6 +23,7 @@ import uuid
 import pytest
 
 from glance_dedup import _engine
+from glance_dedup.base import hashes
 from tests.functional import glance_server
 from tests.functional import test_dedupd_openapi
 from tests.support import cache_harness
@@ -359,12 +360,18 @@ def test_another_image_of_the_same_name(place, alice, near):
     assert near.download(image_id) == data
 
 
-def other_there(storing, alice, image_id, data, other):
-    """Glance has an image in another store; the repository has `other`."""
+def other_there(storing, alice, image_id, data, other, known=None):
+    """Glance has an image in another store; the repository has `other`.
+
+    :param known: the bytes whose hash is recorded with `other`
+    """
     alice.create(id=image_id, name='image')
     alice.upload(image_id, data, store='plain')
     with repositories.open_repository(storing.repository) as repository:
-        repositories.put(repository, image_id, other)
+        stat = repositories.put(repository, image_id, other)
+        if known is not None:
+            hashes.record(storing.repository, stat, hashes.Hash(
+                'sha512', hashlib.sha512(known).hexdigest()))
 
 
 @pytest.mark.parametrize('size', [3 * MIB, MIB])
@@ -375,7 +382,8 @@ def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
     """
     image_id = f'00000000-0000-4000-8000-{size:012}'
     data, other = noise(size, 60), noise(size, 61)
-    other_there(storing, alice, image_id, data, other)
+    # The storing host's disk has other bytes than were hashed.
+    other_there(storing, alice, image_id, data, other, known=data)
     path = place / f'wrong-{size}'
     with storing.cache(repositories.create(path),
                        {'peer_cert': storing.operator}) as daemon:
@@ -407,6 +415,27 @@ def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
     with repositories.open_repository(storing.repository) as repository:
         repository.delete(image_id)
     repositories.need_clean(path)
+
+
+@pytest.mark.parametrize('is_hashed', [False, True])
+def test_an_image_that_somebody_planted(place, storing, alice, is_hashed):
+    """No byte of it is given out, since its hash is not that of Glance."""
+    image_id = f'00000000-0000-4000-8000-00000000001{is_hashed:d}'
+    data, other = noise(3 * MIB, 64), noise(3 * MIB, 65)
+    other_there(storing, alice, image_id, data, other,
+                known=other if is_hashed else None)
+    with storing.cache(repositories.create(place / f'planted-{is_hashed}'),
+                       {'peer_cert': storing.operator}) as daemon:
+        daemon.start()
+        near = storing.glance.client('alice', daemon.url)
+        assert near.download(image_id) == data
+        repositories.eventually(
+            lambda: daemon.counts()['held']['wrong_images'])
+        assert near.download(image_id) == data
+        assert daemon.stop() == 0, daemon.text()
+    alice.delete(image_id)
+    with repositories.open_repository(storing.repository) as repository:
+        repository.delete(image_id)
 
 
 def test_a_range_of_a_wrong_image(place, storing, alice):
@@ -556,7 +585,7 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
     `begin` on.
     """
     image_id = str(uuid.uuid4())
-    other_there(storing, alice, image_id, data, other)
+    other_there(storing, alice, image_id, data, other, known=data)
     with storing.cache(repositories.create(path), {
             'peer': f'https://{link.address}',
             'peer_cert': storing.operator}) as daemon:
@@ -825,7 +854,7 @@ def test_what_nobody_compared_is_not_handed_out(tmp_path, storing, alice):
     """It was read over the Unix socket; and Glance names no MD5 of its own."""
     image_id = str(uuid.uuid4())
     data, other = noise(3 * MIB, 68), noise(3 * MIB, 69)
-    other_there(storing, alice, image_id, data, other)
+    other_there(storing, alice, image_id, data, other, known=other)
     file = storing.glance.directory / 'glance.sqlite'
     with (contextlib.closing(sqlite3.connect(file, timeout=60)) as database,
           database):

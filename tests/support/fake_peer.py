@@ -6,6 +6,7 @@ For tests in which nothing else is to run than what they look at.
 """
 
 import contextlib
+import hashlib
 
 from glance_dedup.client import errors
 from glance_dedup.client import wire
@@ -19,6 +20,8 @@ class Recipe:
     def __init__(self, sending):
         self.header = sending.header
         self.upload_id = sending.upload_id
+        self.hashes = {'sha512': hashlib.sha512(
+            sending.image.read()).hexdigest()}
         self._sending = sending
 
     def __iter__(self):

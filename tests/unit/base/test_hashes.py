@@ -200,6 +200,20 @@ def test_only_so_many(repo):
     assert size < hashes.LARGEST
 
 
+def test_in_a_header():
+    known = {name: hash_of(DATA, name).value for name in ('sha512', 'md5')}
+    header = hashes.pack_header(known)
+    assert header == f'sha512:{known["sha512"]}, md5:{known["md5"]}'
+    assert hashes.unpack_header(header) == known
+    assert hashes.unpack_header('') == {} == hashes.unpack_header(
+        hashes.pack_header({}))
+    # From anybody.
+    assert hashes.unpack_header(
+        f'none:00, sha512, md5:{known["md5"]}, :, sha512:zz,') == {
+            'md5': known['md5']}
+    assert not hashes.unpack_header('x,' * 100_000 + header)
+
+
 def test_what_is_left_over_goes(repo):
     hashes.sweep(repo)
     hashes.record(repo.path, put(repo, 'a'), hash_of(DATA))

@@ -21,6 +21,7 @@ from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import partial_image
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
+from glance_dedup.base import hashes
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import wire
@@ -152,6 +153,11 @@ class Relay:
             sock.close()
 
 
+def hashes_of(data):
+    return {name: hashlib.new(name, data).hexdigest()
+            for name in ('sha512', 'md5')}
+
+
 class Hosts:
     """A storing host, and one that lacks its images."""
 
@@ -163,8 +169,16 @@ class Hosts:
         self.daemon = daemons.Daemon(self.there)
         self.begun, self.arrived = [], []
 
-    def put(self, data, image_id='one', **options):
-        repositories.put(self.theirs, image_id, data, **options)
+    def put(self, data, image_id='one', known=None, **options):
+        """Store an image there.
+
+        :param known: the hashes of its bytes, as they are recorded there
+        """
+        stat = repositories.put(self.theirs, image_id, data, **options)
+        if known is None:
+            known = hashes_of(data)
+        for item in known.items():
+            hashes.record(self.theirs.path, stat, hashes.Hash(*item))
         return arrival_module.Expected(
             len(data), hash_name='sha512',
             hash_value=hashlib.sha512(data).hexdigest())
@@ -438,7 +452,7 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
     """The peer describes another one, and all its blocks are right."""
     data, other = noise(3 * MIB), noise(3 * MIB, 2)
     with serving(Hosts(tmp_path, block_size=block_size)) as hosts:
-        hosts.put(other)
+        hosts.put(other, known=hashes_of(data))     # it is damaged there
         expected = arrival_module.Expected(
             len(data), **(
                 {'md5': hashlib.md5(data).hexdigest()} if name == 'md5' else {
@@ -520,7 +534,7 @@ def test_another_size(hosts):
 @pytest.mark.usefixtures('small')
 def test_who_knows_the_hash_comes_later(hosts):
     data = noise(2 * MIB)
-    hosts.put(data)
+    hosts.put(data, known={'md5': '0' * 32})
     wrong = arrival_module.Expected(len(data), md5='0' * 32)
     hosts.relay.left = MIB
     first = hosts.arrivals.open('one', None, None)
@@ -544,6 +558,55 @@ def test_a_hash_that_is_not_known(hosts, expected):
     assert follow(reading) == noise(MIB)
     reading.close()
     assert hosts.arrived == [('one', expected)]
+
+
+@pytest.mark.parametrize('known, expected', [
+    ({}, 'none'), ({}, 'sha512'), ({'md5': '0' * 32}, 'sha512')])
+def test_nothing_is_read_early_of_bytes_that_nobody_hashed(hosts, known,
+                                                           expected):
+    """Somebody may have planted them there: they are compared before."""
+    data = noise(MIB)
+    found = hosts.put(data, known=known)
+    expected = found if expected == 'sha512' else None
+    for held_back in (True, False):
+        hosts.relay.left = 0
+        with pytest.raises(readings.ArrivalFailed,
+                           match='sha512.* image verify'):
+            hosts.arrivals.open('one', expected, None, held_back=held_back)
+    hosts.relay.allow(None)
+    hosts.ended()
+    assert hosts.arrived == [('one', expected)]
+    assert follow(hosts.arrivals.open('one', expected, None)) == data
+
+
+@pytest.mark.parametrize('name', ['sha512', 'md5'])
+def test_another_image_is_found_out_before_it_comes(hosts, name):
+    """By the hash of what the peer has."""
+    hosts.put(noise(MIB, 2))
+    value = hashes_of(noise(MIB))[name]
+    expected = arrival_module.Expected(MIB, **(
+        {'md5': value} if name == 'md5' else {
+            'hash_name': name, 'hash_value': value}))
+    with pytest.raises(arrival_module.WrongImage, match=value):
+        hosts.arrivals.open('one', expected, None)
+    assert not hosts.relay.requests['blocks']
+    hosts.need_nothing_of('one')
+
+
+def test_a_client_for_whose_hash_nobody_compared_it(hosts):
+    """It joins those who read early without any."""
+    data = noise(MIB)
+    found = hosts.put(data, known={'md5': hashes_of(data)['md5']})
+    hosts.relay.left = 0
+    first = hosts.arrivals.open('one', None, None)
+    with pytest.raises(readings.ArrivalFailed, match='image verify'):
+        hosts.arrivals.open('one', found, None)
+    with pytest.raises(arrival_module.WrongImage):
+        hosts.arrivals.open(
+            'one', arrival_module.Expected(MIB, md5='0' * 32), None)
+    hosts.relay.allow(None)
+    assert follow(first) == data
+    first.close()
 
 
 # -- what may go wrong --------------------------------------------------------
