@@ -97,6 +97,7 @@ class API:
     def _add_receiving(self, router: router_module.Router,
                        receiving: incoming_replicas_module.Receiving,
                        uploads: uploads_module.Uploads) -> None:
+        router.add('GET', '/v1/replicas', _translated(receiving.terms))
         image = '/v1/replicas/{image_id}'
         router.add('POST', image, _translated(receiving.begin),
                    wire.RECIPE_HEADER_BYTES, receiving.admit_begin)

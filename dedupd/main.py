@@ -23,7 +23,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import pwd
 import resource
 import signal
 import socket
@@ -53,6 +52,7 @@ from dedupd.serve import incoming_replicas as incoming_replicas_module
 from dedupd.serve import nbd
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
+from dedupd.serve import rights as rights_module
 from dedupd.serve import slices
 from dedupd.serve import uploads as uploads_module
 from dedupd import settings
@@ -88,6 +88,7 @@ def read_options(arguments: list[str]) -> cfg.ConfigOpts:
             conf[group][option.dest]
     service_module.check_options(conf)
     check_replication(conf.replication)
+    check_rights(conf.dedupd)
     return conf
 
 
@@ -109,22 +110,27 @@ def check_replication(options: Any) -> None:
                 raise ValueError(f'[replication] to needs {name}')
 
 
+def check_rights(options: Any) -> None:
+    """Refuse rights to store images without the scope of these images.
+
+    :param options: the group ``[dedupd]``
+    :raises ValueError: names the options, and what to do
+    """
+    for right in rights_module.RIGHTS:
+        if options[right.option] and not options.scope:
+            raise ValueError(
+                f'[dedupd] {right.option} needs scope: set it as '
+                "dedup_store_scope of Glance's store")
+
+
 def user_ids(names: list[str],
              option: str = 'socket_users') -> frozenset[int]:
     """The ids of these users, of root, and of the daemon's own user.
 
     :raises ValueError: if a user does not exist
     """
-    ids = {0, os.geteuid()}
-    for name in names:
-        if name.isdigit():
-            ids.add(int(name))
-            continue
-        try:
-            ids.add(pwd.getpwnam(name).pw_uid)
-        except KeyError:
-            raise ValueError(f'{option}: there is no user {name!r}')
-    return frozenset(ids)
+    return frozenset({0, os.geteuid(), *(
+        rights_module.user_id(name, option) for name in names)})
 
 
 class Daemon:
@@ -135,6 +141,7 @@ class Daemon:
         self._arguments = arguments
         self._options = options = conf.dedupd
         self._users = self._find_users()
+        self._rights = rights_module.Rights(options)
         self._certificates = certificates.Certificates(
             options) if options.listen else None
         self._sockets: dict[str, int] = {}
@@ -156,7 +163,7 @@ class Daemon:
                                                      **cached)
         self._follower = follower_module.Follower(self._repository)
         self._receiving = incoming_replicas_module.Receiving(
-            self._repository, options.receive)
+            self._repository, self._rights, options.scope)
         self._replicator = None
         if conf.replication.to:
             # Imported only where images are replicated.
@@ -330,6 +337,7 @@ class Daemon:
             warn_of_unknown(read_options(self._arguments))
             self._conf.mutate_config_files()
             users = self._find_users()
+            self._rights.load()
             if self._certificates is not None:
                 self._certificates.load()
         except Exception as e:

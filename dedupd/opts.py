@@ -15,12 +15,18 @@ from oslo_config import cfg
 from oslo_config import types
 
 from glance_dedup.base import imageids
+from glance_dedup.base import scopes
 
 GROUP = 'dedupd'
 CACHE_GROUP = 'cache'
 REPLICATION_GROUP = 'replication'
 PROFILER_GROUP = 'profiler'
 
+# Those who have a right to store images (dedupd/serve/rights.py).
+_NAME = r'(\*\.)?[^*\s][^*]*'
+_HOLDER = types.String(regex=f'^{_NAME}$')
+_BACKUP_HOLDER = types.String(
+    regex=f'^{_NAME}:([A-Za-z0-9_-]{{1,109}}|[A-Za-z0-9_-]{{0,108}}\\*)$')
 _EXCLUDE = types.String(regex=f'^(project:)?{imageids.PATTERN}$')
 _PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
 _AT = r'(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$'
@@ -158,8 +164,9 @@ Related options:
 Address on which other hosts read images, over TLS.
 
 Operators have a certificate that ``tls_client_ca`` has signed. Users
-have a token with which Glance lets them read the image. With
-``receive``, operators can also store images.
+have a token with which Glance lets them read the image. Operators
+store only what ``replicate_from``, ``upload_from`` and ``backup_from``
+allow them.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -194,9 +201,8 @@ Possible values:
     cfg.StrOpt('tls_client_ca',
                help="""
 File with the authorities, in PEM, that sign the certificates of
-operators. Operators may read every image without a token, and, with
-``receive``, send images from another site. The daemon reads the file
-again when it changes.
+operators. Operators may read every image without a token. The daemon
+reads the file again when it changes.
 
 Use an authority only for this: each client certificate that it signs
 opens the whole repository.
@@ -229,22 +235,77 @@ Related options:
     * ``tls_client_ca``
 
 """),
-    cfg.BoolOpt('receive',
-                default=False,
-                help="""
-Whether to take images that another site sends.
+    _list('replicate_from', item_type=_HOLDER, help="""
+Certificates of the sites that may send their images.
 
-Every operator, and so every compute host with a certificate of
-``tls_client_ca``, may then store images, under ids that are not taken
-yet.
+They store images under any id that is not taken, except the ids of
+backups and uploads. Name no compute host here.
 
 Possible values:
-    * True, at a site to which images are replicated
-    * False: operators can only read
+    * A list of names: the common name, or a DNS name, of a certificate
+      of ``tls_client_ca``. ``*`` as the first label stands for any
+      one: ``*.other.example``
+    * In the list, ``user:`` and the name or id of a user in
+      ``socket_users``
 
 Related options:
-    * ``listen``
+    * ``scope``
     * ``tls_client_ca``
+
+"""),
+    _list('upload_from', item_type=_HOLDER, help="""
+Certificates of the compute hosts whose caches may upload differences.
+
+Such a cache sends the blocks of an upload that are missing here. The
+daemon then uploads the image to Glance with the token of the cache's
+client. The certificate stores no image by this.
+
+Possible values:
+    * A list as for ``replicate_from``
+
+Related options:
+    * ``glance_url``
+    * ``scope``
+    * ``tls_client_ca``
+
+"""),
+    _list('backup_from', item_type=_BACKUP_HOLDER, help="""
+Certificates of the hosts that may send backups, each with the name of
+the backups.
+
+The backups ``b_web1-vda_20261123T180000Z`` have the name
+``web1-vda``. A host can neither replace backups that are here, nor
+send those of a name that it is not given.
+
+Possible values:
+    * A list of NAME:BACKUPS. NAME is as for ``replicate_from``. ``*`` at
+      the end of BACKUPS stands for any characters:
+      ``compute1.example:web1-*``
+
+Related options:
+    * ``scope``
+    * ``tls_client_ca``
+
+"""),
+    cfg.StrOpt('scope',
+               choices=scopes.CHOICES,
+               sample_default='project',
+               help="""
+Scope in which images that other hosts send are stored.
+
+The daemon refuses images in any other scope. It has to be the same as
+``dedup_store_scope`` of the store in ``glance-api.conf``. Otherwise
+uploads of differences send all blocks, and, if it is ``global`` and
+that is ``project``, tell whether other projects have uploaded a block.
+
+Possible values:
+    * ``global`` or ``project``; needed if ``replicate_from``,
+      ``upload_from`` or ``backup_from`` is set
+
+Related options:
+    * ``replicate_from``
+    * ``upload_from``
+    * ``backup_from``
 
 """),
     cfg.URIOpt('glance_url',
@@ -377,7 +438,6 @@ have 4 MiB, and there are at most 16 of these at once.
 
 Related options:
     * ``header_timeout``
-    * ``receive``
 
 """),
     _number('header_timeout', 10, 1, 3600, """

@@ -102,8 +102,10 @@ class HTTPConnection:
         async with asyncio.timeout(self._limits.header_timeout):
             await stream.handshake(self._limits.write_timeout)
         self._stream = stream
-        self._peer = dataclasses.replace(
-            self._peer, operator=stream.has_certificate())
+        names = stream.certificate_names()
+        if names is not None:
+            self._peer = dataclasses.replace(
+                self._peer, operator=True, names=names)
 
     # -- one request -------------------------------------------------------
 

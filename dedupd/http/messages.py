@@ -49,6 +49,8 @@ class Peer:
     operator: bool = False
     """Whether its certificate is of the operators' authority, by the current
     trust."""
+    names: tuple[str, ...] = ()
+    """The common names, and the DNS names, of an operator's certificate."""
 
 
 @dataclasses.dataclass

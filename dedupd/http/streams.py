@@ -249,9 +249,20 @@ class TLSStream:
                         f'{e.verify_message} ({e.reason})')
                 raise Disconnected(f'no TLS: {e.reason or e}')
 
-    def has_certificate(self) -> bool:
-        """Whether the peer has a certificate; if so, it was verified."""
-        return bool(self._tls.getpeercert())
+    def certificate_names(self) -> tuple[str, ...] | None:
+        """Return the names of the peer's verified certificate, if it has one.
+
+        These are its common names and its DNS names.
+        """
+        found: Any = self._tls.getpeercert()
+        if not found:
+            return None
+        subject = [field for fields in found.get('subject', ())
+                   for field in fields]
+        return tuple(dict.fromkeys(
+            value for kind, value in (
+                *subject, *found.get('subjectAltName', ()))
+            if kind in ('commonName', 'DNS')))
 
     async def receive(self) -> bytes:
         """As `SocketStream.receive`."""

@@ -3,10 +3,14 @@
 """Receiving images that another site sends.
 
 The sender describes the image lot by lot, in order, and the receiver answers
-which ranges are missing. It fingerprints each block that the sender sends. The
-commit comes last (``design.rst``, "Replication"). The receiver believes
-nothing, and need not remember anything: if a replica ends in the middle, its
-blocks stay as blocks that no image names, and the next replica finds them.
+which ranges are missing. It fingerprints each block that the sender sends, and
+hashes the whole image. The commit comes last (``design.rst``, "Replication").
+The receiver believes nothing, and need not remember anything: if a replica
+ends in the middle, its blocks stay as blocks that no image names, and the next
+replica finds them.
+
+``rights.py`` says which peers may send which images. An option of the daemon
+says in which scope they are stored.
 
 At most ``MOST`` replicas run at once. Each has at most ``LOTS`` lots, and the
 bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica for
@@ -14,6 +18,7 @@ bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica for
 ``SILENT_SECONDS`` of silence the next sender may take a replica over.
 """
 
+import array
 import asyncio
 import collections
 from collections.abc import AsyncIterator
@@ -30,6 +35,7 @@ from typing import Any
 from oslo_log import log
 
 from dedupd.http import messages
+from dedupd.serve import rights as rights_module
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
@@ -87,25 +93,117 @@ def _buffer(data: bytes, what: str) -> wire.Buffer:
 
 # -- how an image comes to be -------------------------------------------------
 
+class _Hashes:
+    """Hashes of an image's bytes, computed here.
+
+    The first one is of the kind that the sender names, which the Glance of the
+    sender has recorded. Another one is of the kind that Glance records if
+    nobody chooses.
+
+    :param claimed: the hash that the sender names; None: it names none
+    """
+
+    def __init__(self, claimed: hashes.Hash | None) -> None:
+        self._claimed = claimed
+        kinds = [] if claimed is None else [claimed.name]
+        self._hashers = [hashes.new(name) for name in dict.fromkeys(
+            [*kinds, hashes.DEFAULT])]
+
+    def update(self, data: Any) -> None:
+        """Hash some more bytes."""
+        for hasher in self._hashers:
+            hasher.update(data)
+
+    def found(self) -> list[hashes.Hash]:
+        """Return the hashes of all bytes.
+
+        :raises Conflict: the sender named another hash
+        """
+        found = [hashes.Hash(hasher.name, hasher.hexdigest())
+                 for hasher in self._hashers]
+        if self._claimed not in (None, *found):
+            raise Conflict(
+                f'the bytes that came have the {found[0].name} '
+                f'{found[0].value}, and the sender named another one. Check '
+                'the image at the sending site with image verify')
+        return found
+
+
 class _Storing(assembler_module.Assembly):
-    """Stores a new image."""
+    """Stores a new image.
+
+    :param hashed: None: nobody needs hashes of the image
+    """
 
     exists = False
+
+    def __init__(self, repository: repository_module.Repository,
+                 transaction: openimages.Transaction,
+                 header: wire.RecipeHeader, hashed: _Hashes | None,
+                 find: bool = True) -> None:
+        super().__init__(transaction, header.fingerprint, header.scope, find)
+        self._root = repository.path
+        self._hashed = hashed
+        self._reader = repository.block_reader()
+        # Blocks by fingerprint that the reader cannot read yet.
+        self._unsynced: dict[bytes, bytes] = {}
+        self.upload_id = transaction.upload_id
+
+    def store(self, lot: assembler_module.Lot) -> int:
+        blocks = lot.blocks     # storing forgets those of lots before it
+        end = super().store(lot)
+        if self._hashed is not None:
+            known = {**blocks, **self._unsynced}
+            for part in lot.parts:
+                self._hash(self._hashed, part, known)
+            self._unsynced.update(lot.received)
+        return end
+
+    def _hash(self, hashed: _Hashes, part: assembler_module.Blocks | int,
+              known: dict[bytes, bytes]) -> None:
+        """Hash a stored part of a lot.
+
+        :param known: blocks in memory; the others were here before
+        """
+        if isinstance(part, int):
+            for length in _steps(part):
+                hashed.update(_ZEROS[:length])
+            return
+        here = [number for number, name in enumerate(part.names)
+                if name not in known]
+        lengths = array.array('I', [part.lengths[number] for number in here])
+        data = memoryview(self._reader.read(
+            b''.join([part.names[number] for number in here]),
+            lengths.tobytes(), array.array(
+                'Q', [part.addresses[number] for number in here]).tobytes())
+            if here else b'')
+        for name, length in zip(part.names, part.lengths):
+            if name in known:
+                hashed.update(known[name])
+            else:
+                hashed.update(data[:length])
+                data = data[length:]
 
     def keep(self) -> None:
         """Make the stored blocks durable and findable."""
         self._transaction.keep()
+        self._unsynced.clear()
 
-    def commit(self, known: hashes.Hash | None) -> openimages.ImageStat:
-        if known is not None:
-            self._transaction.set_hash(known.name, bytes.fromhex(known.value))
-        return self._transaction.commit()
+    def commit(self) -> openimages.ImageStat:
+        found = [] if self._hashed is None else self._hashed.found()
+        for first in found[:1]:
+            self._transaction.set_hash(first.name, bytes.fromhex(first.value))
+        stat = self._transaction.commit()
+        for other in found[1:]:
+            hashes.record(self._root, stat, other)
+        return stat
 
     def close(self) -> None:
         # A failed or ended transaction can keep nothing.
         with contextlib.suppress(exceptions.RepositoryError):
             self._transaction.keep()
         self._transaction.abort()
+        self._reader.close()
 
 
 class _Plain(_Storing):
@@ -115,9 +213,10 @@ class _Plain(_Storing):
     that are not cryptographic may be equal where blocks are not (I5).
     """
 
-    def __init__(self, transaction: openimages.Transaction,
-                 fingerprint: str, scope: bytes) -> None:
-        super().__init__(transaction, fingerprint, scope, find=False)
+    def __init__(self, repository: repository_module.Repository,
+                 transaction: openimages.Transaction,
+                 header: wire.RecipeHeader, hashed: _Hashes | None) -> None:
+        super().__init__(repository, transaction, header, hashed, find=False)
         self._received: dict[int, bytes] = {}
 
     def look_up(self, lot: assembler_module.Lot) -> None:
@@ -137,13 +236,18 @@ class _Plain(_Storing):
         for part in lot.parts:
             if isinstance(part, assembler_module.Blocks):
                 for length in part.lengths:
-                    self._transaction.write(self._received.pop(offset))
+                    self._write(self._received.pop(offset))
                     offset += length
             else:
                 for length in _steps(part):
-                    self._transaction.write(_ZEROS[:length])
+                    self._write(_ZEROS[:length])
                 offset += part
         return lot.end
+
+    def _write(self, data: Any) -> None:
+        self._transaction.write(data)
+        if self._hashed is not None:
+            self._hashed.update(data)
 
 
 class _Comparison:
@@ -155,10 +259,13 @@ class _Comparison:
     """
 
     exists = True
+    upload_id = None
 
     def __init__(self, repository: repository_module.Repository,
-                 image_id: str, header: wire.RecipeHeader) -> None:
+                 image_id: str, header: wire.RecipeHeader,
+                 hashed: _Hashes | None) -> None:
         self._repository = repository
+        self._hashed = hashed
         self._fingerprint = header.fingerprint
         self._scope = header.scope
         self._image = repository.open_image(image_id)
@@ -187,12 +294,19 @@ class _Comparison:
                 offset += sum(part.lengths)
                 continue
             for length in _steps(part):
-                if self._image.read(length, offset) != _ZEROS[:length]:
+                plain = self._read(length, offset)
+                if plain != _ZEROS[:length]:
                     raise self._differs(offset)
                 offset += length
 
+    def _read(self, length: int, offset: int) -> memoryview:
+        plain = memoryview(self._image.read(length, offset))
+        if self._hashed is not None:
+            self._hashed.update(plain)
+        return plain
+
     def _compare(self, part: assembler_module.Blocks) -> None:
-        plain = memoryview(self._image.read(sum(part.lengths), part.offset))
+        plain = self._read(sum(part.lengths), part.offset)
         at = 0
         for name, length in zip(part.names, part.lengths):
             if name != _engine.fingerprint(
@@ -213,10 +327,13 @@ class _Comparison:
     def keep(self) -> None:
         """Nothing was stored."""
 
-    def commit(self, known: hashes.Hash | None) -> openimages.ImageStat:
+    def commit(self) -> openimages.ImageStat:
+        found = [] if self._hashed is None else self._hashed.found()
         stat = self._repository.stat(self._image.stat.image_id)
         if stat.upload_id != self._image.stat.upload_id:
             raise Outdated('it was stored anew meanwhile')
+        for one in found:
+            hashes.record(self._repository.path, stat, one)
         return stat
 
     def close(self) -> None:
@@ -234,19 +351,19 @@ class Replica:
 
     After any exception except `Bad`, only `close` may be called.
 
-    :param known: the hash of its bytes that the sender named; None: it named
+    :param claimed: the hash of its bytes that the sender names; None: it names
         none
     :ivar stored: the offset behind the lots that need nothing any more
     :ivar whole: why it requests all blocks; None: it requests missing ones
     :ivar exists: whether the image is here, and offers are compared with it
+    :ivar upload_id: the id that the upload has here; None: the image is here
     """
 
     def __init__(self, repository: repository_module.Repository,
                  image_id: str, header: wire.RecipeHeader,
-                 project: str, known: hashes.Hash | None = None) -> None:
+                 project: str, claimed: hashes.Hash | None = None) -> None:
         self.image_id = image_id
         self.header = header
-        self._hash = known
         self._lots: collections.OrderedDict[
             int, tuple[assembler_module.Lot, bytes]] = (
                 collections.OrderedDict())
@@ -256,16 +373,18 @@ class Replica:
         self._described = self._offered = 0     # blocks; lots
         self._unsynced = 0
         self.whole = assembler_module.why_whole(repository.parameters, header)
+        # Glance hashes uploads.
+        hashed = None if imageids.is_upload(image_id) else _Hashes(claimed)
         self._image: _Storing | _Comparison
         try:
             transaction = repository.begin(image_id, project, header.scope)
         except exceptions.ImageExists:
-            self._image = _Comparison(repository, image_id, header)
+            self._image = _Comparison(repository, image_id, header, hashed)
         else:
             storing = _Storing if self.whole is None else _Plain
-            self._image = storing(transaction, header.fingerprint,
-                                  header.scope)
+            self._image = storing(repository, transaction, header, hashed)
         self.exists = self._image.exists
+        self.upload_id = self._image.upload_id
 
     # -- lots -------------------------------------------------------------
 
@@ -374,7 +493,7 @@ class Replica:
         if self.stored != self.header.size:
             raise Conflict(f'the image ends at offset {self.header.size}, but '
                            f'the received lots end at {self.stored}')
-        return self._image.commit(self._hash)
+        return self._image.commit()
 
     def close(self) -> None:
         """End the replica; its blocks stay for the next one. Idempotent."""
@@ -390,6 +509,7 @@ class _Entry:
     image_id: str
     upload_id: str
     sender: str
+    peer: messages.Peer
     strand: workers_module.Strand
     used: float
     since: float = dataclasses.field(default_factory=time.time)
@@ -406,14 +526,17 @@ class Receiving:
 
     It is made and used in the event loop's thread.
 
-    :param remote: also take images over the network, from operators, not only
-        on the Unix socket
+    :param rights: which peers may send which images
+    :param scope: the one in which images are stored, of `scopes.CHOICES`;
+        None: as the sender has it
     """
 
     def __init__(self, repository: repository_module.Repository,
-                 remote: bool) -> None:
+                 rights: rights_module.Rights,
+                 scope: str | None = None) -> None:
         self._repository = repository
-        self._remote = remote
+        self._rights = rights
+        self._scope = scope
         self._workers = workers_module.Workers('dedupd-receive', MOST)
         self._entries: dict[str, _Entry] = {}
         self._sweeping: asyncio.TimerHandle | None = None
@@ -436,30 +559,18 @@ class Receiving:
 
     # -- admission --------------------------------------------------------
 
-    def _need_sender(self, request: messages.Request) -> None:
-        if request.peer.uid is not None:
-            return
-        if not request.peer.operator:
-            raise messages.HTTPError(
-                403, 'Only clients with a certificate of tls_client_ca may '
-                     'send images.')
-        if not self._remote:
-            raise messages.HTTPError(
-                403, 'This daemon takes no images from other sites: its '
-                     'option receive is not set.')
-
     @contextlib.asynccontextmanager
     async def admit_begin(self, request: messages.Request, image_id: str
                           ) -> AsyncIterator[None]:
         """Check the sender before the header of a replica is received."""
-        self._need_sender(request)
+        self._rights.require(request.peer, image_id)
         yield
 
     @contextlib.asynccontextmanager
     async def admit(self, request: messages.Request, image_id: str
                     ) -> AsyncIterator[None]:
         """Check a request before its body is received, which takes memory."""
-        self._need_sender(request)
+        self._rights.require(request.peer, image_id)
         entry, _ = self._found(request, image_id)
         if entry.requests >= REQUESTS:
             raise _wait('Requests before this one are not answered yet.')
@@ -481,6 +592,11 @@ class Receiving:
 
     # -- handlers ---------------------------------------------------------
 
+    async def terms(self, request: messages.Request) -> messages.Response:
+        """GET /v1/replicas"""
+        rights_module.require_sender(request.peer)
+        return messages.json_response({'scope': self._scope})
+
     async def begin(self, request: messages.Request, image_id: str
                     ) -> messages.Response:
         """POST /v1/replicas/{image_id}"""
@@ -497,20 +613,17 @@ class Receiving:
             raise messages.HTTPError(
                 400, 'project: it is too long, or holds a NUL.')
         header = _header(request.body)
-        if header.scope not in (scopes.GLOBAL, scopes.of_project(project)):
-            raise messages.HTTPError(
-                400, f'Image {image_id} is of project {project!r}, but its '
-                     'blocks are in the scope of another one. Copy it on the '
-                     'sending host with image copy, and send the copy.')
-        known = _hash(request)
-        entry = await self._entry(image_id, upload_id, header, sender)
+        self._require_scope(image_id, header.scope, project)
+        claimed = _hash(request)
+        entry = await self._entry(image_id, upload_id, header, sender,
+                                  request.peer)
         with self._using(entry):
             # Requests of the sender's last connection that come from here on
             # are refused; those before take their turn before this. So the
             # answer's offset holds until the sender goes on.
             entry.token = ''
             replica = await self._run(
-                entry, self._open, entry, header, project, known)
+                entry, self._open, entry, header, project, claimed)
             token = entry.token = secrets.token_hex(16)
             offset = replica.stored
         LOG.info('Receiving image %s, from offset %d of %d%s.', image_id,
@@ -519,9 +632,40 @@ class Receiving:
         return messages.json_response({
             'replica': token, 'offset': offset,
             'exists': replica.exists, 'whole': replica.whole,
+            'location': self._location(replica),
             'lot_blocks': assembler_module.LOT_BLOCKS,
             'lot_bytes': assembler_module.LOT_BYTES,
             'lot_zeros': assembler_module.LOT_ZEROS, 'lots': LOTS}, 201)
+
+    def _require_scope(self, image_id: str, scope: bytes, project: str
+                       ) -> None:
+        """Refuse an image of which this host would not choose the scope."""
+        chosen = scopes.CHOICES if self._scope is None else (self._scope,)
+        if scope in [scopes.choose(one, project) for one in chosen]:
+            return
+        if scope not in (scopes.GLOBAL, scopes.of_project(project)):
+            raise messages.HTTPError(
+                400, f'Image {image_id} is of project {project!r}, but its '
+                     'blocks are in the scope of another one. Copy it on the '
+                     'sending host with image copy, and send the copy.')
+        raise messages.HTTPError(
+            400, f'Image {image_id} is in the scope {scopes.describe(scope)}, '
+                 f'and this site stores images in the scope {self._scope} '
+                 '(option scope of its daemon). Copy it on the sending host '
+                 f'with image copy --scope {self._scope}, and send the copy.')
+
+    def _location(self, replica: Replica) -> str | None:
+        """Return the location that Glance is to get once the image is here.
+
+        An image that was here before gives none. Glance has no location of an
+        upload or a backup.
+        """
+        if replica.upload_id is None or (
+                rights_module.needed(replica.image_id)
+                is not rights_module.REPLICATE):
+            return None
+        return locations.url(self._repository, replica.image_id,
+                             replica.upload_id)
 
     async def offer(self, request: messages.Request, image_id: str
                     ) -> messages.Response:
@@ -543,14 +687,16 @@ class Receiving:
     async def commit(self, request: messages.Request, image_id: str
                      ) -> messages.Response:
         """POST /v1/replicas/{image_id}/commit"""
+        if imageids.is_upload(image_id):
+            raise messages.HTTPError(
+                400, f'{image_id} is the id of an upload, which does not stay '
+                     'here. Request upload in place of commit.')
         replica, stat = await self._commit(request, image_id)
         LOG.info('Image %s is received.', image_id)
         return messages.json_response({
             'image_id': image_id, 'upload_id': stat.upload_id,
             'size': stat.size, 'new_bytes': stat.new_bytes,
-            'exists': replica.exists,
-            'location': locations.url(self._repository, image_id,
-                                      stat.upload_id)})
+            'exists': replica.exists})
 
     async def _commit(self, request: messages.Request, image_id: str
                       ) -> tuple[Replica, openimages.ImageStat]:
@@ -598,23 +744,25 @@ class Receiving:
     # -- replicas ---------------------------------------------------------
 
     async def _entry(self, image_id: str, upload_id: str,
-                     header: wire.RecipeHeader, sender: str) -> _Entry:
+                     header: wire.RecipeHeader, sender: str,
+                     peer: messages.Peer) -> _Entry:
         """The sender's entry; may take it over from another sender."""
         while (entry := self._entries.get(image_id)) is not None:
-            if entry.sender != sender and not entry.silent(SILENT_SECONDS):
+            if (entry.sender, entry.peer) != (sender, peer) and (
+                    not entry.silent(SILENT_SECONDS)):
                 raise _wait(f'Image {image_id} is being received from another '
                             'sender, since ' + time.strftime(
                                 '%Y-%m-%d %H:%M:%S UTC.',
                                 time.gmtime(entry.since)))
             if entry.replica is not None and (
-                    entry.upload_id, entry.replica.header) == (
-                        upload_id, header):
+                    entry.peer, entry.upload_id, entry.replica.header) == (
+                        peer, upload_id, header):
                 entry.sender = sender
                 return entry
             await self._drop(entry)
         self._make_room()
         entry = self._entries[image_id] = _Entry(
-            image_id, upload_id, sender,
+            image_id, upload_id, sender, peer,
             workers_module.Strand(self._workers), time.monotonic())
         if self._sweeping is None:
             self._sweep()
@@ -642,11 +790,11 @@ class Receiving:
         task.add_done_callback(self._dropping.discard)
 
     def _open(self, entry: _Entry, header: wire.RecipeHeader, project: str,
-              known: hashes.Hash | None) -> Replica:
+              claimed: hashes.Hash | None) -> Replica:
         """The replica of an entry, which the sender begins or goes on with."""
         if entry.replica is None:
             entry.replica = Replica(
-                self._repository, entry.image_id, header, project, known)
+                self._repository, entry.image_id, header, project, claimed)
         return entry.replica
 
     @contextlib.contextmanager
@@ -725,10 +873,12 @@ def _hash(request: messages.Request) -> hashes.Hash | None:
     if 'hash' not in request.query:
         return None
     name, _, value = request.query['hash'].partition(':')
-    try:
-        return hashes.Hash(name, value)
-    except ValueError as e:
-        raise messages.HTTPError(400, f'hash: {e}.')
+    claimed = hashes.said(name, value)
+    if claimed is None:
+        raise messages.HTTPError(
+            400, f'hash: {request.query["hash"][:40]!r} is not a hash that '
+                 'this daemon can compute.')
+    return claimed
 
 
 def _offset(request: messages.Request) -> int:

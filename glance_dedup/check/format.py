@@ -23,7 +23,7 @@ NOTE = 'note'
 KIND = 'glance-dedup repository'
 # Lists that daemons keep: kind, the key of the entries, and bytes at most.
 LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
-         'replication.json': ('glance-dedup replication', 'images', 1 << 20),
+         'replication.json': ('glance-dedup replication', 'images', 2 << 20),
          'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20),
          'projects.json': ('glance-dedup projects', 'projects', 64 << 20)}
 LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/

@@ -16,6 +16,7 @@ import json
 from typing import Any
 import urllib.parse
 
+from glance_dedup.base import scopes
 from glance_dedup.client import connection
 from glance_dedup.client import errors
 from glance_dedup.client import replica
@@ -190,6 +191,16 @@ class Client(connection.Requester):
         except BaseException:
             answer.close()
             raise
+
+    def replica_scope(self) -> str | None:
+        """Return the scope in which the daemon stores images that it gets.
+
+        None: as the sender has them; only its own user may send any then.
+        """
+        found = self.request_json('GET', '/v1/replicas').get('scope')
+        if found not in (*scopes.CHOICES, None):
+            raise self.bad(f'the scope {found!r:.80} is unknown')
+        return found
 
     def begin_replica(self, image_id: str, upload_id: str,
                       header: wire.RecipeHeader, sender: str,

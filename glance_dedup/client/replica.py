@@ -14,6 +14,8 @@ class Replica:
 
     :ivar offset: the offset in the image from which lots are to be offered
     :ivar exists: the image is there already, and offers are only compared
+    :ivar location: the location for Glance once the image is there; None: the
+        daemon gives none, as of an image that is there already
     :ivar whole: why all blocks are requested; None: only missing ones are
     :ivar lot_blocks: the most blocks of a lot
     :ivar lot_bytes: the most bytes of a lot's blocks
@@ -25,18 +27,21 @@ class Replica:
                  facts: dict) -> None:
         self._requester = requester
         self._path = path
-        token, whole = facts.get('replica'), facts.get('whole')
+        token, whole, location = (
+            facts.get(name) for name in ('replica', 'whole', 'location'))
         numbers = [n for name in (
             'offset', 'lot_blocks', 'lot_bytes', 'lot_zeros', 'lots')
             if isinstance(n := facts.get(name), int) and 0 <= n < 1 << 62]
         if (not isinstance(token, str) or len(numbers) != 5
                 or not all(numbers[1:4]) or numbers[4] < 2
                 or numbers[0] > size
-                or not isinstance(whole, str | None)):
+                or not isinstance(whole, str | None)
+                or not isinstance(location, str | None)):
             raise requester.bad(
                 'the answer does not say how to send the image')
         self._token = token
         self.whole = whole
+        self.location = location
         self.exists = facts.get('exists') is True
         (self.offset, self.lot_blocks, self.lot_bytes, self.lot_zeros,
          self.lots) = numbers
@@ -80,11 +85,10 @@ class Replica:
         self._send('/blocks', frames, offset=offset)
 
     def commit(self) -> dict:
-        """Commit the image; returns its upload id there and its location."""
+        """Commit the image; returns its upload id there."""
         found = self._send('/commit', b'')
-        for name in ('upload_id', 'location'):
-            if not isinstance(found.get(name), str):
-                raise self._requester.bad(f'the answer has no {name}')
+        if not isinstance(found.get('upload_id'), str):
+            raise self._requester.bad('the answer has no upload_id')
         return found
 
     def upload(self, image_id: str, headers: list[tuple[str, str]],

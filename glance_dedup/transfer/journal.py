@@ -22,6 +22,7 @@ import fcntl
 import os
 import stat
 import time
+from typing import Any
 
 from glance_dedup.base import access
 from glance_dedup.base import closing
@@ -36,10 +37,10 @@ NAME = 'replication.json'
 #: The most images; more would mean that something is wrong with all of them.
 MOST = 1024
 #: The most bytes of the file.
-LARGEST = 1 << 20
+LARGEST = 2 << 20
 
 _KIND = 'glance-dedup replication'
-_LONGEST_SITE = 512
+_LONGEST_SITE = _LONGEST_LOCATION = 512
 # Holders keep the lock only while they write the file. Seconds.
 _LOCK_SECONDS = 30.0
 _POLL = 0.02
@@ -54,6 +55,9 @@ class Entry:
     """The other Glance's URL."""
     recorded: bool
     """Whether we surely made its record there; otherwise we may have."""
+    location: str | None = None
+    """The location of its data there, noted before the commit (R3): the other
+    site names no location of an image that it has. None: not known."""
 
     def __post_init__(self) -> None:
         # The values may come from a file that anybody may have written.
@@ -64,6 +68,10 @@ class Entry:
             raise ValueError(f'{self.site!r:.80} is not a URL')
         if type(self.recorded) is not bool:
             raise ValueError(f'{self.recorded!r} is neither true nor false')
+        if self.location is not None and not (
+                isinstance(self.location, str)
+                and len(self.location) <= _LONGEST_LOCATION):
+            raise ValueError(f'{self.location!r:.80} is not a location')
 
 
 _Entries = dict[tuple[str, str], Entry]
@@ -134,8 +142,18 @@ class Underway:
 
     def recorded(self, image_id: str) -> None:
         """Note that we made the image's record."""
+        self._set(image_id, recorded=True)
+
+    def located(self, image_id: str, location: str) -> None:
+        """Note the location that the image's data is about to get."""
+        self._set(image_id, location=location)
+
+    def _set(self, image_id: str, **fields: Any) -> None:
         with self._changing() as entries:
-            entries[image_id, self._site] = Entry(image_id, self._site, True)
+            key = image_id, self._site
+            entries[key] = dataclasses.replace(
+                entries.get(key, Entry(image_id, self._site, False)),
+                **fields)
 
     def end(self, image_id: str) -> None:
         """Remove an image's note: nothing is left to do."""

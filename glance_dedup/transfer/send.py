@@ -55,8 +55,9 @@ class Sent:
     size: int
     upload_id: str
     """The upload id of the image there; that of the image here differs."""
-    location: str
-    """The location for that site's Glance."""
+    location: str | None
+    """The location for that site's Glance; None: it is not known, since the
+    image was there already."""
     found_blocks: int
     """Blocks that were there already, or that the image names again."""
     sent_blocks: int
@@ -74,7 +75,9 @@ class Unsure(Exception):
 
 def send(repository: repository_module.Repository, image_id: str,
          client: daemon_module.Client, *, pace: task.Pace | None = None,
-         confirm: Callable[[], Any] = lambda: None) -> Sent:
+         location: str | None = None,
+         confirm: Callable[[str | None], Any] = lambda location: None
+         ) -> Sent:
     """Copy an image to the repository that the client's daemon serves.
 
     :param client: a client with an operator's certificate; the caller must not
@@ -82,8 +85,9 @@ def send(repository: repository_module.Repository, image_id: str,
     :param pace: it gets the progress, in bytes of the image, and the number of
         bytes about to be sent. It may end the sending; the other site then
         keeps the blocks that came
-    :param confirm: called right before the commit there; an exception from it
-        ends the sending
+    :param location: the one that an interrupted sending was to get
+    :param confirm: called right before the commit there, with the location
+        that the image is about to get; an exception from it ends the sending
     :raises ImageNotFound: there is no such image
     :raises DamagedError: the image cannot be read; it does not come to exist
         there
@@ -95,7 +99,8 @@ def send(repository: repository_module.Repository, image_id: str,
         known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
-            pace or task.Pace(), known=next(iter(known.items()), ()))
+            pace or task.Pace(), known=next(iter(known.items()), ()),
+            location=location)
         return sender.run(confirm)
 
 
@@ -125,11 +130,11 @@ def upload(repository: repository_module.Repository, image: openimages.Image,
             raise
         except errors.ClientError as e:
             raise Unsure(str(e)) from e
-        return {'upload_id': '', 'location': ''}
+        return {'upload_id': ''}
 
     sender = _Sender(image, wire.RecipeHeader.of(
         image.stat, repository.parameters), client, task.Pace(), finish)
-    return sender.run(lambda: None), answers[0]
+    return sender.run(lambda location: None), answers[0]
 
 
 # -- lots ---------------------------------------------------------------------
@@ -190,10 +195,12 @@ class _Sender:
                  pace: task.Pace,
                  finish: Callable[[replica_module.Replica], dict] = (
                      replica_module.Replica.commit),
-                 known: tuple[str, ...] = ()) -> None:
+                 known: tuple[str, ...] = (),
+                 location: str | None = None) -> None:
         self._image = image
         self._finish_there = finish
         self._hash = known
+        self._location = location
         self._image_id = image.stat.image_id
         self._header = header
         self._client = client
@@ -204,17 +211,25 @@ class _Sender:
         self._futures: set[futures.Future] = set()
         self._done = self._blocks = self._missing = 0
 
-    def run(self, confirm: Callable[[], Any]) -> Sent:
+    def run(self, confirm: Callable[[str | None], Any]) -> Sent:
         before = self._client.sent
         replica, facts = self._persist(confirm)
         return Sent(
-            self._image.size, facts['upload_id'], facts['location'],
+            self._image.size, facts['upload_id'],
+            self._location_of(facts['upload_id']),
             max(0, self._blocks - self._missing), self._missing,
             self._client.sent - before, replica.whole, replica.exists)
 
+    def _location_of(self, upload_id: str) -> str | None:
+        """Return the location of an upload there, if it is known here."""
+        location = self._location
+        if location is not None and f'/{upload_id}/' in location:
+            return location
+        return None
+
     # -- attempts ---------------------------------------------------------
 
-    def _persist(self, confirm: Callable[[], Any]
+    def _persist(self, confirm: Callable[[str | None], Any]
                  ) -> tuple[replica_module.Replica, dict]:
         """Send the image, over as many connections as needed."""
         pauses = iter(PAUSES)
@@ -223,6 +238,7 @@ class _Sender:
         while True:
             try:
                 replica = self._begin()
+                self._location = replica.location or self._location
                 if replica.offset > reached:
                     reached = replica.offset
                     pauses = iter(PAUSES)
@@ -234,10 +250,10 @@ class _Sender:
                 self._pause(pause)
 
     def _attempt(self, replica: replica_module.Replica,
-                 confirm: Callable[[], Any]) -> dict:
+                 confirm: Callable[[str | None], Any]) -> dict:
         try:
             self._send_lots(replica)
-            confirm()
+            confirm(replica.location)
             return self._result(self._submit(self._finish_there, replica))
         except BaseException as e:
             self._break_off()

@@ -22,6 +22,7 @@ import dataclasses
 from typing import Any
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import locations
 from glance_dedup.base import task as task_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
@@ -158,19 +159,21 @@ class DataReplication:
         outcome.size = self._repository.stat(image_id).size
         sent = send.send(
             self._repository, image_id, self._client, pace=pace,
-            confirm=lambda: self._confirm(image_id))
+            location=self._known_location(image_id),
+            confirm=lambda location: self._confirm(image_id, location))
         outcome.sent_bytes += sent.sent_bytes
         if sent.whole is not None:
             outcome.notes.append(f'all of it was sent, since {sent.whole}')
-        # Glance there may be able to read more than a user of it.
-        if not sent.location.startswith('dedup://'):
-            raise NotReplicated(
-                f'{self._client.address} gave image {image_id} a location '
-                f'that is none of this store: {sent.location[:80]!r}')
         return sent
 
-    def _confirm(self, image_id: str) -> None:
-        """Check that the image is still wanted; raises if it is not."""
+    def _known_location(self, image_id: str) -> str | None:
+        """The location that an interrupted run noted; None: there is none."""
+
+    def _confirm(self, image_id: str, location: str | None = None) -> None:
+        """Check that the image is still wanted; raises if it is not.
+
+        :param location: the one that it is about to get
+        """
 
 
 class Replication(DataReplication):
@@ -413,11 +416,23 @@ class Replication(DataReplication):
                 'other site; only administrators, and those it is shared '
                 'with, see it there')
 
-    def _confirm(self, image_id: str) -> None:
+    def _known_location(self, image_id: str) -> str | None:
+        entry = self._underway.entries().get(image_id)
+        return None if entry is None else entry.location
+
+    def _confirm(self, image_id: str, location: str | None = None) -> None:
         if self._at_home(image_id) is None:
             raise _Gone()
         if self._away.record(image_id) is None:
             raise _deleted_there()
+        if location is None:
+            return
+        # Glance there may be able to read more than a user of it.
+        if not location.startswith(f'{locations.SCHEME}://'):
+            raise NotReplicated(
+                f'{self._client.address} gave image {image_id} a location '
+                f'that is none of this store: {location[:80]!r}')
+        self._underway.located(image_id, location)
 
     def _give(self, record: glance_api.Record, outcome: Outcome,
               pace: Pace) -> glance_api.Record | None:
@@ -437,7 +452,18 @@ class Replication(DataReplication):
             image.image_id, record['size'],
             image.hash_name if known else None,
             image.hash_value if known else None,
-            lambda: self._send(outcome, pace).location, verifying)
+            lambda: self._located(outcome, pace), verifying)
+
+    def _located(self, outcome: Outcome, pace: Pace) -> str:
+        """Send the data; return its location for Glance there."""
+        location = self._send(outcome, pace).location
+        if location is None:
+            raise NotReplicated(
+                f'image {outcome.image_id} is in the repository there '
+                'already, from elsewhere, and so this site gets no location '
+                'of it. Delete it there with glance-dedup image delete, and '
+                'start again: few blocks will be sent')
+        return location
 
     @staticmethod
     def _verifying(record: glance_api.Record,

@@ -132,9 +132,10 @@ class Dedupd(_Dedupd):
             'tls_cert': certificate,
             'tls_key': certificate,
             'tls_client_ca': self.authority,
-            # Snapshots of hosts whose cache is an operator, and images of
-            # other sites.
-            'receive': True,
+            # All hosts and sites of a test have the same certificate.
+            'replicate_from': self.operator.stem,
+            'upload_from': self.operator.stem,
+            'scope': 'global',
         }
 
     def launch(self):

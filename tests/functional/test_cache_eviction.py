@@ -37,7 +37,7 @@ PROGRAM = daemons.impatient(evict=1)
 @pytest.fixture(scope='module')
 def storing(tmp_path_factory):
     with cache_harness.Storing(tmp_path_factory.mktemp('storing'),
-                               **SMALL) as host:
+                               SMALL) as host:
         yield host
 
 

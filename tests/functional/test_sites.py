@@ -286,7 +286,13 @@ def test_without_a_glance(sites, run):
     assert found.results(image_id) == ['replicated']
     assert image_id in sites.away.held()
     assert sites.away.record(image_id) is None
-    # Then with them: no block is sent once more.
+    # Then with them: who finds an image there gets no location of it.
+    found = run(image_id)
+    assert found.results(image_id) == ['failed']
+    assert 'glance-dedup image delete' in found.rows[image_id]['error']
+    with repositories.open_repository(sites.away.path) as repo:
+        repo.delete(image_id)
+    # No block is sent once more.
     found = run(image_id)
     assert found.results(image_id) == ['replicated']
     assert found.rows[image_id]['sent_bytes'] < MIB / 10
@@ -373,8 +379,8 @@ STEPS = [
     (journal.Underway, 'begin'), (glance_api.Glance, 'create'),
     (journal.Underway, 'recorded'), (glance_api.Glance, 'add_member'),
     (send._Sender, '_begin'), (send._Sender, '_send_lots'),
-    (send._Sender, 'run'), (glance_api.Glance, 'add_data'),
-    (glance_api.Glance, 'wait_for_data'),
+    (journal.Underway, 'located'), (send._Sender, 'run'),
+    (glance_api.Glance, 'add_data'), (glance_api.Glance, 'wait_for_data'),
     (glance_api.Glance, 'set'), (journal.Underway, 'end')]
 
 
@@ -422,7 +428,7 @@ def test_killed_after_any_step(sites, run, tmp_path):
         kill(number)
     # Each also ends what it finds to be as far as Glance there.
     under_way = noted(sites) & set(ids)
-    assert set(ids[:7]) <= under_way <= set(ids[:-1])
+    assert set(ids[:8]) <= under_way <= set(ids[:-1])
     # Not what is committed and not told of: that is for the command orphans.
     gone = [image_id for image_id, (place, name) in zip(ids, STEPS)
             if name in ('begin', 'create', '_send_lots', 'wait_for_data',

@@ -208,7 +208,8 @@ class Sites:
         return daemons.Daemon(
             path, place / 'dedupd', listen=f'127.0.0.1:{port}',
             tls_cert=place / 'server.pem', tls_key=place / 'server.key',
-            tls_client_ca=place / 'operators-ca.pem', receive=True)
+            tls_client_ca=place / 'operators-ca.pem', replicate_from='home',
+            scope='global')
 
     def _register(self, stack):
         """Tell Keystone, and clients, of the other site."""

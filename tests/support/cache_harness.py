@@ -178,27 +178,30 @@ class CacheDaemon(daemons.Daemon):
 class Storing:
     """The storing host: repository, daemon, Glance.
 
-    :param receive: whether its daemon receives images from operators
     :param parameters: of the repository
+    :param store: further options of Glance's store
+    :param options: of its daemon
     :ivar glance: the TokenServer
     :ivar daemon: the one that a cache pulls from
     """
 
-    def __init__(self, place, receive=False, **parameters):
+    def __init__(self, place, parameters=None, store=None, **options):
         self.place = place
         self.authority = certificates.Authority(place)
-        self.repository = repositories.create(place / 'storing', **parameters)
+        self.repository = repositories.create(place / 'storing',
+                                              **(parameters or {}))
         self.listen = f'127.0.0.1:{ports.free_port()}'
         self.operator = self.authority.issue('operator')
         self.daemon = daemons.Daemon(
             self.repository, listen=self.listen,
             tls_cert=self.authority.issue('server'),
-            tls_client_ca=self.authority.path, receive=receive)
+            tls_client_ca=self.authority.path, **options)
         self.glance = TokenServer(place / 'glance', {'dedup': {
             'type': 'dedup', 'dedup_store_datadir': self.repository,
             'dedup_store_filter_dir': self.daemon.directory / 'filter',
             'dedup_store_filter_mib': 1,
-            'dedup_store_dedupd_socket': self.daemon.socket},
+            'dedup_store_dedupd_socket': self.daemon.socket,
+            **(store or {})},
             'plain': {'type': 'file',
                       'filesystem_store_datadir': place / 'plain'}},
             processes=2, threads=4)

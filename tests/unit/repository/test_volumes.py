@@ -19,6 +19,7 @@ from dedupd import figures
 from dedupd.http import messages
 from dedupd.serve import incoming_replicas
 from dedupd.serve import reads
+from dedupd.serve import rights
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
@@ -398,7 +399,8 @@ def status_of(handler, *arguments):
 
 
 def test_no_replica_comes_under_such_an_id(repo, part):
-    receiving = incoming_replicas.Receiving(repo, True)
+    receiving = incoming_replicas.Receiving(repo, rights.Rights(
+        {right.option: [] for right in rights.RIGHTS}))
     assert status_of(receiving.begin, request(), part) == 400
 
 

@@ -41,10 +41,12 @@ def test_from_begin_to_end(repo):
     one.begin('a')
     one.begin('b')
     one.recorded('a')
-    # To begin again forgets nothing.
+    one.located('a', 'dedup://where')
+    # To begin again forgets nothing, nor does a new record.
     one.begin('a')
+    one.recorded('a')
     assert one.entries() == {
-        'a': journal.Entry('a', SITE, True),
+        'a': journal.Entry('a', SITE, True, 'dedup://where'),
         'b': journal.Entry('b', SITE, False)}
     other = journal.Underway(repo, SITE + '/other')
     assert other.entries() == {}
@@ -124,7 +126,8 @@ def test_too_many(repo, monkeypatch):
 
 
 def test_the_file_of_the_most_images_can_be_read():
-    entries = [journal.Entry('i' * 124 + f'{n:04}', 's' * 500, False)
+    entries = [journal.Entry('i' * 124 + f'{n:04}', 's' * 500, False,
+                             'l' * 512)
                for n in range(journal.MOST)]
     content = journal.encode(entries)
     assert len(content) <= journal.LARGEST
@@ -165,6 +168,8 @@ def entry(**fields):
     (signed(images=[entry(image_id=None)]), 'not an image id'),
     (signed(images=[entry(site='x' * 513)]), 'not a URL'),
     (signed(images=[entry(recorded=1)]), 'neither true'),
+    (signed(images=[entry(location=1)]), 'not a location'),
+    (signed(images=[entry(location='x' * 513)]), 'not a location'),
     (signed(images=[entry(more=1)]), 'not a list of images'),
 ])
 def test_a_file_that_is_no_good(repo, content, why):

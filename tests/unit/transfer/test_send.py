@@ -165,7 +165,10 @@ def test_send(home, away, client):
             away.repo, image_id, sent.upload_id)
         assert (sent.size, sent.whole, sent.exists) == (length, None, False)
         assert (there.hash_name, there.hash_value) == (
-            ('sha256', known) if number % 2 else ('', ''))
+            ('sha256', known) if number % 2 else
+            ('sha512', hashlib.sha512(data).hexdigest()))
+        assert hashes.recorded(away.repo.path, there)['sha512'] == (
+            hashlib.sha512(data).hexdigest())
         assert steps == sorted(steps)
         if length:
             assert steps[-1] == (length, length)
@@ -324,7 +327,19 @@ def test_it_is_there_already(home, away, client):
     first = send_module.send(home.repo, 'one', client)
     again = send_module.send(home.repo, 'one', client)
     assert again.exists and not first.exists
+    assert again.location is None
+    assert again.upload_id == first.upload_id
+    # Except to those who got it when they sent the image.
+    again = send_module.send(home.repo, 'one', client,
+                             location=first.location)
     assert again.location == first.location
+    away.repo.delete('one')
+    away.put('one', data)
+    again = send_module.send(home.repo, 'one', client,
+                             location=first.location)
+    assert again.exists and again.location is None
+    away.repo.delete('one')
+    first = send_module.send(home.repo, 'one', client)
     assert again.sent_blocks == 0
     assert away.repo.stat('one').upload_id == first.upload_id
 
@@ -377,7 +392,7 @@ def test_it_is_not_confirmed(home, away, client):
     class Deleted(Exception):
         pass
 
-    def confirm():
+    def confirm(location):
         assert not away.repo.images()
         raise Deleted()
 
@@ -735,7 +750,8 @@ def test_many_images_at_once(home, away, daemon, monkeypatch):
 
 @pytest.fixture
 def tls(away, tmp_path):
-    found = test_pull.TLS(tmp_path, away.path, receive=True)
+    found = test_pull.TLS(tmp_path, away.path, replicate_from='operator',
+                          scope='global')
     with found.daemon:
         yield found
 
@@ -781,7 +797,8 @@ def test_who_only_gives(home, away, tmp_path):
         with pytest.raises(client_errors.Refused) as caught:
             send_module.send(home.repo, 'one', client)
     assert caught.value.code == 403
-    assert 'receive' in str(caught.value)
+    assert "'operator'" in str(caught.value)
+    assert 'replicate_from' in str(caught.value)
     away.need_nothing_of('one')
 
 

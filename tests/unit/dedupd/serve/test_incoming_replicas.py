@@ -12,6 +12,7 @@ import pytest
 
 from dedupd.http import messages
 from dedupd.serve import incoming_replicas
+from dedupd.serve import rights
 from glance_dedup.base import scopes
 from tests.support import replicas
 from tests.support import repositories
@@ -19,6 +20,8 @@ from tests.support import repositories
 BLOCK = 512
 LIMIT = 60
 SENDER = 'ab' * 16
+#: Nobody but the repository's owner.
+NOBODY = rights.Rights({right.option: [] for right in rights.RIGHTS})
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def test_an_old_request_during_a_new_beginning(sites, monkeypatch):
     entered, leave = threading.Event(), threading.Event()
 
     async def run(sending):
-        receiving = incoming_replicas.Receiving(away, True)
+        receiving = incoming_replicas.Receiving(away, NOBODY)
 
         async def begin():
             answer = await receiving.begin(request(
@@ -96,7 +99,7 @@ def test_image_in_the_scope_of_another_project(sites, project, scope):
     repositories.put(home, 'image', repositories.noise(10 * BLOCK))
 
     async def begin(sending, **query):
-        receiving = incoming_replicas.Receiving(away, True)
+        receiving = incoming_replicas.Receiving(away, NOBODY)
         try:
             await receiving.begin(request(
                 dataclasses.replace(sending.header, scope=scope).pack(),

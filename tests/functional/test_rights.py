@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a certificate, or a user of the socket, may store.
+
+A real Glance, and a real daemon to which certificates give rights: to a site,
+to compute hosts, and to none. Each attack is what a host does whose key
+somebody has stolen.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import traceback
+import uuid
+
+import pytest
+
+from glance_dedup.base import imageids
+from glance_dedup.base import scopes
+from glance_dedup.client import daemon as daemon_module
+from glance_dedup.client import errors
+from glance_dedup.transfer import send
+from tests.support import cache_harness
+from tests.support import daemons
+from tests.support import replicas
+from tests.support import repositories
+
+MIB = 1 << 20
+SENDER = 'cd' * 16
+#: Users of the socket, with the right to replicate and without any.
+NAMED, PLAIN = 54321, 54322
+noise = repositories.noise
+
+
+@pytest.fixture(scope='module')
+def storing(tmp_path_factory):
+    host = cache_harness.Storing(
+        tmp_path_factory.mktemp('rights'), {'volumes': True}, scope='global',
+        socket_users=f'{NAMED}, {PLAIN}',
+        replicate_from=f'site, user:{NAMED}',
+        upload_from='*.compute.example',
+        backup_from='one.compute.example:web-*, one.compute.example:mail')
+    host.certificates = {name: host.authority.issue(name, *addresses)
+                         for name, *addresses in (
+        ('site',), ('one', 'one.compute.example'), ('two.compute.example',),
+        ('reader', 'a.b.compute.example', 'compute.example', 'site.example'))}
+    with host:
+        yield host
+        text = host.daemon.text()
+        assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
+
+
+@pytest.fixture(scope='module')
+def alice(storing):
+    return storing.glance.client('alice')
+
+
+@pytest.fixture(scope='module')
+def home(tmp_path_factory):
+    """The repository of the host that sends."""
+    path = repositories.create(tmp_path_factory.mktemp('home') / 'repository')
+    with repositories.open_repository(path) as repo:
+        yield repo
+
+
+def client(storing, name, **options):
+    """A client of the daemon with a certificate, or None."""
+    if name in storing.certificates:
+        options['cert'] = str(storing.certificates[name])
+    return daemon_module.Client(
+        f'https://{storing.listen}', ca_file=str(storing.authority.path),
+        **options)
+
+
+@contextlib.contextmanager
+def stored(home, image_id, data, **options):
+    """An image at home, for as long as the block runs."""
+    repositories.put(home, image_id, data, **options)
+    try:
+        yield
+    finally:
+        home.delete(image_id)
+
+
+def held(storing):
+    with repositories.open_repository(storing.repository) as repo:
+        return set(repo.images())
+
+
+def refusal(connected, image_id, header):
+    """Why an image may not be begun; None: it may."""
+    with connected:
+        try:
+            connected.begin_replica(image_id, 'ab' * 16, header,
+                                    SENDER).give_up()
+        except errors.Refused as e:
+            assert e.code == 403, e
+            return str(e)
+
+
+def as_user(uid, function, *arguments):
+    """The result of a function in a process of that user."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setresuid(uid, uid, uid)
+            result = function(*arguments)
+        except BaseException:
+            result = traceback.format_exc()
+        finally:
+            os.write(writer, json.dumps(result).encode())
+            os._exit(0)
+    os.close(writer)
+    with open(reader, 'rb') as stream:
+        answer = stream.read()
+    os.waitpid(child, 0)
+    return json.loads(answer)
+
+
+def attempt(storing, who, image_id, header):
+    if isinstance(who, int):
+        return as_user(who, refusal, storing.daemon.client(), image_id,
+                       header)
+    return refusal(client(storing, who), image_id, header)
+
+
+#: An id of each kind, by the right that it takes.
+IDS = {'replicate': str(uuid.UUID(int=7)), 'upload': 'u_' + 'ab' * 16,
+       'back up': 'b_web-vda_20261123T180000Z',
+       'back up another': 'b_database_20991123T180000Z'}
+
+
+@pytest.mark.parametrize('who, rights', [
+    ('site', {'replicate'}),
+    ('one', {'upload', 'back up'}), ('two.compute.example', {'upload'}),
+    ('reader', set()), ('nobody', set()),
+    (0, {*IDS}), (NAMED, {'replicate'}), (PLAIN, set())])
+def test_each_stores_what_its_rights_say(storing, home, who, rights):
+    with stored(home, 'any', noise(MIB)), contextlib.closing(
+            replicas.Sending(home, 'any')) as sending:
+        found = {right: attempt(storing, who, image_id, sending.header)
+                 for right, image_id in IDS.items()}
+    assert {right for right, why in found.items() if why is None} == rights
+    for right, why in found.items():
+        if why is None:
+            continue
+        if who == 'nobody':
+            assert 'certificate of tls_client_ca' in why
+            continue
+        # Who, what, and the option.
+        assert (f'the id {who} ' if isinstance(who, int)
+                else repr(who)) in why
+        right = {'back up': 'back up web-vda',
+                 'back up another': 'back up database'}.get(right, right)
+        assert f'the right to {right}.' in why
+        assert {'replicate': 'replicate_from', 'upload': 'upload_from'}.get(
+            right, 'backup_from') in why
+    assert not held(storing) & {*IDS.values()}
+
+
+@contextlib.contextmanager
+def replicating(storing, header, *who):
+    """Only these certificates have the right to replicate meanwhile.
+
+    :param who: the last one has not got it otherwise
+    """
+    def give(holders, is_given):
+        storing.daemon.write_config(replicate_from=holders)
+        storing.daemon.process.send_signal(signal.SIGHUP)
+        storing.daemon.wait_for(lambda: is_given == (attempt(
+            storing, who[-1], 'given', header) is None))
+
+    before = storing.daemon.options['replicate_from']
+    give(', '.join(who), True)
+    try:
+        yield
+    finally:
+        give(before, False)
+
+
+def test_rights_are_read_again(storing, home):
+    with stored(home, 'any', noise(MIB)), contextlib.closing(
+            replicas.Sending(home, 'any')) as sending:
+        with replicating(storing, sending.header, 'reader'):
+            assert attempt(storing, 'site', 'given', sending.header)
+        assert not attempt(storing, 'site', 'given', sending.header)
+
+
+def test_an_upload_does_not_become_an_image(storing, home):
+    image_id = imageids.upload_id()
+    with stored(home, image_id, noise(MIB, 1)), client(
+            storing, 'one') as one:
+        with pytest.raises(errors.Refused, match='Request upload') as caught:
+            send.send(home, image_id, one)
+    assert caught.value.code == 400
+    assert image_id not in held(storing)
+
+
+def elsewhere(alice, data):
+    """An image that Glance has in another store; its id."""
+    image_id = alice.create(name='image')['id']
+    alice.upload(image_id, data, store='plain')
+    return image_id
+
+
+@pytest.mark.parametrize('names_true_hash', [False, True])
+def test_planted_bytes_are_not_those_that_glance_means(
+        storing, home, alice, names_true_hash):
+    """Even if a site plants them, which may store under every id."""
+    data, other = noise(2 * MIB, 2), noise(2 * MIB, 3)
+    image_id = elsewhere(alice, data)
+    with stored(home, image_id, other):
+        with contextlib.closing(
+                replicas.Sending(home, image_id)) as sending, client(
+                    storing, 'site') as site:
+            claimed = ('sha512', hashlib.sha512(data).hexdigest()) if (
+                names_true_hash) else ()
+            sender = send._Sender(
+                sending.image, sending.header, site,
+                send.task.Pace(), known=claimed)
+            if names_true_hash:
+                with pytest.raises(errors.Refused) as caught:
+                    sender.run(lambda location: None)
+                assert caught.value.code == 409
+                assert hashlib.sha512(other).hexdigest() in str(caught.value)
+                assert image_id not in held(storing)
+                return
+            sender.run(lambda location: None)
+    # Its hash is known from what came. A token does not open it.
+    with client(storing, 'nobody', token='alice') as user:
+        with pytest.raises(errors.Refused) as caught:
+            user.open_image(image_id)
+    assert caught.value.code == 404
+    with client(storing, 'reader') as reader, contextlib.closing(
+            reader.recipe(image_id)) as recipe:
+        assert recipe.hashes == {'sha512': hashlib.sha512(other).hexdigest()}
+
+
+def test_who_sends_what_is_there_gets_no_location(storing, home, alice):
+    data = noise(2 * MIB, 4)
+    image_id = alice.create(name='image')['id']
+    alice.upload(image_id, data)
+    with stored(home, image_id, data), client(storing, 'site') as site:
+        sent = send.send(home, image_id, site)
+        assert sent.exists and sent.location is None
+        with contextlib.closing(replicas.Sending(home, image_id)) as sending:
+            replica = site.begin_replica(image_id, sending.upload_id,
+                                         sending.header, SENDER)
+            assert replica.exists and replica.location is None
+            for lot in sending.lots:
+                replica.offer(lot.offset, lot.end, lot.extents)
+            assert 'dedup://' not in json.dumps(replica.commit())
+
+
+def test_no_other_certificate_goes_on_with_a_replica(storing, home):
+    """Nor gets its location, or mixes its blocks with others."""
+    with stored(home, 'taken', noise(MIB, 5)), contextlib.closing(
+            replicas.Sending(home, 'taken')) as sending:
+        arguments = 'taken', sending.upload_id, sending.header, SENDER
+        with replicating(storing, sending.header, 'site', 'one'), client(
+                storing, 'site') as site, client(storing, 'one') as one:
+            replica = site.begin_replica(*arguments)
+            with pytest.raises(errors.Refused) as caught:
+                one.begin_replica(*arguments)
+            assert caught.value.code == 503
+            # The same one goes on, over another connection, too.
+            with client(storing, 'site') as again:
+                again_replica = again.begin_replica(*arguments)
+                assert again_replica.location == replica.location
+                again_replica.give_up()
+
+
+@pytest.mark.parametrize('project, scope', [
+    ('alice', 'project'), ('', 'project'), ('bob', b'\1' * 16),
+    ('bob', scopes.of_project('alice'))])
+def test_only_the_scope_of_the_storing_host(storing, home, project, scope):
+    image_id = f'image-{random.Random(str(scope) + project).getrandbits(64)}'
+    with stored(home, image_id, noise(MIB), scope=scope
+                if isinstance(scope, str) else 'global', project=project):
+        with contextlib.closing(replicas.Sending(home, image_id)) as sending:
+            header = sending.header
+            if isinstance(scope, bytes):
+                header = send.dataclasses.replace(header, scope=scope)
+            with client(storing, 'site') as site:
+                with pytest.raises(errors.Refused) as caught:
+                    site.begin_replica(image_id, sending.upload_id, header,
+                                       SENDER, project)
+    assert caught.value.code == 400
+    assert 'image copy' in str(caught.value)
+
+
+@pytest.mark.parametrize('options, words', [
+    ({'replicate_from': 'site'}, 'replicate_from needs scope'),
+    ({'upload_from': 'one'}, 'upload_from needs scope'),
+    ({'backup_from': 'one:web'}, 'backup_from needs scope'),
+    ({'backup_from': 'one', 'scope': 'global'}, 'backup_from'),
+    ({'backup_from': 'one:we*b', 'scope': 'global'}, 'backup_from'),
+    ({'backup_from': 'one:' + 'w' * 110, 'scope': 'global'}, 'backup_from'),
+    ({'upload_from': '*', 'scope': 'global'}, 'upload_from'),
+    ({'upload_from': 'host*.example', 'scope': 'global'}, 'upload_from'),
+    ({'replicate_from': 'user:no-such-user', 'scope': 'global'},
+     "there is no user 'no-such-user'")])
+def test_options_that_the_daemon_refuses(tmp_path, options, words):
+    path = repositories.create(tmp_path / 'repository')
+    with daemons.Daemon(path, tmp_path / 'daemon', **options) as daemon:
+        daemon.start(wait=False)
+        assert daemon.process.wait(daemons.LIMIT)
+        assert words in daemon.text()
