@@ -28,7 +28,6 @@ from dedupd.http.upstream import Header
 from dedupd.http.upstream import without
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.base import scopes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
@@ -171,8 +170,10 @@ class Uploads:
         try:
             try:
                 kept = await self._run(self._begin, record)
-            except (OSError, exceptions.RepositoryError) as e:
+            except (OSError, errors.ClientError,
+                    exceptions.RepositoryError) as e:
                 self._failed(image_id, e)
+                self._plain += 1
                 return await relay(message.body)
             rest = await self._keep(kept, message.body)
             answer, unsure = None, False
@@ -206,23 +207,20 @@ class Uploads:
             return {}
 
     def _begin(self, record: dict[str, Any]) -> Kept:
-        owner = str(record.get('owner') or '')
-        return Kept(self._repository, self._scope(record, owner), owner)
+        """Begin to keep an upload, in the scope that the storing host chooses.
 
-    def _scope(self, record: dict[str, Any], owner: str) -> str:
-        """The scope in which the storing host will store the image.
+        In another one the fingerprints would name nothing there, or blocks of
+        other projects.
 
-        A snapshot is stored like the image that its server was made from. If
-        that is not here, or not said, this is a guess. A wrong one makes us
-        send all blocks.
+        :raises ClientError: the storing host does not answer, or chooses none
         """
-        base = record.get('base_image_ref')
-        if isinstance(base, str) and imageids.is_glances(base):
-            with contextlib.suppress(exceptions.RepositoryError):
-                found = bytes.fromhex(self._repository.stat(base).scope)
-                if found == scopes.of_project(owner):
-                    return 'project'
-        return 'global'
+        owner = str(record.get('owner') or '')
+        with self._connect() as client:
+            scope = client.replica_scope()
+            if scope is None:
+                raise client.bad('the daemon there takes no uploads: its '
+                                 'option upload_from is not set')
+        return Kept(self._repository, scope, owner)
 
     async def _keep(self, kept: Kept, body: AsyncGenerator[bytes, None]
                     ) -> bytes | None:

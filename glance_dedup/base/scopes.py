@@ -28,9 +28,15 @@ def choose(scope: str | bytes, project: str) -> bytes:
 
     :param scope: one of CHOICES; or an id, if only that is known, for
         example of another site's image
-    :raises InvalidParameter: for any other value
+    :raises InvalidParameter: for any other value, and for the scope of another
+        project
     """
     if isinstance(scope, bytes) and len(scope) == len(GLOBAL):
+        # A cache does not know the projects of its images.
+        if project and scope not in (GLOBAL, of_project(project)):
+            raise exceptions.InvalidParameter(
+                f'scope: {scope.hex()} is not the scope of the project '
+                f'{project!r}')
         return scope
     if scope not in CHOICES:
         raise exceptions.InvalidParameter(

@@ -14,6 +14,8 @@ import time
 import pytest
 
 from glance_dedup.base import imageids
+from glance_dedup.base import scopes
+from tests.functional import test_cache_proxy
 from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import ports
@@ -30,7 +32,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def storing(place):
-    with cache_harness.Storing(place, receive=True) as host:
+    with cache_harness.Storing(
+            place, upload_from='operator', scope='global') as host:
         yield host
 
 
@@ -273,3 +276,67 @@ def test_what_a_killed_daemon_left(storing, cache, place):
             with repositories.open_repository(path) as repo:
                 return left not in repo.images()
         repositories.eventually(is_gone, 60)
+
+
+# -- projects that share nothing ----------------------------------------------
+
+@pytest.fixture(scope='module')
+def apart(tmp_path_factory):
+    """A storing host on which projects share nothing, and a cache."""
+    place = tmp_path_factory.mktemp('apart')
+    with cache_harness.Storing(
+            place, store={'dedup_store_scope': 'project'},
+            upload_from='operator', scope='project') as host:
+        with host.cache(repositories.create(place / 'cache'),
+                        {'peer_cert': host.operator}) as daemon:
+            yield host, daemon.start().wait_for_catalog()
+
+
+def sent_for(host, cache, token, data):
+    """Bytes that the cache sends when somebody uploads; and the answer."""
+    near = host.glance.client(token, cache.url)
+    image_id = near.create(name='snapshot')['id']
+    before = uploads(cache)
+    status, reason, headers, body = test_cache_proxy.exchange(
+        near, 'PUT', f'/v2/images/{image_id}/file', data,
+        **{'Content-Type': 'application/octet-stream'})
+    found = uploads(cache)
+    assert found['images'] == before['images'] + 1, found
+    names = [name for name, value in headers]
+    return found['sent_bytes'] - before['sent_bytes'], (
+        status, reason, names, body)
+
+
+def test_what_is_sent_does_not_tell_what_others_have(apart):
+    """Alice's snapshots are as new for bob as if she had none."""
+    host, cache = apart
+    data = noise(6 * MIB, 40)
+    new, answer = sent_for(host, cache, 'alice', data)
+    again, other_answer = sent_for(host, cache, 'alice', data)
+    assert again < MIB < 6 * MIB < new
+    hers, answer_there = sent_for(host, cache, 'bob', data)
+    none, answer_nowhere = sent_for(host, cache, 'bob', noise(6 * MIB, 41))
+    assert abs(hers - none) < MIB / 50 and hers > 6 * MIB
+    assert answer == other_answer == answer_there == answer_nowhere
+    with repositories.open_repository(host.repository) as repo:
+        assert {scopes.describe(bytes.fromhex(repo.stat(image_id).scope))
+                for image_id in repo.images()} == {'project'}
+
+
+def test_a_storing_host_that_chooses_no_scope(tmp_path, storing):
+    """The upload is passed on whole."""
+    before = dict(storing.daemon.options)
+    storing.daemon.stop()
+    storing.daemon.write_config(upload_from=None, scope=None)
+    storing.daemon.start().wait_for_catalog()
+    try:
+        with storing.cache(repositories.create(tmp_path / 'cache'),
+                           {'peer_cert': storing.operator}) as daemon:
+            daemon.start().wait_for_catalog()
+            near = storing.glance.client('alice', daemon.url)
+            passed_on(daemon, near, storing, noise(2 * MIB, 42))
+            assert 'upload_from' in uploads(daemon)['last_failure']
+    finally:
+        storing.daemon.stop()
+        storing.daemon.write_config(**before)
+        storing.daemon.start().wait_for_catalog()

@@ -28,6 +28,7 @@ from glance_dedup.base import scopes
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.check import files
+from glance_dedup.repository import openvolumes
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import pull
 from tests.support import daemons
@@ -92,6 +93,34 @@ def test_ids():
         b'glance-dedup scope\0\xc3\xa9').hexdigest()[:32]
     with pytest.raises(exceptions.InvalidParameter, match='tenant'):
         scopes.choose('tenant', 'p')
+    for scope in (scopes.GLOBAL, scopes.of_project('p')):
+        assert scopes.choose(scope, 'p') == scopes.choose(scope, '') == scope
+    with pytest.raises(exceptions.InvalidParameter, match="project 'q'"):
+        scopes.choose(scopes.of_project('p'), 'q')
+
+
+def test_nothing_of_a_project_is_stored_in_the_scope_of_another(tmp_path):
+    """Neither a copy of an image, nor a volume that begins as one."""
+    path = repositories.create(tmp_path / 'repository', volumes=True)
+    data = noise(40 * BLOCK)
+    with repositories.open_repository(path) as repo:
+        put(repo, 'one', data, project='p', scope='project')
+        scope = scopes.of_project('p')
+        with repo.open_image('one') as image:
+            for store in (
+                    lambda: repo.begin('two', 'q', scope),
+                    lambda: repo.copy(image, 'two', 'q', scope),
+                    lambda: openvolumes.create(
+                        repo, 'disk', project='q', scope=scope, image=image)):
+                with pytest.raises(exceptions.InvalidParameter, match="'q'"):
+                    store()
+            repo.copy(image, 'two', 'q', 'project')
+            openvolumes.create(repo, 'disk', project='q', scope='project',
+                               image=image)
+        assert repo.images() == ['one', 'two']
+        assert {repo.stat('two').scope, openvolumes.look(
+            repo, 'disk').scope} == {scopes.of_project('q').hex()}
+    repositories.need_clean(path)
 
 
 @pytest.mark.parametrize('length', [0, 1, 16, 4096, 65536])

@@ -3,8 +3,10 @@
 """What is kept of an upload until it has arrived."""
 
 import asyncio
+import contextlib
 import errno
 import shutil
+import types
 
 import pytest
 
@@ -124,7 +126,8 @@ def test_the_storing_hosts_request_comes_late(repo, monkeypatch, became,
 
     monkeypatch.setattr(glance, 'ask_record', ask_record)
     monkeypatch.setattr(uploads.asyncio, 'sleep', no_sleep)
-    found = uploads.Uploads(repo, None, lambda: None)
+    found = uploads.Uploads(repo, None, lambda: contextlib.nullcontext(
+        types.SimpleNamespace(replica_scope=lambda: 'global')))
     monkeypatch.setattr(found, '_upload', upload)
     response = asyncio.run(found.put(
         messages.Message('PUT', f'/v2/images/{image_id}/file', [],
