@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
+import hashlib
+import io
 import os
 import tempfile
 import time
@@ -24,11 +26,14 @@ from typing import cast
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
+from glance_dedup.base import signingkeys
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
+from glance_dedup.snapshots import fetching
 from glance_dedup.snapshots import keys
 from glance_dedup.snapshots import manifest as manifest_module
 
@@ -76,14 +81,16 @@ def take(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     maintainer.engine.sync('groups')
     maintainer.reconcile(pace.step)
     with contextlib.ExitStack() as stack:
-        found = newest_two(store, settings.owner, [key for key, _ in listed])
+        signing_keys = maintainer.repository.read_keys()
+        found = newest_two(store, settings.owner, [key for key, _ in listed],
+                           signing_keys)
         for manifest in found.manifests:
             stack.enter_context(manifest)
         pool = stack.enter_context(futures.ThreadPoolExecutor(
             _PARALLEL, 'snapshot'))
         stack.callback(pool.shutdown, cancel_futures=True)
         snapshot = _Snapshot(maintainer, pace, store, settings, listed, pool)
-        return snapshot.take(found, always)
+        return snapshot.take(found, signing_keys, always)
 
 
 # -- the newest ones ----------------------------------------------------------
@@ -103,13 +110,17 @@ class Newest:
 
     @property
     def are_same(self) -> bool:
-        """Whether there are two, and all name the same objects."""
-        return self.are_two and len(
-            {one.foot.content for one in self.manifests}) == 1
+        """Whether there are two, and all name the same objects.
+
+        Those made with a key that will be accepted no more do not count.
+        """
+        return (self.are_two
+                and all(one.has_current_key for one in self.manifests)
+                and len({one.foot.content for one in self.manifests}) == 1)
 
 
 def newest_two(store: store_module.ObjectStore, owner: str,
-               listed: list[str]) -> Newest:
+               listed: list[str], signing_keys: signingkeys.Keys) -> Newest:
     """Read the two newest manifests of an owner back.
 
     :param listed: keys of the owner's objects, at least of all manifests
@@ -123,7 +134,8 @@ def newest_two(store: store_module.ObjectStore, owner: str,
         for key in wanted:
             with contextlib.suppress(exceptions.DamagedError,
                                      store_module.ObjectNotFound):
-                manifests.append(manifest_module.Manifest(store, key.key))
+                manifests.append(manifest_module.Manifest(
+                    store, key.key, signing_keys))
     except BaseException:
         for manifest in manifests:
             manifest.close()
@@ -143,21 +155,25 @@ class _Snapshot:
         self._maintainer = maintainer
         self._pace = pace
         self._store = store
+        self._fetcher = fetching.Fetcher(
+            store, maintainer.repository.path,
+            maintainer.repository.parameters)
         self._settings = settings
         self._sent = {key for key, _ in listed
                       if key.startswith(f'{settings.owner}/r/')}
         self._pool = pool
         self._result = Result()
 
-    def take(self, found: Newest, always: bool) -> Result:
+    def take(self, found: Newest, signing_keys: signingkeys.Keys,
+             always: bool) -> Result:
         repo, result = self._maintainer.repository, self._result
         head = manifest_module.Head(
             self._settings.owner, found.number + 1, time.time(),
-            repo.parameters.to_json().decode(), repo.key.hex())
+            repo.parameters.to_json().decode())
         before = found.manifests[0] if found.manifests else None
         with tempfile.TemporaryFile() as unnamed:
             file = cast(BinaryIO, unnamed)
-            writer = manifest_module.Writer(file, head)
+            writer = manifest_module.Writer(file, head, signing_keys)
             cold_groups = 0
             for cold_groups, group in enumerate(self._groups(before), 1):
                 writer.add(group)
@@ -175,7 +191,8 @@ class _Snapshot:
                             'sending the snapshot',
                             os.fstat(file.fileno()).st_size)
             with manifest_module.send_file(
-                    self._store, head, file, foot) as manifest:
+                    self._store, head, file, foot,
+                    signing_keys) as manifest:
                 result.snapshot, result.key = head.number, manifest.key
         result.images = foot.recipes
         return result
@@ -187,7 +204,8 @@ class _Snapshot:
         """The cold groups.
 
         Of one whose file cannot be read, or was lost, the line of the snapshot
-        before stays: its object may be all that is left.
+        before stays: its object may be all that is left. One whose object is
+        another one now is left out.
         """
         engine = self._maintainer.engine
         numbers = engine.groups()
@@ -204,7 +222,7 @@ class _Snapshot:
                 if facts['is_cold']:
                     yield manifest_module.Group(
                         number, facts['object'].hex(), facts['end'],
-                        self._settings.owner)
+                        self._settings.owner, '')
 
         for was, new in manifest_module.merged(
                 before.groups() if before else iter(()), now()):
@@ -216,7 +234,20 @@ class _Snapshot:
             elif was is not None and was.object_id == new.object_id:
                 yield was       # it knows whose object it is
             else:
-                yield new._replace(owner=self._owner_of(new))
+                yield from self._verified(
+                    new._replace(owner=self._owner_of(new)))
+
+    def _verified(self, group: manifest_module.Group
+                  ) -> Iterator[manifest_module.Group]:
+        """The line of a new object, with its digest; none if it is not there.
+
+        Another object in its place is as bad. What files name stays, so
+        nothing is deleted for this.
+        """
+        try:
+            yield group._replace(digest=self._fetcher.digest(group))
+        except (exceptions.DamagedError, store_module.ObjectNotFound) as e:
+            self._warn(f'group {group.number:08x} is not in the snapshot: {e}')
 
     def _is_lost(self, number: int) -> bool:
         """Whether images need a group that has no file."""
@@ -269,7 +300,7 @@ class _Snapshot:
         def now() -> Iterator[manifest_module.Recipe]:
             for name in names:
                 yield manifest_module.Recipe(
-                    name, known.get(name, ''), 0, self._settings.owner)
+                    name, known.get(name, ''), 0, self._settings.owner, '')
 
         for was, new in manifest_module.merged(
                 before.recipes() if before else iter(()), now()):
@@ -292,13 +323,15 @@ class _Snapshot:
         except exceptions.ImageNotFound:
             return
         except exceptions.UNREADABLE as e:
-            text = f'image {new.image_id} is not in the snapshot: {e}'
-            if text not in self._maintainer.warnings:
-                self._maintainer.warnings.append(text)
+            self._warn(f'image {new.image_id} is not in the snapshot: {e}')
             if was is not None:
                 yield was, None
             return
         yield line, self._pool.submit(self._put, line, file)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._maintainer.warnings:
+            self._maintainer.warnings.append(text)
 
     def _open(self, recipe: manifest_module.Recipe
               ) -> tuple[manifest_module.Recipe, BinaryIO]:
@@ -328,7 +361,8 @@ class _Snapshot:
                 if status.st_ino == found.inode:
                     return recipe._replace(
                         transaction_id=header['transaction_id'].hex(),
-                        length=status.st_size), cast(BinaryIO, file)
+                        length=status.st_size,
+                        digest=_digest(file)), cast(BinaryIO, file)
                 file.close()    # the image was stored again meanwhile
         raise exceptions.ImageNotFound(f'{path} comes and goes')
 
@@ -339,6 +373,15 @@ class _Snapshot:
                 if store_module.find(self._store, line.key) == line.length:
                     return 0
             return self._store.put(line.key, file)
+
+
+def _digest(file: BinaryIO) -> str:
+    """Return the SHA-256 of a recipe's file, and go back to its beginning."""
+    with files.os_errors(f'cannot read {file.name}'):
+        found = hashlib.file_digest(
+            cast(io.BufferedReader, file), 'sha256').hexdigest()
+        file.seek(0)
+    return found
 
 
 def _is_needed(found: Newest, foot: manifest_module.Foot) -> bool:

@@ -15,6 +15,7 @@ import os
 from dedupd.tasks import snapshots
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import signingkeys
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.objects import slices
@@ -61,7 +62,8 @@ def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     maintainer.engine.sync('groups')
     maintainer.reconcile(pace.step)
     try:
-        needed, least = _in_snapshots(store, settings.owner, listed)
+        needed, least = _in_snapshots(
+            store, settings.owner, listed, maintainer.repository.read_keys())
         needed |= _in_images(maintainer, settings.owner)
         needed |= _in_groups(maintainer, settings.owner)
         ids = _in_spool(maintainer)
@@ -106,9 +108,11 @@ def run(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 
 def _in_snapshots(store: store_module.ObjectStore, owner: str,
-                  listed: snapshots.Listing) -> tuple[set[str], int]:
+                  listed: snapshots.Listing, signing_keys: signingkeys.Keys
+                  ) -> tuple[set[str], int]:
     """Keys that the two newest snapshots name, and the lower number."""
-    found = snapshots.newest_two(store, owner, [key for key, _ in listed])
+    found = snapshots.newest_two(store, owner, [key for key, _ in listed],
+                                 signing_keys)
     needed: set[str] = set()
     with contextlib.ExitStack() as stack:
         for manifest in found.manifests:

@@ -37,7 +37,7 @@ REPOSITORY_MAJOR = 4            # of repository.json, at most
 WITH_VOLUMES = 2                # its first one with volumes
 WITH_COLD = 4                   # its first one with a directory of slices
 VERSION_BYTE = 1 << 35          # plus the major version, in locks/groups
-KEY_LENGTH = 82
+MAX_KEY = 147
 # Digests by which two different blocks can have equal fingerprints; some
 # have more names than these.
 WEAK = ('xxh3-128', 'sha1', 'md5-sha1')

@@ -40,12 +40,12 @@ def current_major(directories: directories_module.Directories) -> int | None:
 def check_key(directories: directories_module.Directories) -> None:
     """Report a key that is missing or not whole."""
     with directories.reported(form.DAMAGE, 'key', 'is missing'):
-        text = directories.read('key', form.KEY_LENGTH + 1)
-        digits = text[:64]
-        if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
+        text = directories.read('key', form.MAX_KEY + 1)
+        digits = text[:-18]
+        if not re.fullmatch(rb'[0-9a-f]{64}( [0-9a-f]{64})?', digits) or (
                 text != b'%b %016x\n' % (digits, form.xxh3(digits))):
-            raise form.Damage('is not 64 hexadecimal digits, their checksum '
-                              'and a newline')
+            raise form.Damage('is not one or two keys of 64 hexadecimal '
+                              'digits, their checksum and a newline')
 
 
 def _parse(text: bytes) -> dict:

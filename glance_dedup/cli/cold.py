@@ -5,6 +5,7 @@
 import contextlib
 import dataclasses
 import ipaddress
+import os
 import urllib.parse
 
 from cliff import show
@@ -39,9 +40,13 @@ class Attach(command.RepositoryCommand, show.ShowOne):
 
         work = owners.move if parsed_args.moved else owners.attach
         with self.open() as repo:
-            return common.shown(_fields(work(
-                repo, place_of(parsed_args.url, parsed_args),
-                parsed_args.credentials, parsed_args.cache_mib)))
+            settings = work(repo, place_of(parsed_args.url, parsed_args),
+                            parsed_args.credentials, parsed_args.cache_mib)
+            self.app.tell(
+                f'save a copy of {os.path.join(repo.path, "key")} where this '
+                "disk's loss does not reach: 'repository restore' needs it, "
+                'and it is never sent to the object store')
+        return common.shown(_fields(settings))
 
 
 def add_place(parser):
@@ -193,6 +198,21 @@ class Restore(command.RepositoryCommand, show.ShowOne):
             help='s3://BUCKET/PREFIX or swift://CONTAINER/PREFIX, as given to '
             "'cold attach'.")
         add_place(parser)
+        key = parser.add_mutually_exclusive_group(required=True)
+        key.add_argument(
+            '--key', metavar='FILE',
+            help="Your copy of the repository's file 'key', which no object "
+            'store has. Only a snapshot that was made with it is restored.')
+        key.add_argument(
+            '--new-key', action='store_true',
+            help='There is no copy: make a new key. Nothing then shows '
+            'whether somebody else made the snapshot. Glance reads no image '
+            "before 'sign-locations' has run.")
+        parser.add_argument(
+            '--snapshot', type=int, metavar='NUMBER',
+            help='Restore this snapshot, even if newer ones are damaged or '
+            'were not made by the repository, and no other one. Default: the '
+            'newest, if it can be used.')
         parser.add_argument(
             '--owner', metavar='ID',
             help='Whose snapshot to restore, if several directories have '
@@ -215,10 +235,24 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         with self.progress('restoring', unit='objects') as progress:
             result = restoring.restore(
                 self.path, place, parsed_args.credentials,
-                owner=parsed_args.owner, cache_mib=parsed_args.cache_mib,
+                self._keys(parsed_args), owner=parsed_args.owner,
+                number=parsed_args.snapshot,
+                cache_mib=parsed_args.cache_mib,
                 group_access=parsed_args.group_access,
-                progress=progress.step, tell=self.app.tell)
+                progress=progress.step)
+        if parsed_args.new_key:
+            self.app.tell(
+                f'{self.path} has a new key: save a copy of its file key, '
+                "and have 'glance-dedup sign-locations' give Glance new "
+                'locations')
         return self._judged(result)
+
+    @staticmethod
+    def _keys(parsed_args):
+        """Return the repository's keys; None: they are lost."""
+        from glance_dedup.base import signingkeys
+
+        return parsed_args.key and signingkeys.read(parsed_args.key)
 
     def _found(self, place, parsed_args) -> str:
         """What would be restored, in a sentence."""
@@ -226,27 +260,28 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         from glance_dedup.snapshots import restoring
 
         with (store.ObjectStore(place, parsed_args.credentials) as connected,
-              restoring.look(connected, parsed_args.owner,
-                             self.app.tell).manifest as manifest):
+              restoring.look(connected, self._keys(parsed_args),
+                             parsed_args.owner,
+                             parsed_args.snapshot).manifest as manifest):
             head, foot = manifest.head, manifest.foot
             return (
                 f'snapshot {head.number} of owner {head.owner}, of '
                 f'{common.Time(head.taken).human_readable()}, would be '
                 f'restored to {self.path}: {foot.groups} groups, and those of '
-                f'{foot.recipes} images that need no others. The directory '
-                'that it is of may write no objects from then on; confirm it '
-                'with --yes')
+                f'{foot.recipes} images that need no others. Is it the last '
+                'one that you know of? Who can write to the object store can '
+                'bring an older one back. The directory that it is of may '
+                'write no objects from then on; confirm it with --yes')
 
     def _judged(self, result):
         fields = dataclasses.asdict(result)
         fields['taken'] = common.Time(result.taken)
         fields['fetched_bytes'] = common.Size(result.fetched_bytes)
-        for name in ('lost_groups', 'damaged_groups', 'lost_images'):
+        for name in ('lost_groups', 'lost_images'):
             fields[name] = common.Lines(fields[name])
         fields['lost_volumes'] = common.Words(result.lost_volumes)
         for image_id, error in result.lost_images.items():
             self.app.tell(f'image {image_id} is lost: {error}')
-        if (result.lost_groups or result.damaged_groups or result.lost_images
-                or result.lost_volumes):
+        if result.lost_groups or result.lost_images or result.lost_volumes:
             self.app.status = 1
         return common.shown(fields)

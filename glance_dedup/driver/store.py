@@ -36,10 +36,8 @@ through its cache, otherwise directly.
 
 from collections.abc import Iterator
 import contextlib
-import hmac
 import logging
 import os
-import re
 import threading
 from typing import Any
 import weakref
@@ -53,7 +51,6 @@ from oslo_config import cfg
 from glance_dedup.base import exceptions as dedup_exceptions
 from glance_dedup.base import forks
 from glance_dedup.base import hashes
-from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import tracing
@@ -79,11 +76,6 @@ UPLOAD_TIMED_OUT = getattr(
     exceptions, 'TimeoutError', exceptions.StorageWriteDenied)
 DELETE_TIMED_OUT = getattr(exceptions, 'TimeoutError', exceptions.InUseByStore)
 
-_LOCATION = re.compile(rf'dedup://(?P<repository_id>{hexids.PATTERN})'
-                       rf'/(?P<image_id>{imageids.PATTERN})'
-                       rf'/(?P<upload_id>{hexids.PATTERN})'
-                       r'/(?P<mac>[0-9a-f]{64})')
-
 # The stores of this process by repository id: each needs its own repository.
 _stores: 'weakref.WeakValueDictionary[str, Store]' = (
     weakref.WeakValueDictionary())
@@ -107,14 +99,14 @@ class StoreLocation(location.StoreLocation):
 
         :raises glance_store.exceptions.BadStoreUri: it is malformed
         """
-        parts = _LOCATION.fullmatch(uri) if isinstance(uri, str) else None
-        if not parts:
+        parts = locations.parse(uri)
+        if parts is None:
             # The message does not quote the text: that may be anything, or
             # almost a valid location.
             raise exceptions.BadStoreUri(
                 message='A location of this store has the form dedup://'
                         '<repository id>/<image id>/<upload id>/<mac>.')
-        self.specs = parts.groupdict()
+        self.specs = parts._asdict()
         self.process_specs()
 
 
@@ -452,6 +444,7 @@ class Store(driver.Store):
     def _find(self, loc: location.Location) -> tuple[Any, StoreLocation]:
         """The repository and a location's parts, after verifying its mac.
 
+        :raises RepositoryError, Expired: the repository's keys cannot be read
         :raises glance_store.exceptions.NotFound: the location is another
             repository's or a backup's, or this repository did not make it.
             This is not Forbidden: that would tell a guesser which images
@@ -465,9 +458,9 @@ class Store(driver.Store):
         if imageids.of_backup(parts.image_id) is not None:
             # Glance has no backups, even if the location is signed.
             raise exceptions.NotFound(image=parts.image_id)
-        mac = locations.sign(opened.key, parts.repository_id,
-                             parts.image_id, parts.upload_id)
-        if not hmac.compare_digest(mac, parts.mac):
+        if not locations.is_signed(
+                self._limit.call(opened.read_keys), parts.repository_id,
+                parts.image_id, parts.upload_id, parts.mac):
             LOG.warning('Refused a location of image %s with a wrong '
                         'signature', parts.image_id)
             raise exceptions.NotFound(image=parts.image_id)
@@ -536,8 +529,10 @@ class Store(driver.Store):
             span.facts.update(bytes=stat.size, zero_bytes=stat.zero_bytes,
                               new_bytes=stat.new_bytes,
                               stored_bytes=stat.stored_bytes)
+            # Now: the key may have been changed during the upload.
+            url = self._limit.call(locations.url, opened, image_id,
+                                   transaction.upload_id)
 
-        url = locations.url(opened, image_id, transaction.upload_id)
         metadata = {}
         if self.backend_group:
             metadata['store'] = self.backend_group
@@ -575,7 +570,8 @@ class Store(driver.Store):
         :raises glance_store.exceptions.RemoteServiceUnavailable: the image
             is damaged, or the storage fails or hangs
         """
-        opened, parts = self._find(location)
+        with _read_errors(location.store_location.image_id):
+            opened, parts = self._find(location)
         span = tracing.Span('dedup_get', image_id=parts.image_id)
         try:
             with _read_errors(parts.image_id):
@@ -618,8 +614,8 @@ class Store(driver.Store):
         :raises glance_store.exceptions.RemoteServiceUnavailable: the image's
             recipe is damaged, or the storage fails or hangs
         """
-        opened, parts = self._find(location)
-        with _read_errors(parts.image_id):
+        with _read_errors(location.store_location.image_id):
+            opened, parts = self._find(location)
             return self._stat(opened, parts).size
 
     def _stat(self, opened: Any, parts: StoreLocation) -> Any:
@@ -655,7 +651,8 @@ class Store(driver.Store):
         :raises glance_store.exceptions.TimeoutError: the storage hangs, or
             another process held a lock for too long
         """
-        opened, parts = self._find(location)
+        with _delete_errors(location.store_location.image_id):
+            opened, parts = self._find(location)
         with (tracing.Span('dedup_delete', image_id=parts.image_id),
               _delete_errors(parts.image_id)):
             if (context is not None and not getattr(context, 'is_admin', False)

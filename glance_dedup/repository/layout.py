@@ -9,15 +9,12 @@ repository, and one without it may be the rest of a creation that died.
 from collections.abc import Iterator
 import contextlib
 import os
-import re
-import secrets
 from typing import Any
-
-import xxhash
 
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import signingkeys
 from glance_dedup.repository import parameters as parameters_module
 
 PARAMETERS_FILE = 'repository.json'
@@ -27,7 +24,6 @@ RESTORING_FILE = 'repository.json.restoring'
 CATALOG_RESERVE = 'catalog-reserve'
 RESERVE_LEAST = 4 << 20
 RESERVE_MOST = 32 << 20
-_KEY_FILE = 'key'
 _DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
 #: In repositories whose format has volumes.
 VOLUMES = 'volumes'
@@ -54,10 +50,6 @@ def reserve_bytes(catalog: int) -> int:
     return size
 
 
-def _key_file(digits: bytes) -> bytes:
-    return digits + b' ' + xxhash.xxh3_64_hexdigest(digits).encode() + b'\n'
-
-
 def create(path: str | os.PathLike, *, group_access: bool = False,
            **chosen: Any) -> None:
     """Make a repository in a directory that is missing or empty.
@@ -79,7 +71,7 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
             os.makedirs(path, mode=0o700, exist_ok=True)
         _need_fresh(path)
         access.settle(path, group_access)
-        _furnish(path, parameters, secrets.token_hex(32).encode())
+        _furnish(path, parameters, signingkeys.make())
         # Last: with it the directory is a repository.
         try:
             files.create_file(os.path.join(path, PARAMETERS_FILE),
@@ -93,10 +85,10 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
 
 
 def _furnish(path: str, parameters: parameters_module.Parameters,
-             key: bytes) -> None:
+             keys: signingkeys.Keys) -> None:
     """Make what is missing in a repository's directory, but its parameters.
 
-    :param key: its digits
+    :param keys: its keys, unless it has some
     """
     mode = access.file_mode(path)
     for name in (*_DIRECTORIES,
@@ -108,19 +100,21 @@ def _furnish(path: str, parameters: parameters_module.Parameters,
         with contextlib.suppress(FileExistsError):
             os.close(access.make_file(os.path.join(path, name), mode))
     with contextlib.suppress(FileExistsError):
-        files.create_file(os.path.join(path, _KEY_FILE), _key_file(key), mode)
+        files.create_file(os.path.join(path, signingkeys.FILE), keys.pack(),
+                          mode)
     for name in ('locks', ''):
         files.sync_directory(os.path.join(path, name))
 
 
 def begin_restoring(path: str, parameters: parameters_module.Parameters,
-                    key: bytes, group_access: bool = False) -> None:
+                    keys: signingkeys.Keys, group_access: bool = False
+                    ) -> None:
     """Make a repository that has lost its directory, without any image.
 
     It is no repository before :func:`end_restoring`. What a call that died
     had made is removed, except for ``groups/``.
 
-    :param key: with which it signs locations, 32 bytes
+    :param keys: with which it signs
     :raises ImageExists: the directory holds a repository
     :raises InvalidParameter: it holds something else
     """
@@ -141,8 +135,8 @@ def begin_restoring(path: str, parameters: parameters_module.Parameters,
         files.replace_file(file, parameters.to_json(), access.file_mode(path),
                            files.temporary_of(file))
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, _KEY_FILE))
-        _furnish(path, parameters, key.hex().encode())
+            os.unlink(os.path.join(path, signingkeys.FILE))
+        _furnish(path, parameters, keys)
 
 
 def is_being_restored(path: str) -> bool:
@@ -165,7 +159,7 @@ def end_restoring(path: str) -> None:
 
 
 def _need_fresh(path: str) -> None:
-    ours = {_KEY_FILE, *_DIRECTORIES, VOLUMES, SLICES, 'lost+found'}
+    ours = {signingkeys.FILE, *_DIRECTORIES, VOLUMES, SLICES, 'lost+found'}
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
         raise exceptions.ImageExists(f'{path} is a repository already')
@@ -211,22 +205,6 @@ def read_parameters(path: str, allow_weak: bool = False
     with files.os_errors(f'cannot read {file}'):
         return parameters_module.Parameters.from_json(
             files.read_file(file, 65536), file, allow_weak)
-
-
-def read_key(path: str) -> bytes:
-    """The 32 bytes with which a repository signs the locations of its images.
-
-    :raises DamagedError: the file does not hold a key and its checksum
-    """
-    file = os.path.join(path, _KEY_FILE)
-    with files.os_errors(f'cannot read {file}'):
-        content = files.read_file(file, 1024)
-    digits = content[:64]
-    if not re.fullmatch(rb'[0-9a-f]{64}', digits) or (
-            content != _key_file(digits)):
-        raise exceptions.DamagedError(
-            f'{file} is damaged: it does not hold a key and its checksum')
-    return bytes.fromhex(digits.decode())
 
 
 def data_start(slots: int) -> int:

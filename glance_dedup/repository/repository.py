@@ -35,6 +35,7 @@ from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import inputs
 from glance_dedup.base import scopes
+from glance_dedup.base import signingkeys
 from glance_dedup.objects import figures as slice_figures
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
@@ -156,7 +157,7 @@ class Repository(closing.Closing):
         self._read_parameters = functools.partial(
             layout.read_parameters, self.path, _allow_weak)
         self.parameters = self._read_parameters()
-        self.key = layout.read_key(self.path)
+        self.read_keys()
         self._open_engine = functools.partial(
             _engine.Repository, os.fsencode(self.path),
             repository_id=bytes.fromhex(self.parameters.repository_id),
@@ -278,6 +279,13 @@ class Repository(closing.Closing):
     def repository_id(self) -> str:
         """32 hexadecimal digits, drawn when the repository was created."""
         return self.parameters.repository_id
+
+    def read_keys(self) -> signingkeys.Keys:
+        """Read the keys; each use needs them as they are then.
+
+        :raises DamagedError, AccessDenied, StorageError: as their names say
+        """
+        return signingkeys.read(os.path.join(self.path, signingkeys.FILE))
 
     @property
     def group_access(self) -> bool:

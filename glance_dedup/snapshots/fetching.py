@@ -2,10 +2,12 @@
 
 """Fetches what a snapshot names: the files of cold groups, and recipes.
 
-A file that is fetched is verified, written under another name, synced and
-renamed. So each that is there is whole. Safe for use by several threads.
+A file that is fetched is compared with the digest in the manifest, written
+under another name, synced and renamed. So each that is there is whole. Safe
+for use by several threads.
 """
 
+import hashlib
 import os
 import secrets
 import struct
@@ -13,6 +15,7 @@ import struct
 import xxhash
 
 from glance_dedup.base import access
+from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
@@ -24,6 +27,10 @@ from glance_dedup.snapshots import manifest as manifest_module
 _HEADER = struct.Struct('<8sHHI16s16sI')
 _MAGIC, _COLD = b'GDGROUP\0', 3
 _OBJECT, _CHECKED = slice(88, 104), 504
+# Entries lie nine to a sector, behind the header's page. An entry's place is a
+# number of 64 bits at its byte 44, whose highest three bits are the state.
+_PAGE, _SECTOR, _ENTRY_BYTES = 4096, 512, 56
+_STATE_BYTE, _STATE_SHIFT, _LIVE = 51, 5, 1
 #: Bytes of a header.
 HEADER_BYTES = 512
 _LEAST_SLOTS, _MOST_SLOTS = 64, 32768
@@ -41,6 +48,24 @@ def object_named(header: bytes) -> str | None:
             _HEADER.unpack_from(header)[1] < _COLD):
         return None
     return header[_OBJECT].hex()
+
+
+def _is_same(here: bytes, there: bytes) -> bool:
+    """Return whether two beginnings of a group's file have the same blocks.
+
+    Records may differ, and entries that do not live in the first one.
+    """
+    if len(here) != len(there) or (
+            here[:HEADER_BYTES] != there[:HEADER_BYTES]):
+        return False
+    for sector in range(_PAGE, len(here), _SECTOR):
+        for start in range(sector, sector + _SECTOR - _ENTRY_BYTES,
+                           _ENTRY_BYTES):
+            entry = here[start:start + _ENTRY_BYTES]
+            if entry[_STATE_BYTE] >> _STATE_SHIFT == _LIVE and (
+                    entry != there[start:start + _ENTRY_BYTES]):
+                return False
+    return True
 
 
 class LostError(Exception):
@@ -72,7 +97,7 @@ class Fetcher:
         error = None
         for _ in range(_TRIES):
             try:
-                content = manifest_module.patiently(lambda: self._begin(group))
+                content = manifest_module.patiently(lambda: self._whole(group))
             except store_module.ObjectNotFound as e:
                 raise LostError(str(e)) from e
             except ValueError as e:
@@ -83,7 +108,7 @@ class Fetcher:
         raise LostError(f'{self._store.location.url}: {group.key} {error}')
 
     def recipe(self, recipe: manifest_module.Recipe) -> int:
-        """Fetch a recipe; otherwise as :meth:`group`. Nothing is verified."""
+        """Fetch a recipe; otherwise as :meth:`group`."""
         path = os.path.join(self._path, 'images', recipe.image_id)
         try:
             return manifest_module.patiently(
@@ -91,17 +116,56 @@ class Fetcher:
         except store_module.ObjectNotFound as e:
             raise LostError(str(e)) from e
 
+    def digest(self, group: manifest_module.Group) -> str:
+        """Return the digest of a new object of a group that is here.
+
+        The object store may have another object by now than it was sent. So
+        the object's header and live entries are compared with the file's.
+
+        :param group: its digest is not read
+        :raises DamagedError: the object is another one
+        :raises ObjectNotFound: it is not there, though it was asked for often
+        :raises UnavailableError, StorageError: as their names say
+        """
+        path = os.path.join(self._path, 'groups', f'{group.number:08x}')
+        try:
+            content = manifest_module.patiently(lambda: self._begin(group))
+        except ValueError as e:
+            raise self._wrong(group, str(e)) from e
+        with files.os_errors(f'cannot read {path}'), open(path, 'rb') as file:
+            here = file.read(len(content))
+        if not _is_same(here, content):
+            raise self._wrong(group, 'is not the one that was sent')
+        return hashlib.sha256(content).hexdigest()
+
     # -- groups --
+
+    def _wrong(self, group: manifest_module.Group, what: str
+               ) -> exceptions.DamagedError:
+        return exceptions.DamagedError(
+            f'{self._store.location.url}: {group.key} {what}')
 
     def _is_there(self, path: str, group: manifest_module.Group) -> bool:
         """Whether an earlier call fetched this file."""
         try:
             with open(path, 'rb') as file:
-                header = file.read(HEADER_BYTES)
-                size = os.fstat(file.fileno()).st_size
-            return size == self._length(header, group)
-        except (OSError, ValueError):
+                return hashlib.file_digest(file, 'sha256').hexdigest() == (
+                    group.digest)
+        except FileNotFoundError:
             return False
+
+    def _whole(self, group: manifest_module.Group) -> bytes:
+        """Return what is in front of the segments of an object, verified.
+
+        :raises ValueError: it is not what the manifest names
+        """
+        if self._store.size(group.key) != group.length:
+            raise ValueError(f'has not the {group.length} bytes that it had')
+        content = self._begin(group)
+        if hashlib.sha256(content).hexdigest() != group.digest:
+            raise ValueError('is not the one that the snapshot names: '
+                             'it is damaged, or somebody changed it')
+        return content
 
     def _begin(self, group: manifest_module.Group) -> bytes:
         """What is in front of the segments of an object.
@@ -145,15 +209,23 @@ class Fetcher:
                 f'{self._store.location.url}: {recipe.key} has not the '
                 f'{recipe.length} bytes that it had')
         temporary = self._temporary()
+        found = hashlib.sha256()
         with files.os_errors(f'cannot write {path}'):
             try:
                 with open(access.make_file(temporary, self._mode), 'wb') as f:
                     for start in range(0, recipe.length, _PIECE):
-                        f.write(self._store.get(
+                        piece = self._store.get(
                             recipe.key, start,
-                            min(_PIECE, recipe.length - start)))
+                            min(_PIECE, recipe.length - start))
+                        found.update(piece)
+                        f.write(piece)
                     f.flush()
                     os.fsync(f.fileno())
+                if found.hexdigest() != recipe.digest:
+                    raise LostError(
+                        f'{self._store.location.url}: {recipe.key} is not '
+                        'the one that the snapshot names: it is damaged, or '
+                        'somebody changed it')
                 os.rename(temporary, path)
             except BaseException:
                 os.unlink(temporary)

@@ -4,18 +4,22 @@
 
 It is a sequence of lines, each in JSON, compressed as one frame of zstd:
 
-* the head: kind, version, owner, number, when it was taken, the content of
-  ``repository.json``, and the repository's key;
-* a line for each cold group: ``["g", number, object id, length, owner]``, by
-  number;
-* a line for each recipe: ``["r", image id, transaction id, length, owner]``,
-  by image id;
+* the head: kind, version, owner, number, when it was taken, and the content of
+  ``repository.json``;
+* a line for each cold group: ``["g", number, object id, length, owner,
+  digest]``, by number;
+* a line for each recipe: ``["r", image id, transaction id, length, owner,
+  digest]``, by image id;
 * the foot: how many lines of each kind there are, the SHA-256 of these lines,
-  and that of all lines before the foot.
+  that of all lines before the foot, and the HMAC-SHA-256 of the latter digest.
 
 The owner of a line is whose object it is
-(:mod:`glance_dedup.repository.owners`). A manifest is *whole* if every line is
-as it should be, and both digests agree. Nothing in it is trusted before.
+(:mod:`glance_dedup.repository.owners`). The digest is the SHA-256 of a
+recipe's object, or of what lies in front of a group's segments. A manifest is
+*whole* if every line is as it should be, both digests agree, and a key of the
+repository made the HMAC. The object store never gets the key, so no other
+than the repository can make a whole manifest, nor change what one names.
+Nothing in it is trusted before.
 Writers and readers need a bounded amount of memory, whatever the number of
 lines.
 """
@@ -25,8 +29,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
 import hashlib
+import hmac
 import io
 import json
+import re
 import secrets
 import tempfile
 import time
@@ -42,6 +48,7 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
+from glance_dedup.base import signingkeys
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
@@ -49,7 +56,7 @@ from glance_dedup.repository import parameters as parameters_module
 from glance_dedup.snapshots import keys
 
 _KIND = 'glance-dedup snapshot'
-_VERSION = 1
+_VERSION = 2
 #: The most bytes of a line; the head is the longest one.
 _LINE = 1 << 17
 #: The most bytes of a manifest's object, and of the window of its frame.
@@ -60,6 +67,7 @@ _PIECE = 8 << 20
 _MOST_GROUPS = 1 << 25
 _MOST_LENGTH = 1 << 32
 _PAGE = 4096
+_DIGEST = re.compile('[0-9a-f]{64}')
 #: How often a store is asked for what must be there.
 _TRIES = 4
 
@@ -76,6 +84,8 @@ class Group(NamedTuple):
     length: int
     """Bytes of its object."""
     owner: str
+    digest: str
+    """SHA-256 of what is in front of the object's segments."""
 
     @property
     def key(self) -> str:
@@ -93,6 +103,8 @@ class Recipe(NamedTuple):
     length: int
     """Bytes of its object, which is its file."""
     owner: str
+    digest: str
+    """SHA-256 of its object."""
 
     @property
     def key(self) -> str:
@@ -110,8 +122,6 @@ class Head:
     """Seconds since 1970, for people only."""
     parameters: str
     """The content of ``repository.json``."""
-    signing_key: str
-    """The repository's key: 64 hexadecimal digits."""
 
     def read_parameters(self) -> parameters_module.Parameters:
         """The repository's parameters.
@@ -142,13 +152,15 @@ class Writer:
     For one thread at a time.
     """
 
-    def __init__(self, file: BinaryIO, head: Head) -> None:
+    def __init__(self, file: BinaryIO, head: Head,
+                 signing_keys: signingkeys.Keys) -> None:
         self._frame = zstandard.ZstdCompressor(
             level=_LEVEL, write_checksum=True).stream_writer(
                 file, closefd=False)
         self._whole = hashlib.sha256()
         self._content = hashlib.sha256()
         self._counts = {'g': 0, 'r': 0}
+        self._key = signing_keys.current
         self._add({'kind': _KIND, 'version': _VERSION,
                    **dataclasses.asdict(head)})
 
@@ -162,8 +174,9 @@ class Writer:
         """Complete the manifest."""
         foot = Foot(self._counts['g'], self._counts['r'],
                     self._content.hexdigest())
-        self._add({**dataclasses.asdict(foot),
-                   'whole': self._whole.hexdigest()})
+        whole = self._whole.hexdigest()
+        self._add({**dataclasses.asdict(foot), 'whole': whole,
+                   'mac': _mac(self._key, whole)})
         self._frame.close()
         return foot
 
@@ -174,8 +187,15 @@ class Writer:
         return line
 
 
+def _mac(key: bytes, whole: str) -> str:
+    """Return the HMAC of a manifest's digest."""
+    return hmac.new(signingkeys.manifest_key(key), whole.encode(),
+                    hashlib.sha256).hexdigest()
+
+
 def send(store: store_module.ObjectStore, head: Head,
-         lines: Iterable[Group | Recipe]) -> 'Manifest':
+         lines: Iterable[Group | Recipe], signing_keys: signingkeys.Keys
+         ) -> 'Manifest':
     """Write a manifest, send it, and read it back.
 
     :param lines: as :meth:`Writer.add` needs them
@@ -183,21 +203,22 @@ def send(store: store_module.ObjectStore, head: Head,
     :raises UnavailableError: it cannot be sent, or is another one now
     """
     with tempfile.TemporaryFile() as file:
-        writer = Writer(cast(BinaryIO, file), head)
+        writer = Writer(cast(BinaryIO, file), head, signing_keys)
         for line in lines:
             writer.add(line)
         foot = writer.finish()
         file.flush()
-        return send_file(store, head, cast(BinaryIO, file), foot)
+        return send_file(store, head, cast(BinaryIO, file), foot,
+                         signing_keys)
 
 
 def send_file(store: store_module.ObjectStore, head: Head, file: BinaryIO,
-              foot: Foot) -> 'Manifest':
+              foot: Foot, signing_keys: signingkeys.Keys) -> 'Manifest':
     """Send a manifest that was written, otherwise as :func:`send`."""
     key = keys.of_manifest(head.owner, head.number, secrets.token_hex(16))
     store.put(key, file)
     try:
-        found = Manifest(store, key)
+        found = Manifest(store, key, signing_keys)
     except exceptions.DamagedError as e:
         raise exceptions.UnavailableError(
             f'a snapshot was sent, and comes back as another one: {e}') from e
@@ -216,11 +237,15 @@ class Manifest(closing.Closing):
     For one thread at a time.
 
     :ivar key: of its object
+    :ivar has_current_key: whether the current key authenticates it
     """
 
-    def __init__(self, store: store_module.ObjectStore, key: str) -> None:
+    def __init__(self, store: store_module.ObjectStore, key: str,
+                 signing_keys: signingkeys.Keys | None) -> None:
         """Fetch it, and verify all of it.
 
+        :param signing_keys: those of the repository; None: they are lost, so
+            anybody may have made it
         :raises DamagedError: it is not whole
         :raises VersionError: a newer program wrote it
         :raises UnavailableError: the object store does not give it
@@ -230,7 +255,9 @@ class Manifest(closing.Closing):
         self._file = cast(BinaryIO, tempfile.TemporaryFile())
         try:
             self._fetch(store)
-            self.head, self.foot = self._verify()
+            self.head, self.foot, mac, whole = self._verify()
+            self.has_current_key = self._authenticate(
+                signing_keys, mac, whole)
         except BaseException:
             self.close()
             raise
@@ -280,7 +307,22 @@ class Manifest(closing.Closing):
             while line := lines.readline(_LINE):
                 yield line
 
-    def _verify(self) -> tuple[Head, Foot]:
+    def _authenticate(self, signing_keys: signingkeys.Keys | None,
+                      mac: str, whole: str) -> bool:
+        """Return whether the current key made a mac.
+
+        :raises DamagedError: no key did
+        """
+        made = [hmac.compare_digest(_mac(key, whole), mac)
+                for key in (signing_keys.accepted if signing_keys else ())]
+        if signing_keys and not any(made):
+            raise exceptions.DamagedError(
+                f"{self._name} was not made with the repository's key: "
+                'somebody else made it, or it is another repository\'s, or '
+                'the key was changed between it and the copy of the key')
+        return made[:1] == [True]
+
+    def _verify(self) -> tuple[Head, Foot, str, str]:
         try:
             return _parsed(self._lines(), self.key)
         except exceptions.VersionError:
@@ -292,8 +334,8 @@ class Manifest(closing.Closing):
                 f'{self._name} is damaged: {e or type(e).__name__}') from e
 
 
-def _parsed(lines: Iterator[bytes], key: str) -> tuple[Head, Foot]:
-    """Head and foot of a manifest; verifies every line."""
+def _parsed(lines: Iterator[bytes], key: str) -> tuple[Head, Foot, str, str]:
+    """Head, foot, HMAC and digest of a manifest; verifies every line."""
     whole, content = hashlib.sha256(), hashlib.sha256()
     first = next(lines)
     whole.update(first)
@@ -304,12 +346,15 @@ def _parsed(lines: Iterator[bytes], key: str) -> tuple[Head, Foot]:
         fields = json.loads(line)
         if isinstance(fields, dict):
             foot = Foot(counts['g'], counts['r'], content.hexdigest())
+            mac = fields.pop('mac')
             if fields != {**dataclasses.asdict(foot),
                           'whole': whole.hexdigest()}:
                 raise ValueError('its digests or counts are wrong')
+            if not _DIGEST.fullmatch(mac):
+                raise ValueError('its HMAC is none')
             if next(lines, None) is not None:
                 raise ValueError('something follows its end')
-            return head, foot
+            return head, foot, mac, whole.hexdigest()
         kind = fields[0]
         place = (_group(fields) if kind == 'g' else _recipe(fields))[0]
         if place <= last[kind] or kind == 'g' and counts['r']:  # type: ignore
@@ -333,15 +378,13 @@ def _head(fields: dict[str, Any], key: str) -> Head:
             f'knows up to {_VERSION}')
     head = Head(**fields)
     if not all(isinstance(text, str) for text in (
-            head.owner, head.parameters, head.signing_key)) or (
+            head.owner, head.parameters)) or (
             type(head.taken) is not float or type(head.number) is not int):
         raise ValueError('its fields are not of their types')
     named = keys.parse(head.owner, key)
     if not isinstance(named, keys.Manifest) or named.number != head.number:
         raise ValueError('it was put under the key of another one')
     head.read_parameters()
-    if len(bytes.fromhex(head.signing_key)) != 32:
-        raise ValueError('its key has not 32 bytes')
     return head
 
 
@@ -367,7 +410,8 @@ def _recipe(fields: list[Any]) -> Recipe:
 def _check(line: Group | Recipe, object_id: str) -> None:
     if not hexids.is_valid(object_id) or not hexids.is_valid(line.owner) or (
             type(line.length) is not int
-            or not _PAGE <= line.length <= _MOST_LENGTH):
+            or not _PAGE <= line.length <= _MOST_LENGTH
+            or not _DIGEST.fullmatch(line.digest)):
         raise ValueError(f'the line of {line[0]} is wrong')
 
 
@@ -381,14 +425,15 @@ def newest_first(owner: str, listed: Iterable[str]) -> list[keys.Manifest]:
 
 
 def newest_whole(store: store_module.ObjectStore, owner: str,
-                 listed: Iterable[str], tell: Callable[[str], None]
-                 ) -> Manifest | None:
+                 listed: Iterable[str], signing_keys: signingkeys.Keys | None,
+                 tell: Callable[[str], None]) -> Manifest | None:
     """The newest manifest of an owner that is whole; None: there is none.
 
     Several have the same number only if a request to store one, which had
     failed as it seemed, was done late. Of these the one that was taken last
     counts.
 
+    :param signing_keys: as for :class:`Manifest`
     :param tell: called with a sentence for each newer one that is not whole
     """
     best: Manifest | None = None
@@ -396,9 +441,10 @@ def newest_whole(store: store_module.ObjectStore, owner: str,
         if best is not None and found.number < best.head.number:
             break
         try:
-            manifest = patiently(lambda: Manifest(store, found.key))
+            manifest = patiently(lambda: Manifest(
+                store, found.key, signing_keys))
         except (exceptions.DamagedError, store_module.ObjectNotFound) as e:
-            tell(f'{e}. An older snapshot is used, if there is one')
+            tell(str(e))
             continue
         if best is None:
             best = manifest

@@ -28,6 +28,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import scratch
+from glance_dedup.base import signingkeys
 from glance_dedup.maintenance import addresses
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import store as store_module
@@ -40,8 +41,6 @@ from glance_dedup.snapshots import manifest as manifest_module
 
 #: Objects that are fetched at the same time.
 _PARALLEL = 8
-# The state of slots that were given up before they were published.
-_VOID = 2
 
 Progress = Callable[[int, int, str], None]
 _Line = TypeVar('_Line', manifest_module.Group, manifest_module.Recipe)
@@ -78,8 +77,6 @@ class Result:
     fetched_bytes: int = 0
     lost_groups: dict[int, str] = dataclasses.field(default_factory=dict)
     """Groups whose objects are gone or damaged, each with what is wrong."""
-    damaged_groups: dict[int, str] = dataclasses.field(default_factory=dict)
-    """Groups of which some entries are damaged; the others are restored."""
     lost_images: dict[str, str] = dataclasses.field(default_factory=dict)
     """Images and backups that were not restored, each with the reason."""
     lost_volumes: list[str] = dataclasses.field(default_factory=list)
@@ -88,13 +85,17 @@ class Result:
 
 # -- what there is ------------------------------------------------------------
 
-def look(store: store_module.ObjectStore, owner: str | None = None,
-         tell: Callable[[str], None] = lambda text: None) -> Found:
+def look(store: store_module.ObjectStore,
+         signing_keys: signingkeys.Keys | None, owner: str | None = None,
+         number: int | None = None) -> Found:
     """Find the newest snapshot; changes nothing.
 
+    :param signing_keys: as for :class:`manifest.Manifest`
     :param owner: whose; None: of the one that nobody has replaced
-    :param tell: called with a sentence for each damaged snapshot
-    :raises InvalidParameter: there is none, or several owners might be meant
+    :param number: of the snapshot that must be the one; None: the newest of
+        all, whether it is whole or not
+    :raises InvalidParameter: there is none, or several owners might be meant;
+        or another snapshot is the one that can be restored
     """
     successors = {one: _successor_of(store, one)
                   for one in owners_module.all_owners(store)}
@@ -107,14 +108,42 @@ def look(store: store_module.ObjectStore, owner: str | None = None,
             f'{", ".join(sorted(successors)) or "none"}')
     # Listings may lag (cold.rst).
     listed = {key for _ in range(2) for key, _ in store.keys(f'{owner}/m/')}
-    manifest = manifest_module.newest_whole(store, owner, listed, tell)
+    unusable: list[str] = []
+    manifest = manifest_module.newest_whole(store, owner, listed,
+                                            signing_keys, unusable.append)
     if manifest is None:
         before = [one for one, by in successors.items() if by == owner]
         raise exceptions.InvalidParameter(
             f'{store.location.url}: owner {owner} has no snapshot that is '
-            'whole' + (f'. It took the place of {before[0]}: restore that '
-                       f'one, with --owner {before[0]}' if before else ''))
+            'whole' + ''.join(f'. {text}' for text in unusable) + (
+                f'. It took the place of {before[0]}: restore that one, with '
+                f'--owner {before[0]}' if before else ''))
+    try:
+        _require_number(manifest, unusable, number)
+    except BaseException:
+        manifest.close()
+        raise
     return Found(owner, tuple(live), manifest)
+
+
+def _require_number(manifest: manifest_module.Manifest, unusable: list[str],
+                    number: int | None) -> None:
+    """Refuse a snapshot that the operator did not choose.
+
+    Without a choice it must be the newest: whoever can write to the object
+    store may have damaged newer ones, so that an old state comes back.
+    """
+    head = manifest.head
+    if number is None and unusable:
+        raise exceptions.InvalidParameter(
+            f'{". ".join(unusable)}. The newest snapshot that can be restored '
+            f'is number {head.number}, of '
+            f'{time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(head.taken))} '
+            f'UTC: give --snapshot {head.number} if you want it')
+    if number not in (None, head.number):
+        raise exceptions.InvalidParameter(
+            f'snapshot {number} cannot be restored: the newest one that can '
+            f'is number {head.number}, and objects of older ones are deleted')
 
 
 def _successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
@@ -144,16 +173,18 @@ def _choose(store: store_module.ObjectStore,
 # -- restoring ----------------------------------------------------------------
 
 def restore(path: str, location: location_module.Location, credentials: str,
-            *, owner: str | None = None, cache_mib: int = cold.CACHE_MIB,
-            group_access: bool = False,
-            progress: Progress = lambda done, total, what: None,
-            tell: Callable[[str], None] = lambda text: None) -> Result:
+            signing_keys: signingkeys.Keys | None, *,
+            owner: str | None = None, number: int | None = None,
+            cache_mib: int = cold.CACHE_MIB, group_access: bool = False,
+            progress: Progress = lambda done, total, what: None) -> Result:
     """Make a repository out of the newest snapshot.
 
     :param path: a directory that is missing or empty, or that an earlier call
         has begun
     :param credentials: the path of a file
-    :param owner: as for :func:`look`
+    :param signing_keys: those of the repository. None: they are lost. It gets
+        a new one, and nothing shows who made the snapshot
+    :param owner, number: as for :func:`look`
     :param group_access: as for :func:`layout.create`
     :raises InvalidParameter: as :func:`look`; or the directory is in use
     :raises ImageExists: the directory holds a repository
@@ -166,23 +197,18 @@ def restore(path: str, location: location_module.Location, credentials: str,
     parameters_module.need_range('cache_mib', cache_mib, 1,
                                  cold.MOST_CACHE_MIB)
     new = secrets.token_hex(16)
-    told: set[str] = set()
-
-    def tell_once(text: str) -> None:
-        if text not in told:
-            told.add(text)
-            tell(text)
-
+    keys = signing_keys or signingkeys.make()
     with (store_module.ObjectStore(location, credentials) as store,
           _locked(path)):
-        found = look(store, owner, tell_once)
+        found = look(store, signing_keys, owner, number)
         with found.manifest as manifest:
-            _begin(path, manifest, group_access)
+            _begin(path, manifest, keys, group_access)
         for one in {*found.live, found.owner}:
             owners_module.retire(store, one, new)
         # The argument in cold.rst needs that this comes after it.
-        with look(store, found.owner, tell_once).manifest as manifest:
-            parameters = _begin(path, manifest, group_access)
+        with look(store, signing_keys, found.owner,
+                  number).manifest as manifest:
+            parameters = _begin(path, manifest, keys, group_access)
             restoring = _Restoring(store, path, manifest, parameters, new,
                                    progress)
             with contextlib.closing(restoring):
@@ -193,7 +219,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
             with manifest_module.send(
                     store, dataclasses.replace(
                         manifest.head, owner=new, number=1,
-                        taken=time.time()), restoring.lines()):
+                        taken=time.time()), restoring.lines(), keys):
                 pass
         # With its own snapshot, the new owner can be restored from now on.
         owners_module.claim(store, settings, parameters.repository_id)
@@ -202,12 +228,11 @@ def restore(path: str, location: location_module.Location, credentials: str,
     return restoring.result
 
 
-def _begin(path: str, manifest: manifest_module.Manifest, group_access: bool
+def _begin(path: str, manifest: manifest_module.Manifest,
+           keys: signingkeys.Keys, group_access: bool
            ) -> parameters_module.Parameters:
     parameters = manifest.head.read_parameters()
-    layout.begin_restoring(path, parameters,
-                           bytes.fromhex(manifest.head.signing_key),
-                           group_access)
+    layout.begin_restoring(path, parameters, keys, group_access)
     return parameters
 
 
@@ -320,7 +345,7 @@ class _Restoring:
         for group, error in self._fetch_all(
                 self._fetcher.group, self._manifest.groups(),
                 self._manifest.foot.groups, 'fetching groups'):
-            if error or self._wrong(group, is_last=False):
+            if error:
                 again.append(group)
             else:
                 self._groups.add(group.number)
@@ -328,37 +353,11 @@ class _Restoring:
         for group, error in self._fetch_all(
                 self._fetcher.group, iter(again), len(again),
                 'fetching groups once more'):
-            error = error or self._wrong(group, is_last=True)
             if error:
                 self.result.lost_groups[group.number] = error
             else:
                 self._groups.add(group.number)
         self.result.groups = len(self._groups)
-
-    def _wrong(self, group: manifest_module.Group, is_last: bool) -> str:
-        """What is wrong with a group's file, which is removed then; or ''.
-
-        :param is_last: take it as it is, if some of its entries are right
-        """
-        try:
-            facts = self._engine.group_facts(group.number)
-            entries = self._engine.entries(group.number, 0, facts['slots'])
-            states = set(addresses.columns(entries).states)
-            if facts['end'] != group.length or (
-                    facts['published'] != facts['slots']):
-                error = 'its record is that of another file'
-            elif states <= {addresses.LIVE, addresses.FREED, _VOID}:
-                return ''
-            else:
-                error = 'entries of it are damaged'
-                if is_last and addresses.LIVE in states:
-                    self.result.damaged_groups[group.number] = (
-                        f'{group.key}: {error}')
-                    return ''
-        except exceptions.UNREADABLE as e:
-            error = str(e)
-        os.unlink(os.path.join(self._path, 'groups', f'{group.number:08x}'))
-        return f'{group.key}: {error}'
 
     def _remove_others(self) -> None:
         """Remove groups that an earlier call fetched for another snapshot."""

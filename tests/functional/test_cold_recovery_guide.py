@@ -44,6 +44,7 @@ class Site:
             '/var/lib/glance/dedup': str(self.datadir),
             '/mnt/new': str(directory / 'new'),
             '/etc/glance-dedup/cold.conf': self.credentials,
+            '/root/glance-dedup.key': str(directory / 'glance-dedup.key'),
             'https://s3.example.org': server.url}
         repositories.create(self.datadir, group_slots=SLOTS, cold=True)
         self.put('one', 1)
@@ -118,6 +119,7 @@ def test_the_page(site):
     # By the daemon, which has the lock.
     said, = site.follow('What is sent, and when', 0)
     assert re.search(r'snapshot +\| 2 ', said), said
+    site.follow('Save the key', 0)
     lost = pathlib.Path(site.directory / 'lost')
     site.datadir.rename(lost)
     site.datadir.mkdir()

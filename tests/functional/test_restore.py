@@ -76,7 +76,7 @@ def whole(filled):
 def restore(filled, path, **options):
     place = filled.settings
     return restoring.restore(path, place.location, place.credentials,
-                             **options)
+                             filled.repo.read_keys(), **options)
 
 
 def keys_of(connection, owner):
@@ -182,15 +182,20 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
 # -- objects that are wrong ---------------------------------------------------
 
 def test_a_damaged_manifest(filled, connection, tmp_path):
-    """The one before is used, and said."""
+    """The one before is restored only if the operator says so."""
     filled.put('later', 1, 5)
     assert filled.tier().snapshot == 2
     newest = test_snapshots.kinds(filled, connection)[2][1]
     change(connection, newest.key, connection.size(newest.key) // 2)
-    told = []
-    result = restore(filled, tmp_path / 'new', tell=told.append)
+    with pytest.raises(exceptions.InvalidParameter) as refused:
+        restore(filled, tmp_path / 'new')
+    assert newest.key in str(refused.value)
+    assert 'give --snapshot 1 if' in str(refused.value)
+    assert not owners.is_retired(connection, filled.settings.owner)
+    with pytest.raises(exceptions.InvalidParameter, match='number 1'):
+        restore(filled, tmp_path / 'new', number=2)
+    result = restore(filled, tmp_path / 'new', number=1)
     assert result.snapshot == 1 and 'later' not in result.lost_images
-    assert len(told) == 1 and newest.key in told[0] and 'older' in told[0]
     images = whole(filled)
     del images['later']
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
@@ -219,16 +224,15 @@ def test_a_group_whose_object_is_gone(filled, connection, tmp_path):
         made.need_fine()
 
 
-@pytest.mark.parametrize('at', [9, 100, 600])
+# The header, a record, an entry of the image `two`, and unused bytes.
+@pytest.mark.parametrize('at', [
+    9, 100, 600, 2000, 4096 + 512 * 27 + 56 + 5])
 def test_a_group_whose_object_is_damaged(filled, connection, tmp_path, at):
     key, = (key for key in filled.objects() if '/g/00000002-' in key)
     change(connection, key, at)
     result = restore(filled, tmp_path / 'new')
-    if at == 600:       # one of two records
-        assert not result.lost_groups or set(result.lost_groups) == {2}
-    else:
-        assert set(result.lost_groups) == {2}
-        assert set(result.lost_images) == {'one', 'two', 'hot'}
+    assert set(result.lost_groups) == {2} and key in result.lost_groups[2]
+    assert set(result.lost_images) == {'one', 'two', 'hot'}
 
 
 def test_two_objects_that_changed_places(filled, connection, tmp_path):
@@ -239,17 +243,6 @@ def test_two_objects_that_changed_places(filled, connection, tmp_path):
     owners.put_bytes(connection, a, contents[1])
     result = restore(filled, tmp_path / 'new')
     assert set(result.lost_groups) == {1, 2} and not result.images
-
-
-def test_a_damaged_entry_costs_its_block_only(filled, connection, tmp_path):
-    key, = (key for key in filled.objects() if '/g/00000002-' in key)
-    change(connection, key, 4096 + 512 * 27 + 56 + 5)   # slot 244, of `two`
-    result = restore(filled, tmp_path / 'new')
-    assert set(result.damaged_groups) == {2} and not result.lost_groups
-    with repositories.open_repository(tmp_path / 'new') as repo:
-        assert repositories.read_all(repo, 'one') == filled.images['one']
-        with pytest.raises(exceptions.DamagedError):
-            repositories.read_all(repo, 'two')
 
 
 @pytest.mark.parametrize('how', ['gone', 'damaged', 'short', 'other'])
@@ -292,7 +285,7 @@ def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
         faults.reset()
         # What was restored before has no snapshot with the hot image.
         assert set(result.lost_images) <= {'hot'} and result.images == 3, at
-        assert not result.lost_groups and not result.damaged_groups
+        assert not result.lost_groups
 
 
 def test_a_store_that_is_away(filled, faults, tmp_path):
@@ -326,10 +319,11 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
 # one before, since that has left an owner.
 KILLING = '''
 import os, signal, sys, threading
+from glance_dedup.base import signingkeys
 from glance_dedup.objects import location, s3, store
 from glance_dedup.snapshots import restoring
 
-path, url, endpoint, credentials, *moments = sys.argv[1:]
+path, url, endpoint, credentials, key, *moments = sys.argv[1:]
 lock = threading.Lock()
 real = store.ObjectStore._request
 
@@ -345,7 +339,8 @@ store.ObjectStore._request = request
 for left in [*map(int, moments), 1 << 30]:
     child = os.fork()
     if not child:
-        restoring.restore(path, location.parse(url, endpoint), credentials)
+        restoring.restore(path, location.parse(url, endpoint), credentials,
+                          signingkeys.read(key))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     assert status == (9 if left < 1 << 30 else 0), (left, status)
@@ -364,7 +359,7 @@ def test_kill_9_anywhere(filled, faults, tmp_path):
     assert most > 30
     killing = subprocess.run(
         [sys.executable, '-c', KILLING, path, place.location.url,
-         place.location.endpoint, place.credentials,
+         place.location.endpoint, place.credentials, filled.path / 'key',
          *map(str, sweeps.part(range(most), 12))],
         cwd=documents.TOP, timeout=280, capture_output=True, text=True)
     assert killing.returncode == 0, killing.stderr
@@ -464,7 +459,7 @@ def test_a_prefix_without_any(filled, tmp_path):
         restoring.restore(
             tmp_path / 'new', objects.location_module.parse(
                 's3://cold/nothing', filled.settings.location.endpoint),
-            filled.settings.credentials)
+            filled.settings.credentials, filled.repo.read_keys())
 
 
 def test_directories_that_are_taken(filled, connection, tmp_path):
@@ -656,7 +651,8 @@ def test_the_commands(filled, tmp_path):
     arguments = [
         '--repository', tmp_path / 'new', 'repository', 'restore', '--from',
         place.location.url, '--endpoint', place.location.endpoint,
-        '--credentials', place.credentials, '-f', 'json']
+        '--credentials', place.credentials, '--key', filled.path / 'key',
+        '-f', 'json']
     asked = run(*arguments, status=2)
     assert 'confirm it with --yes' in asked.stderr
     assert '2 groups' in asked.stderr

@@ -3,6 +3,7 @@
 """Snapshots on a real object store, and the deletion of objects."""
 
 import contextlib
+import hashlib
 import os
 import secrets
 
@@ -53,9 +54,14 @@ def kinds(store, connection):
 def newest(store, connection):
     found = manifest_module.newest_whole(
         connection, store.settings.owner,
-        [key for key, _ in listed(store, connection)], pytest.fail)
+        [key for key, _ in listed(store, connection)],
+        store.repo.read_keys(), pytest.fail)
     with found:
         yield found
+
+
+def digest(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def wear(store):
@@ -74,17 +80,19 @@ def test_a_snapshot_names_everything(store, connection):
     assert (result.snapshot, result.sent_recipes) == (1, 2)
     with newest(store, connection) as manifest:
         assert manifest.head.read_parameters() == store.repo.parameters
-        assert manifest.head.signing_key == store.repo.key.hex()
+        assert manifest.has_current_key
         facts = store.facts()
         assert list(manifest.groups()) == [
             (number, facts[number]['object'].hex(), facts[number]['end'],
-             store.settings.owner) for number in store.cold()]
+             store.settings.owner, digest(repositories.group_path(
+                 store.path, number))) for number in store.cold()]
         recipes = list(manifest.recipes())
         assert [recipe.image_id for recipe in recipes] == ['one', 'two']
         for recipe in recipes:
             file = store.path / 'images' / recipe.image_id
             assert connection.get(
                 recipe.key, 0, recipe.length) == file.read_bytes()
+            assert recipe.digest == digest(file)
 
 
 def test_one_is_taken_only_if_something_changed(store, connection):

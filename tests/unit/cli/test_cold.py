@@ -54,6 +54,7 @@ def place(url, proxy, faults, credentials):
 def attached(made, place):
     found = made('cold', 'attach', *place)
     assert found.status == 0, found.err
+    assert f'save a copy of {made.path / "key"}' in found.err
     return made
 
 
@@ -108,7 +109,7 @@ def test_without_encryption(made, tmp_path, endpoint, refused):
     options = ['--endpoint', endpoint, '--credentials', key]
     for command in (['cold', 'attach', 's3://bucket/prefix', *options],
                     ['repository', 'restore', '--from', 's3://bucket/prefix',
-                     *options]):
+                     '--new-key', *options]):
         found = made(*command)
         assert found.status == 2
         assert ('has no encryption' in found.err) == refused, found.err

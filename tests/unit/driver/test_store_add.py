@@ -424,7 +424,8 @@ def test_memory_is_bounded_by_back_pressure(store, monkeypatch):
             return bytes(length)
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
-        begin=begin, repository_id=real.repository_id, key=real.key))
+        begin=begin, repository_id=real.repository_id,
+        read_keys=real.read_keys))
     add(Source())
     assert max(ahead) <= upload.DEPTH * upload.PIECE
 
@@ -450,7 +451,8 @@ def test_hashes_and_engine_run_beside_each_other(store, monkeypatch):
             return bytes(length) if self.left >= 0 else b''
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
-        begin=begin, repository_id=real.repository_id, key=real.key))
+        begin=begin, repository_id=real.repository_id,
+        read_keys=real.read_keys))
     begun = time.monotonic()
     add(Source(), verifier=verifier)
     assert time.monotonic() - begun < 2.2  # in series it takes 3.1

@@ -96,7 +96,8 @@ def test_repository_errors_of_deletes(store, monkeypatch, raised, expected):
         raise raised('words')
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
-        delete=fail, key=real.key, repository_id=real.repository_id))
+        delete=fail, read_keys=real.read_keys,
+        repository_id=real.repository_id))
     with pytest.raises(expected):
         delete(url)
 

@@ -183,7 +183,7 @@ def test_repository_errors_of_reads(store, monkeypatch, raised, expected):
         raise raised('words')
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
-        open_image=fail, stat=fail, key=real.key,
+        open_image=fail, stat=fail, read_keys=real.read_keys,
         repository_id=real.repository_id))
     for call in (glance_store.get, glance_store.get_size_from_uri_and_backend):
         with pytest.raises(expected):

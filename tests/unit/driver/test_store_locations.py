@@ -3,6 +3,7 @@
 """The store: which locations it takes."""
 
 import hashlib
+import pathlib
 
 import glance_store
 from glance_store import exceptions
@@ -13,6 +14,7 @@ from oslo_config import cfg
 import pytest
 
 from glance_dedup.base import locations
+from glance_dedup.base import signingkeys
 from glance_dedup.driver import store as dedup_store
 from tests.support import stores
 from tests.support.stores import add
@@ -74,10 +76,52 @@ def test_a_mac_is_good_for_its_own_image_only(store):
         mixed[place] = two[place]
         refused('/'.join(mixed))
     # 'ab' + 'c' must not sign as 'a' + 'bc'.
-    key = repo(store).key
+    key = repo(store).read_keys().current
     assert (locations.sign(key, 'r', 'ab', 'c')
             != locations.sign(key, 'r', 'a', 'bc'))
     assert get('/'.join(one)) == b'one'
+
+
+def test_a_change_of_the_key(store):
+    """Each location is good as long as its key is; nothing is opened again."""
+    path = repo(store).path
+    old = add(b'old', 'a')[0]
+    signingkeys.begin_change(path)
+    new = add(b'new', 'b')[0]
+    signed_again = locations.url(repo(store), 'a', old.split('/')[4])
+    assert signed_again.rsplit('/', 1)[0] == old.rsplit('/', 1)[0]
+    assert get(old) == get(signed_again) == b'old' and get(new) == b'new'
+    signingkeys.finish_change(path)
+    refused(old)
+    # Glance's removal of the old location deletes nothing.
+    with pytest.raises(exceptions.NotFound):
+        delete(old, context=ADMIN)
+    assert get(signed_again) == b'old' and get(new) == b'new'
+    delete(signed_again, context=ADMIN)
+    refused(signed_again)
+
+
+@pytest.mark.parametrize('how', ['gone', 'damaged', 'directory'])
+def test_a_key_that_cannot_be_read(store, how):
+    """Nothing is taken for deleted, and nothing is deleted."""
+    url = add(b'data', 'a')[0]
+    key = pathlib.Path(repo(store).path) / 'key'
+    content = key.read_bytes()
+    key.unlink()
+    if how == 'damaged':
+        key.write_bytes(content[:-1])
+    elif how == 'directory':
+        key.mkdir()
+    with pytest.raises(exceptions.RemoteServiceUnavailable):
+        get(url)
+    with pytest.raises(exceptions.RemoteServiceUnavailable):
+        stores.get_size(url)
+    with pytest.raises(exceptions.BackendException, match='key'):
+        delete(url, context=ADMIN)
+    if how == 'directory':
+        key.rmdir()
+    key.write_bytes(content)
+    assert get(url) == b'data'
 
 
 def test_a_location_of_another_repository(configure):

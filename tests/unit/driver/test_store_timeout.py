@@ -67,7 +67,7 @@ def hanging(configure, monkeypatch):
             close=wrap('close', image.close))
 
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
-        repository_id=real.repository_id, key=real.key,
+        repository_id=real.repository_id, read_keys=real.read_keys,
         begin=wrap('begin', begin), open_image=wrap('open', open_image),
         stat=wrap('stat', real.stat), delete=wrap('delete', real.delete)))
     yield state

@@ -4,6 +4,7 @@
 
 import contextlib
 import hashlib
+import hmac
 import io
 import json
 import tracemalloc
@@ -12,6 +13,7 @@ import pytest
 import zstandard
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import signingkeys
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import parameters
 from glance_dedup.snapshots import keys
@@ -19,12 +21,14 @@ from glance_dedup.snapshots import manifest
 
 OWNER, OTHER = 'a' * 32, 'b' * 32
 PARAMETERS = parameters.Parameters.choose(cold=True)
-HEAD = manifest.Head(OWNER, 7, 1.5, PARAMETERS.to_json().decode(), 'c' * 64)
+HEAD = manifest.Head(OWNER, 7, 1.5, PARAMETERS.to_json().decode())
+SIGNING = signingkeys.Keys(b'k' * 32)
+DIGEST = 'c' * 64
 KEY = keys.of_manifest(OWNER, 7, 'd' * 32)
-GROUPS = [manifest.Group(1, 'e' * 32, 5000, OWNER),
-          manifest.Group(3, 'f' * 32, 1 << 32, OTHER)]
-RECIPES = [manifest.Recipe('b', '1' * 32, 8192, OWNER),
-           manifest.Recipe('b-1', '2' * 32, 4096, OTHER)]
+GROUPS = [manifest.Group(1, 'e' * 32, 5000, OWNER, DIGEST),
+          manifest.Group(3, 'f' * 32, 1 << 32, OTHER, DIGEST)]
+RECIPES = [manifest.Recipe('b', '1' * 32, 8192, OWNER, DIGEST),
+           manifest.Recipe('b-1', '2' * 32, 4096, OTHER, DIGEST)]
 
 
 class Location:
@@ -50,9 +54,9 @@ class Store:
         return self.content[start:start + length]
 
 
-def written(lines=(*GROUPS, *RECIPES), head=HEAD):
+def written(lines=(*GROUPS, *RECIPES), head=HEAD, signing=SIGNING):
     file = io.BytesIO()
-    writer = manifest.Writer(file, head)
+    writer = manifest.Writer(file, head, signing)
     for line in lines:
         writer.add(line)
     return file, writer.finish()
@@ -74,11 +78,14 @@ def sealed(lines):
             'recipes': sum(line.startswith(b'["r"') for line in lines),
             'content': content,
             'whole': hashlib.sha256(b''.join(lines)).hexdigest()}
+    foot['mac'] = hmac.new(
+        signingkeys.manifest_key(SIGNING.current), foot['whole'].encode(),
+        hashlib.sha256).hexdigest()
     return packed([*lines, json.dumps(foot).encode()])
 
 
-def opened(content, key=KEY):
-    return manifest.Manifest(Store(content, key), key)
+def opened(content, key=KEY, signing=SIGNING):
+    return manifest.Manifest(Store(content, key), key, signing)
 
 
 def test_what_is_written_is_read():
@@ -98,9 +105,41 @@ def test_what_is_written_is_read():
 
 def test_equal_contents():
     """Neither number nor time count."""
-    other = manifest.Head(OWNER, 8, 2.5, HEAD.parameters, HEAD.signing_key)
+    other = manifest.Head(OWNER, 8, 2.5, HEAD.parameters)
     assert written()[1].content == written(head=other)[1].content
     assert written()[1].content != written(GROUPS)[1].content
+
+
+@pytest.mark.parametrize('accepted,current', [
+    (SIGNING, True),
+    (signingkeys.Keys(b'n' * 32, SIGNING.current), False)])
+def test_keys_that_are_accepted(accepted, current):
+    with opened(written()[0].getvalue(), signing=accepted) as found:
+        assert found.has_current_key == current
+
+
+@pytest.mark.parametrize('made', [
+    b'other', b'', b'k' * 31, signingkeys.manifest_key(SIGNING.current)])
+def test_a_manifest_of_another_key(made):
+    content = written(signing=signingkeys.Keys(made))[0].getvalue()
+    with pytest.raises(exceptions.DamagedError,
+                       match=f'{KEY} was not made with the repository'):
+        opened(content)
+    # The operator says that the keys are lost.
+    with opened(content, signing=None) as found:
+        assert not found.has_current_key
+
+
+@pytest.mark.parametrize('mac', [None, '', 'c' * 63, 'C' * 64, 7, [], True])
+def test_an_hmac_that_is_none(mac):
+    *lines, foot = lines_of(written()[0].getvalue())
+    for fields in ({**json.loads(foot), 'mac': mac},
+                   {key: value for key, value in json.loads(foot).items()
+                    if key != 'mac'}):
+        for signing in (SIGNING, None):
+            with pytest.raises(exceptions.DamagedError):
+                opened(packed([*lines, json.dumps(fields).encode()]),
+                       signing=signing)
 
 
 def test_every_flipped_bit_is_noticed():
@@ -135,18 +174,30 @@ def test_every_line_counts():
 
 
 @pytest.mark.parametrize('line', [
-    ['g', 0, 'e' * 32, 5000, OWNER], ['g', 1 << 25, 'e' * 32, 5000, OWNER],
-    ['g', True, 'e' * 32, 5000, OWNER], ['g', '1', 'e' * 32, 5000, OWNER],
-    ['g', 5, 'E' * 32, 5000, OWNER], ['g', 5, '0' * 32, 5000, OWNER],
-    ['g', 5, 'e' * 32, 0, OWNER], ['g', 5, 'e' * 32, 1 << 40, OWNER],
+    ['g', 0, 'e' * 32, 5000, OWNER, DIGEST],
+    ['g', 1 << 25, 'e' * 32, 5000, OWNER, DIGEST],
+    ['g', True, 'e' * 32, 5000, OWNER, DIGEST],
+    ['g', '1', 'e' * 32, 5000, OWNER, DIGEST],
+    ['g', 5, 'E' * 32, 5000, OWNER, DIGEST],
+    ['g', 5, '0' * 32, 5000, OWNER, DIGEST],
+    ['g', 5, 'e' * 32, 0, OWNER, DIGEST],
+    ['g', 5, 'e' * 32, 1 << 40, OWNER, DIGEST],
     ['g', 5, 'e' * 32, 5000, '../x'], ['g', 5, 'e' * 32, 5000],
-    ['g', 5, None, 5000, OWNER], ['g', 2, 'e' * 32, 5000, OWNER],
-    ['r', '../../etc', '1' * 32, 8192, OWNER], ['r', '', '1' * 32, 1, OWNER],
-    ['r', 7, '1' * 32, 8192, OWNER], ['r', 'x', 'y', 8192, OWNER],
-    ['r', 'x', '1' * 32, 8192.5, OWNER], ['x'], [], 7, None, 'x', [[]]])
+    ['g', 5, None, 5000, OWNER, DIGEST],
+    ['g', 2, 'e' * 32, 5000, OWNER, DIGEST],
+    ['r', '../../etc', '1' * 32, 8192, OWNER, DIGEST],
+    ['r', '', '1' * 32, 1, OWNER, DIGEST],
+    ['r', 7, '1' * 32, 8192, OWNER, DIGEST],
+    ['r', 'x', 'y', 8192, OWNER, DIGEST],
+    ['g', 5, 'e' * 32, 5000, OWNER, DIGEST[1:]],
+    ['g', 5, 'e' * 32, 5000, OWNER, None],
+    ['r', 'x', '1' * 32, 8192, OWNER],
+    ['r', 'x', '1' * 32, 8192.5, OWNER, DIGEST],
+    ['x'], [], 7, None, 'x', [[]]])
 def test_lines_that_are_none(line):
     first = lines_of(written(())[0].getvalue())[0]
-    before = [json.dumps(['g', 3, 'f' * 32, 5000, OWNER]).encode() + b'\n']
+    before = [json.dumps(['g', 3, 'f' * 32, 5000, OWNER, DIGEST]).encode()
+              + b'\n']
     with opened(sealed([first, *before])) as found:
         assert found.foot.groups == 1
     with pytest.raises(exceptions.DamagedError):
@@ -156,8 +207,7 @@ def test_lines_that_are_none(line):
 @pytest.mark.parametrize('change', [
     {'kind': 'x'}, {'version': '1'}, {'owner': OTHER}, {'owner': 7},
     {'number': 8}, {'number': True}, {'taken': 'x'}, {'taken': None},
-    {'parameters': '{}'}, {'parameters': 7}, {'signing_key': 'c' * 63},
-    {'signing_key': 'c' * 62}, {'signing_key': None}, {'more': 1}])
+    {'parameters': '{}'}, {'parameters': 7}, {'more': 1}])
 def test_heads_that_are_none(change):
     first = json.loads(lines_of(written(())[0].getvalue())[0])
     with opened(sealed([json.dumps(first).encode() + b'\n'])):
@@ -168,8 +218,8 @@ def test_heads_that_are_none(change):
 
 def test_a_newer_version():
     first = json.loads(lines_of(written(())[0].getvalue())[0])
-    with pytest.raises(exceptions.VersionError, match='version 2'):
-        opened(sealed([json.dumps({**first, 'version': 2}).encode() + b'\n']))
+    with pytest.raises(exceptions.VersionError, match='version 3'):
+        opened(sealed([json.dumps({**first, 'version': 3}).encode() + b'\n']))
 
 
 @pytest.mark.parametrize('content', [
@@ -204,14 +254,14 @@ def test_memory_is_bounded():
     """As many lines as a large repository has."""
     def lines():
         for number in range(1, 50000):
-            yield manifest.Group(number, f'{number:032x}', 5000, OWNER)
+            yield manifest.Group(number, f'{number:032x}', 5000, OWNER, DIGEST)
         for number in range(1, 50000):
             yield manifest.Recipe(f'{number:08}', f'{number:032x}', 8192,
-                                  OWNER)
+                                  OWNER, DIGEST)
 
     with open('/dev/null', 'wb') as nowhere:
         tracemalloc.start()
-        writer = manifest.Writer(nowhere, HEAD)
+        writer = manifest.Writer(nowhere, HEAD, SIGNING)
         for line in lines():
             writer.add(line)
         writer.finish()
@@ -228,9 +278,9 @@ def test_memory_is_bounded():
 
 
 def test_merged():
-    a = [manifest.Group(number, 'e' * 32, 5000, OWNER)
+    a = [manifest.Group(number, 'e' * 32, 5000, OWNER, DIGEST)
          for number in (1, 2, 4)]
-    b = [manifest.Group(number, 'f' * 32, 5000, OWNER)
+    b = [manifest.Group(number, 'f' * 32, 5000, OWNER, DIGEST)
          for number in (2, 3, 4, 9)]
     assert [(x and x.number, y and y.number) for x, y in manifest.merged(
         iter(a), iter(b))] == [
@@ -242,8 +292,7 @@ def test_two_of_one_number(monkeypatch):
     contents = {}
     for number, taken, name in ((7, 1.0, 'a'), (7, 3.0, 'b'), (7, 2.0, 'c'),
                                 (6, 9.0, 'd')):
-        head = manifest.Head(OWNER, number, taken, HEAD.parameters,
-                             HEAD.signing_key)
+        head = manifest.Head(OWNER, number, taken, HEAD.parameters)
         contents[keys.of_manifest(OWNER, number, name * 32)] = written(
             head=head)[0].getvalue()
 
@@ -257,14 +306,14 @@ def test_two_of_one_number(monkeypatch):
         def get(self, key, start, length):
             return contents[key][start:start + length]
 
-    with manifest.newest_whole(Several(), OWNER, contents, pytest.fail
-                               ) as found:
+    with manifest.newest_whole(Several(), OWNER, contents, SIGNING,
+                               pytest.fail) as found:
         assert found.head.taken == 3.0
     told = []
     for key in list(contents)[:3]:
         contents[key] = b'x'
-    with manifest.newest_whole(Several(), OWNER, contents, told.append
-                               ) as found:
+    with manifest.newest_whole(Several(), OWNER, contents, SIGNING,
+                               told.append) as found:
         assert found.head.number == 6
     assert len(told) == 3
 
@@ -281,11 +330,11 @@ def test_a_key_that_lags(monkeypatch):
                 raise store_module.ObjectNotFound(key)
             return super().size(key)
 
-    with manifest.newest_whole(Lagging(content), OWNER, [KEY], pytest.fail
-                               ) as found:
+    with manifest.newest_whole(Lagging(content), OWNER, [KEY], SIGNING,
+                               pytest.fail) as found:
         assert found.head == HEAD
     left[0] = 4
     told = []
     assert manifest.newest_whole(
-        Lagging(content), OWNER, [KEY], told.append) is None
+        Lagging(content), OWNER, [KEY], SIGNING, told.append) is None
     assert len(told) == 1

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Who reads or writes the bucket: what they learn, and what they can forge."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+import zstandard
+
+from dedupd.tasks import collector
+from dedupd.tasks import snapshots
+from glance_dedup.base import exceptions
+from glance_dedup.base import signingkeys
+from glance_dedup.base import task
+from glance_dedup.objects import slices
+from glance_dedup.repository import owners
+from glance_dedup.snapshots import fetching
+from glance_dedup.snapshots import keys
+from glance_dedup.snapshots import manifest as manifest_module
+from glance_dedup.snapshots import restoring
+from tests.functional import test_restore
+from tests.functional import test_snapshots
+from tests.support import repositories
+
+pytest_plugins = ['tests.support.object_fixtures']
+
+store = test_restore.store
+connection = test_restore.connection
+filled = test_restore.filled
+restore = test_restore.restore
+run = test_restore.run
+
+
+def content_of(connection, key):
+    return connection.get(key, 0, connection.size(key))
+
+
+def manifests(filled, connection):
+    """The keys of all manifests, oldest first."""
+    return [one.key for one in test_snapshots.kinds(filled, connection)[2]]
+
+
+def restore_again(filled, path, **options):
+    """Restore the first owner's snapshot, whoever took its place since."""
+    shutil.rmtree(path, ignore_errors=True)
+    return restore(filled, path, owner=filled.settings.owner, **options)
+
+
+# -- readers ------------------------------------------------------------------
+
+def unpacked(content):
+    """An object, and what is in each frame of zstd in it."""
+    yield content
+    start = content.find(zstandard.FRAME_HEADER[:4])
+    while start >= 0:
+        try:
+            yield zstandard.ZstdDecompressor().stream_reader(
+                content[start:]).read()
+        except zstandard.ZstdError:
+            pass        # only looks like one
+        start = content.find(zstandard.FRAME_HEADER[:4], start + 1)
+
+
+def forms(secret):
+    """A secret, as it might be written."""
+    for plain in (secret, secret.hex().encode()):
+        yield plain
+        for shift in range(3):
+            # Whole groups of three bytes, wherever it begins.
+            cut = plain[shift:]
+            cut = cut[:len(cut) // 3 * 3]
+            yield base64.b64encode(cut)
+            yield base64.urlsafe_b64encode(cut)
+    yield secret.hex().upper().encode()
+
+
+def test_no_object_has_a_key(filled, connection, tmp_path):
+    """Whether the key is being changed or not; nor what is derived from it."""
+    known = set()
+    for work in (signingkeys.begin_change, signingkeys.finish_change, None):
+        for key in filled.repo.read_keys().accepted:
+            known |= {key, signingkeys.manifest_key(key)}
+        filled.tier()
+        if work:
+            work(str(filled.path))
+    restore(filled, tmp_path / 'new')
+    listed = [key for key, _ in connection.keys('')]
+    assert {key.split('/')[1] for key in listed} > {'g', 'r', 'm'}
+    secrets = [form for key in known for form in forms(key)]
+    for key in listed:
+        for part in unpacked(content_of(connection, key)):
+            assert not [form for form in secrets if form in part], key
+
+
+# -- writers ------------------------------------------------------------------
+
+def flipped(content, others):
+    changed = bytearray(content)
+    changed[len(content) // 2 if len(content) < 9000 else 4100] ^= 1
+    return bytes(changed)
+
+
+CHANGES = {
+    'flipped': flipped,
+    # A frame of zstd ends with a checksum of four bytes, which adds nothing.
+    'cut': lambda content, others: content[:-9],
+    'emptied': lambda content, others: b'',
+    'longer': lambda content, others: content + bytes(4096),
+    'replaced': lambda content, others: others[0],
+}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_each_object_of_a_snapshot(filled, connection, tmp_path, change):
+    """Whatever is done to one of them, restoring names it, and refuses it."""
+    owner = filled.settings.owner
+    filled.tier()
+    groups, recipes, (old, new) = test_snapshots.kinds(filled, connection)
+    by_kind = {
+        'm': [new.key, old.key],
+        'g': [slices.key_of(owner, key.number, bytes.fromhex(key.object_id))
+              for key in groups],
+        'r': [keys.of_recipe(owner, *key) for key in recipes]}
+    for kind, names in by_kind.items():
+        before = {name: content_of(connection, name) for name in names}
+        for name in names:
+            if name == old.key:
+                continue        # a newer one counts
+            owners.put_bytes(connection, name, CHANGES[change](
+                before[name], [content for other, content in before.items()
+                               if other != name]))
+            if kind == 'm':
+                with pytest.raises(exceptions.InvalidParameter, match=name):
+                    restore_again(filled, tmp_path / 'new')
+                assert not (tmp_path / 'new').exists() or not os.listdir(
+                    tmp_path / 'new')
+            else:
+                result = restore_again(filled, tmp_path / 'new')
+                assert name in str([*result.lost_groups.values(),
+                                    *result.lost_images.values()])
+                assert 'hot' in result.lost_images
+                with repositories.open_repository(tmp_path / 'new') as repo:
+                    for image in repo.images():
+                        assert repositories.read_all(
+                            repo, image) == filled.images[image]
+            owners.put_bytes(connection, name, before[name])
+    assert list(restore_again(filled, tmp_path / 'new').lost_images) == ['hot']
+
+
+def lines_of(content):
+    return zstandard.ZstdDecompressor().stream_reader(
+        content).read().splitlines(keepends=True)
+
+
+def forged(content, number, key, change=lambda line: line):
+    """A manifest with other lines, whose digests are right.
+
+    :param key: with which it is authenticated; None: as it was
+    """
+    head, *lines, foot = map(json.loads, lines_of(content))
+    packed = [json.dumps(one).encode() + b'\n' for one in (
+        {**head, 'number': number}, *map(change, lines))]
+    whole = hashlib.sha256(b''.join(packed)).hexdigest()
+    foot.update(whole=whole,
+                content=hashlib.sha256(b''.join(packed[1:])).hexdigest())
+    if key is not None:
+        foot['mac'] = manifest_module._mac(key, whole)
+    return zstandard.ZstdCompressor().compress(
+        b''.join(packed) + json.dumps(foot).encode())
+
+
+@pytest.mark.parametrize('key', [None, bytes(32), b'k' * 32])
+@pytest.mark.parametrize('place', ['newer', 'same'])
+def test_a_forged_manifest(filled, connection, tmp_path, place, key):
+    """Who cannot sign cannot give one image the content of another."""
+    name, = manifests(filled, connection)
+    content = content_of(connection, name)
+    recipes = {fields[1]: fields for fields in map(
+        json.loads, lines_of(content)) if isinstance(fields, list)}
+
+    def swap(line):
+        return ['r', 'one', *recipes['two'][2:]] if line[1] == 'one' else line
+
+    number = {'newer': 2, 'same': 1}[place]
+    where = {'newer': keys.of_manifest(filled.settings.owner, 2, 'a' * 32),
+             'same': name}[place]
+    owners.put_bytes(connection, where, forged(content, number, key, swap))
+    with pytest.raises(exceptions.InvalidParameter, match=(
+            f'{where} was not made with')):
+        restore(filled, tmp_path / 'new')
+    assert not owners.is_retired(connection, filled.settings.owner)
+    # The helper makes manifests that are accepted with the right key.
+    owners.put_bytes(connection, where, forged(
+        content, number, filled.repo.read_keys().current))
+    assert restore(filled, tmp_path / 'new').snapshot == number
+
+
+def test_a_manifest_of_another_repository(filled, connection, tmp_path):
+    """Nor of a repository with the same owner's id, as a writer can make."""
+    name, = manifests(filled, connection)
+    content = content_of(connection, name)
+    other = repositories.create(tmp_path / 'other', cold=True)
+    with repositories.open_repository(other) as repo:
+        head = manifest_module.Head(
+            filled.settings.owner, 2, 1e10,
+            repo.parameters.to_json().decode())
+        with manifest_module.send(connection, head, [],
+                                  repo.read_keys()) as sent:
+            key = sent.key
+        with pytest.raises(exceptions.InvalidParameter, match=key):
+            restore(filled, tmp_path / 'new')
+        connection.delete(key)
+        # One whose owner is another one.
+        with manifest_module.send(
+                connection, dataclasses.replace(head, owner='f' * 32), [],
+                repo.read_keys()) as sent:
+            owners.put_bytes(connection, name, content_of(
+                connection, sent.key))
+    with pytest.raises(exceptions.InvalidParameter, match=name):
+        restore(filled, tmp_path / 'new')
+    owners.put_bytes(connection, name, content)
+    # Our own repository, and another's copy of the key.
+    with pytest.raises(exceptions.InvalidParameter, match='was not made with'):
+        restoring.restore(
+            tmp_path / 'new', filled.settings.location,
+            filled.settings.credentials,
+            signingkeys.read(str(other / 'key')))
+
+
+def test_an_older_manifest_under_a_newer_name(filled, connection, tmp_path):
+    filled.put('later', 1, 5)
+    filled.tier()
+    old, new = manifests(filled, connection)
+    owner = filled.settings.owner
+    replayed = keys.of_manifest(owner, 3, 'a' * 32)
+    for where in (replayed, new):
+        before = content_of(connection, new)
+        owners.put_bytes(connection, where, content_of(connection, old))
+        with pytest.raises(exceptions.InvalidParameter, match=where):
+            restore(filled, tmp_path / 'new')
+        if where == replayed:
+            connection.delete(where)
+        else:
+            owners.put_bytes(connection, where, before)
+    assert restore(filled, tmp_path / 'new').snapshot == 2
+
+
+def test_what_remains_possible(filled, connection, tmp_path):
+    """An old snapshot, if all newer ones are deleted: its date is shown."""
+    filled.put('later', 1, 5)
+    filled.tier()
+    connection.delete(manifests(filled, connection)[1])
+    place = filled.settings
+    asked = run(
+        '--repository', tmp_path / 'new', 'repository', 'restore', '--from',
+        place.location.url, '--endpoint', place.location.endpoint,
+        '--credentials', place.credentials, '--key', filled.path / 'key',
+        status=2)
+    assert 'snapshot 1 of owner' in asked.stderr
+    assert 'Is it the last one that you know of?' in asked.stderr
+
+
+def test_a_forged_manifest_only_keeps_objects(filled, connection):
+    """The repository goes on behind it, and deletes nothing meanwhile."""
+    filled.tier()
+    owners.put_bytes(connection, keys.of_manifest(
+        filled.settings.owner, 9, 'a' * 32), b'forged')
+    result = filled.tier()
+    assert result.kept and result.snapshot == 10
+    result = filled.tier()
+    assert result.kept is None and result.snapshot == 11
+
+
+@pytest.mark.parametrize('how', ['changed', 'gone'])
+def test_an_object_that_is_wrong_before_the_snapshot(
+        filled, connection, monkeypatch, how):
+    """It gets into no manifest, and the others do."""
+    real = snapshots.take
+    wrong = []
+
+    def take(*arguments, **options):
+        for key in filled.objects():
+            if '/g/00000003-' not in key or wrong:
+                continue
+            wrong.append(key)
+            if how == 'changed':
+                content = bytearray(content_of(connection, key))
+                content[4096 + 5] ^= 1
+                owners.put_bytes(connection, key, bytes(content))
+            else:
+                connection.delete(key)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(snapshots, 'take', take)
+    filled.put('more', 0.5, 7)
+    filled.tier()
+    assert len(wrong) == 1
+    warning, = filled.maintainer.warnings
+    assert wrong[0] in warning and 'group 00000003' in warning
+    assert [group.number for group in snapshot_groups(filled, connection)] == [
+        1, 2]
+    if how == 'changed':
+        assert wrong[0] in filled.objects()     # it is not deleted either
+
+
+def test_freed_blocks_do_not_count(filled, connection):
+    """The object is as it was, and the file has fewer blocks."""
+    group = next(iter(snapshot_groups(filled, connection)))
+    fetcher = fetching.Fetcher(connection, str(filled.path),
+                               filled.repo.parameters)
+    assert fetcher.digest(group) == group.digest
+    filled.repo.delete('two')
+    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    for one in snapshot_groups(filled, connection):
+        assert fetcher.digest(one) == one.digest
+
+
+def snapshot_groups(filled, connection):
+    with test_snapshots.newest(filled, connection) as found:
+        return list(found.groups())
+
+
+# -- a change of the key ------------------------------------------------------
+
+def test_snapshots_follow_a_change_of_the_key(filled, connection, tmp_path):
+    assert [filled.tier().snapshot for _ in range(2)] == [2, 0]
+    shutil.copy(filled.path / 'key', tmp_path / 'old')
+    signingkeys.begin_change(str(filled.path))
+    shutil.copy(filled.path / 'key', tmp_path / 'both')
+    # What the old key made is accepted, and replaced.
+    assert [filled.tier().snapshot for _ in range(3)] == [3, 4, 0]
+    signingkeys.finish_change(str(filled.path))
+    assert filled.tier().snapshot == 0
+
+    def restored(copy):
+        shutil.rmtree(tmp_path / 'new', ignore_errors=True)
+        return restoring.restore(
+            tmp_path / 'new', filled.settings.location,
+            filled.settings.credentials,
+            signingkeys.read(str(tmp_path / copy)),
+            owner=filled.settings.owner)
+
+    with pytest.raises(exceptions.InvalidParameter, match='key was changed'):
+        restored('old')
+    assert restored('both').snapshot == 4
+    assert (tmp_path / 'new' / 'key').read_bytes() == (
+        tmp_path / 'both').read_bytes()
+
+
+def test_a_change_that_ended_without_snapshots(filled, connection):
+    """Nothing is deleted before two have been made with the new key."""
+    filled.tier()
+    signingkeys.begin_change(str(filled.path))
+    signingkeys.finish_change(str(filled.path))
+    before = filled.objects()
+    assert [filled.tier().snapshot for _ in range(3)] == [3, 4, 0]
+    assert filled.objects() == before
+    assert len(snapshot_groups(filled, connection)) == 2
+
+
+# -- without a copy of the key ------------------------------------------------
+
+def test_a_new_key(filled, connection, tmp_path):
+    place = filled.settings
+    words = ['--repository', tmp_path / 'new', 'repository', 'restore',
+             '--from', place.location.url, '--endpoint',
+             place.location.endpoint, '--credentials', place.credentials,
+             '--yes']
+    assert 'one of the arguments --key --new-key is required' in run(
+        *words, status=2).stderr
+    (tmp_path / 'no-key').write_text('x')
+    for file, said, status in (('no-key', 'does not hold a key', 1),
+                               ('nothing', 'No such file', 2)):
+        assert said in run(*words, '--key', tmp_path / file,
+                           status=status).stderr
+    assert not owners.is_retired(connection, place.owner)
+    made = run(*words, '--new-key', status=1)       # an image is lost
+    assert 'sign-locations' in made.stderr
+    new = signingkeys.read(str(tmp_path / 'new' / 'key'))
+    assert new.current not in filled.repo.read_keys().accepted
+    # Its own snapshot is made with that key.
+    with repositories.open_repository(tmp_path / 'new') as repo:
+        assert repo.read_keys() == new
+    found = restoring.restore(tmp_path / 'newest', place.location,
+                              place.credentials, new)
+    assert found.snapshot == 1 and not found.lost_images
