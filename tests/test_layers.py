@@ -185,6 +185,7 @@ TESTED_BY = {
     'glance_dedup.batch.volumes': 'functional/test_volume_backups.py',
     'glance_dedup.cli.batch': 'functional/test_batch.py',
     'glance_dedup.cli.glanceoptions': 'unit/cli/test_upgradecheck.py',
+    'glance_dedup.adoption.signing': 'functional/test_sign_locations.py',
     'glance_dedup.objects.backend': 'functional/test_objects.py',
     'glance_dedup.objects.figures': 'functional/test_cold_daemon.py',
     'glance_dedup.objects.slicefiles': 'functional/test_cold.py',

@@ -141,7 +141,8 @@ class Import(command.RepositoryCommand, lister.Lister):
         known = None
         if glance is not None:
             known = self.images_of(glance)
-            self._need_locations(parsed_args.update_locations, glance, known)
+            if parsed_args.update_locations:
+                _need_locations(parsed_args.update_locations, glance, known)
         with self.open(codec=parsed_args.codec) as repo:
             outcomes = self._work(parsed_args, repo, glance, known, entries)
         return (('image_id', 'size', 'result', 'stored_bytes', 'project',
@@ -176,18 +177,6 @@ class Import(command.RepositoryCommand, lister.Lister):
             'uploads under way are taken as they are, and the images belong '
             f'to {whose}')
         return None
-
-    @staticmethod
-    def _need_locations(store, glance, known):
-        if store is None:
-            return
-        glance.need_store(store)
-        if any(image.locations is None for image in known.values()):
-            raise common.UsageError(
-                f'{glance.url} does not show locations, and so takes none: '
-                'run a glance-api of your own with '
-                'show_multiple_locations, and name it by --glance-url, as '
-                'the guide on migration says')
 
     def _entries(self, parsed_args):
         from glance_dedup.adoption import filestore
@@ -239,6 +228,17 @@ class Import(command.RepositoryCommand, lister.Lister):
                     self.app.report(outcome.error)
                 outcomes.append(outcome)
         return outcomes
+
+
+def _need_locations(store, glance, known):
+    """Refuse a Glance that lacks the store, or takes no locations."""
+    glance.need_store(store)
+    if any(image.locations is None for image in known.values()):
+        raise common.UsageError(
+            f'{glance.url} does not show locations, and so takes none: '
+            'run a glance-api of your own with '
+            'show_multiple_locations, and name it by --glance-url, as '
+            'the guide on migration says')
 
 
 class Export(command.RepositoryCommand, lister.Lister):
@@ -463,6 +463,53 @@ class Missing(command.RepositoryCommand, lister.Lister):
         if rows:
             self.app.status = 1
         return ('image_id', 'size', 'status', 'owner', 'stores'), rows
+
+
+class SignLocations(command.RepositoryCommand, lister.Lister):
+    """Give Glance locations that the repository's current key has signed.
+
+    It is for after 'repository rekey', and after 'repository restore
+    --new-key'. Locations that the repository accepts no more are removed; the
+    data stays. While a change of the key is under way, old locations stay.
+    Glance needs show_multiple_locations, and the account must be an
+    administrator. Run it as often as you like: what is done stays done. The
+    exit status is 1 if an image got no location.
+    """
+
+    def add_arguments(self, parser):
+        glance_module.add_address(parser)
+        parser.add_argument(
+            '--store', metavar='NAME', required=True,
+            help="The repository's store in Glance.")
+
+    def take_action(self, parsed_args):
+        from glance_dedup.adoption import signing
+        from glance_dedup.base import signingkeys
+
+        glance = glance_module.connect(parsed_args.os_cloud,
+                                       parsed_args.glance_url)
+        rows = []
+        with self.open() as repo, signingkeys.locked(repo.path) as keys:
+            known = self.images_of(glance)
+            _need_locations(parsed_args.store, glance, known)
+            signer = signing.Signer(repo, keys, glance, parsed_args.store)
+            images = list(filter(signer.concerns, known.values()))
+            with self.progress('signing', len(images),
+                               unit='images') as progress:
+                for done, image in enumerate(images, 1):
+                    rows.append(self._one(signer, image))
+                    progress.update(done)
+        return ('image_id', 'owner', 'result', 'error'), rows
+
+    def _one(self, signer, image):
+        from glance_dedup.client import glance_api
+
+        try:
+            return image.image_id, image.owner, signer.sign(image), None
+        except (exceptions.RepositoryError, glance_api.GlanceError) as e:
+            self.app.report(e)
+            return (image.image_id, image.owner, 'failed',
+                    common.sentence_of(e))
 
 
 class Verify(command.RepositoryCommand, lister.Lister):

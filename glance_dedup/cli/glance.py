@@ -18,12 +18,17 @@ def add_cloud(parser, **options):
         'OS_*.', **options)
 
 
-def add_options(parser):
-    """Add the options of commands that need not ask a Glance."""
+def add_address(parser):
+    """Add the options that name a Glance."""
     add_cloud(parser)
     parser.add_argument(
         '--glance-url', metavar='URL',
         help="Ask this glance-api instead of the cloud's.")
+
+
+def add_options(parser):
+    """Add the options of commands that need not ask a Glance."""
+    add_address(parser)
     parser.add_argument(
         '--no-glance', action='store_true',
         help='Ask no Glance, whatever the environment says.')

@@ -43,6 +43,7 @@ COMMANDS = {
     'export': 'glance_dedup.cli.adoption:Export',
     'orphans': 'glance_dedup.cli.adoption:Orphans',
     'missing': 'glance_dedup.cli.adoption:Missing',
+    'sign-locations': 'glance_dedup.cli.adoption:SignLocations',
     'replicate': 'glance_dedup.cli.replication:Replicate',
     'mount': 'glance_dedup.cli.mount:Mount',
     'complete': 'glance_dedup.cli.completion:Complete',
@@ -52,6 +53,7 @@ COMMANDS = {
     'repository rebuild-catalog':
     'glance_dedup.cli.maintenance:RebuildCatalog',
     'repository upgrade': 'glance_dedup.cli.repository:Upgrade',
+    'repository rekey': 'glance_dedup.cli.repository:Rekey',
     'repository export-metadata': 'glance_dedup.cli.cold:Export',
     'repository restore': 'glance_dedup.cli.cold:Restore',
     'repository try-sharing': 'glance_dedup.cli.sharing:TrySharing',

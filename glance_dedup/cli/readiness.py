@@ -124,6 +124,7 @@ class Checks(upgradecheck.UpgradeCommands):
             with self._command.open() as repo:
                 found = repo.parameters.version
                 steps = upgrade.plan(repo)
+                keys = repo.read_keys()
         except exceptions.VersionError as e:
             return _failure(
                 f'{e}.', 'Do not start services with this version: install '
@@ -132,15 +133,21 @@ class Checks(upgradecheck.UpgradeCommands):
             return _failure(
                 f'{e}.', 'Remove the cause, and check again before services '
                 'are restarted.')
+        warnings = []
         if steps:
-            return _warning(
+            warnings.append(
                 f'{self._path} has format {found}, and new repositories have '
                 f'{parameters.words(parameters.DEFAULT)}. When all hosts have '
                 "this version, stop dedupd and run 'glance-dedup repository "
                 "upgrade'.")
-        return _success(f'{self._path} has format {found}; this program '
-                        'reads up to '
-                        f'{parameters.words(parameters.NEWEST)}')
+        if keys.previous is not None:
+            warnings.append(
+                f'{self._path} accepts an old key, too: when '
+                "'glance-dedup sign-locations' adds nothing more, run "
+                "'glance-dedup repository rekey --finish'.")
+        return _judged([], warnings, (
+            f'{self._path} has format {found}; this program reads up to '
+            f'{parameters.words(parameters.NEWEST)}'))
 
     def catalog(self) -> upgradecheck.Result:
         """Whether this software can go on with the catalog that is there."""

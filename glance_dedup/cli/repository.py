@@ -115,6 +115,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
             fields = _described(self.path, repo.parameters)
             groups, group_bytes = self._groups()
             fields.update(self._sums(repo, group_bytes))
+            fields['accepted_keys'] = len(repo.read_keys().accepted)
             fields['groups'] = groups
             fields['group_bytes'] = common.Size(group_bytes)
             fields.update(filter_module.fields_of(repo))
@@ -214,6 +215,41 @@ class Check(command.RepositoryCommand, show.ShowOne):
         if not report.ok:
             self.app.status = 1
         return common.shown(fields)
+
+
+class Rekey(command.RepositoryCommand, show.ShowOne):
+    """Change the key with which a repository signs.
+
+    The repository signs the locations of its images, which Glance keeps, and
+    the manifests in the object store. Begin the change without --finish: new
+    locations are signed with a new key, and those of the old key stay valid.
+    Then have 'sign-locations' give Glance new locations, and finish the
+    change: the old key opens nothing any more. Nothing need be stopped.
+    """
+
+    def add_arguments(self, parser):
+        parser.add_argument(
+            '--finish', action='store_true',
+            help='Make what the old key has signed invalid. Glance reads no '
+            'image any more whose location is not signed with the new key.')
+
+    def take_action(self, parsed_args):
+        from glance_dedup.base import signingkeys
+
+        work = (signingkeys.finish_change if parsed_args.finish
+                else signingkeys.begin_change)
+        with self.open() as repo:
+            keys = work(repo.path)
+            file = os.path.join(repo.path, signingkeys.FILE)
+        self.app.tell(
+            f"run 'glance-dedup sign-locations' again, which removes the "
+            f'locations of the old key, and replace all copies of {file}'
+            if parsed_args.finish else
+            f"save a copy of {file}, run 'glance-dedup sign-locations' until "
+            "it adds nothing, and 'glance-dedup repository export-metadata' "
+            'twice if groups are cold; then finish the change with --finish')
+        return common.shown({'path': os.path.abspath(self.path),
+                             'accepted_keys': len(keys.accepted)})
 
 
 class Upgrade(command.RepositoryCommand, show.ShowOne):

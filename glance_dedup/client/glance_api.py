@@ -307,6 +307,27 @@ class Glance:
                  'value': {'url': url, 'metadata': {'store': store}}}],
             headers=_PATCH)
 
+    def locations(self, image_id: str) -> list[str]:
+        """Return the URLs of an image's locations, in Glance's order.
+
+        :raises GlanceError: Glance does not show them, or has no such image
+        """
+        record = self.record(image_id) or {}
+        try:
+            return [place['url'] for place in record['locations']]
+        except (KeyError, TypeError) as e:
+            raise GlanceError(f'{self.url} does not show the locations of '
+                              f'image {image_id}') from e
+
+    def remove_location(self, image_id: str, place: int) -> None:
+        """Remove a location of an image; Glance deletes the data there.
+
+        :param place: where it is in :meth:`locations`
+        """
+        self._request(
+            'PATCH', f'/images/{image_id}', (200,), headers=_PATCH, json=[
+                {'op': 'remove', 'path': f'/locations/{place}'}])
+
     # -- making another Glance's image --------------------------------------
 
     def create(self, record: Record) -> Record:

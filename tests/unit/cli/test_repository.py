@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from glance_dedup.base import signingkeys
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
 from tests.unit.cli import conftest
@@ -103,6 +104,29 @@ def test_show_with_a_damaged_recipe(filled):
     assert result.status == 1
     assert result.json()['images'] == 1
     assert 'one' in result.err
+
+
+def test_rekey(filled):
+    """The file has both keys until the change is finished."""
+    file = filled.path / 'key'
+    old = signingkeys.read(str(file)).current
+
+    def accepted():
+        return filled('repository', 'show', '-f', 'json').json()[
+            'accepted_keys']
+
+    assert accepted() == 1
+    begun = filled('repository', 'rekey', '-f', 'json')
+    assert begun.json() == {'path': str(filled.path), 'accepted_keys': 2}
+    assert 'sign-locations' in begun.err and '--finish' in begun.err
+    assert accepted() == 2
+    filled('repository', 'rekey').refused('--finish')
+    finished = filled('repository', 'rekey', '--finish', '-f', 'json')
+    assert finished.json() == {'path': str(filled.path), 'accepted_keys': 1}
+    assert str(file) in finished.err
+    assert old not in signingkeys.read(str(file)).accepted
+    filled('repository', 'rekey', '--finish').refused('no change of it')
+    assert filled('repository', 'check').status == 0
 
 
 def test_check(filled):

@@ -73,6 +73,14 @@ def test_an_older_minor_version_is_a_warning(cli):
     assert 'glance-dedup repository upgrade' in sentences
 
 
+def test_a_change_of_the_key_that_is_not_finished_is_a_warning(created):
+    assert created('repository', 'rekey').status == 0
+    code, sentences = check(created)[1]['Format of the repository']
+    assert code == WARNING and 'repository rekey --finish' in sentences
+    assert created('repository', 'rekey', '--finish').status == 0
+    assert check(created)[0] == SUCCESS
+
+
 def test_a_newer_major_version_is_a_failure(created):
     path = created.path / 'repository.json'
     fields = json.loads(path.read_text())
