@@ -6,7 +6,7 @@ A repository signs the locations of its images, and the manifests of its
 metadata in an object store. While its key is being changed it has two: it
 signs with the current one, and accepts what either has signed.
 
-The file is replaced in one step, so whoever reads it finds one key or both.
+The file is replaced in one step, so a reader finds one key or both (I13).
 Nothing is remembered: each use reads the file, so all processes, on all hosts,
 follow a change at once.
 """

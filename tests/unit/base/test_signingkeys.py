@@ -78,7 +78,7 @@ def test_every_damage_is_noticed(path, change):
 
 @pytest.mark.parametrize('how', ['gone', 'directory', 'link', 'fifo'])
 def test_what_is_no_file(path, how):
-    """It never counts as an image that is not there."""
+    """It never counts as an image that is not there (I13)."""
     (path / 'key').unlink()
     if how == 'directory':
         (path / 'key').mkdir()
@@ -124,7 +124,7 @@ def test_two_changes_at_the_same_time(path):
 @pytest.mark.parametrize('work', [
     signingkeys.begin_change, signingkeys.finish_change])
 def test_kill_9_at_every_step(path, work, step, after):
-    """The old keys are there, or the new ones, and the next run ends it."""
+    """The old keys are there, or the new ones (I13); the next run ends it."""
     if work is signingkeys.finish_change:
         signingkeys.begin_change(str(path))
     before = read(path)
