@@ -467,7 +467,7 @@ class Scheduler:
         """What the job's task is called with."""
         arguments = job.arguments
         if job.task.in_caches_only:
-            arguments = {'held': self._held, 'coming': self._coming(),
+            arguments = {'held': self._held, 'coming': self._coming,
                          **arguments}
         share = self.membership.share(job.name)
         if share is not None and not job.only_plans:

@@ -14,6 +14,7 @@ because a running pull holds their group (I6), count as given back. Otherwise
 one pull would make the evictor delete all images.
 """
 
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import datetime
@@ -35,6 +36,13 @@ from glance_dedup.maintenance import recipes
 from glance_dedup.repository import space
 
 LOG = log.getLogger(__name__)
+
+Coming = Callable[[], int]
+
+
+def nothing_coming() -> int:
+    """Return 0: nothing is about to be stored."""
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +78,8 @@ class Result:
 
 
 def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
-         held: index_module.Held, limit: int, coming: int = 0,
+         held: index_module.Held, limit: int,
+         coming: Coming = nothing_coming,
          live_share: int = collector.LIVE_SHARE,
          evacuate_share: int = collector.EVACUATE_SHARE) -> Plan:
     """Predict what would be evicted; changes nothing.
@@ -83,14 +92,16 @@ def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
-             held: index_module.Held, limit: int, coming: int = 0,
+             held: index_module.Held, limit: int,
+             coming: Coming = nothing_coming,
              live_share: int = collector.LIVE_SHARE,
              evacuate_share: int = collector.EVACUATE_SHARE) -> Result:
     """Evict images while the cache takes more of the disk than it may.
 
     :param limit: bytes of disk that the whole cache may take; 0: the whole
         disk
-    :param coming: bytes that will be stored soon, and need room, too
+    :param coming: returns the bytes that will be stored soon, and need room,
+        too
     :param live_share: as for the collector
     :param evacuate_share: as for the collector
     :raises InvalidParameter: if the limit is too small to hold anything
@@ -105,7 +116,8 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, held: index_module.Held, limit: int,
-                 coming: int, live_share: int, evacuate_share: int) -> None:
+                 coming: Coming, live_share: int, evacuate_share: int
+                 ) -> None:
         index_module.check_limit(maintainer.repository, limit)
         self._maintainer = maintainer
         self._repository = maintainer.repository
@@ -178,14 +190,15 @@ class _Run:
         """
         over = 0
         if self._limit:
-            over = self._taken() + self._coming - self._limit
+            # In this order, no byte counts as stored and as coming.
+            over = self._taken() + self._coming() - self._limit
         missing = self._missing()
         return max(over, missing) if missing <= self._stored() else over
 
     def _missing(self) -> int:
         """Bytes that the disk lacks, counting the reserve as taken."""
         free, kept = self._repository.room()
-        return kept + self._coming - free
+        return kept + self._coming() - free
 
     def _stored(self) -> int:
         path = os.path.join(self._repository.path, 'groups')
@@ -314,16 +327,16 @@ class _Run:
 
     def _words(self) -> str:
         """Say what takes the room that could not be freed."""
-        taken = self._taken()
-        if self._limit and taken + self._coming > self._limit:
+        taken, coming = self._taken(), self._coming()
+        if self._limit and taken + coming > self._limit:
             what = (f'{_mib(taken)} of disk are taken, and limit_mib allows '
                     f'{_mib(self._limit)}')
         else:
             free, kept = self._repository.room()
             what = (f'{_mib(free)} are free on the disk, and reserve_mib '
                     f'keeps {_mib(kept)}')
-        if self._coming:
-            what += f'; {_mib(self._coming)} are on their way'
+        if coming:
+            what += f'; {_mib(coming)} are on their way'
         why = []
         if self._in_use:
             why.append(f'{len(self._in_use)} images are being read')

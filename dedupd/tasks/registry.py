@@ -157,8 +157,8 @@ def _projects(maintainer: Maintainer, pace: task.Pace, options: Any) -> Any:
 
 
 def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
-           held: Any = None, coming: int = 0, limit_mib: int | None = None,
-           dry_run: bool = False) -> Any:
+           held: Any = None, coming: Callable[[], int] = lambda: 0,
+           limit_mib: int | None = None, dry_run: bool = False) -> Any:
     from dedupd.cache import index as index_module
     from dedupd.tasks import evictor
 

@@ -139,7 +139,7 @@ def cache(root, filter_directory, kind):
             assert not result.short and not result.failed, result
             # Without a limit the disk is one, if it is blocks that it lacks.
             result = evictor.run_once(maintainer, task.Pace(), held, 0,
-                                      coming=9 * MIB // 2)
+                                      coming=lambda: 9 * MIB // 2)
             assert kind == 'inodes' or result.evicted, result
             assert not result.short and not result.failed, result
         left = {name: model[name] for name in held.candidates()}

@@ -89,13 +89,18 @@ def maintainer(repo, model):
         yield maintainer
 
 
+def returns(coming):
+    return coming if callable(coming) else lambda: coming
+
+
 def evict(maintainer, held, limit, coming=0, pace=None, **shares):
     return evictor.run_once(maintainer, pace or task.Pace(), held,
-                            int(limit), coming, **shares)
+                            int(limit), returns(coming), **shares)
 
 
 def plan(maintainer, held, limit, coming=0):
-    return evictor.plan(maintainer, task.Pace(), held, int(limit), coming)
+    return evictor.plan(maintainer, task.Pace(), held, int(limit),
+                        returns(coming))
 
 
 def taken(path):
@@ -177,6 +182,25 @@ def test_what_is_on_its_way_needs_room_too(maintainer, repo, path, held,
     result = evict(maintainer, held, taken(path) + MIB, coming=3 * MIB)
     assert result.evicted == ['image-0', 'image-1']
     assert taken(path) < sum(map(len, model.values())) - 2 * MIB
+
+
+def test_what_came_meanwhile_does_not_count_twice(
+        maintainer, repo, path, held, model):
+    """An image is stored while the evictor makes room for it."""
+    left = [3 * MIB]
+
+    class Arriving(task.Pace):
+        def step(self, *args, **options):
+            if left[0]:
+                model['new'] = add(repo, held, 'new', (500, 3 * 1024))
+                left[0] = 0
+            super().step(*args, **options)
+
+    limit = taken(path) + 2 * MIB
+    result = evict(maintainer, held, limit, lambda: left[0], Arriving())
+    assert 0 < len(result.evicted) <= 2
+    assert taken(path) <= limit
+    need(repo, model, result.evicted)
 
 
 def test_images_that_share_nearly_all(repo, path, held):
@@ -590,7 +614,7 @@ def test_by_name(maintainer, repo, path, held):
                            limit_mib=limit, dry_run=True).images
     assert planned[0] == 'image-0'
     assert registry.run('evict', maintainer, pace, settings, held=held,
-                        coming=1).evicted == []
+                        coming=lambda: 1).evicted == []
     held.save()
     assert registry.run('evict', maintainer, pace, settings,
                         limit_mib=limit).evicted == planned
