@@ -43,37 +43,50 @@ take_file(const gd_env *env, int root, const gd_spool_file *file, bool *taken,
                   : gd_find_same(env, file->fd, root, file->name, taken, err);
 }
 
+/* Creates a file and takes it, under a name of its own. */
+static gd_status
+create_once(const gd_env *env, int root, gd_spool_kind kind,
+            gd_spool_file *file, bool *taken, gd_error *err)
+{
+    *taken = false;
+    gd_status s = new_name(env, kind, file->id, file->name, err);
+    if (s == GD_OK) {
+        s = gd_file_create(env, root, file->name, O_RDWR, &file->fd, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    s = take_file(env, root, file, taken, err);
+    if (s == GD_OK && *taken) {
+        return GD_OK;
+    }
+    env->close(env, file->fd);
+    file->fd = -1;
+    if (s != GD_OK) {
+        (void)env->unlinkat(env, root, file->name);
+    }
+    return s;
+}
+
 gd_status
 gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                 gd_spool_file *file, gd_error *err)
 {
+    gd_status s = GD_OK;
     for (int i = 0; i < TRIES; i++) {
-        gd_status s = new_name(env, kind, file->id, file->name, err);
-        if (s == GD_OK) {
-            s = gd_file_create(env, root, file->name, O_RDWR, &file->fd, err);
-        }
-        if (s == GD_EXISTS) {
-            continue;
-        }
-        if (s != GD_OK) {
-            return s;
-        }
         /* N7.1: between creating and locking, a maintainer may have judged that
-         * the file belongs to a dead transaction. */
+         * the file belongs to a dead transaction.  If it is on another host, any
+         * step may then report that there is no such file. */
         bool taken;
-        s = take_file(env, root, file, &taken, err);
-        if (s == GD_OK && taken) {
-            return GD_OK;
-        }
-        env->close(env, file->fd);
-        file->fd = -1;
-        if (s != GD_OK) {
-            (void)env->unlinkat(env, root, file->name);
+        s = create_once(env, root, kind, file, &taken, err);
+        if (taken || (s != GD_OK && s != GD_EXISTS && s != GD_NOTFOUND)) {
             return s;
         }
     }
-    return gd_fail(err, GD_BUSY, "no spool file could be had in %d tries",
-                   TRIES);
+    return s == GD_NOTFOUND
+               ? s
+               : gd_fail(err, GD_BUSY, "no spool file could be had in %d tries",
+                         TRIES);
 }
 
 /* A link can succeed and yet report an error: a network file system may repeat

@@ -343,6 +343,28 @@ test_create_fails(void)
     teardown();
 }
 
+/* N7.1: another host's maintainer unlinks the file, and the next call of this
+ * host reports that there is none. */
+static void
+test_create_of_what_is_gone(void)
+{
+    static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_LOCK};
+    gd_spool_file file;
+    setup();
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        fault_env_fail(&x.f, calls[i], calls[i] == FAULT_FSTAT ? 2 : 1, ENOENT,
+                       false);
+        CHECK_INT(create(x.env, &file), GD_OK);
+        CHECK_INT(scratch_count(&x, "spool", "", NULL), 1);
+        gd_spool_discard(x.env, x.root, &file);
+        fault_env_heal(&x.f);
+    }
+    fault_env_fail(&x.f, FAULT_OPENAT, 1, ENOENT, true);
+    CHECK_INT(create(x.env, &file), GD_NOTFOUND); /* spool/ is missing */
+    CHECK_CONTAINS(x.err.text, "spool/T-");
+    teardown();
+}
+
 /* ---- committing ---- */
 
 /* N8.2, N8.3: this order and no other. */
@@ -795,6 +817,7 @@ main(int argc, char **argv)
     RUN(test_create);
     RUN(test_create_meets_the_maintainer);
     RUN(test_create_fails);
+    RUN(test_create_of_what_is_gone);
     RUN(test_commit);
     RUN(test_commit_twice_on_one_id);
     RUN(test_commit_of_a_bad_id);
