@@ -17,6 +17,7 @@ from tests.cloud import disk
 from tests.cloud import nova
 from tests.cloud import service
 
+# Long: the first test starts all of OpenStack; servers boot without KVM.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 MIB = 1 << 20

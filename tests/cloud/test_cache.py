@@ -26,6 +26,7 @@ from tests.cloud import conftest
 from tests.cloud import disk
 from tests.cloud import service
 
+# Long: the first test starts all of OpenStack; servers boot without KVM.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),

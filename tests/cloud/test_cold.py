@@ -24,6 +24,8 @@ from tests.cloud import disk
 from tests.support import documents
 from tests.support import repositories
 
+# Long: the first test starts a cloud with Swift; commands log in at
+# Keystone, and requests are repeated while Swift is down.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.needs('swift')]
 
@@ -134,6 +136,7 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
         assert store.keys('owners/')
 
 
+# Long: it waits until a token of TOKEN_LIFE seconds has expired.
 def test_a_token_ends_in_the_middle_of_an_image(cloud):
     """Keystone and Swift refuse it, and the next one is asked for."""
     content = repositories.noise(13 * MIB, 2)

@@ -141,6 +141,7 @@ def wait_until_back(cloud):
         assert time.monotonic() < deadline, 'Glance does not come back'
 
 
+# Long: the killed service starts again, and Glance has to reach it.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', WHILE_DOWN)
 def test_killed(cloud, user, name):

@@ -103,6 +103,7 @@ class Server:
         self.wait_for(lambda: not self.virsh('list', '--name').split())
 
 
+# Long: a server boots twice, without KVM.
 def test_it_boots_counts_and_ends(little, tmp_path):
     server = Server(little, tmp_path, copy(disk.images().qcow2, tmp_path))
     for boots in (1, 2):

@@ -17,6 +17,8 @@ from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import cache_harness
 
+# Long: the first test starts a cloud with two compute hosts; servers
+# boot without KVM, and their images come over slow links.
 pytestmark = test_cache.pytestmark
 
 #: The hosts, and the Mbit/s of their links.

@@ -19,6 +19,8 @@ from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import nbd
 
+# Long: the first test starts all of OpenStack; servers boot without KVM,
+# and their images come over slow links.
 pytestmark = test_cache.pytestmark
 
 HOST = test_cache.HOST

@@ -20,6 +20,7 @@ from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import daemons
 
+# Long: the first test starts all of OpenStack; servers boot without KVM.
 pytestmark = test_cache.pytestmark
 
 HOST = test_cache.HOST

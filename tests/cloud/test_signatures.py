@@ -151,6 +151,7 @@ def upload(client, image_id, data, store, how, expect):
     return client.upload(image_id, data, store=store, expect=expect)
 
 
+# Long: the first test waits for the cloud and for Barbican.
 @pytest.mark.parametrize('store, how, kind', [
     ('dedup', 'whole', 'RSA-PSS'), ('dedup', 'chunks', 'RSA-PSS'),
     ('dedup', 'whole', 'ECC_SECP384R1'), ('dedup', 'chunks', 'ECC_SECP384R1'),

@@ -31,6 +31,7 @@ TOOL = TOP / 'tools' / 'cloud'
 # Seconds. For a loaded machine.
 LIMIT = 600
 
+# Long: each test starts and ends services of a cloud of its own.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(2 * LIMIT),
     pytest.mark.needs('cloud', 'swift')]
@@ -395,6 +396,7 @@ def test_unrecorded_process(place):
     assert process_module.marked(place) == []
 
 
+# Long: it waits for the whole cloud, and starts OpenStack's client.
 @pytest.mark.timeout(3 * LIMIT)
 def test_clients(cloud, tmp_path):
     """The client works with what the cloud leaves for it, by any proxy."""

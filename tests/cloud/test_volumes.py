@@ -24,6 +24,7 @@ from tests.support import documents
 from tests.support import ports
 from tests.support import volumes
 
+# Long: a cloud starts, and three servers boot, without KVM.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.needs('nbdkit')]
 

@@ -21,6 +21,8 @@ import pytest
 from tests.devstack import roots
 from tests.support import repositories
 
+# Long: the first test waits for pip, which builds and installs the package;
+# each other one runs stack.sh, which starts Glance and the daemons.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(1200),
     pytest.mark.needs('rabbitmq', 'shellcheck', 'sudo')]
