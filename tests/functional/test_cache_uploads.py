@@ -23,6 +23,10 @@ from tests.support import repositories
 
 MIB = 1 << 20
 noise = repositories.noise
+# The cache's daemon, whose attempts to send follow each other quickly.
+_PROGRAM = ['-c', 'from dedupd import main; import sys; '
+            'from glance_dedup.transfer import send; '
+            'send.PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8); sys.exit(main.main())']
 
 
 @pytest.fixture(scope='module')
@@ -51,6 +55,7 @@ def cache(place, storing, link):
             {'peer': f'https://{link.address}',
              'peer_cert': storing.operator},
             status_listen=f'127.0.0.1:{ports.free_port()}') as daemon:
+        daemon.program = _PROGRAM
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
         text = daemon.text()

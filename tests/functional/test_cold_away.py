@@ -28,6 +28,15 @@ pytestmark = pytest.mark.slow
 pytest_plugins = ['tests.support.object_fixtures']
 
 AWAY = pytest.mark.parametrize('fault', [503, 404])
+#: The program, with no waits between tries.
+PROGRAM = """
+import sys
+from glance_dedup.cli import main
+from glance_dedup.objects import store
+
+store.FIRST_WAIT = 0.001
+sys.exit(main.main())
+"""
 
 
 @pytest.fixture
@@ -40,8 +49,8 @@ def cold(server, proxy, faults, tmp_path):
 
 def run(cold, *arguments):
     return subprocess.run(
-        [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
-         cold.path, '--socket', '', *map(str, arguments)],
+        [sys.executable, '-c', PROGRAM, '--repository', cold.path, '--socket',
+         '', *map(str, arguments)],
         cwd=daemons.ROOT, capture_output=True, text=True, timeout=100,
         env={**os.environ, 'GLANCE_DEDUP_FILTER_DIR': str(
             cold.path.parent / 'filter')})

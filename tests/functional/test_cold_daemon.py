@@ -30,6 +30,10 @@ pytest_plugins = ['tests.support.object_fixtures']
 GROUP = cold_repositories.GROUP
 ask = cold_repositories.ask
 gets = cold_repositories.gets
+#: The daemon, with no waits between tries.
+PROGRAM = ['-c', 'from dedupd import main; import sys; '
+           'from glance_dedup.objects import store; store.FIRST_WAIT = 0.001; '
+           'sys.exit(main.main())']
 
 
 @pytest.fixture
@@ -45,6 +49,7 @@ def cold(server, proxy, faults, tmp_path):
 @pytest.fixture
 def daemon(cold):
     with daemons.Daemon(cold.path) as daemon:
+        daemon.program = PROGRAM
         yield daemon.start()
         assert 'Traceback' not in daemon.text()
 
