@@ -57,6 +57,7 @@ def make_complete(*repos):
         assert repo.statistics()['filter_complete']
 
 
+# Long: a real file system starts, and the daemon looks every five seconds.
 def test_daemon_of_another_host_looks(both):
     """Acceptance: less than 1 % of an image is new to the second host."""
     data = repositories.noise(3 * IMAGE)
@@ -77,13 +78,14 @@ def test_daemon_of_another_host_looks(both):
     repositories.need_clean(both[0].seen / 'repository')
 
 
-def test_upload_looks_where_no_daemon_does(both):
+def test_upload_looks_where_no_daemon_does(both, monkeypatch):
+    monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 1000)
     data = repositories.noise(3 * IMAGE)
     with opened(*both) as (here, there):
         make_complete(here, there)
         repositories.put(here, 'image', data)
         repositories.eventually(
-            lambda: there.statistics()['filter_looked'] > 10, LIMIT)
+            lambda: there.statistics()['filter_looked'] > 1, LIMIT)
         assert repositories.put(there, 'same',
                                 data).new_bytes < len(data) / 100
 

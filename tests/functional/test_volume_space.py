@@ -30,6 +30,7 @@ def collected(daemon):
     return daemon.request('GET', '/v1/tasks/collect').json()['last']
 
 
+# Long: six times a volume is written as a whole, and then collected.
 @pytest.mark.needs('nbdkit')
 @pytest.mark.slow
 @pytest.mark.parametrize('size, times, waits', [
@@ -38,17 +39,20 @@ def collected(daemon):
 def test_overwritten(tmp_path, size, times, waits):
     """With a daemon that maintains, never more than four times its size.
 
-    :param waits: for a collection after each turn: the daemon looks every
-        five seconds, in which a small volume is written several times
+    :param waits: for a collection after each turn, by a daemon that looks
+        more often: a small volume is written several times in five seconds
     """
     repository = volumes.create_repository(tmp_path / 'repository')
     volumes.create(repository, 'disk', size, 64 * MIB)
     rng = random.Random(size)
     most = 0
-    with (daemons.running(
+    with (daemons.Daemon(
             repository, collect_interval=3600,
             collect_volumes_mib=size // MIB // 4) as daemon,
           volumes.Server(repository, tmp_path) as server):
+        if waits:
+            daemon.program = daemons.impatient(LOOK_INTERVAL=0.5)
+        daemon.start().wait_for_catalog()
         with server.start().session() as session:
             for turn in range(times):
                 before = collected(daemon)
@@ -61,5 +65,6 @@ def test_overwritten(tmp_path, size, times, waits):
                         lambda before=before: collected(daemon) != before,
                         60)
         server.stop()
+        assert daemon.stop() == 0, daemon.text()
     assert size < most < 4 * size
     repositories.need_clean(repository)
