@@ -35,7 +35,7 @@ STRANGER = 'ab' * 16
 
 def program(factor):
     """A daemon with so many times the usual patience."""
-    return ['-c', 'import sys; from dedupd import main; '
+    return ['-c', 'from dedupd import main; import sys; '
             'from dedupd.cache import lending, neighbours, proxy; '
             'from dedupd.serve import reads; '
             f'factor = {factor}; '
@@ -187,6 +187,7 @@ def sent(storing):
 
 # -- together -----------------------------------------------------------------
 
+# Long: eight daemons start, and each gets 48 MiB.
 def test_eight_hosts_request_one_new_image_at_once(storing, alice, rack):
     data = noise(48 * MIB, 1)
     image_id = store(alice, data)

@@ -39,7 +39,7 @@ _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 # Seconds for which a peer that was away is not asked, here.
 _AWAY = 2
 # A daemon that takes an image for failed sooner, too.
-_PROGRAM = ['-c', 'import sys; from dedupd import main; '
+_PROGRAM = ['-c', 'from dedupd import main; import sys; '
             'from dedupd.cache import arrivals, proxy; '
             'from dedupd.serve import reads; '
             'from glance_dedup.transfer import pull; '
@@ -608,6 +608,7 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
         repository.delete(image_id)
 
 
+# Long: daemons start four times, and _AWAY seconds pass twice.
 @pytest.mark.slow
 @pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
 def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,

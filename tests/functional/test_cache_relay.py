@@ -107,7 +107,7 @@ def cache(tmp_path_factory):
             {'peer': 'https://127.0.0.1:9'}, glance_url=server.url + '/image',
             header_timeout=2, idle_timeout=2, write_timeout=3) as daemon:
         daemon.program = [
-            '-c', 'import sys; from dedupd import main; '
+            '-c', 'from dedupd import main; import sys; '
             'from dedupd.http import upstream; '
             'upstream.PATIENCE = 3; upstream.CONTINUE_SECONDS = 0.5; '
             'sys.exit(main.main())']

@@ -38,9 +38,9 @@ WAITS = 'A read of image'
 USER = 65534
 noise = repositories.noise
 # Looks at everything more often.
-PROGRAM = ['-c', 'import sys; from dedupd.novabase import contents, keeper; '
-           'from dedupd.novabase import main; keeper.INTERVAL = 0.2; '
-           'contents.PAUSE = 0.1; sys.exit(main.main())']
+PROGRAM = ['-c', 'from dedupd.novabase import contents, keeper, main; '
+           'import sys; keeper.INTERVAL = 0.2; contents.PAUSE = 0.1; '
+           'sys.exit(main.main())']
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -531,6 +531,7 @@ def test_without_dedupd_nova_downloads_what_is_not_here(host, ops):
     host.wait_for_link(missing)
 
 
+# Long: Glance starts again.
 def test_a_new_mount_shows_what_the_last_one_did(host, ops, storing):
     image_id = store(ops, content(19))
     link = host.wait_for_link(image_id)

@@ -94,7 +94,7 @@ def soon(monkeypatch):
 
 def program(**constants):
     """A daemon with other constants of its receiving."""
-    return ['-c', 'import sys; from dedupd import main; '
+    return ['-c', 'from dedupd import main; import sys; '
             'from dedupd.serve import incoming_replicas; '
             f'vars(incoming_replicas).update({constants}); '
             'sys.exit(main.main())']
