@@ -60,6 +60,7 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp('documents')
 
 
+# Long: Sphinx writes every page.
 @pytest.mark.skipif(not in_git(), reason='not a git checkout with a commit')
 @pytest.mark.parametrize('source', ['doc/source', 'releasenotes/source'])
 def test_build(source, place):
@@ -611,14 +612,15 @@ def messages():
     return found
 
 
+@functools.cache
 def pattern(text):
-    """It, with anything where it has ..."""
-    return re.escape(text).replace(r'\.\.\.', '(.+)')
+    """Compile it, with anything where it has ..."""
+    return re.compile(re.escape(text).replace(r'\.\.\.', '(.+)'))
 
 
 def is_message(text):
     """Whether it is one, or a part of one."""
-    return any(re.search(pattern(text), message) for message in messages())
+    return any(map(pattern(text).search, messages()))
 
 
 def is_said(line):
@@ -629,7 +631,7 @@ def is_said(line):
         return True
     for message in messages():
         if '...' in message and len(message.replace('...', '')) >= 20:
-            match = re.fullmatch(pattern(message), line)
+            match = pattern(message).fullmatch(line)
             if match and all(part == '...' or is_message(part)
                              for part in match.groups()):
                 return True

@@ -147,7 +147,7 @@ with repositories.open_repository(path, codec='none', threads=2) as repo:
     def read():
         assert repositories.read_all(repo, 'a') == faults.data_of('a')
     def write():
-        repositories.put(repo, 'late', repositories.noise(64 << 20, 5))
+        repositories.put(repo, 'late', repositories.noise(16 << 20, 5))
     failed = 0
     if which == 'RLIMIT_NOFILE':
         most += len(os.listdir('/proc/self/fd'))
