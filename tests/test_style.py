@@ -13,6 +13,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 LICENSE = 'SPDX-License-Identifier: Apache-2.0'
 
 
+# Long: flake8 reads every file of Python.
 def test_python_style():
     """flake8 with OpenStack's hacking checks, configured in tox.ini."""
     result = subprocess.run(
@@ -21,6 +22,7 @@ def test_python_style():
     assert result.returncode == 0, f'\n{result.stdout}{result.stderr}'
 
 
+# Long: mypy reads every module, and those of the libraries.
 @pytest.mark.timeout(300)     # without a cache
 def test_types():
     """mypy finds nothing."""

@@ -69,6 +69,7 @@ def test_no_workload_is_left_out():
 
 # -- the sample ---------------------------------------------------------------
 
+# Long: more than a hundred states are made, recovered and checked.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('which', range(4))
 def test_what_a_crash_leaves_is_recovered(tmp_path, which):

@@ -64,6 +64,7 @@ def test_ordinary_tests_exist():
     assert names and found.returncode == 0, found.stderr
 
 
+# Long: the engine is compiled with the mutant, and its states are explored.
 @pytest.mark.timeout(TIMEOUT)
 @pytest.mark.parametrize('mutant', by_explorer())
 def test_explorer_finds(mutant, builder, tmp_path):

@@ -190,6 +190,7 @@ def test_slow_rank(cloud, monkeypatch):
     cloud.need_nothing_left()
 
 
+# Long: the ranks wait ten seconds for one that hangs.
 def test_rank_that_hangs(cloud, monkeypatch):
     """The others wait for the limit; then the round is run again."""
     cloud.settings = dataclasses.replace(cloud.settings, silence=10.0)
@@ -237,6 +238,7 @@ def test_damaged_message(cloud, tmp_path, monkeypatch, how):
     cloud.need_nothing_left()
 
 
+# Long: ranks start twice for each of five backups.
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize('nights', [
     pytest.param(5, marks=pytest.mark.slow),
@@ -270,6 +272,7 @@ def merge(path):
         assert not result.failed, result
 
 
+# Long: ranks start for each of four backups.
 def test_index_that_is_missing_or_damaged(cloud):
     """The operator is told, and told what to do."""
     cloud.run()
@@ -507,6 +510,7 @@ def large(tmp_path):
     return cloud
 
 
+# Long: the command and its ranks start twice.
 @pytest.mark.parametrize('kind', [
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_command_that_is_killed(large, monkeypatch, kind):

@@ -22,6 +22,7 @@ from glance_dedup.repository import space
 from tests.support import disks
 from tests.support import repositories
 
+# Long: the benchmarks are programs of their own, which measure for a while.
 pytestmark = pytest.mark.slow
 
 TOP = pathlib.Path(__file__).resolve().parents[2]

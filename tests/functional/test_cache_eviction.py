@@ -89,6 +89,7 @@ def settled(cache, *images):
     cache.wait_for(condition, 120)
 
 
+# Long: it is the file's first, and waits for Glance and two daemons.
 def test_the_least_recently_used_goes(storing, cache, model):
     a, b, c, d, _ = model
     for image_id in (a, b, a, c):

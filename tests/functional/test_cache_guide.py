@@ -156,6 +156,7 @@ def need_a_relay(host, image_id, configuration):
              listen.split()[-1], 'http://localhost/')
 
 
+# Long: pip builds the wheel and installs it; Glance and two daemons start.
 @pytest.mark.timeout(1200)
 def test_the_page(host, controller):
     configuration, nova = (block.text for block in blocks_of('Set it up')

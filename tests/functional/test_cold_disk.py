@@ -94,6 +94,7 @@ class Filling:
                 repositories.noise(IMAGE, seed)), name
 
 
+# Long: ten times the disk goes to an object store and is read three times.
 def test_ten_times_the_disk(server, tmp_path, conf, monkeypatch):
     monkeypatch.setattr(scheduler_module, 'LOOK_INTERVAL', 0.05)
     monkeypatch.setattr(shortage_module, 'RETRY', 0.2)

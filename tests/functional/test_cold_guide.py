@@ -123,6 +123,7 @@ def allowed(policy, method, url):
     return False
 
 
+# Long: each of the page's commands is a process.
 def test_the_page(host, faults):
     create, upgrade = commands('Prepare the repository')
     attach, show = commands('Attach it')

@@ -116,6 +116,7 @@ def taken(path, *without):
 
 # -- twenty images ------------------------------------------------------------
 
+# Long: an object store starts, and takes and gives 220 MiB.
 @pytest.mark.parametrize('kind', [objects.JuiceGateway, objects.Swift,
                                   objects.SwiftAsS3])
 def test_twenty_images(kind, tmp_path):
@@ -314,6 +315,7 @@ def test_a_clock_that_is_wrong_by_an_hour(images, monkeypatch):
     images.need_all()
 
 
+# Long: Swift starts, and each read waits until a token has expired.
 def test_tokens_that_end_in_the_middle_of_an_image(tmp_path):
     with objects.Swift(tmp_path / 'server', token_life=2) as server:
         images = Images(tmp_path, server.location('cold'),

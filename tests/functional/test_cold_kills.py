@@ -287,6 +287,7 @@ def start(server, directory, states, seed):
         process.wait()
 
 
+# Long: two processes work for some seconds before each of fifteen kills.
 @pytest.mark.timeout(900)
 def test_some_kills(server, tmp_path):
     start(server, tmp_path, 15, '1')

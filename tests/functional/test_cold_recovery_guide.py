@@ -112,6 +112,7 @@ def site(server, tmp_path):
         made.daemon.close()
 
 
+# Long: each of the page's commands is a process; the daemon starts again.
 def test_the_page(site):
     site.daemon.run('recompress')
     site.daemon.run('tier', everything=True)

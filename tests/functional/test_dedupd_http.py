@@ -555,6 +555,7 @@ def test_slow_clients(daemon, content):
     need_alive(daemon)
 
 
+# Long: two hundred clients wait for the end of the header timeout.
 @pytest.mark.slow
 def test_bodies_of_many_at_once(repository):
     """All together have the memory that the option gives them."""

@@ -634,6 +634,7 @@ def test_daemon_goes_and_comes_back(browser, tmp_path):
                    for entry in browser.driver.get_log('browser'))
 
 
+# Long: a browser starts, and the page is as new as its last request.
 def test_progress_and_damage(browser, tmp_path):
     path = repositories.create(tmp_path / 'repository', group_slots=256,
                                segment_size=4096)

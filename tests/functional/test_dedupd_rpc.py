@@ -103,6 +103,7 @@ def own(reply):
 
 # -- calls --------------------------------------------------------------------
 
+# Long: it is the file's first, and waits for RabbitMQ.
 def test_answers_as_http_does(daemon, broker):
     daemon.perform('account')
     with client(broker) as remote:
@@ -366,6 +367,7 @@ def answers(broker):
         return bool(remote.images()['images'])
 
 
+# Long: a RabbitMQ of its own starts.
 def test_broker_away_at_start(tmp_path, repository):
     with contextlib.ExitStack() as stack:
         it = rabbitmq.RabbitMQ(tmp_path / 'broker')
@@ -382,6 +384,7 @@ def test_broker_away_at_start(tmp_path, repository):
         assert seen == ['dedup.collect.start', 'dedup.collect.end']
 
 
+# Long: a RabbitMQ of its own starts, twice.
 def test_broker_goes_and_comes_back(tmp_path, repository):
     with rabbitmq.running(tmp_path / 'broker') as it, running(
             repository, it) as daemon:

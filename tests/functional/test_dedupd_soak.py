@@ -198,6 +198,7 @@ def soak(tmp_path, seconds):
             raise
 
 
+# Long: servers start, work for SHORT seconds, and are killed.
 @pytest.mark.timeout(600)
 def test_soak(tmp_path):
     soak(tmp_path, SHORT)

@@ -275,6 +275,7 @@ def test_duplicates_cost_no_space(server, client, new, tmp_path):
         assert found.stat(second).new_bytes < len(data) // 10
 
 
+# Long: it goes on for fifteen seconds.
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_many_clients_and_processes_at_once(server, client):
@@ -660,6 +661,7 @@ def test_stores_detail_is_broken_in_glance(client):
     client.request('GET', '/v2/info/stores/detail', expect=(500,))
 
 
+# Long: a Glance of its own starts, and each of its workers gets uploads.
 def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
     """Each upload was answered 503, or, with a time limit, hung."""
     stores = {

@@ -136,6 +136,7 @@ def test_two_daemons_share_the_groups(paths):
     need_shared_groups(paths)
 
 
+# Long: two daemons compress 64 groups on a real file system, which starts.
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_hosts_share_the_groups(two_hosts):
@@ -199,6 +200,7 @@ def merged(daemon, key):
         rf"merge: \{{.*'{key}': (\d+)", daemon.text())))
 
 
+# Long: it goes on until both daemons have merged, with many images.
 def test_two_daemons_merge(paths):
     """Both write runs, both merge shards; only one takes in the pairs."""
     with two_daemons(paths, recompress_codec='none') as (one, other):
@@ -255,6 +257,7 @@ def test_killed_at_random(tmp_path, kills):
     kill_at_random((path, path), kills)
 
 
+# Long: two daemons work for a second or two before each kill.
 @pytest.mark.slow
 @pytest.mark.parametrize('kills', [8, pytest.param(
     KILLS, marks=pytest.mark.long)])

@@ -510,6 +510,7 @@ def soak(tmp_path, seconds, **options):
                 raise
 
 
+# Long: processes on two hosts work, and are killed, until all were.
 @pytest.mark.timeout(400)
 def test_two_hosts(tmp_path):
     soak(tmp_path, 1)

@@ -102,6 +102,7 @@ def read_on(root, filters, seeds, ended):
                     repo, image_id) == maintenance.content(*seed)
 
 
+# Long: images are merged for five seconds, while two processes read them.
 def test_images_are_merged_and_collected_under_their_readers(
         both):      # noqa: F811
     """Readers on another host never meet a block that is gone (I12)."""
@@ -173,6 +174,7 @@ def test_volume_is_merged_while_another_host_has_it(hosts):
     repositories.need_clean(hosts[0].backing / 'repository')
 
 
+# Long: the server of a volume opens exchanged recipes after half a minute.
 def test_server_of_a_volume_opens_what_was_exchanged(hosts):
     """Within a minute, without a request."""
     data = maintenance.content(1, blocks=40)

@@ -66,6 +66,7 @@ def site(tmp_path):
             yield server, tmp_path
 
 
+# Long: a Glance starts, and OpenStack's clients for each of the commands.
 def test_verify(site):
     server, directory = site
     data = repositories.mixture(3 << 20)

@@ -24,6 +24,8 @@ from tests.cloud import cloud as cloud_module
 from tests.support import ports
 from tests.support import repositories
 
+# Long: a cloud starts; Glance starts again after each change that the page
+# makes; most of its commands log in at Keystone.
 pytestmark = [pytest.mark.slow, pytest.mark.needs('keystone', 'mariadb')]
 
 TOP = pathlib.Path(__file__).resolve().parents[2]

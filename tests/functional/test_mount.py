@@ -429,6 +429,7 @@ def test_what_does_not_begin(tmp_path, place):
 
 # -- a guest ------------------------------------------------------------------
 
+# Long: a guest boots, without KVM.
 @pytest.mark.needs('bootimage', 'guest', 'qemu')
 @pytest.mark.timeout(300)
 def test_a_guest_boots(tmp_path):

@@ -833,6 +833,7 @@ def test_killed(own, delay):
 
 # -- a guest ------------------------------------------------------------------
 
+# Long: a guest boots, without KVM.
 @pytest.mark.needs('bootimage', 'guest', 'qemu')
 @pytest.mark.slow
 @pytest.mark.timeout(300)

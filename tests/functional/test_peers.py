@@ -143,6 +143,7 @@ def test_the_memory_is_that_of_the_command():
     assert 200 * MIB < int(peak) < 300 * MIB
 
 
+# Long: each program stores and restores the images in new processes.
 @pytest.mark.parametrize('name', (
     'plain', 'ours', 'ours-zstd-3', 'ours-zstd-19', 'ours-similar',
     'ours-similar-3', 'ours-gear', 'restic', 'borg-4k', 'borg', 'casync',

@@ -151,6 +151,7 @@ def path(cache, relay):
     listen(before)
 
 
+# Long: it is the file's first, and waits for Glance and two daemons.
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
 def test_only_its_user_reaches_the_cache(cache, path):
     """At the socket that is for the relay."""

@@ -348,6 +348,7 @@ for left in [*map(int, moments), 1 << 30]:
 '''
 
 
+# Long: a directory is restored for each of the kills.
 @pytest.mark.timeout(300)
 def test_kill_9_anywhere(filled, faults, tmp_path):
     """Before whichever request: the next restoring goes on."""
@@ -642,6 +643,7 @@ def run(*arguments, status=0):
     return found
 
 
+# Long: it runs ten commands, each of which connects to the object store.
 def test_the_commands(filled, tmp_path):
     place = filled.settings
     filled.maintainer.close()

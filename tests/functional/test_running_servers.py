@@ -39,6 +39,8 @@ from tests.support import repositories
 from tests.support.repositories import read_all
 from tests.support import sources
 
+# Long: each backup starts processes that connect to libvirt, and ranks; each
+# test starts QEMU, some of them several times.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(600),
     pytest.mark.needs('guest', 'libvirtd', 'qemu')]

@@ -28,7 +28,7 @@ from tests.support.repositories import noise
 LIMIT = two_sites.LIMIT
 MIB = two_sites.MIB
 _CHILDREN = multiprocessing.get_context('forkserver')
-# The first test waits for both sites, too.
+# Long: the first test waits for both sites.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(900),
     pytest.mark.needs('keystone', 'mariadb', 'openssl')]
@@ -409,6 +409,7 @@ def start(sites, step, log, *arguments, **options):
     return process
 
 
+# Long: a process for each step replicates, and waits for Glance.
 def test_killed_after_any_step(sites, run, tmp_path):
     _CHILDREN.set_forkserver_preload([__name__, 'openstack'])
     data = noise(MIB, 30)
@@ -457,6 +458,7 @@ def taken(site):
                for found in pathlib.Path(site.path, 'groups').iterdir())
 
 
+# Long: a process replicates, slowly, until it is interrupted.
 def test_interrupted(sites, run, tmp_path):
     image_id = sites.home.upload(noise(6 * MIB, 50))
     log = tmp_path / 'log'
@@ -529,6 +531,7 @@ def wait_for(daemon, condition):
     daemon.wait_for(condition, LIMIT)
 
 
+# Long: a daemon starts, finds images each second, and waits for Glance.
 def test_continuous(sites, run, daemon):
     project = uuid.uuid4().hex
     wanted = [sites.home.upload(noise(MIB, seed), replicate='yes',
@@ -565,6 +568,7 @@ def test_continuous(sites, run, daemon):
     assert daemon.stop() == 0
 
 
+# Long: a daemon replicates at 1 MiB a second, is killed, and starts again.
 def test_continuous_that_fails_and_is_killed(sites, run, daemon):
     project = uuid.uuid4().hex
     image_id = sites.home.upload(noise(6 * MIB, 80), owner=project)

@@ -305,6 +305,7 @@ def test_what_was_sent_for_the_next_snapshot_stays(store, connection):
     assert plan.kept is None and not plan.objects
 
 
+# Long: groups are moved once for each of fourteen failing requests.
 @pytest.mark.parametrize('fault', [503, 'truncate', 'reset'])
 def test_a_store_that_fails(store, connection, faults, fault):
     """Whichever request fails for good, the next run completes the work."""

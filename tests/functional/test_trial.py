@@ -94,6 +94,7 @@ def test_real_file_systems(two_hosts):
             key: f.detail for key, f in findings.items() if f.detail}
 
 
+# Long: a host waits for names and bytes that a cache keeps from it.
 @pytest.mark.parametrize('options, wanted', [
     ({'locks': 'local', 'unlinked': 'stale', 'punch': 'unsupported',
       'rename': 'gap'},

@@ -288,6 +288,7 @@ def test_half_a_line_and_slow_ones(server):
         assert PATIENCE - 1 < time.monotonic() - start < PATIENCE + 3
 
 
+# Long: the server gives up each silent client after PATIENCE seconds.
 def test_silent_clients(server):
     """They hold their places for some seconds, and only theirs."""
     with contextlib.ExitStack() as stack:

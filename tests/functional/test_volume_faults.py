@@ -83,6 +83,7 @@ def judge(path, run):
     repositories.need_clean(path)
 
 
+# Long: all steps are repeated, and judged, for each of many failing calls.
 @protocol.FAULTS
 @pytest.mark.parametrize('every', [
     pytest.param(17, marks=pytest.mark.slow),

@@ -56,6 +56,7 @@ def working(daemon):
     assert not errors
 
 
+# Long: a guest boots twice, without KVM, and writes for five seconds.
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', writing_guest.MAKE)
 @pytest.mark.parametrize('kills, seconds, size', [

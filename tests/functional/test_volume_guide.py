@@ -81,6 +81,7 @@ def test_units():
             line.removeprefix(begin).replace('%i', 'web1').split()))
 
 
+# Long: two guests boot, without KVM.
 @pytest.mark.needs('bootimage', 'guest', 'nbdkit')
 @pytest.mark.slow
 def test_qemu(server, tmp_path):

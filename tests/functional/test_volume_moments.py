@@ -80,6 +80,7 @@ def again_and_again(*functions):
     assert not errors
 
 
+# Long: checkpoints go on while fifty snapshots are made.
 @pytest.mark.needs('nbdkit')
 @pytest.mark.parametrize('count', [
     pytest.param(50, marks=pytest.mark.slow),

@@ -63,6 +63,7 @@ def need_found(system, server, place, last):
     repositories.need_clean(server.repository)
 
 
+# Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.slow
 @pytest.mark.parametrize('reconnects', [True, False])
 def test_restart(system, server, tmp_path, reconnects):
@@ -85,6 +86,7 @@ def test_restart(system, server, tmp_path, reconnects):
     need_found(system, server, tmp_path / 'b', last)
 
 
+# Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.slow
 def test_grow(system, server, tmp_path):
     """QEMU takes the new size once it has connected again, and was told."""
@@ -111,6 +113,7 @@ def test_grow(system, server, tmp_path):
     need_found(system, server, tmp_path / 'b', last)
 
 
+# Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.slow
 def test_migrate(system, server, tmp_path):
     """The guest goes on in another QEMU, with the same server of its disk."""

@@ -24,6 +24,8 @@ from tests.support import volumes
 MIB = 1 << 20
 SIZE = 6 * MIB
 
+# Long: the engine and the plugin are compiled for each sanitizer, under which
+# they run for a quarter of a minute.
 pytestmark = [pytest.mark.slow, pytest.mark.needs('nbdkit')]
 pytest_plugins = ['tests.support.object_fixtures']
 

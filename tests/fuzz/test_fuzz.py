@@ -114,6 +114,7 @@ def pytest_generate_tests(metafunc):
                        for target in TARGETS])
 
 
+# Long: the first test waits until all targets are compiled and have run.
 @pytest.mark.needs('clang')
 def test_fuzz(target, runs):
     executed, coverage = runs[target].result()

@@ -142,6 +142,7 @@ def ids(file, *rest):
     return [f'{file}:{one}' for one in rest]
 
 
+# Long: one mutant never ends, and is given up after twenty seconds.
 def test_c(tree):
     file = 'glance_dedup/engine/deep/tiny.c'
     status, output, found = mutate(tree, *ids(

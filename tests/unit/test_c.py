@@ -92,6 +92,7 @@ def test_a_check_that_fails_in_support(tmp_path):
 TIMEOUT = 2 * native.BUILD_TIMEOUT + native.RUN_TIMEOUT
 
 
+# Long: each program is compiled for the sanitizer, and runs slowly under it.
 @pytest.mark.slow
 @pytest.mark.needs('clang')
 @pytest.mark.timeout(TIMEOUT)
@@ -103,6 +104,7 @@ class TestAddresses:
         native.require_passes('asan', source)
 
 
+# Long: each program is compiled for the sanitizer, and runs slowly under it.
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT)
 class TestThreads:

@@ -209,6 +209,7 @@ def examine(cases):
     assert len(answers) == len(cases), done.stdout + done.stderr
 
 
+# Long: three kinds of files are planted at each name of a repository.
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_planted_files():

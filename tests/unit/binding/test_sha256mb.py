@@ -42,6 +42,7 @@ def test_stored_fingerprints(tmp_path, scope, threads):
         assert group[at:at + 32] == hashlib.sha256(before + block).digest()
 
 
+# Long: the program, and at first the engine, are compiled.
 @pytest.mark.slow
 @pytest.mark.parametrize('concept', ['fingerprint', 'sha256mb'])
 def test_build_without_the_library(concept, tmp_path):

@@ -135,6 +135,7 @@ def test_every_byte_behind_a_fingerprint_store(tmp_path):
         patch(path, offset, b'\0')
 
 
+# Long: the repository is checked once for each byte.
 @pytest.mark.parametrize('pieces', [
     pytest.param('blocks', marks=pytest.mark.long),
     pytest.param('zeros', marks=pytest.mark.long), 'nothing'])

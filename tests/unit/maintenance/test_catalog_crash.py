@@ -444,6 +444,7 @@ def judge_all(chosen, directory):
     return figures
 
 
+# Long: a maintainer recovers, counts and collects in each of the states.
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize('count', [

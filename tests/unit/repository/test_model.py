@@ -310,6 +310,7 @@ def run_machine(examples, steps):
         suppress_health_check=list(hypothesis.HealthCheck)))
 
 
+# Long: forty sequences of thirty steps are tried.
 def test_model():
     run_machine(40, 30)
 

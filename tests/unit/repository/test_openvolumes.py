@@ -517,6 +517,7 @@ def test_threads_that_write_different_ranges(path, repo):
     repositories.need_clean(path)
 
 
+# Long: a hundred snapshots are made beside writes and checkpoints.
 def test_snapshots_are_of_one_moment(path, repo):
     """Of two writes, one behind the other, none shows the second alone."""
     parts = 48

@@ -250,6 +250,7 @@ def test_a_bomb():
     tracemalloc.stop()
 
 
+# Long: tracemalloc follows the memory of a hundred thousand lines.
 def test_memory_is_bounded():
     """As many lines as a large repository has."""
     def lines():

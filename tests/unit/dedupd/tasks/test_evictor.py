@@ -496,6 +496,7 @@ def test_progress(maintainer, path, held):
     assert 0 <= mine[0][0] <= mine[-1][0] <= mine[-1][1]
 
 
+# Long: the repository is copied, recovered and checked for each kill.
 def test_killed_at_any_call(tmp_path, repo, path, held, model):
     """At most an image is lost that can be pulled again; none is half."""
     with maintaining(repo) as maintainer:
