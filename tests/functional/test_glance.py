@@ -661,7 +661,6 @@ def test_stores_detail_is_broken_in_glance(client):
     client.request('GET', '/v2/info/stores/detail', expect=(500,))
 
 
-# Long: a Glance of its own starts, and each of its workers gets uploads.
 def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
     """Each upload was answered 503, or, with a time limit, hung."""
     stores = {
@@ -681,3 +680,6 @@ def test_workers_that_uwsgi_forked_from_the_loaded_application(tmp_path):
                     {'Content-Type': 'application/octet-stream',
                      'X-Image-Meta-Store': store}, expect=(204,))
                 assert client.download(image_id) == data
+        # Glance's workers would wait at their end for a thread that only the
+        # process has from which they were forked.
+        server.kill()
