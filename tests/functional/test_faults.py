@@ -171,6 +171,7 @@ with repositories.open_repository(path, codec='none', threads=2) as repo:
 '''
 
 
+# Long: the file's first test waits until its repository has been made.
 @pytest.mark.parametrize('which, most', [
     ('RLIMIT_NOFILE', 0),
     pytest.param('RLIMIT_NOFILE', 1, marks=pytest.mark.slow),
