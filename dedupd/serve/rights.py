@@ -3,7 +3,7 @@
 """Rights to store images over HTTP, by the names in certificates.
 
 A certificate of ``tls_client_ca`` reads, and stores nothing. Options give
-rights to names (``security.rst``, "What trusts what"). The id of an image says
+rights to names (``security.rst``, "Rights to store"). The id of an image says
 which right it takes:
 
 * ``u_...``, an upload on its way to Glance: *upload*;

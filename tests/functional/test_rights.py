@@ -9,14 +9,17 @@ somebody has stolen.
 
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import random
 import signal
+import ssl
 import traceback
 import uuid
 
 import pytest
+import yaml
 
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
@@ -123,6 +126,8 @@ def as_user(uid, function, *arguments):
 
 
 def attempt(storing, who, image_id, header):
+    if who == 'token':
+        return refusal(client(storing, who, token='alice'), image_id, header)
     if isinstance(who, int):
         return as_user(who, refusal, storing.daemon.client(), image_id,
                        header)
@@ -138,7 +143,7 @@ IDS = {'replicate': str(uuid.UUID(int=7)), 'upload': 'u_' + 'ab' * 16,
 @pytest.mark.parametrize('who, rights', [
     ('site', {'replicate'}),
     ('one', {'upload', 'back up'}), ('two.compute.example', {'upload'}),
-    ('reader', set()), ('nobody', set()),
+    ('reader', set()), ('nobody', set()), ('token', set()),
     (0, {*IDS}), (NAMED, {'replicate'}), (PLAIN, set())])
 def test_each_stores_what_its_rights_say(storing, home, who, rights):
     with stored(home, 'any', noise(MIB)), contextlib.closing(
@@ -149,7 +154,7 @@ def test_each_stores_what_its_rights_say(storing, home, who, rights):
     for right, why in found.items():
         if why is None:
             continue
-        if who == 'nobody':
+        if who in ('nobody', 'token'):
             assert 'certificate of tls_client_ca' in why
             continue
         # Who, what, and the option.
@@ -161,6 +166,88 @@ def test_each_stores_what_its_rights_say(storing, home, who, rights):
         assert {'replicate': 'replicate_from', 'upload': 'upload_from'}.get(
             right, 'backup_from') in why
     assert not held(storing) & {*IDS.values()}
+
+
+@pytest.mark.parametrize('who', ['site', 'one', 'reader'])
+def test_every_certificate_reads(storing, who):
+    """Images, with their hashes, by their ids; Glance need not know them."""
+    data = noise(MIB, 11)
+    with repositories.open_repository(storing.repository) as repo:
+        repositories.put(repo, 'unknown', data)
+    try:
+        with client(storing, who) as far:
+            with far.open_image('unknown') as stream:
+                assert stream.read(len(data)) == data
+            with contextlib.closing(far.recipe('unknown')) as recipe:
+                assert recipe.header.size == len(data)
+            with pytest.raises(errors.Refused) as caught:
+                far.open_image('another')
+            assert caught.value.code == 404
+    finally:
+        with repositories.open_repository(storing.repository) as repo:
+            repo.delete('unknown')
+
+
+def requested(storing, who, method, path):
+    """The status of a request over TLS."""
+    context = ssl.create_default_context(cafile=str(storing.authority.path))
+    if who in storing.certificates:
+        context.load_cert_chain(str(storing.certificates[who]))
+    host, _, port = storing.listen.rpartition(':')
+    headers = {'X-Auth-Token': 'alice'} if who == 'token' else {}
+    with contextlib.closing(http.client.HTTPSConnection(
+            host, int(port), context=context, timeout=60)) as connection:
+        connection.request(method, path, headers=headers)
+        with connection.getresponse() as response:
+            return response.status
+
+
+@pytest.mark.parametrize('who', ['site', 'one', 'reader', 'token', 'nobody'])
+def test_nothing_at_listen_starts_or_deletes(storing, who):
+    """There is no such request, and none that lists; whoever asks."""
+    document = yaml.safe_load(
+        (daemons.ROOT / 'doc/source/reference/openapi.yaml').read_text())
+    asked = [
+        (method.upper(), path.format(image_id='image', name='collect'))
+        for path, item in document['paths'].items()
+        for method, operation in item.items()
+        if method in ('get', 'post') and operation['tags'] not in (
+            ['read'], ['receive'])]
+    asked += [(method, '/v1/images/image')
+              for method in ('DELETE', 'PUT', 'PATCH')]
+    assert ('POST', '/v1/tasks/collect') in asked and len(asked) > 12
+    found = {request: requested(storing, who, *request) for request in asked}
+    assert set(found.values()) <= {401, 404, 405}, found
+
+
+def as_member(far):
+    """What a user in socket_users may do, in a process of that user."""
+    with far:
+        with far.open_image('held') as stream:
+            size = len(stream.read(stream.size))
+        far.start('collect', dry_run=True)
+        try:
+            far.mark_lost('held')
+        except errors.Refused as e:
+            refused = e.code
+        far.mark_lost('unreadable')
+        return size, refused, [image['image_id'] for image in far.images()]
+
+
+def test_users_of_the_socket(tmp_path):
+    """They read all, start tasks, and remove only what cannot be read."""
+    path = repositories.create(tmp_path / 'repository')
+    with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'held', noise(MIB, 12))
+        repositories.put(repo, 'unreadable', noise(MIB, 13))
+    os.truncate(path / 'images' / 'unreadable', 1000)
+    with daemons.Daemon(path, socket_users=str(NAMED)) as daemon:
+        daemon.start().wait_for_catalog()
+        assert as_user(NAMED, as_member, daemon.client()) == [
+            MIB, 400, ['held']]
+        assert isinstance(as_user(PLAIN, as_member, daemon.client()), str)
+    with repositories.open_repository(path) as repo:
+        assert list(repo.images()) == ['held']
 
 
 @contextlib.contextmanager
