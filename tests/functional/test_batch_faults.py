@@ -142,7 +142,7 @@ def test_host_with_another_version(rack, tmp_path):
     rack.hosts.mount('two', other, mine)
     rack.need_only(rack.run(), {'disk0', 'disk1'},
                    r'These hosts were left out: two')
-    assert re.search(r'it has version 99\.1 .*install one version on all',
+    assert re.search(r"it has version '99\.1' .*install one version on all",
                      rack.lost['two'])
     rack.need_nothing_left()
 

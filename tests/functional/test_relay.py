@@ -50,7 +50,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def storing(place):
-    with cache_harness.Storing(place) as host:
+    with cache_harness.Storing(
+            place, upload_from='operator', scope='global') as host:
         yield host
 
 
@@ -382,7 +383,8 @@ def wrong(storing, alice):
     image_id = str(uuid.uuid4())
     # Of no other test: the cache has the blocks of what it had.
     data, other = noise(LARGE, image_id), noise(LARGE, f'{image_id} 2')
-    other_there(storing, alice, image_id, data, other)
+    # Its disk has other bytes than were hashed.
+    other_there(storing, alice, image_id, data, other, known=data)
     yield image_id, data, other
     alice.delete(image_id)
     with repositories.open_repository(storing.repository) as repository:
