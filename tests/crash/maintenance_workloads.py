@@ -171,7 +171,8 @@ def evicting(stage):
             arriving.write(make([(2, 40)]))
             arriving.keep()
             with repo.open_image('image-2'):
-                result = deeds.evict(maintainer, held, 20480, coming=lambda: 20480)
+                result = deeds.evict(maintainer, held, 20480,
+                                     coming=lambda: 20480)
             assert result.evicted == ['image-1', 'image-3'], result
             arriving.write(make([(70, 40)]))
             stage.end(arriving, 'arriving')
