@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that are forked are what they would be if they were executed."""
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -79,6 +80,24 @@ def test_it_is_a_child_that_can_be_killed(tmp_path):
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     process.stdin.close()
+
+
+def test_starts_of_two_families_at_once():
+    """Each process stays a child of this one, which learns how it ends."""
+    openstack = [os.path.join(os.path.dirname(sys.executable), 'openstack')]
+
+    def statuses(command):
+        return {subprocess.run(
+            [*command, '--no-such-option'], env={
+                **os.environ, 'PYTHONPATH': str(TOP)}, timeout=60,
+            capture_output=True).returncode for _ in range(12)}
+
+    assert forkserver.find_family(openstack, os.environ, '/') == 'openstack'
+    expected = [statuses(command) for command in (COMMAND, openstack)]
+    assert expected == [{2}, {2}]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            assert list(pool.map(statuses, (COMMAND, openstack))) == expected
 
 
 def test_what_a_start_reads_is_executed():

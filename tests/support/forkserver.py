@@ -158,7 +158,6 @@ class _Server:
 
     def __init__(self, family):
         self.owner = os.getpid()
-        self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX,
                                                  socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -172,7 +171,9 @@ class _Server:
 
     def start(self, request, descriptors):
         request['descriptors'] = list(descriptors)
-        with self._lock:
+        # One lock for all families: a start that ends would take the child of
+        # another one away from this process.
+        with _starting:
             _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 self._socket.sendmsg(
@@ -189,6 +190,7 @@ class _Server:
 
 _servers: dict[tuple[int, str], _Server] = {}
 _servers_lock = threading.Lock()
+_starting = threading.Lock()
 
 
 def _server(family):
