@@ -16,6 +16,7 @@ import pytest
 from tests.crash import mutants
 from tests.model import checker
 from tests.model import scenarios
+from tests.support import documents
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 GUIDE = TOP / 'doc' / 'source' / 'contributor'
@@ -131,10 +132,8 @@ def test_a_step_says_how_strong_it_is_and_what_tests_it(rule, text):
         rule in scenarios.WITHOUT_MUTANT and rule.startswith('N12')), (
         f'{rule} names no test')
     for name, function in tests:
-        path = TOP / 'tests' / name
-        assert path.is_file(), f'{rule}: there is no {path}'
-        assert not function or re.search(
-            rf'^(def )?{function}\(', path.read_text(), re.M), (
+        assert documents.has_test(name), f'{rule}: there is no {name}'
+        assert documents.has_test(name, function), (
             f'{rule}: {name} has no {function}')
     assert named <= {mutant.name for mutant in mutants.MUTANTS}
     # A model mutant breaks one rule, and only that rule names it.

@@ -89,7 +89,7 @@ def _require_protected(directory: str) -> None:
     if os.geteuid() not in (0, found.st_uid) and not (
             found.st_mode & stat.S_ISVTX):
         raise ValueError(
-            f'[cache] nova_base: whoever may make links in {directory} may '
+            f'[cache] nova_base: a user who may make links in {directory} may '
             "also replace Nova's files there. Run chmod +t, so that only "
             'their owner and that of the directory may')
 

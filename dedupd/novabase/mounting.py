@@ -14,6 +14,7 @@ from collections.abc import Collection
 import contextlib
 import os
 import socket
+from typing import NoReturn
 
 #: Seconds for the other process to mount.
 SECONDS = 45
@@ -73,7 +74,7 @@ def receive(listener: socket.socket) -> int:
     return descriptors[0]
 
 
-def mount(directory: str, options: Collection[str]) -> None:
+def mount(directory: str, options: Collection[str]) -> NoReturn:
     """Become fusermount3, which mounts for the process that listens.
 
     :raises OSError: no process listens, or there is no fusermount3

@@ -191,8 +191,9 @@ class _Storing(assembler_module.Assembly):
 
     def commit(self) -> openimages.ImageStat:
         found = [] if self._hashed is None else self._hashed.found()
-        for first in found[:1]:
-            self._transaction.set_hash(first.name, bytes.fromhex(first.value))
+        if found:
+            self._transaction.set_hash(found[0].name,
+                                       bytes.fromhex(found[0].value))
         stat = self._transaction.commit()
         for other in found[1:]:
             hashes.record(self._root, stat, other)

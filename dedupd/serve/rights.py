@@ -91,7 +91,7 @@ class _Grant:
     source: str = '*'
 
     def covers(self, peer: messages.Peer, source: str) -> bool:
-        """Whether the peer has the right, for backups of this name."""
+        """Return whether the peer has the right, for backups of this name."""
         if self.source.endswith('*'):
             if not source.startswith(self.source[:-1]):
                 return False

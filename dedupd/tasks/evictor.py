@@ -37,13 +37,6 @@ from glance_dedup.repository import space
 
 LOG = log.getLogger(__name__)
 
-Coming = Callable[[], int]
-
-
-def nothing_coming() -> int:
-    """Return 0: nothing is about to be stored."""
-    return 0
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -79,7 +72,7 @@ class Result:
 
 def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
          held: index_module.Held, limit: int,
-         coming: Coming = nothing_coming,
+         coming: Callable[[], int] = lambda: 0,
          live_share: int = collector.LIVE_SHARE,
          evacuate_share: int = collector.EVACUATE_SHARE) -> Plan:
     """Predict what would be evicted; changes nothing.
@@ -93,7 +86,7 @@ def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              held: index_module.Held, limit: int,
-             coming: Coming = nothing_coming,
+             coming: Callable[[], int] = lambda: 0,
              live_share: int = collector.LIVE_SHARE,
              evacuate_share: int = collector.EVACUATE_SHARE) -> Result:
     """Evict images while the cache takes more of the disk than it may.
@@ -116,8 +109,8 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, held: index_module.Held, limit: int,
-                 coming: Coming, live_share: int, evacuate_share: int
-                 ) -> None:
+                 coming: Callable[[], int], live_share: int,
+                 evacuate_share: int) -> None:
         index_module.check_limit(maintainer.repository, limit)
         self._maintainer = maintainer
         self._repository = maintainer.repository

@@ -110,7 +110,7 @@ class Newest:
 
     @property
     def are_same(self) -> bool:
-        """Whether there are two, and all name the same objects.
+        """Return whether there are two, and all name the same objects.
 
         Those made with a key that will be accepted no more do not count.
         """

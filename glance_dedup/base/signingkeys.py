@@ -27,6 +27,7 @@ from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import filesystem
 
 #: The name of the file in a repository's directory.
 FILE = 'key'
@@ -128,15 +129,12 @@ def locked(path: str) -> Iterator[Keys]:
     """
     file = os.path.join(path, FILE)
     with files.os_errors(f'cannot open {file}', exceptions.StorageError):
-        # For writing: NFS locks nothing else exclusively.
+        # An exclusive lock needs a file that is open for writing.
         fd = access.open_file(file, os.O_RDWR | os.O_NOFOLLOW)
     with closing.descriptor(fd):
         with files.os_errors(f'cannot lock {file}', exceptions.StorageError):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_current = os.path.samestat(os.fstat(fd), os.stat(file))
-            except BlockingIOError:
-                is_current = False
+            is_current = filesystem.lock(fd, fcntl.F_WRLCK, 0) and (
+                os.path.samestat(os.fstat(fd), os.stat(file)))
         if not is_current:
             raise exceptions.BusyError(
                 f'another process uses or changes {file}: try again')

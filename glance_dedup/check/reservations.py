@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is reserved for uploads with a limit, in ``reservations/``.
+"""Check the reservations of uploads with a limit: ``reservations/``.
 
 Only limits depend on it, and an invalid file counts nothing, so it is only a
 *note*. A crash of the machine may leave an empty one.

@@ -36,6 +36,7 @@ class Attach(command.RepositoryCommand, show.ShowOne):
             'of objects; the old one may write and delete none any more.')
 
     def take_action(self, parsed_args):
+        from glance_dedup.base import signingkeys
         from glance_dedup.repository import owners
 
         work = owners.move if parsed_args.moved else owners.attach
@@ -43,8 +44,9 @@ class Attach(command.RepositoryCommand, show.ShowOne):
             settings = work(repo, place_of(parsed_args.url, parsed_args),
                             parsed_args.credentials, parsed_args.cache_mib)
             self.app.tell(
-                f'save a copy of {os.path.join(repo.path, "key")} where this '
-                "disk's loss does not reach: 'repository restore' needs it, "
+                f'save a copy of {os.path.join(repo.path, signingkeys.FILE)} '
+                "where this disk's loss does not reach: 'repository restore' "
+                'needs it, '
                 'and it is never sent to the object store')
         return common.shown(_fields(settings))
 

@@ -74,7 +74,7 @@ class SliceFiles:
             self.used = self._evict(list(self._all()), 0)
 
     def is_there(self, object_id: bytes, number: int) -> bool:
-        """Whether there is a file of a slice, on the disk or in memory."""
+        """Return whether a slice has a file, on the disk or in memory."""
         return os.path.isfile(self._path(object_id, number)) or (
             self._memory is not None
             and self._memory.is_there(object_id, number))

@@ -130,7 +130,7 @@ def _require_number(manifest: manifest_module.Manifest, unusable: list[str],
                     number: int | None) -> None:
     """Refuse a snapshot that the operator did not choose.
 
-    Without a choice it must be the newest: whoever can write to the object
+    Without a choice it must be the newest: a writer of the object
     store may have damaged newer ones, so that an old state comes back.
     """
     head = manifest.head

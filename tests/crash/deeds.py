@@ -55,7 +55,7 @@ class Held(index_module.Held):
         self._stage.mark(op='delete', phase='end', image=image_id)
 
 
-def evict(maintainer, held, freed, coming=evictor.nothing_coming):
+def evict(maintainer, held, freed, coming=lambda: 0):
     """As much as it takes to give so many bytes back."""
     with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
         return evictor.run_once(

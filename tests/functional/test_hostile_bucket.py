@@ -46,7 +46,7 @@ def manifests(filled, connection):
 
 
 def restore_again(filled, path, **options):
-    """Restore the first owner's snapshot, whoever took its place since."""
+    """Restore the first owner's snapshot, which others may have replaced."""
     shutil.rmtree(path, ignore_errors=True)
     return restore(filled, path, owner=filled.settings.owner, **options)
 

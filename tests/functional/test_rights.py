@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import ssl
-import traceback
 import uuid
 
 import pytest
@@ -106,23 +105,8 @@ def refusal(connected, image_id, header):
 
 def as_user(uid, function, *arguments):
     """The result of a function in a process of that user."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.setgroups([])
-            os.setresuid(uid, uid, uid)
-            result = function(*arguments)
-        except BaseException:
-            result = traceback.format_exc()
-        finally:
-            os.write(writer, json.dumps(result).encode())
-            os._exit(0)
-    os.close(writer)
-    with open(reader, 'rb') as stream:
-        answer = stream.read()
-    os.waitpid(child, 0)
-    return json.loads(answer)
+    return repositories.in_child(repositories.as_user(
+        uid, lambda: function(*arguments)))
 
 
 def attempt(storing, who, image_id, header):
@@ -204,7 +188,7 @@ def requested(storing, who, method, path):
 
 @pytest.mark.parametrize('who', ['site', 'one', 'reader', 'token', 'nobody'])
 def test_nothing_at_listen_starts_or_deletes(storing, who):
-    """There is no such request, and none that lists; whoever asks."""
+    """There is no such request, and none that lists, for any client."""
     document = yaml.safe_load(
         (daemons.ROOT / 'doc/source/reference/openapi.yaml').read_text())
     asked = [
@@ -243,9 +227,10 @@ def test_users_of_the_socket(tmp_path):
     os.truncate(path / 'images' / 'unreadable', 1000)
     with daemons.Daemon(path, socket_users=str(NAMED)) as daemon:
         daemon.start().wait_for_catalog()
-        assert as_user(NAMED, as_member, daemon.client()) == [
-            MIB, 400, ['held']]
-        assert isinstance(as_user(PLAIN, as_member, daemon.client()), str)
+        assert as_user(NAMED, as_member, daemon.client()) == (
+            MIB, 400, ['held'])
+        with pytest.raises(repositories.ChildFailed):
+            as_user(PLAIN, as_member, daemon.client())
     with repositories.open_repository(path) as repo:
         assert list(repo.images()) == ['held']
 

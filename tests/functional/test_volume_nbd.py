@@ -567,7 +567,7 @@ def test_the_unit_is_valid():
     args = parser.parse_args(line.replace('%i', 'disk').split())
     assert args.name == 'disk'
     assert args.nbd_socket == '/run/glance-dedup-volume-disk/nbd.sock'
-    # Whoever makes it end must not be able to make systemd give up.
+    # A client that makes it end must not make systemd give up.
     before, _, _ = unit.read_text().partition('[Service]')
     assert '\nStartLimitIntervalSec=0\n' in before
 

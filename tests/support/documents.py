@@ -14,6 +14,16 @@ _PROMPT = re.compile(r'[$#] ')
 _LITERAL = re.compile(r'``(.+?)``', re.DOTALL)
 
 
+def has_test(name, function=''):
+    """Whether a file of tests exists, and has a function of this name.
+
+    :param name: of a file of Python or C, below tests/
+    """
+    path = TOP / 'tests' / name
+    return path.is_file() and (not function or re.search(
+        rf'^(def )?{function}\(', path.read_text(), re.M) is not None)
+
+
 class Block(NamedTuple):
     """A literal block."""
 

@@ -310,7 +310,7 @@ test_not_published(void)
     gd_published record = {
         .sequence = 9, .count = 48, .end = gd_data_start(SLOTS) + 3 * WHOLE};
     CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
-    /* Whoever enters the group publishes them first (N7.3). */
+    /* Entering the group publishes them first (N7.3). */
     own_group(&t, 1);
     need_rewritten(&t);
     gd_owned_group_close(t.owned);

@@ -40,7 +40,7 @@ def test_a_change(path):
     with repositories.open_repository(path) as repo:
         begun = signingkeys.begin_change(str(path))
         assert begun.previous == old != begun.current
-        # Whoever has the repository open notices.
+        # A process that has the repository open notices.
         assert read(path) == repo.read_keys() == begun
         assert checker.check(path).ok
         with pytest.raises(exceptions.InvalidParameter, match='--finish'):
