@@ -292,7 +292,6 @@ TESTED_BY = {
     'dedupd.cache.pieces': 'unit/dedupd/cache/test_arrivals.py',
     'dedupd.cache.service': 'functional/test_cache_proxy.py',
     'dedupd.relay.main': 'functional/test_relay.py',
-    'dedupd.settings': 'unit/dedupd/test_opts.py',
     'dedupd.systemd': 'functional/test_relay.py',
     'dedupd.novabase.keeper': 'functional/test_nova_base.py',
     'dedupd.novabase.main': 'functional/test_nova_base.py',
