@@ -69,7 +69,7 @@ def pytest_configure(config):
     if hasattr(config, 'workerinput'):
         return
     path = config.getoption('--durations-file')
-    if path is not None:
+    if path is not None and not config.getoption('collectonly'):
         config.pluginmanager.register(scheduling.Recorder(
             path, _whole(config)))
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests import needs
+from tests import scheduling
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 HEAD = 'import subprocess\nimport pytest\nfrom tests import needs\n'
@@ -101,6 +102,15 @@ def test_what_cannot_be_installed(run):
     assert '1 passed' in output
     assert 'rabbitmq: no mirror answers' in output
     assert '::test_broker' in output
+
+
+def test_only_a_run_records_its_times(run, tmp_path):
+    """Not the collecting for what is to be installed, which comes first."""
+    path = tmp_path / 'durations.json'
+    run('def test_one(): pass\n', '--durations-file', path, '--collect-only')
+    assert not path.exists()
+    run('def test_one(): pass\n', '--durations-file', path)
+    assert len(scheduling.read(path)) == 1
 
 
 def test_groups_and_environments():
