@@ -25,11 +25,12 @@ def serves(server):
     return True
 
 
-@pytest.mark.parametrize('kind', ['ext4', 'xfs'])
-def test_it_starts_read_only(tmp_path, kind):
+@pytest.mark.parametrize('kind, inodes', [
+    ('ext4', False), ('ext4', True), ('xfs', False)])
+def test_it_starts_read_only(tmp_path, kind, inodes):
     """And is written to again when there is room."""
     written = repositories.noise(MIB, 1)
-    with disks.mounted(tmp_path, kind) as root:
+    with disks.mounted(tmp_path, kind, inodes) as root:
         repository = volumes.create_repository(root / 'repository')
         volumes.create(repository, 'disk', 8 * MIB)
         with volumes.Server(repository, tmp_path) as server:
@@ -37,7 +38,10 @@ def test_it_starts_read_only(tmp_path, kind):
                 volumes.write(session, 0, written)
                 volumes.ask(session, nbd.FLUSH)
             server.kill()
-            filling = disks.fill_bytes(root)
+            # The next server removes this socket, and so would have an inode
+            # for a moment.
+            (repository / 'volumes' / 'disk' / 'control').unlink()
+            filling = (disks.fill_inodes if inodes else disks.fill_bytes)(root)
             server.start(wait=False)
             repositories.eventually(lambda: serves(server))
             with server.session() as session:
