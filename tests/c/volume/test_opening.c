@@ -13,7 +13,7 @@
 enum { P = MODEL_PART_SECTORS };
 
 /* Every so manyth case is tried; with GLANCE_DEDUP_FAULTS=all, every one. */
-static uint64_t stride = SWEEP_STRIDE == 1 ? 6 : 270;
+static uint64_t stride = SWEEP_STRIDE == 1 ? 30 : 270;
 
 #define FAULTS (&the_scratch.f)
 
