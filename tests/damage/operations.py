@@ -328,7 +328,7 @@ def evict(world):
             held.used(image_id)
         with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
             evictor.run_once(maintainer, task.Pace(), held,
-                             space.below(world.path) - 98304, 1000)
+                             space.below(world.path) - 98304, lambda: 1000)
 
 
 def help_maintaining(world):

@@ -271,10 +271,12 @@ def test_waiting_has_an_end(cold, daemon, faults):
 def test_who_waits_comes_first(cold, faults, monkeypatch):
     """Before slices that were announced, even the same one."""
     monkeypatch.setattr(slices_module, 'PARALLEL', 1)
-    begin, go_on, take = threading.Event(), threading.Event(), faults.take
+    came, begin, go_on = (threading.Event() for _ in range(3))
+    take = faults.take
 
     def held(method, path):
         if method == 'GET':
+            came.set()
             assert (begin if len(gets(faults)) < 3 else go_on).wait(60)
         return take(method, path)
     monkeypatch.setattr(faults, 'take', held)
@@ -282,6 +284,7 @@ def test_who_waits_comes_first(cold, faults, monkeypatch):
     other = cold.groups[2]
     with cold.open() as repo, futures.ThreadPoolExecutor(2) as pool:
         repo.slices.expect(1, object_id, length, 0, 5)
+        assert came.wait(60)    # the first one is under way
         waiting = [
             pool.submit(repo.slices.fetch, 2, other['object'], other['end'],
                         3, 1),
