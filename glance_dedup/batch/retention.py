@@ -39,7 +39,8 @@ def now() -> datetime.datetime:
 
 def words(time: datetime.datetime) -> str:
     """A time as messages have it."""
-    return f'{time:%Y-%m-%d %H:%M:%S} UTC'
+    # strftime writes years before 1000 with fewer digits.
+    return f'{time.year:04}{time:-%m-%d %H:%M:%S} UTC'
 
 
 def parse_time(text: str) -> datetime.datetime:
@@ -85,7 +86,8 @@ def of_name(backups: Iterable[imageids.Backup], name: str
 
 def is_future(backup: imageids.Backup, now: datetime.datetime) -> bool:
     """Return whether a backup is dated in the future."""
-    return backup.time - _MAX_SKEW > now
+    # Not the backup's time less the skew: its id may say the year 1.
+    return backup.time > now + _MAX_SKEW
 
 
 def warnings(backups: Iterable[imageids.Backup], now: datetime.datetime

@@ -106,6 +106,18 @@ def test_warnings_name_backups_of_the_future():
     assert retention.warnings(FOUND, NOW) == []
 
 
+def test_backup_of_the_first_year():
+    """Such a date, which any sender may choose, is one like others."""
+    first, = backups('0001-01-01')
+    assert retention.warnings([first, *FOUND], NOW) == []
+    assert retention.chosen([first], 'web', NOW) == first
+    assert list(why([first], daily=1).values()) == [
+        ['newest', 'daily 1-01-01']]
+    with pytest.raises(exceptions.ImageNotFound,
+                       match='the oldest is of 0001-01-02 00:00:00 UTC'):
+        retention.chosen(backups('0001-01-02'), 'web', NOW, first.time)
+
+
 def test_there_is_none():
     with pytest.raises(exceptions.ImageNotFound, match=(
             'no backup of web of 2026-11-20 23:59:59 UTC or before: the '
