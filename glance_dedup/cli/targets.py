@@ -103,7 +103,9 @@ class Target:
         :raises OSError: the file cannot be written; it names the file
         """
         with self._errors(), self._opened() as parent:
-            temporary = f'.{self._name[:200]}.{secrets.token_hex(8)}.new'
+            # A file system limits the bytes of a name, not its characters.
+            name = os.fsdecode(os.fsencode(self._name)[:200])
+            temporary = f'.{name}.{secrets.token_hex(8)}.new'
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL
                          | os.O_CLOEXEC, MODE, dir_fd=parent)
             try:

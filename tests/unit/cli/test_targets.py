@@ -59,6 +59,14 @@ def test_a_link_is_not_followed(stored, place, tmp_path, exists, force):
     assert os.listdir(place) == ['out']
 
 
+@pytest.mark.parametrize('name', ['x' * 255, 'ü' * 127, 'x\udcff' * 127])
+def test_a_long_name(stored, place, name):
+    """Its bytes are limited, not its characters."""
+    assert stored('image', 'get', 'one', place / name).status == 0
+    assert os.listdir(place) == [name]
+    assert (place / name).read_bytes() == DATA
+
+
 def test_export_follows_no_link(stored, place, tmp_path):
     (place / 'one').symlink_to(tmp_path / 'victim')
     assert stored('export', place, 'one').status != 0
