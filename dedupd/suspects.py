@@ -5,15 +5,19 @@
 A user meets damage before the next scrub does. So each read that finds some
 tells it here. The image counts as damaged at once, and is read as a whole in
 the background: when that succeeds, for example because the damage was repaired
-or was the memory's, the image counts as damaged no more.
+or was the memory's, the image counts as damaged no more. Nor does an image
+that was deleted.
 """
 
+import contextlib
+import os
 import threading
 import time
 
 from oslo_log import log
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -43,9 +47,18 @@ class Suspects:
         repository.on_damage = self.note
 
     def images(self) -> set[str]:
-        """Return the ids of the images."""
+        """Return the ids of the images, without those that were deleted."""
         with self._changed:
+            for image_id in [*filter(self._is_gone, self._found)]:
+                del self._found[image_id]
             return set(self._found)
+
+    def _is_gone(self, image_id: str) -> bool:
+        # A disk that does not say it keeps them.
+        with contextlib.suppress(exceptions.RepositoryError):
+            return not files.exists(os.path.join(
+                self._repository.path, 'images', image_id))
+        return False
 
     def note(self, image_id: str, error: exceptions.DamagedError) -> None:
         """Take an image of which a read failed."""
@@ -80,7 +93,7 @@ class Suspects:
             with self._changed:
                 if is_fine:
                     self._found.pop(image_id, None)
-                else:
+                elif image_id in self._found:
                     self._found[image_id] = time.monotonic() + AGAIN_SECONDS
 
     def _next(self) -> str | None:

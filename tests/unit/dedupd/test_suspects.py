@@ -67,11 +67,29 @@ def test_an_image_that_is_deleted(repo, watched):
     repositories.eventually(lambda: not watched.images())
 
 
+def test_a_deleted_image_is_no_suspect_at_once(repo, watched, monkeypatch):
+    """It counts as damaged neither until the next hour nor for the limit."""
+    monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
+    monkeypatch.setattr(suspects, 'IMAGES', 1)
+    Broken(repo, 'bad')
+    with pytest.raises(exceptions.DamagedError):
+        read(repo, 'bad')
+    repositories.eventually(lambda: watched._found['bad'])
+    assert watched.images() == {'bad'}
+    repo.delete('bad')
+    assert watched.images() == set()
+    Broken(repo, 'good')
+    with pytest.raises(exceptions.DamagedError):
+        read(repo, 'good')
+    assert watched.images() == {'good'}
+
+
 def test_many(repo, watched, monkeypatch):
     monkeypatch.setattr(suspects, 'IMAGES', 2)
     monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
     monkeypatch.setattr(watched, '_verify', lambda image_id: False)
     for number in range(5):
+        repositories.put(repo, f'image-{number}', b'any')
         watched.note(f'image-{number}', exceptions.DamagedError('bad'))
     assert len(watched.images()) == 2 and watched.failed_reads == 5
 
