@@ -70,7 +70,7 @@ def add_place(parser):
         "certificate. Default: the system's.")
     parser.add_argument(
         '--allow-http', action='store_true',
-        help='Allow an http:// URL of another host, of S3 or of Keystone.')
+        help='Allow an http:// URL of another host, of S3, Keystone or Swift.')
     parser.add_argument(
         '--cache-mib', type=int, metavar='MIB', default=1024,
         help='Size of the cache on the disk of the repository, for parts of '
@@ -82,24 +82,19 @@ def place_of(url, parsed_args):
 
     :raises UsageError: it is reached without encryption, which is not allowed
     """
+    from glance_dedup.objects import credentials
     from glance_dedup.objects import location
+    from glance_dedup.objects import store
 
     place = location.parse(url, parsed_args.endpoint, parsed_args.region,
                            parsed_args.ca_file)
     if not parsed_args.allow_http:
-        _require_encryption(
-            place.endpoint if place.kind == 's3'
-            else _auth_url(parsed_args.credentials))
+        path = parsed_args.credentials
+        with contextlib.closing(store.open_backend(
+                place, path, credentials.read(path))) as backend:
+            for url in backend.urls():
+                _require_encryption(url)
     return place
-
-
-def _auth_url(path: str) -> str:
-    from glance_dedup.objects import credentials
-    from oslo_config import cfg
-
-    conf = credentials.options(path, credentials.read(path))
-    conf.register_opt(cfg.StrOpt('auth_url', default=''), group='swift')
-    return conf.swift.auth_url
 
 
 def _require_encryption(url: str) -> None:

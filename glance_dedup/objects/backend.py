@@ -50,6 +50,13 @@ class Backend(abc.ABC):
     """
 
     @abc.abstractmethod
+    def urls(self) -> Iterator[str]:
+        """The URLs that get credentials, tokens or objects, in this order.
+
+        It may have to log in for one.
+        """
+
+    @abc.abstractmethod
     def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
         """Store an object.
 

@@ -80,6 +80,9 @@ class S3(backend.Backend):
                 s3={'addressing_style': 'path' if location.endpoint
                     else 'auto'}))
 
+    def urls(self) -> Iterator[str]:
+        yield self._client.meta.endpoint_url
+
     def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
         with _errors():
             self._client.put_object(

@@ -86,7 +86,7 @@ class ObjectStore(closing.Closing):
         self._path = credentials_file
         self._lock = threading.Lock()
         self._content = credentials.read(credentials_file)
-        self._backend = _open(location, credentials_file, self._content)
+        self._backend = open_backend(location, credentials_file, self._content)
         self._old: list[backend_module.Backend] = []
 
     def put(self, key: str, file: BinaryIO) -> int:
@@ -220,7 +220,8 @@ class ObjectStore(closing.Closing):
             if content == self._content:
                 return False
             try:
-                self._backend = _open(self.location, self._path, content)
+                self._backend = open_backend(self.location, self._path,
+                                             content)
             except exceptions.AccessDenied:
                 return False
             self._content = content
@@ -240,9 +241,15 @@ def find(store: ObjectStore, key: str) -> int | None:
         return None
 
 
-def _open(location: location_module.Location, path: str, content: bytes
-          ) -> backend_module.Backend:
-    """The backend of a location."""
+def open_backend(location: location_module.Location, path: str, content: bytes
+                 ) -> backend_module.Backend:
+    """Return the backend of a location; it connects to nothing yet.
+
+    :param path: of the file of credentials, for messages
+    :param content: of that file
+    :raises AccessDenied: there are no credentials in it
+    :raises UnavailableError: a library is not installed
+    """
     conf = credentials.options(path, content)
     # The client libraries take a second to import, and may not be there.
     try:

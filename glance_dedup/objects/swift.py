@@ -56,6 +56,13 @@ class Swift(backend.Backend):
         # A connection is for one thread at a time.
         self._idle: queue.SimpleQueue[client.Connection] = queue.SimpleQueue()
 
+    def urls(self) -> Iterator[str]:
+        yield getattr(self._session.auth, 'auth_url', None) or ''
+        with _errors():
+            yield self._session.get_endpoint(
+                service_type='object-store', interface='public',
+                region_name=self._options.get('region_name')) or ''
+
     def put(self, key: str, file: BinaryIO, length: int, md5: bytes) -> None:
         with self._connection() as connection:
             connection.put_object(

@@ -124,6 +124,33 @@ def test_a_keystone_without_encryption(made, tmp_path):
          ).refused('http://192.0.2.1:5000/v3 has no encryption')
 
 
+@pytest.mark.parametrize('refused', [True, False])
+def test_a_swift_without_encryption(made, tmp_path, refused):
+    """It gets a token, and images, whatever Keystone is reached by."""
+    key = tmp_path / 'key'
+    host = '192.0.2.1' if refused else '127.0.0.1'
+    key.write_text('[swift]\nauth_type = admin_token\ntoken = t\n'
+                   f'endpoint = http://{host}:9/v1/AUTH_a\n')
+    key.chmod(0o600)
+    for command in (['cold', 'attach', 'swift://container/prefix'],
+                    ['repository', 'restore', '--new-key', '--from',
+                     'swift://container/prefix']):
+        found = made(*command, '--credentials', key)
+        assert found.status == 2
+        assert (f'http://{host}:9/v1/AUTH_a has no encryption'
+                in found.err) == refused, found.err
+
+
+def test_a_keystone_in_another_section(made, tmp_path):
+    key = tmp_path / 'key'
+    key.write_text('[swift]\nauth_section = other\n'
+                   '[other]\nauth_type = password\n'
+                   'auth_url = http://192.0.2.1:5000/v3\n')
+    key.chmod(0o600)
+    made('cold', 'attach', 'swift://container/prefix', '--credentials', key
+         ).refused('http://192.0.2.1:5000/v3 has no encryption')
+
+
 def test_attach(made, place, url, proxy, credentials):
     found = made('cold', 'attach', *place, '-f', 'json').json()
     owner = found.pop('owner')
