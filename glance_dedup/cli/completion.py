@@ -12,7 +12,6 @@ import collections
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
-import sys
 
 from glance_dedup.cli import command
 from glance_dedup.cli import common
@@ -95,14 +94,14 @@ class Complete(command.RepositoryCommand):
 
     def take_action(self, parsed_args):
         if parsed_args.shell != 'line':
-            sys.stdout.write(_SCRIPTS[parsed_args.shell])
+            self.app.stdout.write(_SCRIPTS[parsed_args.shell])
             return
         # Whatever is wrong with a line, a shell goes on.
         with contextlib.suppress(Exception, SystemExit):
             line = _Line(self, parsed_args.words)
             for word, about in line.matches():
-                sys.stdout.write(f'{word}\t{about}\n' if about
-                                 else f'{word}\n')
+                self.app.stdout.write(f'{word}\t{about}\n' if about
+                                      else f'{word}\n')
 
 
 Candidates = Iterable[tuple[str, str]]

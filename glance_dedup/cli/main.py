@@ -7,6 +7,7 @@ not allow it; 130 interrupted; 141 nobody reads the output any more.
 """
 
 import argparse
+import contextlib
 import difflib
 import importlib.metadata
 import io
@@ -149,6 +150,38 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         f'option file, or {settings.SOCKET}.', metavar='PATH')
 
 
+class _OutputError(Exception):
+    """Standard output does not take what a command shows."""
+
+
+class _Output:
+    """Standard output; its errors are told from those of files."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._marking():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._marking():
+            self._stream.flush()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _marking():
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as e:
+            raise _OutputError(common.sentence_of(e)) from e
+
+
 class App(common.Program):
     """The program ``glance-dedup``; its one instance runs one command."""
 
@@ -236,6 +269,8 @@ class App(common.Program):
 
     def judge(self, result: int) -> int:
         """Report the command's error, if any; returns the exit status."""
+        if isinstance(self.error, _OutputError):
+            raise self.error
         if self.error is None or isinstance(
                 self.error, (KeyboardInterrupt, BrokenPipeError)):
             return result or self.status
@@ -273,7 +308,7 @@ def _run(argv) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter('always', RuntimeWarning)
-            result = App().run(argv)
+            result = App(stdout=_Output(sys.stdout)).run(argv)
         sys.stdout.flush()
         return result
     except BrokenPipeError:
@@ -282,7 +317,7 @@ def _run(argv) -> int:
         return INTERRUPTED
     except SystemExit as e:             # argparse's
         return 2 if e.code else 0
-    except OSError as e:
+    except (OSError, _OutputError) as e:
         sys.stderr.write('glance-dedup: cannot write to standard output: '
                          f'{common.sentence_of(e)}\n')
         _lose_output()

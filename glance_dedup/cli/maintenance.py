@@ -66,10 +66,10 @@ class Status(command.RepositoryCommand, show.ShowOne):
     def _is_overview(parsed_args) -> bool:
         return parsed_args.formatter == 'table' and not parsed_args.columns
 
-    @staticmethod
-    def _show(status: dict, clear: bool = False) -> None:
-        sys.stdout.write('\x1b[H\x1b[2J' * clear + overview.page(status))
-        sys.stdout.flush()
+    def _show(self, status: dict, clear: bool = False) -> None:
+        self.app.stdout.write(
+            '\x1b[H\x1b[2J' * clear + overview.page(status))
+        self.app.stdout.flush()
 
     def _look(self) -> dict:
         self.status = None

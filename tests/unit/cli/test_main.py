@@ -315,6 +315,21 @@ def test_output_that_is_closed(created):
     assert created('image', 'list', '-f', 'json').json() == []
 
 
+@pytest.mark.parametrize('redirection, reason', [
+    ('>&-', 'Bad file descriptor'),
+    ('>/dev/full', 'No space left on device')])
+@pytest.mark.parametrize('command', ['status', 'image list', 'help',
+                                     'complete bash'])
+def test_output_that_fails_is_named_once(created, monkeypatch, command,
+                                         redirection, reason):
+    """Also if nothing is buffered, so that the command itself meets it."""
+    monkeypatch.setenv('PYTHONUNBUFFERED', '1')
+    found = closed(created, redirection, *command.split())
+    assert found.returncode == 2
+    assert [line for line in found.stderr.splitlines() if reason in line] == [
+        f'glance-dedup: cannot write to standard output: {reason}']
+
+
 def test_all_standard_files_are_closed(created):
     """No file of the repository takes their numbers."""
     everything = '<&- >&- 2>&-'
