@@ -124,6 +124,9 @@ class _Handler(server.BaseHTTPRequestHandler):
         if self.command != 'HEAD' or length is None:
             length = len(body)
         self.send_header('Content-Length', length)
+        if self.close_connection:
+            # Else a client may send its next request before it sees the end.
+            self.send_header('Connection', 'close')
         self.end_headers()
         if self.command != 'HEAD':
             self.wfile.write(body if send is None else send)
