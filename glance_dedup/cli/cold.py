@@ -46,8 +46,7 @@ class Attach(command.RepositoryCommand, show.ShowOne):
             self.app.tell(
                 f'save a copy of {os.path.join(repo.path, signingkeys.FILE)} '
                 "where this disk's loss does not reach: 'repository restore' "
-                'needs it, '
-                'and it is never sent to the object store')
+                'needs it, and it is never sent to the object store')
         return common.shown(_fields(settings))
 
 
@@ -92,8 +91,8 @@ def place_of(url, parsed_args):
         path = parsed_args.credentials
         with contextlib.closing(store.open_backend(
                 place, path, credentials.read(path))) as backend:
-            for url in backend.urls():
-                _require_encryption(url)
+            for reached in backend.urls():
+                _require_encryption(reached)
     return place
 
 

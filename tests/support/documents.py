@@ -15,7 +15,7 @@ _LITERAL = re.compile(r'``(.+?)``', re.DOTALL)
 
 
 def has_test(name, function=''):
-    """Whether a file of tests exists, and has a function of this name.
+    """Return whether a file of tests exists, and has a function of this name.
 
     :param name: of a file of Python or C, below tests/
     """
