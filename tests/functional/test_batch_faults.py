@@ -38,6 +38,7 @@ from glance_dedup.cli import main
 from glance_dedup.repository import repository
 from tests.support import batches
 from tests.support import maintenance
+from tests.support import processes
 from tests.support import repositories
 
 pytestmark = pytest.mark.slow
@@ -181,7 +182,7 @@ def test_slow_rank(cloud, monkeypatch):
     """A rank that stops for some seconds costs these seconds."""
     def pause(process):
         rank = batches.ranks_of(process)[1]
-        os.kill(rank, signal.SIGSTOP)
+        processes.stop(rank)
         threading.Timer(3, os.kill, (rank, signal.SIGCONT)).start()
     results = cloud.run(watch=Once('answer', pause), monkeypatch=monkeypatch)
     assert not any(result.note for result in results.values())
@@ -200,7 +201,7 @@ def test_rank_that_hangs(cloud, monkeypatch):
                         lambda process, silence: events(process, LIMIT))
 
     def stop(process):
-        os.kill(batches.ranks_of(process)[1], signal.SIGSTOP)
+        processes.stop(batches.ranks_of(process)[1])
     results = cloud.run(watch=Once('answer', stop), monkeypatch=monkeypatch)
     assert not any(result.note for result in results.values())
     assert any(re.search('broke, time 1 of 3: .*waited 10 s for others', text)

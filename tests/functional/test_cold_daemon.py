@@ -21,6 +21,7 @@ from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold as cold_module
 from tests.support import cold_repositories
 from tests.support import daemons
+from tests.support import processes
 from tests.support import repositories
 
 pytestmark = pytest.mark.slow
@@ -218,7 +219,7 @@ def test_a_daemon_that_is_killed(cold, daemon, faults):
 def test_a_daemon_that_hangs(cold, daemon, faults, monkeypatch):
     monkeypatch.setattr(client_module, 'ANSWER_SECONDS', 0.2)
     monkeypatch.setattr(client_module, 'POLL', 0.2)
-    os.kill(daemon.process.pid, signal.SIGSTOP)
+    processes.stop(daemon.process.pid)
     try:
         with open_asking(cold, daemon) as repo:
             assert read(repo) == cold.images['one']

@@ -34,6 +34,7 @@ from tests.functional import witness as witness_module
 from tests.sharedfs import hosts as hosts_module
 from tests.support import daemons
 from tests.support import maintenance
+from tests.support import processes
 from tests.support import repositories
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ class CutOff:
             cwd=daemons.ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.said() == 'now\n'
-        self.process.send_signal(signal.SIGSTOP)
+        processes.stop(self.process.pid)
         drop_locks(host)
 
     def said(self):

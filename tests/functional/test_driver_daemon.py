@@ -16,6 +16,7 @@ from glance_dedup.client import shared_memory
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import store as dedup_store
 from tests.support import daemons
+from tests.support import processes
 from tests.support import repositories
 from tests.support import stores
 
@@ -147,7 +148,7 @@ def test_it_hangs_in_the_middle(store, daemon, direct, monkeypatch):
 
 @contextlib.contextmanager
 def stopped(daemon):
-    daemon.process.send_signal(signal.SIGSTOP)
+    processes.stop(daemon.process.pid)
     try:
         yield
     finally:

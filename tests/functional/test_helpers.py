@@ -32,6 +32,7 @@ from tests.support import daemons
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
 from tests.support.maintenance import SLOTS
+from tests.support import processes
 from tests.support import repositories
 
 LIMIT = 60
@@ -485,7 +486,7 @@ def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
                 cwd=daemons.ROOT, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b'complete\n'
-            process.send_signal(signal.SIGSTOP)
+            processes.stop(process.pid)
             drop_locks(both[0])
             with (repositories.open_repository(
                     paths[1], filter_dir=str(both[1].filters)) as repo,

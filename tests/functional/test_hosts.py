@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from tests.functional import storm
 from tests.sharedfs import hosts as hosts_module
 from tests.support import daemons
 from tests.support import maintenance
+from tests.support import processes
 from tests.support import repositories
 
 pytestmark = pytest.mark.slow
@@ -272,7 +272,7 @@ def test_death_of_a_host(both):
             [sys.executable, '-c', HOLDER, shared(both[0]), both[0].filters],
             stdout=subprocess.PIPE, cwd=daemons.ROOT) as process:
         assert process.stdout.readline() == b'now\n'
-        process.send_signal(signal.SIGSTOP)
+        processes.stop(process.pid)
         both[0].die()
         process.kill()
         process.wait(LIMIT)
@@ -302,7 +302,7 @@ def test_another_hosts_daemon_takes_over(both):
             with other.client() as client:
                 with client.open_image('one') as stream:
                     assert stream.read(stream.size) == maintenance.content(1)
-            one.process.send_signal(signal.SIGSTOP)
+            processes.stop(one.process.pid)
         both[0].die()
         one.kill()
         # CephFS drops a dead host's locks after a minute.
@@ -422,9 +422,9 @@ class Cluster(soak_module.Soak):
         workers = [process for process in self.running
                    if self.places.get(process) == number]
         # Nobody may notice that the file system goes first.
-        os.killpg(server.pid, signal.SIGSTOP)
-        for process in (daemon.process, *workers):
-            process.send_signal(signal.SIGSTOP)
+        processes.stop_group(server.pid)
+        processes.stop(daemon.process.pid,
+                       *(process.pid for process in workers))
         host.process.kill()
         server.kill()
         daemon.kill()

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from glance_dedup.base import filesystem
 from glance_dedup.maintenance import hosts as hosts_module
 from tests.support import daemons
 from tests.support import maintenance
+from tests.support import processes
 
 LIMIT = 30
 TASK = 2
@@ -58,7 +58,7 @@ def test_a_killed_daemon_lives_no_more(path, join):
             cwd=daemons.ROOT) as process:
         assert process.stdout.readline() == b'1\n'
         assert mine.members() == [0, 1] and mine.members(TASK) == [1]
-        process.send_signal(signal.SIGSTOP)
+        processes.stop(process.pid)
         # It lives: nobody takes it for dead because it is slow.
         assert mine.members() == [0, 1]
         process.kill()
