@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from tests.functional import glance_server
+from tests import needs
 from tests.support import cache_harness
 from tests.support import daemons
 from tests.support import ports
@@ -95,6 +96,7 @@ def wait(condition):
 
 
 @pytest.fixture(scope='module')
+@needs.of('redis')
 def store(tmp_path_factory):
     found = Store(tmp_path_factory.mktemp('redis'))
     yield found
@@ -154,7 +156,6 @@ def image(client, data):
     return made
 
 
-@pytest.mark.needs('redis')
 def test_an_upload(server, store):
     """The span tells what was new, as a child of Glance's own."""
     data = random.Random(1).randbytes(2 * MIB) + bytes(MIB)
