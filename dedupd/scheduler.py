@@ -441,6 +441,9 @@ class Scheduler:
         if job.name == 'tier' and self._shortage is not None:
             self._shortage.ended()
         self._end(job, outcome)
+        if job.name == 'scrub':
+            # It healed what it could, or an operator had repaired something.
+            self.figures.suspects.verify_now()
 
     def _begin(self, job: Job) -> None:
         """Note that a job begins, or goes on."""

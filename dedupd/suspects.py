@@ -6,7 +6,8 @@ A user meets damage before the next scrub does. So each read that finds some
 tells it here. The image counts as damaged at once, and is read as a whole in
 the background: when that succeeds, for example because the damage was repaired
 or was the memory's, the image counts as damaged no more. Nor does an image
-that was deleted.
+that was deleted. An image that is still damaged is read again an hour later,
+and after each scrub.
 """
 
 import contextlib
@@ -28,6 +29,8 @@ AGAIN_SECONDS = 3600.0
 IMAGES = 1000
 #: Bytes that are read at once, between pauses as long as the read.
 _PIECE = 4 << 20
+#: The time of the image that is being read.
+_BEING_READ = float('inf')
 
 
 class Suspects:
@@ -77,6 +80,12 @@ class Suspects:
         LOG.error('Image %s is damaged, and is verified now: %s', image_id,
                   error)
 
+    def verify_now(self) -> None:
+        """Have all images verified again, without waiting for their time."""
+        with self._changed:
+            self._found = dict.fromkeys(self._found, 0.0)
+            self._changed.notify_all()
+
     def close(self) -> None:
         """End the verification, and wait for it. Idempotent."""
         with self._changed:
@@ -93,7 +102,7 @@ class Suspects:
             with self._changed:
                 if is_fine:
                     self._found.pop(image_id, None)
-                elif image_id in self._found:
+                elif self._found.get(image_id) == _BEING_READ:
                     self._found[image_id] = time.monotonic() + AGAIN_SECONDS
 
     def _next(self) -> str | None:
@@ -107,6 +116,7 @@ class Suspects:
                     continue
                 left = self._found[first] - time.monotonic()
                 if left <= 0:
+                    self._found[first] = _BEING_READ
                     return first
                 self._changed.wait(left)
             return None

@@ -8,6 +8,7 @@ The repository and the maintainer are real; what the tasks do is the test's.
 import contextlib
 import dataclasses
 import os
+import pathlib
 import threading
 import time
 from unittest import mock
@@ -93,6 +94,23 @@ def test_account_comes_first_and_before_others(repository, conf, done):
                             'account', 'merge']
         assert [event[:2] for event in scheduler.events][-2:] == [
             ('start', 'merge'), ('end', 'merge')]
+
+
+def test_a_scrub_has_suspects_verified(repository, conf, done):
+    """What was repaired does not count as damaged until the next hour."""
+    path = pathlib.Path(repository.path, 'images', 'image')
+    content = path.read_bytes()
+    with running(repository, conf) as scheduler:
+        path.write_bytes(content[:4096] + b'\xff' * 4096)
+        with pytest.raises(exceptions.DamagedError):
+            with repository.open_image('image') as image:
+                image.read()
+        suspects = scheduler.figures.suspects
+        wait_for(lambda: 0 < suspects._found['image'] < float('inf'))
+        path.write_bytes(content)
+        assert suspects.images() == {'image'}
+        scheduler.wait('scrub', scheduler.request('scrub'), LIMIT)
+        wait_for(lambda: not suspects.images())
 
 
 def test_requests_are_joined_while_they_wait(repository, conf, done):

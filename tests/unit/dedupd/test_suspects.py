@@ -84,6 +84,35 @@ def test_a_deleted_image_is_no_suspect_at_once(repo, watched, monkeypatch):
     assert watched.images() == {'good'}
 
 
+def test_an_image_is_verified_on_request(repo, watched, monkeypatch):
+    """An operator who repaired it need not wait for the next hour."""
+    monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
+    broken = Broken(repo, 'bad')
+    with pytest.raises(exceptions.DamagedError):
+        read(repo, 'bad')
+    repositories.eventually(
+        lambda: 0 < watched._found['bad'] < float('inf'))
+    broken.mend()
+    assert watched.images() == {'bad'}
+    watched.verify_now()
+    repositories.eventually(lambda: not watched.images())
+
+
+def test_a_request_while_the_image_is_read(repo, watched, monkeypatch):
+    """It is read once more: what was read may be older than the repair."""
+    monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
+    results = [False, True]
+
+    def verify(image_id):
+        if len(results) == 2:
+            watched.verify_now()
+        return results.pop(0)
+
+    monkeypatch.setattr(watched, '_verify', verify)
+    watched.note('bad', exceptions.DamagedError('bad'))
+    repositories.eventually(lambda: not watched.images())
+
+
 def test_many(repo, watched, monkeypatch):
     monkeypatch.setattr(suspects, 'IMAGES', 2)
     monkeypatch.setattr(suspects, 'AGAIN_SECONDS', 3600)
