@@ -9,6 +9,8 @@ fingerprint, ``trust``, goes with the connection. At each request it is
 compared with the current one.
 """
 
+from collections.abc import Iterator
+import contextlib
 import hashlib
 import os
 import re
@@ -74,7 +76,8 @@ def _read(options: Any) -> tuple[ssl.SSLContext, bytes]:
         raise ValueError('listen needs tls_cert')
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(options.tls_cert, options.tls_key)
+    with _naming(options.tls_cert, options.tls_key):
+        context.load_cert_chain(options.tls_cert, options.tls_key)
     trust = hashlib.sha256()
     if options.tls_client_ca:
         found = _load(context, options.tls_client_ca, trust)
@@ -96,6 +99,17 @@ def _load(context: ssl.SSLContext, path: str, trust: Any) -> set[bytes]:
     """Load a file of authorities or lists; return the kinds of its parts."""
     with open(path, 'rb') as file:
         data = file.read()
-    context.load_verify_locations(path)
+    with _naming(path):
+        context.load_verify_locations(path)
     trust.update(len(data).to_bytes(8, 'big') + data)
     return set(_PEM.findall(data))
+
+
+@contextlib.contextmanager
+def _naming(*paths: str | None) -> Iterator[None]:
+    """Make OpenSSL's errors name the files."""
+    try:
+        yield
+    except OSError as e:
+        raise OSError(
+            f'{", ".join(filter(None, paths))}: {e.strerror or e}') from e

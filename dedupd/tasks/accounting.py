@@ -582,5 +582,5 @@ class Accountant:
         self._maintainer.rebuild(
             self._pace.step,
             f'spool/{suspects[0]} is damaged, so that it is not known what '
-            'is to be un-counted: the catalog')
+            'is to be un-counted')
         self._settle(suspects)

@@ -2,6 +2,7 @@
 
 """Columns, sizes and errors, which all commands share."""
 
+import collections
 import datetime
 import typing
 
@@ -81,6 +82,15 @@ class Lines(columns.FormattableColumn):
 
     def human_readable(self):
         return str(len(self._value))
+
+
+class Actions(columns.FormattableColumn):
+    """The items of a plan: their number for each action in a table."""
+
+    def human_readable(self):
+        counts = collections.Counter(item['action'] for item in self._value)
+        return ', '.join(f'{number} to {action}'
+                         for action, number in sorted(counts.items()))
 
 
 class Words(columns.FormattableColumn):

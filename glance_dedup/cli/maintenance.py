@@ -235,6 +235,9 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
 
 
 def _column(name: str, value):
+    if isinstance(value, list) and value and (
+            isinstance(value[0], dict) and 'action' in value[0]):
+        return common.Actions(value)
     if isinstance(value, (list, dict)):
         return common.Lines(value)
     if isinstance(value, int) and (

@@ -100,8 +100,8 @@ class _Overview:
                   if (number := space.get(f'{noun}s'))]
         yield _row('holds', ', '.join(counts) or '-')
         if space.get('uncounted'):
-            yield _row('', f'{space["uncounted"]} more, which are in no '
-                       'figure until dedupd has counted them')
+            yield _row('', f'{space["uncounted"]} more, in no figure until '
+                       'dedupd has counted')
         yield _row('logical', f'{_size(space.get("logical_bytes"))}, of which '
                    f'{_size(space.get("nonzero_bytes"))} are not zeros')
         yield _row('stored', f'{_size(space.get("disk_bytes"))}, of which '

@@ -186,7 +186,9 @@ class Requester(closing.Closing):
             with _naming(ca_file):
                 self._context = ssl.create_default_context(cafile=ca_file)
             if cert is not None:
-                with _naming(cert if key is None else f'{cert}, {key}'):
+                with _naming(cert if key is None else f'{cert}, {key}',
+                             '' if key else '. It needs the key, too, if no '
+                             'file of the key is given'):
                     self._context.load_cert_chain(cert, key)
         self._headers = {'Host': self._host, 'User-Agent': 'glance-dedup'}
         if token is not None:
@@ -375,12 +377,12 @@ forks.register(_reset_inherited)
 
 
 @contextlib.contextmanager
-def _naming(file: str | None) -> Iterator[None]:
-    """Make OpenSSL's errors name the file."""
+def _naming(file: str | None, advice: str = '') -> Iterator[None]:
+    """Make OpenSSL's errors name the file, and give advice."""
     try:
         yield
     except ssl.SSLError as e:
-        raise ValueError(f'{file}: {e.reason or e}') from e
+        raise ValueError(f'{file}: {e.reason or e}{advice}') from e
     except OSError as e:
         e.filename = file
         raise

@@ -323,6 +323,9 @@ def test_tier(either, tmp_path):
             ] == [(1, 'move'), (2, 'move'), (3, 'skip')]
     assert plan['groups'][2]['reason'] == 'it is not full'
     assert plan['bytes'] > 2 * SIZE
+    # The table tells the groups that stay from those that move.
+    assert '| 2 to move, 1 to skip' in either(
+        'tier', '--all', '--dry-run').out
     before = either('repository', 'show', '-f', 'json').json()['group_bytes']
     result = either('tier', '--all', '-f', 'json').json()
     assert (result['groups'], result['failed']) == (2, {})

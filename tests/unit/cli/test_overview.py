@@ -89,8 +89,8 @@ def test_what_is_not_counted_yet():
     space = {**STATUS['space'], 'uncounted': 2}
     page = overview.page({**STATUS, 'space': space}, 4600.0)
     assert ('  holds      1 image, 2 volumes\n'
-            '             2 more, which are in no figure until dedupd has '
-            'counted them\n') in page
+            '             2 more, in no figure until dedupd has counted\n'
+            ) in page
 
 
 def test_a_cache_and_another_site():

@@ -566,6 +566,8 @@ def test_the_command(there, here, tls, cli, monkeypatch):
     cli(*good, '--cert', __file__, '--ca-file',
         tls.authority.path).refused(__file__)
     cli(*good, '--ca-file', os.devnull).refused(os.devnull)
+    cli(*good, '--cert', tls.authority.path, '--ca-file',
+        tls.authority.path).refused(str(tls.authority.path), 'the key, too')
     cli(*good, '--key', tls.operator).refused('--cert')
     cli('image', 'pull', 'one', '--from', 'http://x').refused('http://x')
     monkeypatch.setenv('OS_TOKEN', 'a\nb')
