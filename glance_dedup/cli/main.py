@@ -221,6 +221,13 @@ class App(common.Program):
                 "no command is given; see 'glance-dedup --help'")
             raise self.error
 
+    def print_help_if_requested(self):
+        try:
+            super().print_help_if_requested()
+        except _OutputError as e:
+            self.error = e
+            raise
+
     def prepare_to_run_command(self, cmd):
         """Have the command's tables show only plain text.
 
@@ -308,15 +315,16 @@ def _run(argv) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             warnings.simplefilter('always', RuntimeWarning)
-            result = App(stdout=_Output(sys.stdout)).run(argv)
+            try:
+                result = App(stdout=_Output(sys.stdout)).run(argv)
+            except SystemExit as e:         # argparse's
+                result = 2 if e.code else 0
         sys.stdout.flush()
         return result
     except BrokenPipeError:
         return NO_READER
     except KeyboardInterrupt:
         return INTERRUPTED
-    except SystemExit as e:             # argparse's
-        return 2 if e.code else 0
     except (OSError, _OutputError) as e:
         sys.stderr.write('glance-dedup: cannot write to standard output: '
                          f'{common.sentence_of(e)}\n')

@@ -319,7 +319,7 @@ def test_output_that_is_closed(created):
     ('>&-', 'Bad file descriptor'),
     ('>/dev/full', 'No space left on device')])
 @pytest.mark.parametrize('command', ['status', 'image list', 'help',
-                                     'complete bash'])
+                                     '--help', 'complete bash'])
 def test_output_that_fails_is_named_once(created, monkeypatch, command,
                                          redirection, reason):
     """Also if nothing is buffered, so that the command itself meets it."""
@@ -328,6 +328,19 @@ def test_output_that_fails_is_named_once(created, monkeypatch, command,
     assert found.returncode == 2
     assert [line for line in found.stderr.splitlines() if reason in line] == [
         f'glance-dedup: cannot write to standard output: {reason}']
+
+
+@pytest.mark.parametrize('redirection', ['>&-', '>/dev/full'])
+@pytest.mark.parametrize('command', ['--version', '--help',
+                                     'image list --version'])
+def test_output_before_a_command_fails(created, monkeypatch, command,
+                                       redirection):
+    # Without a buffer argparse meets the error, and says nothing.
+    monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
+    found = closed(created, redirection, *command.split())
+    assert found.returncode == 2
+    line, = found.stderr.splitlines()
+    assert line.startswith('glance-dedup: cannot write to standard output: ')
 
 
 def test_all_standard_files_are_closed(created):
