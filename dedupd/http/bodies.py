@@ -5,6 +5,7 @@
 import asyncio
 import collections
 from collections.abc import AsyncIterator
+from collections.abc import Iterator
 import contextlib
 
 from dedupd.http import messages
@@ -46,6 +47,27 @@ class Bodies:
         finally:
             self._give_back(size)
 
+    @contextlib.contextmanager
+    def hold_now(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes of memory that a response has taken already.
+
+        :raises HTTPError: 503, if there is no space: drop the response
+        """
+        if size <= messages.HEADER_LIMIT:
+            yield
+            return
+        if self._waiting or not self._has_room(size):
+            raise _full()
+        self._held += size
+        try:
+            yield
+        finally:
+            self._give_back(size)
+
+    def _has_room(self, size: int) -> bool:
+        room = (self._limits.bodies_mib << 20) - self._held
+        return not self._held or size <= room
+
     async def _wait(self, size: int) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((future, size))
@@ -61,9 +83,7 @@ class Bodies:
                     self._waiting.remove((future, size))
                 self._grant()
             if isinstance(e, TimeoutError):
-                raise messages.HTTPError(
-                    503, 'Too many large requests or responses are under way.',
-                    {'Retry-After': str(_RETRY_SECONDS)})
+                raise _full()
             raise
 
     def _give_back(self, size: int) -> None:
@@ -73,10 +93,15 @@ class Bodies:
     def _grant(self) -> None:
         while self._waiting:
             future, size = self._waiting[0]
-            room = (self._limits.bodies_mib << 20) - self._held
-            if self._held and size > room:
+            if not self._has_room(size):
                 break
             self._waiting.popleft()
             if not future.done():
                 self._held += size
                 future.set_result(None)
+
+
+def _full() -> messages.HTTPError:
+    return messages.HTTPError(
+        503, 'Too many large requests or responses are under way.',
+        {'Retry-After': str(_RETRY_SECONDS)})

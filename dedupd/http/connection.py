@@ -208,8 +208,8 @@ class HTTPConnection:
         request, path = self._parse(event, target)
         route, arguments = router.find(request.method, path)
         # A client may read its response as slowly as it likes.
-        await held.enter_async_context(
-            self._shared.bodies.hold(route.sent_bytes))
+        expected = route.sent_bytes
+        await held.enter_async_context(self._shared.bodies.hold(expected))
         async with (route.admit(request, **arguments),
                     self._shared.bodies.hold(
                         _body_size(event, route.body_limit))):
@@ -217,6 +217,10 @@ class HTTPConnection:
             response = await route.handler(request, **arguments)
         if isinstance(response.body, bytes):
             route.sent_bytes = len(response.body)
+            # Only such requests may be refused after they were served.
+            if request.method in ('GET', 'HEAD'):
+                held.enter_context(self._shared.bodies.hold_now(
+                    len(response.body) - expected))
         return response
 
     def _target(self, event: h11.Request) -> str:
