@@ -163,6 +163,8 @@ def _need_fresh(path: str) -> None:
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
         raise exceptions.ImageExists(f'{path} is a repository already')
+    if is_being_restored(path):
+        raise exceptions.InvalidParameter(_unfinished(path))
     # With a new id, existing files would count as damaged.
     used = [name for name in ('groups', 'images', VOLUMES, _CATALOG)
             if name in names and os.listdir(os.path.join(path, name))]
@@ -181,6 +183,11 @@ def _need_fresh(path: str) -> None:
             f'{strange[0]}')
 
 
+def _unfinished(path: str) -> str:
+    return (f"{path} is being restored: when 'repository restore' was "
+            'interrupted, start it again')
+
+
 def read_parameters(path: str, allow_weak: bool = False
                     ) -> parameters_module.Parameters:
     """The parameters of the repository at a path.
@@ -196,6 +203,8 @@ def read_parameters(path: str, allow_weak: bool = False
         access.check_user(path)
     file = os.path.join(path, PARAMETERS_FILE)
     if not files.exists(file):
+        if is_being_restored(path):
+            raise exceptions.ImageNotFound(_unfinished(path))
         with files.os_errors(f'cannot read {path}'):
             lost = {*_DIRECTORIES} <= {*os.listdir(path)}
         raise exceptions.ImageNotFound(

@@ -11,7 +11,10 @@ import warnings
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import signingkeys
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import layout
+from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
 from tests.support import repositories
 from tests.support.repositories import create
@@ -95,6 +98,23 @@ def test_a_used_repository_that_lost_its_description(tmp_path):
     with pytest.raises(exceptions.ImageNotFound,
                        match='lost its repository.json: restore the file'):
         open_repository(path)
+
+
+@pytest.mark.parametrize('names', [[], ['00000001']])
+def test_a_directory_that_is_being_restored(tmp_path, names):
+    """A backup of its description would not help."""
+    path = tmp_path / 'r'
+    layout.begin_restoring(path, parameters.Parameters.choose(),
+                           signingkeys.make())
+    for name in names:
+        (path / 'groups' / name).touch()
+    before = sorted(os.listdir(path))
+    wanted = "is being restored: when 'repository restore' was interrupted"
+    with pytest.raises(exceptions.InvalidParameter, match=wanted):
+        create(path)
+    with pytest.raises(exceptions.ImageNotFound, match=wanted):
+        open_repository(path)
+    assert sorted(os.listdir(path)) == before
 
 
 def test_create_beside_one_who_was_faster(tmp_path, monkeypatch):
