@@ -380,13 +380,11 @@ class Store(driver.Store):
         except dedup_exceptions.ImageNotFound:
             if not may_create:
                 raise
-        chosen = {name: self._option(name) for name in opts.CREATION_OPTIONS
-                  if self._option(name) is not None}
         with contextlib.suppress(dedup_exceptions.ImageExists):
             # If the repository exists now, another process was faster.
             repository.Repository.create(
                 path, group_access=bool(self._option('group_access')),
-                **chosen)
+                **creation.chosen(self._option))
             LOG.info('Created a repository in %s', path)
         return repository.Repository(path, **settings)
 
