@@ -29,6 +29,7 @@ from typing import Any
 from oslo_log import log
 
 from dedupd.http import connection_limits
+from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import streams
 from dedupd.serve import readings
@@ -39,6 +40,7 @@ from glance_dedup.client import nbd_protocol as protocol
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 #: Threads that read, of all connections.
 THREADS = 16
@@ -232,8 +234,9 @@ class _Connection:
             if reading is not None:
                 await self._serve(reading)
         except protocol.Violation as e:
-            LOG.warning('An NBD client%s was disconnected: %s.',
-                        f' of image {self._name}' if self._name else '', e)
+            _STRANGERS.warning(
+                'An NBD client%s was disconnected: %s.',
+                f' of image {self._name}' if self._name else '', e)
         except (streams.Disconnected, TimeoutError) as e:
             LOG.debug('NBD connection: %s', e or 'it was too slow')
         finally:
@@ -344,7 +347,8 @@ class _Connection:
             reading = await self._reading(name)
         except Exception as e:
             if not isinstance(e, exceptions.ImageNotFound):
-                LOG.warning('Image %s cannot be exported: %s', self._name, e)
+                _STRANGERS.warning('Image %s cannot be exported: %s',
+                                   self._name, e)
             await self._refuse(option, protocol.Reply.ERR_UNKNOWN, str(e))
             return None
         go = option == protocol.Option.GO

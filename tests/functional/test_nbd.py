@@ -16,6 +16,7 @@ import time
 
 import pytest
 
+from dedupd.http import limited
 from tests.cloud import disk
 from tests.support import daemons
 from tests.support import nbd
@@ -485,36 +486,44 @@ def test_every_option_with_wrong_lengths(daemon):
     need_alive(daemon)
 
 
-@pytest.mark.parametrize('data', [
-    struct.pack('>I', 0), struct.pack('>I', 2), struct.pack('>I', 7),
-    b'\xff\xff\xff\xff', b'GET / HTTP/1.1\r\n\r\n' * 2,
-    struct.pack('>I', 3) + b'IHAVEOPX' + bytes(8),
-    struct.pack('>I', 3) + b'IHAVEOPT' + struct.pack('>II', 7, 65537),
-    struct.pack('>I', 3) + b'IHAVEOPT' + b'\xff' * 8])
-def test_hung_up_on(daemon, data):
+@pytest.mark.parametrize('begin', ['haggling', 'reading'])
+def test_hung_up_on(own, begin):
     """And the log has a line."""
-    before = daemon.text().count('An NBD client')
-    with daemon.session() as session:
-        session.receive(18)
-        session.send(data)
-        assert session.gone()
-    daemon.wait_for(
-        lambda: daemon.text().count('An NBD client') == before + 1)
-    need_alive(daemon)
+    beginnings = [
+        struct.pack('>I', 0), struct.pack('>I', 2), struct.pack('>I', 7),
+        b'\xff\xff\xff\xff', b'GET / HTTP/1.1\r\n\r\n' * 2,
+        struct.pack('>I', 3) + b'IHAVEOPX' + bytes(8),
+        struct.pack('>I', 3) + b'IHAVEOPT' + struct.pack('>II', 7, 65537),
+        struct.pack('>I', 3) + b'IHAVEOPT' + b'\xff' * 8]
+    requests = [
+        bytes(28), b'\xff' * 28, b'\x25\x60\x95\x14' + bytes(24),
+        struct.pack('>IHHQQI', 0x25609513, 0, nbd.WRITE, 1, 0, 32 * MIB + 1),
+        struct.pack('>IHHQQI', 0x25609513, 0, nbd.WRITE, 1, 0, (1 << 32) - 1)]
+    line = 'An NBD client' + (' of image image' if begin == 'reading' else '')
+    for number, data in enumerate(
+            requests if begin == 'reading' else beginnings):
+        with (own.export('image') if begin == 'reading'
+              else own.session()) as session:
+            if begin == 'haggling':
+                session.receive(18)
+            session.send(data)
+            assert session.gone()
+        own.wait_for(lambda: own.text().count(line) == number + 1)
+    need_alive(own)
 
 
-@pytest.mark.parametrize('request_', [
-    bytes(28), b'\xff' * 28, b'\x25\x60\x95\x14' + bytes(24),
-    struct.pack('>IHHQQI', 0x25609513, 0, nbd.WRITE, 1, 0, 32 * MIB + 1),
-    struct.pack('>IHHQQI', 0x25609513, 0, nbd.WRITE, 1, 0, (1 << 32) - 1)])
-def test_hung_up_on_in_the_middle(daemon, request_):
-    before = daemon.text().count('An NBD client of image image')
-    with daemon.export('image') as session:
-        session.send(request_)
-        assert session.gone()
-    daemon.wait_for(lambda: daemon.text().count(
-        'An NBD client of image image') == before + 1)
-    need_alive(daemon)
+def test_a_flood_of_bad_clients(own):
+    """They do not fill the disk by the log."""
+    begin = time.monotonic()
+    for _ in range(300):
+        with own.session() as session:
+            session.receive(18)
+            session.send(b'\xff\xff\xff\xff')
+            assert session.gone()
+    need_alive(own)
+    periods = 2 + (time.monotonic() - begin) // limited.SECONDS
+    assert 0 < own.text().count('An NBD client') <= (
+        limited.MESSAGES * periods)
 
 
 def test_any_bytes(daemon):
