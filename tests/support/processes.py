@@ -54,7 +54,7 @@ def _members(group):
 
 
 def _fields(path):
-    """What `stat` says behind the name; nothing if it has ended."""
+    """Return the fields of `stat` behind the name; none if it has ended."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         # The name may have parentheses and blanks.
         return (path / 'stat').read_text().rpartition(') ')[2].split()

@@ -97,7 +97,7 @@ def test_account_comes_first_and_before_others(repository, conf, done):
 
 
 def test_a_scrub_has_suspects_verified(repository, conf, done):
-    """What was repaired does not count as damaged until the next hour."""
+    """A repaired image does not count as damaged until the next hour."""
     path = pathlib.Path(repository.path, 'images', 'image')
     content = path.read_bytes()
     with running(repository, conf) as scheduler:

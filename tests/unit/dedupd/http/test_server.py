@@ -4,6 +4,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import subprocess
@@ -170,13 +171,7 @@ class TestBodies:
         async def small(request):
             return messages.Response(200, {}, b'small')
 
-        async def ask(stack, path):
-            reader, writer = await asyncio.open_unix_connection(
-                str(tmp_path / 'socket'), limit=1)
-            stack.callback(writer.close)
-            writer.write(f'GET {path} HTTP/1.1\r\nHost: localhost\r\n'
-                         'Connection: close\r\n\r\n'.encode())
-            return reader
+        ask = functools.partial(ask_slowly, tmp_path / 'socket')
 
         async def check():
             async with serving(tmp_path / 'socket', router,
@@ -215,13 +210,7 @@ class TestBodies:
             await go_on.wait()
             return messages.Response(200, {}, bytes(3 * MIB))
 
-        async def ask(stack, path):
-            reader, writer = await asyncio.open_unix_connection(
-                str(tmp_path / 'socket'), limit=1)
-            stack.callback(writer.close)
-            writer.write(f'GET {path} HTTP/1.1\r\nHost: localhost\r\n'
-                         'Connection: close\r\n\r\n'.encode())
-            return reader
+        ask = functools.partial(ask_slowly, tmp_path / 'socket')
 
         async def check():
             async with serving(tmp_path / 'socket', router):
@@ -253,6 +242,15 @@ class TestBodies:
             await waiting.wait()
 
         self.run(check)
+
+
+async def ask_slowly(socket, stack, path):
+    """Send a request; return what reads its response, as slowly as wanted."""
+    reader, writer = await asyncio.open_unix_connection(str(socket), limit=1)
+    stack.callback(writer.close)
+    writer.write(f'GET {path} HTTP/1.1\r\nHost: localhost\r\n'
+                 'Connection: close\r\n\r\n'.encode())
+    return reader
 
 
 async def exchange(path, data):
