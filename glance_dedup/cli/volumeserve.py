@@ -8,6 +8,7 @@ and then becomes nbdkit with our plugin, so a service manager sees one process.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import re
 import resource
@@ -107,6 +108,7 @@ class Serve(command.RepositoryCommand):
     def take_action(self, parsed_args):
         _check_options(parsed_args)
         nbdkit = _find_programs()
+        _reserve_descriptor()
         with self.open(codec=parsed_args.codec,
                        filter_mib=parsed_args.index_mib) as repo:
             repo.need_volumes()
@@ -237,6 +239,19 @@ def _check_volume(repo, name: str) -> None:
             f'{lock}. Stop it first; it may run on another host')
 
 
+def _reserve_descriptor() -> None:
+    """Take the number of the descriptor that nbdkit inherits.
+
+    The command does so before it starts threads. A thread that tidies filters
+    may live until nbdkit takes over. If a file of it had this number, closing
+    that file would close nbdkit's socket.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    fd = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, _FIRST_INHERITED)
+    for unused in {null, fd} - {_FIRST_INHERITED}:
+        os.close(unused)
+
+
 def _listen(path: str, mode: int) -> None:
     """Listen at a path, as nbdkit's inherited descriptor.
 
@@ -263,9 +278,7 @@ def _listen(path: str, mode: int) -> None:
     except OSError as e:
         raise common.UsageError(
             f'--nbd-socket: cannot listen at {path}: {e.strerror}') from e
-    # It may have this number already.
     os.dup2(sock.detach(), _FIRST_INHERITED)
-    os.set_inheritable(_FIRST_INHERITED, True)
     os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))
 
 

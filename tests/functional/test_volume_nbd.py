@@ -651,6 +651,27 @@ def served_over_tcp(server, place):
     return port, place / 'pki'
 
 
+# Has a file open when the command listens, and closes it afterwards, as a
+# thread may do.
+_CLOSES_LATE = """
+import os
+from glance_dedup.cli import volumeserve
+_listen = volumeserve._listen
+def listen(*arguments):
+    fd = os.open(os.devnull, os.O_RDONLY)
+    _listen(*arguments)
+    os.close(fd)
+volumeserve._listen = listen
+"""
+
+
+def test_a_thread_that_closes_a_file_late(repository, tmp_path):
+    """It does not close the socket that nbdkit inherits."""
+    volumes.create(repository, 'disk', SIZE)
+    with volumes.Server(repository, tmp_path, before=_CLOSES_LATE) as server:
+        assert server.start().session().read(0, 10) == bytes(10)
+
+
 @pytest.mark.needs('nbd')
 def test_strangers_who_are_silent(repository, tmp_path):
     """They keep no other host out, and are hung up on."""
