@@ -2,6 +2,7 @@
 
 """The meaning of LevelDB's errors, for all modules that use it."""
 
+import mmap
 import os
 
 import plyvel
@@ -15,6 +16,27 @@ _REFUSALS = (
     (exceptions.BusyError, (11,)),                 # EAGAIN: its LOCK is held
     (exceptions.StorageError, (24, 23, 12)),       # EMFILE, ENFILE, ENOMEM
 )
+
+
+def require_maps(directory: str, fd: int) -> None:
+    """Refuse a file system on which LevelDB could not read its tables.
+
+    LevelDB maps them as memory, and reports what the system says as damage.
+
+    :param directory: of the database
+    :param fd: of a file in it
+    :raises StorageError: names the directory, and says what to do
+    """
+    try:
+        mmap.mmap(fd, 1, mmap.MAP_SHARED, mmap.PROT_READ).close()
+    except ValueError:
+        pass        # the file is empty: LevelDB reports the damage
+    except OSError as e:
+        raise exceptions.StorageError(
+            f'{directory} is on a file system that does not let files be '
+            f'mapped as memory ({e.strerror}), which LevelDB needs: mount it '
+            'with other options (GlusterFS: without direct-io-mode=enable)'
+        ) from e
 
 
 def words(error: plyvel.Error) -> str:

@@ -176,12 +176,27 @@ class Database:
         finally:
             self._opening = self._last_opening()
 
+    def _require_maps(self) -> None:
+        """Refuse a file system that would make each opening fail later."""
+        with files.os_errors(f'cannot look at the catalog {self.path}'):
+            try:
+                file = open(os.path.join(self.path, _CURRENT), 'rb')
+            except FileNotFoundError:
+                return      # LevelDB says that the catalog is damaged
+        with file:
+            leveldb.require_maps(self.path, file.fileno())
+
     def _create(self) -> None:
         with files.os_errors(f'cannot make the catalog {self.path}',
                              exceptions.StorageError):
             access.make_directory(self.path, access.directory_mode(
                 os.path.dirname(os.path.abspath(self.path))))
         self._load(create=True)
+        try:
+            self._require_maps()
+        except BaseException:
+            self._drop()
+            raise
         self._meta = {
             'format': _PLAIN, 'repository_id': self._repository_id,
             'catalog_id': secrets.token_hex(16), 'sequence': 0,
@@ -194,6 +209,7 @@ class Database:
             raise CatalogError(f'the catalog {self.path} does not exist, or '
                                'is not a directory')
         self._check_files()
+        self._require_maps()
         known = self._meta.get('sequence', 0)
         self._load(create=False)
         try:

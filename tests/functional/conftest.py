@@ -58,7 +58,8 @@ def two_hosts(request, tmp_path, real_file_systems):
     they are mounts that later tests use, too, which are up again by then.
     """
     if request.param == 'model':
-        with hosts_module.hosts(tmp_path, names=600, attributes=600) as found:
+        with hosts_module.hosts(tmp_path, names=600, attributes=600,
+                                pages='stay') as found:
             yield found
         return
     shared = real_file_systems(request.param)

@@ -94,7 +94,7 @@ def paths(request, tmp_path):
         path = maintenance.create(tmp_path)
         yield path, path
     else:
-        with hosts_module.hosts(tmp_path) as both:
+        with hosts_module.hosts(tmp_path, pages='stay') as both:
             yield paths_on(both)
 
 
@@ -385,7 +385,7 @@ def test_clocks_that_differ_by_a_day(tmp_path, ahead):
     clock = clock_module.Clock(tmp_path)
     clock.set(ahead)
     with contextlib.ExitStack() as stack:
-        both = stack.enter_context(hosts_module.hosts(tmp_path))
+        both = stack.enter_context(hosts_module.hosts(tmp_path, pages='stay'))
         maintenance.create(both[0].root)
         paths = [host.root / 'repository' for host in both]
         repos = [stack.enter_context(repositories.open_repository(
@@ -471,7 +471,7 @@ def drop_locks(host):
 @pytest.mark.parametrize('taken', ['collected', 'leased', 'untouched'])
 def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
     """The server drops its host's locks; much later it goes on."""
-    with hosts_module.hosts(tmp_path, names=600, attributes=600) as both:
+    with hosts_module.hosts(tmp_path, names=600, attributes=600, pages='stay') as both:
         maintenance.create(both[0].root)
         paths = [host.root / 'repository' for host in both]
         group = both[0].backing / 'repository/groups/00000001'

@@ -12,6 +12,7 @@ fall.
 
 import contextlib
 import json
+import mmap
 import os
 import random
 import subprocess
@@ -23,6 +24,7 @@ import pytest
 
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
+from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from tests.functional import soak as soak_module
@@ -124,6 +126,145 @@ def test_hosts_append_to_one_group_in_turn(both):
         for repo in repos:
             maintenance.need_contents(repo, contents)
     repositories.need_clean(both[0].seen / 'repository')
+
+
+@pytest.mark.parametrize('openings', [
+    10, pytest.param(100, marks=pytest.mark.long)])
+def test_the_catalog_survives_openings(both, openings):
+    """On whichever host: it is not rebuilt, and nothing is set aside."""
+    pace = task.Pace()
+    with opened(*both) as repos:
+        for i in range(openings):
+            repo = repos[i // 2 % 2]
+            repositories.put(repo, f'image-{i}', maintenance.content(i))
+            with maintenance.maintaining(repo, wait=10) as maintainer:
+                accounting.run_once(maintainer, pace)
+                merger.run_once(maintainer, pace)
+                assert i == 0 or not list(maintainer.warnings)
+    assert not list((shared(both[0]) / 'quarantine').iterdir())
+    repositories.need_clean(both[0].seen / 'repository')
+
+
+def test_a_file_system_that_refuses_maps(tmp_path):
+    """It is refused by name; the catalog is not taken for damaged."""
+    with hosts_module.hosts(tmp_path, 1, maps='refused') as (host,):
+        maintenance.create(host.root)
+        with opened(host) as (repo,):
+            repositories.put(repo, 'one', maintenance.content(1))
+            for _ in range(2):
+                with (pytest.raises(exceptions.StorageError,
+                                    match='mapped as memory .*GlusterFS'),
+                      maintenance.maintaining(repo, wait=10)):
+                    pass
+            assert repositories.read_all(repo, 'one') == (
+                maintenance.content(1))
+        assert not list((shared(host) / 'quarantine').iterdir())
+
+
+# -- pages that stay while others read ----------------------------------------
+
+class Watcher(threading.Thread):
+    """Reads all files of a directory again and again, each by one open file.
+
+    So where a client keeps what was read through an open file, it puts old
+    bytes into the kernel's page cache of its host.
+    """
+
+    def __init__(self, directory):
+        super().__init__(daemon=True)
+        self.directory = directory
+        self.files = {}
+        self.ended = threading.Event()
+        self.rounds = 0
+
+    def _read_all(self):
+        # Files and directories may go meanwhile.
+        with contextlib.suppress(OSError):
+            for path in self.directory.rglob('*'):
+                if path not in self.files and path.is_file():
+                    self.files[path] = open(path, 'rb', buffering=0)
+        for file in self.files.values():
+            with contextlib.suppress(OSError):
+                file.seek(0)
+                while file.read(1 << 20):
+                    pass
+
+    def run(self):
+        while not self.ended.is_set():
+            self._read_all()
+            self.rounds += 1
+
+    def wait_for_round(self):
+        """Wait until all that is there now was read."""
+        wanted = self.rounds + 2
+        repositories.eventually(lambda: self.rounds >= wanted)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.ended.set()
+        self.join(LIMIT)
+        for file in self.files.values():
+            file.close()
+
+
+@pytest.fixture
+def watched(both):
+    """Two hosts with a repository, each with a process that reads all of it."""
+    with contextlib.ExitStack() as stack:
+        for host in both:
+            host.watcher = stack.enter_context(Watcher(shared(host)))
+        yield both
+
+
+def test_n13_1_the_model_keeps_pages(tmp_path):
+    """Else the test below would prove nothing."""
+    def read(file):
+        return os.pread(file, 4096, 0)[:1]
+
+    with hosts_module.hosts(tmp_path, pages='stay') as (here, there), (
+            contextlib.ExitStack()) as stack:
+        def opened_there(flags=0):
+            file = os.open(there.root / 'page', os.O_RDONLY | flags)
+            stack.callback(os.close, file)
+            return file
+
+        (here.root / 'page').write_bytes(b'0' * (1 << 18))
+        old = opened_there()
+        assert read(old) == b'0'
+        found = set()
+        for new in (b'1', b'2', b'3', b'4'):
+            with open(here.root / 'page', 'r+b') as file:
+                file.write(new * 4096)
+            shown = read(opened_there())
+            assert shown in (b'0', new)
+            found.add(shown == new)
+        assert found == {True, False}
+        buffer = mmap.mmap(-1, 4096)
+        os.preadv(opened_there(os.O_DIRECT), [buffer], 0)
+        assert buffer[:1] == b'4'
+
+
+def test_n13_1_images_are_whole_though_pages_stay(watched):
+    """Whoever stored them, and whoever reads, collects and checks (N13)."""
+    contents = {}
+    with opened(*watched) as repos:
+        for i in range(12):
+            for host in watched:
+                host.watcher.wait_for_round()
+            contents[f'image-{i}'] = maintenance.content(i, blocks=5)
+            repositories.put(repos[i % 2], f'image-{i}',
+                             contents[f'image-{i}'])
+            for repo in repos:
+                maintenance.need_contents(repo, contents)
+            if i % 4 == 3:
+                name = f'image-{i - 2}'
+                repos[i // 4 % 2].delete(name)
+                del contents[name]
+                collect(repos[(i // 4 + 1) % 2])
+    repositories.need_clean(watched[0].seen / 'repository')
 
 
 def collect(repo, live_share=100):
@@ -488,7 +629,7 @@ def soak(tmp_path, seconds, **options):
     seed = int(os.environ.get('GLANCE_DEDUP_SOAK_SEED',
                               random.randrange(10 ** 9)))
     print(f'GLANCE_DEDUP_SOAK_SEED={seed}', flush=True)
-    with hosts_module.hosts(tmp_path, **options) as both:
+    with hosts_module.hosts(tmp_path, pages='stay', **options) as both:
         with contextlib.closing(Cluster(tmp_path, both, seed)) as it:
             try:
                 for daemon in (it.daemon, it.other):

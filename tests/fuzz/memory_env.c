@@ -431,6 +431,12 @@ memory_renew(const gd_env *env, int dir, const char *path)
 }
 
 static int
+memory_is_shared(GD_UNUSED const gd_env *env, GD_UNUSED int dir)
+{
+    return 0;
+}
+
+static int
 memory_free_space(const gd_env *env, int fd, gd_space *space)
 {
     memory_env *m = self(env);
@@ -739,6 +745,7 @@ memory_env_init(memory_env *m)
     m->env.fstat = memory_fstat;
     m->env.fstatat = memory_fstatat;
     m->env.renew = memory_renew;
+    m->env.is_shared = memory_is_shared;
     m->env.free_space = memory_free_space;
     m->env.lock = memory_lock_byte;
     m->env.is_locked = memory_is_locked;

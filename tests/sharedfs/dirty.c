@@ -115,6 +115,7 @@ dirty_write(node *n, unsigned held, const char *data, size_t size,
             off_t offset)
 {
     pthread_mutex_lock(&n->mutex);
+    n->writes++;
     n->held = held;
     int error = prepare(n);
     if (error == 0 &&
@@ -217,6 +218,23 @@ dirty_flush(node *n)
     }
     pthread_mutex_unlock(&n->mutex);
     return error;
+}
+
+void
+dirty_count(node *n)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->writes++;
+    pthread_mutex_unlock(&n->mutex);
+}
+
+uint64_t
+dirty_writes(node *n)
+{
+    pthread_mutex_lock(&n->mutex);
+    uint64_t writes = n->writes;
+    pthread_mutex_unlock(&n->mutex);
+    return writes;
 }
 
 off_t

@@ -13,7 +13,7 @@ VOLUME_OPTIONS = {
     'storage.gfid2path': 'off'}
 #: Of a mount.
 OPTIONS = ('attribute-timeout=0', 'entry-timeout=0', 'negative-timeout=0',
-           'use-readdirp=no', 'direct-io-mode=enable')
+           'use-readdirp=no')
 #: What the daemon and its bricks write, and where in the service's directory.
 #: The socket by which its command line finds it is in /run itself.
 PLACES = {'/var/lib/glusterd': 'lib', '/run': 'run',

@@ -38,6 +38,7 @@ typedef struct file {
     node *node;
     int fd;
     unsigned held; /* held_now() when it first took a lock */
+    blocks *read;  /* NULL: none are kept */
 } file;
 
 static options chosen = {.attributes = 3, .names = 30};
@@ -185,6 +186,7 @@ do_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *to, int what,
         return;
     }
     int error = change(n, to, what);
+    dirty_count(n);
     version_bump(n, &n->seen);
     if (error != 0) {
         fuse_reply_err(req, error);
@@ -406,6 +408,37 @@ open_server(const node *n, int flags)
     return open(path_of(n, path), flags | O_CLOEXEC);
 }
 
+/* Those of the node's other open files; a file beside the page cache has some of
+ * its own. */
+static void
+keep_blocks(file *f, bool direct)
+{
+    node *n = f->node;
+    if (direct) {
+        f->read = blocks_open();
+        return;
+    }
+    pthread_mutex_lock(&n->mutex);
+    if (n->read == NULL) {
+        n->read = blocks_open();
+    } else {
+        blocks_share(n->read);
+    }
+    f->read = n->read;
+    pthread_mutex_unlock(&n->mutex);
+}
+
+static void
+forget_blocks(const file *f)
+{
+    node *n = f->node;
+    pthread_mutex_lock(&n->mutex);
+    if (f->read != NULL && blocks_close(f->read) && n->read == f->read) {
+        n->read = NULL;
+    }
+    pthread_mutex_unlock(&n->mutex);
+}
+
 /* Takes the descriptor over. */
 static int
 make_file(node *n, int fd, struct fuse_file_info *fi)
@@ -416,6 +449,9 @@ make_file(node *n, int fd, struct fuse_file_info *fi)
         return ENOMEM;
     }
     *f = (file){.node = n, .fd = fd};
+    if (chosen.pages == PAGES_STAY) {
+        keep_blocks(f, (fi->flags & O_DIRECT) != 0);
+    }
     fi->fh = (uintptr_t)f;
     return 0;
 }
@@ -460,6 +496,7 @@ do_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         return;
     }
     fi->keep_cache = same;
+    fi->direct_io = chosen.maps == MAPS_REFUSED;
     fuse_reply_open(req, fi);
 }
 
@@ -493,6 +530,7 @@ do_create(fuse_req_t req, fuse_ino_t parent, const char *text, mode_t mode,
         return;
     }
     fill_entry(&entry, child);
+    fi->direct_io = chosen.maps == MAPS_REFUSED;
     fuse_reply_create(req, &entry, fi);
 }
 
@@ -509,6 +547,7 @@ do_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     file *f = file_of(fi);
     int error = dirty_flush(node_at(ino));
     close(f->fd); /* and its locks fall */
+    forget_blocks(f);
     free(f);
     fuse_reply_err(req, error);
 }
@@ -527,7 +566,10 @@ do_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
         fuse_reply_err(req, error == 0 ? ENOMEM : error);
         return;
     }
-    ssize_t got = dirty_read(n, file_of(fi)->fd, data, size, offset);
+    file *f = file_of(fi);
+    ssize_t got = f->read == NULL
+                      ? dirty_read(n, f->fd, data, size, offset)
+                      : blocks_read(f->read, n, f->fd, data, size, offset);
     if (got < 0) {
         fuse_reply_err(req, EIO);
     } else {
@@ -550,6 +592,7 @@ do_write(fuse_req_t req, fuse_ino_t ino, const char *data, size_t size,
                               (ssize_t)size) {
             error = EIO;
         }
+        dirty_count(n);
         version_bump(n, &n->seen);
     } else {
         error = dirty_write(n, file_of(fi)->held, data, size, offset);
@@ -584,6 +627,7 @@ do_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset,
     if (error == 0 && fallocate(file_of(fi)->fd, mode, offset, length) < 0) {
         error = errno;
     }
+    dirty_count(n);
     version_bump(n, &n->seen);
     fuse_reply_err(req, error);
 }
@@ -832,6 +876,10 @@ take_option(const char *text)
         chosen.unlinked = choose(option, value, WORDS("kept", "stale"));
     } else if (strcmp(option, "punch") == 0) {
         chosen.punch = choose(option, value, WORDS("works", "unsupported"));
+    } else if (strcmp(option, "pages") == 0) {
+        chosen.pages = choose(option, value, WORDS("follow", "stay"));
+    } else if (strcmp(option, "maps") == 0) {
+        chosen.maps = choose(option, value, WORDS("work", "refused"));
     } else if (strcmp(option, "lost") == 0) {
         chosen.lost = choose(option, value, WORDS("silent", "error"));
     } else if (strcmp(option, "attributes") == 0) {

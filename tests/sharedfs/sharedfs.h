@@ -8,6 +8,11 @@
  *   pages        in the kernel's page cache, dropped when the file is found to
  *                have changed: at each open, or when its attributes are asked
  *                for anew
+ *   blocks       here (blocks.c), if `pages` is `stay`: those that were read
+ *                through an open file, until it is closed or this client writes
+ *                to the file.  So a process that has a file open for long puts
+ *                old bytes into the kernel's page cache, where a process that
+ *                has just opened the file finds them.  JuiceFS does so.
  *   attributes   in the kernel, for `attributes` seconds
  *   names        here (nodes.c), also of files that are missing, for `names`
  *                seconds; older ones count if the directory has not changed;
@@ -37,6 +42,10 @@ typedef struct options {
     enum { OPEN_ASKS, OPEN_TRUSTS_CACHE } open;
     enum { UNLINKED_KEPT, UNLINKED_STALE } unlinked;
     enum { PUNCH_WORKS, PUNCH_UNSUPPORTED } punch;
+    enum { PAGES_FOLLOW, PAGES_STAY } pages;
+    /* Memory that is shared with a file, as mmap gives it, is refused by
+     * GlusterFS with direct-io-mode=enable. */
+    enum { MAPS_WORK, MAPS_REFUSED } maps;
     /* An open file whose locks the server has dropped can be used as before; or
      * to read or write through it is an error, as on NFS. */
     enum { LOST_SILENT, LOST_ERROR } lost;
@@ -66,6 +75,8 @@ typedef struct node {
 
     /* Of a file: what was written, and is not with the server. */
     pthread_mutex_t mutex; /* guards the following */
+    uint64_t writes;       /* by this client */
+    struct blocks *read;   /* through open files; NULL: none are kept */
     int memory;            /* memfd with the bytes, at their offsets; or -1 */
     int server;            /* to write them to; or -1 */
     range *dirty;          /* sorted, apart */
@@ -120,8 +131,24 @@ ssize_t dirty_read(node *n, int server, char *data, size_t size,
                    off_t offset);
 /* 0, or an error's number. */
 int dirty_flush(node *n);
+/* This client changes the file's content. */
+void dirty_count(node *n);
+/* How often it did. */
+uint64_t dirty_writes(node *n);
 /* Where the file ends, if that is behind what the server has; else 0. */
 off_t dirty_end(node *n);
 void dirty_free(node *n);
+
+/* ---- blocks.c: what was read through an open file ---- */
+
+typedef struct blocks blocks;
+
+blocks *blocks_open(void);
+void blocks_share(blocks *b);
+/* Whether that was the last open file's. */
+bool blocks_close(blocks *b);
+/* As dirty_read, of the blocks that are kept; keeps those that it reads. */
+ssize_t blocks_read(blocks *b, node *n, int server, char *data, size_t size,
+                    off_t offset);
 
 #endif

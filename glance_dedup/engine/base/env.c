@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,6 +169,42 @@ posix_renew(GD_UNUSED const gd_env *env, int dir, const char *path)
     }
     close(opened);
     return 0;
+}
+
+/* Those whose page cache is the only one, or, of OCFS2 and GFS2, follows the
+ * locks of their cluster.  Of all others, nothing is assumed. */
+static bool
+has_true_pages(uint32_t type)
+{
+    static const uint32_t types[] = {
+        0xef53,     /* ext4 */     0x58465342, /* XFS */
+        0x9123683e, /* Btrfs */    0x2fc12fc1, /* ZFS */
+        0xca451a4e, /* bcachefs */ 0xf2f52010, /* F2FS */
+        0x01021994, /* tmpfs */    0x858458f6, /* ramfs */
+        0x794c7630, /* overlayfs */ 0x3153464a, /* JFS */
+        0x52654973, /* ReiserFS */ 0x3434,     /* NILFS2 */
+        0x4d44,     /* FAT */      0x2011bab0, /* exFAT */
+        0x7366746e, /* NTFS */     0x482b,     /* HFS+ */
+        0x24051905, /* UBIFS */    0x7461636f, /* OCFS2 */
+        0x01161970, /* GFS2 */
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (types[i] == type) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int
+posix_is_shared(GD_UNUSED const gd_env *env, int dir)
+{
+    struct statfs found;
+    int rc;
+    do {
+        rc = result(fstatfs(dir, &found));
+    } while (rc == -EINTR);
+    return rc < 0 ? rc : !has_true_pages((uint32_t)found.f_type);
 }
 
 static int
@@ -403,6 +440,7 @@ gd_env_posix(void)
         .fstat = posix_fstat,
         .fstatat = posix_fstatat,
         .renew = posix_renew,
+        .is_shared = posix_is_shared,
         .free_space = posix_free_space,
         .lock = posix_lock,
         .is_locked = posix_is_locked,
@@ -426,13 +464,44 @@ gd_env_posix(void)
     return &table;
 }
 
+/* Reads as pread does from a file that was opened with O_DIRECT, at most ROOM
+ * bytes at once: whole pages, and copies what was wanted of them. */
+static ssize_t
+read_aligned(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
+{
+    enum { PAGE = 4096, ROOM = 1 << 20 };
+    size_t before = offset % PAGE;
+    len = len < ROOM - PAGE ? len : ROOM - PAGE;
+    size_t whole = (before + len + PAGE - 1) / PAGE * PAGE;
+    uint8_t *memory = env->alloc(env, whole + PAGE, false);
+    if (memory == NULL) {
+        return -ENOMEM;
+    }
+    uint8_t *pages = memory + PAGE - (uintptr_t)memory % PAGE;
+    ssize_t n = env->pread(env, fd, pages, whole, offset - before);
+    if (n >= 0) {
+        size_t got = (size_t)n > before ? (size_t)n - before : 0;
+        len = len < got ? len : got;
+        memcpy(buf, pages + before, len);
+        n = (ssize_t)len;
+    }
+    env->release(env, memory);
+    return n;
+}
+
 gd_status
 gd_read_full(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset,
              const char *file, gd_error *err)
 {
     uint8_t *p = buf;
+    bool aligned = true;
     while (len > 0) {
-        ssize_t n = env->pread(env, fd, p, len, offset);
+        ssize_t n = aligned ? env->pread(env, fd, p, len, offset)
+                            : read_aligned(env, fd, p, len, offset);
+        if (n == -EINVAL && aligned) {
+            aligned = false;
+            continue;
+        }
         if (n == -EINTR) {
             continue;
         }

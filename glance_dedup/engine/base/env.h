@@ -68,6 +68,9 @@ struct gd_env {
      * been: no call that all file systems know has an open file asked for
      * again.)  On other file systems it costs microseconds. */
     int (*renew)(const gd_env *env, int dir, const char *path);
+    /* 1 if other hosts may change files of this directory without this host's
+     * page cache following; 0 if not; else -errno. */
+    int (*is_shared)(const gd_env *env, int dir);
     /* What this user may still use of the file system, and its size. */
     int (*free_space)(const gd_env *env, int fd, gd_space *space);
     /* One OFD byte lock: type is F_RDLCK, F_WRLCK or F_UNLCK.  Never waits:
@@ -113,7 +116,8 @@ const gd_env *gd_env_posix(void);
 
 /* Loop over short counts and EINTR.  At the end of the file gd_read_full
  * returns GD_CORRUPT naming file and offset: a caller that reads an exact
- * length expects it to be there. */
+ * length expects it to be there.  It also reads ranges that are not aligned
+ * from files that were opened with O_DIRECT. */
 gd_status gd_read_full(const gd_env *env, int fd, void *buf, size_t len,
                        uint64_t offset, const char *file, gd_error *err);
 gd_status gd_write_full(const gd_env *env, int fd, const void *buf, size_t len,

@@ -123,10 +123,53 @@ find_length(gd_group *group, gd_error *err)
     return s;
 }
 
-gd_status
-gd_group_open_as(const gd_env *env, int root, const gd_params *params,
-                 uint32_t number, const char *name, int flags, gd_group **out,
-                 gd_error *err)
+/* Opens a file that is written to once more, to read it beside the page
+ * cache. */
+static gd_status
+open_content(gd_group *group, int root, gd_error *err)
+{
+    const gd_env *env = group->env;
+    struct stat st;
+    gd_status s = gd_file_open(env, root, group->name, O_RDONLY | O_DIRECT,
+                               &group->content, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    int rc = env->fstat(env, group->content, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
+    }
+    return st.st_ino == group->inode
+               ? GD_OK
+               : gd_fail(err, GD_BUSY, "%s was replaced while it was opened",
+                         group->name);
+}
+
+/* flags: O_RDONLY, perhaps with O_DIRECT, or O_RDWR */
+static gd_status
+open_file(gd_group *group, int root, const gd_params *params, int flags,
+          gd_error *err)
+{
+    struct stat st;
+    gd_status s =
+        gd_file_open(group->env, root, group->name, flags, &group->fd, err);
+    group->content = group->fd;
+    if (s == GD_OK) {
+        s = gd_group_stat(group, &st, err);
+    }
+    if (s != GD_OK) {
+        return s;
+    }
+    group->inode = st.st_ino;
+    return params->shared && (flags & O_ACCMODE) != O_RDONLY
+               ? open_content(group, root, err) /* N13.1 */
+               : GD_OK;
+}
+
+static gd_status
+open_group(const gd_env *env, int root, const gd_params *params,
+           uint32_t number, const char *name, int flags, gd_group **out,
+           gd_error *err)
 {
     gd_group *group = gd_calloc(env, 1, sizeof *group, err);
     if (group == NULL) {
@@ -135,19 +178,10 @@ gd_group_open_as(const gd_env *env, int root, const gd_params *params,
     group->env = env;
     group->number = number;
     snprintf(group->name, sizeof group->name, "%s", name);
-    gd_status s =
-        gd_file_open(env, root, group->name, flags, &group->fd, err);
-    if (s != GD_OK) {
-        env->release(env, group);
-        return s;
-    }
     uint8_t header[HEADER_SIZE];
-    struct stat st;
-    s = gd_group_stat(group, &st, err);
+    gd_status s = open_file(group, root, params, flags, err);
     if (s == GD_OK) {
-        group->inode = st.st_ino;
-        s = gd_read_full(env, group->fd, header, sizeof header, 0, group->name,
-                         err);
+        s = gd_group_read_file(group, header, sizeof header, 0, err);
     }
     if (s == GD_OK) {
         s = decode_header(group, params, header, err);
@@ -164,15 +198,31 @@ gd_group_open_as(const gd_env *env, int root, const gd_params *params,
     return GD_OK;
 }
 
+/* Of a file that is only read, beside the page cache if others may write. */
+static int
+fresh_flags(const gd_params *params, int flags)
+{
+    return params->shared && flags == O_RDONLY ? O_RDONLY | O_DIRECT : flags;
+}
+
 gd_status
-gd_group_open(const gd_env *env, int root, const gd_params *params,
+gd_group_open_as(const gd_env *env, int root, const gd_params *params,
+                 uint32_t number, const char *name, int flags, gd_group **group,
+                 gd_error *err)
+{
+    return open_group(env, root, params, number, name,
+                      fresh_flags(params, flags), group, err);
+}
+
+static gd_status
+open_numbered(const gd_env *env, int root, const gd_params *params,
               uint32_t number, int flags, gd_group **group, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     gd_group_name(number, name);
     gd_group *opened;
-    gd_status s = gd_group_open_as(env, root, params, number, name, flags,
-                                   &opened, err);
+    gd_status s =
+        open_group(env, root, params, number, name, flags, &opened, err);
     if (s != GD_OK) {
         return s;
     }
@@ -185,12 +235,32 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
     return GD_OK;
 }
 
+gd_status
+gd_group_open(const gd_env *env, int root, const gd_params *params,
+              uint32_t number, int flags, gd_group **group, gd_error *err)
+{
+    return open_numbered(env, root, params, number, fresh_flags(params, flags),
+                         group, err);
+}
+
+gd_status
+gd_group_open_cached(const gd_env *env, int root, const gd_params *params,
+                     uint32_t number, gd_group **group, gd_error *err)
+{
+    return open_numbered(env, root, params, number, O_RDONLY, group, err);
+}
+
 void
 gd_group_close(gd_group *group)
 {
     if (group != NULL) {
         const gd_env *env = group->env;
-        env->close(env, group->fd);
+        if (group->content >= 0 && group->content != group->fd) {
+            env->close(env, group->content);
+        }
+        if (group->fd >= 0) {
+            env->close(env, group->fd);
+        }
         env->release(env, group);
     }
 }
@@ -410,8 +480,7 @@ write_header(const gd_group *old, gd_group *target, uint16_t major,
              const uint8_t object[GD_ID_SIZE], gd_error *err)
 {
     uint8_t header[HEADER_SIZE];
-    gd_status s = gd_read_full(old->env, old->fd, header, sizeof header, 0,
-                               old->name, err);
+    gd_status s = gd_group_read_file(old, header, sizeof header, 0, err);
     if (s != GD_OK) {
         return s;
     }
@@ -501,8 +570,8 @@ gd_group_read_published(const gd_group *group, gd_published *record,
                         gd_error *err)
 {
     uint8_t raw[2 * RECORD_SIZE];
-    gd_status s = gd_read_full(group->env, group->fd, raw, sizeof raw,
-                               HEADER_SIZE, group->name, err);
+    gd_status s =
+        gd_group_read_file(group, raw, sizeof raw, HEADER_SIZE, err);
     if (s != GD_OK) {
         return s;
     }
@@ -588,8 +657,7 @@ gd_group_read_entries(const gd_group *group, uint32_t first, uint32_t count,
         return GD_NOMEM;
     }
     uint64_t start = gd_entry_offset(first);
-    gd_status s = gd_read_full(env, group->fd, raw, span, start, group->name,
-                               err);
+    gd_status s = gd_group_read_file(group, raw, span, start, err);
     if (s == GD_OK && gd_is_zero(raw, span)) {
         memset(entries, 0, count * sizeof *entries); /* most of a new group */
         count = 0;
@@ -651,8 +719,7 @@ gd_group_load_store(const gd_group *group, const gd_published *record,
     if (raw == NULL) {
         return GD_NOMEM;
     }
-    gd_status s = gd_read_full(env, group->fd, raw, span, GD_STORE_START,
-                               group->name, err);
+    gd_status s = gd_group_read_file(group, raw, span, GD_STORE_START, err);
     if (s == GD_OK) {
         s = gd_fpstore_build(env, raw, group->number, record->count,
                              &group->bounds, store, err);
@@ -680,13 +747,20 @@ gd_group_is_store(const gd_group *group, const gd_published *record,
 
 /* ---- segments ---- */
 
+gd_status
+gd_group_read_file(const gd_group *group, void *out, size_t length,
+                   uint64_t offset, gd_error *err)
+{
+    return gd_read_full(group->env, group->content, out, length, offset,
+                        group->name, err);
+}
+
 static gd_status
 read_data(const gd_group *group, const gd_object *object, void *out,
           size_t length, uint64_t offset, gd_error *err)
 {
     if (!group->is_cold) {
-        return gd_read_full(group->env, group->fd, out, length, offset,
-                            group->name, err);
+        return gd_group_read_file(group, out, length, offset, err);
     }
     if (group->slices == NULL) {
         return gd_fail(err, GD_UNAVAILABLE, "%s is cold, and this program was "
@@ -707,7 +781,8 @@ void
 gd_group_expect_data(const gd_group *group, uint64_t offset, uint64_t length)
 {
     if (!group->is_cold) {
-        group->env->start_readahead(group->env, group->fd, offset, length);
+        group->env->start_readahead(group->env, group->content, offset,
+                                    length);
     } else if (group->slices != NULL) {
         gd_slices_expect(group->slices, &group->object, offset, length);
     }

@@ -30,7 +30,9 @@ enum {
 
 typedef struct gd_group {
     const gd_env *env;
-    int fd;
+    int fd;      /* has the locks; written to */
+    int content; /* read from: fd, or, on a shared file system, an open file
+                  * beside the page cache (N13.2) */
     uint32_t number;
     char name[GD_NAME_SIZE];
     uint64_t inode; /* differs between a rewritten group's file and the one
@@ -78,6 +80,12 @@ typedef struct gd_packing {
 gd_status gd_group_open(const gd_env *env, int root, const gd_params *params,
                         uint32_t number, int flags, gd_group **group,
                         gd_error *err);
+/* The same for reading through the page cache, which may be out of date on a
+ * shared file system: whatever does not verify is to be read through a group of
+ * gd_group_open before anybody judges it (N13.3). */
+gd_status gd_group_open_cached(const gd_env *env, int root,
+                               const gd_params *params, uint32_t number,
+                               gd_group **group, gd_error *err);
 /* The same for a file with another name: a new one, or spare copies. */
 gd_status gd_group_open_as(const gd_env *env, int root,
                            const gd_params *params, uint32_t number,
@@ -176,6 +184,9 @@ gd_status gd_group_load_store(const gd_group *group, const gd_published *record,
 bool gd_group_is_store(const gd_group *group, const gd_published *record,
                        const gd_fpstore *store);
 
+/* Reads bytes of the group's file, whatever they are. */
+gd_status gd_group_read_file(const gd_group *group, void *out, size_t length,
+                             uint64_t offset, gd_error *err);
 /* Reads bytes of segments: those of the file, or, if the group is cold, of its
  * object.  GD_UNAVAILABLE if the object store does not give them now. */
 gd_status gd_group_read_data(const gd_group *group, void *out, size_t length,

@@ -59,6 +59,19 @@ read_records(const gd_env *env, fence_file *file, gd_error *err)
     return GD_OK;
 }
 
+/* Reads the records as the last maintainer left them, perhaps on another host
+ * (N13.1). */
+static gd_status
+read_file(const gd_env *env, int root, fence_file *file, gd_error *err)
+{
+    gd_status s = gd_file_open_fresh(env, root, GD_FILE_FENCE, &file->fd, err);
+    if (s == GD_OK) {
+        s = read_records(env, file, err);
+        env->close(env, file->fd);
+    }
+    return s;
+}
+
 /* The index of the record that counts; -1 if there is none. */
 static int
 newest(const fence_file *file)
@@ -75,13 +88,10 @@ gd_fence_read(const gd_env *env, int root, gd_fence *fence, bool *found,
 {
     fence_file file;
     *found = false;
-    gd_status s = gd_file_open(env, root, GD_FILE_FENCE, O_RDONLY, &file.fd,
-                               err);
-    if (s != GD_OK) {
-        return s == GD_NOTFOUND ? GD_OK : s;
+    gd_status s = read_file(env, root, &file, err);
+    if (s == GD_NOTFOUND) {
+        return GD_OK;
     }
-    s = read_records(env, &file, err);
-    env->close(env, file.fd);
     if (s == GD_OK && newest(&file) >= 0) {
         *fence = file.records[newest(&file)];
         *found = true;
@@ -165,15 +175,16 @@ gd_fence_write(const gd_env *env, int root, const gd_fence *fence,
                gd_error *err)
 {
     fence_file file;
-    gd_status s = gd_file_open_or_create(env, root, GD_FILE_FENCE, &file.fd,
-                                         err);
+    int fd;
+    gd_status s = gd_file_open_or_create(env, root, GD_FILE_FENCE, &fd, err);
     if (s != GD_OK) {
         return s;
     }
-    s = read_records(env, &file, err);
+    s = read_file(env, root, &file, err);
+    file.fd = fd;
     if (s == GD_OK) {
         s = write_fence(env, root, &file, fence, err);
     }
-    env->close(env, file.fd);
+    env->close(env, fd);
     return s;
 }

@@ -145,6 +145,20 @@ gd_file_open(const gd_env *env, int root, const char *path, int flags, int *fd,
 }
 
 gd_status
+gd_file_open_fresh(const gd_env *env, int root, const char *path, int *fd,
+                   gd_error *err)
+{
+    int shared = env->is_shared(env, root);
+    *fd = -1;
+    return shared < 0
+               ? gd_fail_errno(err, -shared, "cannot find out which file "
+                               "system %s is on", path)
+               : gd_file_open(env, root, path,
+                              shared > 0 ? O_RDONLY | O_DIRECT : O_RDONLY, fd,
+                              err);
+}
+
+gd_status
 gd_file_open_or_create(const gd_env *env, int root, const char *path, int *fd,
                        gd_error *err)
 {

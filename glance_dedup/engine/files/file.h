@@ -18,6 +18,10 @@ gd_status gd_file_create(const gd_env *env, int root, const char *path,
                          int flags, int *fd, gd_error *err);
 gd_status gd_file_open(const gd_env *env, int root, const char *path,
                        int flags, int *fd, gd_error *err);
+/* Opens a file to read what others wrote to it last (N13.1): where other hosts may
+ * have, beside this host's page cache. */
+gd_status gd_file_open_fresh(const gd_env *env, int root, const char *path,
+                             int *fd, gd_error *err);
 /* Opens a file to be written in place, or creates it.  Refuses a file that has
  * a second name: it may be anybody's. */
 gd_status gd_file_open_or_create(const gd_env *env, int root, const char *path,

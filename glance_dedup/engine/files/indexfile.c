@@ -344,8 +344,7 @@ gd_index_open(const gd_env *env, int root, const gd_index_id *id,
     }
     made->env = env;
     gd_index_name(id, made->name);
-    gd_status s = gd_file_open(env, root, made->name, O_RDONLY, &made->fd,
-                               err);
+    gd_status s = gd_file_open_fresh(env, root, made->name, &made->fd, err);
     if (s != GD_OK) {
         env->release(env, made);
         return s;

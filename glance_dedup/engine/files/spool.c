@@ -170,7 +170,7 @@ gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
     char name[GD_NAME_SIZE];
     gd_status s = gd_image_name(image_id, name, err);
     for (int i = 0; s == GD_OK && i < TRIES; i++) {
-        s = gd_file_open(env, root, name, O_RDONLY, fd, err);
+        s = gd_file_open_fresh(env, root, name, fd, err);
         if (s == GD_NOTFOUND) {
             return gd_fail(err, GD_NOTFOUND, "there is no image %s", image_id);
         }

@@ -141,35 +141,19 @@ read_header(gd_spool_entry *entry, gd_error *err)
     return s;
 }
 
-/* Opens for writing, since an exclusive lock needs that. */
-static gd_status
-open_file(gd_spool_entry *entry, gd_error *err)
-{
-    gd_status s = gd_open(entry->env, entry->root, entry->name, O_RDWR, 0,
-                          &entry->fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    entry->content = entry->fd;
-    s = read_header(entry, err);
-    if (s != GD_OK) {
-        gd_spool_entry_close(entry);
-    }
-    return s;
-}
-
 /* Opens the file again, since through a file that has been read already a host
- * may see what was in it then.  The first descriptor stays for its locks.  If
- * the name leads to another file now, or to none, nobody will complete this
+ * may see what was in it then (N13.1).  The first descriptor stays for its locks.
+ * If the name leads to another file now, or to none, nobody will complete this
  * one. */
 static gd_status
-open_content_again(gd_spool_entry *entry, gd_error *err)
+open_content(gd_spool_entry *entry, gd_error *err)
 {
     const gd_env *env = entry->env;
     struct stat st;
     int fd;
     (void)env->renew(env, entry->root, entry->name);
-    gd_status s = gd_open(env, entry->root, entry->name, O_RDONLY, 0, &fd, err);
+    int flags = entry->params->shared ? O_RDONLY | O_DIRECT : O_RDONLY;
+    gd_status s = gd_open(env, entry->root, entry->name, flags, 0, &fd, err);
     if (s != GD_OK) {
         return s == GD_NOTFOUND ? GD_OK : s;
     }
@@ -184,6 +168,34 @@ open_content_again(gd_spool_entry *entry, gd_error *err)
     }
     entry->content = fd;
     return GD_OK;
+}
+
+/* Opens for writing, since an exclusive lock needs that. */
+static gd_status
+open_file(gd_spool_entry *entry, gd_error *err)
+{
+    struct stat st;
+    gd_status s = gd_open(entry->env, entry->root, entry->name, O_RDWR, 0,
+                          &entry->fd, err);
+    if (s != GD_OK) {
+        return s;
+    }
+    entry->content = entry->fd;
+    int rc = entry->env->fstat(entry->env, entry->fd, &st);
+    if (rc < 0) {
+        s = gd_fail_errno(err, -rc, "cannot stat %s", entry->name);
+    }
+    entry->inode = st.st_ino;
+    if (s == GD_OK && entry->params->shared && S_ISREG(st.st_mode)) {
+        s = open_content(entry, err);
+    }
+    if (s == GD_OK) {
+        s = read_header(entry, err);
+    }
+    if (s != GD_OK) {
+        gd_spool_entry_close(entry);
+    }
+    return s;
 }
 
 gd_status
@@ -243,7 +255,7 @@ gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
     gd_status s = GD_OK;
     *live = false;
     if (!entry->complete) {
-        s = open_content_again(entry, err);
+        s = open_content(entry, err);
         s = s == GD_OK ? read_header(entry, err) : s;
     }
     if (s == GD_OK && entry->complete) {

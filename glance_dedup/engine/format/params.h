@@ -40,6 +40,8 @@ typedef struct gd_params {
     uint32_t segment_size;
     char digest[GD_DIGEST_NAME];
     bool by_value; /* compare bytes, not only fingerprints (I5) */
+    bool shared; /* other hosts may change files, which are therefore read
+                  * beside the page cache (protocol.rst, N13.1) */
     /* Settings of this process: */
     gd_codec codec;
     int codec_level;

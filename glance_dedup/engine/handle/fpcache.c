@@ -89,14 +89,16 @@ lend_cached_group(gd_fpcache *cache, uint32_t number)
     return group;
 }
 
-/* Keeps a newly opened file if there is room for it. */
+/* Keeps a newly opened file if there is room for it.  On a shared file system,
+ * one that was opened for a fresh look is not kept: an open file may show later
+ * what it shows now (N13.2), and is read beside the page cache. */
 static void
-keep_group(gd_fpcache *cache, gd_group *group)
+keep_group(gd_fpcache *cache, gd_group *group, bool fresh)
 {
     int place = group_place(cache, group->number);
     group->users = 1;
     group->used_at = ++cache->clock;
-    if (place < 0 || (cache->groups[place] != NULL &&
+    if (place < 0 || (fresh && cache->params->shared) || (cache->groups[place] != NULL &&
                       cache->groups[place]->number == group->number)) {
         return; /* all are lent, or another thread was faster */
     }
@@ -145,11 +147,13 @@ gd_fpcache_group(gd_fpcache *cache, uint32_t number, bool fresh,
     if (s != GD_OK || *group != NULL) {
         return s;
     }
-    s = gd_group_open(cache->env, cache->root, cache->params, number, O_RDONLY,
-                      group, err);
+    s = fresh ? gd_group_open(cache->env, cache->root, cache->params, number,
+                              O_RDONLY, group, err)
+              : gd_group_open_cached(cache->env, cache->root, cache->params,
+                                     number, group, err);
     if (s == GD_OK) {
         pthread_mutex_lock(&cache->mutex);
-        keep_group(cache, *group);
+        keep_group(cache, *group, fresh);
         pthread_mutex_unlock(&cache->mutex);
     }
     return s;
@@ -264,7 +268,8 @@ gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number)
     bool cached = place >= 0 && cache->stores[place] != NULL &&
                   cache->stores[place]->group == number;
     pthread_mutex_unlock(&cache->mutex);
-    if (!cached &&
+    /* On a shared file system it will be read beside the page cache. */
+    if (!cached && !cache->params->shared &&
         gd_fpcache_group(cache, number, false, &group, NULL) == GD_OK) {
         cache->env->start_readahead(cache->env, group->fd, 0,
                                     gd_data_start(group->bounds.slots));

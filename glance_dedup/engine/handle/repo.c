@@ -76,6 +76,12 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
         return gd_fail_errno(err, -rc, "cannot open the repository %s", path);
     }
     repo->root = rc;
+    rc = env->is_shared(env, repo->root);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot find out which file system %s "
+                             "is on", path);
+    }
+    repo->params.shared = rc > 0;
     gd_status s = gd_directories_check(env, repo->root, err);
     if (s != GD_OK) {
         return s;

@@ -38,8 +38,11 @@ exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
     if (s != GD_OK) {
         return s;
     }
+    if (group->content != group->fd) {
+        env->close(env, group->content);
+    }
     env->close(env, group->fd);
-    group->fd = file->fd;
+    group->fd = group->content = file->fd; /* this process wrote all of it */
     group->inode = inode;
     group->bounds = target->bounds;
     group->is_cold = target->is_cold;

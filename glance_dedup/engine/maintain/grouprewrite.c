@@ -145,7 +145,7 @@ start_file(gd_group_rewrite *r, gd_error *err)
     const gd_group *old = r->leased->group;
     const gd_env *env = old->env;
     r->target = *old;
-    r->target.fd = r->file.fd;
+    r->target.fd = r->target.content = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
     gd_status s = check_room(r, r->end, err);

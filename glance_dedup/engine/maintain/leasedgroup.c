@@ -102,8 +102,7 @@ see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
     if (start == NULL) {
         return GD_NOMEM;
     }
-    gd_status s = gd_read_full(group->env, group->fd, start, length, 0,
-                               group->name, err);
+    gd_status s = gd_group_read_file(group, start, length, 0, err);
     *checksum = s == GD_OK ? gd_checksum(start, length, 0) : 0;
     group->env->release(group->env, start);
     return s;

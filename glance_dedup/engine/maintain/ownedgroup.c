@@ -467,8 +467,8 @@ salvage(const gd_group *group, uint64_t offset, uint8_t *out, size_t length,
     memset(out, 0, length);
     for (size_t at = 0; !group->is_cold && at < length; at += STEP) {
         size_t here = length - at < STEP ? length - at : STEP;
-        if (gd_read_full(group->env, group->fd, out + at, here, offset + at,
-                         group->name, NULL) != GD_OK) {
+        if (gd_group_read_file(group, out + at, here, offset + at, NULL) !=
+            GD_OK) {
             memset(out + at, 0, here);
         }
     }

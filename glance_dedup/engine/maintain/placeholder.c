@@ -62,7 +62,7 @@ exchange(gd_owned_group *owned, gd_spool_file *file, gd_error *err)
         .flags = GD_GROUP_POISONED | GD_GROUP_UNSETTLED,
         .end = gd_data_start(group->bounds.slots),
     };
-    target.fd = file->fd;
+    target.fd = target.content = file->fd;
     memcpy(target.name, file->name, sizeof target.name);
     gd_entry *entries = gd_calloc(group->env, group->bounds.slots,
                                   sizeof *entries, err);

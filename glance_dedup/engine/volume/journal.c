@@ -262,8 +262,8 @@ gd_journal_open(const gd_env *env, int root, const char *volume,
     if (journal == NULL) {
         return GD_NOMEM;
     }
-    gd_status s = gd_file_open(env, root, journal->name, O_RDONLY,
-                               &journal->fd, err);
+    gd_status s =
+        gd_file_open_fresh(env, root, journal->name, &journal->fd, err);
     if (s == GD_OK) {
         s = read_head(env, journal, repository_id, head, marks, err);
     }

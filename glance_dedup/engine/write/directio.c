@@ -74,9 +74,8 @@ go_to(gd_directio *direct, uint64_t offset)
     }
     direct->used = offset % PAGE;
     direct->start = offset - direct->used;
-    return gd_read_full(direct->env, direct->group->fd, direct->room,
-                        direct->used, direct->start, direct->group->name,
-                        NULL) == GD_OK;
+    return gd_group_read_file(direct->group, direct->room, direct->used,
+                              direct->start, NULL) == GD_OK;
 }
 
 /* Writes all of room; keeps the last page if it is not full. */

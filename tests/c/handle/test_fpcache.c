@@ -115,6 +115,30 @@ test_lent_to_several(void)
     teardown(&t);
 }
 
+/* On a shared file system it is not lent to readers, who would read beside the
+ * page cache, nor to another fresh look. */
+static void
+test_n13_2_a_fresh_group_is_not_kept(void)
+{
+    fixture t;
+    setup(&t, 1);
+    t.x.params.shared = true;
+    t.x.f.shared = true;
+    int64_t before = t.x.f.descriptors;
+    gd_group *one = lend(&t, 1, true), *two = lend(&t, 1, true);
+    gd_group *cached = lend(&t, 1, false);
+    CHECK(one != two && cached != one && cached != two);
+    CHECK(lend(&t, 1, false) == cached);
+    CHECK(t.x.f.direct[one->content] && t.x.f.direct[two->content]);
+    CHECK(!t.x.f.direct[cached->content]);
+    gd_fpcache_return_group(t.cache, one);
+    gd_fpcache_return_group(t.cache, two);
+    gd_fpcache_return_group(t.cache, cached);
+    gd_fpcache_return_group(t.cache, cached);
+    CHECK_INT(t.x.f.descriptors, before + 1);
+    teardown(&t);
+}
+
 /* N7.2: an open file may show what it had been, so a fresh one is another, of
  * a name that was asked for before.  Whoever has the old one keeps it. */
 static void
@@ -426,6 +450,7 @@ main(int argc, char **argv)
     BEGIN(argc, argv);
     RUN(test_lent_to_several);
     RUN(test_bounded_descriptors);
+    RUN(test_n13_2_a_fresh_group_is_not_kept);
     RUN(test_fresh_is_opened_again);
     RUN(test_fresh);
     RUN(test_store_is_kept);

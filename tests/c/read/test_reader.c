@@ -63,6 +63,52 @@ get(const char *image_id, const uint8_t *data, size_t length)
     return s;
 }
 
+/* ---- shared file systems ---- */
+
+/* On a shared file system, what does not verify is read again beside the page
+ * cache before it counts as damaged. */
+static void
+test_n13_3_old_pages_are_read_again(void)
+{
+    enum { SIZE = 200 * 512 + 77, HEADER = 1536 };
+    static uint8_t data[SIZE];
+    for (int shared = 0; shared < 2; shared++) {
+        setup(512, 64, 4096, GD_CODEC_LZ4);
+        fill_image(data, SIZE, 512, 60, 1);
+        put("a", data, SIZE);
+        x.f.shared = shared != 0;
+        another_handle();
+        /* Old entries, and old blocks; then old blocks alone. */
+        x.f.stale_from = HEADER;
+        CHECK_INT(get("a", data, SIZE), shared ? GD_OK : GD_CORRUPT);
+        x.f.stale_from = gd_data_start(64);
+        CHECK_INT(get("a", data, SIZE), shared ? GD_OK : GD_CORRUPT);
+        x.f.stale_from = 0;
+        CHECK_INT(get("a", data, SIZE), GD_OK);
+        teardown();
+    }
+}
+
+/* What is appended there is read back, and found again by another handle. */
+static void
+test_written_and_read_beside_the_page_cache(void)
+{
+    enum { SIZE = 150 * 512 };
+    static uint8_t data[SIZE];
+    scratch_init(&x);
+    x.f.shared = true;
+    x.params.block_size = 512;
+    x.params.segment_size = 4096;
+    repo = scratch_repo_filter(&x);
+    fill_image(data, SIZE, 512, 60, 1);
+    put("a", data, SIZE);
+    another_handle();
+    put("b", data, SIZE);
+    CHECK_INT(get("a", data, SIZE), GD_OK);
+    CHECK_INT(get("b", data, SIZE), GD_OK);
+    teardown();
+}
+
 /* ---- ranges ---- */
 
 static void
@@ -696,6 +742,8 @@ int
 main(int argc, char **argv)
 {
     BEGIN(argc, argv);
+    RUN(test_n13_3_old_pages_are_read_again);
+    RUN(test_written_and_read_beside_the_page_cache);
     RUN(test_ranges);
     RUN(test_windows);
     RUN(test_many_extents);

@@ -101,10 +101,13 @@ fault_openat(const gd_env *env, int dir, const char *path, int flags,
     if (rc != 0) {
         return rc;
     }
+    bool direct = f->shared && (flags & O_DIRECT) != 0;
+    flags = direct ? flags & ~O_DIRECT : flags;
     int fd = f->real->openat(f->real, dir, path, flags, mode);
     if (fd >= 0 && fd < FAULT_FDS) {
         pthread_mutex_lock(&f->mutex);
         f->open[fd] = true;
+        f->direct[fd] = direct;
         f->descriptors++;
         if (f->shadow != NULL) {
             shadow_opened(f->shadow, fd, path, flags);
@@ -134,6 +137,8 @@ fault_close(const gd_env *env, int fd)
     return fault != 0 ? fault : rc;
 }
 
+enum { PAGE = 4096 };
+
 static ssize_t
 fault_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
 {
@@ -142,7 +147,19 @@ fault_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
     if (rc != 0) {
         return rc;
     }
-    return f->real->pread(f->real, fd, buf, shortened(f, len), offset);
+    pthread_mutex_lock(&f->mutex);
+    bool direct = fd < FAULT_FDS && f->direct[fd];
+    uint64_t from = direct ? 0 : f->stale_from;
+    pthread_mutex_unlock(&f->mutex);
+    if (direct && (offset | len | (uintptr_t)buf) % PAGE != 0) {
+        return -EINVAL;
+    }
+    ssize_t n = f->real->pread(f->real, fd, buf, shortened(f, len), offset);
+    if (from != 0 && n > 0 && offset + (uint64_t)n > from) {
+        uint64_t kept = from > offset ? from - offset : 0;
+        memset((uint8_t *)buf + kept, 0, (size_t)n - kept);
+    }
+    return n;
 }
 
 /* Cuts a copy of the pieces down to most bytes; the number that is left. */
@@ -317,6 +334,13 @@ fault_renew(const gd_env *env, int dir, const char *path)
     fault_env *f = self(env);
     int rc = enter(f, FAULT_RENEW);
     return rc != 0 ? rc : f->real->renew(f->real, dir, path);
+}
+
+static int
+fault_is_shared(const gd_env *env, int dir)
+{
+    fault_env *f = self(env);
+    return f->shared ? 1 : f->real->is_shared(f->real, dir);
 }
 
 static int
@@ -503,7 +527,7 @@ fault_release(const gd_env *env, void *memory)
 }
 
 /* A call that is new in env.h would be forwarded to nowhere. */
-_Static_assert(sizeof(gd_env) == 37 * sizeof(void (*)(void)),
+_Static_assert(sizeof(gd_env) == 38 * sizeof(void (*)(void)),
                "fault_env_init fills the whole table");
 
 void
@@ -531,6 +555,7 @@ fault_env_init(fault_env *f)
         .fstat = fault_fstat,
         .fstatat = fault_fstatat,
         .renew = fault_renew,
+        .is_shared = fault_is_shared,
         .free_space = fault_free_space,
         .lock = fault_lock,
         .is_locked = fault_is_locked,

@@ -91,6 +91,12 @@ typedef struct fault_env {
     size_t shorten;        /* 0: not */
     unsigned interrupt;    /* 0: never */
     uint64_t interruptible;
+    /* The file system says that other hosts share it.  Then open files beside the
+     * page cache read only whole pages, also on a tmpfs, which has no O_DIRECT;
+     * and of all others, the bytes from stale_from on are zeros. */
+    bool shared;
+    uint64_t stale_from; /* 0: none */
+    bool direct[FAULT_FDS];
     bool tracing;
     fault_call trace[FAULT_TRACE];
     size_t traced;

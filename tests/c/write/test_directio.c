@@ -100,6 +100,7 @@ setup(fixture *t, uint64_t before)
     t->group = (gd_group){.env = env, .number = 1, .name = FILE_NAME};
     t->group.fd = env->openat(env, t->root, FILE_NAME,
                               O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    t->group.content = t->group.fd;
     if (pwrite(t->group.fd, t->wanted, before, 0) != (ssize_t)before ||
         fstat(t->group.fd, &st) != 0) {
         perror(FILE_NAME);
