@@ -45,13 +45,26 @@ PROPERTIES = {
         '(NFS: lookupcache=none), or use another file system.'),
     'close-to-open': (
         'opening shows what was closed',
-        'Hosts read one another\'s files as they were: blocks that another '
-        'host has freed may be used again, and images are damaged. Mount with '
-        'close-to-open consistency (NFS: without nocto).'),
+        'An open file, or one that a process of the host has open, may show '
+        'old bytes. What is decided is read beside the page cache.'),
+    'pages': (
+        'opening shows what was synced, while others read',
+        'The page cache of a host keeps old bytes. What is decided is read '
+        'beside it, and a block of an image that does not verify is read '
+        'again.'),
     'fsync': (
-        'opening shows what was synced',
-        'Recipes name blocks that other hosts cannot read, and that are lost '
-        'if this host dies. Use another file system.'),
+        'O_DIRECT shows what was synced, while others read',
+        'Hosts read one another\'s files as they were: they overwrite one '
+        'another\'s blocks, and images are lost. Use another file system.'),
+    'maps': (
+        'files can be mapped as memory',
+        'The catalog cannot be read, so no task of the maintainer works. '
+        'Mount with other options (GlusterFS: without '
+        'direct-io-mode=enable).'),
+    'database': (
+        'another host opens a database',
+        'The catalog would be made again at each change of the maintainer. '
+        'Use another file system.'),
     'unlinked': (
         'an open file stays when it is unlinked',
         'The download of an image that another host deletes meanwhile breaks '
@@ -65,7 +78,8 @@ PROPERTIES = {
         'tokens, do.'),
 }
 
-_LIMITED_ONLY = {'new-names', 'unlinked', 'punch', 'clocks'}
+_LIMITED_ONLY = {'new-names', 'close-to-open', 'pages', 'unlinked', 'punch',
+                 'clocks'}
 
 
 @dataclasses.dataclass

@@ -6,16 +6,23 @@ All hosts call the same functions in the same order. In each, one host acts
 while the others observe; their steps are kept together by what they say.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
+import shutil
 import subprocess
 import sys
 import time
 
+import plyvel
+
 from glance_dedup.base import closing
 from glance_dedup.base import filesystem
+from glance_dedup.base import leveldb
 from glance_dedup.trial import files
 from glance_dedup.trial import findings as findings_module
 from glance_dedup.trial import meeting as meeting_module
@@ -29,6 +36,10 @@ LINKS = 50
 #: have room for some forty.
 LINKS_OF_ONE = 10
 RENAMES = 30
+#: Seconds for which each host overwrites a file.
+WATCHED = 10.0
+#: Of a database, each time that it is added to.
+ENTRIES = 1000
 #: Each look finds a file that is gone only if it was replaced once more.
 _MOST_LOOKS = 10
 
@@ -44,6 +55,15 @@ for _ in range(2):
         '@hhqqi4x', fcntl.F_WRLCK, 0, int(sys.argv[2]), 1, 0))
 os.write(1, b'held\\n')
 time.sleep(3600)
+"""
+# It says when it has begun.
+_READER = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+os.pread(fd, 1 << 20, 0)
+os.write(1, b'reading\\n')
+while True:
+    os.pread(fd, 1 << 20, 0)
 """
 
 
@@ -316,33 +336,169 @@ def _read_twice(meeting: Meeting, findings: Findings, actor: Member,
     meeting.answer(actor, f'{word}-again')
 
 
-def fsync(meeting: Meeting, findings: Findings, actor: Member) -> None:
-    """Overwrite and append to a file, and sync it; the others open it.
+def synced(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Overwrite a file again and again, synced, while the others open it.
 
-    The file stays open on the host that writes it, as a group does. The others
-    have read what is overwritten: ceph-fuse shows them that again.
+    On each other host a second process reads the file throughout, through an
+    open file of its own: some clients then show old bytes to all processes.
+    After each round the actor renames another file to the round's number.
     """
     path = meeting.name(actor, 'synced')
     if actor is meeting.me:
-        files.make(path, files.page('one'))
-        with files.opened(path, os.O_RDWR) as fd:
-            meeting.act(actor, 'one')
-            meeting.answer(actor, 'read')
-            os.pwrite(fd, files.page('two') + files.page('three'), 0)
-            os.fsync(fd)
-            meeting.act(actor, 'two')
-            meeting.answer(actor, 'again')
+        mark = _mark(path, 0)
+        meeting.made.append(mark)
+        files.make(path, files.page('0'))
+        files.make(mark, b'')
+        meeting.act(actor, 'there')
+        meeting.answer(actor, 'reading')
+        meeting.unlink(_overwrite(path, time.monotonic() + WATCHED))
+        meeting.act(actor, 'ended')
+        meeting.answer(actor, 'looked')
         return
-    meeting.act(actor, 'one')
+    meeting.act(actor, 'there')
+    with _reading_throughout(path):
+        meeting.answer(actor, 'reading')
+        looks = {'pages': _Looks(), 'fsync': _Looks()}
+        while not meeting.said(actor, 'ended'):
+            for key, read in ('pages', _read), ('fsync', _read_direct):
+                looks[key].look(path, read)
+    for key, found in looks.items():
+        findings.find(key, not found.wrong, None,
+                      f'{found.wrong} of {found.count} looks did not show '
+                      f'what {actor.host} had synced before')
+    meeting.act(actor, 'ended')
+    meeting.answer(actor, 'looked')
+
+
+def _mark(path: str, number: int) -> str:
+    return f'{path}-{number}'
+
+
+def _overwrite(path: str, deadline: float) -> str:
+    """Overwrite a file until a moment; return the path of the last mark."""
+    number = 0
+    with files.opened(path, os.O_RDWR) as fd:
+        while time.monotonic() < deadline:
+            os.pwrite(fd, files.page(str(number + 1)), 0)
+            os.fsync(fd)
+            os.rename(_mark(path, number), _mark(path, number + 1))
+            number += 1
+    return _mark(path, number)
+
+
+@contextlib.contextmanager
+def _reading_throughout(path: str) -> Iterator[None]:
+    """Have a process read a file through one open file meanwhile."""
+    child = subprocess.Popen(
+        [sys.executable, '-c', _READER, path], stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE)
+    assert child.stdout is not None     # it is a pipe
+    try:
+        child.stdout.readline()
+        yield
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def _read(path: str) -> bytes:
     with files.opened(path, os.O_RDONLY) as fd:
-        os.pread(fd, 2 * files.PAGE, 0)
-    meeting.answer(actor, 'read')
-    meeting.act(actor, 'two')
-    with files.opened(path, os.O_RDONLY) as fd:
-        data = os.pread(fd, 2 * files.PAGE, 0)
-    findings.find('fsync', data == files.page('two') + files.page('three'),
-                  None, f'what {actor.host} wrote was not there')
-    meeting.answer(actor, 'again')
+        return os.pread(fd, files.PAGE, 0)
+
+
+def _read_direct(path: str) -> bytes:
+    with (files.opened(path, os.O_RDONLY | os.O_DIRECT) as fd,
+          mmap.mmap(-1, files.PAGE) as page):
+        return page[:os.preadv(fd, [page], 0)]
+
+
+class _Looks:
+    """Looks at a file that another host overwrites.
+
+    :ivar count: looks so far
+    :ivar wrong: those that showed older bytes than had been synced
+    """
+
+    def __init__(self) -> None:
+        self.count = self.wrong = 0
+
+    def look(self, path: str, read: Callable[[str], bytes]) -> None:
+        """Compare a file with the round that had ended before."""
+        directory, name = os.path.split(_mark(path, 0)[:-1])
+        ended = max((int(found.removeprefix(name))
+                     for found in os.listdir(directory)
+                     if found.startswith(name)), default=None)
+        if ended is None:
+            return      # the mark is being renamed, or is gone
+        try:
+            data = read(path)
+        except OSError:
+            data = b''
+        # A round may be under way, so each word counts for itself.
+        words = {data[i:i + 8] for i in range(0, len(data), 512)}
+        self.count += 1
+        self.wrong += not words or min(map(int, words)) < ended
+
+
+def maps(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Map a file as memory, as LevelDB does, and write to it through that."""
+    path = meeting.name(actor, 'mapped')
+    if actor is meeting.me:
+        with files.made(path, files.page('x')) as fd:
+            try:
+                for flags in mmap.MAP_SHARED, mmap.MAP_PRIVATE:
+                    with mmap.mmap(fd, files.PAGE, flags) as mapped:
+                        mapped[:1] = b'y'
+                good, detail = os.pread(fd, 1, 0) == b'y', 'it reads other bytes'
+            except OSError as e:
+                good, detail = False, f'mmap: {e.strerror}'
+        findings.find('maps', good, None, detail)
+    meeting.act(actor, 'mapped')
+
+
+def database(meeting: Meeting, findings: Findings, actor: Member) -> None:
+    """Make a LevelDB, which another host opens and adds to; then open it."""
+    path = meeting.name(actor, 'database')
+    members = sorted([meeting.me, *meeting.others], key=lambda m: m.token)
+    other = members[(members.index(actor) + 1) % len(members)]
+
+    def use(done: int) -> None:
+        try:
+            good, detail = _use_database(path, done), 'it lost what was synced'
+        except (OSError, plyvel.Error) as e:
+            good, detail = False, leveldb.words(e)
+        findings.find('database', good, None, detail)
+
+    if actor is meeting.me:
+        try:
+            use(0)
+            meeting.act(actor, 'filled')
+            meeting.hear(f'{meeting.step}-used', [other])
+            use(2)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+    else:
+        meeting.act(actor, 'filled')
+        if other is meeting.me:
+            use(1)
+            meeting.say(f'{meeting.step}-used', True)
+    meeting.act(actor, 'checked')
+
+
+def _use_database(path: str, done: int) -> bool:
+    """Add to a database; return whether what was added before is there.
+
+    :param done: how often this was done before
+    """
+    with contextlib.closing(plyvel.DB(
+            path, create_if_missing=not done, paranoid_checks=True)) as db:
+        found = dict(db.iterator())
+        with db.write_batch(sync=True) as batch:
+            for number in range(ENTRIES):
+                batch.put(f'{done}-{number}'.encode(), bytes(100))
+        db.compact_range()      # so that there are tables, which are mapped
+    return len(found) == done * ENTRIES and set(found.values()) <= {bytes(100)}
 
 
 def unlinked(meeting: Meeting, findings: Findings, actor: Member) -> None:
@@ -428,10 +584,10 @@ def link(meeting: Meeting, findings: Findings, members: list[Member]) -> None:
                   f'{twice} of {LINKS} names were linked more than once')
 
 
-#: By property, in the order in which they are tried; then :func:`link`, in
-#: which all hosts act at once.
+#: By property, in the order in which they are tried (`synced` tries two); then
+#: :func:`link`, in which all hosts act at once.
 TRIALS = {
     'owner': owner, 'locks': locks, 'locks-fall': locks_fall,
     'rename': rename, 'new-names': new_names, 'names-asked': names_asked,
-    'close-to-open': close_to_open, 'fsync': fsync, 'unlinked': unlinked,
-    'punch': punch}
+    'close-to-open': close_to_open, 'pages': synced, 'maps': maps,
+    'database': database, 'unlinked': unlinked, 'punch': punch}

@@ -37,6 +37,7 @@ LIMITED, UNFIT = findings_module.LIMITED, findings_module.UNFIT
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(meeting, 'POLL', 0.01)
+    monkeypatch.setattr(properties, 'WATCHED', 2)
 
 
 def try_on(hosts, **options):
@@ -83,9 +84,9 @@ def test_file_system_that_is_fine(tmp_path, count):
 @pytest.mark.parametrize('two_hosts', conftest.REAL_FILE_SYSTEMS,
                          indirect=True)
 def test_real_file_systems(two_hosts):
-    """None has a property that is not fine, but for two faults of Ceph 16."""
+    """None has a property that is not fine, but for a fault of Ceph 16."""
     repositories.create(two_hosts[0].root / 'repository')
-    known = ({'locks-fall', 'fsync'}
+    known = ({'locks-fall'}
              if kinds.kind_of(two_hosts[0]) == 'ceph' else set())
     for findings in try_on(two_hosts):
         unfit = {key for key, verdict in verdicts(findings).items()
@@ -103,13 +104,17 @@ def test_real_file_systems(two_hosts):
       'rename': UNFIT}),
     ({'locks': 'refused', 'link': 'replaces', 'names': 2},
      {'locks': UNFIT, 'locks-fall': UNFIT, 'link': UNFIT,
-      'new-names': LIMITED}),
+      'database': UNFIT, 'new-names': LIMITED}),
     ({'locks': 'ignored', 'fsync': 'nothing'},
      {'locks': UNFIT, 'locks-fall': UNFIT,
-      'fsync': UNFIT}),
+      'fsync': UNFIT, 'pages': LIMITED}),
     ({'open': 'trusts', 'names': 2},
-     {'close-to-open': UNFIT, 'names-asked': UNFIT,
-      'fsync': UNFIT, 'new-names': LIMITED})], ids=str)
+     {'close-to-open': LIMITED, 'names-asked': UNFIT,
+      'pages': LIMITED, 'new-names': LIMITED}),
+    ({'pages': 'stay', 'maps': 'work'},
+     {'close-to-open': LIMITED, 'pages': LIMITED}),
+    ({'maps': 'refused'},
+     {'maps': UNFIT, 'database': UNFIT})], ids=str)
 def test_each_fault_is_found(tmp_path, options, wanted):
     with hosts_module.hosts(tmp_path, **{'names': 0, **options}) as hosts:
         prepare(hosts)
@@ -184,9 +189,10 @@ def test_command(tmp_path):
             rows = {row['property']: row for row in json.loads(shown)}
             assert list(rows) == [
                 title for title, _ in findings_module.PROPERTIES.values()]
-            bad = rows.pop('opening shows what was synced')
+            rows.pop('opening shows what was synced, while others read')
+            bad = rows.pop('O_DIRECT shows what was synced, while others read')
             assert bad['verdict'] == 'not fine'
-            assert 'Recipes name blocks' in bad['meaning']
+            assert 'images are lost' in bad['meaning']
             assert {row['verdict'] for row in rows.values()} == {'fine'}
         nothing_is_left(hosts)
 
