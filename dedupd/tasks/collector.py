@@ -436,7 +436,7 @@ class _Run:
         return self._result
 
     def _given_up(self) -> set[str]:
-        """Return the names of reservations of uploads that were given up."""
+        """Return the ids of uploads that were given up."""
         root = self._maintainer.repository.path
         if not reservations.exist(root):
             return set()
@@ -454,13 +454,13 @@ class _Run:
         maintainer.given_up = {
             name: maintainer.given_up.get(name, looked_at) & self._left
             for name in given_up}
-        ended = [name for name, left in maintainer.given_up.items()
-                 if not left]
+        ended = {name for name, left in maintainer.given_up.items()
+                 if not left}
         if ended:
             with reservations.locked(root):
-                for name in ended:
-                    reservations.remove(root, name)
-                    del maintainer.given_up[name]
+                reservations.remove(root, ended)
+            for name in ended:
+                del maintainer.given_up[name]
 
     def _drain(self) -> None:
         """Judge every spool entry (N6.2)."""

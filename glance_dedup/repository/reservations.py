@@ -2,37 +2,41 @@
 
 """The disk space of uploads that are not committed: ``reservations/``.
 
-Each upload of a project with a limit has a file, named after the upload's id,
-with the project and the bytes that are reserved for it. The process that
+Each upload of a project with a limit has an empty file there. Its name has the
+upload's id, the project, and the bytes that are reserved for the upload, so
+that any host that lists the directory knows them (N13.1). The process that
 uploads holds a lock on the file. The file of an upload that was given up, or
 whose process died, stays without a lock: blocks of the upload may be on the
 disk until a collection has visited all groups. Then the maintainer removes
 the file.
 
-The files are read and changed under the lock of ``reservations/lock``. So no
-two uploads, of any process on any host, reserve the same bytes.
+The directory is listed and changed under the lock of ``reservations/lock``. So
+no two uploads, of any process on any host, reserve the same bytes.
 """
 
 from collections.abc import Iterator
 import contextlib
 import fcntl
-import json
+import hashlib
 import os
+import re
 import time
+import typing
 
 from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import filesystem
-from glance_dedup.base import hexids
 
 DIRECTORY = 'reservations'
 LOCK = 'lock'
 
-# The most bytes of a file, and the most seconds for which the lock is waited
-# for: its holders only read and write such files.
-_MAX_BYTES = 4096
+# Of a file: the upload, the project's digest, the reserved bytes.
+_NAME = re.compile(r'([0-9a-f]{32})\.([0-9a-f]{32})\.(0|[1-9][0-9]{0,17})')
+
+# The most seconds for which the lock is waited for: its holders only list and
+# rename such files.
 _MAX_WAIT = 30.0
 _PAUSE = 0.005
 
@@ -74,6 +78,13 @@ def _open_lock(root: str, path: str) -> int:
         return access.open_file(path, flags)
 
 
+class _File(typing.NamedTuple):
+    path: str
+    upload: str
+    project: str    # its digest
+    size: int
+
+
 class Reservation:
     """Holds the bytes that are reserved for one upload.
 
@@ -84,39 +95,45 @@ class Reservation:
 
     def __init__(self, root: str, project: str, upload_id: str) -> None:
         self._root = root
-        self._project = project
-        self._name = upload_id
-        self._path = os.path.join(root, DIRECTORY, upload_id)
+        self._upload = upload_id
+        self._project = hashlib.sha256(project.encode()).hexdigest()[:32]
+        self._path = self._path_for(0)
         with files.os_errors(f'cannot make {self._path}'):
             self._fd = access.make_file(self._path, access.file_mode(root))
             filesystem.lock(self._fd, fcntl.F_WRLCK, 0)
 
+    def _path_for(self, size: int) -> str:
+        return os.path.join(self._root, DIRECTORY,
+                            f'{self._upload}.{self._project}.{size}')
+
     def others(self) -> int:
         """Return the bytes of the project's other uploads."""
-        return sum(size for name, project, size in _all(self._root)
-                   if project == self._project and name != self._name)
+        return sum(file.size for file in _all(self._root)
+                   if file.project == self._project
+                   and file.upload != self._upload)
 
     def set(self, size: int) -> None:
         """Reserve so many bytes in place of those before."""
-        with files.os_errors(f'cannot write {self._path}'):
-            _write(self._fd, self._project, size)
+        path = self._path_for(size)
+        with files.os_errors(f'cannot rename {self._path}'):
+            os.rename(self._path, path)
+        self._path = path
 
     def given_up(self) -> int:
         """Return the bytes of the project's uploads that were given up."""
-        return sum(size for _, size in self._given_up())
+        return sum(file.size for file in self._given_up())
 
     def take_over(self, size: int) -> None:
         """Free bytes of given-up uploads: this image counts them now."""
-        for path, reserved in self._given_up():
-            part = min(size, reserved)
+        for file in self._given_up():
+            part = min(size, file.size)
             size -= part
-            with files.os_errors(f'cannot change {path}'):
-                if part == reserved:
-                    os.unlink(path)
+            with files.os_errors(f'cannot change {file.path}'):
+                if part == file.size:
+                    os.unlink(file.path)
                 elif part:
-                    with closing.descriptor(access.open_file(
-                            path, os.O_WRONLY | os.O_NOFOLLOW)) as fd:
-                        _write(fd, self._project, reserved - part)
+                    kept, _, _ = file.path.rpartition('.')
+                    os.rename(file.path, f'{kept}.{file.size - part}')
 
     def end(self, kept: int) -> None:
         """End the upload; idempotent.
@@ -129,69 +146,54 @@ class Reservation:
         with closing.descriptor(fd), files.os_errors(
                 f'cannot change {self._path}'):
             if kept:
-                _write(fd, self._project, kept)
+                self.set(kept)
             else:
                 os.unlink(self._path)
 
-    def _given_up(self) -> list[tuple[str, int]]:
-        """Return path and bytes of each given-up upload of the project."""
-        idle = given_up(self._root)
-        return [(os.path.join(self._root, DIRECTORY, name), size)
-                for name, project, size in _all(self._root)
-                if project == self._project and name in idle]
+    def _given_up(self) -> list[_File]:
+        """Return the files of the project's uploads that were given up."""
+        return [file for file in _all(self._root)
+                if file.project == self._project and _is_given_up(file)]
+
+
+def _is_given_up(file: _File) -> bool:
+    try:
+        return not filesystem.is_locked(file.path)
+    except OSError:
+        return False    # it is no file, or gone
 
 
 def given_up(root: str) -> set[str]:
-    """Return the names of the files of uploads that were given up.
+    """Return the ids of uploads that were given up.
 
     REQUIRES: the caller holds the lock.
     """
-    found = set()
-    for name in _names(root):
-        with contextlib.suppress(OSError):
-            if not filesystem.is_locked(os.path.join(root, DIRECTORY, name)):
-                found.add(name)
-    return found
+    return {file.upload for file in _all(root) if _is_given_up(file)}
 
 
-def remove(root: str, name: str) -> None:
-    """Remove the file of an upload whose blocks were collected."""
-    path = os.path.join(root, DIRECTORY, name)
-    with (files.os_errors(f'cannot remove {path}'),
-          contextlib.suppress(FileNotFoundError)):
-        os.unlink(path)
+def remove(root: str, uploads: set[str]) -> None:
+    """Remove the files of uploads whose blocks were collected.
+
+    REQUIRES: the caller holds the lock.
+    """
+    for file in _all(root):
+        if file.upload in uploads:
+            with files.os_errors(f'cannot remove {file.path}'):
+                os.unlink(file.path)
 
 
 def exist(root: str) -> bool:
     """Return whether there are files of uploads."""
-    return bool(_names(root))
+    return any(_all(root))
 
 
-def _names(root: str) -> list[str]:
+def _all(root: str) -> list[_File]:
+    """Return the files of uploads; other names count nothing."""
     try:
-        return [name for name in os.listdir(os.path.join(root, DIRECTORY))
-                if hexids.is_valid(name)]
+        with os.scandir(os.path.join(root, DIRECTORY)) as entries:
+            return [_File(entry.path, found[1], found[2], int(found[3]))
+                    for entry in entries
+                    if (found := _NAME.fullmatch(entry.name))
+                    and entry.is_file(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-
-
-def _all(root: str) -> Iterator[tuple[str, str, int]]:
-    """Yield the name, project and bytes of each valid file.
-
-    A crash of the machine may leave an invalid one.
-    """
-    for name in _names(root):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError,
-                                 exceptions.RepositoryError):
-            found = json.loads(files.read_file(
-                os.path.join(root, DIRECTORY, name), _MAX_BYTES))
-            project, size = found['project'], found['bytes']
-            if type(project) is str and type(size) is int and (
-                    0 <= size < 1 << 63):
-                yield name, project, size
-
-
-def _write(fd: int, project: str, size: int) -> None:
-    content = json.dumps({'project': project, 'bytes': size}).encode()
-    os.pwrite(fd, content, 0)
-    os.ftruncate(fd, len(content))

@@ -223,7 +223,7 @@ def test_what_runs_counts(store):
 def reservations_of(store):
     root = stores.repo(store).path
     with reservations.locked(root):
-        return {name: size for name, _, size in reservations._all(root)}
+        return {file.upload: file.size for file in reservations._all(root)}
 
 
 def give_up(store, seed, size=2 * MIB):

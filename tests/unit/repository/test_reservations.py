@@ -3,6 +3,7 @@
 """What is reserved for uploads that are not committed."""
 
 import contextlib
+import hashlib
 import os
 import threading
 
@@ -26,8 +27,10 @@ def reserve(root, number, size, project='alice'):
         return own
 
 
-def file_of(root, number):
-    return os.path.join(root, reservations.DIRECTORY, f'{number:032x}')
+def file_of(root, number, size=7):
+    project = hashlib.sha256(b'alice').hexdigest()[:32]
+    return os.path.join(root, reservations.DIRECTORY,
+                        f'{number:032x}.{project}.{size}')
 
 
 def findings(root):
@@ -61,39 +64,52 @@ def test_what_is_given_up_stays(root):
         assert two.given_up() == 2
         two.take_over(5)
         assert two.given_up() == 0
-        reservations.remove(root, f'{1:032x}')      # it is gone already
+        reservations.remove(root, {f'{1:032x}'})    # it is gone already
         two.end(0)
     assert not reservations.exist(root)
 
 
-@pytest.mark.parametrize('content', [
-    b'', b'{', b'[]', b'3', b'{"project": "alice"}', b'\0' * 5000,
-    b'{"project": "alice", "bytes": -1}', b'{"project": 1, "bytes": 1}',
-    b'{"project": "alice", "bytes": true}',
-    b'{"project": "alice", "bytes": 9223372036854775808}'])
-def test_invalid_files_count_nothing(root, content):
+@pytest.mark.parametrize('size', [0, 10**18 - 1])
+def test_extreme_sizes(root, size):
     own = reserve(root, 1, 10)
-    with open(file_of(root, 2), 'wb') as f:
+    with open(file_of(root, 2, size), 'wb') as f:
         os.fchmod(f.fileno(), 0o600)
-        f.write(content)
     with reservations.locked(root):
-        assert own.others() == own.given_up() == 0
-        # The next collection removes it.
+        assert own.others() == own.given_up() == size
         assert reservations.given_up(root) == {f'{2:032x}'}
-    assert findings(root) == ([] if not content else [
-        (checker.NOTE, f'reservations/{2:032x}')])
+        reservations.remove(root, {f'{2:032x}'})
+        assert own.others() == 0
+    assert findings(root) == []
 
 
-def test_other_things_in_the_directory(root, tmp_path):
+def test_n13_1_a_file_has_no_content(root):
+    """What hosts know of one another's uploads is in the names."""
+    own = reserve(root, 1, 10)
+    with reservations.locked(root):
+        own.set(20)
+        own.end(20)
+    assert os.path.getsize(file_of(root, 1, 20)) == 0
+
+
+def test_other_things_in_the_directory(root):
     own = reserve(root, 1, 10)
     os.mkdir(file_of(root, 2))
     os.mkfifo(file_of(root, 3))
     os.symlink('/dev/zero', file_of(root, 4))
-    with open(os.path.join(root, reservations.DIRECTORY, 'x'), 'wb'):
-        pass
+    strange = ['x', f'{5:032x}', os.path.basename(file_of(root, 5, '-1')),
+               os.path.basename(file_of(root, 5, '01')),
+               os.path.basename(file_of(root, 5, 10**18)),
+               os.path.basename(file_of(root, 5)) + '\n']
+    for name in strange:
+        with open(os.path.join(root, reservations.DIRECTORY, name), 'wb'):
+            pass
     with reservations.locked(root):
-        assert own.others() == own.given_up() == 0
+        assert own.given_up() == 0
         assert f'{4:032x}' not in reservations.given_up(root)
+        assert f'{5:032x}' not in reservations.given_up(root)
+    found = findings(root)
+    assert {severity for severity, _ in found} == {checker.NOTE}
+    assert len(found) == len(strange), found
 
 
 def test_the_lock_is_waited_for(root, monkeypatch):
