@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 import errno
+import mmap
 import os
 import stat
 import time
@@ -55,6 +56,22 @@ def identity(status: os.stat_result) -> tuple[int, int, int, int]:
             status.st_mtime_ns)
 
 
+def _open(name: str, directory: int) -> tuple[int, bool]:
+    """Open a file; return it, and whether it is read past the page cache.
+
+    That is where no disk of this host holds it: pages of a file that another
+    host wrote may be old (N13.1), and would be called damage.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    if os.major(os.fstat(directory).st_dev) == 0:
+        try:
+            return access.open_file(name, flags | os.O_DIRECT, directory), True
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+    return access.open_file(name, flags, directory), False
+
+
 class File:
     """A regular file of the repository, open for reading.
 
@@ -70,8 +87,7 @@ class File:
     def __init__(self, directory: int, name: str, file: str):
         self.file = file
         try:
-            self.fd = access.open_file(
-                name, os.O_RDONLY | os.O_NOFOLLOW, directory)
+            self.fd, self._is_direct = _open(name, directory)
         except FileNotFoundError:
             raise Gone() from None
         except OSError as e:
@@ -102,7 +118,7 @@ class File:
         parts = []
         while length > 0:
             try:
-                part = os.pread(self.fd, length, offset)
+                part = self._read_once(offset, length)
             except OSError as e:
                 refused_by_system(e, self.file)
                 raise form.Damage(
@@ -113,6 +129,16 @@ class File:
             offset += len(part)
             length -= len(part)
         return parts[0] if len(parts) == 1 else b''.join(parts)
+
+    def _read_once(self, offset: int, length: int) -> bytes:
+        if not self._is_direct:
+            return os.pread(self.fd, length, offset)
+        # Such a file is read in whole pages, into whole pages of memory.
+        before = offset % form.PAGE
+        pages = -(-(before + length) // form.PAGE)
+        with mmap.mmap(-1, pages * form.PAGE) as memory:
+            count = os.preadv(self.fd, [memory], offset - before)
+            return memory[before:min(count, before + length)]
 
     def read_ahead(self, offset: int, length: int) -> memoryview:
         """The same through a window, for many short pieces in order.

@@ -264,6 +264,9 @@ def test_n13_1_images_are_whole_though_pages_stay(watched):
                 repos[i // 4 % 2].delete(name)
                 del contents[name]
                 collect(repos[(i // 4 + 1) % 2])
+            if i % 3 == 2:
+                for host in watched:
+                    repositories.need_clean(shared(host))
     repositories.need_clean(watched[0].seen / 'repository')
 
 
