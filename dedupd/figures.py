@@ -10,6 +10,7 @@ for a running task.
 from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 import shutil
 import threading
@@ -343,14 +344,16 @@ class Figures:
 
 def described(repository: repository_module.Repository) -> Fields:
     """What the repository is, for a status."""
-    parameters = repository.parameters
+    parameters, trial = repository.parameters, repository.trial
     return {'path': repository.path, 'id': parameters.repository_id,
             'block_size': parameters.block_size,
             'cutting': parameters.cutting,
             'group_slots': parameters.group_slots,
             'fingerprint': parameters.fingerprint,
             'compare': parameters.compare,
-            'maintained': repository.is_maintained}
+            'maintained': repository.is_maintained,
+            'trial': None if trial is None else {
+                **dataclasses.asdict(trial), 'valid': trial.is_valid}}
 
 
 def of_filter(repository: repository_module.Repository, statistics: Fields

@@ -251,6 +251,13 @@ class Daemon:
             systemd.notify('READY=1')
             LOG.info('Serving %s on %s', self._repository.path,
                      self._options.socket)
+            trial = self._repository.trial
+            if trial is not None and not trial.is_valid:
+                LOG.warning(
+                    "Other hosts may use the file system of %s, and this "
+                    "host's mount is %s: run 'glance-dedup repository "
+                    "try-sharing' on two hosts at the same time.",
+                    self._repository.path, trial.verdict)
             if self._cache is not None:
                 LOG.info('Answering for %s on %s, with blocks from %s',
                          self._options.glance_url, self._conf.cache.listen,

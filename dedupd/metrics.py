@@ -42,6 +42,10 @@ _GAUGES = (
      ('daemon', 'ready')),
     ('dedupd_block_size_bytes', 'Size of a block, or of the largest ones.',
      ('repository', 'block_size')),
+    ('dedupd_mount_tried',
+     'Whether hosts have tried this mount of the repository as it is now (0 '
+     'or 1). Absent where no other host can use it.',
+     ('repository', 'trial', 'valid')),
     ('dedupd_images', 'Images in the repository, without backups.',
      ('space', 'images')),
     ('dedupd_backups', 'Backups in the repository.', ('space', 'backups')),

@@ -27,8 +27,8 @@ def found_in(status: Fields) -> list[Fields]:
         parts
     """
     found = [{'severity': severity, 'text': text}
-             for look in (_damage, _unreadable, _filter, _catalog, _volumes,
-                          _tasks, _space)
+             for look in (_damage, _unreadable, _filter, _trial, _catalog,
+                          _volumes, _tasks, _space)
              for severity, text in look(status)]
     return sorted(found, key=lambda problem: problem['severity'] != CRITICAL)
 
@@ -68,6 +68,15 @@ def _filter(status: Fields) -> Problems:
         yield CRITICAL, (
             'There is no fingerprint filter on this host, so new images are '
             f'stored without finding duplicates: {error}')
+
+
+def _trial(status: Fields) -> Problems:
+    trial = _part(_part(status, 'repository'), 'trial')
+    if trial.get('valid') is False:
+        yield WARNING, (
+            "Other hosts may use the file system, and this host's mount is "
+            f'{trial["verdict"]}: run "glance-dedup repository try-sharing" '
+            'on two hosts at the same time.')
 
 
 def _catalog(status: Fields) -> Problems:

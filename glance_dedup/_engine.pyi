@@ -101,6 +101,9 @@ class Repository:
     def exclude_version(self) -> bool:
         """Hold the lock of the handle's version alone, until it is shared
         again. False if another handle has it."""
+    def is_shared(self) -> bool:
+        """Return whether other hosts may change files behind the page cache of
+        this one. So the engine reads what it decides by past it (N13.1)."""
     def close(self) -> None: ...
 
     # Added for the daemon (segment cache):

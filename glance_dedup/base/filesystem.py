@@ -12,6 +12,7 @@ that, two hosts try together (``glance_dedup/trial``).
 import dataclasses
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import struct
@@ -155,6 +156,30 @@ def _try_locks(file: str) -> str | None:
             lock(one, fcntl.F_UNLCK, byte)
             return None
         return 'refuses locks that nobody holds'
+
+
+def require_direct_reads(path: str) -> None:
+    """Refuse a shared repository whose files cannot be read past the cache.
+
+    Other hosts' writes are seen in no other way (N13.1).
+
+    :raises UnfitFileSystem: says which file system, and what to do
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECT
+    try:
+        with (closing.descriptor(access.open_file(
+                os.path.join(path, 'repository.json'), flags)) as fd,
+              mmap.mmap(-1, mmap.PAGESIZE) as page):
+            os.preadv(fd, [page], 0)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            return      # using the repository will say it
+        raise exceptions.UnfitFileSystem(
+            f'{_where(path, mount_of(path))} does not let files be read '
+            f'beside the page cache (O_DIRECT: {e.strerror}), and hosts that '
+            'share it would act on old bytes. The repository was not opened. '
+            'Mount it with other options, or use another file system.'
+        ) from e
 
 
 def check_locks(path: str) -> None:

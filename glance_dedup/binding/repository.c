@@ -409,6 +409,19 @@ repository_exclude_version(PyObject *object, PyObject *Py_UNUSED(unused))
         &call, gd_locks_exclude_version(self->repo->locks, &call.err));
 }
 
+/* is_shared() */
+static PyObject *
+repository_is_shared(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    repository_object *self = (repository_object *)object;
+    if (!gd_py_enter_repository(self)) {
+        return NULL;
+    }
+    bool shared = self->repo->params.shared;
+    gd_py_leave_repository(self);
+    return PyBool_FromLong(shared);
+}
+
 /* scan(data, scope = global) -> scanned blocks */
 static PyObject *
 repository_scan(PyObject *object, PyObject *args)
@@ -440,6 +453,7 @@ static PyMethodDef repository_methods[] = {
     {"begin", gd_py_begin, METH_VARARGS, NULL},
     {"share_version", repository_share_version, METH_VARARGS, NULL},
     {"exclude_version", repository_exclude_version, METH_NOARGS, NULL},
+    {"is_shared", repository_is_shared, METH_NOARGS, NULL},
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
     {"scan", repository_scan, METH_VARARGS, NULL},
     {"open_image", gd_py_open_image, METH_VARARGS, NULL},

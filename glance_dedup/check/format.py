@@ -25,6 +25,7 @@ KIND = 'glance-dedup repository'
 LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'replication.json': ('glance-dedup replication', 'images', 2 << 20),
          'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20),
+         'trial.json': ('glance-dedup trial', 'hosts', 1 << 20),
          'projects.json': ('glance-dedup projects', 'projects', 64 << 20)}
 LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/
 MAJOR = 1                       # of recipes and new block groups

@@ -21,6 +21,7 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
 from glance_dedup.base import printable
+from glance_dedup.base import trialrecord
 from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import glanceoptions
@@ -111,9 +112,10 @@ class Checks(upgradecheck.UpgradeCommands):
     # -- the repository ----------------------------------------------------
 
     def locks(self) -> upgradecheck.Result:
-        """Whether the file system has the locks that a repository needs."""
+        """Whether the file system has what a repository needs."""
         try:
             filesystem.check_locks(self._path)
+            trialrecord.require_fit(self._path)
             mount = filesystem.mount_of(self._path)
         except exceptions.RepositoryError as e:
             return _failure(f'{e}')

@@ -36,6 +36,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import inputs
 from glance_dedup.base import scopes
 from glance_dedup.base import signingkeys
+from glance_dedup.base import trialrecord
 from glance_dedup.objects import figures as slice_figures
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
@@ -184,7 +185,9 @@ class Repository(closing.Closing):
             self.parameters.cuts[1] or self.parameters.block_size)
         _live.add(self)
         filesystem.check_locks(self.path)
-        self.handle()
+        trialrecord.require_fit(self.path)
+        if self.handle().is_shared():
+            filesystem.require_direct_reads(self.path)
 
     create = staticmethod(layout.create)
 
@@ -297,6 +300,17 @@ class Repository(closing.Closing):
     def has_volumes(self) -> bool:
         """Whether the repository may have volumes, and backups."""
         return self.parameters.has_volumes
+
+    @property
+    def trial(self) -> trialrecord.Result | None:
+        """What a trial of hosts found out about this host's mount.
+
+        None where only this host can change files: there is nothing to try.
+        """
+        if not self.handle().is_shared():
+            return None
+        with files.os_errors(f'cannot look at {self.path}'):
+            return trialrecord.look(self.path)
 
     @property
     def is_maintained(self) -> bool:

@@ -4,10 +4,12 @@
 
 import dataclasses
 
+from glance_dedup.base import trialrecord
+
 # Verdicts, from good to bad.
-FINE = 'fine'
-LIMITED = 'limited'
-UNFIT = 'not fine'
+FINE = trialrecord.FINE
+LIMITED = trialrecord.LIMITED
+UNFIT = trialrecord.UNFIT
 _ORDER = (FINE, LIMITED, UNFIT)
 
 #: By property: the title, and what it means if it is not fine.

@@ -450,7 +450,8 @@ def maps(meeting: Meeting, findings: Findings, actor: Member) -> None:
                 for flags in mmap.MAP_SHARED, mmap.MAP_PRIVATE:
                     with mmap.mmap(fd, files.PAGE, flags) as mapped:
                         mapped[:1] = b'y'
-                good, detail = os.pread(fd, 1, 0) == b'y', 'it reads other bytes'
+                good = os.pread(fd, 1, 0) == b'y'
+                detail = 'it reads other bytes'
             except OSError as e:
                 good, detail = False, f'mmap: {e.strerror}'
         findings.find('maps', good, None, detail)

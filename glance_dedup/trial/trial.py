@@ -15,6 +15,8 @@ import os
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import trialrecord
+from glance_dedup.base import version
 from glance_dedup.trial import findings as findings_module
 from glance_dedup.trial import meeting as meeting_module
 from glance_dedup.trial import properties
@@ -51,6 +53,7 @@ class Trial:
         :raises ImageNotFound: the directory is no repository
         :raises BusyError: another host did not come, or fell silent
         :raises RepositoryError: the directory is not one for this user
+        :raises StorageError: the result could not be kept
         """
         if not files.is_directory(os.path.join(self._path, 'locks')):
             raise exceptions.ImageNotFound(
@@ -63,7 +66,8 @@ class Trial:
                     self._meeting.place, access.directory_mode(self._path))
             self._meeting.meet(self._hosts, self._wait, self._progress)
             self._try_all()
-            return self._compare()
+            self._compare()
+            return list(self._findings.by_key.values())
         finally:
             self._meeting.clean()
 
@@ -83,19 +87,45 @@ class Trial:
                        findings_module.PROPERTIES[key][0])
         self._meeting.step += 1
 
-    def _compare(self) -> list[findings_module.Finding]:
-        """All hosts' findings in one."""
-        meeting, by_key = self._meeting, self._findings.by_key
-        meeting.say('found', {
-            key: dataclasses.astuple(finding)[1:]
-            for key, finding in by_key.items()})
-        for token, found in meeting.hear('found').items():
-            host = next(m.host for m in meeting.others if m.token == token)
-            for key, (verdict, seconds, detail) in found.items():
-                self._findings.add(key, verdict, seconds, f'{host}: {detail}')
+    def _compare(self) -> None:
+        """Put all hosts' findings together; the first host keeps them.
+
+        It does so before it says what it found. So when another host knows all
+        findings, they are kept.
+        """
+        meeting = self._meeting
         if meeting.is_first():
+            self._keep(self._hear_found())
+            self._say_found()
             meeting.hear('heard')
         else:
+            self._say_found()
+            self._hear_found()
             meeting.say('heard', True)
         meeting.over = True
-        return list(by_key.values())
+
+    def _say_found(self) -> None:
+        self._meeting.say('found', {
+            'mount': dataclasses.asdict(trialrecord.mount_of(self._path)),
+            'findings': {key: dataclasses.astuple(finding)[1:]
+                         for key, finding in self._findings.by_key.items()}})
+
+    def _hear_found(self) -> list[trialrecord.Mount]:
+        """Take in the others' findings; return their mounts."""
+        mounts = []
+        for said in self._meeting.hear('found').values():
+            mount = trialrecord.Mount(**said['mount'])
+            for key, (verdict, seconds, detail) in said['findings'].items():
+                self._findings.add(key, verdict, seconds,
+                                   f'{mount.host}: {detail}')
+            mounts.append(mount)
+        return mounts
+
+    def _keep(self, others: list[trialrecord.Mount]) -> None:
+        found = self._findings.by_key.values()
+        limited, unfit = ([f.title for f in found if f.verdict == verdict]
+                          for verdict in (findings_module.LIMITED,
+                                          findings_module.UNFIT))
+        trialrecord.write(
+            self._path, [trialrecord.mount_of(self._path), *others],
+            version.version(), limited, unfit)

@@ -97,8 +97,9 @@ def test_what_ten_thousand_crashes_leave_is_recovered(tmp_path):
 #: Entries of the engine's table of system calls that change neither a file's
 #: content nor a name.
 CHANGE_NOTHING = {
-    'close', 'pread', 'fstat', 'fstatat', 'renew', 'is_shared', 'fchmod', 'free_space',
-    'lock', 'is_locked', 'list', 'start_writeback', 'start_readahead',
+    'close', 'pread', 'fstat', 'fstatat', 'renew', 'is_shared', 'fchmod',
+    'free_space', 'lock', 'is_locked', 'list', 'start_writeback',
+    'start_readahead',
     'drop_cache', 'mmap_shared', 'use_large_pages', 'munmap', 'random',
     'getpid', 'geteuid', 'now', 'monotonic_ns', 'thread_ns', 'sleep_ms',
     'alloc', 'release'}

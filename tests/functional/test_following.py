@@ -138,7 +138,8 @@ def need_savings(four):
 def test_four_hosts_find_what_one_would(tmp_path, monkeypatch):
     """Acceptance: 98 % of the savings that are possible, without merging."""
     monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
-    with hosts_module.hosts(tmp_path, 4, names=600, attributes=600, pages='stay') as four:
+    with hosts_module.hosts(tmp_path, 4, names=600, attributes=600,
+                            pages='stay') as four:
         maintenance.create(four[0].root, block_size=BLOCK, group_slots=1024,
                            segment_size=1 << 16)
         need_savings(four)

@@ -471,7 +471,8 @@ def drop_locks(host):
 @pytest.mark.parametrize('taken', ['collected', 'leased', 'untouched'])
 def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
     """The server drops its host's locks; much later it goes on."""
-    with hosts_module.hosts(tmp_path, names=600, attributes=600, pages='stay') as both:
+    with hosts_module.hosts(tmp_path, names=600, attributes=600,
+                            pages='stay') as both:
         maintenance.create(both[0].root)
         paths = [host.root / 'repository' for host in both]
         group = both[0].backing / 'repository/groups/00000001'

@@ -212,7 +212,7 @@ class Watcher(threading.Thread):
 
 @pytest.fixture
 def watched(both):
-    """Two hosts with a repository, each with a process that reads all of it."""
+    """Two hosts, each with a process that reads all of the repository."""
     with contextlib.ExitStack() as stack:
         for host in both:
             host.watcher = stack.enter_context(Watcher(shared(host)))

@@ -144,7 +144,8 @@ def test_images_are_merged_and_collected_under_their_readers(
 
 @pytest.fixture
 def hosts(tmp_path):
-    with hosts_module.hosts(tmp_path, names=600, attributes=600, pages='stay') as found:
+    with hosts_module.hosts(tmp_path, names=600, attributes=600,
+                            pages='stay') as found:
         volumes.create_repository(shared(found[0]), block_size=512)
         yield found
 

@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import trialrecord
 from glance_dedup.trial import findings as findings_module
 from glance_dedup.trial import meeting
 from glance_dedup.trial import properties
@@ -31,6 +32,7 @@ from tests.support import repositories
 pytestmark = pytest.mark.slow
 
 LIMIT = 100     # seconds
+FINE_VERDICT = findings_module.FINE
 LIMITED, UNFIT = findings_module.LIMITED, findings_module.UNFIT
 
 
@@ -114,16 +116,62 @@ def test_real_file_systems(two_hosts):
     ({'pages': 'stay', 'maps': 'work'},
      {'close-to-open': LIMITED, 'pages': LIMITED}),
     ({'maps': 'refused'},
-     {'maps': UNFIT, 'database': UNFIT})], ids=str)
+     {'maps': UNFIT, 'database': UNFIT}),
+    ({'direct': 'refused'}, {'fsync': UNFIT})], ids=str)
 def test_each_fault_is_found(tmp_path, options, wanted):
     with hosts_module.hosts(tmp_path, **{'names': 0, **options}) as hosts:
         prepare(hosts)
         found = try_on(hosts)
         nothing_is_left(hosts)
+        need_kept(hosts, wanted)
     for findings in found:
         assert verdicts(findings) == {**FINE, **wanted}
         for key in wanted:
             assert findings[key].detail and findings[key].meaning
+
+
+def need_kept(hosts, wanted):
+    """The repository is refused exactly where the trial found a reason."""
+    for host in hosts:
+        path = host.root / 'repository'
+        result = trialrecord.look(str(path))
+        assert result.is_valid
+        for verdict, titles in (LIMITED, result.limited), (
+                UNFIT, result.unfit):
+            assert set(titles) == {
+                findings_module.PROPERTIES[key][0]
+                for key, found in wanted.items() if found == verdict}
+        if not result.unfit:
+            continue
+        with pytest.raises(exceptions.UnfitFileSystem):
+            repositories.open_repository(path)
+
+
+def test_a_daemon_says_whether_its_mount_was_tried(tmp_path):
+    with hosts_module.hosts(tmp_path, names=0) as hosts:
+        prepare(hosts)
+        with daemons.Daemon(hosts[0].root / 'repository') as daemon:
+            daemon.start().wait_for_catalog()
+            assert "mount is not tried: run 'glance-dedup" in daemon.text()
+            status = daemon.status()
+            assert status['repository']['trial']['verdict'] == 'not tried'
+            assert any('not tried' in problem['text']
+                       for problem in status['problems'])
+            try_on(hosts)
+            status = daemon.status()
+            assert status['repository']['trial']['verdict'] == FINE_VERDICT
+            assert not status['problems']
+
+
+def test_a_file_system_without_direct_reads_is_refused(tmp_path):
+    """Its name is said; one host alone sees it."""
+    with hosts_module.hosts(tmp_path, 1, direct='refused') as hosts:
+        prepare(hosts)
+        path = hosts[0].root / 'repository'
+        with pytest.raises(exceptions.UnfitFileSystem,
+                           match=f'fuse.* on {hosts[0].root}, does not let '
+                           'files be read beside the page cache'):
+            repositories.open_repository(path)
 
 
 def test_a_message_is_whole_when_it_is_listed(tmp_path):

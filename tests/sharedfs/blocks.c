@@ -25,8 +25,8 @@ typedef struct block {
 } block;
 
 struct blocks {
-    pthread_mutex_t mutex; /* guards all below */
-    unsigned users;        /* open files */
+    unsigned users;        /* open files; guarded by the node's mutex */
+    pthread_mutex_t mutex; /* guards all below; taken before the node's */
     unsigned reads;
     uint64_t writes;       /* of the node, when they were read */
     block *kept[BUCKETS];
@@ -46,9 +46,7 @@ blocks_open(void)
 void
 blocks_share(blocks *b)
 {
-    pthread_mutex_lock(&b->mutex);
     b->users++;
-    pthread_mutex_unlock(&b->mutex);
 }
 
 static void
@@ -66,9 +64,7 @@ drop_all(blocks *b)
 bool
 blocks_close(blocks *b)
 {
-    pthread_mutex_lock(&b->mutex);
     bool last = --b->users == 0;
-    pthread_mutex_unlock(&b->mutex);
     if (last) {
         drop_all(b);
         pthread_mutex_destroy(&b->mutex);

@@ -487,6 +487,10 @@ do_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     bool same;
     node *n = node_at(ino);
     int error = revalidate(n, &same);
+    if (error == 0 && chosen.direct == DIRECT_REFUSED &&
+        (fi->flags & O_DIRECT) != 0) {
+        error = EINVAL;
+    }
     if (error == 0) {
         int fd = open_server(n, fi->flags);
         error = fd < 0 ? errno : make_file(n, fd, fi);
@@ -880,6 +884,8 @@ take_option(const char *text)
         chosen.pages = choose(option, value, WORDS("follow", "stay"));
     } else if (strcmp(option, "maps") == 0) {
         chosen.maps = choose(option, value, WORDS("work", "refused"));
+    } else if (strcmp(option, "direct") == 0) {
+        chosen.direct = choose(option, value, WORDS("works", "refused"));
     } else if (strcmp(option, "lost") == 0) {
         chosen.lost = choose(option, value, WORDS("silent", "error"));
     } else if (strcmp(option, "attributes") == 0) {

@@ -46,6 +46,7 @@ typedef struct options {
     /* Memory that is shared with a file, as mmap gives it, is refused by
      * GlusterFS with direct-io-mode=enable. */
     enum { MAPS_WORK, MAPS_REFUSED } maps;
+    enum { DIRECT_WORKS, DIRECT_REFUSED } direct;
     /* An open file whose locks the server has dropped can be used as before; or
      * to read or write through it is an error, as on NFS. */
     enum { LOST_SILENT, LOST_ERROR } lost;
@@ -144,10 +145,12 @@ void dirty_free(node *n);
 typedef struct blocks blocks;
 
 blocks *blocks_open(void);
+/* REQUIRES, here and below: the caller holds the node's mutex. */
 void blocks_share(blocks *b);
 /* Whether that was the last open file's. */
 bool blocks_close(blocks *b);
-/* As dirty_read, of the blocks that are kept; keeps those that it reads. */
+/* As dirty_read, of the blocks that are kept; keeps those that it reads.
+ * REQUIRES: the caller does not hold the node's mutex. */
 ssize_t blocks_read(blocks *b, node *n, int server, char *data, size_t size,
                     off_t offset);
 

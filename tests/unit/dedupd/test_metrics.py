@@ -54,6 +54,7 @@ def full(status):
             'last': {'seconds': 2.5, 'error': None}})
     status['tasks']['collect']['last']['error'] = 'no reason'
     status['daemon']['role'] = 'maintainer'
+    status['repository']['trial'] = {'verdict': 'fine', 'valid': True}
     status['catalog'].update({
         'state': 'ready', 'unreadable': {'a"\n\\b': 'no reason'}})
     status['filter'].update({'filter_looked': 2.5, 'filter_behind': 3})

@@ -33,6 +33,8 @@ def test_nothing():
     ('catalog', {'state': 'rebuilding'}, 'warning', 'is being rebuilt'),
     ('catalog', {'warnings': ['some words']}, 'warning', 'some words'),
     ('repository', {'maintained': False}, 'warning', 'start dedupd'),
+    ('repository', {'trial': {'verdict': 'not tried', 'valid': False}},
+     'warning', 'mount is not tried: run "glance-dedup repository try-'),
     ('filter', {'filter_error': 'no room'}, 'critical', 'no room'),
     ('volumes', {'broken': 3}, 'critical', '3 volumes broken.'),
     ('tasks', {'merge': {'last': {'error': 'no room'}}}, 'warning',
