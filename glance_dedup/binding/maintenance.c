@@ -13,6 +13,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/fence.h"
+#include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/files/spoolentry.h"
 #include "engine/maintain/usage.h"
@@ -116,6 +117,10 @@ maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->lock_fd < 0) {
         s = gd_maintainer_lock(repo->env, repo->root, &self->lock_fd,
                                &call.err);
+        if (s == GD_OK) {
+            s = gd_settle_images(repo->env, repo->root, &repo->params,
+                                 &call.err);
+        }
     } else {
         s = gd_maintainer_confirm(repo->env, self->lock_fd, &call.err);
     }

@@ -183,11 +183,18 @@ class Directories:
             return f.read(0, longest)
 
     def names(self, directory: str) -> list[str]:
-        """What lies in a directory, sorted; nothing if it is not open."""
+        """What lies in a directory, sorted; nothing if it is not open.
+
+        A file that is being replaced may have its second name alone. It is
+        among them by its name.
+        """
         if directory not in self:
             return []
         try:
-            return sorted(os.listdir(self[directory]))
+            names = os.listdir(self[directory])
+            if directory in form.HAVE_SECOND:
+                return sorted({n.removesuffix(form.SECOND) for n in names})
+            return sorted(names)
         except OSError as e:
             files.refused_by_system(e, os.path.join(self.path, directory))
             self._find(form.DAMAGE, directory, None,
@@ -247,11 +254,11 @@ class Directories:
 
     def status_of(self, directory: str, name: str) -> os.stat_result | None:
         """The status of a file; None if the system does not tell it."""
-        try:
-            return os.stat(name, dir_fd=self[directory],
-                           follow_symlinks=False)
-        except OSError:
-            return None
+        for found in files.names_of(name, directory):
+            with contextlib.suppress(OSError):
+                return os.stat(found, dir_fd=self[directory],
+                               follow_symlinks=False)
+        return None
 
     def check_mode(self, status: os.stat_result, file: str, mode: int
                    ) -> None:

@@ -3,6 +3,7 @@
 """Files of a repository that may be in use: opened, read, read again."""
 
 from collections.abc import Iterator
+import contextlib
 import errno
 import mmap
 import os
@@ -56,6 +57,16 @@ def identity(status: os.stat_result) -> tuple[int, int, int, int]:
             status.st_mtime_ns)
 
 
+def names_of(name: str, directory: str) -> tuple[str, ...]:
+    """Return the names by which a file may be found, in this order.
+
+    :param directory: its name inside the repository
+    """
+    if directory not in form.HAVE_SECOND:
+        return (name,)
+    return name, name + form.SECOND, name
+
+
 def _open(name: str, directory: int) -> tuple[int, bool]:
     """Open a file; return it, and whether it is read past the page cache.
 
@@ -70,6 +81,13 @@ def _open(name: str, directory: int) -> tuple[int, bool]:
             if e.errno != errno.EINVAL:
                 raise
     return access.open_file(name, flags, directory), False
+
+
+def _open_any(names: tuple[str, ...], directory: int) -> tuple[int, bool]:
+    for name in names[:-1]:
+        with contextlib.suppress(FileNotFoundError):
+            return _open(name, directory)
+    return _open(names[-1], directory)
 
 
 class File:
@@ -87,7 +105,8 @@ class File:
     def __init__(self, directory: int, name: str, file: str):
         self.file = file
         try:
-            self.fd, self._is_direct = _open(name, directory)
+            self.fd, self._is_direct = _open_any(
+                names_of(name, file.partition('/')[0]), directory)
         except FileNotFoundError:
             raise Gone() from None
         except OSError as e:

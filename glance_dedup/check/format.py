@@ -82,6 +82,9 @@ MOST_LEVEL = {CODEC_NONE: 0, CODEC_LZ4: 0, CODEC_ZSTD: 19}
 POISONED, UNSETTLED = 1, 2
 SIMILAR = 0x80                  # with the level of a recompression
 
+# Behind the name of a file in these directories while another replaces it.
+SECOND = '~'
+HAVE_SECOND = ('groups', 'images')
 GROUP_NAME = re.compile(r'[0-9a-f]{8}\Z')
 # The second is what a killed program leaves.
 SLICE_NAME = re.compile(r'[0-9a-f]{8}(\.[0-9a-f]{16})?\Z')

@@ -587,7 +587,10 @@ class Repository(closing.Closing):
         self.handle()
         path = os.path.join(self.path, 'images')
         with files.os_errors(f'cannot list {path}'):
-            return sorted(filter(imageids.is_valid, os.listdir(path)))
+            # One whose recipe is being replaced may have its second name alone
+            # (N14.2).
+            names = {name.removesuffix('~') for name in os.listdir(path)}
+        return sorted(filter(imageids.is_valid, names))
 
     # -- statistics and the filter ----------------------------------------
 

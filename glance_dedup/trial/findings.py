@@ -32,10 +32,10 @@ PROPERTIES = {
         'file system.'),
     'rename': (
         'rename replaces without a gap',
-        'Images and groups are missing for a moment while they are rewritten, '
-        'and for ever if the host dies just then. Have nothing rewritten '
-        '(see "Several hosts, one repository" in the guide), or use another '
-        'file system.'),
+        'A name is missing for a moment while its file is replaced, and for '
+        'ever if the host dies just then. The store gives images and groups a '
+        'second name meanwhile. If names lead to mixtures, images are lost: '
+        'use another file system.'),
     'new-names': (
         'names that others made are seen',
         'Only a directory that is opened shows them at once. The store opens '
@@ -80,8 +80,8 @@ PROPERTIES = {
         'tokens, do.'),
 }
 
-_LIMITED_ONLY = {'new-names', 'close-to-open', 'pages', 'unlinked', 'punch',
-                 'clocks'}
+_LIMITED_ONLY = {'rename', 'new-names', 'close-to-open', 'pages', 'unlinked',
+                 'punch', 'clocks'}
 
 
 @dataclasses.dataclass

@@ -197,9 +197,11 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
             with closing.descriptor(fd), contextlib.suppress(OSError):
                 data = os.read(fd, files.PAGE)
                 mixed += data != files.page(data[:8].decode().strip())
-    findings.find('rename', not missing and not mixed, None,
-                  f'a name that {actor.host} replaced was missing {missing} '
-                  f'times, and led to a mixture {mixed} times')
+    findings.find('rename', not missing, None, f'a name that {actor.host} '
+                  f'replaced was missing {missing} times')
+    if mixed:
+        findings.add('rename', findings_module.UNFIT, None, 'a name that '
+                     f'{actor.host} replaced led to a mixture {mixed} times')
     meeting.act(actor, 'renamed')
     meeting.answer(actor, 'looked')
 

@@ -59,7 +59,7 @@ def two_hosts(request, tmp_path, real_file_systems):
     """
     if request.param == 'model':
         with hosts_module.hosts(tmp_path, names=600, attributes=600,
-                                pages='stay') as found:
+                                pages='stay', rename='gap') as found:
             yield found
         return
     shared = real_file_systems(request.param)

@@ -161,6 +161,46 @@ def test_a_file_system_that_refuses_maps(tmp_path):
         assert not list((shared(host) / 'quarantine').iterdir())
 
 
+# -- names that are missing while a file is replaced --------------------------
+
+@pytest.mark.parametrize('is_replaced', [False, True])
+def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
+    """Its image and its group are read meanwhile, and stay.
+
+    The file that has the second name is the old one, and the name is missing,
+    or has the new one already.
+    """
+    contents = {name: maintenance.content(i, blocks=20)
+                for i, name in enumerate(['one', 'two'])}
+    with opened(*both) as (here, there):
+        for name, data in contents.items():
+            repositories.put(here, name, data)
+        collect(here)
+        root = shared(both[0])
+        names = [root / 'images/one', *(root / 'groups').iterdir()]
+        for name in names:
+            os.link(name, f'{name}~')
+            if not is_replaced:
+                name.unlink()
+        for repo in here, there:
+            maintenance.need_contents(repo, contents)
+            assert repo.images() == ['one', 'two']
+        repositories.need_clean(shared(both[1]))
+        # It appends, and the next one maintains.
+        contents['three'] = maintenance.content(3, blocks=20)
+        repositories.put(there, 'three', contents['three'])
+        there.delete('two')
+        del contents['two']
+        collect(there)
+        for repo in here, there:
+            maintenance.need_contents(repo, contents)
+        there.delete('one')
+        assert repo.images() == ['three']
+        collect(there)
+    repositories.need_clean(both[0].seen / 'repository')
+    assert not [*shared(both[0]).glob('*/*~')]
+
+
 # -- pages that stay while others read ----------------------------------------
 
 class Watcher(threading.Thread):
@@ -632,7 +672,8 @@ def soak(tmp_path, seconds, **options):
     seed = int(os.environ.get('GLANCE_DEDUP_SOAK_SEED',
                               random.randrange(10 ** 9)))
     print(f'GLANCE_DEDUP_SOAK_SEED={seed}', flush=True)
-    with hosts_module.hosts(tmp_path, pages='stay', **options) as both:
+    with hosts_module.hosts(tmp_path, pages='stay', rename='gap',
+                            **options) as both:
         with contextlib.closing(Cluster(tmp_path, both, seed)) as it:
             try:
                 for daemon in (it.daemon, it.other):

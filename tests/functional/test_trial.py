@@ -103,7 +103,7 @@ def test_real_file_systems(two_hosts):
       'rename': 'gap'},
      {'locks': UNFIT, 'locks-fall': UNFIT,
       'unlinked': LIMITED, 'punch': LIMITED,
-      'rename': UNFIT}),
+      'rename': LIMITED}),
     ({'locks': 'refused', 'link': 'replaces', 'names': 2},
      {'locks': UNFIT, 'locks-fall': UNFIT, 'link': UNFIT,
       'database': UNFIT, 'new-names': LIMITED}),

@@ -12,6 +12,7 @@
 #include "engine/base/listing.h"
 #include "engine/base/zero.h"
 #include "engine/files/file.h"
+#include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/format/address.h"
 
@@ -150,9 +151,11 @@ static gd_status
 open_file(gd_group *group, int root, const gd_params *params, int flags,
           gd_error *err)
 {
+    char name[GD_NAME_SIZE];
     struct stat st;
-    gd_status s =
-        gd_file_open(group->env, root, group->name, flags, &group->fd, err);
+    snprintf(name, sizeof name, "%s", group->name);
+    gd_status s = gd_open_by_any_name(group->env, root, params, name, flags,
+                                      group->name, &group->fd, err);
     group->content = group->fd;
     if (s == GD_OK) {
         s = gd_group_stat(group, &st, err);
@@ -244,6 +247,15 @@ gd_group_open(const gd_env *env, int root, const gd_params *params,
 }
 
 gd_status
+gd_group_settle(const gd_env *env, int root, const gd_params *params,
+                uint32_t number, gd_error *err)
+{
+    char name[GD_NAME_SIZE];
+    gd_group_name(number, name);
+    return gd_settle_name(env, root, params, name, err);
+}
+
+gd_status
 gd_group_open_cached(const gd_env *env, int root, const gd_params *params,
                      uint32_t number, gd_group **group, gd_error *err)
 {
@@ -318,7 +330,7 @@ gd_group_open_direct(const gd_group *group, int root, int access)
 static bool
 parse_number(const char *name, void *number)
 {
-    return gd_group_name_parse(name, number);
+    return gd_any_group_name_parse(name, number);
 }
 
 static int
@@ -338,6 +350,14 @@ gd_group_numbers(const gd_env *env, int root, uint32_t **numbers,
     gd_status s = gd_list(env, root, GD_DIR_GROUPS, &groups, &items, count,
                           err);
     *numbers = items;
+    /* A group that is being replaced has two names. */
+    size_t kept = 0;
+    for (size_t i = 0; i < *count; i++) {
+        if (kept == 0 || (*numbers)[kept - 1] != (*numbers)[i]) {
+            (*numbers)[kept++] = (*numbers)[i];
+        }
+    }
+    *count = kept;
     return s;
 }
 
@@ -347,7 +367,7 @@ static void
 note_highest(void *arg, const char *name)
 {
     uint32_t *highest = arg, number;
-    if (gd_group_name_parse(name, &number) && number > *highest) {
+    if (gd_any_group_name_parse(name, &number) && number > *highest) {
         *highest = number;
     }
 }

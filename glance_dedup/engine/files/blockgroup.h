@@ -80,7 +80,10 @@ typedef struct gd_packing {
 gd_status gd_group_open(const gd_env *env, int root, const gd_params *params,
                         uint32_t number, int flags, gd_group **group,
                         gd_error *err);
-/* The same for reading through the page cache, which may be out of date on a
+/* N14.3.  REQUIRES: the group's lease. */
+gd_status gd_group_settle(const gd_env *env, int root, const gd_params *params,
+                          uint32_t number, gd_error *err);
+/* As gd_group_open for reading through the page cache, which may be out of date on a
  * shared file system: whatever does not verify is to be read through a group of
  * gd_group_open before anybody judges it (N13.3). */
 gd_status gd_group_open_cached(const gd_env *env, int root,

@@ -13,6 +13,7 @@
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
 #include "engine/files/locks.h"
+#include "engine/files/secondname.h"
 
 enum { TRIES = 100 };
 
@@ -164,13 +165,15 @@ gd_spool_discard(const gd_env *env, int root, gd_spool_file *file)
 }
 
 gd_status
-gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
-                    gd_error *err)
+gd_spool_open_image(const gd_env *env, int root, const gd_params *params,
+                    const char *image_id, int *fd, gd_error *err)
 {
-    char name[GD_NAME_SIZE];
+    char name[GD_NAME_SIZE], where[GD_NAME_SIZE];
+    int flags = params->shared ? O_RDONLY | O_DIRECT : O_RDONLY; /* N13.1 */
     gd_status s = gd_image_name(image_id, name, err);
     for (int i = 0; s == GD_OK && i < TRIES; i++) {
-        s = gd_file_open_fresh(env, root, name, fd, err);
+        s = gd_open_by_any_name(env, root, params, name, flags, where, fd,
+                                err);
         if (s == GD_NOTFOUND) {
             return gd_fail(err, GD_NOTFOUND, "there is no image %s", image_id);
         }
@@ -181,9 +184,9 @@ gd_spool_open_image(const gd_env *env, int root, const char *image_id, int *fd,
          * longer the image's. */
         int rc = env->lock(env, *fd, GD_BYTE_USERS, F_RDLCK);
         bool same = false;
-        s = rc >= 0 ? gd_find_same(env, *fd, root, name, &same, err)
+        s = rc >= 0 ? gd_find_same(env, *fd, root, where, &same, err)
             : rc == -EAGAIN ? GD_OK
-                            : gd_fail_errno(err, -rc, "cannot lock %s", name);
+                            : gd_fail_errno(err, -rc, "cannot lock %s", where);
         if (same) {
             return GD_OK;
         }
@@ -211,7 +214,7 @@ gd_spool_open_recipe(const gd_env *env, int root, const gd_params *params,
     recipe->fd = -1;
     gd_status s = gd_image_name(image_id, name, err);
     if (s == GD_OK) {
-        s = gd_spool_open_image(env, root, image_id, &fd, err);
+        s = gd_spool_open_image(env, root, params, image_id, &fd, err);
     }
     if (s != GD_OK) {
         return s;
@@ -334,11 +337,15 @@ gd_spool_delete(const gd_env *env, int root, const gd_params *params,
     if (s != GD_OK) {
         return s;
     }
+    s = gd_settle_image(env, root, params, image_id, err);
     /* N9.2.  Without an upload, an image that cannot be read goes, too. */
-    s = upload_id == NULL
-            ? gd_spool_open_image(env, root, image_id, &recipe.fd, err)
-            : gd_spool_open_recipe(env, root, params, image_id, upload_id,
-                                   &recipe, err);
+    if (s == GD_OK) {
+        s = upload_id == NULL
+                ? gd_spool_open_image(env, root, params, image_id, &recipe.fd,
+                                      err)
+                : gd_spool_open_recipe(env, root, params, image_id, upload_id,
+                                       &recipe, err);
+    }
     if (s == GD_OK) {
         s = gd_spool_move_image(env, root, image_id, err);
         env->close(env, recipe.fd);

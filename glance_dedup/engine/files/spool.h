@@ -44,7 +44,8 @@ void gd_spool_close(const gd_env *env, gd_spool_file *file);
 /* Opens images/<id> and holds its users' lock byte shared.  Makes sure that the
  * name still leads to the file (N11).  GD_NOTFOUND if there is none. */
 gd_status gd_spool_open_image(const gd_env *env, int root,
-                              const char *image_id, int *fd, gd_error *err);
+                              const gd_params *params, const char *image_id,
+                              int *fd, gd_error *err);
 /* The same, and reads the recipe's header, which must be of this upload; NULL:
  * of any.  After an error recipe->fd is -1; otherwise the caller closes it. */
 gd_status gd_spool_open_recipe(const gd_env *env, int root,

@@ -12,6 +12,7 @@
 #include "engine/base/coding.h"
 #include "engine/base/listing.h"
 #include "engine/files/locks.h"
+#include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 
 /* ---- the spool's listing ---- */
@@ -506,8 +507,12 @@ gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
+    s = gd_settle_name(entry->env, entry->root, entry->params, entry->name,
+                       err); /* N14.3 */
     /* Under the image lock a name keeps its file while the name exists. */
-    s = need_own_name(entry, err);
+    if (s == GD_OK) {
+        s = need_own_name(entry, err);
+    }
     if (s == GD_OK) {
         s = gd_spool_move_image(entry->env, entry->root, image_id, err);
     }

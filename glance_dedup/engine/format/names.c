@@ -55,6 +55,25 @@ gd_group_name_parse(const char *base, uint32_t *group)
     return gd_hex_parse(base, group) && *group >= 1 && *group <= GD_MAX_GROUP;
 }
 
+void
+gd_second_name(const char *name, char second[GD_NAME_SIZE])
+{
+    snprintf(second, GD_NAME_SIZE, "%s~", name);
+}
+
+bool
+gd_any_group_name_parse(const char *base, uint32_t *group)
+{
+    char digits[9];
+    size_t length = strnlen(base, 10);
+    if (length != 9 || base[8] != '~') {
+        return gd_group_name_parse(base, group);
+    }
+    memcpy(digits, base, 8);
+    digits[8] = '\0';
+    return gd_group_name_parse(digits, group);
+}
+
 static bool
 is_id_character(char c)
 {

@@ -51,6 +51,12 @@ void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
 /* base is a name inside groups/. */
 bool gd_group_name_parse(const char *base, uint32_t *group);
 
+/* The second name that a file of a group or an image has while it is replaced
+ * (N14).  No name of another file ends so. */
+void gd_second_name(const char *name, char second[GD_NAME_SIZE]);
+/* As gd_group_name_parse, of names and second names. */
+bool gd_any_group_name_parse(const char *base, uint32_t *group);
+
 /* GD_INVALID unless the id has 1 to 128 characters of A-Z a-z 0-9 _ -
  * (so it can be neither a path nor a temporary file). */
 gd_status gd_image_name(const char *image_id, char name[GD_NAME_SIZE],

@@ -6,14 +6,23 @@
 
 #include <errno.h>
 
+#include "engine/files/secondname.h"
+
 static gd_status
 rename_file(gd_repo *repo, const gd_spool_file *file, const char *name,
             gd_error *err)
 {
     const gd_env *env = repo->env;
+    gd_status s =
+        gd_second_name_make(env, repo->root, &repo->params, name, err);
+    if (s != GD_OK) {
+        return s;
+    }
     int rc = env->renameat(env, repo->root, file->name, name);
     /* A network file system may have repeated the request. */
-    if (rc == 0 || gd_same_file(env, file->fd, repo->root, name)) {
+    bool done = rc == 0 || gd_same_file(env, file->fd, repo->root, name);
+    gd_second_name_remove(env, repo->root, &repo->params, name);
+    if (done) {
         return GD_OK;
     }
     if (rc == -ENOENT) {

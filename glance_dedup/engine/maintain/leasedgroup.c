@@ -50,8 +50,12 @@ gd_status
 gd_leased_group_find(gd_leased_group *leased, gd_error *err)
 {
     gd_repo *repo = leased->repo;
-    gd_status s = gd_group_open(repo->env, repo->root, &repo->params,
-                                leased->number, O_RDWR, &leased->group, err);
+    gd_status s = gd_group_settle(repo->env, repo->root, &repo->params,
+                                  leased->number, err);
+    if (s == GD_OK) {
+        s = gd_group_open(repo->env, repo->root, &repo->params,
+                          leased->number, O_RDWR, &leased->group, err);
+    }
     if (s == GD_OK) {
         s = gd_group_hold(leased->group, err);
     }

@@ -8,6 +8,7 @@
 
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
+#include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/format/duplicates.h"
 #include "engine/read/blockreader.h"
@@ -578,12 +579,17 @@ rename_over(gd_merge *merge, bool *done, gd_error *err)
     int root = merge->repo->root;
     char x[GD_NAME_SIZE];
     gd_status s = link_unique(merge, merge->m.name, GD_SPOOL_EXCHANGE, x, err);
+    if (s == GD_OK) {
+        s = gd_second_name_make(env, root, &merge->repo->params,
+                                merge->old.name, err);
+    }
     if (s != GD_OK) {
         return s;
     }
     int rc = env->renameat(env, root, x, merge->old.name);
     *done = rc >= 0 ||
             gd_same_file(env, merge->m.fd, root, merge->old.name);
+    gd_second_name_remove(env, root, &merge->repo->params, merge->old.name);
     if (!*done) {
         (void)env->unlinkat(env, root, x);
         return gd_fail_errno(err, -rc, "cannot put %s in the place of %s",
@@ -598,6 +604,11 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
 {
     gd_repo *repo = merge->repo;
     char o[GD_NAME_SIZE];
+    gd_status s = gd_settle_name(repo->env, repo->root, &repo->params,
+                                 merge->old.name, err); /* N14.3 */
+    if (s != GD_OK) {
+        return s;
+    }
     /* N10.4: otherwise a deleted image would come back (I11), or old content
      * under a new upload of the same id. */
     if (!gd_same_file(repo->env, merge->old.fd, repo->root,
@@ -606,8 +617,7 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
     }
     /* N10.5: from here on the entry stays, whatever fails.  The accounting can
      * tell an unfinished merge from a finished one (N4.6). */
-    gd_status s = link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o,
-                              err);
+    s = link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o, err);
     if (s == GD_OK) {
         s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err);
     }

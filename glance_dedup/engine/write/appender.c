@@ -233,6 +233,9 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
     gd_status s = gd_locks_share(repo->locks, number, err);
     bool shared = s == GD_OK;
     if (s == GD_OK) {
+        s = gd_group_settle(repo->env, repo->root, &repo->params, number, err);
+    }
+    if (s == GD_OK) {
         s = gd_group_open(repo->env, repo->root, &repo->params, number, O_RDWR,
                           &appender->group, err);
     }

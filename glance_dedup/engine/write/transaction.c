@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/files/locks.h"
+#include "engine/files/secondname.h"
 #include "engine/files/spool.h"
 #include "engine/read/reader.h"
 #include "engine/write/addruns.h"
@@ -612,11 +614,39 @@ gd_transaction_set_hash(gd_transaction *transaction, const char *name,
     return GD_OK;
 }
 
+/* Where the name of an image may be missing for a moment (N14.4), under the
+ * image lock. */
+static gd_status
+name_image(gd_transaction *transaction, gd_error *err)
+{
+    gd_repo *repo = transaction->repo;
+    const char *image_id = transaction->image_id;
+    bool locks = repo->params.shared;
+    int lock = -1;
+    gd_status s = GD_OK;
+    if (locks) {
+        s = gd_image_lock(repo->env, repo->root, image_id,
+                          repo->params.lock_timeout_ms, &lock, err);
+        locks = s == GD_OK;
+    }
+    if (locks) {
+        s = gd_settle_image(repo->env, repo->root, &repo->params, image_id,
+                            err);
+    }
+    if (s == GD_OK) {
+        s = gd_spool_commit(repo->env, repo->root, &transaction->spool,
+                            image_id, &transaction->linked, err);
+    }
+    if (locks) {
+        gd_image_unlock(repo->env, lock);
+    }
+    return s;
+}
+
 gd_status
 gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
                       bool *linked, gd_error *err)
 {
-    gd_repo *repo = transaction->repo;
     *linked = transaction->linked;
     gd_status s = gd_transaction_write(transaction, NULL, 0, err);
     if (s != GD_OK) {
@@ -627,8 +657,7 @@ gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
         s = finish_recipe(transaction, header, err);
     }
     if (s == GD_OK) {
-        s = gd_spool_commit(repo->env, repo->root, &transaction->spool,
-                            transaction->image_id, &transaction->linked, err);
+        s = name_image(transaction, err);
     }
     *linked = transaction->linked;
     return end_step(transaction, s);

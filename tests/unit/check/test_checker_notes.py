@@ -203,6 +203,17 @@ def test_poisoned_group_is_a_note(repository, group, image):
     assert 'poisoned' in found[0].sentence
 
 
+@pytest.mark.parametrize('lost', [False, True])
+@pytest.mark.parametrize('name', ['images/one', 'groups/00000001'])
+def test_n14_2_second_names(repository, group, image, name, lost):
+    """A file that is being replaced is found by either name."""
+    path = repository.path / name
+    os.link(path, f'{path}~')
+    if lost:
+        path.unlink()
+    assert not checker.check(repository.path).findings
+
+
 def test_unknown_names_and_modes_are_notes(repository, group, image):
     for name in ('groups/1', 'groups/0000000G', 'groups/00000000',
                  'groups/02000000', 'images/a b', 'images/' + 'x' * 129,
