@@ -543,30 +543,30 @@ test_open(void)
     int fd, other;
     setup();
     store("a", 4096, NULL);
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a", &fd, &x.err), GD_OK);
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_OK);
     CHECK(is_locked("images/a", GD_BYTE_USERS));
     CHECK(!is_locked("images/a", GD_BYTE_WRITER));
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a", &other, &x.err),
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &other, &x.err),
               GD_OK);
     w.env.close(&w.env, other);
     CHECK(is_locked("images/a", GD_BYTE_USERS));
     CHECK(gd_spool_is_read(&w.env, x.root, "a"));
     w.env.close(&w.env, fd);
     CHECK(!is_locked("images/a", GD_BYTE_USERS));
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "b", &fd, &x.err),
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "b", &fd, &x.err),
               GD_NOTFOUND);
     CHECK_CONTAINS(x.err.text, "no image b");
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a/b", &fd, &x.err),
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a/b", &fd, &x.err),
               GD_INVALID);
     CHECK_INT(symlinkat("a", x.root, "images/link"), 0);
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "link", &fd, &x.err), GD_IO);
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "link", &fd, &x.err), GD_IO);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, EACCES, false);
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a", &fd, &x.err),
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err),
               GD_DENIED);
     fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a", &fd, &x.err), GD_IO);
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_IO);
     fault_env_fail(&x.f, FAULT_LOCK, 1, EAGAIN, true);
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a", &fd, &x.err), GD_BUSY);
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_BUSY);
     teardown();
 }
 
@@ -601,7 +601,7 @@ test_open_during_delete(void)
         } else {
             w.before_fstatat = happens;
         }
-        gd_status s = gd_spool_open_image(&w.env, x.root, "a", &fd, &x.err);
+        gd_status s = gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err);
         if (when / 2 == 0) {
             CHECK_INT(s, GD_NOTFOUND);
         } else if (CHECK_INT(s, GD_OK)) {
@@ -626,7 +626,7 @@ test_delete(void)
     int fd;
     setup();
     store("a", 4096, NULL);
-    CHECK_INT(gd_spool_open_image(&w.env, x.root, "a", &fd, &x.err), GD_OK);
+    CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_OK);
     CHECK_INT(delete_image("a", NULL), GD_OK);
     if (!CHECK(strcmp(w.record, "link spool/D, fsync spool, unlink images/, "
                                 "fsync images") == 0)) {

@@ -140,6 +140,8 @@ CASES = [
     of_one('DedupImagesDamaged', [5], [], dedupd_damaged_volumes=constant(1)),
     of_one('DedupImagesDamaged', [5], [],
            dedupd_unreadable_recipes=constant(1)),
+    of_one('DedupMountNotTried', [70], [50], dedupd_mount_tried=constant(0)),
+    of_one('DedupMountNotTried', [], [70], dedupd_mount_tried=constant(1)),
     of_one('DedupVolumesBroken', [5], [], dedupd_volumes_broken=constant(1)),
     of_one('DedupVolumesUnfinished', [DAY + 30], [DAY - 30],
            dedupd_volumes_unfinished=constant(1)),

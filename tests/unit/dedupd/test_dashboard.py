@@ -23,7 +23,7 @@ UNITS = {value for name, value in vars(units).items()
          if not name.startswith('_')}
 # What no panel shows: both only change with the options.
 NOT_SHOWN = {'dedupd_block_size_bytes', 'dedupd_failed_reads_total',
-             'dedupd_task_interval_seconds'}
+             'dedupd_mount_tried', 'dedupd_task_interval_seconds'}
 
 
 def missing(wanted, found, where=''):
