@@ -46,6 +46,7 @@ hidden byte second[4]; /* of the second block; 0: there is none */
 #define SUSPENDS 64 /* the helper may lose its lease without noticing */
 #define ABORTS 128 /* transactions may be given up */
 #define DROPS 256  /* a delete may lose its locks without noticing */
+#define GAPS 512   /* a rename over a name of an image has a moment without it */
 
 byte merged_from;   /* the transaction whose recipe the merge replaces */
 byte whole;         /* recipes that are complete, by bits */
@@ -60,6 +61,8 @@ byte address[10];   /* of block b of recipe r, at 2r + b: slot + 1 */
 
 byte images[2];     /* images/<id>: the recipe; 0: no such name */
 byte images_may[2]; /* bits: what a crash may leave; bit 0: no name */
+byte second_name[2]; /* images/<id>~ (N14); scenarios with it have no crash */
+#define SEEN(i) (images[i] != 0 -> images[i] : second_name[i])
 byte spool;         /* bits: recipes whose own name (T or M) exists */
 byte spool_there;   /* bits: own names that a crash may leave */
 byte spool_gone;    /* bits: own names that a crash may take */
@@ -87,6 +90,16 @@ inline set_image(i, r)
 {
     images[i] = r;
     images_may[i] = images_may[i] | BIT(r)
+}
+
+/* N14.3 */
+inline settle_name(i)
+{
+    if
+    :: images[i] == 0 && second_name[i] != 0 -> set_image(i, second_name[i])
+    :: else
+    fi;
+    second_name[i] = 0
 }
 
 inline link_own(r)
@@ -297,8 +310,8 @@ bit N11_live_recipe_does_not_refuse = 1;
 #define HOLDS(f, s, c) (state[AT(f, s)] == (c) && data[AT(f, s)] == (c))
 #define CAN_READ(r, b) (WANT(r, b) == 0 || (address[2 * (r) + (b)] != 0 && \
     HOLDS(file, address[2 * (r) + (b)] - 1, WANT(r, b))))
-#define SHOWS(u) (images[id_of[u]] == (u) || \
-                  (images[id_of[u]] == MERGED && merged_from == (u)))
+#define SHOWS(u) (SEEN(id_of[u]) == (u) || \
+                  (SEEN(id_of[u]) == MERGED && merged_from == (u)))
 
 /* Part of each step by which something of this could change. */
 inline check()
@@ -306,7 +319,7 @@ inline check()
     id_ = 0;
     do
     :: id_ < 2 ->
-        recipe_ = images[id_];
+        recipe_ = SEEN(id_);
         I1_committed_image_can_be_read = (recipe_ == 0 ||
             ((whole & BIT(recipe_)) && CAN_READ(recipe_, 0) &&
              CAN_READ(recipe_, 1)));

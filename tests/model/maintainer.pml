@@ -316,6 +316,18 @@ inline begin_merge(s)
     sharing = sharing | BIT(P)
 }
 
+/* N14.3: each name under its image lock, for which it waits. */
+#define CAN_SETTLE (!(may_happen & GAPS) || \
+                    (image_lock[0] == NOBODY && image_lock[1] == NOBODY))
+
+inline settle_names()
+{
+    if
+    :: !IS(NAMES_NOT_SETTLED) -> settle_name(0); settle_name(1)
+    :: else
+    fi
+}
+
 proctype Maintain()
 {
     byte e;      /* the entry that is judged */
@@ -337,17 +349,21 @@ proctype Maintain()
     :: atomic { !over -> skip }; {
     if
     :: d_step { fresh -> fresh = 0; busy = busy | BIT(P) } -> goto another
-    :: d_step { !fresh && (!valid || (behind && !IS(FENCE_NOT_COMPARED))) ->
+    :: d_step { !fresh && (!valid || (behind && !IS(FENCE_NOT_COMPARED))) &&
+        CAN_SETTLE ->
         /* N2.1, N2.3, N2.4 */
         busy = busy | BIT(P);
+        settle_names();
         catalog = (IS(REBUILD_GOES_ON) && !valid -> catalog : 0);
         older_catalog = 0;
         older_valid = 0;
         valid = IS(REBUILD_VALID_TOO_EARLY);
         behind = 0;
         fence_known = 0 }
-    :: d_step { !fresh && valid && (!behind || IS(FENCE_NOT_COMPARED)) ->
+    :: d_step { !fresh && valid && (!behind || IS(FENCE_NOT_COMPARED)) &&
+        CAN_SETTLE ->
         busy = busy | BIT(P);
+        settle_names();
         behind = 0;
         fence_known = (IS(FENCE_NOT_WRITTEN_AT_START) && fence) } ->
         /* N2.2 */
@@ -597,7 +613,14 @@ merge:
         :: else
         fi };
     /* N10.6 */
-    d_step { set_image(i, MERGED); check() };
+    if
+    :: d_step { !(may_happen & GAPS) -> set_image(i, MERGED); check() }
+    :: d_step { (may_happen & GAPS) -> /* N14.1 */
+        second_name[i] = (IS(NO_SECOND_NAME) -> 0 : images[i]) };
+        d_step { set_image(i, 0); check() };
+        d_step { set_image(i, MERGED); check() };
+        d_step { second_name[i] = 0 }
+    fi;
     /* N10.7 */
     d_step {
         if

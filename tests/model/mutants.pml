@@ -81,3 +81,8 @@
 #define GENERATION_KEPT 73 /* N12.5: the new file has the old one's generation */
 #define NEXT_HOLDER_DOES_NOT_SETTLE 74 /* N12.6: the next holder does not fsync groups/ */
 #define ENTRY_NOT_LOOKED_FOR 75 /* N9.4: a delete that lost its locks goes on without its entry */
+#define NO_SECOND_NAME 76 /* N14.1: a name is replaced without a second one */
+#define SECOND_NAME_NOT_LOOKED_FOR 77 /* N14.2: a reader looks for the name alone */
+#define NAMES_NOT_SETTLED 78 /* N14.3: a new maintainer settles no names */
+#define DELETE_DOES_NOT_SETTLE 79 /* N14.3: a delete does not settle the name */
+#define COMMIT_WITHOUT_IMAGE_LOCK 80 /* N14.4: a commit does without the image lock */

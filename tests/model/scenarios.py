@@ -14,7 +14,8 @@ import dataclasses
 _PARTS = {'writer': 1, 'second writer': 2, 'third writer': 4, 'delete': 8,
           'second delete': 16, 'reader': 32, 'helper': 128}
 _EVENTS = {'caches': 1, 'failures': 2, 'losses': 4, 'merges': 8, 'misses': 16,
-           'stays': 32, 'suspends': 64, 'aborts': 128, 'drops': 256}
+           'stays': 32, 'suspends': 64, 'aborts': 128, 'drops': 256,
+           'gaps': 512}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +120,15 @@ SCENARIOS = {
     'merging-twins': Scenario(
         'the twin of an image is stored, and the two are merged',
         ('second writer',), ('merges', 'misses'), stored=True),
+    'replacing': Scenario(
+        'an image is merged where a rename has a gap, read and deleted, and a '
+        'process is killed',
+        ('delete', 'reader'), ('merges', 'gaps'), kills=1, stored=True,
+        copy=True),
+    'replacing-again': Scenario(
+        'the same, while another upload has its id',
+        ('third writer',), ('merges', 'gaps'), kills=1, stored=True,
+        copy=True),
     'helping': Scenario(
         'a helper rewrites the group of an image that is deleted; it may lose '
         'its lease, and a process is killed',
@@ -224,6 +234,13 @@ FOUND_IN = {
     'old-recipe-not-compared': (
         'merging-again', 'I11_deleted_image_stays_away'),
     'no-entry-for-the-old': ('merging-twins', 'I8_nothing_leaks'),
+    'no-second-name': ('replacing', 'I8_acknowledged_image_is_there'),
+    'second-name-not-looked-for': (
+        'replacing', 'I8_acknowledged_image_is_there'),
+    'names-not-settled': ('replacing', 'I1_committed_image_can_be_read'),
+    'delete-does-not-settle': ('replacing', 'I11_deleted_image_stays_away'),
+    'commit-without-image-lock': (
+        'replacing-again', 'I8_acknowledged_image_is_there'),
     'new-group-not-synced': (
         'helping-crash', 'I1_committed_image_can_be_read'),
     'helper-without-exclusive-lock': ('helping', 'I8_nothing_leaks'),

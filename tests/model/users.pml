@@ -90,6 +90,11 @@ inline release_all(p, r)
     busy = busy & (255 - BIT(p))
 }
 
+#define LOCKS_NAMES ((may_happen & GAPS) && !IS(COMMIT_WITHOUT_IMAGE_LOCK))
+#define CAN_NAME(i) (!LOCKS_NAMES || image_lock[i] == NOBODY)
+#define IS_ABSENT(i) (images[i] == 0 && \
+                      (!LOCKS_NAMES || second_name[i] == 0))
+
 /* The writer p makes recipe p + 1. */
 proctype Writer(byte p)
 {
@@ -200,12 +205,12 @@ stored:
         :: else
         fi }
     fi;
-    /* N8.3 */
+    /* N8.3, N14.4: the link and the lock around it are one step. */
     if
-    :: d_step { images[id_of[R]] == 0 || IS(LINK_REPLACES) ->
-        set_image(id_of[R], R); check() }
-    :: d_step { images[id_of[R]] != 0 && !IS(LINK_REPLACES) -> skip } ->
-        goto give_up
+    :: d_step { CAN_NAME(id_of[R]) && (IS_ABSENT(id_of[R]) ||
+        IS(LINK_REPLACES)) -> set_image(id_of[R], R); check() }
+    :: d_step { CAN_NAME(id_of[R]) && !IS_ABSENT(id_of[R]) &&
+        !IS(LINK_REPLACES) -> skip } -> goto give_up
     fi;
     if
     :: d_step { true ->
@@ -255,6 +260,9 @@ inline promise_of(i, new)
     fi
 }
 
+#define FOUND_BY_DELETE(i) \
+    (IS(DELETE_DOES_NOT_SETTLE) -> images[i] : SEEN(i))
+
 /* Of image i. */
 proctype Delete(byte p; byte i)
 {
@@ -267,9 +275,13 @@ proctype Delete(byte p; byte i)
      * waiting, opening, locking and looking again are one step.  A delete that finds no
      * image does nothing. */
     if
-    :: d_step { images[i] != 0 &&
+    :: d_step { FOUND_BY_DELETE(i) != 0 &&
         (image_lock[i] == NOBODY || IS(NO_IMAGE_LOCK)) ->
         busy = busy | BIT(p);
+        if
+        :: !IS(DELETE_DOES_NOT_SETTLE) -> settle_name(i) /* N14.3 */
+        :: else
+        fi;
         image_lock[i] = (IS(NO_IMAGE_LOCK) -> image_lock[i] : ME(p));
         r = images[i];
         u = ORIGIN(r);
@@ -280,7 +292,7 @@ proctype Delete(byte p; byte i)
         :: !IS(DELETER_WITHOUT_BYTE_1) -> using[r] = using[r] | BIT(p)
         :: else
         fi }
-    :: images[i] == 0 -> goto ended
+    :: FOUND_BY_DELETE(i) == 0 -> goto ended
     fi;
     /* N9.3: by name.  Without the image lock it may lead elsewhere. */
     if
@@ -353,6 +365,8 @@ ended:
 
 /* ---- reading ---- */
 
+#define FOUND(i) (IS(SECOND_NAME_NOT_LOOKED_FOR) -> images[i] : SEEN(i))
+
 proctype Read(byte p; byte i)
 {
     byte r;
@@ -362,8 +376,11 @@ proctype Read(byte p; byte i)
     skip;
 again: /* N11 */
     if
-    :: d_step { images[i] != 0 -> r = images[i]; busy = busy | BIT(p) }
-    :: d_step { images[i] == 0 -> r = 0; busy = busy & (255 - BIT(p)) } ->
+    :: d_step { FOUND(i) != 0 -> r = FOUND(i); busy = busy | BIT(p) }
+    :: d_step { FOUND(i) == 0 -> r = 0; busy = busy & (255 - BIT(p));
+        /* Recipe 1 is of image 0. */
+        I8_acknowledged_image_is_there = (i != 0 || promise[1] != PROMISED);
+        assert(I8_acknowledged_image_is_there) } ->
         goto ended
     fi;
     if
@@ -373,15 +390,15 @@ again: /* N11 */
         :: else
         fi;
         N11_live_recipe_does_not_refuse = !(IS(ONE_BYTE) &&
-            (judging & BIT(r)) && images[i] == r);
+            (judging & BIT(r)) && FOUND(i) == r);
         assert(N11_live_recipe_does_not_refuse) }
     :: d_step { (settling & BIT(r)) && !IS(READ_WITHOUT_A_LOCK) ->
-        N11_live_recipe_does_not_refuse = images[i] != r;
+        N11_live_recipe_does_not_refuse = FOUND(i) != r;
         assert(N11_live_recipe_does_not_refuse) } -> goto again
     fi;
     if
-    :: d_step { images[i] == r || IS(READERS_NAME_NOT_CHECKED) -> skip }
-    :: d_step { images[i] != r && !IS(READERS_NAME_NOT_CHECKED) ->
+    :: d_step { FOUND(i) == r || IS(READERS_NAME_NOT_CHECKED) -> skip }
+    :: d_step { FOUND(i) != r && !IS(READERS_NAME_NOT_CHECKED) ->
         using[r] = using[r] & (255 - BIT(p)) } -> goto again
     fi;
     do
