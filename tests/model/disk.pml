@@ -46,6 +46,7 @@ hidden byte second[4]; /* of the second block; 0: there is none */
 #define SUSPENDS 64 /* the helper may lose its lease without noticing */
 #define ABORTS 128 /* transactions may be given up */
 #define DROPS 256  /* a delete may lose its locks without noticing */
+#define PAGES 1024 /* a host keeps old pages, in files that it opens, too */
 #define GAPS 512   /* a rename over a name of an image has a moment without it */
 
 byte merged_from;   /* the transaction whose recipe the merge replaces */
@@ -188,6 +189,26 @@ byte cached_slot[3];       /* slot + 1 that has what writer w wants */
 byte cached_generation[3];
 byte cached_file[3];
 
+/* What the pages of a host were at some moment, of the group's first file and of
+ * all recipes (N13).  Who reads beside them sees the present. */
+bit over;          /* the last collection is done */
+bit kept;
+byte old_published;
+byte old_state[SLOTS];
+byte old_whole;
+#define READS_OLD(m) (IS(m) && kept && file == 0)
+
+proctype Keep()
+{
+end_keep:
+    d_step { (may_happen & PAGES) && !over ->
+        kept = 1;
+        old_published = published[0];
+        old_state[0] = state[0];
+        old_state[1] = state[1];
+        old_whole = whole }
+}
+
 /* A generation is random, so all that matters is whether two are equal.  A new
  * one is the least number that is in nobody's memory, nor on the disk. */
 inline new_generation(f)
@@ -297,7 +318,6 @@ inline drop_locks(p)
 #define GOING 2    /* a delete is under way */
 #define GONE 3     /* the delete was acknowledged */
 byte promise[4];   /* by transaction */
-bit over;          /* the last collection is done */
 
 bit I1_committed_image_can_be_read = 1;
 bit I8_acknowledged_image_is_there = 1;

@@ -73,7 +73,9 @@ inline uncount_step(r)
     fi
 }
 
-#define IS_TO_BE_COUNTED(r) (live && (whole & BIT(r)) && LEDGER(r) != 2)
+#define IS_WHOLE(r) ((IS(OLD_RECIPE_JUDGED) && kept -> old_whole : whole) & \
+                     BIT(r))
+#define IS_TO_BE_COUNTED(r) (live && IS_WHOLE(r) && LEDGER(r) != 2)
 #define IS_TO_BE_UNCOUNTED(r) (!live && LEDGER(r) != 0 && \
     !(LEDGER(r) == 1 && IS(COUNTED_IN_PART_NOT_TAKEN_BACK)))
 
@@ -159,7 +161,9 @@ inline look_for_unused()
         I9_no_count_is_too_low = (COUNT(n) >= TRUTH(n) || PINNED(n));
         assert(I9_no_count_is_too_low);
         if
-        :: n < published[group] && COUNT(n) == 0 && !PINNED(n) &&
+        :: (!READS_OLD(OLD_ENTRIES_COLLECTED) || (n < old_published &&
+            LIVE(old_state[n]))) &&
+           n < published[group] && COUNT(n) == 0 && !PINNED(n) &&
            (LIVE(state[AT(group, n)]) || state[AT(group, n)] == DAMAGED) ->
             unused = unused | BIT(n)
         :: state[AT(group, n)] == FREED && data[AT(group, n)] != 0 ->

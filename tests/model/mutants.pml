@@ -86,3 +86,7 @@
 #define NAMES_NOT_SETTLED 78 /* N14.3: a new maintainer settles no names */
 #define DELETE_DOES_NOT_SETTLE 79 /* N14.3: a delete does not settle the name */
 #define COMMIT_WITHOUT_IMAGE_LOCK 80 /* N14.4: a commit does without the image lock */
+#define OLD_RECORD_APPENDED_TO 81 /* N13.1: a lessee reads the record from old pages */
+#define OLD_ENTRIES_FOUND 82 /* N13.1: a hit is verified by entries from old pages */
+#define OLD_ENTRIES_COLLECTED 83 /* N13.1: the collector reads record and entries from old pages */
+#define OLD_RECIPE_JUDGED 84 /* N13.1: the accounting reads a recipe from old pages */

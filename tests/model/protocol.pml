@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * protocol.pml - the rules N1 to N12 and N14 of protocol.rst, for Spin.
+ * protocol.pml - the rules N1 to N14 of protocol.rst, for Spin.
  *
  * testing.rst ("The protocol's model") says what the model has and what it
  * leaves out.  disk.pml has the state, and what must hold.  One program serves
@@ -112,6 +112,10 @@ init
         fi;
         if
         :: parts & BIT(HELPER) -> running++; run Help()
+        :: else
+        fi;
+        if
+        :: may_happen & PAGES -> run Keep()
         :: else
         fi;
         if

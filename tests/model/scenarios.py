@@ -15,7 +15,7 @@ _PARTS = {'writer': 1, 'second writer': 2, 'third writer': 4, 'delete': 8,
           'second delete': 16, 'reader': 32, 'helper': 128}
 _EVENTS = {'caches': 1, 'failures': 2, 'losses': 4, 'merges': 8, 'misses': 16,
            'stays': 32, 'suspends': 64, 'aborts': 128, 'drops': 256,
-           'gaps': 512}
+           'gaps': 512, 'pages': 1024}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +120,13 @@ SCENARIOS = {
     'merging-twins': Scenario(
         'the twin of an image is stored, and the two are merged',
         ('second writer',), ('merges', 'misses'), stored=True),
+    'pages': Scenario(
+        'two images are stored, and a host has old pages',
+        _BOTH, ('pages',), kills=1, other=True),
+    'pages-deleting': Scenario(
+        'an image is deleted while another one is stored with its block, and '
+        'a host has old pages',
+        ('second writer', 'delete'), ('pages',), kills=1, stored=True),
     'replacing': Scenario(
         'an image is merged where a rename has a gap, read and deleted, and a '
         'process is killed',
@@ -234,6 +241,10 @@ FOUND_IN = {
     'old-recipe-not-compared': (
         'merging-again', 'I11_deleted_image_stays_away'),
     'no-entry-for-the-old': ('merging-twins', 'I8_nothing_leaks'),
+    'old-record-appended-to': ('pages', 'I1_committed_image_can_be_read'),
+    'old-entries-found': ('pages-deleting', 'I1_committed_image_can_be_read'),
+    'old-entries-collected': ('pages', 'I8_nothing_leaks'),
+    'old-recipe-judged': ('pages', 'I9_no_count_is_too_low'),
     'no-second-name': ('replacing', 'I8_acknowledged_image_is_there'),
     'second-name-not-looked-for': (
         'replacing', 'I8_acknowledged_image_is_there'),
@@ -321,6 +332,11 @@ WITHOUT_MUTANT = {
     'N12.1':
         'See helper-without-lease and helper-takes-any-group: N12.3 and '
         'N12.4 make up for both.',
+    'N13.2':
+        'A file that stays open shows old pages later, as in N13.1.',
+    'N13.3':
+        'Reading verifies each block. What does not verify is read again as '
+        'N13.1 says, so only the price differs.',
     'N12.5':
         'It is the rename itself. That it replaces the name in one step is '
         'what the file system must do.',

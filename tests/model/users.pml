@@ -19,7 +19,13 @@
 #define CAN_CACHE ((may_happen & CACHES) && \
                    (CAN_SHARE || IS(LOADED_WITHOUT_THE_LOCK)))
 #define FINDS(s, c) (s < published[file] && state[AT(file, s)] == (c))
-#define HAS_ROOM (!(published[file] == SLOTS || state[AT(file, 1)] != EMPTY))
+#define FINDS_NOW(s, c) (READS_OLD(OLD_ENTRIES_FOUND) -> \
+    (s) < old_published && old_state[s] == (c) : FINDS(s, c))
+#define LAST_PUBLISHED (READS_OLD(OLD_RECORD_APPENDED_TO) -> \
+    old_published : published[file])
+#define LAST_ENTRY (READS_OLD(OLD_RECORD_APPENDED_TO) -> \
+    old_state[1] : state[AT(file, 1)])
+#define HAS_ROOM (!(LAST_PUBLISHED == SLOTS || LAST_ENTRY != EMPTY))
 
 /* N7.3: slots behind the published count that have entries.  The last slot is
  * not followed by room, so only slot 0 can be a tail. */
@@ -44,7 +50,7 @@ inline settle_tail()
         :: else
         fi;
         top = 1
-    :: else -> top = published[file]
+    :: else -> top = LAST_PUBLISHED
     fi
 }
 
@@ -132,10 +138,10 @@ proctype Writer(byte p)
         if
         /* N7.2: a hit.  What is verified under the lock stays, so lock and
          * look are one step. */
-        :: d_step { CAN_SHARE && FINDS(0, NEXT) &&
+        :: d_step { CAN_SHARE && FINDS_NOW(0, NEXT) &&
             !IS(VERIFIED_BEFORE_THE_LOCK) ->
             sharing = sharing | BIT(p); address[2 * R + b] = 1; b++ }
-        :: d_step { CAN_SHARE && FINDS(1, NEXT) &&
+        :: d_step { CAN_SHARE && FINDS_NOW(1, NEXT) &&
             !IS(VERIFIED_BEFORE_THE_LOCK) ->
             sharing = sharing | BIT(p); address[2 * R + b] = 2; b++ }
         :: d_step { IS(VERIFIED_BEFORE_THE_LOCK) && FINDS(0, NEXT) -> s = 1 };
