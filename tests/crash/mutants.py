@@ -205,12 +205,10 @@ MUTANTS = (
                  '    gd_status s = write_in_page(group, raw, span, start, '
                  'err);\n'),
             Edit(_GROUP,
-                 '    gd_status s = gd_read_full(env, group->fd, raw, span, '
-                 'start, group->name,\n'
-                 '                               err);\n',
-                 '    gd_status s = gd_read_full(env, group->fd, raw, span, '
-                 'start, group->name,\n'
-                 '                               err);\n'
+                 '    gd_status s = gd_group_read_file(group, raw, span, '
+                 'start, err);\n',
+                 '    gd_status s = gd_group_read_file(group, raw, span, '
+                 'start, err);\n'
                  '    if (s == GD_OK) {\n'
                  '        s = verify_page(group, err);\n'
                  '    }\n'),
@@ -256,11 +254,10 @@ MUTANTS = (
     Mutant(
         'page-without-its-head', 'I2', (
             Edit(_DIRECT,
-                 '    return gd_read_full(direct->env, direct->group->fd, '
-                 'direct->room,\n'
-                 '                        direct->used, direct->start, '
-                 'direct->group->name,\n'
-                 '                        NULL) == GD_OK;\n',
+                 '    return gd_group_read_file(direct->group, direct->room, '
+                 'direct->used,\n'
+                 '                              direct->start, NULL) == '
+                 'GD_OK;\n',
                  '    memset(direct->room, 0, direct->used);\n'
                  '    return true;\n'),),
         workload='store-direct'),
@@ -485,16 +482,14 @@ MUTANTS = (
     Mutant(
         'replaced-recipe-not-in-the-spool', 'N10.5', (
             Edit(_MERGE,
-                 '    gd_status s = link_unique(merge, merge->old.name, '
-                 'GD_SPOOL_REPLACED, o,\n'
-                 '                              err);\n'
+                 '    s = link_unique(merge, merge->old.name, '
+                 'GD_SPOOL_REPLACED, o, err);\n'
                  '    if (s == GD_OK) {\n'
                  '        s = gd_sync_dir(repo->env, repo->root, '
                  'GD_DIR_SPOOL, err);\n'
                  '    }\n',
-                 '    gd_status s = link_unique(merge, merge->old.name, '
-                 'GD_SPOOL_REPLACED, o,\n'
-                 '                              err);\n'),),
+                 '    s = link_unique(merge, merge->old.name, '
+                 'GD_SPOOL_REPLACED, o, err);\n'),),
         workload='merging'),
     # -- volumes (V1 to V9) -----------------------------------------------
     Mutant(

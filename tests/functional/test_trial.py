@@ -157,10 +157,14 @@ def test_a_daemon_says_whether_its_mount_was_tried(tmp_path):
             assert status['repository']['trial']['verdict'] == 'not tried'
             assert any('not tried' in problem['text']
                        for problem in status['problems'])
+            assert b'\ndedupd_mount_tried 0.0\n' in daemon.request(
+                'GET', '/metrics').body
             try_on(hosts)
             status = daemon.status()
             assert status['repository']['trial']['verdict'] == FINE_VERDICT
             assert not status['problems']
+            assert b'\ndedupd_mount_tried 1.0\n' in daemon.request(
+                'GET', '/metrics').body
 
 
 def test_a_file_system_without_direct_reads_is_refused(tmp_path):
