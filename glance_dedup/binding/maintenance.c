@@ -121,6 +121,11 @@ maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
             s = gd_settle_images(repo->env, repo->root, &repo->params,
                                  &call.err);
         }
+        if (s != GD_OK && self->lock_fd >= 0) {
+            /* A later call must settle the names before it says yes. */
+            repo->env->close(repo->env, self->lock_fd);
+            self->lock_fd = -1;
+        }
     } else {
         s = gd_maintainer_confirm(repo->env, self->lock_fd, &call.err);
     }

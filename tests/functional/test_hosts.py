@@ -21,11 +21,14 @@ import threading
 import time
 
 import pytest
+import xxhash
 
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import merger
+from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import filesystem
 from glance_dedup.base import task
 from tests.functional import soak as soak_module
 from tests.functional import storm
@@ -162,6 +165,25 @@ def test_a_file_system_that_refuses_maps(tmp_path):
 
 
 # -- names that are missing while a file is replaced --------------------------
+
+def test_n14_3_names_are_settled_before_a_host_maintains(both):
+    """A host that cannot settle one has not the maintainer's lock."""
+    with opened(*both, lock_timeout=0.1) as (here, _):
+        repositories.put(here, 'one', b'x')
+        image = shared(both[0]) / 'images/one'
+        second = image.with_name('one~')
+        os.link(image, second)
+        lock = shared(both[1]) / 'locks/maintainer'
+        with contextlib.closing(
+                _engine.Maintenance(here.handle())) as maintenance_:
+            # As a delete does that takes long.
+            with repositories.holding(shared(both[1]) / 'locks/images',
+                                      xxhash.xxh3_64_intdigest(b'one') >> 2):
+                assert not maintenance_.lock()
+                assert second.exists() and not filesystem.is_locked(str(lock))
+            assert maintenance_.lock()
+            assert not second.exists() and filesystem.is_locked(str(lock))
+
 
 @pytest.mark.parametrize('is_replaced', [False, True])
 def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
