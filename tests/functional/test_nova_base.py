@@ -154,6 +154,14 @@ class Host:
     def wait_for_no_link(self, image_id):
         self.wait_for(lambda: not os.path.lexists(self.path(image_id)))
 
+    def wait_until_here(self, image_id):
+        """Wait for the whole image: a reader gets the last bytes earlier."""
+        def is_here():
+            with repositories.open_repository(self.repository) as repo:
+                return image_id in repo.images()
+
+        self.wait_for(is_here)
+
     def restart_daemon(self):
         """Kill the daemon in the middle, and let all bytes through again."""
         self.daemon.kill()
@@ -254,9 +262,7 @@ def test_an_image_that_is_here_needs_no_daemon(host, ops):
     link = host.wait_for_link(image_id)
     with open(link, 'rb') as f:
         assert f.read(4096) == data[:4096]      # and the rest follows
-        host.daemon.wait_for(lambda: host.daemon.request(
-            'HEAD', f'/v1/images/{image_id}').status == 200
-            and not host.daemon.counts()['under_way'])
+        host.wait_until_here(image_id)
         host.daemon.kill()
         f.seek(MIB)
         assert f.read() == data[MIB:]
@@ -436,7 +442,8 @@ def test_a_deleted_image_stays_while_it_is_open(host, ops):
     unused = store(ops, content(15))
     host.wait_for_link(unused)
     with open(link, 'rb') as f:
-        assert f.read() == data     # all of it is here
+        assert f.read() == data
+        host.wait_until_here(image_id)
         ops.delete(image_id)
         ops.delete(unused)
         host.wait_for_no_link(unused)
@@ -487,6 +494,7 @@ def test_an_image_that_is_deleted_while_dedupd_is_away_keeps_its_link(
         host.daemon.start()
         assert reading.result(LIMIT) == data[-4096:]
         host.wait_for_link(image_id)
+        host.wait_until_here(image_id)
     host.refreshed(ops)
     assert read(link) == data
 
@@ -511,6 +519,7 @@ def test_an_image_deleted_through_the_cache_stays(host, storing, ops):
     image_id = store(ops, data)
     link = host.wait_for_link(image_id)
     assert read(link) == data
+    host.wait_until_here(image_id)
     storing.glance.client('ops', host.daemon.url).delete(image_id)
     host.refreshed(ops)
     host.unmount()
