@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options, time limits and the log's level, which all tests share."""
 
+import collections
 import contextlib
 import ctypes
 import gc
@@ -112,12 +113,15 @@ def _is_slow(item):
 
 def pytest_collection_modifyitems(config, items):
     run, out = [], []
+    counts = collections.Counter()
     for item in items:
         item.stash[_NEEDS] = needs.needs_of(item)
         marks = {mark for mark in _left_out(config)
                  if item.get_closest_marker(mark) is not None}
         wanted = not marks or marks == {'slow'} and _is_named(item)
         (run if wanted else out).append(item)
+        if not wanted:
+            counts['long' if 'long' in marks else 'slow'] += 1
         if item.get_closest_marker('timeout') is None:
             is_long = item.get_closest_marker('long') is not None
             item.add_marker(pytest.mark.timeout(
@@ -126,10 +130,10 @@ def pytest_collection_modifyitems(config, items):
     scheduling.sort(run, _is_slow)
     items[:] = run
     config.hook.pytest_deselected(items=[*out, *impossible])
-    config.stash[_OUT] = len(out)
+    config.stash[_OUT] = dict(counts)
     config.stash[_IMPOSSIBLE] = [item.nodeid for item in impossible]
     if hasattr(config, 'workeroutput'):
-        config.workeroutput['left out'] = len(out)
+        config.workeroutput['left out'] = dict(counts)
         config.workeroutput['impossible'] = config.stash[_IMPOSSIBLE]
 
 
@@ -153,7 +157,7 @@ def _without(config, items):
 def pytest_testnodedown(node, error):
     """Each process collected the same."""
     if hasattr(node, 'workeroutput'):
-        node.config.stash[_OUT] = node.workeroutput.get('left out', 0)
+        node.config.stash[_OUT] = node.workeroutput.get('left out', {})
         node.config.stash[_IMPOSSIBLE] = node.workeroutput.get(
             'impossible', [])
 
@@ -167,13 +171,10 @@ def pytest_terminal_summary(terminalreporter, config):
             terminalreporter.write_line(f'{name}: {reason}')
         for node_id in impossible:
             terminalreporter.write_line(node_id)
-    out = config.stash.get(_OUT, 0)
-    if out:
-        marks = ' or '.join(_left_out(config))
-        options = ' or '.join(f'--{"all" if mark == "slow" else mark}'
-                              for mark in _left_out(config))
+    for mark, count in config.stash.get(_OUT, {}).items():
+        option = '--all' if mark == 'slow' else '--long'
         terminalreporter.write_line(
-            f'{out} tests marked {marks} were left out: see {options}')
+            f'tests marked {mark} that were left out: {count}; see {option}')
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -104,6 +104,20 @@ def test_what_cannot_be_installed(run):
     assert '::test_broker' in output
 
 
+def test_the_end_names_the_option_for_what_was_left_out(run):
+    """A slow test that the command line names runs; a long one does not."""
+    output = run(
+        'def test_quick(): pass\n'
+        '@pytest.mark.slow\n'
+        'def test_slow(): pass\n'
+        '@pytest.mark.slow\n'
+        '@pytest.mark.long\n'
+        'def test_long(): raise Exception("it ran")\n')
+    assert '2 passed' in output
+    assert 'tests marked long that were left out: 1; see --long' in output
+    assert '--all' not in output
+
+
 def test_only_a_run_records_its_times(run, tmp_path):
     """Not the collecting for what is to be installed, which comes first."""
     path = tmp_path / 'durations.json'

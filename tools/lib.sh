@@ -111,8 +111,8 @@ need_packages() {
     local wanted package missing=()
     command -v dpkg-query >/dev/null ||
         die "install system packages" \
-            "This is not Debian. What to do: use Debian 12 or 13, or make .venv/" \
-            "by hand as doc/source/contributor/testing.rst says."
+            "This is not Debian. What to do: use Debian 12 or 13, or tox, as" \
+            "doc/source/contributor/testing.rst says."
     wanted=$(bindep "$@")
     for package in $wanted; do
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" \
