@@ -262,6 +262,16 @@ def no_filters_left(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def path_without_guard(request):
+    """Restore PATH before shared fixtures are torn down.
+
+    A test that changed it has put back the one with the guard.
+    """
+    yield
+    request.config.stash[_GUARD].restore_path()
+
+
+@pytest.fixture(autouse=True)
 def log_level():
     """The commands quieten the log of their whole process."""
     root = logging.getLogger()

@@ -25,11 +25,13 @@ While a test is set up and runs, the programs of every need that it does not
 declare are refused: the first directory of ``PATH`` has a program of each such
 name that refuses to run, and an audit hook refuses those that a test starts by
 their paths. A refusal fails the test, even if the test would pass without the
-program. A program that sets a ``PATH`` of its own escapes this; the run on a
-fresh machine (``tools/fresh``) finds it if no other test declares the need.
+program. What another program starts by its path, or with a ``PATH`` of its
+own, escapes this; the run on a fresh machine (``tools/fresh``) finds it if no
+other test declares the need.
 """
 
 import functools
+import inspect
 import os
 import pathlib
 import re
@@ -51,6 +53,10 @@ GROUPS = {
 _BINDEP = re.compile(r'([a-z0-9.+-]+) \[([^]]*)\]')
 _DIRECTORIES = ('/usr/bin', '/usr/sbin', '/bin', '/sbin')
 _DPKG = pathlib.Path('/var/lib/dpkg/info')
+#: Audit events of Python that start a program: where its working directory and
+#: its environment are among the arguments.
+_STARTS = {'subprocess.Popen': (2, 3), 'os.exec': (None, 2),
+           'os.posix_spawn': (None, 2)}
 _REFUSE = """#!/bin/sh
 name=${{0##*/}}
 echo "$name" >>'{log}'
@@ -63,6 +69,8 @@ exit 97
 def of(*names):
     """Declare the needs of a fixture; goes between it and its function."""
     def decorate(function):
+        if not inspect.isfunction(function):
+            raise TypeError('needs.of goes below pytest.fixture, not above it')
         function.needs = names
         return function
     return decorate
@@ -108,8 +116,13 @@ def expand(names):
 
 def needs_of(item):
     """Return all needs that a test declares, by marks and by fixtures."""
-    names = {name for mark in item.iter_markers('needs')
-             for name in mark.args}
+    names = set()
+    for mark in item.iter_markers('needs'):
+        if mark.kwargs or not all(isinstance(arg, str) for arg in mark.args):
+            raise pytest.UsageError(
+                f'{item.nodeid}: the mark needs takes names only, as in '
+                "needs('fio', 'nbd')")
+        names.update(mark.args)
     for definitions in item._fixtureinfo.name2fixturedefs.values():
         for definition in definitions:
             names.update(getattr(definition.func, 'needs', ()))
@@ -144,6 +157,17 @@ def undeclared(declared):
     return frozenset().union(*map(_programs, others))
 
 
+def _find_program(program, directory, environment):
+    """Return the path of a program that is to be started."""
+    program = os.fsdecode(program)
+    if '/' not in program:
+        # An environment of its own may have a PATH without the guard.
+        places = os.pathsep.join(os.get_exec_path(environment))
+        program = shutil.which(program, path=places) or program
+    return pathlib.Path(os.path.abspath(os.path.join(
+        os.fsdecode(directory or ''), program)))
+
+
 class Guard:
     """Refuses the programs of undeclared needs, in one process of tests."""
 
@@ -174,7 +198,8 @@ class Guard:
         return self._directories[declared]
 
     def begin(self, declared):
-        self.log.touch()
+        # A service of an earlier test may have been refused since its end.
+        self.log.write_text('')
         self.log.chmod(0o666)
         self.declared = declared
         os.environ['PATH'] = f'{self._directory(declared)}:{self.path}'
@@ -182,14 +207,19 @@ class Guard:
     def end(self):
         """Return the names of what was refused since `begin`."""
         self.declared = None
+        self.restore_path()
+        return sorted(set(self.log.read_text().split()))
+
+    def restore_path(self):
         os.environ['PATH'] = self.path
-        refused = sorted(set(self.log.read_text().split()))
-        self.log.write_text('')
-        return refused
 
     def _audit(self, event, arguments):
-        if event == 'subprocess.Popen' and self.declared is not None:
-            name = self._refused(os.fsdecode(arguments[0]))
+        if event in _STARTS and self.declared is not None:
+            directory, environment = (
+                None if place is None else arguments[place]
+                for place in _STARTS[event])
+            name = self._refused(
+                _find_program(arguments[0], directory, environment))
             if name:
                 with open(self.log, 'a') as log:
                     log.write(f'{name}\n')
@@ -197,11 +227,8 @@ class Guard:
                     f'this test does not declare that it needs {name}; see '
                     'tests/needs.py')
 
-    def _refused(self, program):
+    def _refused(self, path):
         """Return the name of a program, or service, that is not declared."""
-        path = pathlib.Path(program)
-        if not path.is_absolute():
-            return None
         if path.is_relative_to(SERVICES):
             service = path.relative_to(SERVICES).parts[0]
             return None if service in self.declared else service

@@ -16,7 +16,8 @@ seconds that each took. Scopes that it does not know start before all others.
     tools/test --all -m slow --durations-file tests/durations.json
 
 record the durations of the tests that ran, and leave those of the others. Each
-also records what the whole run took, under :data:`WHOLE`.
+also records what the whole run took, under :data:`WHOLE`. A run that fails, or
+is interrupted, records nothing.
 """
 
 import collections
@@ -24,6 +25,7 @@ import json
 import pathlib
 import time
 
+import pytest
 from xdist import scheduler
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -58,9 +60,16 @@ def scope_of(node_id):
 def read(path=FILE):
     """Seconds by scope: those of its quick tests, and of its slow ones."""
     try:
-        return json.loads(path.read_text())
+        durations = json.loads(path.read_text())
+        return {scope: [float(quick), float(slow)]
+                for scope, (quick, slow) in durations.items()}
     except FileNotFoundError:
         return {}
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise pytest.UsageError(
+            f'{path} is damaged ({exc}); restore it with git checkout, or '
+            'remove it and record it again: see '
+            'tests/scheduling.py') from None
 
 
 def write(path, durations):
@@ -109,7 +118,9 @@ class Recorder:
         slow = 'slow' in report.keywords
         self.seconds[scope_of(report.nodeid)][slow] += report.duration
 
-    def pytest_sessionfinish(self):
+    def pytest_sessionfinish(self, session):
+        if session.exitstatus != pytest.ExitCode.OK:
+            return
         if self.whole is not None:
             self.seconds[WHOLE][self.whole] = time.monotonic() - self.begin
         durations = read(self.path)

@@ -100,6 +100,36 @@ def test_starts_of_two_families_at_once():
             assert list(pool.map(statuses, (COMMAND, openstack))) == expected
 
 
+def program(code, *arguments, **environment):
+    """Run a program that is forked unless it is too long; what it prints."""
+    command = [sys.executable, '-c', f'from dedupd import main\n{code}',
+               *arguments]
+    environment = {**os.environ, 'PYTHONPATH': str(TOP), **environment}
+    assert forkserver.find_family(command, environment, '/')
+    return subprocess.run(command, env=environment, capture_output=True,
+                          text=True, timeout=60, check=True).stdout
+
+
+def test_time_zone():
+    assert program('import time; print(time.tzname[0])', TZ='ABC-3') == 'ABC\n'
+
+
+def test_a_long_command():
+    """Longer than a message to the server may be."""
+    words = ['x' * 90] * 15_000
+    assert program('import sys; print(len(sys.argv))', *words) == '15001\n'
+    assert program('print("next")') == 'next\n'
+
+
+def test_a_server_that_was_killed():
+    """Only the start that finds it dead fails, if any."""
+    assert program('print(1)') == '1\n'
+    server = forkserver._servers[os.getpid(), 'ours']._process
+    server.kill()
+    server.wait(60)
+    assert program('print(2)') == '2\n'
+
+
 def test_what_a_start_reads_is_executed():
     environment = {**os.environ, 'PYTHONPATH': str(TOP)}
     assert forkserver.find_family(COMMAND, environment, '/')

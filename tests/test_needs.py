@@ -84,6 +84,71 @@ def test_a_shared_fixture_is_torn_down_after_a_test_without_its_need(run):
     assert '2 passed' in output
 
 
+@pytest.mark.needs('shellcheck')
+def test_a_shared_fixture_is_torn_down_after_a_test_that_changed_path(run):
+    output = run(
+        'import os\n'
+        '@pytest.fixture(scope="session")\n'
+        '@needs.of("shellcheck")\n'
+        'def checker():\n'
+        '    yield\n'
+        '    subprocess.run(["shellcheck", "--version"], check=True)\n'
+        '@pytest.mark.needs("shellcheck")\n'
+        'def test_with(checker): pass\n'
+        'def test_last(monkeypatch):\n'
+        '    monkeypatch.setenv("PATH", "/nowhere:" + os.environ["PATH"])\n')
+    assert '2 passed' in output
+
+
+@pytest.mark.needs('shellcheck')
+@pytest.mark.parametrize('start', [
+    'subprocess.run(["shellcheck"], env={"PATH": "/usr/bin"})',
+    'subprocess.run(["shellcheck"], env={})',
+    'subprocess.run(["usr/bin/shellcheck"], cwd="/")',
+    'subprocess.run(["/usr/../usr/bin/shellcheck"])',
+    'os.posix_spawn("/usr/bin/shellcheck", ["shellcheck"], os.environ)',
+    'os.execv("/usr/bin/shellcheck", ["shellcheck"])'])
+def test_an_undeclared_program_is_refused_however_it_is_started(run, start):
+    output = run(
+        'import os\n'
+        'def test_it():\n'
+        '    with pytest.raises(PermissionError):\n'
+        f'        {start}\n', status=1)
+    assert 'does not declare that it needs shellcheck' in output
+    assert '1 passed, 1 error' in output
+
+
+def test_a_refusal_between_two_tests_is_not_that_of_the_next(run):
+    """As of a service that a session has and that a test made start it."""
+    output = run(
+        '@pytest.fixture\n'
+        'def late(request):\n'
+        '    yield\n'
+        '    (request.config.stash[guard()].log).write_text("shellcheck")\n'
+        'def guard():\n'
+        '    from tests import conftest\n'
+        '    return conftest._GUARD\n'
+        'def test_one(late): pass\n'
+        'def test_next(): pass\n')
+    assert '2 passed' in output
+
+
+@pytest.mark.parametrize('arguments', ['["fio", "nbd"]', 'name="fio"', '5'])
+def test_a_mark_takes_names_only(run, arguments):
+    output = run(f'@pytest.mark.needs({arguments})\n'
+                 'def test_wrong(): pass\n', status=4)
+    assert 'test_wrong: the mark needs takes names only' in output
+
+
+def test_a_declaration_that_would_have_no_effect():
+    """Above the fixture it is not that of the function."""
+    with pytest.raises(TypeError, match='goes below pytest.fixture'):
+        @needs.of('shellcheck')
+        @pytest.fixture
+        def checker():
+            pass
+
+
 def test_an_undeclared_service_is_refused(run):
     output = run(
         'def test_swift():\n'
@@ -122,6 +187,9 @@ def test_only_a_run_records_its_times(run, tmp_path):
     """Not the collecting for what is to be installed, which comes first."""
     path = tmp_path / 'durations.json'
     run('def test_one(): pass\n', '--durations-file', path, '--collect-only')
+    assert not path.exists()
+    run('def test_one(): raise KeyboardInterrupt\n', '--durations-file', path,
+        status=2)
     assert not path.exists()
     run('def test_one(): pass\n', '--durations-file', path)
     assert len(scheduling.read(path)) == 1

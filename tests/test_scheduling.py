@@ -4,6 +4,8 @@
 import dataclasses
 import re
 
+import pytest
+
 from tests import scheduling
 from tests.support import documents
 
@@ -57,6 +59,18 @@ def test_written_and_read(tmp_path):
     scheduling.write(path, {'b.py': [1.5, 0.0], 'a.py': [2.0, 30.0]})
     assert scheduling.read(path) == {'a.py': [2.0, 30.0], 'b.py': [1.5, 0.0]}
     assert path.read_text().splitlines()[1].startswith('"a.py"')
+
+
+@pytest.mark.parametrize('text', [
+    '', '<<<<<<< HEAD', '[]', '{"a.py": 1}', '{"a.py": [1]}',
+    '{"a.py": [1, null]}', '{"a.py": ["soon", 1]}'])
+def test_damaged(tmp_path, text):
+    """As by a merge with a conflict."""
+    path = tmp_path / 'durations.json'
+    path.write_text(text)
+    with pytest.raises(pytest.UsageError,
+                       match='durations.json is damaged .* restore it'):
+        scheduling.read(path)
 
 
 def test_stated_times_are_those_recorded():

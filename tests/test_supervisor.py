@@ -112,6 +112,18 @@ def test_the_command_hears_interrupts():
         assert run.communicate(timeout=LIMIT)[0] == 'True\n'
 
 
+def test_ends_of_children_that_the_caller_ignores():
+    """A program inherits what signals are ignored."""
+    def ignore():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    with start('-c', 'import sys; sys.exit(3)', preexec_fn=ignore) as run:
+        try:
+            assert run.wait(LIMIT) == 3
+        finally:
+            run.kill()
+
+
 @pytest.mark.parametrize('sent', [signal.SIGINT, signal.SIGTERM,
                                   signal.SIGHUP])
 def test_interrupt(note, sent):

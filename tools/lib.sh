@@ -301,6 +301,11 @@ make_service() {
     remember requirements "$(service_hash "$name")"
 }
 
+engine_is_made() {
+    [ -e "$TOP/glance_dedup/_engine.abi3.so" ] && up_to_date engine "$1" &&
+        up_to_date metadata "$2"
+}
+
 need_engine() {
     local metadata=(setup.cfg setup.py pyproject.toml requirements.txt)
     local sources installed built plugin=no
@@ -310,12 +315,12 @@ need_engine() {
     # Hashes, not times: switching branches changes the times of everything.
     installed=$(hash_of "${metadata[@]}")
     built=$(hash_of "${metadata[@]}" "${sources[@]}")-$plugin
-    [ -e "$TOP/glance_dedup/_engine.abi3.so" ] || forget engine
-    if up_to_date engine "$built" && up_to_date metadata "$installed"; then
-        return 0
-    fi
+    ! engine_is_made "$built" "$installed" || return 0
     need_packages compile
     lock_setup
+    # By another run, which this one has waited for, and which may use it now.
+    ! engine_is_made "$built" "$installed" || return 0
+    forget engine   # a build that fails may replace a part of it
     export GLANCE_DEDUP_WERROR=1
     if up_to_date metadata "$installed"; then
         step "build the engine" 600 \

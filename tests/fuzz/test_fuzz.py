@@ -125,5 +125,22 @@ def test_fuzz(target, runs):
 
 def test_every_target_has_a_corpus():
     assert TARGETS == corpus.targets()
-    assert sum(len(content) for target in TARGETS
-               for content in corpus.read(target).values()) < CORPUS_MAX
+    corpora = [corpus.read(target) for target in TARGETS]
+    assert all(corpora)
+    assert sum(len(content) for inputs in corpora
+               for content in inputs.values()) < CORPUS_MAX
+
+
+def test_damaged_archives_are_not_read(tmp_path, monkeypatch):
+    """A target would begin with fewer inputs, and nobody would notice."""
+    monkeypatch.setattr(corpus, 'CORPUS', tmp_path)
+    corpus.write('one', {f'seed-{i}': bytes([i]) * 999 for i in range(20)})
+    archive = tmp_path / 'one.tar.xz'
+    good = archive.read_bytes()
+    assert len(corpus.read('one')) == 20
+    flipped = (good[:place] + bytes([good[place] ^ 1]) + good[place + 1:]
+               for place in range(len(good)))
+    for damaged in (*flipped, *(good[:end] for end in range(len(good)))):
+        archive.write_bytes(damaged)
+        with pytest.raises(ValueError, match='one.tar.xz is damaged'):
+            corpus.read('one')

@@ -24,8 +24,9 @@ forked twice: the process in between ends, and Linux hands its child to the
 next ancestor that asked for orphans. The process of the tests asks for them
 only while it starts one.
 
-What differs from an executed program: ``/proc/PID/cmdline`` and ``environ``
-end with many zeros, and pages that nobody changed are shared with the server,
+What differs from an executed program: its umask, its limits and what signals
+it ignores are those of the server; ``/proc/PID/cmdline`` and ``environ`` end
+with many zeros; and pages that nobody changed are shared with the server,
 which ``VmRSS`` counts all the same. ``GLANCE_DEDUP_TEST_EXEC=1`` in the
 environment of a command has it executed.
 """
@@ -43,6 +44,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 
 PROGRAMS = ('dedupd.main', 'glance_dedup.cli.main')
@@ -82,6 +84,8 @@ _SET_CHILD_SUBREAPER = 36   # of <linux/prctl.h>
 _ROOM = 1 << 14
 #: In /proc/PID/stat behind the name: where both begin.
 _ARGUMENTS_START, _ENVIRONMENT_START = 45, 47
+#: Bytes of a request, which is one message; a longer command is executed.
+_LONGEST = 100_000
 _TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -134,19 +138,22 @@ class Popen(_real):
         if not family:
             return super()._execute_child(*args)
         command = [os.fsdecode(word) for word in arguments]
+        request = {
+            'command': command,
+            'directory': os.path.abspath(os.fspath(directory or '.')),
+            'environment': {os.fsdecode(name): os.fsdecode(value)
+                            for name, value in given.items()},
+            'session': bool(start_new_session), 'group': process_group,
+        }
+        if len(json.dumps(request)) > _LONGEST:
+            return super()._execute_child(*args)
         sys.audit('subprocess.Popen', command[0], command, directory,
                   environment)
         descriptors = {0: p2cread, 1: c2pwrite, 2: errwrite}
         descriptors = {number: number if fd == -1 else fd
                        for number, fd in descriptors.items()}
         descriptors |= {fd: fd for fd in pass_fds}
-        self.pid = _server(family).start({
-            'command': command,
-            'directory': os.path.abspath(os.fspath(directory or '.')),
-            'environment': {os.fsdecode(name): os.fsdecode(value)
-                            for name, value in given.items()},
-            'session': bool(start_new_session), 'group': process_group,
-        }, descriptors)
+        self.pid = _server(family).start(request, descriptors)
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread,
                              errwrite)
@@ -160,7 +167,6 @@ class _Server:
         self.owner = os.getpid()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX,
                                                  socket.SOCK_SEQPACKET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         with theirs:
             self._process = _real(
                 [sys.executable, '-m', __name__, str(theirs.fileno()),
@@ -168,6 +174,9 @@ class _Server:
                 env={**os.environ, 'GLANCE_DEDUP_TEST_ROOM': ' ' * _ROOM},
                 cwd=_TOP, pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL)
+
+    def runs(self):
+        return self._process.poll() is None
 
     def start(self, request, descriptors):
         request['descriptors'] = list(descriptors)
@@ -197,7 +206,7 @@ def _server(family):
     # Not the parent's in a forked test.
     key = os.getpid(), family
     with _servers_lock:
-        if key not in _servers:
+        if key not in _servers or not _servers[key].runs():
             _servers[key] = _Server(family)
         return _servers[key]
 
@@ -289,6 +298,7 @@ def _become(request, descriptors, writer):
     os.chdir(request['directory'])
     os.environ.clear()
     os.environ.update(request['environment'])
+    time.tzset()
     _show(_ENVIRONMENT_START, (
         f'{name}={value}' for name, value in os.environ.items()))
     _show(_ARGUMENTS_START, request['command'])
