@@ -73,6 +73,9 @@ def _troubles(result: Fields) -> Iterator[str]:
     """Say what a finished run could not do, or found damaged."""
     if result.get('refused'):
         yield f'nothing was freed: {result["refused"]}'
+    if result.get('unavailable'):
+        yield (f'{result["unchecked"]} blocks in cold groups were not '
+               f'checked: {result["unavailable"]}')
     if result.get('found'):
         yield f'{result["found"]} damaged blocks were found'
     for key, words in (('failed', 'failed'),

@@ -13,7 +13,8 @@ groups as of others. Then it looks at their objects:
   goes round: it begins where that of the pass before ended, so what was
   verified longest ago comes first.
 
-If the object store does not answer, nothing is judged.
+If the object store does not answer, nothing is judged, and the pass does not
+end: the next run asks again.
 """
 
 from collections.abc import Callable
@@ -66,6 +67,8 @@ class Objects:
     :param save: called with words and a step's bytes after each step
     :ivar unavailable: why the object store could not be asked; None: it
         answered, or there was nothing to ask
+    :ivar unchecked: blocks in cold groups that this run did not get to for
+        that reason
     """
 
     def __init__(self, maintainer: maintainer_module.Maintainer,
@@ -78,6 +81,8 @@ class Objects:
         self._found = found
         self._save = save
         self.unavailable: str | None = None
+        self.unchecked = 0
+        self._verified: set[int] = set()    # groups
         if 'cold' not in state:
             begin(state)
 
@@ -100,6 +105,10 @@ class Objects:
                 exceptions.NoSpaceError) as e:
             LOG.warning('Objects of cold groups are not verified now: %s', e)
             self.unavailable = str(e)
+            self.unchecked = sum(
+                facts['used']
+                for number, facts in self._maintainer.catalog.groups()
+                if number in groups and number not in self._verified)
             return True
 
     def _cold_groups(self) -> Iterator[tuple[int, Facts]]:
@@ -222,6 +231,7 @@ class Objects:
             for slot in range(first, first + asked):
                 if slot not in kept:
                     fetcher.forget(facts['object'], slot, 1)
+        self._verified.add(number)
         self._found(number, sorted({*addresses_module.unpack(damaged),
                                     *addresses_module.unpack(invalid)}))
         state['offset'] = ends

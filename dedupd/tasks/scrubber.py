@@ -17,7 +17,8 @@ verifies those of the maintainer. But while damaged blocks are known, it reads
 all groups, since any may have a copy.
 
 Of cold groups, whose blocks are in objects, a pass reads the entries, and a
-sample of the objects (``objectscrub.py``).
+sample of the objects (``objectscrub.py``). A pass that the object store did not
+answer has not ended.
 
 At the begin and the end of a run the scrub heals damaged blocks of which there
 is a copy. At the end of a pass it renews the spare copies of the most used
@@ -92,6 +93,8 @@ class Result:
     unavailable: str | None = None
     """Why no objects were read in this run; None: the object store answered,
     or there was nothing to ask."""
+    unchecked: int = 0
+    """Blocks in cold groups that this run could not check for that reason."""
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
@@ -237,7 +240,8 @@ class _Run:
             # damaged blocks are found.
             complete = self._objects.scrub(self._note, self._spent)
             self._mark(self._state['waiting'])
-            complete = complete and self._scrub_groups()
+            complete = (complete and self._scrub_groups()
+                        and self._objects.unavailable is None)
         finally:
             # The findings are reported even if the run is stopped.
             self._mark(self._state['waiting'])
@@ -265,7 +269,8 @@ class _Run:
             len(state['waiting']), state['worn'],
             {name: hit['error']
              for name, hit in state['unreadable'].items()}, names,
-            state['cold']['read'], self._objects.unavailable)
+            state['cold']['read'], self._objects.unavailable,
+            self._objects.unchecked)
 
     def _save(self) -> None:
         self._maintainer.catalog.set_scrub_state(self._state)

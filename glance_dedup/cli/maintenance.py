@@ -339,7 +339,8 @@ class Scrub(TaskCommand):
     """Read and verify every block; heal damaged ones that have a copy.
 
     A scrub that was interrupted goes on where it was. The exit status is 1 if
-    the scrub finds damage, or cannot heal damage that was known before.
+    the scrub finds damage, or cannot heal damage that was known before. It is
+    2 if the object store did not answer: then the scrub is not complete.
     """
 
     task = 'scrub'
@@ -352,6 +353,13 @@ class Scrub(TaskCommand):
             help='Start from the beginning, even if a scrub was interrupted.')
 
     def _judged(self, result):
+        if result.get('unavailable'):
+            self.app.tell(
+                f'{result["unchecked"]} blocks in cold groups were not '
+                f'checked: {result["unavailable"]}. The scrub is not complete: '
+                "when the object store answers again, run 'glance-dedup "
+                "scrub', which checks the rest")
+            self.app.status = 2
         if result.get('damaged', 0) > result.get('healed', 0) or any(
                 result.get(name) for name in ('found', 'images', 'volumes',
                                               'unreadable')):

@@ -248,6 +248,20 @@ def test_unavailable_through_the_daemon(cold, daemon, faults):
         assert read(repo) == cold.images['one']
 
 
+def test_a_scrub_without_the_store_is_no_success(cold, daemon, faults):
+    daemon.wait_for_catalog()
+    faults.always = 503
+    status = daemon.run('scrub', full=True)
+    assert status['last_success'] is None
+    result = status['last']['result']
+    assert (result['complete'], result['unchecked']) == (
+        False, 2 * GROUP // 4096)
+    assert any('blocks in cold groups were not checked' in error['text']
+               for error in daemon.status()['errors'])
+    faults.always = None
+    assert daemon.run('scrub')['last_success'] is not None
+
+
 def test_an_object_that_the_group_had_before(cold, daemon, faults):
     """Who has the old file open fetches the old object itself."""
     with open_asking(cold, daemon) as repo:

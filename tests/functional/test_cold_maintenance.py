@@ -289,12 +289,35 @@ def test_a_scrub_without_the_store(store, faults, fault):
     for _ in range(3):                      # also more than twice
         faults.always = fault
         result = store.scrub(cold_budget=2 * SAMPLE, spare_threshold=1)
-        assert result.complete and result.unavailable
+        assert result.unavailable and not result.complete
+        assert result.unchecked == 2 * SIZE // 4096
         assert (result.found, result.images, result.unreadable) == (0, [], {})
         store.unharmed()
         faults.always = None
-    assert not store.scrub(cold_budget=2 * SAMPLE).unavailable
+    # The same pass goes on, and now it ends.
+    result = scrubber.run_once(store.maintainer, task.Pace(),
+                               cold_budget=2 * SAMPLE)
+    assert result.complete and not result.unavailable
+    assert (result.unchecked, result.cold_bytes) == (0, 2 * SAMPLE)
     store.need_all()
+
+
+def test_a_store_that_is_away_in_the_middle(store, faults):
+    """What was read before is not counted as unchecked."""
+    store.put('one', 2, 1)
+    store.tier()
+    pace = task.Pace(lambda done, total, what: (
+        what.startswith('verifying') and faults.plan(*[503] * 100)))
+    result = scrubber.run_once(store.maintainer, pace, full=True,
+                               cold_budget=2 * SAMPLE)
+    assert (result.complete, result.unchecked) == (False, SIZE // 4096)
+    faults.reset()
+    store.put('two', 1, 2)
+    result = scrubber.run_once(store.maintainer, task.Pace(),
+                               cold_budget=2 * SAMPLE)
+    assert result.complete and not result.unavailable
+    # The group that came meanwhile was read, too.
+    assert result.blocks == SIZE // 4096
 
 
 @AWAY
@@ -305,7 +328,7 @@ def test_a_store_that_only_lists(store, faults, fault):
     for _ in range(3):
         faults.plan(None, *[fault] * 100, methods=('GET', 'HEAD'))
         result = store.scrub(cold_budget=2 * SAMPLE)
-        assert result.complete and result.unavailable
+        assert result.unavailable and not result.complete
         store.unharmed()
     faults.reset()
     store.need_all()

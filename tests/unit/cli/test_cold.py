@@ -3,6 +3,7 @@
 """``cold attach``, ``cold show`` and ``tier``, with a real object store."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -385,6 +386,24 @@ def test_tier_while_the_store_is_away(ready, faults, url, tmp_path):
     assert ready('repository', 'check').status == 0
     faults.always = None
     assert get(ready, tmp_path) == (tmp_path / 'content').read_bytes()
+
+
+def test_scrub_while_the_store_is_away(ready, faults, url):
+    """No complete scrub has happened, which the status must not hide."""
+    assert ready('tier', '--all').status == 0
+    faults.always = 503
+    found = ready('scrub', '--full', '-f', 'json')
+    assert found.status == 2
+    result = json.loads(found.out)
+    blocks = result['unchecked']
+    assert blocks == 2 * SIZE // 4096 and not result['complete']
+    for part in (f'{blocks} blocks in cold groups were not checked', url,
+                 '503', "run 'glance-dedup scrub'"):
+        assert part in found.err
+    faults.always = None
+    found = ready('scrub', '-f', 'json')
+    assert found.status == 0 and found.json()['complete']
+    assert found.json()['unchecked'] == 0
 
 
 def test_tier_of_a_damaged_group(ready):
