@@ -22,6 +22,26 @@ CACHE_GROUP = 'cache'
 REPLICATION_GROUP = 'replication'
 PROFILER_GROUP = 'profiler'
 
+
+class _Matching(types.String):
+    """Text that matches a pattern, and a sentence for text that does not.
+
+    :param regex: matches valid text
+    :param what: what valid text is, with an example
+    """
+
+    def __init__(self, regex: str, what: str) -> None:
+        super().__init__(regex=regex)
+        self._what = what
+
+    def __call__(self, value: str) -> str:
+        try:
+            return super().__call__(value)
+        except ValueError:
+            raise ValueError(f'{value!r} is not {self._what}') from None
+
+
+_PATH = _Matching(r'^[^\0]*$', 'a path: it holds a NUL')
 # Those who have a right to store images (dedupd/serve/rights.py).
 _NAME = r'(\*\.)?[^*\s][^*]*'
 _HOLDER = types.String(regex=f'^{_NAME}$')
@@ -79,9 +99,9 @@ def _related(name: str) -> str:
 
 
 dedupd_opts = [
-    cfg.StrOpt('datadir',
-               default='/var/lib/glance/dedup',
-               help="""
+    cfg.Opt('datadir', type=_PATH,
+            default='/var/lib/glance/dedup',
+            help="""
 Directory of the repository that the daemon serves and maintains.
 
 It is the same as ``dedup_store_datadir`` of the store in

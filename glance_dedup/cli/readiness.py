@@ -212,7 +212,8 @@ class Checks(upgradecheck.UpgradeCommands):
 
         path = self._dedupd_file
         if path is None:
-            return _success(f'{settings.CONFIG_FILE} does not exist.')
+            return _success(f'{settings.CONFIG_FILE} does not exist, or is '
+                            'for another repository.')
         try:
             conf = main.read_options(['--config-file', path])
             unknown = [f'{sentence}. Remove it, or correct its name.'
@@ -248,7 +249,7 @@ class Checks(upgradecheck.UpgradeCommands):
         for store in glance.stores:
             option = _option_of(glance, store)
             path = option('datadir')
-            if not os.path.isabs(path):
+            if not os.path.isabs(path) or '\0' in path:
                 yield (f'[{store}] dedup_store_datadir must be an absolute '
                        f'path, not {path!r}. Correct the option.')
                 continue

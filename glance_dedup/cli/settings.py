@@ -51,20 +51,28 @@ class Settings:
         return self.socket or 'any socket'
 
 
+class OtherRepository(common.UsageError):
+    """The option file is not of the repository that was named."""
+
+
 def find(given: argparse.Namespace) -> Settings:
     """The settings that the program's global options lead to.
 
-    :raises UsageError: an option file cannot be used, or is of another
-        repository
+    :raises OtherRepository: an option file is of another repository
+    :raises UsageError: an option file cannot be used
     """
     options, why = None, ''
+    if given.repository and '\0' in given.repository:
+        raise common.UsageError("the repository's path holds a NUL")
     if given.config_file is not None:
         options = load(given.config_file)
         if given.repository and not _is_same(given.repository,
                                              options.datadir):
-            raise common.UsageError(
+            raise OtherRepository(
                 f'{given.config_file} is for the repository '
-                f'{options.datadir}, not for {given.repository}')
+                f'{options.datadir}, not for {given.repository}, which '
+                '--repository or GLANCE_DEDUP_REPOSITORY names: leave one '
+                'of the two out')
     elif not given.repository and given.socket is None:
         options, why = _default()
 
@@ -75,8 +83,6 @@ def find(given: argparse.Namespace) -> Settings:
         return default if value is None else value
 
     path = given.repository or (None if options is None else options.datadir)
-    if path and '\0' in path:
-        raise common.UsageError("the repository's path holds a NUL")
     return Settings(
         path or None, chosen('filter_dir', None) or None,
         chosen('index', INDEXES[0]), chosen('index_dir', None) or None,
@@ -96,6 +102,32 @@ def of_daemon(path: str) -> typing.Any:
     if options is not None and _is_same(path, options.datadir):
         return options
     return load(None)
+
+
+def file_of(path: str) -> str | None:
+    """Return `CONFIG_FILE`; None: it is missing, or of another repository.
+
+    One that cannot be used may be of any repository.
+    """
+    if is_missing(CONFIG_FILE):
+        return None
+    try:
+        options, _ = _default()
+    except common.UsageError:
+        options = None
+    return (CONFIG_FILE if options is None
+            or _is_same(path, options.datadir) else None)
+
+
+def is_missing(path: str) -> bool:
+    """Return whether nothing is there; False if the system does not say."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def load(file: str | None) -> typing.Any:
@@ -120,10 +152,12 @@ def load(file: str | None) -> typing.Any:
 
 def _default() -> tuple[typing.Any, str]:
     """The options of `CONFIG_FILE`; or None, and why there are none."""
-    if not os.path.exists(CONFIG_FILE):
+    if is_missing(CONFIG_FILE):
         return None, f'there is no {CONFIG_FILE}'
-    if not os.access(CONFIG_FILE, os.R_OK):
-        return None, f'{CONFIG_FILE} cannot be read by this user'
+    try:
+        open(CONFIG_FILE).close()
+    except OSError as e:
+        return None, f'{CONFIG_FILE} cannot be read: {e.strerror}'
     return load(CONFIG_FILE), ''
 
 

@@ -5,7 +5,6 @@
 import argparse
 import contextlib
 import functools
-import os
 
 from glance_dedup.base import exceptions
 from glance_dedup.cli import command
@@ -13,13 +12,6 @@ from glance_dedup.cli import common
 from glance_dedup.cli import settings
 
 GLANCE_FILE = '/etc/glance/glance-api.conf'
-
-
-def _has_default(given: str | None, default: str) -> str | None:
-    """The file that was given, or else the default one if it exists."""
-    if given is not None:
-        return given
-    return default if os.path.exists(default) else None
 
 
 class UpgradeCheck(command.RepositoryCommand):
@@ -46,6 +38,8 @@ class UpgradeCheck(command.RepositoryCommand):
         given = argparse.Namespace(**vars(self.app.options))
         try:
             return settings.find(given)
+        except settings.OtherRepository:
+            raise
         except common.UsageError:
             if not given.repository:
                 raise
@@ -59,8 +53,12 @@ class UpgradeCheck(command.RepositoryCommand):
         # A repository that this version refuses is a finding, no error.
         with contextlib.suppress(exceptions.RepositoryError):
             self.need_repository()
+        dedupd_file = self.app.options.config_file
+        if dedupd_file is None:
+            dedupd_file = settings.file_of(self.path)
+        glance_file = parsed_args.glance_config_file
+        if glance_file is None and not settings.is_missing(GLANCE_FILE):
+            glance_file = GLANCE_FILE
         checks = readiness.Checks(
-            self, self.path, self.status,
-            _has_default(self.app.options.config_file, settings.CONFIG_FILE),
-            _has_default(parsed_args.glance_config_file, GLANCE_FILE))
+            self, self.path, self.status, dedupd_file, glance_file)
         self.app.status = readiness.show(checks, parsed_args.json)

@@ -364,7 +364,7 @@ class Store(driver.Store):
 
     def _open(self, may_create: bool) -> Any:
         path = self._option('datadir')
-        if not path or not os.path.isabs(path):
+        if not path or not os.path.isabs(path) or '\0' in path:
             raise self._bad('dedup_store_datadir must be an absolute path, '
                             f'not {path!r}.')
         settings = {name: self._option(name) for name in (

@@ -2,11 +2,16 @@
 
 """Where the repository is: the options, an option file, or a daemon."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from glance_dedup.cli import settings
 from tests.support import daemons
 from tests.support import repositories
+from tests.unit.cli import conftest
 
 
 @pytest.fixture
@@ -57,12 +62,32 @@ def test_a_file_that_is_given(created, file, tmp_path):
     assert (tmp_path / 'else' / 'repository.json').exists()
 
 
-def test_a_file_that_this_user_cannot_read(created, file, monkeypatch):
+@pytest.mark.parametrize('mode, of_directory', [(0, 0o755), (0o644, 0)])
+def test_a_file_that_this_user_cannot_read(created, tmp_path, mode,
+                                           of_directory):
     """The user may still say where the repository is."""
-    monkeypatch.setattr(settings.os, 'access', lambda path, mode: False)
-    created('--socket', '/nowhere', 'image', 'list').refused('/nowhere')
-    monkeypatch.setattr(settings, 'SOCKET', '/nowhere')
-    created('image', 'list').refused(f'{file} cannot be read by this user')
+    file = tmp_path / 'etc' / 'dedupd.conf'
+    file.parent.mkdir()
+    file.write_text(f'[dedupd]\ndatadir = {created.path}\n')
+    for path, bits in (file, mode), (file.parent, of_directory):
+        os.chown(path, 12345, 12345)
+        path.chmod(bits)
+
+    def run(*arguments):
+        found = subprocess.run(
+            [sys.executable, '-c', 'import sys\n'
+             'from glance_dedup.cli import main\n'
+             'from glance_dedup.cli import settings\n'
+             f'settings.CONFIG_FILE = {str(file)!r}\n'
+             "settings.SOCKET = '/nowhere'\n"
+             'sys.exit(main.main())', *arguments],
+            env=created.environment(), capture_output=True, text=True,
+            timeout=60, preexec_fn=conftest.become_ordinary)
+        return conftest.Result(found.returncode, found.stdout, found.stderr)
+
+    run('--socket', '/else', 'image', 'list').refused('/else')
+    run('image', 'list').refused(
+        f'{file} cannot be read: Permission denied', '/nowhere')
 
 
 def test_nothing_says_it(created, monkeypatch, tmp_path):
@@ -78,6 +103,15 @@ def test_nothing_says_it(created, monkeypatch, tmp_path):
 def test_a_path_that_is_none(created):
     created.options = []
     created('--repository', 'a\0b', 'image', 'list').refused('NUL')
+
+
+@pytest.mark.parametrize('given', [(), ('--repository', '/nowhere')])
+def test_a_path_that_is_none_in_the_file(created, tmp_path, given):
+    created.options = []
+    file = tmp_path / 'dedupd.conf'
+    file.write_text('[dedupd]\ndatadir = /a\0b\n')
+    created(*given, '--config-file', file, 'image', 'list').refused(
+        str(file), 'datadir', 'NUL')
 
 
 def test_a_daemon_says_it(created, monkeypatch, tmp_path):

@@ -156,9 +156,50 @@ def test_an_option_that_dedupd_refuses_is_a_failure(created, tmp_path):
     assert 'read_threads' in sentences
 
 
+def test_options_of_another_repository(created, tmp_path, monkeypatch):
+    """A file that was named is wrong; that of the host is not compared."""
+    file = tmp_path / 'dedupd.conf'
+    file.write_text(f'[dedupd]\ndatadir = {tmp_path}/b\nread_thread = 3\n')
+    created.options = []
+    monkeypatch.setenv('GLANCE_DEDUP_REPOSITORY', str(created.path))
+    created('--config-file', file, 'status', 'upgrade-check').refused(
+        f'{file} is for the repository {tmp_path}/b', str(created.path),
+        'GLANCE_DEDUP_REPOSITORY')
+    monkeypatch.setattr(settings, 'CONFIG_FILE', str(file))
+    assert check(created)[1]['Options of dedupd'] == (
+        SUCCESS, f'{file} does not exist, or is for another repository.')
+    file.write_text(f'[dedupd]\ndatadir = {created.path}\nread_thread = 3\n')
+    assert check(created)[1]['Options of dedupd'][0] == WARNING
+    file.write_text('[dedupd\n')
+    assert check(created)[1]['Options of dedupd'][0] == FAILURE
+
+
+def test_a_path_with_a_nul_is_a_failure(created, tmp_path):
+    glance, dedupd = tmp_path / 'glance-api.conf', tmp_path / 'dedupd.conf'
+    glance.write_text(GLANCE.format(path='/a\0b', index='filter'))
+    dedupd.write_text('[dedupd]\ndatadir = /a\0b\n')
+    found = check(created, '--glance-config-file', glance, '--config-file',
+                  dedupd)[1]
+    for name in 'Options of Glance', 'Options of dedupd':
+        assert found[name][0] == FAILURE
+        assert 'datadir' in found[name][1] and 'x00' in found[name][1]
+    assert found['Agreement of the options'][0] == WARNING
+
+
+def test_files_that_cannot_be_looked_at(created, tmp_path, monkeypatch):
+    """Nobody knows that they are not there."""
+    # The system refuses a name that is too long, whoever asks.
+    for module, name in (settings, 'CONFIG_FILE'), (upgradecheck,
+                                                    'GLANCE_FILE'):
+        monkeypatch.setattr(module, name, f'{tmp_path}/{"x" * 300}')
+    found = check(created)[1]
+    assert found['Options of dedupd'][0] == FAILURE
+    assert found['Options of Glance'][0] == FAILURE
+
+
 def test_an_option_that_dedupd_ignores_is_a_warning(created, tmp_path):
     file = tmp_path / 'dedupd.conf'
-    file.write_text('[dedupd]\nread_thread = 3\n')
+    file.write_text(f'[dedupd]\ndatadir = {created.path}\nread_thread = 3\n')
     code, sentences = check(created, '--config-file', file)[1][
         'Options of dedupd']
     assert code == WARNING

@@ -176,6 +176,7 @@ def test_file_system_without_locks(configure, monkeypatch):
     {'dedup_store_datadir': '/dev/null/x'},
     {'dedup_store_datadir': '/etc'},
     {'dedup_store_datadir': 'relative'},
+    {'dedup_store_datadir': '/a\0b'},
     {'dedup_store_datadir': ''},
     {'dedup_store_block_size': 3000},
     {'dedup_store_segment_size': 1024},
