@@ -76,7 +76,7 @@ def read(file: str) -> Keys:
     :raises DamagedError: the file does not hold keys and their checksum
     :raises AccessDenied, StorageError: it is missing, or cannot be read
     """
-    with files.os_errors(f'cannot read {file}', exceptions.StorageError):
+    with _errors('read', file):
         content = files.read_file(file, _MAX_LENGTH)
     digits = content[:-_CHECKSUM_LENGTH]
     if _DIGITS.fullmatch(digits):
@@ -84,7 +84,20 @@ def read(file: str) -> Keys:
         if keys.pack() == content:
             return keys
     raise exceptions.DamagedError(
-        f'{file} is damaged: it does not hold a key and its checksum')
+        f'{file} is damaged: it does not hold a key and its checksum. '
+        'Restore this one file from a backup')
+
+
+@contextlib.contextmanager
+def _errors(what: str, file: str) -> Iterator[None]:
+    """Turn an OSError into the repository's; a missing key is no image."""
+    try:
+        with files.os_errors(f'cannot {what} {file}'):
+            yield
+    except exceptions.ImageNotFound as e:
+        raise exceptions.StorageError(
+            f'there is no file {file}: restore this one file from a backup'
+        ) from e
 
 
 def begin_change(path: str) -> Keys:
@@ -128,7 +141,7 @@ def locked(path: str) -> Iterator[Keys]:
     :raises DamagedError, AccessDenied, StorageError: as their names say
     """
     file = os.path.join(path, FILE)
-    with files.os_errors(f'cannot open {file}', exceptions.StorageError):
+    with _errors('open', file):
         # An exclusive lock needs a file that is open for writing.
         fd = access.open_file(file, os.O_RDWR | os.O_NOFOLLOW)
     with closing.descriptor(fd):

@@ -95,7 +95,7 @@ class RepositoryCommand(command.Command):
                 place = 'filter_dir' if index == 'filter' else 'index_dir'
                 found |= {'index': index, place: os.path.dirname(file)}
         return found | {name: value for name in found if (
-            value := getattr(self.app.options, name)) is not None}
+            value := getattr(self.app.options, name))}
 
     def progress(self, what, total=None, **options):
         """A `Progress`, which is silent with ``--quiet``."""

@@ -78,6 +78,8 @@ def find(given: argparse.Namespace) -> Settings:
 
     def chosen(name: str, default: typing.Any) -> typing.Any:
         value = getattr(given, name)
+        if value == '' and name != 'socket':    # that is: use no daemon
+            value = None
         if value is None and options is not None:
             value = options[name]
         return default if value is None else value

@@ -61,13 +61,15 @@ _is_group = re.compile('[0-9a-f]{8}').fullmatch
 
 
 def _directory_for(path: str | None) -> str:
-    """The directory for filter files: this user's alone, made at need.
+    """Return the directory for filter files, and make it at need.
+
+    :param path: the one that was chosen; None or empty: this user's alone
 
     Every user may make a directory of any name in ``/dev/shm``. So the first
     choice is a directory with this user's name, which systemd makes at each
     boot, before anybody else can (``etc/tmpfiles.d``).
     """
-    if path is not None:
+    if path:
         os.makedirs(path, mode=0o700, exist_ok=True)
         return path
     uid = os.geteuid()

@@ -198,7 +198,10 @@ def read_parameters(path: str, allow_weak: bool = False
     :raises DamagedError, VersionError, StorageError: as their names say
     """
     if not files.is_directory(path):
-        raise exceptions.ImageNotFound(f'there is no directory {path}')
+        raise exceptions.ImageNotFound(
+            f'there is no directory {path}: mount its file system or name the '
+            "repository's directory, or make a repository there with "
+            "'glance-dedup repository create'")
     with files.os_errors(f'cannot look at {path}'):
         access.check_user(path)
     file = os.path.join(path, PARAMETERS_FILE)
@@ -212,8 +215,13 @@ def read_parameters(path: str, allow_weak: bool = False
             'backup' if lost else
             f'{path} is not a repository: it has no {PARAMETERS_FILE}')
     with files.os_errors(f'cannot read {file}'):
-        return parameters_module.Parameters.from_json(
-            files.read_file(file, 65536), file, allow_weak)
+        content = files.read_file(file, 65536)
+    try:
+        return parameters_module.Parameters.from_json(content, file,
+                                                      allow_weak)
+    except exceptions.DamagedError as e:
+        raise exceptions.DamagedError(
+            f'{e}. Restore this one file from a backup') from e
 
 
 def data_start(slots: int) -> int:

@@ -221,8 +221,10 @@ class Parameters:
             major = fields['major']
         except (ValueError, KeyError, TypeError, AttributeError,
                 RecursionError) as e:
+            why = (f'it lacks the field {e}' if isinstance(e, KeyError)
+                   else 'it is no JSON object')
             raise exceptions.DamagedError(
-                f'{path} is not the description of a repository: {e!r}')
+                f'{path} is not the description of a repository: {why}')
         if kind != _KIND:
             raise exceptions.DamagedError(
                 f'{path} does not describe a repository of glance-dedup')

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import hmac
 import os
+import re
 import signal
 import threading
 
@@ -74,6 +75,16 @@ def test_every_damage_is_noticed(path, change):
         (path / 'key').write_bytes(one)
         with pytest.raises(exceptions.DamagedError, match='key is damaged'):
             read(path)
+
+
+def test_a_file_that_is_gone(path):
+    (path / 'key').unlink()
+    for work in signingkeys.begin_change, signingkeys.finish_change:
+        with pytest.raises(exceptions.StorageError, match=re.escape(
+                f'there is no file {path}/key: restore this one file')):
+            work(str(path))
+    with pytest.raises(exceptions.StorageError, match='restore this one file'):
+        read(path)
 
 
 @pytest.mark.parametrize('how', ['gone', 'directory', 'link', 'fifo'])

@@ -2,6 +2,8 @@
 
 """The commands on this host's filter, or on the index in its place."""
 
+import os
+
 import pytest
 
 from tests.support import repositories
@@ -36,6 +38,23 @@ def test_remove(indexed, tmp_path):
     image = tmp_path / 'image.raw'
     assert indexed('image', 'put', 'third', image, '-f',
                    'json').json()['new_bytes'] == 0
+
+
+def test_an_empty_variable_is_none(created, monkeypatch, tmp_path):
+    """The filter is where it would be without the variable."""
+    at = created.options.index('--filter-dir')
+    del created.options[at:at + 2]
+    file = tmp_path / 'dedupd.conf'
+    file.write_text(f'[dedupd]\ndatadir = {created.path}\n'
+                    f'filter_dir = {tmp_path}/filter\n')
+    for name in 'FILTER_DIR', 'INDEX_DIR':
+        monkeypatch.setenv(f'GLANCE_DEDUP_{name}', '')
+    found = created('--config-file', file, 'filter', 'show', '-f', 'json')
+    assert found.err == '' and found.json()['error'] is None
+    assert os.path.dirname(found.json()['path']) == f'{tmp_path}/filter'
+    file.write_text(f'[dedupd]\ndatadir = {created.path}\nfilter_dir =\n')
+    found = created('--config-file', file, 'filter', 'show', '-f', 'json')
+    assert found.json()['path'].startswith('/dev/shm/')
 
 
 def test_one_in_use_stays(indexed):

@@ -106,6 +106,34 @@ def test_show_with_a_damaged_recipe(filled):
     assert 'one' in result.err
 
 
+@pytest.mark.parametrize('command', [
+    ('image', 'put', 'x', '/dev/null'), ('image', 'delete', 'x'),
+    ('image', 'list'), ('collect',)])
+def test_a_directory_that_is_not_there(cli, command):
+    found = cli(*command)
+    assert found.status == 2
+    for word in (f'there is no directory {cli.path}', 'mount its file system',
+                 "'glance-dedup repository create'"):
+        assert word in found.err
+
+
+@pytest.mark.parametrize('name, content, words', [
+    ('key', None, 'there is no file'), ('key', b'x', 'is damaged'),
+    ('repository.json', b'{', 'it is no JSON object'),
+    ('repository.json', b'[]', 'it is no JSON object'),
+    ('repository.json', b'{}', "it lacks the field 'kind'")])
+def test_a_damaged_file_of_its_own(filled, name, content, words):
+    path = filled.path / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    for command in (('image', 'put', 'x', '/dev/null'), ('image', 'list')):
+        found = filled(*command)
+        assert found.status in (1, 2) and 'Error(' not in found.err
+        for word in str(path), words, 'estore this one file from a backup':
+            assert word in found.err
+
+
 def test_rekey(filled):
     """The file has both keys until the change is finished."""
     file = filled.path / 'key'
