@@ -75,14 +75,17 @@ class HTTPConnection:
 
     async def run(self) -> None:
         """Serve requests until the connection ends, and close its socket."""
+        client = ''
         try:
             if self._listener.tls is not None:
+                client = self._socket_stream.peer_address()
                 await self._start_tls(*self._listener.tls())
             while await self._serve_one():
                 pass
         except streams.CertificateRefused as e:
-            _STRANGERS.warning('A certificate was refused on %s: %s',
-                               self._listener.name, e)
+            _STRANGERS.warning(
+                'A certificate was refused on %s, of a client at %s: %s',
+                self._listener.name, client, e)
         except (streams.Disconnected, TimeoutError) as e:
             LOG.debug('Connection on %s: %s', self._listener.name, e)
         finally:

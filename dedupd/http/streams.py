@@ -111,6 +111,13 @@ class SocketStream:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
 
+    def peer_address(self) -> str:
+        """Return the address of a TCP peer, for messages."""
+        try:
+            return str(self._sock.getpeername()[0])
+        except OSError as e:
+            return f'an unknown address ({e.strerror})'
+
     async def receive(self) -> bytes:
         """The next bytes, after other tasks went on; b'' at the end."""
         await asyncio.sleep(0)

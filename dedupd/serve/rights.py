@@ -20,8 +20,14 @@ import pwd
 import re
 from typing import Any
 
+from oslo_log import log
+
+from dedupd.http import limited
 from dedupd.http import messages
 from glance_dedup.base import imageids
+
+LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 #: In front of the name of a user of the Unix socket, in the options.
 USER = 'user:'
@@ -153,10 +159,10 @@ class Rights:
             return
         what = 'upload' if right is UPLOAD else f'send image {image_id[:140]}'
         words = right.words if backup is None else f'{right.words} {source}'
-        raise messages.HTTPError(
-            403, f'{_named(peer)} may not {what}: it lacks the right to '
-                 f'{words}. The option {right.option} of this daemon gives '
-                 'it.')
+        why = (f'{_named(peer)} may not {what}: it lacks the right to {words}. '
+               f'The option {right.option} of this daemon gives it.')
+        _STRANGERS.warning('%s', why)
+        raise messages.HTTPError(403, why)
 
 
 def _holder(text: str, right: Right) -> str | int:

@@ -462,6 +462,32 @@ def test_certificates_of_others_open_nothing(remote, tmp_path):
     remote.wait_for(lambda: remote.request('GET', '/healthcheck'))
 
 
+def test_the_log_says_that_a_certificate_was_refused(remote, tmp_path):
+    strange = certificates.Authority(tmp_path, 'strange')
+    for refused in (strange.issue('stranger'),
+                    remote.operators.issue('old', days=-0.5)):
+        before = remote.log.stat().st_size
+        with pytest.raises((ssl.SSLError, OSError)):
+            ask(remote, raw('GET', IMAGE), refused)
+        remote.wait_for(lambda: (
+            'A certificate was refused on tls, of a client at 127.0.0.1: '
+            in remote.log.read_bytes()[before:].decode()))
+    assert 'certificate has expired' in remote.text()
+
+
+def test_the_log_says_that_a_right_was_refused(remote):
+    operator = remote.operators.issue('operator')
+    answer = ask(remote, raw(
+        'POST', f'/v1/replicas/u_{"ab" * 16}?upload={"ab" * 16}'
+        f'&sender={"cd" * 16}', b'x'), operator)
+    assert answer.status == 403
+    remote.wait_for(lambda: (
+        "WARNING dedupd.serve.rights [-] The certificate of 'operator'"
+        in remote.text()))
+    assert ("may not upload: it lacks the right to upload. The option "
+            'upload_from of this daemon gives it.') in remote.text()
+
+
 def test_tokens(remote, glance, content):
     glance.status = {('good', 'image'): 206, ('good', 'none'): 404,
                      ('whole', 'image'): 200, ('poor', 'image'): 403,

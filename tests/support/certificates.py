@@ -42,13 +42,13 @@ class Authority:
         self.path = self._write(name, self._sign(
             self.subject, self.key.public_key(), authority=True))
 
-    def _sign(self, subject, key, authority=False, addresses=()):
+    def _sign(self, subject, key, authority=False, addresses=(), days=1):
         now = datetime.datetime.now(datetime.timezone.utc)
         day = datetime.timedelta(days=1)
         builder = x509.CertificateBuilder().subject_name(
             subject).issuer_name(self.subject).public_key(key).serial_number(
                 x509.random_serial_number()).not_valid_before(
-                    now - day).not_valid_after(now + day).add_extension(
+                    now - day).not_valid_after(now + days * day).add_extension(
                         x509.BasicConstraints(authority, None), True)
         builder = builder.add_extension(
             x509.SubjectKeyIdentifier.from_public_key(key), False)
@@ -76,17 +76,18 @@ class Authority:
         path.write_bytes(content)
         return path
 
-    def issue(self, name, *addresses):
+    def issue(self, name, *addresses, days=1):
         """The path of a file with a certificate and its key.
 
         :param addresses: where it may be shown, beside the loopback; names,
             too
+        :param days: for how long it is valid from now on
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(
             oid.NameOID.COMMON_NAME, name)])
         return self._write(name, self._sign(
-            subject, key.public_key(), addresses=addresses), key)
+            subject, key.public_key(), addresses=addresses, days=days), key)
 
     def revoke(self, *paths, days=1):
         """The path of a file with a list that revokes these certificates.

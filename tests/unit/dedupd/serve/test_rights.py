@@ -7,6 +7,7 @@ import pwd
 
 import pytest
 
+from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.serve import rights
 
@@ -88,6 +89,14 @@ def test_users_of_the_socket():
                    for image_id in (IMAGE, UPLOAD, backup('mail')))
     # Without a certificate, over TLS.
     assert not may(found, messages.Peer())
+
+
+def test_refusals_do_not_fill_the_log(monkeypatch, caplog):
+    monkeypatch.setattr(rights, '_STRANGERS', limited.Log(rights.LOG))
+    for number in range(limited.MESSAGES + 5):
+        assert not may(make(), certificate(f'host{number}'), UPLOAD)
+    assert len(caplog.messages) == limited.MESSAGES
+    assert "'host0' may not upload" in caplog.messages[0]
 
 
 def test_an_unknown_user_leaves_all_as_it_was():
