@@ -44,14 +44,28 @@ class _Matching(types.String):
 _PATH = _Matching(r'^[^\0]*$', 'a path: it holds a NUL')
 # Those who have a right to store images (dedupd/serve/rights.py).
 _NAME = r'(\*\.)?[^*\s][^*]*'
-_HOLDER = types.String(regex=f'^{_NAME}$')
-_BACKUP_HOLDER = types.String(
-    regex=f'^{_NAME}:([A-Za-z0-9_-]{{1,109}}|[A-Za-z0-9_-]{{0,108}}\\*)$')
-_EXCLUDE = types.String(regex=f'^(project:)?{imageids.PATTERN}$')
-_PROPERTY = types.String(regex=r'^[^=\s][^=]*=.*$')
+_HOLDER = _Matching(
+    f'^{_NAME}$', "the name of a certificate, with * only as its first label, "
+    "or 'user:' and the name of a user: for example compute1.example.org, "
+    '*.compute.example.org or user:cinder')
+_BACKUP_HOLDER = _Matching(
+    f'^{_NAME}:([A-Za-z0-9_-]{{1,109}}|[A-Za-z0-9_-]{{0,108}}\\*)$',
+    'the name of a certificate, a colon and the name of backups, which has '
+    'letters, digits, _ and -, and may end with *: for example '
+    'compute1.example.org:web1-*')
+_EXCLUDE = _Matching(
+    f'^(project:)?{imageids.PATTERN}$',
+    "the id of an image, or 'project:' and the id of a project: for example "
+    'project:0f4e1c7a92d8b3650e47f1a2c9d8b635')
+_PROPERTY = _Matching(
+    r'^[^=\s][^=]*=.*$', 'the name of a property, = and its value: for '
+    'example replicate=yes')
 _AT = r'(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):[0-9]{1,5}$'
-_ADDRESS = types.String(regex=f'^{_AT}')
-_PLACE = types.String(regex=f'^(/.|{_AT})')
+_ADDRESS = _Matching(
+    f'^{_AT}', 'a host and a port: for example 127.0.0.1:9393 or [::1]:9393')
+_PLACE = _Matching(
+    f'^(/.|{_AT})', 'a host and a port, or the path of a Unix socket: for '
+    'example 127.0.0.1:9292 or /run/dedupd-cache/relay.sock')
 
 
 def _rate(name: str, default: float, help: str, related: str = ''

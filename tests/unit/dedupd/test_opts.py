@@ -56,6 +56,35 @@ def test_bounds(tmp_path, name, good, bad):
                 main.read_options(['--config-file', str(path)])
 
 
+@pytest.mark.parametrize('group, name, bad', [
+    ('dedupd', 'replicate_from', 'a*b'), ('dedupd', 'upload_from', 'x.*.org'),
+    ('dedupd', 'backup_from', 'compute1.example.org'),
+    ('dedupd', 'backup_from', 'compute1.example.org:a b'),
+    ('dedupd', 'tier_keep', 'a b'), ('dedupd', 'merge_exclude', 'project:'),
+    ('dedupd', 'listen', 'host'), ('dedupd', 'status_listen', ':1'),
+    ('cache', 'listen', 'host'), ('cache', 'relay_listen', '1:2:3'),
+    ('replication', 'properties', 'x')])
+def test_a_wrong_value_is_answered_with_an_example(tmp_path, group, name, bad):
+    path = tmp_path / 'conf'
+
+    def read(value):
+        path.write_text(f'[{group}]\n{name} = {value}\n')
+        option, = [opt for known, opt in EVERY
+                   if (known, opt.name) == (group, name)]
+        conf = cfg.ConfigOpts()
+        conf.register_opt(option, group=group)
+        conf([], default_config_files=[str(path)])
+        return conf[group][name]
+
+    with pytest.raises((ValueError, cfg.Error)) as caught:
+        read(bad)
+    words = str(caught.value)
+    assert name in words and repr(bad) in words and 'regex' not in words
+    examples = words.partition('for example ')[2].replace(' or ', ', ')
+    for example in examples.split(', '):
+        assert read(example)
+
+
 CACHE = {'glance_url': 'http://controller:9292'}, {
     'peer': 'https://controller:9393'}
 
