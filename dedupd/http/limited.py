@@ -35,11 +35,16 @@ class Log:
         """Write a warning; the arguments may be whatever a stranger sent."""
         self._write(logging.WARNING, message, arguments)
 
-    def error(self, message: str, *arguments: Any) -> None:
-        """Write an error, likewise."""
-        self._write(logging.ERROR, message, arguments)
+    def error(self, message: str, *arguments: Any,
+              exc_info: BaseException | None = None) -> None:
+        """Write an error, likewise.
 
-    def _write(self, level: int, message: str, arguments: tuple) -> None:
+        :param exc_info: an exception to write with its traceback
+        """
+        self._write(logging.ERROR, message, arguments, exc_info)
+
+    def _write(self, level: int, message: str, arguments: tuple,
+               exc_info: BaseException | None = None) -> None:
         with self._lock:
             now, left_out = time.monotonic(), 0
             if now >= self._until:
@@ -52,7 +57,8 @@ class Log:
         if left_out:
             self._log.warning('%d messages such as the next were left out.',
                               left_out)
-        self._log.log(level, message, *map(_cut, arguments))
+        self._log.log(level, message, *map(_cut, arguments),
+                      exc_info=exc_info)
 
 
 def _cut(argument: Any) -> Any:

@@ -41,6 +41,7 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
+_FAILED_READS = limited.Log(LOG)
 
 #: Threads that read, of all connections.
 THREADS = 16
@@ -483,13 +484,18 @@ class _Connection:
 
     async def _failed(self, request: protocol.Request,
                       error: Exception) -> None:
-        """Report a failure to the client and, once, to the log."""
+        """Report a failure to the client, and to the log if it is new there.
+
+        A client may connect again for each read, so the lines of all
+        connections are limited together.
+        """
         self._exports.errors += 1
         if str(error) != self._complaint:
             self._complaint = str(error)
-            LOG.error('Image %s cannot be read at %d: %s', self._name,
-                      request.offset, error,
-                      exc_info=not isinstance(error, _EXPECTED))
+            _FAILED_READS.error(
+                'Image %s cannot be read at %d: %s', self._name,
+                request.offset, error, exc_info=(
+                    None if isinstance(error, _EXPECTED) else error))
         await self._reply_error(
             request, protocol.Error.ENOMEM if isinstance(error, MemoryError)
             else protocol.Error.EIO, str(error))

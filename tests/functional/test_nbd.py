@@ -696,6 +696,26 @@ def test_damage(tmp_path, structured):
         need_alive(daemon)
 
 
+def test_failed_reads_do_not_fill_the_log(tmp_path):
+    """The lines of all connections are counted together."""
+    path = repositories.create(tmp_path / 'damaged', group_slots=512)
+    with repositories.open_repository(path, codec='none') as opened:
+        repositories.put(opened, 'image', repositories.noise(8 * BLOCK))
+    damage_last_block(path)
+    with Daemon(path, cache_mib=0) as daemon:
+        daemon.start()
+        began = time.monotonic()
+        for _ in range(2 * limited.MESSAGES):
+            with daemon.export('image') as session:
+                assert session.answer(nbd.READ, 0, 8 * BLOCK)[0] == nbd.EIO
+        windows = 1 + (time.monotonic() - began) // limited.SECONDS
+        lines = [line for line in daemon.text().splitlines()
+                 if 'cannot be read at' in line]
+        assert 0 < len(lines) <= windows * limited.MESSAGES
+        assert 'groups/00000001' in lines[0]
+        assert daemon.counts()['errors'] == 2 * limited.MESSAGES
+
+
 @pytest.mark.needs('nbd')
 def test_deleted_while_exported(own, content):
     """It stays readable, and its space comes back afterwards (I12)."""

@@ -32,6 +32,13 @@ def test_a_flood(log, caplog, monkeypatch):
     assert [record.getMessage() for record in caplog.records] == ['one more']
 
 
+def test_a_traceback(log, caplog):
+    log.error('failed: %s', 'x', exc_info=ValueError('why'))
+    log.error('failed: %s', 'y')
+    assert caplog.records[0].exc_info[0] is ValueError
+    assert not caplog.records[1].exc_info
+
+
 def test_what_strangers_send_is_text(log, caplog):
     log.warning('%s: %s', 'a\n\x1b[31mb', ValueError('c\r\nd'))
     message = caplog.records[0].getMessage()
