@@ -17,6 +17,7 @@ from typing import Any
 
 from dedupd.cache import arrival as arrival_module
 from dedupd.cache import neighbours as neighbours_module
+from dedupd.http import limited
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
@@ -26,6 +27,7 @@ from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import pull
 
 LOG = logging.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 #: The most images that arrive at once; others wait for so many seconds.
 PULLS = 4
@@ -211,7 +213,7 @@ class Arrivals:
     def _note_failure(self, failure: Exception, cause: Exception) -> None:
         # on_wrong has been told of a wrong image.
         if not isinstance(failure, arrival_module.WrongImage):
-            LOG.warning('%s', failure)
+            _STRANGERS.warning('%s', failure)
         with self._lock:
             self._failures += 1
             self._last_failure = {'time': int(time.time()),

@@ -33,6 +33,7 @@ from dedupd.cache import index as index_module
 from dedupd.cache import uploads as uploads_module
 from dedupd.http import glance
 from dedupd.http import image_parts
+from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import passing
 from dedupd.http import streams
@@ -49,6 +50,7 @@ from glance_dedup.client import errors
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 #: Seconds within which an image must begin to arrive.
 OPEN_SECONDS = 30.0
@@ -385,8 +387,8 @@ class Proxy:
 
     def _failed(self, image_id: str, offset: int, error: Exception) -> None:
         self._last_failure = _failure(image_id, offset, error)
-        LOG.warning('Image %s comes from Glance from byte %d on: %s',
-                    image_id, offset, self._last_failure['text'])
+        _STRANGERS.warning('Image %s comes from Glance from byte %d on: %s',
+                           image_id, offset, self._last_failure['text'])
 
 
 def _failure(image_id: str, offset: int, error: Exception) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 from oslo_log import log
 
 from dedupd.http import glance
+from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import upstream as upstream_module
 from dedupd.http.upstream import Header
@@ -36,6 +37,7 @@ from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import send
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 #: The most uploads that are kept at once. Further ones are passed on.
 MOST = 4
@@ -82,7 +84,7 @@ class Kept:
         try:
             yield
         except exceptions.RepositoryError as e:
-            LOG.warning('An upload is passed on whole: %s', e)
+            _STRANGERS.warning('An upload is passed on whole: %s', e)
             self._abort()
 
     def _abort(self) -> None:
@@ -237,7 +239,7 @@ class Uploads:
                 await self._run(kept.write, data)
             except OSError as e:
                 self._last_failure = f'{e.strerror}'
-                LOG.warning('An upload is passed on as it comes: %s', e)
+                _STRANGERS.warning('An upload is passed on as it comes: %s', e)
                 return data
             return None
 
@@ -289,8 +291,8 @@ class Uploads:
 
     def _failed(self, image_id: str, error: Exception) -> None:
         self._last_failure = f'image {image_id}: {error}'
-        LOG.warning('The upload of image %s is passed on whole: %s', image_id,
-                    error)
+        _STRANGERS.warning('The upload of image %s is passed on whole: %s',
+                           image_id, error)
 
     async def _settled(self, size: int, target: str, headers: list[Header]
                        ) -> messages.Response | None:

@@ -22,6 +22,7 @@ from typing import Any
 from oslo_log import log
 
 from dedupd.http import image_parts
+from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import passing
 from dedupd.http import streams
@@ -30,6 +31,7 @@ from dedupd.http.upstream import Header
 from dedupd.relay import pulse as pulse_module
 
 LOG = log.getLogger(__name__)
+_STRANGERS = limited.Log(LOG)
 
 
 class Relay:
@@ -119,8 +121,9 @@ class Relay:
                     yield piece
                 return
             except upstream_module.UpstreamError as e:
-                LOG.warning('Image %s comes from Glance from byte %d on: %s',
-                            asked.image_id, handed, e)
+                _STRANGERS.warning(
+                    'Image %s comes from Glance from byte %d on: %s',
+                    asked.image_id, handed, e)
         async with contextlib.aclosing(image_parts.rest(
                 self._glance, asked, facts, image_parts.Sent(
                     begin, handed, end, hasher.digest()))) as rest:

@@ -22,6 +22,7 @@ import uuid
 
 import pytest
 
+from dedupd.http import limited
 from glance_dedup import _engine
 from glance_dedup.base import hashes
 from tests.functional import glance_server
@@ -533,6 +534,26 @@ def test_the_peer_is_away(storing, alice, near, cache):
     time.sleep(_AWAY)
     assert near.download(image_id) == data
     assert cache.counts()['arriving'] - after['arriving'] == 1
+
+
+def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
+    """Each request for an image fails here, as often as a user sends it."""
+    data = noise(MIB, 68)
+    image_id = store(alice, data)
+    with storing.cache(repositories.create(tmp_path / 'cache'), {
+            'peer': f'https://127.0.0.1:{ports.free_port()}',
+            'peer_cert': storing.operator}) as daemon:
+        daemon.start()
+        near = storing.glance.client('alice', daemon.url)
+        began = time.monotonic()
+        for _ in range(2 * limited.MESSAGES):
+            assert near.download(image_id) == data
+        assert daemon.counts()['plain']['failed'] == 2 * limited.MESSAGES
+        windows = 1 + (time.monotonic() - began) // limited.SECONDS
+        for source in 'proxy', 'arrivals':
+            lines = [line for line in daemon.text().splitlines()
+                     if f' WARNING dedupd.cache.{source} ' in line]
+            assert 0 < len(lines) <= windows * limited.MESSAGES + windows
 
 
 def test_the_peer_says_nothing(alice, near, cache, link):
