@@ -87,14 +87,28 @@ def reach(names: Iterable[str]) -> tuple[list[Host], dict[str, str]]:
     by_nodename = collections.defaultdict(list)
     for host in found:
         by_nodename[host.nodename].append(host.name)
-    for host in found:
-        same = by_nodename[host.nodename]
+    for nodename, same in by_nodename.items():
         if len(same) > 1:
-            lost[host.name] = (
-                f'{" and ".join(same)} both have the hostname '
-                f'{host.nodename}: name each host once, and give each a '
-                'hostname of its own')
+            lost |= _false_names(nodename, same)
     return [host for host in found if host.name not in lost], lost
+
+
+def _false_names(nodename: str, names: list[str]) -> dict[str, str]:
+    """Return why hosts with one hostname are left out.
+
+    The host that is reached by this name stays: another one that claims the
+    name keeps it out of no backup.
+    """
+    called = [name for name in names
+              if name.rpartition('@')[2].partition('.')[0]
+              == nodename.partition('.')[0]]
+    if len(called) == 1:
+        return {name: f'it says that its hostname is {nodename}, which is '
+                f'that of {called[0]}: name each host once, and give each a '
+                'hostname of its own' for name in names if name != called[0]}
+    return dict.fromkeys(
+        names, f'{" and ".join(names)} both have the hostname {nodename}: name '
+        'each host once, and give each a hostname of its own')
 
 
 def _ask(name: str) -> Host:

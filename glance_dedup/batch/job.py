@@ -22,6 +22,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
+from glance_dedup.base import printable
 from glance_dedup.batch import events as events_module
 from glance_dedup.batch import hosts as hosts_module
 from glance_dedup.batch import ranks as ranks_module
@@ -47,6 +48,7 @@ _OVERHEAD = 5.0
 _RATE = 100e6
 # The last bytes of what MPI itself says of an error.
 _TAIL = 2000
+_MAX_SHOWN = 200
 # Bytes of a line that a rank tells.
 _MAX_LINE = 1 << 20
 
@@ -193,7 +195,8 @@ class Job:
             if event['event'] == 'unseen':
                 why[event['name']] = f'{event["host"]}: {event["error"]}'
             elif (event['event'] == 'source' and event['name'] in wanted
-                    and event['name'] not in found):
+                    and event['name'] not in found
+                    and self._takes_part(event['host'])):
                 found[event['name']] = {
                     **wanted[event['name']], 'host': event['host'],
                     'size': event['size'], 'written': event['written']}
@@ -205,6 +208,15 @@ class Job:
         for name in wanted.keys() - found.keys():
             self._results[name] = Result(name, note=why.get(name, nowhere))
         return found
+
+    def _takes_part(self, nodename: str) -> bool:
+        """Return whether a host takes part; if not, the operator is told."""
+        if not self._settings.hosts or nodename in self._names:
+            return True
+        self._note('a host says that it has a disk and is '
+                   + printable.printable(repr(nodename)[:_MAX_SHOWN])
+                   + ', which takes no part: it is left out')
+        return False
 
     def _look(self, order: dict[str, Any],
               note: Callable[[dict[str, Any]], None]) -> None:
@@ -321,9 +333,10 @@ class Job:
         for name, source in list(left.items()):
             if source['host'] not in there:
                 host = self._names[source['host']]
+                why = self.lost.get(host, 'it has another hostname now')
                 self._results[name] = Result(
                     name, note=f'its host {host} cannot take part any more: '
-                    + self.lost[host])
+                    + why)
                 del left[name]
 
     def _run_ranks(self, order: dict[str, Any],

@@ -14,6 +14,7 @@ that periods without a backup use nothing up. What no rule keeps is pruned, but
 never the newest backup of a name.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import datetime
@@ -21,8 +22,12 @@ import datetime
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 
-# How a period of each rule is written; equal texts are of one period.
-_PERIODS = {'daily': '%Y-%m-%d', 'weekly': '%G-W%V', 'monthly': '%Y-%m'}
+# How a period of each rule is written; equal texts are of one period. strftime
+# writes years before 1000 with fewer digits.
+_PERIODS: dict[str, Callable[[datetime.datetime], str]] = {
+    'daily': lambda time: time.isoformat()[:10],
+    'weekly': lambda time: '{:04}-W{:02}'.format(*time.isocalendar()),
+    'monthly': lambda time: time.isoformat()[:7]}
 #: The rules, by their names.
 RULES = ('last', *_PERIODS)
 
@@ -154,10 +159,10 @@ def kept(backups: Iterable[imageids.Backup], rules: dict[str, int],
     _keep_stored_last(reasons, counted, stored)
     for number, backup in enumerate(counted[:rules.get('last', 0)], 1):
         reasons[backup].append(f'last {number}')
-    for rule, form in _PERIODS.items():
+    for rule, period_of in _PERIODS.items():
         newest: dict[str, imageids.Backup] = {}
         for backup in counted:
-            newest.setdefault(backup.time.strftime(form), backup)
+            newest.setdefault(period_of(backup.time), backup)
         for period in list(newest)[:rules.get(rule, 0)]:
             reasons[newest[period]].append(f'{rule} {period}')
     return reasons

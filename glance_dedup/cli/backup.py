@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 import struct
+import sys
 
 from cliff import lister
 from cliff import show
@@ -127,7 +128,8 @@ class Restore(command.RepositoryCommand, show.ShowOne):
 
     def add_arguments(self, parser):
         parser.add_argument('name', metavar='NAME', type=_name)
-        parser.add_argument('file', metavar='FILE')
+        parser.add_argument('file', metavar='FILE',
+                            help='- for standard output')
         parser.add_argument(
             '--at', metavar='TIME', type=_time,
             help='Restore the newest backup of this time or before. A time '
@@ -139,8 +141,12 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         targets.add_mode(parser)
 
     def take_action(self, parsed_args):
-        target = _target(parsed_args)
-        target.require_allowed()
+        if parsed_args.file == '-':
+            write = image_module.write_to(sys.stdout.buffer)
+        else:
+            target = _target(parsed_args)
+            target.require_allowed()
+            write = target.write
         with self.open() as repo:
             now = retention.now()
             backups = repo.backups()
@@ -153,12 +159,18 @@ class Restore(command.RepositoryCommand, show.ShowOne):
             with (_opened(repo, backup) as image,
                   self.progress(f'restoring {backup.name}', image.size
                                 ) as progress):
-                target.write(image, progress)
+                write(image, progress)
                 return common.shown({
                     'name': backup.name,
                     'time': common.Time(int(backup.time.timestamp())),
                     'image_id': backup.image_id, 'file': parsed_args.file,
                     'size': common.Size(image.size)})
+
+    def produce_output(self, parsed_args, column_names, data):
+        # Standard output has only the image.
+        if parsed_args.file == '-':
+            return 0
+        return super().produce_output(parsed_args, column_names, data)
 
 
 def _opened(repo, backup):

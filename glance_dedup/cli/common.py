@@ -74,7 +74,8 @@ class Time(columns.FormattableColumn):
                 self._value, datetime.timezone.utc)
         except (ValueError, OverflowError, OSError):
             return str(self._value)
-        return when.strftime('%Y-%m-%d %H:%M:%S UTC')
+        # strftime writes years before 1000 with fewer digits.
+        return f'{when.year:04}{when:-%m-%d %H:%M:%S} UTC'
 
 
 class Lines(columns.FormattableColumn):

@@ -205,7 +205,7 @@ class Get(command.RepositoryCommand, show.ShowOne):
     def take_action(self, parsed_args):
         with contextlib.ExitStack() as stack:
             if parsed_args.file == '-':
-                write = _write_to(sys.stdout.buffer)
+                write = write_to(sys.stdout.buffer)
             else:
                 target = targets.Target(parsed_args.file, parsed_args.force,
                                         parsed_args.mode)
@@ -230,7 +230,8 @@ class Get(command.RepositoryCommand, show.ShowOne):
         return super().produce_output(parsed_args, column_names, data)
 
 
-def _write_to(stream):
+def write_to(stream):
+    """Return what writes an image to a stream, as `Target.write` to a file."""
     def write(image, progress):
         buffer, = copying.buffers_for(image, 1)
         done = 0

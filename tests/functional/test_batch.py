@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from glance_dedup.base import imageids
+from glance_dedup.batch import hosts
 from glance_dedup.batch import job as job_module
 from glance_dedup.batch import places
 from glance_dedup.batch import ranks
@@ -110,6 +111,35 @@ def test_server_ends_with_its_last_disk():
     watch.note({'event': 'failed', 'source': 'mail', 'name': 'mail',
                 'error': 'it cannot be opened'})
     assert not left and len(results) == 3
+
+
+def test_a_host_that_names_another_as_its_own(monkeypatch):
+    """Neither an unknown host, nor one with a new name, ends the run."""
+    job = job_module.Job(
+        None, job_module.Settings(hosts=('one', 'two')), batches.NIGHT,
+        lambda *progress: None)
+    answers = iter([('one', 'two'), ('one', 'new')])
+
+    def reach(names):
+        return [hosts.Host(name, nodename, frozenset()) for name, nodename in
+                zip(names, next(answers))], {}
+
+    def run_ranks(order, hosts, note):
+        for name, host in (('a', 'none\x1b[2J'), ('b', 'two'), ('a', 'one')):
+            note({'event': 'source', 'rank': 0, 'name': name, 'host': host,
+                  'size': 1, 'written': 0})
+    monkeypatch.setattr(hosts, 'reach', reach)
+    monkeypatch.setattr(job, '_run_ranks', run_ranks)
+    found = job._find([job_module.Source(name, 'disk') for name in 'ab'])
+    assert {name: source['host'] for name, source in found.items()} == {
+        'a': 'one', 'b': 'two'}
+    notice, = job.notices
+    assert 'none' in notice and 'takes no part' in notice
+    assert notice.isprintable()
+    job._give_up_lost(found, job._reach())
+    assert set(found) == {'a'}
+    result, = job.missing()
+    assert 'host two' in result.note and 'another hostname' in result.note
 
 
 def test_servers_whose_views_do_not_fit_together():

@@ -79,6 +79,27 @@ def test_a_host_that_lies_is_left_out_alone(answer, field, value):
     assert len(lost['bad']) < 600 and lost['bad'].isprintable()
 
 
+@pytest.mark.parametrize('true, name', [
+    ('good', 'good'), ('good.example', 'good'), ('root@good', 'good'),
+    ('good', 'good.example')])
+def test_a_host_that_takes_the_name_of_another(answer, true, name):
+    """It keeps the other one out of no backup."""
+    answer(true, nodename=name)
+    answer('bad', nodename=name)
+    found, lost = hosts.reach(['bad', true])
+    assert [host.name for host in found] == [true]
+    assert list(lost) == ['bad']
+    assert f'its hostname is {name}, which is that of {true}:' in lost['bad']
+
+
+def test_hosts_with_a_name_that_is_neithers(answer):
+    for name in 'one', 'two':
+        answer(name, nodename='other')
+    found, lost = hosts.reach(['one', 'two'])
+    assert found == [] and set(lost) == {'one', 'two'}
+    assert 'one and two both have the hostname other' in lost['one']
+
+
 @pytest.mark.parametrize('text', [
     '', '[]', '7', '"a"', 'null', '{', '[' * 60000, '{}'])
 def test_what_is_no_answer(answer, tmp_path, text):

@@ -29,7 +29,7 @@ NOW = moment('2030-01-01T00:00')
 
 def why(found, now=NOW, stored=None, **rules):
     """Return the reasons by the times as text, of backups that are kept."""
-    return {f'{backup.time:%Y-%m-%dT%H}': reasons for backup, reasons
+    return {backup.time.isoformat()[:13]: reasons for backup, reasons
             in retention.kept(found, rules, now, stored or {}).items()
             if reasons}
 
@@ -112,7 +112,7 @@ def test_backup_of_the_first_year():
     assert retention.warnings([first, *FOUND], NOW) == []
     assert retention.chosen([first], 'web', NOW) == first
     assert list(why([first], daily=1).values()) == [
-        ['newest', 'daily 1-01-01']]
+        ['newest', 'daily 0001-01-01']]
     with pytest.raises(exceptions.ImageNotFound,
                        match='the oldest is of 0001-01-02 00:00:00 UTC'):
         retention.chosen(backups('0001-01-02'), 'web', NOW, first.time)
@@ -172,6 +172,12 @@ def test_the_week_of_another_year():
     assert why(found, weekly=2) == {
         '2027-01-01T18': ['newest', 'weekly 2026-W53']}
     assert len(why(found, monthly=2)) == 2
+
+
+def test_periods_of_early_years():
+    assert why(backups('0987-01-01T18:00'), daily=1, weekly=1, monthly=1) == {
+        '0987-01-01T18': ['newest', 'daily 0987-01-01', 'weekly 0987-W01',
+                          'monthly 0987-01']}
 
 
 def test_the_newest_stays():

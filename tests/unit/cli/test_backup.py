@@ -113,6 +113,19 @@ def test_restore(made, backups, tmp_path):
     assert file.read_bytes() == content(1)
 
 
+def test_restore_to_standard_output(made, backups, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = made.program('backup', 'restore', 'web', '-')
+    assert (result.status, result.out) == (0, content(2))
+    assert 'restoring web of 2026-11-23 18:00:00 UTC' in result.err
+    assert not (tmp_path / '-').exists()
+
+
+def test_a_backup_of_an_early_year(made, repo):
+    put(repo, 'b_web_09870101T180000Z', b'old')
+    assert '0987-01-01 18:00:00 UTC' in made('backup', 'list').out
+
+
 def test_what_cannot_be_restored(made, repo, backups, tmp_path):
     file = tmp_path / 'disk'
     made('backup', 'restore', 'web', file, '--at', '2026-11-20').refused(
