@@ -169,7 +169,8 @@ class Host:
             if asked > moment + LIMIT:
                 raise SystemExit('a daemon does not look at what others '
                                  f'stored: {self.daemon.text()}')
-            looked = self.daemon.status()['filter']['filter_looked']
+            looked = self.daemon.status()['filter'][
+                'filter_refresh_age_seconds']
             if looked is not None and asked - looked > moment:
                 return
             time.sleep(0.02)

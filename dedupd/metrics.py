@@ -143,7 +143,7 @@ _GAUGES = (
     ('dedupd_filter_look_age_seconds',
      'Seconds since the fingerprint filter last had all that other hosts had '
      'stored.',
-     ('filter', 'filter_looked')),
+     ('filter', 'filter_refresh_age_seconds')),
     ('dedupd_filter_behind_groups',
      'Block groups that the fingerprint filter had yet to read then.',
      ('filter', 'filter_behind')),

@@ -1205,8 +1205,8 @@
   function followed(filter) {
     const behind = filter.filter_behind > 0
       ? `, ${plural(filter.filter_behind, 'group')} to read` : '';
-    return isNumber(filter.filter_looked)
-      ? `followed ${duration(filter.filter_looked)} ago${behind}`
+    return isNumber(filter.filter_refresh_age_seconds)
+      ? `followed ${duration(filter.filter_refresh_age_seconds)} ago${behind}`
       : `not followed yet${behind}`;
   }
 

@@ -376,7 +376,8 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
         "filter_rebuilt", f.rebuilt,
         "filter_complete", PyBool_FromLong(f.complete),
         "filter_behind", f.look.behind,
-        "filter_looked", seconds_since(self->repo, f.look.ended_ns));
+        "filter_refresh_age_seconds",
+        seconds_since(self->repo, f.look.ended_ns));
     gd_py_leave_repository(self);
     return result;
 }

@@ -72,6 +72,11 @@ class Estimate(command.RepositoryCommand, lister.Lister):
                 'reading', estimate.data_bytes(files)) as progress:
             result = estimate.estimate(files, options, progress.update)
         self._tell(result)
+        if len(result.unreadable) == len(files):
+            raise common.UsageError(
+                f'nothing was estimated, for {" ".join(parsed_args.paths)} '
+                'has no image that can be read: name images, or directories '
+                'with images')
         return (('kind', 'name', 'size', 'nonzero_bytes', 'new_bytes',
                  'stored_bytes', 'saved_percent'), self._rows(result))
 
@@ -92,8 +97,11 @@ class Estimate(command.RepositoryCommand, lister.Lister):
         images = result.images
         size, nonzero, new = (sum(getattr(image, name) for image in images)
                               for name in ('size', 'nonzero', 'new'))
+        # Of those that could not be opened, nothing is known.
+        unknown = {path for path, _ in result.unreadable}
         rows = [('image', image.path, image.size, image.nonzero, image.new,
-                 image.stored) for image in images]
+                 image.stored) for image in images
+                if image.size or image.path not in unknown]
         rows += [('sum', 'all blocks', size, nonzero, new, result.stored),
                  ('sum', 'metadata', None, None, None, result.metadata),
                  ('sum', 'on the disk', size, nonzero, new, result.on_disk),

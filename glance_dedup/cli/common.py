@@ -65,6 +65,13 @@ class Percent(columns.FormattableColumn):
         return '-' if self._value is None else f'{self._value} %'
 
 
+class Age(columns.FormattableColumn):
+    """Seconds, or None: 5 h in a table, a plain number elsewhere."""
+
+    def human_readable(self):
+        return '-' if self._value is None else units.duration(self._value)
+
+
 class Time(columns.FormattableColumn):
     """Seconds since 1970: a date in a table, a plain number elsewhere."""
 

@@ -10,7 +10,9 @@ from glance_dedup.cli import common
 
 def fields_of(repo) -> dict:
     """The columns that describe this host's filter."""
-    return {name: common.Size(value) if name == 'filter_bytes' else value
+    kinds = {'filter_bytes': common.Size,
+             'filter_refresh_age_seconds': common.Age}
+    return {name: kinds[name](value) if name in kinds else value
             for name, value in repo.statistics().items()
             if name.startswith('filter_')}
 

@@ -628,9 +628,9 @@ class Repository(closing.Closing):
           ``filter_rebuilt`` (the last group) and ``filter_complete``; zeros if
           the host has no filter yet. If a store is the index, these are its
           memory, its capacity, and its progress; hints and level are 0.
-          ``filter_looked``: seconds since a process of the host last read all
-          that others had stored, or None; ``filter_behind``: groups that it
-          had to leave.
+          ``filter_refresh_age_seconds``: seconds since a process of the host
+          last read all that others had stored, or None; ``filter_behind``:
+          groups that it had to leave.
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)

@@ -84,7 +84,7 @@ def test_daemon_that_does_not_look(hosts, monkeypatch):
             self.daemon = self
 
         def status(self):
-            return {'filter': {'filter_looked': 1000.0}}
+            return {'filter': {'filter_refresh_age_seconds': 1000.0}}
 
         def text(self):
             return 'its log'

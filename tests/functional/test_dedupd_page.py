@@ -333,7 +333,8 @@ def test_tasks_reads_and_filter(browser, daemon):
     assert (f'{filter_["filter_hints"]:,}' if filter_['filter_places']
             else 'none on this host') in browser.text('filter')
     assert ('followed' in browser.text('filter')
-            if filter_['filter_places'] else not filter_['filter_looked'])
+            if filter_['filter_places'] else not filter_[
+                'filter_refresh_age_seconds'])
     assert 'Requests' in browser.text('reads')
     assert browser.text('damage-text') == 'No damaged blocks are known.'
     browser.need_silence()

@@ -408,12 +408,13 @@ def test_clocks_that_differ_by_a_day(tmp_path, ahead):
         for number, (image_id, data) in enumerate(list(model.items())):
             there = repos[(number + 1) % 2]
             wait_for(lambda: time.monotonic() - there.statistics()[
-                'filter_looked'] > stored)
+                'filter_refresh_age_seconds'] > stored)
             again = repositories.put(there, f'{image_id}-again', data)
             assert again.new_bytes < len(data) // 50
             model[f'{image_id}-again'] = data
         for daemon in one, other:
-            assert 0 <= daemon.status()['filter']['filter_looked'] < 30
+            assert 0 <= daemon.status()['filter'][
+                'filter_refresh_age_seconds'] < 30
         # Either host's accounts are the other's.
         repos[0].delete('text-0')
         del model['text-0']

@@ -3,6 +3,7 @@
 """``glance-dedup estimate``, ``import`` and ``export``, without a Glance."""
 
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -115,10 +116,20 @@ def test_estimate_needs_no_repository(cli, files):
 def test_estimate_of_what_cannot_be_read(cli, files):
     result = cli('estimate', files, '/nonexistent', '-f', 'json')
     assert result.status == 2
-    assert '/nonexistent' in result.err
-    assert len(result.out) > 10
+    assert '/nonexistent: No such file or directory' in result.err
+    assert not [row for row in json.loads(result.out)
+                if row['name'] == '/nonexistent']
     cli('estimate', files, '--block-size', '1000').refused('block_size')
     cli('estimate', files, '--codec', 'zstd', '--level', '20').refused('19')
+
+
+def test_estimate_of_nothing(cli, tmp_path):
+    """Zeros would look like an answer."""
+    (tmp_path / 'empty').mkdir()
+    for path in '/nonexistent', tmp_path / 'empty':
+        result = cli('estimate', path)
+        assert (result.status, result.out) == (2, '')
+        assert f'{path} has no image that can be read' in result.err
 
 
 def test_estimate_says_what_to_do(cli, files, monkeypatch):

@@ -3,6 +3,7 @@
 """The commands on this host's filter, or on the index in its place."""
 
 import os
+import re
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_remove(indexed, tmp_path):
     image = tmp_path / 'image.raw'
     assert indexed('image', 'put', 'third', image, '-f',
                    'json').json()['new_bytes'] == 0
+
+
+def test_when_the_filter_was_refreshed(filled):
+    found = filled('filter', 'show')
+    assert re.search(r'filter_refresh_age_seconds +\| (less than 1|\d+) '
+                     '(s|min|h) ', found.out)
+    found = filled('filter', 'show', '-f', 'json').json()
+    assert isinstance(found['filter_refresh_age_seconds'], float)
 
 
 def test_an_empty_variable_is_none(created, monkeypatch, tmp_path):

@@ -27,7 +27,8 @@ def test_it_follows(path, monkeypatch):
         repositories.put(there, 'first', data)
         stored = time.monotonic()
         repositories.eventually(
-            lambda: time.monotonic() - here.statistics()['filter_looked']
+            lambda: time.monotonic() - here.statistics()[
+                'filter_refresh_age_seconds']
             > stored)
         follower.stop()
         assert follower.join(60)

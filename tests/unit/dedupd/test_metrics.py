@@ -57,7 +57,8 @@ def full(status):
     status['repository']['trial'] = {'verdict': 'fine', 'valid': True}
     status['catalog'].update({
         'state': 'ready', 'unreadable': {'a"\n\\b': 'no reason'}})
-    status['filter'].update({'filter_looked': 2.5, 'filter_behind': 3})
+    status['filter'].update({'filter_refresh_age_seconds': 2.5,
+                             'filter_behind': 3})
     status['damage'] = {'blocks': 2, 'images': ['x', 'y', 'z'],
                         'volumes': ['v']}
     status['certificates'] = {

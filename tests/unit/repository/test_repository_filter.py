@@ -176,7 +176,7 @@ def test_rebuilding_waits_for_another_process(path):
         os.close(lock)
         waiting.join(60)
         assert repo.statistics()['filter_complete']
-        assert repo.statistics()['filter_looked'] < 60
+        assert repo.statistics()['filter_refresh_age_seconds'] < 60
         assert put(repo, 'second', data).new_bytes == 0
 
 
@@ -204,7 +204,7 @@ def test_blocks_of_another_host(path, monkeypatch):
         put(there, 'first', first)
         put(here, 'one', b'x')
         assert here.statistics()['filter_complete']
-        assert here.statistics()['filter_looked'] < 60
+        assert here.statistics()['filter_refresh_age_seconds'] < 60
         # Nobody looks again so soon, and the upload misses them.
         put(there, 'second', second)
         assert put(here, 'missed', second).new_bytes == len(second)
@@ -234,7 +234,7 @@ def test_following_makes_no_filter(path):
     with open_repository(path) as repo:
         assert not repo.follow()
         assert repo.statistics()['filter_bytes'] == 0
-        assert repo.statistics()['filter_looked'] is None
+        assert repo.statistics()['filter_refresh_age_seconds'] is None
 
 
 def test_filter_budget(tmp_path):

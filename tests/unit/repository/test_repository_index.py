@@ -74,7 +74,7 @@ def test_what_was_stored_before(path, index):
         repo.filter.attach(repo.handle())
         assert repo.statistics()['filter_complete']
         # What serves one process has not looked yet in this one.
-        looked = repo.statistics()['filter_looked']
+        looked = repo.statistics()['filter_refresh_age_seconds']
         assert looked is None if index == 'dtb' else looked < 60
 
 
@@ -109,7 +109,7 @@ def test_what_others_store_at_the_same_time(path, index, monkeypatch):
         monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
         put(other, 'second', data[1])
         assert put(repo, 'found', data[1]).new_bytes == 0
-        assert repo.statistics()['filter_looked'] < 60
+        assert repo.statistics()['filter_refresh_age_seconds'] < 60
         # Its own blocks too, as ever.
         put(repo, 'third', data[2])
         assert put(repo, 'again', data[2]).new_bytes == 0
