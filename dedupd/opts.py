@@ -1171,6 +1171,21 @@ def load(path: str | None = None) -> cfg.ConfigOpts:
     return conf
 
 
+def unknown_in(path: str) -> Iterator[str]:
+    """Yield a sentence for each option of a file that our groups lack.
+
+    This imports less than :func:`unknown`, and does not judge other groups.
+    """
+    for group, names in _sections(path).items():
+        if group not in GROUPS or group == PROFILER_GROUP:
+            continue
+        known = {option.dest for option in GROUPS[group]}
+        for name in names:
+            if name.replace('-', '_') not in known:
+                yield _sentence(path, f'option {name} in [{group}]', name,
+                                known)
+
+
 def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
     """A sentence for each option of the files that nobody reads.
 
@@ -1183,9 +1198,7 @@ def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
     for directory in conf.config_dir or ():
         paths += sorted(glob.glob(os.path.join(directory, '*.conf')))
     for path in paths:
-        sections: dict[str, dict[str, list[str]]] = {}
-        cfg.ConfigParser(path, sections).parse()
-        for group, options in sections.items():
+        for group, options in _sections(path).items():
             if group == PROFILER_GROUP:
                 continue
             if group not in known:
@@ -1200,6 +1213,13 @@ def unknown(conf: cfg.ConfigOpts) -> Iterator[str]:
                             plain, known[group], 1, _ALIKE)):
                     yield _sentence(path, f'option {name} in [{group}]', name,
                                     known[group])
+
+
+def _sections(path: str) -> dict[str, dict[str, list[str]]]:
+    """Return the values of a file, by section and name."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    cfg.ConfigParser(path, sections).parse()
+    return sections
 
 
 def _sentence(path: str, what: str, name: str, known: Iterable[str]) -> str:

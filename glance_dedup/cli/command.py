@@ -49,11 +49,18 @@ class RepositoryCommand(command.Command):
 
     @functools.cached_property
     def settings(self) -> settings_module.Settings:
-        """Where the repository is.
+        """Where the repository is. Warns of options that nobody reads.
 
         :raises UsageError: the option file cannot be used
         """
-        return settings_module.find(self.app.options)
+        found = settings_module.find(self.app.options)
+        file = self.app.options.config_file
+        if file is not None:
+            from dedupd import opts
+
+            for sentence in opts.unknown_in(file):
+                self.app.tell(sentence)
+        return found
 
     @functools.cached_property
     def path(self) -> str:

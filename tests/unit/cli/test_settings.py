@@ -52,6 +52,20 @@ def test_a_repository_that_is_given_needs_no_file(created, file, tmp_path):
     created('image', 'list').refused(str(file), 'reserve_mib')
 
 
+def test_an_option_that_is_ignored_is_named(created, tmp_path):
+    created.options = ['--socket', str(tmp_path / 'none')]
+    file = tmp_path / 'given.conf'
+    file.write_text(f'[dedupd]\ndatadir = {created.path}\n'
+                    f'filter_dir = {tmp_path}/filter\nread_thread = 3\n'
+                    '[cache]\nlisten = 127.0.0.1:1\n[other]\nx = 1\n'
+                    '[profiler]\nx = 1\n')
+    found = created('--config-file', file, 'image', 'list', '-f', 'json')
+    assert found.json() == []
+    assert found.err == (
+        f'glance-dedup: {file}: there is no option read_thread in [dedupd], '
+        'and it is ignored; did you mean read_threads?\n')
+
+
 def test_a_file_that_is_given(created, file, tmp_path):
     other = tmp_path / 'other.conf'
     created('--config-file', other, 'image', 'list').refused(str(other))
