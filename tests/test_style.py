@@ -88,8 +88,8 @@ def test_shell_style(path):
 #: Where an error of the disk says no more than that nothing is there.
 HIDES_ERRORS = {
     'adoption/estimate.py', 'batch/hosts.py', 'cli/command.py',
-    'cli/settings.py', 'cli/upgradecheck.py', 'cli/volumeserve.py',
-    'driver/daemon.py', 'objects/slicefiles.py', 'trial/properties.py'}
+    'cli/volumeserve.py', 'driver/daemon.py', 'objects/slicefiles.py',
+    'trial/properties.py'}
 
 
 def test_a_failing_disk_is_not_taken_for_an_empty_one():

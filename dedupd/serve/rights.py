@@ -159,8 +159,8 @@ class Rights:
             return
         what = 'upload' if right is UPLOAD else f'send image {image_id[:140]}'
         words = right.words if backup is None else f'{right.words} {source}'
-        why = (f'{_named(peer)} may not {what}: it lacks the right to {words}. '
-               f'The option {right.option} of this daemon gives it.')
+        why = (f'{_named(peer)} may not {what}: it lacks the right to '
+               f'{words}. The option {right.option} of this daemon gives it.')
         _STRANGERS.warning('%s', why)
         raise messages.HTTPError(403, why)
 

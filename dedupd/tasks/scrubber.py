@@ -17,8 +17,8 @@ verifies those of the maintainer. But while damaged blocks are known, it reads
 all groups, since any may have a copy.
 
 Of cold groups, whose blocks are in objects, a pass reads the entries, and a
-sample of the objects (``objectscrub.py``). A pass that the object store did not
-answer has not ended.
+sample of the objects (``objectscrub.py``). A pass that the object store did
+not answer has not ended.
 
 At the begin and the end of a run the scrub heals damaged blocks of which there
 is a copy. At the end of a pass it renews the spare copies of the most used

@@ -107,8 +107,8 @@ def _false_names(nodename: str, names: list[str]) -> dict[str, str]:
                 f'that of {called[0]}: name each host once, and give each a '
                 'hostname of its own' for name in names if name != called[0]}
     return dict.fromkeys(
-        names, f'{" and ".join(names)} both have the hostname {nodename}: name '
-        'each host once, and give each a hostname of its own')
+        names, f'{" and ".join(names)} both have the hostname {nodename}: '
+        'name each host once, and give each a hostname of its own')
 
 
 def _ask(name: str) -> Host:

@@ -356,9 +356,9 @@ class Scrub(TaskCommand):
         if result.get('unavailable'):
             self.app.tell(
                 f'{result["unchecked"]} blocks in cold groups were not '
-                f'checked: {result["unavailable"]}. The scrub is not complete: '
-                "when the object store answers again, run 'glance-dedup "
-                "scrub', which checks the rest")
+                f'checked: {result["unavailable"]}. The scrub is not '
+                'complete: when the object store answers again, run '
+                "'glance-dedup scrub', which checks the rest")
             self.app.status = 2
         if result.get('damaged', 0) > result.get('healed', 0) or any(
                 result.get(name) for name in ('found', 'images', 'volumes',
