@@ -20,8 +20,17 @@ LOOKS = 4
 PAUSE = 0.05                    # seconds
 
 
+# Errors of an open file that another host unlinked, where the server does not
+# keep it.
+_FORGOTTEN = (errno.ENOENT, errno.ESTALE)
+
+
 class Gone(Exception):
     """The file that was to be read has no such name any more."""
+
+
+class Forgotten(Gone):
+    """Another host unlinked or replaced the open file: open it again."""
 
 
 def looks() -> Iterator[int]:
@@ -49,6 +58,11 @@ def refused_by_system(error: OSError, file: str) -> None:
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise exceptions.StorageError(
             f'{file} cannot be read: {error.strerror}') from error
+
+
+def is_forgotten(error: OSError) -> bool:
+    """Return whether the server no longer keeps an open file or directory."""
+    return error.errno in _FORGOTTEN
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int, int]:
@@ -83,11 +97,24 @@ def _open(name: str, directory: int) -> tuple[int, bool]:
     return access.open_file(name, flags, directory), False
 
 
+def _open_renewed(name: str, directory: int) -> tuple[int, bool]:
+    """Open a file that may have another inode than this host remembers."""
+    try:
+        return _open(name, directory)
+    except OSError as e:
+        if e.errno != errno.ESTALE:
+            raise
+    # A host that opens the directory asks for the names in it.
+    os.close(os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
+                     dir_fd=directory))
+    return _open(name, directory)
+
+
 def _open_any(names: tuple[str, ...], directory: int) -> tuple[int, bool]:
     for name in names[:-1]:
         with contextlib.suppress(FileNotFoundError):
-            return _open(name, directory)
-    return _open(names[-1], directory)
+            return _open_renewed(name, directory)
+    return _open_renewed(names[-1], directory)
 
 
 class File:
@@ -95,7 +122,8 @@ class File:
 
     :ivar file: its name in the repository, for messages
     :ivar identity: of the file that was opened; see :func:`identity`
-    :raises Gone: if there is no such file
+    :raises Gone: if there is no such file; Forgotten if it was there, also
+        when it is read
     :raises Damage: if it is not a regular file, or cannot be opened
     """
 
@@ -116,10 +144,13 @@ class File:
             raise form.Damage(f'cannot be opened: {e.strerror}') from e
         self._start = 0
         self._window = b''
-        status = os.fstat(self.fd)
-        if not stat.S_ISREG(status.st_mode):
+        try:
+            status = self.status()
+            if not stat.S_ISREG(status.st_mode):
+                raise form.Damage('is not a regular file')
+        except BaseException:
             os.close(self.fd)
-            raise form.Damage('is not a regular file')
+            raise
         self.identity = identity(status)
 
     def __enter__(self):
@@ -128,9 +159,18 @@ class File:
     def __exit__(self, *exc):
         os.close(self.fd)
 
+    def status(self) -> os.stat_result:
+        """Return the status of the file at this moment."""
+        try:
+            return os.fstat(self.fd)
+        except OSError as e:
+            if is_forgotten(e):
+                raise Forgotten() from e
+            raise form.Damage(f'has no status: {e.strerror}') from e
+
     def size(self) -> int:
         """The size in bytes at this moment; the file may be growing."""
-        return os.fstat(self.fd).st_size
+        return self.status().st_size
 
     def read(self, offset: int, length: int) -> bytes:
         """The bytes at `offset`: fewer than `length` at the file's end."""
@@ -140,6 +180,8 @@ class File:
                 part = self._read_once(offset, length)
             except OSError as e:
                 refused_by_system(e, self.file)
+                if is_forgotten(e):
+                    raise Forgotten() from e
                 raise form.Damage(
                     f'cannot be read: {e.strerror}', offset) from e
             if not part:

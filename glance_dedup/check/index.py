@@ -301,6 +301,8 @@ class Index:
             return
         try:
             yield from found.items()
+        except files.Gone:
+            self._whole = False
         except form.Damage as e:
             self._whole = False
             self._find(form.DAMAGE, e.sentence, f'index/{self._names[name]}',

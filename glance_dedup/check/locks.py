@@ -63,11 +63,17 @@ def check_versions(directories: directories_module.Directories, major: int
 def is_locked(fd: int, byte: int) -> bool:
     """Return whether somebody holds a lock of any kind on a byte of a file.
 
+    :raises Forgotten: another host unlinked the file
     :raises OSError: the system does not say
     """
     flock = struct.Struct('@hhqqi4x')
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
-        fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, flock.pack(
+            fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except OSError as e:
+        if files.is_forgotten(e):
+            raise files.Forgotten() from e
+        raise
     return flock.unpack(answer)[0] != fcntl.F_UNLCK
 
 

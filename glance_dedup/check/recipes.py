@@ -182,7 +182,7 @@ class Recipes:
                     header = self._read_header(f, owner)
                     owner.scope, owner.extents = header.scope, header.extents
                     self._read_extents(f, header, owner)
-            except form.Damage as e:
+            except (form.Damage, files.Forgotten) as e:
                 failure = e
             else:
                 self._keep(owner, header)

@@ -47,6 +47,8 @@ class Spares:
                         self._directories['spares'], number, spare=True)
                     if not group.problems:
                         break
+                except files.Forgotten:
+                    continue
                 except files.Gone:
                     break
                 except form.Damage as e:

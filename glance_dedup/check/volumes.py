@@ -327,7 +327,13 @@ class Volumes:
             return
         with closing.descriptor(fd):
             if reader.NAME.match(name):
-                self._check_volume(name, fd)
+                try:
+                    self._check_volume(name, fd)
+                except OSError as e:
+                    if not files.is_forgotten(e):
+                        raise
+                    # Another host deleted it meanwhile.
+                    self._findings.figures['volumes'] -= 1
             else:
                 self._findings.find(form.NOTE, file, None,
                                     'has an unknown name')

@@ -14,7 +14,9 @@ import contextlib
 import json
 import mmap
 import os
+import pathlib
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -30,6 +32,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
 from glance_dedup.base import task
+from glance_dedup.check import files
 from tests.functional import soak as soak_module
 from tests.functional import storm
 from tests.sharedfs import hosts as hosts_module
@@ -42,6 +45,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT = soak_module.LIMIT
 ROUND = 8               # seconds
+WATCH_PAUSE = 0.02      # seconds
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 900))
 #: The processes of each host, by what they do.
 KINDS = [storm.UPLOADER, storm.DELETER, storm.READER]
@@ -49,6 +53,11 @@ KINDS = [storm.UPLOADER, storm.DELETER, storm.READER]
 CLIENTS = 2
 #: What has to have been done, and been killed, before a test ends.
 ENOUGH = {'uploads': 15, 'deletes': 3, 'reads': 30}
+#: Of file systems whose server forgets an open file that another host unlinks:
+#: as JuiceFS, and as NFS with and without attributes that a host remembers.
+FORGETFUL = [{'unlinked': 'missing', 'names': 0, 'attributes': 0},
+             {'unlinked': 'stale', 'attributes': 0},
+             {'unlinked': 'stale', 'attributes': 60}]
 KILLED = ('worker', 'daemon', 'glance worker', 'host')
 
 
@@ -252,7 +261,7 @@ class Watcher(threading.Thread):
                     pass
 
     def run(self):
-        while not self.ended.is_set():
+        while not self.ended.wait(WATCH_PAUSE):
             self._read_all()
             self.rounds += 1
 
@@ -439,6 +448,75 @@ def test_reader_of_a_group_that_another_host_rewrites(tmp_path, unlinked):
                 here.delete('old')
                 assert collect(here).rewritten == 1
                 assert image.read() == kept
+
+
+@pytest.mark.parametrize('options', FORGETFUL, ids=str)
+def test_n13_4_image_that_another_host_replaces_is_found(tmp_path, options):
+    """The server forgets what the host has just opened; it opens again."""
+    data = maintenance.content(1, blocks=3)
+    ended = threading.Event()
+    with hosts_module.hosts(tmp_path, **options) as both:
+        maintenance.create(both[0].root)
+        with opened(*both) as (here, there):
+            repositories.put(here, 'one', data)
+            path = shared(both[0]) / 'images/one'
+            recipe = path.read_bytes()
+
+            def replace():
+                new = path.with_name('two')
+                while not ended.wait(0.005):
+                    new.write_bytes(recipe)
+                    os.replace(new, path)
+
+            thread = threading.Thread(target=replace)
+            thread.start()
+            try:
+                for _ in range(300):
+                    with contextlib.suppress(exceptions.BusyError):
+                        there.open_image('one').close()
+            finally:
+                ended.set()
+                thread.join(LIMIT)
+
+
+@pytest.mark.parametrize('options', FORGETFUL, ids=str)
+@pytest.mark.parametrize('is_replaced', [False, True])
+def test_n13_4_check_of_files_that_another_host_replaces(
+        tmp_path, monkeypatch, is_replaced, options):
+    """The server forgets each right after the check has opened it.
+
+    Where the host believes what it knows of a file, it learns that when it
+    reads.
+    """
+    contents = {f'image-{i}': maintenance.content(i) for i in range(3)}
+    with hosts_module.hosts(tmp_path, **options) as both:
+        maintenance.create(both[0].root)
+        with opened(both[0]) as (here,):
+            for image_id, data in contents.items():
+                repositories.put(here, image_id, data)
+            collect(here)
+            open_file, changed = files._open, set()
+
+            def change(name, directory):
+                file = open_file(name, directory)
+                place = pathlib.Path(os.readlink(f'/proc/self/fd/{file[0]}'))
+                path = shared(both[0]) / place.relative_to(shared(both[1]))
+                if path not in changed and 'locks' not in path.parts:
+                    changed.add(path)
+                    if is_replaced:
+                        shutil.copy2(path, tmp_path / 'copy')
+                        shutil.move(tmp_path / 'copy', f'{path}.new')
+                        os.replace(f'{path}.new', path)
+                    elif 'images' in path.parts:
+                        here.delete(name)
+                return file
+
+            monkeypatch.setattr(files, '_open', change)
+            repositories.need_clean(shared(both[1]))
+            monkeypatch.undo()
+            assert {'images', 'groups'} <= {
+                path.parent.name for path in changed}
+            assert here.images() == (sorted(contents) if is_replaced else [])
 
 
 def test_download_of_an_image_that_another_host_deletes(both):

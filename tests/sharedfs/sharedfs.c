@@ -109,8 +109,8 @@ ask(node *n)
     if (fstatat(n->fd, "", &st, AT_EMPTY_PATH) < 0) {
         return errno;
     }
-    if (chosen.unlinked == UNLINKED_STALE && is_gone(&st, n)) {
-        return ESTALE;
+    if (chosen.unlinked != UNLINKED_KEPT && is_gone(&st, n)) {
+        return chosen.unlinked == UNLINKED_STALE ? ESTALE : ENOENT;
     }
     n->attr = st;
     n->seen = version;
@@ -563,7 +563,7 @@ do_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
         struct fuse_file_info *fi)
 {
     node *n = node_at(ino);
-    int error = chosen.unlinked == UNLINKED_STALE ? ask(n) : 0;
+    int error = chosen.unlinked != UNLINKED_KEPT ? ask(n) : 0;
     error = is_lost(file_of(fi)->held) ? EIO : error;
     char *data = error == 0 ? malloc(size) : NULL;
     if (data == NULL) {
@@ -877,7 +877,7 @@ take_option(const char *text)
     } else if (strcmp(option, "open") == 0) {
         chosen.open = choose(option, value, WORDS("asks", "trusts"));
     } else if (strcmp(option, "unlinked") == 0) {
-        chosen.unlinked = choose(option, value, WORDS("kept", "stale"));
+        chosen.unlinked = choose(option, value, WORDS("kept", "stale", "missing"));
     } else if (strcmp(option, "punch") == 0) {
         chosen.punch = choose(option, value, WORDS("works", "unsupported"));
     } else if (strcmp(option, "pages") == 0) {

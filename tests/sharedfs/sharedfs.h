@@ -40,7 +40,7 @@ typedef struct options {
     enum { RENAME_ATOMIC, RENAME_WITH_GAP } rename;
     enum { FSYNC_WRITES, FSYNC_NOTHING } fsync;
     enum { OPEN_ASKS, OPEN_TRUSTS_CACHE } open;
-    enum { UNLINKED_KEPT, UNLINKED_STALE } unlinked;
+    enum { UNLINKED_KEPT, UNLINKED_STALE, UNLINKED_MISSING } unlinked;
     enum { PUNCH_WORKS, PUNCH_UNSUPPORTED } punch;
     enum { PAGES_FOLLOW, PAGES_STAY } pages;
     /* Memory that is shared with a file, as mmap gives it, is refused by

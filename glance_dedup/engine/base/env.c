@@ -713,6 +713,12 @@ gd_alloc(const gd_env *env, size_t size, gd_error *err)
     return memory;
 }
 
+bool
+gd_is_forgotten(gd_status s, const gd_error *err)
+{
+    return s != GD_OK && (err->sys_errno == ESTALE || err->sys_errno == ENOENT);
+}
+
 gd_status
 gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
              gd_error *err)
@@ -724,7 +730,7 @@ gd_find_same(const gd_env *env, int fd, int dir, const char *path, bool *same,
         return gd_fail_errno(err, -rc, "cannot look anew for %s", path);
     }
     rc = env->fstat(env, fd, &own);
-    if (rc == -ESTALE) {
+    if (rc == -ESTALE || rc == -ENOENT) {
         return GD_OK; /* the file is gone from the server */
     }
     if (rc < 0) {

@@ -146,6 +146,9 @@ void *gd_calloc(const gd_env *env, size_t count, size_t size, gd_error *err);
 /* The same without the zeros, which cost as much as filling a large buffer: for
  * memory that is filled before it is read. */
 void *gd_alloc(const gd_env *env, size_t size, gd_error *err);
+/* Whether a call for an open file failed since another host has unlinked that
+ * file, and the server forgot it: NFS then says ESTALE, JuiceFS ENOENT. */
+bool gd_is_forgotten(gd_status s, const gd_error *err);
 /* Whether the name still leads to the open file (I4), also on file systems that
  * other hosts share.  What the file contains may still be what this host read
  * of it before. */

@@ -73,18 +73,21 @@ gd_status
 gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
                 gd_spool_file *file, gd_error *err)
 {
+    gd_error none;
     gd_status s = GD_OK;
+    err = err == NULL ? &none : err;
     for (int i = 0; i < TRIES; i++) {
         /* N7.1: between creating and locking, a maintainer may have judged that
          * the file belongs to a dead transaction.  If it is on another host, any
          * step may then report that there is no such file. */
         bool taken;
         s = create_once(env, root, kind, file, &taken, err);
-        if (taken || (s != GD_OK && s != GD_EXISTS && s != GD_NOTFOUND)) {
+        if (taken ||
+            (s != GD_OK && s != GD_EXISTS && !gd_is_forgotten(s, err))) {
             return s;
         }
     }
-    return s == GD_NOTFOUND
+    return gd_is_forgotten(s, err)
                ? s
                : gd_fail(err, GD_BUSY, "no spool file could be had in %d tries",
                          TRIES);
@@ -204,10 +207,10 @@ gd_spool_open_image(const gd_env *env, int root, const gd_params *params,
                    "being opened", image_id, TRIES);
 }
 
-gd_status
-gd_spool_open_recipe(const gd_env *env, int root, const gd_params *params,
-                     const char *image_id, const uint8_t *upload_id,
-                     gd_recipe *recipe, gd_error *err)
+static gd_status
+open_recipe_once(const gd_env *env, int root, const gd_params *params,
+                 const char *image_id, const uint8_t *upload_id,
+                 gd_recipe *recipe, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     int fd;
@@ -230,6 +233,24 @@ gd_spool_open_recipe(const gd_env *env, int root, const gd_params *params,
         env->close(env, fd);
         recipe->fd = -1;
     }
+    return s;
+}
+
+/* Another host's merge may replace the recipe between its opening and its
+ * reading. */
+gd_status
+gd_spool_open_recipe(const gd_env *env, int root, const gd_params *params,
+                     const char *image_id, const uint8_t *upload_id,
+                     gd_recipe *recipe, gd_error *err)
+{
+    gd_error none;
+    gd_status s;
+    unsigned tries = 0;
+    err = err == NULL ? &none : err;
+    do {
+        s = open_recipe_once(env, root, params, image_id, upload_id, recipe,
+                             err);
+    } while (gd_is_forgotten(s, err) && ++tries < TRIES);
     return s;
 }
 

@@ -351,8 +351,10 @@ test_create_of_what_is_gone(void)
     static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_LOCK};
     gd_spool_file file;
     setup();
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        fault_env_fail(&x.f, calls[i], calls[i] == FAULT_FSTAT ? 2 : 1, ENOENT,
+    static const int gone[] = {ENOENT, ESTALE};
+    for (size_t i = 0; i < 2 * sizeof calls / sizeof *calls; i++) {
+        fault_call call = calls[i / 2];
+        fault_env_fail(&x.f, call, call == FAULT_FSTAT ? 2 : 1, gone[i % 2],
                        false);
         CHECK_INT(create(x.env, &file), GD_OK);
         CHECK_INT(scratch_count(&x, "spool", "", NULL), 1);
