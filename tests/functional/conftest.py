@@ -3,7 +3,6 @@
 """Two hosts on one directory: a model of a file system, or a real one."""
 
 import contextlib
-import os
 import pathlib
 import tempfile
 import uuid
@@ -16,8 +15,12 @@ from tests.sharedfs import kinds
 from tests.sharedfs import shared as shared_module
 
 #: On which tests of two hosts run, besides the model; ``-k gluster`` chooses
-#: one. NFS is mounted in a guest alone: test_nfs.py runs these tests there.
-REAL_FILE_SYSTEMS = ['nfs'] if guest.inside() else [
+#: one. Some are mounted in a guest alone: test_guests.py runs these tests
+#: there.
+REAL_FILE_SYSTEMS = [
+    pytest.param(kind, marks=pytest.mark.needs(kind))
+    for kind in [shared_module.kind_in(guest.directory())]
+] if guest.inside() else [
     pytest.param('juicefs', marks=[pytest.mark.slow,
                                    pytest.mark.needs('juicefs')]),
     pytest.param('gluster', marks=[pytest.mark.slow,
@@ -34,9 +37,9 @@ def real_file_systems():
         running = {}
 
         def get(kind):
-            if kind == 'nfs':
+            if guest.inside():
                 running[kind] = shared_module.Shared(
-                    kind, kinds.KINDS[kind], os.environ[guest.VARIABLE])
+                    kind, kinds.KINDS[kind], guest.directory())
                 running[kind].up()
             elif kind not in running:
                 # In a place of its own: the path of a socket must be short.

@@ -265,15 +265,16 @@ class Soak:
         self.kill_at_random({self.kill_daemon: 3, self.kill_worker: 7,
                              self.kill_glance_worker: 3, self.kill_glance: 1})
 
-    def kill_at_random(self, deeds):
+    def kill_at_random(self, deeds, rate=1.5):
         """Until the deadline, and each at least once; then all have ended.
 
         :param deeds: how often each, in proportion
+        :param rate: deeds a second, on average
         """
         first = list(deeds)
         self.rng.shuffle(first)
         while first or time.monotonic() < self.deadline:
-            time.sleep(min(2.0, self.rng.expovariate(1.5)))
+            time.sleep(min(3 / rate, self.rng.expovariate(rate)))
             if first:
                 first.pop()()
                 continue

@@ -75,6 +75,19 @@ def test_image_is_merged_while_another_host_reads_it(both):   # noqa: F811
     repositories.need_clean(shared(both[0]))
 
 
+def test_long_recipe_is_merged_while_another_host_reads_it(
+        both):     # noqa: F811
+    """Its reader has not read all pages of it before it is replaced."""
+    data = maintenance.scattered(1, pages=40)
+    with opened(*both) as (here, there):
+        repositories.put(here, 'first', data)
+        repositories.put(there, 'second', data, dedup=False)
+        with there.open_image('second') as image:
+            assert image.read(1000) == data[:1000]
+            assert merge(here) == 1
+            assert image.read() == data
+
+
 def test_any_host_merges_the_others_images(both):     # noqa: F811
     """Hosts take turns at the maintainer's work, and need no requests."""
     data = maintenance.content(1, blocks=20)

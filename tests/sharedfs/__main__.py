@@ -5,7 +5,6 @@
 import argparse
 import contextlib
 import fcntl
-import json
 import pathlib
 import signal
 import subprocess
@@ -85,15 +84,6 @@ def arguments():
     return parser.parse_args()
 
 
-def kind_in(directory):
-    """What was started in a directory; None: nothing."""
-    try:
-        state = json.loads((directory / 'state.json').read_text())
-    except FileNotFoundError:
-        return None
-    return state['wanted'][0]
-
-
 def main():
     args = arguments()
 
@@ -103,7 +93,8 @@ def main():
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGHUP, end)
     try:
-        kind = getattr(args, 'kind', None) or kind_in(args.directory)
+        kind = (getattr(args, 'kind', None)
+                or shared_module.kind_in(args.directory))
         if kind is None:
             say(f'there is no shared file system in {args.directory}')
             return 0 if args.function is down else 1

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""CephFS through ceph-fuse: one monitor, manager, metadata and object server.
+"""CephFS: one monitor, manager, metadata and object server.
 
-The object server keeps its blocks in a file (bluestore).
+The client is ceph-fuse, or Linux's in a guest. The object server keeps its
+blocks in a file (bluestore).
 """
 
 import uuid
 
+from tests.sharedfs import distant
 from tests.sharedfs import shared as shared_module
 
 FILE_SYSTEM = 'shared'
@@ -151,6 +153,9 @@ class Metadata(_Server):
         return 'up:active' in self.ceph('mds', 'stat')
 
 
+SERVERS = (Monitor, Manager, Objects, Metadata)
+
+
 class Mount(_Server, shared_module.Mount):
 
     def launch(self):
@@ -162,7 +167,18 @@ class Mount(_Server, shared_module.Mount):
         return {'Ceph': self.ask('ceph', '--version').split()[2]}
 
 
+class KernelMount(distant.Mount):
+    # Without the helper of ceph-common, which wants a key.
+    options = ('-i', '-t', 'ceph', '-o',
+               'name=guest,noshare,ms_mode=legacy',
+               f'{shared_module.ADDRESS}:6789:/')
+
+
 def make(shared):
-    return [shared_module.Network(shared), Monitor(shared), Manager(shared),
-            Objects(shared), Metadata(shared),
+    return [shared_module.Network(shared),
+            *(server(shared) for server in SERVERS),
             *(Mount(shared, name) for name in shared_module.HOSTS)]
+
+
+def make_kernel(shared):
+    return distant.make(shared, KernelMount, SERVERS)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A guest with this machine's files, and a kernel that has NFS.
+"""A guest with this machine's files, and a kernel that has NFS and CephFS.
 
 It is Linux as a process (user-mode Linux): it needs no virtual machine, and
 its programs run about as fast as any. Its root is this machine's; what is
@@ -41,7 +41,7 @@ mount -t proc proc /proc
 mount -t tmpfs tmpfs /run
 mkdir -p /run/own /run/root /run/modules/lib
 ln -s {_MODULES} /run/modules/lib/modules
-modprobe -d /run/modules -a overlay nfsv4
+modprobe -d /run/modules -a overlay nfsv4 ceph
 mount -t tmpfs tmpfs /run/own
 mkdir /run/own/upper /run/own/work
 mount -t overlay -o lowerdir=/,upperdir=/run/own/upper,workdir=/run/own/work \\
@@ -67,6 +67,11 @@ def inside():
     return VARIABLE in os.environ
 
 
+def directory():
+    """Return where the file system is to which this guest belongs."""
+    return pathlib.Path(os.environ[VARIABLE])
+
+
 def address(number, end):
     """Of a link's end: 1 for this machine's, 2 for the guest's."""
     return f'198.18.{number + 1}.{end}'
@@ -88,6 +93,8 @@ class Guest(shared_module.Server):
                           f'address add {address(number, 1)}/24 dev {link}',
                           f'link set {link} up'):
                 self.ask(ip, *words.split())
+        # What a server in the guest answers to the hosts goes through here.
+        self.ask('sh', '-c', 'echo 1 >/proc/sys/net/ipv4/ip_forward')
         init = self.directory / 'init'
         init.write_text(_INIT)
         init.chmod(0o755)

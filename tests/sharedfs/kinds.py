@@ -9,7 +9,7 @@ from tests.sharedfs import nfs
 
 #: By name, which is also the profile of ``bindep.txt``.
 KINDS = {'juicefs': juicefs.make, 'gluster': gluster.make, 'ceph': ceph.make,
-         'nfs': nfs.make}
+         'cephfs': ceph.make_kernel, 'nfs': nfs.make}
 
 
 def kind_of(host):

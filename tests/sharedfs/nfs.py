@@ -1,23 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""NFS 4.2: nfs-ganesha here, and Linux's client in a guest.
+"""NFS 4.2: Linux's server and client, in a guest.
 
-The client is part of the kernel, and this machine's may have none. In the
-guest each host is a network with a name of its own, so that the kernel has a
-client for each, with caches and locks of its own. Both mounts are in the guest
-alone: what uses them runs there (``tools/shared run``).
-
-A host dies by losing its link. The kernel lives on, so what it has not written
-yet is thrown away by force.
+The server shares an ext4 that is in the guest's memory. The hosts reach it
+through this machine, which forwards between their links and the guest's own.
 """
 
-import contextlib
-import os
-import subprocess
-import sys
-import time
-
-from tests.cloud import service
+from tests.sharedfs import distant
 from tests.sharedfs import guest
 from tests.sharedfs import shared as shared_module
 
@@ -25,62 +14,44 @@ from tests.sharedfs import shared as shared_module
 OPTIONS = 'vers=4.2,proto=tcp,hard,local_lock=none'
 #: Seconds until a host that is silent loses its locks.
 LEASE = 10
-_CONF = """\
-NFS_CORE_PARAM {{
-    Protocols = 4;
-    Bind_addr = {address};
-    Enable_NLM = false;
-    Enable_RQUOTA = false;
-}}
-NFSv4 {{
-    Minor_Versions = 1, 2;
-    Lease_Lifetime = {lease};
-    Graceless = true;
-    RecoveryBackend = fs;
-    RecoveryRoot = {directory}/recovery;
-    Only_Numeric_Owners = true;
-}}
-EXPORT {{
-    Export_Id = 1;
-    Path = {directory}/export;
-    Pseudo = /shared;
-    Access_Type = RW;
-    Squash = No_Root_Squash;
-    SecType = sys;
-    Protocols = 4;
-    Transports = TCP;
-    FSAL {{ Name = VFS; }}
-}}
-"""
-# A host's life: its name, its link, the addresses of that and of this machine,
-# the options, the server and the mount.
-_HOST = """
-hostname "$0"
-nsenter --net=/proc/1/ns/net ip link set "$1" netns $$
-ip link set lo up
-ip address add "$2/24" dev "$1"
-ip link set "$1" up
-ip route add default via "$3"
-mount -t nfs4 -o "$4" "$5:/shared" "$6"
-exec sleep infinity
+#: Bytes of the file system.
+SIZE = 1 << 30
+_CONTROL = len(guest.LINKS) - 1
+# The directory, the size, the lease, this machine's address, and the networks
+# of the hosts.
+_SERVE = """
+cd "$0"
+mkdir -p modules/lib export /var/lib/nfs/v4recovery
+ln -sfn /usr/lib/uml/modules modules/lib/modules
+modprobe -d "$0/modules" -a nfsd loop
+truncate -s "$1" disk
+mkfs.ext4 -q -F disk
+mount -o loop disk export
+mount -t nfsd nfsd /proc/fs/nfsd
+echo "$2" >/proc/fs/nfsd/nfsv4leasetime
+echo "$2" >/proc/fs/nfsd/nfsv4gracetime
+touch /var/lib/nfs/etab /var/lib/nfs/rmtab
+exportfs -o rw,no_root_squash,fsid=0,no_subtree_check "*:$0/export"
+rpc.nfsd -N 3 -V 4.2 8
+by=$3
+shift 3
+for network; do ip route add "$network" via "$by"; done
+exec rpc.mountd -F -N 2 -N 3
 """
 
 
-class Ganesha(shared_module.Server):
-    name = 'ganesha'
-    title = 'NFS-Ganesha'
+class Nfsd(shared_module.Server):
+    """The server, which is part of the guest's kernel."""
+
+    name = 'nfsd'
+    title = 'the NFS server'
 
     def launch(self):
-        configuration = self.directory / 'ganesha.conf'
-        for name in ('export', 'recovery'):
-            (self.directory / name).mkdir(exist_ok=True)
-        configuration.write_text(_CONF.format(
-            address=shared_module.ADDRESS, directory=self.directory,
-            lease=LEASE))
-        self.spawn([
-            *self.shared.enter(), self.find('ganesha.nfsd', 'nfs-ganesha'),
-            '-F', '-f', configuration, '-L', self.log.with_suffix(
-                '.server.log'), '-p', self.directory / 'pid'])
+        self.find('rpc.nfsd', 'nfs-kernel-server')
+        self.spawn(['sh', '-ec', _SERVE, self.directory, SIZE, LEASE,
+                    guest.address(_CONTROL, 1),
+                    *(f'{guest.address(number, 0)}/24'
+                      for number in range(_CONTROL))])
 
     def answers(self):
         return self.ask(
@@ -88,102 +59,10 @@ class Ganesha(shared_module.Server):
             '--numeric', '--tcp', 'sport = 2049')
 
 
-class Mount(shared_module.Mount):
-    """A host in the guest: its process is what keeps its network."""
-
-    @property
-    def _link(self):
-        return f'vec{shared_module.HOSTS.index(self.name)}'
-
-    def launch(self):
-        # The server knows hosts by name. One that comes back is another: what
-        # the kernel has of the dead one may still speak for that.
-        number = shared_module.HOSTS.index(self.name)
-        self.spawn(['unshare', '--net', '--uts', 'sh', '-ec', _HOST,
-                    f'{self.name}-{time.monotonic_ns()}', self._link,
-                    guest.address(number, 2), guest.address(number, 1),
-                    OPTIONS, shared_module.ADDRESS, self.root])
-
-    def stop(self):
-        if shared_module.mounts_at(self.root):
-            self.ask('umount', self.root)
-        self._take_link()
-        service.Service.stop(self)
-
-    def _take_link(self):
-        """Back to the guest's own network, where it has no address."""
-        with contextlib.suppress(shared_module.SharedError, IndexError):
-            self.ask(
-                'nsenter', f'--net=/proc/{self.processes[0].pid}/ns/net', 'ip',
-                'link', 'set', self._link, 'netns', '1')
-
-    def versions(self):
-        return {'Linux': os.uname().release}
-
-    def die(self):
-        self._take_link()
-        service.Service.kill(self)
-        # What waits for the server gets errors. An unmount that forces them
-        # succeeds when nothing uses the mount any more.
-        subprocess.Popen(
-            ['sh', '-c', 'while grep -qF " $0 " /proc/mounts; do '
-             'umount -i --force "$0"; sleep 0.1; done', self.root],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True)
-
-    def kill(self):
-        self.die()
-        deadline = time.monotonic() + shared_module.LIMIT
-        while shared_module.mounts_at(self.root):
-            if time.monotonic() > deadline:
-                raise shared_module.still_mounted([self.root])
-            time.sleep(0.05)
-
-
-class DistantMount(shared_module.Mount):
-    """A mount in the guest, as this machine knows it."""
-
-    @property
-    def guest(self):
-        return self.shared.services['guest']
-
-    @property
-    def processes(self):
-        return self.guest.processes
-
-    @property
-    def address(self):
-        return f'{self.root} in the guest'
-
-    def start(self):
-        """Both of them, by this command in the guest."""
-        done = self.guest.call(
-            [sys.executable, '-P', '-m', 'tests.sharedfs', 'up', 'nfs',
-             '--directory', self.shared.directory], service.START_TIMEOUT,
-            capture_output=True, text=True)
-        if done.returncode:
-            raise shared_module.SharedError(f'{done.stdout}{done.stderr}')
-
-    def answers(self):
-        return self.guest.call(
-            ['mountpoint', '-q', self.root]).returncode == 0
-
-    def stop(self):
-        """The guest's end is theirs."""
-
-    kill = stop
-
-    def versions(self):
-        kernel = self.guest.call(['uname', '-r'], capture_output=True,
-                                 text=True).stdout.strip()
-        ganesha = self.ask('ganesha.nfsd', '-v')
-        return {'NFS-Ganesha': ganesha.split()[-1], 'Linux': kernel}
+class Mount(distant.Mount):
+    options = ('-t', 'nfs4', '-o', OPTIONS,
+               f'{guest.address(_CONTROL, 2)}:/')
 
 
 def make(shared):
-    kind = Mount if guest.inside() else DistantMount
-    mounts = [kind(shared, name) for name in shared_module.HOSTS]
-    if guest.inside():
-        return mounts
-    return [shared_module.Network(shared), Ganesha(shared),
-            guest.Guest(shared), *mounts]
+    return distant.make(shared, Mount, inner=[Nfsd])

@@ -18,6 +18,7 @@ host's death. ``one/shared`` and ``two/shared`` are the mounts.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -211,6 +212,15 @@ def mounts():
 
 def mounts_at(path):
     return mounts().count(str(path))
+
+
+def kind_in(directory):
+    """What was started in a directory; None: nothing."""
+    try:
+        state = json.loads((directory / 'state.json').read_text())
+    except FileNotFoundError:
+        return None
+    return state['wanted'][0]
 
 
 class Shared:

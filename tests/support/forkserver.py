@@ -47,7 +47,7 @@ import threading
 import time
 import warnings
 
-PROGRAMS = ('dedupd.main', 'glance_dedup.cli.main')
+PROGRAMS = ('dedupd.main', 'glance_dedup.cli.main', 'tests.functional.storm')
 #: Scripts of the environment, and modules that they import at some time.
 SCRIPTS = {
     'uwsgi': (

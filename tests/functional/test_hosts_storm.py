@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Two hosts on a real file system store, read, delete and maintain at once.
+
+Each host has processes that store, read and delete, a dedupd that collects,
+merges, scrubs and recompresses, and a reader of all files through descriptors
+that stay open. Processes are killed at random. After each round both hosts
+must have every acknowledged image, byte by byte, and their checks must find
+nothing. At the end a fresh mount judges, too.
+"""
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.functional import conftest
+from tests.functional import soak as soak_module
+from tests.functional import storm
+from tests.functional import test_hosts
+from tests.support import daemons
+from tests.support import repositories
+
+ROUND = 8               # seconds
+#: A round may take so many seconds on a busy machine.
+ROUND_LIMIT = 120
+ROUNDS = int(os.environ.get('GLANCE_DEDUP_STORM_ROUNDS', 60))
+KILLS = int(os.environ.get('GLANCE_DEDUP_STORM_KILLS', 200))
+
+
+class Storm(test_hosts.Cluster):
+    """Two hosts without Glance."""
+
+    def round(self, seconds):
+        self.note(f'round {next(self.rounds)}')
+        self.deadline = time.monotonic() + seconds
+        with contextlib.ExitStack() as stack:
+            for number in range(2):
+                stack.enter_context(
+                    test_hosts.Watcher(self.path_on(number)))
+                for steps in test_hosts.KINDS:
+                    self.start_worker_on(number, steps)
+            self.kill_at_random({self.kill_daemon: 1, self.kill_worker: 2},
+                                rate=0.5)
+
+    def judge(self):
+        """Judge the round on both hosts; only the daemons are at work."""
+        self.note('judge')
+        uploads, reads = storm.read_logs(self.logs['storm'], self.uploads)
+        storm.judge_reads(uploads, reads)
+        self.tally(reads, uploads, {})
+        self.chief()
+        for number, daemon in enumerate((self.daemon, self.other)):
+            contents, self.uploads = self.judge_mount(number, uploads)
+            self.judge_daemon(daemon, contents)
+        for log in self.logs['storm']:
+            log.unlink(missing_ok=True)
+        self.logs['storm'].clear()
+
+    def judge_mount(self, number, uploads):
+        """Read all images on a host, and check the repository there."""
+        path = self.path_on(number)
+        with repositories.open_repository(path) as repo:
+            contents = storm.judge_end(repo, uploads)
+            left = storm.survivors(uploads, repo)
+        done = subprocess.run(
+            [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
+             path, 'repository', 'check'], cwd=daemons.ROOT,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=test_hosts.LIMIT)
+        assert done.returncode == 0, (number, done.stdout, done.stderr)
+        return contents, left
+
+    def end(self):
+        """Stop everything; a fresh mount has the same, and nothing more."""
+        for daemon in (self.daemon, self.other):
+            assert daemon.stop(limit=test_hosts.LIMIT) == 0, (
+                daemon.text()[-3000:])
+        for number in (1, 0):
+            self.judge_mount(number, self.uploads)
+        self.hosts[0].restart()
+        contents, _ = self.judge_mount(0, self.uploads)
+        soak_module.need_no_locks(self.path)
+        with repositories.open_repository(self.path) as repo:
+            print(*soak_module.settle(repo))
+        soak_module.need_exact(self.path, contents)
+
+    def last_words(self):
+        super().last_words()
+        for number in range(2):
+            copy = self.path.with_name(f'seen-by-{number}')
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(self.path_on(number), copy)
+            print(f'what host {number} sees is copied to {copy}')
+
+
+# Long: a real file system starts; processes work until each was killed.
+@pytest.mark.slow
+@pytest.mark.parametrize('rounds, kills', [
+    pytest.param(2, 8, id='few', marks=pytest.mark.timeout(600)),
+    pytest.param(ROUNDS, KILLS, id='many', marks=[
+        pytest.mark.long, pytest.mark.timeout(ROUNDS * ROUND_LIMIT)])])
+@pytest.mark.parametrize('two_hosts', conftest.REAL_FILE_SYSTEMS,
+                         indirect=True)
+def test_hosts_are_killed_in_a_storm(two_hosts, tmp_path, rounds, kills):
+    seed = int(os.environ.get('GLANCE_DEDUP_SOAK_SEED',
+                              random.randrange(10 ** 9)))
+    print(f'GLANCE_DEDUP_SOAK_SEED={seed}', flush=True)
+    with contextlib.closing(Storm(tmp_path, two_hosts, seed)) as it:
+        try:
+            for daemon in (it.daemon, it.other):
+                daemon.start(wait=False)
+            for done in itertools.count(1):
+                it.round(ROUND)
+                it.judge()
+                it.report()
+                # However slow the machine is, enough must have happened.
+                if (done >= rounds and it.kills.total() >= kills and all(
+                        it.done[what] >= n
+                        for what, n in test_hosts.ENOUGH.items())):
+                    break
+            it.end()
+        except BaseException:
+            it.last_words()
+            raise
