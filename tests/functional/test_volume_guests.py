@@ -71,13 +71,12 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
     lives = [rng.random() for _ in range(kills)]
     repository = volumes.create_repository(tmp_path / 'repository')
     writing_guest.clone_formatted(repository, tmp_path, kind, SIZE)
-    console = tmp_path / 'console'
     last = 0
     with (daemons.running(repository) as daemon, working(daemon) as counts,
           volumes.Server(repository, tmp_path) as server):
         for number in range(kills + 1):
             server.start()
-            with writing_guest.Guest(system, console, server, kind, last,
+            with writing_guest.Guest(system, tmp_path, server, kind, last,
                                      size) as guest:
                 guest.wait_for(guest.is_checked)
                 if number == kills:

@@ -41,10 +41,14 @@ def running(system, server, place, last=0, *options, **more):
     """A guest, and the monitor of its QEMU."""
     place.mkdir()
     with writing_guest.Guest(
-            system, place / 'console', server, 'ext4', last, FILE, *options,
+            system, place, server, 'ext4', last, FILE, *options,
             *qmp.option(place / 'qmp'), **more) as guest:
         with qmp.Monitor(place / 'qmp') as monitor:
-            yield guest, monitor
+            try:
+                yield guest, monitor
+            except AssertionError:
+                print(f'{place}:\n{qmp.describe(monitor)}')
+                raise
 
 
 def wait_for_writes(guest):

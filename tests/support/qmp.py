@@ -20,6 +20,17 @@ def option(path):
     return '-qmp', f'unix:{path},server=on,wait=off'
 
 
+def describe(monitor):
+    """Return the state of a guest that does not go on as it should."""
+    answers = [monitor.ask('query-status'),
+               monitor.ask('query-named-block-nodes')]
+    with contextlib.suppress(Refused):
+        answers += [monitor.ask('human-monitor-command',
+                                **{'command-line': f'info {name}'})
+                    for name in ('registers', 'lapic', 'pic', 'irq')]
+    return '\n'.join(map(str, answers))
+
+
 class Monitor:
     """A connection to the monitor of a QEMU that is just starting."""
 
