@@ -597,7 +597,7 @@ class TestRevocation:
         self.need(remote, revoked, None)
         self.need(remote, fine, 206)
         remote.wait_for(
-            lambda: 'on tls: certificate revoked' in remote.text())
+            lambda: '127.0.0.1: certificate revoked' in remote.text())
 
     def test_a_list_in_the_file_of_authorities(self, remote, revoked, fine):
         self.need(remote, revoked, 206)
@@ -649,7 +649,8 @@ class TestRevocation:
         remote.stop()
         remote.start()
         self.need(remote, fine, None)
-        remote.wait_for(lambda: 'on tls: CRL has expired' in remote.text())
+        remote.wait_for(
+            lambda: '127.0.0.1: CRL has expired' in remote.text())
         remote.operators.revoke()
         self.need(remote, fine, 206)
 

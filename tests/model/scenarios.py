@@ -337,6 +337,9 @@ WITHOUT_MUTANT = {
     'N13.3':
         'Reading verifies each block. What does not verify is read again as '
         'N13.1 says, so only the price differs.',
+    'N13.4':
+        'A file that is open in the model can be read for ever. Where a '
+        'server forgets it, the rule saves a refused request, and no block.',
     'N12.5':
         'It is the rename itself. That it replaces the name in one step is '
         'what the file system must do.',
