@@ -36,7 +36,7 @@ from tests.crash.mutant import Mutant
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 
 _COPIED = ('glance_dedup', 'dedupd', 'tests')
-_ALONGSIDE = ('pyproject.toml', 'setup.cfg', 'tox.ini')
+_ALONGSIDE = ('bindep.txt', 'pyproject.toml', 'setup.cfg', 'tox.ini')
 _ENGINE = 'glance_dedup/_engine.abi3.so'
 # What the tests in C do not compile would only seem to be found by them.
 _COMPILE = ['gcc', '-std=c11', '-O1', '-g', '-fPIC', '-fvisibility=hidden',

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.crash import exploration
 from tests.crash import mutants
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def test_fits(mutant):
     """None has rotten; and each says by what it is found."""
     mutants.edited(mutant)
     assert bool(mutant.workload) != bool(mutant.why_not)
-    assert mutant.workload or mutant.tests
+    assert mutant.workload in exploration.WORKLOADS or mutant.tests
 
 
 def test_ordinary_tests_exist():
