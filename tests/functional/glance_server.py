@@ -133,6 +133,9 @@ class GlanceServer:
     #: Of the requests that ask whether it answers.
     headers = None
 
+    #: What each process imports if the database is SQLite.
+    module = 'tests.functional.sqlite_locks'
+
     def __init__(self, directory, stores, default_store=None, processes=2,
                  threads=4, options=None, database=None, environment=None,
                  lazy_apps=True):
@@ -316,7 +319,7 @@ class GlanceServer:
             self.threads, lazy_apps=self.lazy_apps)
         if self.database.startswith('sqlite:'):
             options |= {'pythonpath': pathlib.Path(__file__).parents[2],
-                        'import': 'tests.functional.sqlite_locks'}
+                        'import': self.module}
         path.write_text(ini({'uwsgi': options}))
         environment = dict(
             os.environ, OS_GLANCE_CONFIG_DIR=str(self.etc),

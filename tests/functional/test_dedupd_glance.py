@@ -34,6 +34,10 @@ def noise(length, seed):
     return random.Random(seed).randbytes(length)
 
 
+class PatientServer(glance_server.GlanceServer):
+    module = 'tests.functional.patient_driver'
+
+
 @pytest.fixture(scope='module')
 def places(tmp_path_factory):
     return tmp_path_factory.mktemp('cloud')
@@ -55,8 +59,8 @@ def glance(places, daemon):
         'dedup_store_dedupd_socket': daemon.socket},
         'plain': {'type': 'file',
                   'filesystem_store_datadir': places / 'plain'}}
-    with glance_server.GlanceServer(places / 'server', stores, processes=2,
-                                    threads=4) as running:
+    with PatientServer(places / 'server', stores, processes=2,
+                       threads=4) as running:
         yield glance_server.Client(running.url)
 
 

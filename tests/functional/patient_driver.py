@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""A Glance of tests that waits for the daemon, however busy the machine is.
+
+Otherwise the driver reads directly after a second, and for some time.
+"""
+
+from glance_dedup.driver import daemon
+from tests.functional import sqlite_locks  # noqa: F401
+
+daemon.ANSWER_SECONDS = daemon.PIECE_SECONDS = 60.0
