@@ -688,7 +688,7 @@ def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
     with dedupd_watched.running(path) as it:
         verified = size_in_words(it.perform('scrub', full=True)['bytes'])
         it.stop()
-        it.write_config(scrub_rate_mib=0.1, scrub_interval=86400)
+        it.write_config(scrub_rate_mib=0.01, scrub_interval=86400)
         it.start()
         it.wait_for_catalog()
         browser.show(it.url)
