@@ -413,7 +413,7 @@ def remote(tmp_path, repository, glance):
     operators = certificates.Authority(tmp_path, 'operators')
     port = ports.free_port()
     with daemons.Daemon(
-            repository, listen=f'127.0.0.1:{port}', header_timeout=2,
+            repository, listen=f'127.0.0.1:{port}',
             tls_cert=authority.issue('server'), tls_client_ca=operators.path,
             glance_url=glance.url) as daemon:
         daemon.start()
@@ -686,6 +686,9 @@ class TestRevocation:
 def test_what_is_no_tls(remote):
     """Plain text, silence and noise are ended and harm nobody."""
     operator = remote.operators.issue('operator')
+    remote.write_config(header_timeout=2)
+    remote.stop()
+    remote.start()
     with contextlib.ExitStack() as stack:
         socks = []
         for data in (raw('GET', IMAGE), b'', os.urandom(1000), b'\x16\x03'):
