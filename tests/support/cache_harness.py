@@ -129,9 +129,12 @@ class TokenServer(glance_server.GlanceServer):
 
     def allow(self, **tokens):
         """From now on these hold, and no others."""
-        self.tokens.write_text(''.join(
+        # At once: each request reads the file.
+        new = self.tokens.with_suffix('.new')
+        new.write_text(''.join(
             f'{token} {project} {roles}\n'
             for token, (project, roles) in tokens.items()))
+        new.replace(self.tokens)
 
     def client(self, token, url=None):
         return glance_server.Client(url or self.url,
