@@ -42,6 +42,20 @@ def loan_of(arrival, *ranges):
                         workers_module.Workers('test-lend', 8))
 
 
+@contextlib.contextmanager
+def borrowed(arrival, *ranges):
+    """A loan of an arrival that is held until the last frame.
+
+    The handler of requests holds it, too: else nothing of it is lent any more
+    once it is committed.
+    """
+    assert arrival.hold()
+    try:
+        yield loan_of(arrival, *ranges)
+    finally:
+        arrival.let_go()
+
+
 def unframed(frames, ranges):
     """Bytes by their offset."""
     return {offset: bytes(data) for one in wire.Frames(wire.Buffer(
@@ -67,8 +81,9 @@ def test_everything_is_lent_while_it_comes(hosts):
     data = noise(9 * MIB)
     arrival = begin(hosts, data, 3 * MIB)
     ranges = [(0, len(data))]
-    threading.Timer(0.2, hosts.relay.allow, [None]).start()
-    need_of(data, all_of(loan_of(arrival, *ranges), ranges), len(data))
+    with borrowed(arrival, *ranges) as loan:
+        threading.Timer(0.2, hosts.relay.allow, [None]).start()
+        need_of(data, all_of(loan, ranges), len(data))
     hosts.ended()
     # Nothing came twice.
     assert hosts.arrivals.status()['received_bytes'] < 1.03 * len(data)
@@ -77,18 +92,19 @@ def test_everything_is_lent_while_it_comes(hosts):
 def test_zeros_are_left_out(hosts):
     data = noise(MIB) + bytes(5 * MIB) + noise(MIB, 1)
     arrival = begin(hosts, data, 0)
-    hosts.relay.allow(None)
     ranges = [(0, 2 * MIB), (5 * MIB, 2 * MIB)]
-    need_of(data, all_of(loan_of(arrival, *ranges), ranges), 2 * MIB)
+    with borrowed(arrival, *ranges) as loan:
+        hosts.relay.allow(None)
+        need_of(data, all_of(loan, ranges), 2 * MIB)
 
 
 def test_only_what_was_asked_for_is_lent(hosts):
     data = noise(4 * MIB)
     arrival = begin(hosts, data, 0)
-    hosts.relay.allow(None)
     ranges = [(BLOCK, BLOCK), (8 * BLOCK, 3 * BLOCK), (3 * MIB, BLOCK)]
-    found = all_of(loan_of(arrival, *ranges), ranges)
-    need_of(data, found, 5 * BLOCK)
+    with borrowed(arrival, *ranges) as loan:
+        hosts.relay.allow(None)
+        need_of(data, all_of(loan, ranges), 5 * BLOCK)
 
 
 @pytest.mark.parametrize('part', [(1, BLOCK - 1), (0, BLOCK - 1),
@@ -107,17 +123,19 @@ def test_what_several_want_is_requested_once(hosts):
     repositories.eventually(
         lambda: hosts.relay.requests['blocks'] == pull.LOTS, LIMIT)
     ranges = [(14 * MIB, MIB)]
-    loans = [loan_of(arrival, *ranges) for _ in range(6)]
     found = []
-    threads = [threading.Thread(target=lambda loan=loan: found.append(
-        all_of(loan, ranges))) for loan in loans]
-    for thread in threads:
-        thread.start()
-    repositories.eventually(
-        lambda: hosts.relay.requests['blocks'] == pull.LOTS + 1, LIMIT)
-    hosts.relay.allow(None)
-    for thread in threads:
-        thread.join(LIMIT)
+    with contextlib.ExitStack() as stack:
+        loans = [stack.enter_context(borrowed(arrival, *ranges))
+                 for _ in range(6)]
+        threads = [threading.Thread(target=lambda loan=loan: found.append(
+            all_of(loan, ranges))) for loan in loans]
+        for thread in threads:
+            thread.start()
+        repositories.eventually(
+            lambda: hosts.relay.requests['blocks'] == pull.LOTS + 1, LIMIT)
+        hosts.relay.allow(None)
+        for thread in threads:
+            thread.join(LIMIT)
     for one in found:
         need_of(data, one, MIB)
     assert len(found) == 6
@@ -382,11 +400,11 @@ def test_the_commit_is_under_way_while_frames_are_asked_for(
     data = noise(6 * MIB)
     arrival = begin(hosts, data, None)
     assert reached.wait(LIMIT)
-    loan = loan_of(arrival, (0, len(data)))
-    threading.Timer(0.3, go_on.set).start()
-    reading = hosts.arrivals.open('one', None, None)
-    need_of(data, all_of(loan, [(0, len(data))]), len(data))
-    reading.close()
+    with borrowed(arrival, (0, len(data))) as loan:
+        threading.Timer(0.3, go_on.set).start()
+        reading = hosts.arrivals.open('one', None, None)
+        need_of(data, all_of(loan, [(0, len(data))]), len(data))
+        reading.close()
 
 
 def test_the_commit_fails_while_frames_are_asked_for(hosts, monkeypatch):
