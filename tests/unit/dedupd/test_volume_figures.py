@@ -80,6 +80,7 @@ def test_directories_are_measured_once(repo, monkeypatch):
     """The sums of the space, and the figures of volumes, have one source."""
     make(repo, 'one')
     make(repo, 'two')
+    monkeypatch.setattr(figures_module, '_FRESH', LIMIT)
     measured = []
     real = figures_module._sizes_on_disk
     monkeypatch.setattr(figures_module, '_sizes_on_disk', lambda path: (
@@ -235,8 +236,10 @@ def test_the_time_for_all_is_bounded(repo, figures, monkeypatch):
                 repo, f'disk-{n}', answer=answer))
         began = time.monotonic()
         assert len(figures.all()) == 6
-        assert time.monotonic() - began < 5
-        assert 0 < len(set(asked)) < 6
+        assert time.monotonic() - began < LIMIT
+        # The first server may answer later than its client has waited.
+        repositories.eventually(lambda: asked)
+        assert len(set(asked)) < 6
         for _ in range(6):
             figures.all()
         repositories.eventually(lambda: set(asked) == set(range(6)))
@@ -246,6 +249,7 @@ def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
     """What was found before is better than a thread that hangs."""
     make(repo)
     monkeypatch.setattr(volume_figures, 'FRESH', 0)
+    monkeypatch.setattr(volume_figures, 'SHARE', 1e9)
     before = figures.all()
     look, begun, go_on = figures._look, threading.Event(), threading.Event()
 
@@ -256,7 +260,6 @@ def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
 
     monkeypatch.setattr(figures, '_look', slow)
     thread = threading.Thread(target=figures.all)
-    time.sleep(0.2)     # what was found is old enough
     thread.start()
     try:
         assert begun.wait(LIMIT)
@@ -267,7 +270,8 @@ def test_nobody_waits_for_another_thread(repo, figures, monkeypatch):
     assert figures._found is not before
 
 
-def test_figures_are_used_again(repo, figures):
+def test_figures_are_used_again(repo, figures, monkeypatch):
+    monkeypatch.setattr(volume_figures, 'FRESH', 3600)
     make(repo)
     assert len(figures.all()) == 1
     make(repo, 'other')
