@@ -94,9 +94,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def opened(path, server, timeout=20, **options):
+def opened(path, server, **options):
     with daemons.scripted(path, server.serve):
-        with daemon_module.Client(f'unix:{path}', timeout=timeout) as client:
+        with daemon_module.Client(f'unix:{path}', timeout=20) as client:
             with client.open_image('image', **options) as stream:
                 yield stream
 
@@ -173,8 +173,10 @@ def test_an_answer_that_is_cut_off(path):
 def test_one_that_hangs(path):
     go = threading.Event()
     server = Server(limit=2, then=lambda connection, fd: go.wait(30))
-    with opened(path, server, timeout=0.3) as stream:
+    with opened(path, server) as stream:
         assert stream.read(2 * PIECE) == DATA[:2 * PIECE]
+        # Now no answer comes, however long it is waited for.
+        stream._timeout = 0.3
         with pytest.raises(errors.DaemonUnavailable):
             stream.read(1)
         go.set()
