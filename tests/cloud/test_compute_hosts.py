@@ -143,26 +143,28 @@ def test_limit(place):
         cloud.up(['neutron'])
         host = cloud.hosts['p1']
 
-        def seconds():
+        def seconds(size):
             with socket.create_server((cloud.address, 0)) as listener:
                 def send():
                     connection = listener.accept()[0]
                     with connection:
-                        connection.sendall(bytes(4 * MIB))
+                        connection.sendall(bytes(size))
                 sender = threading.Thread(target=send)
                 sender.start()
                 began, before = time.monotonic(), host.received()
                 on(host, SINK, cloud.address, listener.getsockname()[1])
                 sender.join(LIMIT)
-            assert 4 * MIB < host.received() - before < 5 * MIB
+            assert size < host.received() - before < 1.25 * size
             return time.monotonic() - began
 
         host.limit(16)
         # But for the first burst.
         least = (4 * MIB - host_module.BURST - MIB // 4) * 8 / 16e6
-        assert seconds() > least
+        assert seconds(4 * MIB) > least
+        # Within the limit it would take four minutes.
+        host.limit(1)
         host.limit(None)
-        assert seconds() < least
+        assert seconds(32 * MIB) < LIMIT
 
 
 def test_without_root(place, monkeypatch):

@@ -182,12 +182,18 @@ def test_the_collectors_intent_is_answered_within_a_second(
         def step(self, done, total, what, cost=0, watch=None):
             if 'group 00000001 anew' in what and not children:
                 children.append(repositories.fork_child(maintain))
-            super().step(done, total, what, cost, watch)
+            try:
+                super().step(done, total, what, cost, watch)
+            except exceptions.BusyError:
+                self.rate = None    # the rest need not wait
+                raise
 
-    result = recompress(helper, Watching(rate=10000.0),
+    result = recompress(helper, Watching(rate=100.0),
                         is_mine=lambda group: group == 1)
     assert (result.groups, result.busy) == (0, 1)
-    assert repositories.wait_for_child(children[0]) < 1.0
+    assert task.LONGEST_WAIT < 1.0
+    # Without the intent it would take longer.
+    assert repositories.wait_for_child(children[0]) < 60
 
 
 def test_a_full_disk_ends_the_work(path, maintainer, helper, model):
