@@ -39,9 +39,10 @@ MIB = 1 << 20
 OWN = 4
 #: Of what the services say to each other while a server is started.
 CHATTER = 2 * MIB
-#: Mbit/s at which a download has a middle; bytes that are the middle; and MiB
-#: that a host lacks whatever it has.
+#: Mbit/s at which a download has a middle, and those at which it stays there;
+#: bytes that are the middle; and MiB that a host lacks whatever it has.
 SLOW = 40
+HELD = 1
 MIDDLE = 16 * MIB
 MUCH = 40
 # Seconds. For a loaded machine.
@@ -292,6 +293,8 @@ def half_way(sandbox, image):
     wire = Wire(sandbox)
     server = sandbox.create(image)
     wait_until(lambda: wire.bytes() > MIDDLE, 'nothing comes')
+    # The rest takes minutes: longer than what the test does meanwhile.
+    sandbox.host.limit(HELD)
     assert sandbox.user.compute.get_server(server).status == 'BUILD'
     yield server
     sandbox.host.limit(None)

@@ -290,6 +290,8 @@ def test_killed_up(place):
         while not process_module.marked(place):
             assert up.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
+        # It is in the middle for as long as it is wanted there.
+        up.send_signal(signal.SIGSTOP)
         busy = tool('down', '--dir', place, status=2)
         assert 'Another tools/cloud is at work' in busy
         up.kill()
@@ -358,8 +360,10 @@ def test_left_children(place):
     neutron = cloud.services['neutron']
     leader = neutron.spawn(
         ['sh', '-c', f'sleep {LIMIT} & exec sleep {LIMIT}'], cwd=place)
-    while len(process_module.marked(place)) < 2:
-        time.sleep(0.01)
+    # While a program starts, the kernel does not tell its environment.
+    repositories.eventually(lambda: [
+        pathlib.Path(f'/proc/{process.pid}/cmdline').read_bytes()[:6]
+        for process in process_module.marked(place)] == 2 * [b'sleep\0'])
     leader.kill()
     leader.wait(LIMIT)
     assert not neutron.running()
