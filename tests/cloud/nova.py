@@ -149,7 +149,8 @@ class Compute(_Worker):
     def forget_images(self):
         """Delete those that no server has any more, as Nova does in a day."""
         for path in (self.instances / '_base').glob('*'):
-            path.unlink()
+            # dedupd-nova-base removes links at the same time.
+            path.unlink(missing_ok=True)
 
     def answers(self):
         if not super().answers():

@@ -125,6 +125,10 @@ def down(cloud, name, how='kill'):
         yield
     finally:
         service.start()
+        # Those who use it take a while to reach it again.
+        for other in cloud.services.values():
+            if other.processes:
+                other.wait_for(other.answers)
 
 
 def wait_until_back(cloud):
