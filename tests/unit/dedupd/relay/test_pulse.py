@@ -65,6 +65,8 @@ async def daemon(path):
 
 def test_a_cache_that_answers_is_waited_for(path, monkeypatch):
     """Whatever it answers; and it is not asked before it was silent."""
+    monkeypatch.setattr(pulse_module, 'ANSWER_SECONDS', 60)
+
     async def scenario():
         async with daemon(path) as asked, looking(path) as pulse:
             with monkeypatch.context() as patch:
@@ -79,7 +81,7 @@ def test_a_cache_that_answers_is_waited_for(path, monkeypatch):
 
 
 @pytest.mark.parametrize('backlog', [64, 0])
-def test_a_cache_that_hangs(path, backlog):
+def test_a_cache_that_hangs(path, backlog, monkeypatch):
     """Waits end, and nobody asks it until it answers."""
     async def scenario():
         async with looking(path) as pulse:
@@ -102,6 +104,7 @@ def test_a_cache_that_hangs(path, backlog):
                     await asyncio.sleep(0.5)
                     assert pulse.is_away()
             os.unlink(path)
+            monkeypatch.setattr(pulse_module, 'ANSWER_SECONDS', 60)
             async with daemon(path):
                 async with asyncio.timeout(30):
                     while pulse.is_away():
