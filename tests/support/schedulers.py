@@ -7,7 +7,7 @@ import time
 
 from dedupd import scheduler as scheduler_module
 
-LIMIT = 20
+LIMIT = 60
 
 
 @contextlib.contextmanager

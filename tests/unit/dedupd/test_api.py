@@ -11,7 +11,7 @@ import pytest
 from dedupd import api
 from dedupd.http import messages
 
-LIMIT = 20
+LIMIT = 60
 
 
 def perform(router, method, path):
