@@ -820,14 +820,15 @@ def test_another_upload_commits_first(hosts, size, known):
 
 
 def test_only_some_arrive_at_once(hosts, monkeypatch):
-    monkeypatch.setattr(arrivals_module, 'BUSY_SECONDS', 0.1)
     hosts.relay.left = 0
     names = [f'image-{number}' for number in range(arrivals_module.PULLS + 1)]
     for name in names:
         hosts.put(noise(100_000, len(name)), name)
     opened = [hosts.arrivals.open(name, None, None) for name in names[:-1]]
-    with pytest.raises(readings.ArrivalFailed, match='others are on'):
-        hosts.arrivals.open(names[-1], None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrivals_module, 'BUSY_SECONDS', 0.1)
+        with pytest.raises(readings.ArrivalFailed, match='others are on'):
+            hosts.arrivals.open(names[-1], None, None)
     hosts.relay.allow(None)
     for reading in opened:
         follow(reading)
