@@ -4,6 +4,7 @@
 
 import contextlib
 import random
+import signal
 import socket
 import ssl
 import time
@@ -28,6 +29,14 @@ SENDER = 'cd' * 16
 
 #: Nobody is taken for silent, however slow all is.
 PATIENT = test_send.program(SILENT_SECONDS=3600, IDLE_SECONDS=3600)
+#: Takes each sender for silent between two signals, and none otherwise.
+SIGNALLED = [
+    '-c', 'from dedupd import main; import itertools, signal, sys; '
+    'from dedupd.serve import incoming_replicas as incoming; '
+    'seconds = itertools.cycle([3600, 0]); '
+    'change = lambda *_: setattr(incoming, "IDLE_SECONDS", next(seconds)); '
+    'change(); incoming._SWEEP_SECONDS = 0.2; '
+    'signal.signal(signal.SIGUSR1, change); sys.exit(main.main())']
 
 
 @pytest.fixture(scope='module')
@@ -488,8 +497,7 @@ def test_what_is_silent_is_given_up(sites, tmp_path):
     away = test_pull.Site(tmp_path / 'away')
     with contextlib.closing(replicas.Sending(home.repo, 'silent')) as sending:
         daemon = daemons.Daemon(away.path)
-        daemon.program = test_send.program(
-            IDLE_SECONDS=1, _SWEEP_SECONDS=0.2)
+        daemon.program = SIGNALLED
         with daemon:
             daemon.start()
             peer = Peer(daemon, sending, 'silent')
@@ -504,8 +512,10 @@ def test_what_is_silent_is_given_up(sites, tmp_path):
             replica, = status['replicas']
             assert (replica['image_id'], replica['stored'],
                     replica['size']) == ('silent', 64 * BLOCK, 80 * BLOCK)
+            daemon.process.send_signal(signal.SIGUSR1)
             repositories.eventually(
                 lambda: not repositories.spool(away.path))
+            daemon.process.send_signal(signal.SIGUSR1)
             refused(peer.post('/commit'), 404)
             with daemon.client() as client:
                 sent = send.send(home.repo, 'silent', client)
@@ -633,7 +643,9 @@ def test_too_many_requests_of_one(peer):
             sock.sendall(daemons.raw(
                 'POST', f'{peer.path}/lots?replica={peer.token}&offset=0',
                 bytes(100))[:-1])
-        time.sleep(0.2)
+        # The daemon reads their heads when it comes to that.
+        repositories.eventually(
+            lambda: peer.offer(peer.sending.lots[0]).status == 503)
         refused(peer.offer(peer.sending.lots[0]), 503, 'not answered yet')
     # These have an end.
     repositories.eventually(
@@ -644,8 +656,9 @@ def test_too_many_requests_of_one(peer):
 def test_a_slow_body_is_waited_for(peer, tmp_path):
     """256 KiB in the time that a header has, and not the whole."""
     away = test_pull.Site(tmp_path / 'away')
-    body = bytes(3 << 18)
-    with daemons.Daemon(away.path, header_timeout=2) as daemon:
+    body = bytes(8 << 18)
+    # A pause of this machine may take most of that time.
+    with daemons.Daemon(away.path, header_timeout=5) as daemon:
         daemon.start()
         slow = Peer(daemon, peer.sending, peer.image_id)
         slow.begin()
@@ -655,8 +668,8 @@ def test_a_slow_body_is_waited_for(peer, tmp_path):
         with daemon.connect() as sock:
             for at in range(0, len(request), 1 << 16):
                 sock.sendall(request[at:at + (1 << 16)])
-                time.sleep(0.25)
+                time.sleep(0.18)
             found = daemons.read_response(sock.makefile('rb'))
-        assert time.monotonic() - began > 2
+        assert time.monotonic() - began > 5
         refused(found, 409, 'no blocks')
     away.repo.close()
