@@ -342,17 +342,18 @@ def talk_nonsense(handler, ranges):
     handler.answer(b'nonsense' * 100)
 
 
-@pytest.mark.parametrize('behave, words', [
-    (lie, 'fingerprint'), (hang, 'time'), (stop_in_a_frame, 'time'),
-    (end_early, 'announced'), (break_off, ''), (fail, '500'),
-    (talk_nonsense, 'not a frame')], ids=lambda value: getattr(
+@pytest.mark.parametrize('behave, words, program', [
+    (lie, 'fingerprint', PATIENT), (hang, 'time', IMPATIENT),
+    (stop_in_a_frame, 'time', IMPATIENT), (end_early, 'announced', PATIENT),
+    (break_off, '', PATIENT), (fail, '500', PATIENT),
+    (talk_nonsense, 'not a frame', PATIENT)], ids=lambda value: getattr(
         value, '__name__', ''))
-def test_a_bad_neighbour(storing, alice, rack, behave, words):
+def test_a_bad_neighbour(storing, alice, rack, behave, words, program):
     data = noise(6 * MIB, 6)
     image_id = store(alice, data)
     with contextlib.closing(Neighbour(storing.authority.issue('bad'),
                                       behave)) as bad:
-        host = rack.add([bad.address], program=IMPATIENT)
+        host = rack.add([bad.address], program=program)
         assert rack.download(host, image_id) == data
         assert bad.requests
         found, = neighbours(host)['hosts']
