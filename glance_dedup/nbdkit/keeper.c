@@ -99,7 +99,8 @@ follow(gd_nbdkit_keeper *keeper)
     return followed.more;
 }
 
-/* Whether a checkpoint is to be made now. */
+/* Whether a checkpoint is to be made now.  The last write may be later than
+ * `now`. */
 static bool
 wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
 {
@@ -107,7 +108,7 @@ wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
     if (gd_volume_needs_checkpoint(keeper->volume)) {
         return true;
     }
-    if (now - atomic_load(&keeper->written_ms) < IDLE_MS) {
+    if (now < atomic_load(&keeper->written_ms) + IDLE_MS) {
         return false;
     }
     gd_volume_get_info(keeper->volume, &info);

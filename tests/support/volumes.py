@@ -112,6 +112,8 @@ class Server:
     def stop(self):
         """End it well, with a last checkpoint."""
         assert self.end(signal.SIGTERM) == 0, self.text()
+        # A server that could not make it, or not in time, ends with 0, too.
+        assert 'last checkpoint' not in self.text(), self.text()
 
     def kill(self):
         self.end(signal.SIGKILL)
