@@ -39,14 +39,24 @@ noise = repositories.noise
 _VARYING = {'date', 'x-openstack-request-id', 'connection'}
 # Seconds for which a peer that was away is not asked, here.
 _AWAY = 2
-# A daemon that takes an image for failed sooner, too.
-_PROGRAM = ['-c', 'from dedupd import main; import sys; '
+
+
+def _program(more=''):
+    """A daemon that asks a peer again sooner, and keeps sooner what came.
+
+    :param more: what it does before it starts
+    """
+    return ['-c', 'from dedupd import main; import sys; '
             'from dedupd.cache import arrivals, proxy; '
             'from dedupd.serve import reads; '
             'from glance_dedup.transfer import pull; '
-            'reads.STALLED = proxy.OPEN_SECONDS = 4; '
             'pull.SYNC_SECONDS = 0.5; '
-            f'arrivals.AWAY_SECONDS = {_AWAY}; sys.exit(main.main())']
+            f'arrivals.AWAY_SECONDS = {_AWAY}; {more}sys.exit(main.main())']
+
+
+_PROGRAM = _program()
+#: One that takes an image for failed sooner, too.
+_IMPATIENT = _program('reads.STALLED = proxy.OPEN_SECONDS = 4; ')
 
 
 @pytest.fixture(scope='module')
@@ -556,48 +566,74 @@ def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
             assert 0 < len(lines) <= windows * limited.MESSAGES + windows
 
 
-def test_the_peer_says_nothing(alice, near, cache, link):
+@pytest.fixture
+def impatient(tmp_path, storing, link):
+    """Another cache, which does not wait for a peer for long."""
+    path = repositories.create(tmp_path / 'impatient')
+    with storing.cache(path, {'peer': f'https://{link.address}'}) as daemon:
+        daemon.program = _IMPATIENT
+        yield daemon.start().wait_for_catalog()
+        assert daemon.stop() == 0, daemon.text()
+        assert 'Traceback' not in daemon.text()
+    repositories.need_clean(path)
+
+
+def test_the_peer_says_nothing(storing, alice, impatient, link):
     """Nobody waits for it for long."""
+    near = storing.glance.client('alice', impatient.url)
     data = noise(3 * MIB, 56)
     image_id = store(alice, data)
-    before = cache.counts()
     link.hold_after(0)
     assert near.download(image_id) == data
-    after = cache.counts()
-    assert after['plain'].get('failed', 0) - (
-        before['plain'].get('failed', 0)) == 1
-    assert 'did not begin within 4 seconds' in after['last_failure']['text']
+    found = impatient.counts()
+    assert found['plain'] == {'failed': 1}
+    assert 'did not begin within 4 seconds' in found['last_failure']['text']
     link.hold_after(None)
-    repositories.eventually(lambda: not cache.counts()['under_way'])
+    repositories.eventually(lambda: not impatient.counts()['under_way'])
     assert near.download(image_id) == data
 
 
-@pytest.mark.parametrize('how', ['killed', 'stuck'])
-def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link, how):
-    """To the caller it is one answer; what came is not sent for again."""
-    data = noise(72 * MIB, 41 if how == 'killed' else 42)
-    image_id = store(alice, data)
-    before = cache.counts()
-    with begun(near, image_id, link, 48 * MIB) as (response, first):
-        if how == 'killed':
-            storing.daemon.kill()
-            link.cut()
-        found, whole = rest_of(response, first)
-        assert whole and digest(found) == digest(data)
+def need_completed(cache, before, data):
+    """Glance gave the rest of an image, but not all of it; the counts."""
     after = cache.counts()
     assert after['fallbacks'] - before['fallbacks'] == 1
-    if how == 'stuck':
-        assert 'came for 4 seconds' in after['last_failure']['text']
     assert 0 < after['bytes_glance'] - before['bytes_glance'] < 60 * MIB
     assert (after['bytes_glance'] - before['bytes_glance']
             + after['bytes_here'] - before['bytes_here']) == len(data)
+    return after
+
+
+def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link):
+    """To the caller it is one answer; what came is not sent for again."""
+    data = noise(72 * MIB, 41)
+    image_id = store(alice, data)
+    before = cache.counts()
+    with begun(near, image_id, link, 48 * MIB) as (response, first):
+        storing.daemon.kill()
+        link.cut()
+        found, whole = rest_of(response, first)
+        assert whole and digest(found) == digest(data)
+    after = need_completed(cache, before, data)
     link.hold_after(None)
-    if how == 'killed':
-        storing.daemon.start().wait_for_catalog()
-        time.sleep(_AWAY)
-        assert near.download(image_id) == data
-        assert (received(cache) - after['arrivals']['received_bytes']
-                < 50 * MIB)
+    storing.daemon.start().wait_for_catalog()
+    time.sleep(_AWAY)
+    assert near.download(image_id) == data
+    assert (received(cache) - after['arrivals']['received_bytes']
+            < 50 * MIB)
+
+
+def test_the_peer_stops_in_the_middle(storing, alice, impatient, link):
+    """To the caller it is one answer."""
+    near = storing.glance.client('alice', impatient.url)
+    data = noise(72 * MIB, 42)
+    image_id = store(alice, data)
+    before = impatient.counts()
+    with begun(near, image_id, link, 48 * MIB) as (response, first):
+        found, whole = rest_of(response, first)
+        assert whole and digest(found) == digest(data)
+    after = need_completed(impatient, before, data)
+    assert 'came for 4 seconds' in after['last_failure']['text']
+    link.hold_after(None)
 
 
 @contextlib.contextmanager
