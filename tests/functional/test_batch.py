@@ -160,8 +160,11 @@ def test_servers_whose_views_do_not_fit_together():
 
 def test_round_that_breaks_each_time(cloud, monkeypatch):
     """The sources are given up with a reason; the next run succeeds."""
+    # Nobody lets the ranks proceed, so each round breaks here.
+    batches.hold(cloud.path.parent / 'site', monkeypatch, 'scan')
+
     def kill(process, event):
-        if event['event'] == 'stage':
+        if event['event'] == 'view':
             batches.kill_all(batches.ranks_of(process)[:1])
     results = cloud.run(watch=kill, monkeypatch=monkeypatch)
     assert all('broke 3 times' in result.note for result in results.values())
@@ -174,12 +177,14 @@ def test_round_that_breaks_each_time(cloud, monkeypatch):
 def test_disk_that_changes_meanwhile(cloud, monkeypatch):
     """Its backup is given up; the others are complete (B2, B5)."""
     changed = []
+    proceed = batches.hold(cloud.path.parent / 'site', monkeypatch, 'answer')
 
     def change(process, event):
         if event['event'] == 'stage' and not changed:
             changed.append(cloud.disks.directory / 'disk2')
             with open(changed[0], 'r+b') as disk:
                 disk.write(b'new')
+            proceed.touch()
     results = cloud.run(watch=change, monkeypatch=monkeypatch)
     assert 'changed' in results['disk2'].note
     digests = cloud.disks.digests()

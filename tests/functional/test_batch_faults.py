@@ -183,7 +183,9 @@ def test_slow_rank(cloud, monkeypatch):
     def pause(process):
         rank = batches.ranks_of(process)[1]
         processes.stop(rank)
+        proceed.touch()
         threading.Timer(3, os.kill, (rank, signal.SIGCONT)).start()
+    proceed = batches.hold(cloud.path.parent / 'site', monkeypatch, 'answer')
     results = cloud.run(watch=Once('answer', pause), monkeypatch=monkeypatch)
     assert not any(result.note for result in results.values())
     assert not any('broke' in text for text in cloud.notices)
@@ -202,6 +204,8 @@ def test_rank_that_hangs(cloud, monkeypatch):
 
     def stop(process):
         processes.stop(batches.ranks_of(process)[1])
+        proceed.touch()
+    proceed = batches.hold(cloud.path.parent / 'site', monkeypatch, 'answer')
     results = cloud.run(watch=Once('answer', stop), monkeypatch=monkeypatch)
     assert not any(result.note for result in results.values())
     assert any(re.search('broke, time 1 of 3: .*waited 10 s for others', text)
@@ -332,6 +336,8 @@ def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
             for backup in repo.backups():
                 repo.delete(backup.image_id)
         cloud.collect()
+        proceed.touch()
+    proceed = batches.hold(cloud.path.parent / 'site', monkeypatch, 'store')
     results = cloud.run(1, Once('store', kill), monkeypatch=monkeypatch)
     assert any('broke, time 1' in text for text in cloud.notices)
     assert not any(result.note for result in results.values())
