@@ -2,6 +2,7 @@
 
 """Volumes whose blocks are in cold groups, and images of such as disks."""
 
+from concurrent import futures
 import contextlib
 import os
 import random
@@ -186,12 +187,17 @@ def test_reading_and_writing(cold, daemon, disk, faults):
 
 def test_it_announces_what_it_will_read(cold, daemon, disk, faults):
     """Several GETs are under way for one reader."""
-    faults.delay = 0.2
-    with disk.session() as session:
-        for offset in range(0, SIZE, MIB):
+    def read(session, start, end):
+        for offset in range(start, end, MIB):
             assert session.read(offset, MIB) == (
                 cold.images['one'][offset:offset + MIB])
-    assert faults.most >= 3
+
+    with disk.session() as session, futures.ThreadPoolExecutor(1) as pool:
+        read(session, 0, MIB)       # the next one is sequential
+        with faults.held():
+            reading = pool.submit(read, session, MIB, SIZE)
+            repositories.eventually(lambda: faults.most >= 3)
+        reading.result(nbd.LIMIT)
     assert len(gets(faults)) == len(cold.slices())
 
 

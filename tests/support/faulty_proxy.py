@@ -30,6 +30,8 @@ class Faults:
         self.delay = 0
         self.seen = []
         self.most = self._under_way = 0
+        self._go_on = threading.Event()
+        self._go_on.set()
 
     def reset(self):
         """Forget what was planned and seen."""
@@ -44,6 +46,19 @@ class Faults:
         with self._lock:
             self._next = list(faults)
             self._methods = methods
+
+    @contextlib.contextmanager
+    def held(self):
+        """Hold the requests that come until this ends, or for a minute."""
+        self._go_on.clear()
+        try:
+            yield
+        finally:
+            self._go_on.set()
+
+    def wait(self):
+        """Wait until requests are not held any more."""
+        self._go_on.wait(LIMIT)
 
     def take(self, method, path):
         with self._lock:
@@ -93,6 +108,7 @@ class _Handler(server.BaseHTTPRequestHandler):
     def serve(self, body):
         fault = self.server.faults.take(self.command, self.path)
         time.sleep(self.server.faults.delay)
+        self.server.faults.wait()
         if isinstance(fault, int):
             self.close_connection = True
             self.answer(fault, [], b'')
