@@ -109,9 +109,11 @@ class Network:
         host.run('ip', 'address', 'add', f'{self.address(name)}/24', 'dev',
                  'uplink')
         host.run('ip', 'link', 'set', 'uplink', 'up')
-        self._spawn(*host.enter(), shutil.which('sshd', path='/usr/sbin'),
-                    '-D', '-e', '-f', directory / 'sshd.conf',
-                    log=directory / 'sshd.log')
+        log = directory / 'sshd.log'
+        server = self._spawn(
+            *host.enter(), shutil.which('sshd', path='/usr/sbin'), '-D', '-e',
+            '-f', directory / 'sshd.conf', log=log)
+        _wait(server, lambda: 'Server listening' in log.read_text())
         return host
 
     def _spawn(self, *command, log=None):
@@ -195,8 +197,13 @@ def _in(process, *command):
 def _wait_for_sleep(process):
     """Wait until a process has its namespaces."""
     comm = pathlib.Path(f'/proc/{process.pid}/comm')
+    _wait(process, lambda: comm.read_text() == 'sleep\n')
+
+
+def _wait(process, condition):
+    """Wait until a condition is true, while a process runs."""
     deadline = time.monotonic() + LIMIT
-    while comm.read_text() != 'sleep\n':
+    while not condition():
         assert process.poll() is None, process.args
         assert time.monotonic() < deadline, process.args
         time.sleep(0.01)
