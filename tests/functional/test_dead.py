@@ -424,8 +424,8 @@ def test_the_clock_is_set_back(path, tmp_path):
             name = f'image-{number}'
             contents[name] = noise(GROUP, number)
             repositories.put(repo, name, contents[name])
-            before = daemon.status()['tasks']['collect']
             began = time.monotonic()
+            before = daemon.status()['tasks']['collect']
             daemon.wait_for(lambda: daemon.status()['tasks']['collect'][
                 'runs'] >= before['runs'] + 2)
             tasks = daemon.status()['tasks']
