@@ -212,13 +212,18 @@ class Meeting:
             self.say(what, True)
 
     def until(self, good: Callable[[], bool]) -> float | None:
-        """The seconds until it is true; None: not within the limit."""
+        """The seconds until it is true; None: not within the limit.
+
+        They are 0 if the first look shows it, however long that takes.
+        """
         start = time.monotonic()
+        took = 0.0
         while not good():
-            if time.monotonic() - start > self.limit * 0.75:
+            if took > self.limit * 0.75:
                 return None
             time.sleep(POLL)
-        return time.monotonic() - start
+            took = time.monotonic() - start
+        return took
 
     def name(self, actor: Member, what: str) -> str:
         """The path of a file that one host makes and all use."""
