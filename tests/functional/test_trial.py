@@ -34,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 100     # seconds
 FINE_VERDICT = findings_module.FINE
+TITLES = {title for title, _ in findings_module.PROPERTIES.values()}
 LIMITED, UNFIT = findings_module.LIMITED, findings_module.UNFIT
 
 
@@ -270,15 +271,24 @@ def test_command_that_is_interrupted(tmp_path):
     """It removes what it made; and the other says who fell silent."""
     with hosts_module.hosts(tmp_path, names=0) as hosts:
         prepare(hosts)
+        ended = threading.Event()
+
+        def hold(done, total, what):
+            # Both have acted in the first steps.
+            if what in TITLES and done >= len(hosts):
+                assert ended.wait(LIMIT)
+
         one = command(hosts[0], '--wait', str(LIMIT))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             other = pool.submit(trial.Trial(
-                hosts[1].root / 'repository', wait=LIMIT, limit=8).run)
+                hosts[1].root / 'repository', wait=LIMIT, limit=8,
+                progress=hold).run)
             room = hosts[0].backing / 'repository' / 'locks' / 'trial'
             repositories.eventually(lambda: room.exists() and any(
                 name[0].isdigit() for name in os.listdir(room)), LIMIT)
             one.send_signal(signal.SIGINT)
             _, words = one.communicate(timeout=LIMIT)
+            ended.set()
             assert one.returncode == 130, words
             with pytest.raises(exceptions.BusyError,
                                match='nothing was heard of .* for 8 seconds'):
