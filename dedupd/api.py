@@ -201,7 +201,7 @@ class API:
             _number(request, 'wait', 0), control_module.LONGEST_WAIT)
         while True:
             self._changed.clear()
-            status = await self._run(self._control.task, name)
+            status = await self._run(self._control.task, name, after)
             left = deadline - self._loop.time()
             if status['finished'] >= after or left <= 0 or (
                     self._stopping.is_set()):

@@ -2,10 +2,14 @@
 
 """What the status says of each task: the run that goes on, and the last."""
 
+import collections
 import dataclasses
 import time
 
 from dedupd import agenda
+
+#: Requested runs of a task that are kept for those who asked for them.
+KEPT = 16
 
 
 @dataclasses.dataclass
@@ -31,6 +35,9 @@ class Record:
     """The highest number of a request that is over."""
     last_success_run: agenda.Fields | None = None
     """The last run in this daemon that was a success."""
+    requested: collections.deque[agenda.Fields] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=KEPT))
+    """The last runs that somebody requested, in their order."""
     runs: int = 0
     failures: int = 0
 
@@ -44,6 +51,8 @@ class Record:
             'arguments': job.arguments,
             'result': outcome.result if error is None else None,
             'error': error}
+        if job.number:
+            self.requested.append(self.last)
         self.finished = max(self.finished, job.number)
         self.runs += 1
         if error is not None:
@@ -52,11 +61,22 @@ class Record:
             self.last_success_run = self.last
         self.job = None
 
-    def status(self, past: agenda.Fields, waits: bool) -> agenda.Fields:
-        """The fields of the status that do not depend on the options.
+    def _run_for(self, number: int) -> agenda.Fields | None:
+        """Return the run that served a request; None: it is not kept.
+
+        A run may have served requests with lower numbers than its own.
+        """
+        return min((run for run in self.requested if run['number'] >= number),
+                   key=lambda run: run['number'], default=None)
+
+    def status(self, past: agenda.Fields, waits: bool, after: int = 0
+               ) -> agenda.Fields:
+        """Return the fields of the status that do not depend on the options.
 
         :param past: the last run before this daemon was started
         :param waits: whether a job of the task waits
+        :param after: the number of a request, whose run is to be ``last``. By
+            now another run may have followed
         """
         pace = None if self.job is None else self.job.pace
         left = None if pace is None else pace.seconds_left()
@@ -75,5 +95,6 @@ class Record:
             'last_success_run': success or past['last_success_run'],
             'runs': self.runs,
             'failures': self.failures,
-            'last': self.last or past['last'],
+            'last': (after and self._run_for(after)) or (
+                self.last or past['last']),
         }

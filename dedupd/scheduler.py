@@ -228,17 +228,19 @@ class Scheduler:
     def wait(self, name: str, number: int, timeout: float) -> Fields:
         """Wait for the end of a request; return the task's status.
 
+        Its ``last`` is the run that served the request, if that is over.
+
         :param timeout: seconds to wait at most
         """
         with self._changed:
             self._changed.wait_for(
                 lambda: (self._records[name].finished >= number
                          or self._stopping), timeout)
-            return self._status(name)
+            return self._status(name, number)
 
-    def _status(self, name: str) -> Fields:
+    def _status(self, name: str, after: int = 0) -> Fields:
         status = self._records[name].status(
-            self.past.facts(name), self._agenda.is_waiting(name))
+            self.past.facts(name), self._agenda.is_waiting(name), after)
         due = self._agenda.due(name)
         return {
             **status,

@@ -455,7 +455,9 @@ def test_spare_copies_without_the_store(store, faults, fault):
               for path in (store.path / 'spares').iterdir()}
     store.forget()
     faults.always = fault
-    assert store.scrub(spare_threshold=1).complete
+    result = store.scrub(spare_threshold=1)
+    assert result.spares == 512 and not result.complete
+    assert store.settings.location.url in result.unavailable
     assert before.items() & {
         path.name: path.read_bytes()
         for path in (store.path / 'spares').iterdir()}.items()

@@ -571,7 +571,9 @@ def test_continuous(sites, run, daemon):
 # Long: a daemon replicates at 1 MiB a second, is killed, and starts again.
 def test_continuous_that_fails_and_is_killed(sites, run, daemon):
     project = uuid.uuid4().hex
-    image_id = sites.home.upload(noise(6 * MIB, 80), owner=project)
+    # At its rate it would take long after what follows.
+    size = 24 * MIB
+    image_id = sites.home.upload(noise(size, 80), owner=project)
     bad = sites.home.upload(noise(MIB, 81), owner=project)
     with repositories.open_repository(sites.home.path) as repo:
         upload_id = repo.stat(bad).upload_id
@@ -584,7 +586,7 @@ def test_continuous_that_fails_and_is_killed(sites, run, daemon):
     wait_for(daemon, lambda: image_id in noted(sites) and
              taken(sites.away) > before + 2 * MIB)
     running = daemon.status()['tasks']['replicate']
-    assert running['state'] == 'running' and running['total'] == 7 * MIB
+    assert running['state'] == 'running' and running['total'] == size + MIB
     # Others take their turns meanwhile.
     assert daemon.run('collect')['last']['error'] is None
     daemon.kill()
@@ -597,7 +599,7 @@ def test_continuous_that_fails_and_is_killed(sites, run, daemon):
     assert list(found['failed']) == [bad] and found['pending'] == 1
     assert 'has not the hash' in found['failed'][bad]['error']
     assert 0 < found['failed'][bad]['seconds_left'] <= 60
-    assert found['sent_bytes'] < 6 * MIB
+    assert found['sent_bytes'] < size
     # It is not tried again and again.
     again = daemon.run('replicate')
     assert again['last']['result']['failed'] == {}

@@ -144,10 +144,17 @@ def named(store, trace, name):
 
 
 def parents(store, trace, name):
-    """The names of the spans above those of this name."""
-    spans = store.spans(trace.base_id)
-    return {spans[span['parent_id']]['info']['name']
-            for span in spans.values() if span['info']['name'] == name}
+    """The names of the spans above those of this name, once all are there."""
+    def known():
+        spans = store.spans(trace.base_id)
+        above = {span['parent_id'] for span in spans.values()
+                 if span['info']['name'] == name}
+        if above <= spans.keys():
+            return [{spans[one]['info']['name'] for one in above}]
+        return []
+
+    found, = wait(known)
+    return found
 
 
 def image(client, data):

@@ -19,7 +19,7 @@ from glance_dedup.client import daemon as daemon_module
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 #: Seconds that anything may take.
-LIMIT = 30
+LIMIT = 60
 #: Seconds that a task may take.
 TASK_LIMIT = 300
 

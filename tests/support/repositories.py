@@ -385,7 +385,7 @@ def as_user(uid, function):
     return run
 
 
-def eventually(condition, timeout=30, failure='it did not come about'):
+def eventually(condition, timeout=60, failure='it did not come about'):
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, failure

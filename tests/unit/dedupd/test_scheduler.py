@@ -19,6 +19,7 @@ import pytest
 
 from dedupd import control as control_module
 from dedupd import opts
+from dedupd import records
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
@@ -127,6 +128,24 @@ def test_requests_are_joined_while_they_wait(repository, conf, done):
         assert scheduler.task('merge')['state'] == 'idle'
         release.set()
         scheduler.wait('collect', max(numbers), LIMIT)
+
+
+def test_each_request_has_its_own_result(repository, conf, done):
+    """Also when it is asked for after others have run."""
+    with running(repository, conf) as scheduler:
+        def run(**arguments):
+            number = scheduler.request('collect', **arguments)
+            scheduler.wait('collect', number, LIMIT)
+            return number
+
+        numbers = [run(dry_run=True), run(), run(dry_run=True)]
+        assert [scheduler.wait('collect', number, 0)['last']['number']
+                for number in numbers] == numbers
+        assert scheduler.task('collect')['last']['number'] == numbers[-1]
+        later = [run() for _ in range(records.KEPT)]
+        # Who comes that late gets the oldest that is kept.
+        last = scheduler.wait('collect', numbers[0], 0)['last']['number']
+        assert last == later[0]
 
 
 def test_intervals(repository, conf, done):
