@@ -42,19 +42,22 @@ def _address(directory: str):
 def listening(directory: str):
     """Listen for the process that mounts a directory.
 
-    Only this process's user and root can connect.
+    Only this process's user and root can connect, as soon as there is a
+    socket.
 
     :raises OSError: it cannot listen beside the directory
     """
     with _address(directory) as address, contextlib.closing(
             socket.socket(socket.AF_UNIX)) as listener:
+        new = f'{address}.new'
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(address)
+            os.unlink(new)
         # The file gets the mode of the socket.
         os.fchmod(listener.fileno(), 0o600)
-        listener.bind(address)
+        listener.bind(new)
+        listener.listen(1)
+        os.rename(new, address)
         try:
-            listener.listen(1)
             yield listener
         finally:
             os.unlink(address)
