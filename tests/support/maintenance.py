@@ -103,8 +103,13 @@ def live_slots(path):
 
 
 def groups(path):
-    return sorted(int(name, 16)
-                  for name in os.listdir(pathlib.Path(path) / 'groups'))
+    """Return the numbers of all groups, by either name (N14.2).
+
+    On a shared file system a killed process leaves a second name, until the
+    group is leased again (N14.3).
+    """
+    return sorted({int(name.removesuffix('~'), 16)
+                   for name in os.listdir(pathlib.Path(path) / 'groups')})
 
 
 def need_counted(maintainer):

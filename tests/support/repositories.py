@@ -155,7 +155,10 @@ def ruin(file, at):
 
 
 def group_path(path, number):
-    return pathlib.Path(path) / 'groups' / f'{number:08x}'
+    """Return the path of a group, by its second name if it has no other."""
+    name = pathlib.Path(path) / 'groups' / f'{number:08x}'
+    second = name.with_name(f'{name.name}~')
+    return second if second.exists() and not name.exists() else name
 
 
 class Group:
