@@ -105,7 +105,7 @@ def run(command):
     # A handler of Python's would not run while a system call waits that began
     # just after the signal came. So signals are waited for.
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    # Whoever started this may ignore it. Then Linux would not report an end.
+    # The caller may ignore the signal. Then Linux would not report an end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     number, status = signal.SIGINT, None
     try:

@@ -15,10 +15,13 @@ overrides it.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import typing
 
+from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.cli import common
 
 CONFIG_FILE = '/etc/dedupd/dedupd.conf'
@@ -123,12 +126,8 @@ def file_of(path: str) -> str | None:
 
 def is_missing(path: str) -> bool:
     """Return whether nothing is there; False if the system does not say."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
+    with contextlib.suppress(exceptions.RepositoryError):
+        return files.stat_of(path, follow=True) is None
     return False
 
 

@@ -266,7 +266,7 @@ def explore(world, states, seed):
     print(f'{number + 1} kills, {cold_groups} cold groups at once, {orphans} '
           f'orphaned objects, {left} at last, '
           f'{len(world.journal.images())} images')
-    assert not left
+    assert cold_groups and not left
 
 
 def main(directory, location, endpoint, credentials, states, seed):

@@ -188,7 +188,7 @@ def test_a_path_with_a_nul_is_a_failure(created, tmp_path):
 
 def test_files_that_cannot_be_looked_at(created, tmp_path, monkeypatch):
     """Nobody knows that they are not there."""
-    # The system refuses a name that is too long, whoever asks.
+    # The system refuses a name that is too long, also if root asks.
     for module, name in (settings, 'CONFIG_FILE'), (upgradecheck,
                                                     'GLANCE_FILE'):
         monkeypatch.setattr(module, name, f'{tmp_path}/{"x" * 300}')
