@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * clock.c - preloaded: a time of day that a test sets while a process runs.
+ * clock.c - preloaded: clocks that a test sets while a process runs.
  *
- * The file that GLANCE_DEDUP_TEST_CLOCK names has the seconds, 64 bits, by
- * which it is off.  The monotonic clock is left as it is.
+ * The file that GLANCE_DEDUP_TEST_CLOCK names has two numbers of 64 bits: the
+ * seconds by which the time of day is off, and the seconds at which the
+ * monotonic clock stands still, or 0 if it runs.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -14,16 +15,17 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t *offset;
+static const volatile int64_t *setting;
 
 __attribute__((constructor)) static void
-map_offset(void)
+map_setting(void)
 {
     const char *path = getenv("GLANCE_DEDUP_TEST_CLOCK");
     int fd = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     if (fd >= 0) {
-        void *map = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, fd, 0);
-        offset = map == MAP_FAILED ? NULL : map;
+        void *map =
+            mmap(NULL, 2 * sizeof *setting, PROT_READ, MAP_SHARED, fd, 0);
+        setting = map == MAP_FAILED ? NULL : map;
         close(fd);
     }
 }
@@ -37,9 +39,13 @@ clock_gettime(clockid_t clock, struct timespec *result)
                                                             "clock_gettime");
     }
     int rc = real(clock, result);
-    if (rc == 0 && offset != NULL &&
-        (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        result->tv_sec += *offset;
+    if (rc != 0 || setting == NULL) {
+        return rc;
+    }
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) {
+        result->tv_sec += setting[0];
+    } else if (clock == CLOCK_MONOTONIC && setting[1] != 0) {
+        *result = (struct timespec){.tv_sec = setting[1]};
     }
     return rc;
 }

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A time of day that a test sets while a process runs: ``clock.c``."""
+"""Clocks that a test sets while a process runs: ``clock.c``."""
 
 import mmap
 import pathlib
 import struct
 import subprocess
+import time
 
 _SOURCE = pathlib.Path(__file__).with_suffix('.c')
 _SECONDS = 60       # for the compiler
@@ -23,13 +24,17 @@ class Clock:
             ['gcc', '-std=c11', '-D_GNU_SOURCE', '-Wall', '-Wextra', '-O1',
              '-shared', '-fPIC', str(_SOURCE), '-o', str(library)],
             check=True, timeout=_SECONDS)
-        offset = directory / 'offset'
-        offset.write_bytes(bytes(8))
-        with open(offset, 'r+b') as file:
-            self._map = mmap.mmap(file.fileno(), 8)
+        setting = directory / 'clock'
+        setting.write_bytes(bytes(16))
+        with open(setting, 'r+b') as file:
+            self._map = mmap.mmap(file.fileno(), 16)
         self.environment = {'LD_PRELOAD': str(library),
-                            'GLANCE_DEDUP_TEST_CLOCK': str(offset)}
+                            'GLANCE_DEDUP_TEST_CLOCK': str(setting)}
 
     def set(self, seconds):
-        """Set by how much the clock is ahead; negative: behind."""
+        """Set by how much the time of day is ahead; negative: behind."""
         self._map[:8] = struct.pack('<q', int(seconds))
+
+    def stop_monotonic(self):
+        """Have the monotonic clock stand still from now on."""
+        self._map[8:] = struct.pack('<q', int(time.monotonic()))

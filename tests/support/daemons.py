@@ -82,7 +82,7 @@ def connect_as(path, uid, data):
             os.setgroups([])
             os.setresuid(uid, uid, uid)
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(10)
+                sock.settimeout(LIMIT)
                 try:
                     sock.connect(path)
                 except PermissionError:
