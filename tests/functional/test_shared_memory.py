@@ -11,6 +11,7 @@ import itertools
 import mmap
 import os
 import random
+import signal
 import socket
 
 import pytest
@@ -199,18 +200,24 @@ def test_m1_the_memory_is_sealed_and_read_only(daemon):
             os.close(again)
 
 
-def test_m4_a_client_that_keeps_the_memory_pins_nothing(hasty, content):
-    with Peer(hasty) as peer:
+def test_m4_a_client_that_keeps_the_memory_pins_nothing(repository, content):
+    with daemons.Daemon(repository) as daemon, Peer(daemon.start()) as peer:
         assert peer.status == 101
         peer.ask(0, PIECE, PIECE)
         assert peer.answer() == (PIECE, 0)
         memory = peer.memory()
         assert memory[PIECE:2 * PIECE] == content[:PIECE]
         assert os.fstat(peer.descriptors[0]).st_blocks * 512 == PIECE
+        # After the next request the daemon waits for a second only.
+        daemon.write_config(write_timeout=1)
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.wait_for(lambda: 'Reading the options again' in daemon.text())
+        peer.ask(0, PIECE, PIECE)
+        assert peer.answer() == (PIECE, 0)
         # It asks for nothing more: the daemon ends the connection, and takes
         # the memory back.
         assert peer.answer() is None
-        hasty.wait_for(lambda: not shared_now(hasty))
+        daemon.wait_for(lambda: not shared_now(daemon))
         assert os.fstat(peer.descriptors[0]).st_blocks == 0
         assert not any(memory[PIECE:2 * PIECE])
         memory.close()
