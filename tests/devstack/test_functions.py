@@ -11,7 +11,8 @@ import pytest
 
 from tests.devstack import roots
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300),
+              pytest.mark.needs('sudo')]
 
 SETTING = """
 set -o errexit
