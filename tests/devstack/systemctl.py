@@ -81,6 +81,7 @@ def start(name):
     make_directories(options)
     command = shlex.split(options['ExecStart'][-1])
     log = os.open(LOGS / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    executed, not_yet = os.pipe()   # exec closes both
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -95,6 +96,8 @@ def start(name):
             print(f'{command[0]}: {e}', file=sys.stderr, flush=True)
             os._exit(203)
     (STATE / name).write_text(str(pid))
+    os.close(not_yet)
+    os.read(executed, 1)
 
 
 def stop(name):
