@@ -16,6 +16,7 @@ import sys
 
 import pytest
 
+from tests.support import batches
 from tests.support import hosts as hosts_module
 from tests.support import repositories
 from tests.support.repositories import noise
@@ -226,10 +227,13 @@ KEEPALIVE = {
 
 
 # Long: Open MPI needs eleven seconds to notice it, and then ssh ten.
-def test_host_that_dies(cloud):
+def test_host_that_dies(cloud, tmp_path, monkeypatch):
     """Its disks are given up; those of the others are backed up again."""
     host = cloud.network.hosts['compute2']
-    cloud.add_disk(host, 'large', noise(64 * MIB, 5) * 8)
+    # Its rank waits before this stage until it is killed.
+    batches.hold(tmp_path / 'site', monkeypatch, 'answer')
+    environment = host.directory / 'ssh' / 'environment'
+    environment.write_text(f'PYTHONPATH={tmp_path / "site"}\n')
     with subprocess.Popen(
             [*cloud.network.hosts['compute1'].enter(), *cloud.command('run')],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -246,11 +250,11 @@ def test_host_that_dies(cloud):
             out, err = process.communicate(timeout=LIMIT)
         finally:
             process.terminate()
+            environment.unlink()
             host.run('ip', 'link', 'set', 'uplink', 'up')
     rows = {row['name']: row for row in json.loads(out)}
     assert killed and process.returncode == 2, err
-    for name in ('disk2', 'large'):
-        assert ('its host compute2 cannot take part any more: ssh cannot log '
-                'in' in rows.pop(name)['note'])
+    assert ('its host compute2 cannot take part any more: ssh cannot log in'
+            in rows.pop('disk2')['note'])
     assert set(rows) == {'disk1', 'disk3'}
     cloud.need_backups(rows)

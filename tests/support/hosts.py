@@ -45,6 +45,7 @@ PidFile none
 UsePAM no
 PermitRootLogin prohibit-password
 PasswordAuthentication no
+PermitUserEnvironment yes
 LogLevel VERBOSE
 """
 
