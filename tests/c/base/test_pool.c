@@ -388,7 +388,7 @@ test_close_after_fork(void)
     CHECK_INT(finish_counting(pool, &c), 0);
     pid_t child = fork();
     if (child == 0) {
-        alarm(20);
+        alarm(60);
         gd_pool_close(gd_env_posix(), pool);
         _exit(7);
     }

@@ -218,7 +218,7 @@ test_fifo_is_replaced(void)
 {
     fixture x;
     setup(&x);
-    alarm(20); /* opening one may wait for its other end */
+    alarm(60); /* opening one may wait for its other end */
     CHECK_INT(mkfifo(x.path, 0600), 0);
     CHECK(!open_and_mark(&x));
     alarm(0);

@@ -199,7 +199,7 @@ all_refuse(void)
     gd_transaction *transaction;
     gd_owned_group *owned;
     gd_followed followed;
-    alarm(20); /* ends the child if one waits */
+    alarm(60); /* ends the child if one waits */
     return gd_image_open(repo, kept_ids[0], NULL, &image, &err) ==
                GD_CLOSED &&
            gd_transaction_begin(repo, "more", "", &gd_global_scope,
