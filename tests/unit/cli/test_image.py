@@ -210,7 +210,7 @@ def test_get_to_a_full_disk(stored):
         process = stored.start('image', 'get', 'one', '-', stdout=full,
                                stderr=subprocess.PIPE)
         error = process.stderr.read().decode()
-    assert process.wait(30) == 2
+    assert process.wait(60) == 2
     process.stderr.close()
     assert 'standard output' in error and 'No space left' in error
     assert len(error.splitlines()) == 1

@@ -6,8 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
-import traceback
 
 import pytest
 
@@ -15,6 +13,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.cli import common
 from glance_dedup.cli import main
 from glance_dedup.cli import repository as repository_commands
+from tests.support import repositories
 from tests.unit.cli import conftest
 
 
@@ -226,13 +225,6 @@ def test_columns():
     assert common.Size(1 << 30).machine_readable() == 1 << 30
 
 
-def wait_until(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, traceback.format_stack()
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize('number, status', [
     (signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGHUP, 130)])
 def test_interrupted_put(created, number, status):
@@ -242,9 +234,10 @@ def test_interrupted_put(created, number, status):
         stderr=subprocess.PIPE)
     process.stdin.write(b'content' * 1000000)
     process.stdin.flush()
-    wait_until(lambda: list((created.path / 'spool').iterdir()))
+    repositories.eventually(
+        lambda: list((created.path / 'spool').iterdir()))
     process.send_signal(number)
-    assert process.wait(30) == status
+    assert process.wait(60) == status
     error = process.stderr.read().decode()
     assert error == 'glance-dedup: interrupted\n'
     process.stdin.close()
@@ -262,7 +255,7 @@ def test_reader_that_goes_away(created, tmp_path):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait(30) == 141
+    assert process.wait(60) == 141
     assert process.stderr.read() == b''
     process.stderr.close()
 
@@ -363,7 +356,7 @@ def test_output_that_is_full(created):
         process = created.start('repository', 'show', stdout=full,
                                 stderr=subprocess.PIPE)
         error = process.stderr.read().decode()
-    assert process.wait(30) == 2
+    assert process.wait(60) == 2
     process.stderr.close()
     assert 'No space left' in error
     assert 'Traceback' not in error

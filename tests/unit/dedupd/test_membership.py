@@ -96,7 +96,8 @@ def test_a_daemon_without_a_number_works_alone(path, conf, repo, caplog):
         assert scheduler.membership.number is None
         assert scheduler.membership.described() == {}
         number = scheduler.request('scrub')
-        assert scheduler.wait('scrub', number, 20)['last']['error'] is None
+        status = scheduler.wait('scrub', number, schedulers.LIMIT)
+        assert status['last']['error'] is None
     assert 'cannot share the work' in caplog.text
     (path / 'locks/hosts').rmdir()
 
@@ -139,7 +140,7 @@ def test_a_helper_runs_its_tasks_and_takes_over(path, repo, other, conf):
         assert repositories.read_all(other, 'text') == text
     finally:
         helper.stop()
-        assert helper.join(20)
+        assert helper.join(schedulers.LIMIT)
 
 
 def test_a_long_task_of_a_helper_ends_when_it_is_needed(
@@ -156,4 +157,4 @@ def test_a_long_task_of_a_helper_ends_when_it_is_needed(
         wait_for(lambda: helper.is_maintainer)
     finally:
         helper.stop()
-        assert helper.join(20)
+        assert helper.join(schedulers.LIMIT)
