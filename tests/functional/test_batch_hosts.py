@@ -100,6 +100,18 @@ def cloud(network, tmp_path):
     yield Cloud(tmp_path, network)
     for host in network.hosts.values():
         host.run('sh', '-c', f'rm -rf {hosts_module.OWN}/*')
+        (host.directory / 'ssh' / 'environment').unlink(missing_ok=True)
+
+
+@pytest.fixture
+def hold(tmp_path, monkeypatch):
+    """Have a host's rank wait amid a backup; return the file that ends it."""
+    def hold_rank(host):
+        proceed = batches.hold(tmp_path / 'site', monkeypatch, 'answer')
+        (host.directory / 'ssh' / 'environment').write_text(
+            f'PYTHONPATH={proceed.parent}\n')
+        return proceed
+    return hold_rank
 
 
 def test_three_hosts(cloud):
@@ -187,7 +199,7 @@ def test_unknown_key(cloud):
 PORTS = range(42000, 42200)
 
 
-def test_ports_that_a_firewall_may_know(cloud):
+def test_ports_that_a_firewall_may_know(cloud, hold):
     """All that others connect to lies in the ranges of the guide."""
     environment = {
         **ENV, 'PRTE_MCA_oob_tcp_dynamic_ipv4_ports': '42000-42099',
@@ -195,6 +207,7 @@ def test_ports_that_a_firewall_may_know(cloud):
         'OMPI_MCA_btl_tcp_port_range_v4': '100'}
     seen = set()
     first = cloud.network.hosts['compute1']
+    proceed = hold(cloud.network.hosts['compute2'])
     with subprocess.Popen(
             [*first.enter(), *cloud.command('run')],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -202,6 +215,8 @@ def test_ports_that_a_firewall_may_know(cloud):
         while process.poll() is None:
             for host in cloud.network.hosts.values():
                 seen |= listening(host)
+            if seen - {22}:
+                proceed.touch()
     assert process.returncode == 0
     assert seen - {22} and seen <= {22, *PORTS}
 
@@ -227,13 +242,10 @@ KEEPALIVE = {
 
 
 # Long: Open MPI needs eleven seconds to notice it, and then ssh ten.
-def test_host_that_dies(cloud, tmp_path, monkeypatch):
+def test_host_that_dies(cloud, hold):
     """Its disks are given up; those of the others are backed up again."""
     host = cloud.network.hosts['compute2']
-    # Its rank waits before this stage until it is killed.
-    batches.hold(tmp_path / 'site', monkeypatch, 'answer')
-    environment = host.directory / 'ssh' / 'environment'
-    environment.write_text(f'PYTHONPATH={tmp_path / "site"}\n')
+    hold(host)
     with subprocess.Popen(
             [*cloud.network.hosts['compute1'].enter(), *cloud.command('run')],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -250,7 +262,6 @@ def test_host_that_dies(cloud, tmp_path, monkeypatch):
             out, err = process.communicate(timeout=LIMIT)
         finally:
             process.terminate()
-            environment.unlink()
             host.run('ip', 'link', 'set', 'uplink', 'up')
     rows = {row['name']: row for row in json.loads(out)}
     assert killed and process.returncode == 2, err
