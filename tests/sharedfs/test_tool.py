@@ -2,11 +2,9 @@
 
 """The life of a real shared file system, as tools/shared leads it."""
 
-import contextlib
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import tempfile
 
@@ -128,17 +126,28 @@ def test_killed_up(place):
     assert nothing_is_left(place)
 
 
+#: Interrupts itself when it first asks whether a mount is there.
+INTERRUPTED = """
+import os, signal
+from tests.sharedfs import __main__ as tool
+from tests.sharedfs import shared
+
+def answers(self):
+    os.kill(os.getpid(), signal.SIGINT)
+
+shared.Mount.answers = answers
+raise SystemExit(tool.main())
+"""
+
+
 def test_interrupted_up(place):
     """Ctrl-C says what to do."""
-    with subprocess.Popen(
-            [TOP / '.venv/bin/python', '-m', 'tests.sharedfs', 'up',
-             'juicefs', '--directory', place], cwd=TOP,
-            stdout=subprocess.PIPE, text=True) as up:
-        with contextlib.suppress(StopIteration):
-            next(up.stdout)
-        up.send_signal(signal.SIGINT)
-        assert 'tools/shared down ends and removes all' in up.stdout.read()
-        assert up.wait(LIMIT) == 130
+    up = subprocess.run(
+        [TOP / '.venv/bin/python', '-c', INTERRUPTED, 'up', 'juicefs',
+         '--directory', place], cwd=TOP, stdout=subprocess.PIPE, text=True,
+        timeout=LIMIT)
+    assert 'tools/shared down ends and removes all' in up.stdout
+    assert up.returncode == 130
     tool('down', '--directory', place)
     assert nothing_is_left(place)
 
