@@ -302,16 +302,27 @@ def test_killed_up(place):
     tool('down', '--dir', other)
 
 
+#: Interrupts itself when it first asks whether MariaDB answers.
+INTERRUPTED = """
+import signal, threading
+from tests.cloud import __main__ as tool
+from tests.cloud import mariadb
+
+def answers(self):
+    mariadb.MariaDB.answers = lambda self: False
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+mariadb.MariaDB.answers = answers
+raise SystemExit(tool.main())
+"""
+
+
 def test_interrupted_up(place):
     """Ctrl-C ends what was still starting, and says what to do."""
-    with subprocess.Popen(
-            [sys.executable, '-m', 'tests.cloud', 'up', '--dir', place,
-             'placement', 'neutron'], cwd=TOP, stdout=subprocess.PIPE,
-            text=True) as up:
-        for line in up.stdout:
-            if 'start MariaDB ...' in line:
-                up.send_signal(signal.SIGINT)
-        assert up.wait(LIMIT) == 130
+    up = subprocess.run(
+        [sys.executable, '-c', INTERRUPTED, 'up', '--dir', place, 'placement',
+         'neutron'], cwd=TOP, stdout=subprocess.PIPE, timeout=LIMIT)
+    assert up.returncode == 130
     assert {name for name, one in table(place, 1).items()
             if one[0] == 'up'} <= {'neutron'}
     tool('down', '--dir', place)
