@@ -7,8 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
@@ -182,13 +180,16 @@ def test_the_maintainer_waits_for_a_helper(repo, maintainer, begun, index,
     assert index._files.begin_merge(0, 0, 1 << 40, 1 << 40)
     assert not index._files.step(1 << 20)[0]
 
-    def finish():
-        time.sleep(0.5)
-        index._files.finish_merge()
-    thread = threading.Thread(target=finish if ends else time.time)
-    thread.start()
+    waited = []
+
+    def finish(pace, seconds):
+        if not waited:
+            index._files.finish_merge()
+        waited.append(seconds)
+    if ends:
+        monkeypatch.setattr(task.Pace, 'pause', finish)
     merged = test_merger.merge(maintainer).merged_blocks
-    thread.join()
+    assert bool(waited) == ends
     assert merged == (2 * BLOCKS if ends else BLOCKS)
     assert ('its runs wait' in caplog.text) == (not ends)
     if not ends:
