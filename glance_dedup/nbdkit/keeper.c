@@ -99,8 +99,10 @@ follow(gd_nbdkit_keeper *keeper)
     return followed.more;
 }
 
-/* Whether a checkpoint is to be made now.  The last write may be later than
- * `now`. */
+/* Returns whether a checkpoint is to be made now.  The last write may be later
+ * than `now`.  A write is noted before its records are there, so they are looked
+ * for first: the time of the last write is then that of these records, or a
+ * later one. */
 static bool
 wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
 {
@@ -108,11 +110,9 @@ wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
     if (gd_volume_needs_checkpoint(keeper->volume)) {
         return true;
     }
-    if (now < atomic_load(&keeper->written_ms) + IDLE_MS) {
-        return false;
-    }
     gd_volume_get_info(keeper->volume, &info);
-    return info.journal_records > 0;
+    return info.journal_records > 0 &&
+           now >= atomic_load(&keeper->written_ms) + IDLE_MS;
 }
 
 static bool
@@ -243,9 +243,15 @@ call(gd_nbdkit_keeper *keeper, bool *flag)
 }
 
 void
-gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper)
+gd_nbdkit_keeper_writes(gd_nbdkit_keeper *keeper)
 {
     atomic_store(&keeper->written_ms, gd_nbdkit_now_ms());
+}
+
+void
+gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper)
+{
+    gd_nbdkit_keeper_writes(keeper);
     /* One of the writers calls, until the thread has looked. */
     if (!atomic_load(&keeper->due) &&
         gd_volume_needs_checkpoint(keeper->volume) &&

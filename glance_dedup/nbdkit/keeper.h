@@ -22,7 +22,10 @@ gd_status gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
                                  const gd_nbdkit_settings *settings,
                                  gd_nbdkit_handshakes *handshakes,
                                  gd_nbdkit_keeper **keeper, gd_error *err);
-/* Tells the thread of a write that has ended.  Thread-safe, and does not
+/* Notes a write that begins, whose records are not idle from their first moment
+ * on.  Thread-safe, and does not wait. */
+void gd_nbdkit_keeper_writes(gd_nbdkit_keeper *keeper);
+/* Notifies the thread of a write that has ended.  Thread-safe, and does not
  * wait. */
 void gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper);
 /* Ends the thread, makes the last checkpoint, and has a head keep the

@@ -436,7 +436,14 @@ plugin_pread(void *handle, void *buf, uint32_t count, uint64_t offset,
     return end_request(s, &err);
 }
 
-/* The rest of a request that changed bytes. */
+/* Each request that changes bytes is between these two. */
+static void
+begin_change(void)
+{
+    begin_request();
+    gd_nbdkit_keeper_writes(keeper);
+}
+
 static int
 end_change(gd_status s, uint32_t flags, gd_error *err)
 {
@@ -453,7 +460,7 @@ plugin_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset,
 {
     (void)handle;
     gd_error err;
-    begin_request();
+    begin_change();
     gd_status s = gd_volume_write(volume, buf, count, offset, &err);
     return end_change(s, flags, &err);
 }
@@ -466,7 +473,7 @@ plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
 {
     (void)handle;
     gd_error err;
-    begin_request();
+    begin_change();
     gd_status s = gd_volume_zero(volume, count, offset, &err);
     return end_change(s, flags, &err);
 }
