@@ -97,25 +97,42 @@ class Server:
         return self.heads.get(timeout=LIMIT)
 
 
-@pytest.fixture(scope='module')
-def cache(tmp_path_factory):
-    """A cache with short patience, and a Glance that the test plays."""
-    place = tmp_path_factory.mktemp('relay')
+@contextlib.contextmanager
+def running(place, program, **options):
+    """A cache, and a Glance that the test plays: the attribute `server`.
+
+    :param program: what the cache does before it starts
+    """
     server = Server()
-    with cache_harness.CacheDaemon(
+    with contextlib.closing(server.listener), cache_harness.CacheDaemon(
             repositories.create(place / 'cache'),
             {'peer': 'https://127.0.0.1:9'}, glance_url=server.url + '/image',
-            header_timeout=2, idle_timeout=2, write_timeout=3) as daemon:
+            **options) as daemon:
         daemon.program = [
             '-c', 'from dedupd import main; import sys; '
-            'from dedupd.http import upstream; '
-            'upstream.PATIENCE = 3; upstream.CONTINUE_SECONDS = 0.5; '
+            f'from dedupd.http import upstream; {program}; '
             'sys.exit(main.main())']
         daemon.server = server
         yield daemon.start()
         assert 'Traceback' not in daemon.text()
         assert daemon.stop() == 0
-    server.listener.close()
+
+
+@pytest.fixture(scope='module')
+def cache(tmp_path_factory):
+    """A cache that waits for all that the tests do."""
+    with running(tmp_path_factory.mktemp('relay'),
+                 f'upstream.CONTINUE_SECONDS = {LIMIT}') as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope='module')
+def impatient(tmp_path_factory):
+    """A cache that hardly waits, for the tests of what it does then."""
+    with running(tmp_path_factory.mktemp('impatient'),
+                 'upstream.PATIENCE = 3; upstream.CONTINUE_SECONDS = 0.5',
+                 header_timeout=2, idle_timeout=2) as daemon:
+        yield daemon
 
 
 @pytest.fixture
@@ -398,9 +415,9 @@ def test_a_body_that_nobody_wants(cache, server):
         assert read_response(stream).status == 401
 
 
-def test_a_server_that_knows_no_expectations(cache, server):
-    found = receives(server)
-    with connected(cache) as (sock, stream):
+def test_a_server_that_knows_no_expectations(impatient):
+    found = receives(impatient.server)
+    with connected(impatient) as (sock, stream):
         sock.sendall(raw('PUT', '/v2/x', Content_Length=4,
                          Expect='100-continue'))
         assert stream.readline().split()[1] == b'100'
@@ -410,22 +427,30 @@ def test_a_server_that_knows_no_expectations(cache, server):
     assert found.get(timeout=LIMIT) == (b'body', True)
 
 
-@pytest.mark.parametrize('begin', [
+BROKEN_BODIES = pytest.mark.parametrize('begin', [
     raw('PUT', '/x', Content_Length=9) + b'four',
     raw('PUT', '/x', Transfer_Encoding='chunked') + b'4\r\nfour\r\n'])
-@pytest.mark.parametrize('stays', [False, True])
-def test_a_body_that_breaks_off(cache, server, begin, stays):
+
+
+@BROKEN_BODIES
+def test_a_body_that_breaks_off(cache, server, begin):
     """The server must not take it for a whole one."""
     found = receives(server)
     with connected(cache) as (sock, stream):
         sock.sendall(begin)
         server.head()
-        if stays:
-            # It is told that it was too slow.
-            assert read_response(stream).status == 408
-        else:
-            sock.shutdown(socket.SHUT_WR)
-            stream.read()
+        sock.shutdown(socket.SHUT_WR)
+        stream.read()
+    assert found.get(timeout=LIMIT) == (b'four', False)
+
+
+@BROKEN_BODIES
+def test_a_body_that_stops(impatient, begin):
+    """The caller learns that it was too slow; the server sees no whole one."""
+    found = receives(impatient.server)
+    with connected(impatient) as (sock, stream):
+        sock.sendall(begin)
+        assert read_response(stream).status == 408
     assert found.get(timeout=LIMIT) == (b'four', False)
 
 
@@ -478,18 +503,18 @@ def test_an_answer_that_breaks_off(cache, server, answer, version):
         assert b'Content-Length: 10' in head or b'chunked' in head
 
 
-def test_an_answer_in_time(cache, server):
+def test_an_answer_in_time(impatient):
     """A server that says nothing, and one that stops in the middle."""
     def behave(sock, stream, number):
-        server.read(stream)
+        impatient.server.read(stream)
         sock.sendall(b'' if number % 2 else
                      b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf')
         stream.read(1)
 
-    server.behave = behave
+    impatient.server.behave = behave
     outcomes = set()
     for _ in range(2):
-        with connected(cache) as (sock, stream):
+        with connected(impatient) as (sock, stream):
             sock.sendall(raw('GET', '/'))
             text = stream.read()
             outcomes.add(text[9:12])
@@ -688,14 +713,14 @@ def test_garbage(cache, server):
     assert 'Traceback' not in cache.text()
 
 
-def test_slow_callers(cache, server):
+def test_slow_callers(impatient):
     """Each has its limit; many of them keep nobody else away."""
-    server.answers(*[ok()] * 10)
+    impatient.server.answers(*[ok()] * 10)
     with contextlib.ExitStack() as stack:
         for _ in range(100):
-            sock = stack.enter_context(cache.connect_proxy())
+            sock = stack.enter_context(impatient.connect_proxy())
             sock.sendall(b'GET / HTT')
-        assert ask(cache, raw('GET', '/')).status == 200
+        assert ask(impatient, raw('GET', '/')).status == 200
         with sock.makefile('rb') as stream:
             assert read_response(stream).status == 408
 
