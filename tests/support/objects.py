@@ -9,6 +9,7 @@ those that are right. Its bucket or container is there.
 import contextlib
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -115,15 +116,18 @@ class Swift(Server):
     kind = 'swift'
     user, secret = 'test:tester', 'testing'
 
-    def __init__(self, directory, token_life=86400):
-        super().__init__(directory)
-        self._token_life = token_life
-
     def launch(self):
-        for command in swift_server.commands(
-                self.directory, '127.0.0.1', self.port,
-                swift_server.own_users(self._token_life)):
+        memcached, swift = swift_server.commands(
+            self.directory, '127.0.0.1', self.port, swift_server.own_users())
+        self._memcached = '127.0.0.1', memcached[memcached.index('-p') + 1]
+        for command in memcached, swift:
             self.spawn(*command)
+
+    def end_tokens(self):
+        """End the life of all tokens: memcached has them."""
+        with socket.create_connection(self._memcached, LIMIT) as sock:
+            sock.sendall(b'flush_all\r\n')
+            assert sock.recv(4, socket.MSG_WAITALL) == b'OK\r\n'
 
     def _answers(self):
         with contextlib.suppress(requests.RequestException):

@@ -57,18 +57,14 @@ use = egg:swift#dlo
 '''
 
 
-def own_users(token_life):
-    """Swift asks nobody who its user is, who may also come by S3.
-
-    :param token_life: seconds for which a token is good
-    """
-    return 's3api tempauth', f'''
+def own_users():
+    """Swift asks nobody who its user is, who may also come by S3."""
+    return 's3api tempauth', '''
 [filter:s3api]
 use = egg:swift#s3api
 [filter:tempauth]
 use = egg:swift#tempauth
 user_test_tester = testing .admin
-token_life = {token_life}
 '''
 
 
