@@ -324,8 +324,13 @@ def test_unmounted(place):
         assert not mount.text()
 
 
+#: A program that waits for a daemon's return as long as the tests do.
+PATIENT = ('from glance_dedup.client import nbd_client\n'
+           'nbd_client.RETURN_SECONDS = 3600')
+
+
 def test_a_daemon_that_is_started_anew(place, content):
-    with place.mount('daemon') as mount:
+    with place.mount('daemon', before=PATIENT) as mount:
         with open(mount / 'image', 'rb', buffering=0) as file:
             assert file.read(10) == content['image'][:10]
             place.daemon.kill()
@@ -353,7 +358,7 @@ def test_a_daemon_that_does_not_come_back(place):
 
 def test_an_image_that_is_another_when_the_daemon_is_back(place, content):
     """What of it is in the page cache is of the old one: an error."""
-    with place.mount('daemon') as mount:
+    with place.mount('daemon', before=PATIENT) as mount:
         with open(mount / 'image', 'rb', buffering=0) as file:
             assert file.read(10) == content['image'][:10]
             place.daemon.kill()
