@@ -5,6 +5,7 @@
 ``tests/cloud/test_volumes.py`` has what the page says on libvirt.
 """
 
+import contextlib
 import subprocess
 
 import pytest
@@ -40,6 +41,14 @@ def start(text, directory, replaced):
     with open(console, 'wb') as out:
         return nbd.Machine(['bash', '-c', f'exec {text}'], console,
                            cwd=directory, stdout=out)
+
+
+def is_served(path, export):
+    """Return whether there is a server of NBD that has an export."""
+    with contextlib.suppress(OSError), nbd.Session(path) as session:
+        replies = session.haggle().option(nbd.INFO, nbd.name_and(export))
+        return replies[-1][0] == nbd.ACK
+    return False
 
 
 @pytest.fixture(scope='module')
@@ -113,6 +122,7 @@ def test_a_disk_that_need_not_last(repository, tmp_path):
             create.replace('/run/dedupd/nbd.sock', str(tmp_path / 'nbd')),
             shell=True, cwd=tmp_path, check=True, timeout=nbd.LIMIT)
         with start(storage, tmp_path, replaced):
-            repositories.eventually((tmp_path / 'web2.sock').exists)
+            repositories.eventually(lambda: is_served(
+                tmp_path / 'web2.sock', b'web2'))
             with start(qemu, tmp_path, replaced) as guest:
                 assert guest.wait_until_up() == (SHOWN, 1)
