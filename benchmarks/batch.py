@@ -284,7 +284,7 @@ def need_equal(repo: repository.Repository, paths: list[str],
 
 def make_repository(path: str) -> None:
     """An empty repository with an exact index, which merging keeps."""
-    repository.Repository.create(path, volumes=True)
+    repository.Repository.create(path)
     with (repository.Repository(path, index='none') as repo,
           maintainer_module.Maintainer(repo) as maintainer):
         merger.run_once(maintainer, task.Pace())

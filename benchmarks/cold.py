@@ -58,7 +58,7 @@ class Bench:
         self.mib = mib
         self._directory = directory
         path = os.path.join(directory, 'repository')
-        repository.Repository.create(path, cold=True, group_slots=slots)
+        repository.Repository.create(path, group_slots=slots)
         self.repo = repository.Repository(path, filter_dir=directory)
         self.settings = owners.attach(
             self.repo, server.location('cold'),

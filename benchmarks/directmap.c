@@ -286,7 +286,6 @@ static void
 open_disk(disk *d, char **argv)
 {
     gd_params params = {
-        .major = 1,
         .block_size = (uint32_t)strtoul(argv[3], NULL, 10),
         .group_slots = (uint32_t)strtoul(argv[4], NULL, 10),
         .segment_size = (uint32_t)strtoul(argv[5], NULL, 10),

@@ -373,7 +373,7 @@ class Bench:
 
     def volume(self, data: DataSet, index: str, every: int) -> Done:
         """Replay on a volume with this index."""
-        with (self._repository(block_size=data.block, volumes=True) as path,
+        with (self._repository(block_size=data.block) as path,
               tempfile.TemporaryDirectory(dir=self.directory) as stores,
               tempfile.TemporaryDirectory(dir=self._filters) as filters,
               repository.Repository(

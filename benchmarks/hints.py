@@ -72,7 +72,7 @@ class Bench:
         elif not index:
             self._options = {'filter_dir': '/dev/null'}
             warnings.simplefilter('ignore', RuntimeWarning)
-        repository.Repository.create(self.path, volumes=True)
+        repository.Repository.create(self.path)
         self.repo = repository.Repository(self.path, **self._options)
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ def main() -> None:
                                       prefix='bench-') as args.filter_dir,
           contextlib.ExitStack() as stack):
         path = os.path.join(d, 'repository')
-        synthetic.make(path, args.blocks, data=args.writes > 0, volumes=True)
+        synthetic.make(path, args.blocks, data=args.writes > 0)
         subjects = []
         for index in args.indexes:
             subjects.append(Subject(path, d, index, args))

@@ -104,7 +104,7 @@ def into_file(directory: str, count: int, ahead: int = 0,
 def into_volume(directory: str, count: int) -> Result:
     with tempfile.TemporaryDirectory(dir=directory) as place:
         path = os.path.join(place, 'repository')
-        repository.Repository.create(path, volumes=True)
+        repository.Repository.create(path)
         with repository.Repository(path, filter_dir=place) as repo:
             openvolumes.create(repo, 'disk', count * PAGE)
             with openvolumes.open_volume(repo, 'disk') as volume:

@@ -719,7 +719,6 @@ parse(char **argv, step *x)
     const char *id = argument(argv, "id"), *stores = argument(argv, "stores");
     const char *digest = argument(argv, "digest");
     w->params.block_size = (uint32_t)number(argv, "block");
-    w->params.major = 1;
     w->params.group_slots = (uint32_t)number(argv, "slots");
     w->params.segment_size = (uint32_t)number(argv, "segment");
     w->params.lock_timeout_ms = 10000;

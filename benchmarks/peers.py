@@ -243,15 +243,9 @@ class RecompressedMore(Recompressed):
     level = 19
 
 
-class Similar(Recompressed):
-    title = 'glance-dedup, similar, zstd-9 later'
-    parameters = ('--similar',)
+class RecompressedWell(Recompressed):
+    title = 'glance-dedup, zstd-9 later'
     level = 9
-
-
-class SimilarFast(Similar):
-    title = 'glance-dedup, similar, zstd-3 later'
-    level = 3
 
 
 class ByContent(Recompressed):
@@ -472,8 +466,8 @@ class XfsDuperemove(Xfs):
 
 PEERS: dict[str, type[Peer]] = {
     'plain': Plain, 'ours': Ours, 'ours-zstd-3': Recompressed,
-    'ours-zstd-19': RecompressedMore, 'ours-similar': Similar,
-    'ours-similar-3': SimilarFast, 'ours-gear': ByContent,
+    'ours-zstd-9': RecompressedWell, 'ours-zstd-19': RecompressedMore,
+    'ours-gear': ByContent,
     'restic': Restic, 'borg-4k': Borg, 'borg': BorgByContent,
     'casync': Casync, 'squashfs': Squashfs, 'btrfs': Btrfs, 'xfs': Xfs,
     'xfs-duperemove': XfsDuperemove,

@@ -81,7 +81,7 @@ class Stored:
         self.path = os.path.join(directory, f'repository-{codec}')
         self._codec = 'zstd' if codec in RECOMPRESSED else codec
         self._filters = directory
-        repository.Repository.create(self.path, similar=codec == 'similar')
+        repository.Repository.create(self.path)
         with self.open() as repo:
             for i, image in enumerate(images):
                 print(f'{codec}: storing {i + 1} of {len(images)}',

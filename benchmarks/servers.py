@@ -146,7 +146,7 @@ class Volume:
         self.size = size
         self._path = self.kept = place / 'repository'
         self._filter = place / 'filter'
-        repository.Repository.create(str(self._path), volumes=True)
+        repository.Repository.create(str(self._path))
         with self._repository() as repo:
             repo.put(IMAGE, disk.images().raw)
         self._server: volumes.Server | None = None

@@ -47,7 +47,7 @@ typedef struct work {
     uint32_t per_segment; /* blocks */
     uint8_t *blocks;
     uint32_t count; /* blocks of the group under way */
-    gd_features features[GROUP];
+    gd_similar_features features[GROUP];
     uint32_t order[GROUP], segment_of[GROUP], used[GROUP];
     uint64_t plain, segments;
     double finding, ordering;
@@ -166,7 +166,7 @@ end_group(work *w)
     count_decoded(w, &w->stored);
     double start = seconds();
     for (uint32_t i = 0; i < w->count; i++) {
-        gd_features_of(w->blocks + (size_t)i * BLOCK, BLOCK, &w->features[i]);
+        gd_similar_features_of(w->blocks + (size_t)i * BLOCK, BLOCK, &w->features[i]);
     }
     double found = seconds();
     if (gd_similar_order(gd_env_posix(), w->features, w->count, w->order,

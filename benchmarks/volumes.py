@@ -86,7 +86,7 @@ class Bench:
     def __init__(self, directory: str, filter_dir: str, size: int,
                  writes: int) -> None:
         path = os.path.join(directory, 'repository')
-        repository.Repository.create(path, volumes=True)
+        repository.Repository.create(path)
         self.repo = repository.Repository(path, filter_dir=filter_dir)
         self.directory = directory
         self.size = size

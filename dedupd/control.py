@@ -120,7 +120,7 @@ class Control:
             'reads': {**self._sources.reads(),
                       'failed': self._figures.suspects.failed_reads,
                       **{name: statistics.get(name, 0) for name in _CACHE}},
-            'cold': None if self._repository.slices is None else {
+            'cold': None if not self._repository.has_cold else {
                 name.removeprefix(_SLICES): value
                 for name, value in statistics.items()
                 if name.startswith(_SLICES)},

@@ -185,7 +185,7 @@ class Figures:
 
         A group's file is read once, and again when it has changed.
         """
-        if self._repository.slices is None:
+        if not self._repository.has_cold:
             return 0
         known = {}
         start = self._data_start()

@@ -561,10 +561,7 @@ Related options:
                help="""
 Order in which recompression packs the blocks of a group.
 
-Similar blocks take less space together. They keep their addresses. This
-applies to repositories of format 3.0 (``glance-dedup repository upgrade
---similar``); in older ones blocks stay in the order in which they were
-stored.
+Similar blocks take less space together. They keep their addresses.
 
 Related options:
     * ``recompress_codec``

@@ -309,10 +309,8 @@ class Scheduler:
         with self._changed:
             self._records['rebuild-catalog'].job = self._running = None
             self._maintainer = maintainer
-            if self._repository.has_volumes:
-                self._pressure = pressure_module.Pressure(maintainer.engine)
-            if self._repository.parameters.has_cold:
-                self._shortage = shortage_module.Shortage(self._repository)
+            self._pressure = pressure_module.Pressure(maintainer.engine)
+            self._shortage = shortage_module.Shortage(self._repository)
             self.is_maintainer = True
             self.catalog_state = 'ready'
             self._agenda.begin()
@@ -562,7 +560,7 @@ class Scheduler:
                 if self._running is None or self._running.name != 'tier':
                     self._agenda.hurry('tier')
         pressure = self._pressure
-        if pressure is None:
+        if pressure is None or not self._repository.has_volumes:
             return
         limit = self._conf.dedupd.collect_volumes_mib * _MIB
         # What cannot be read now is counted at the next look.

@@ -27,7 +27,7 @@ mapping
 from typing import Any
 
 class Repository:
-    def __init__(self, path: bytes, *, major: int, repository_id: bytes,
+    def __init__(self, path: bytes, *, repository_id: bytes,
                  block_size: int, group_slots: int, segment_size: int,
                  fingerprint: str, by_value: bool, codec: str, codec_level: int, threads: int,
                  lock_timeout_ms: int, allow_weak: bool = False,
@@ -94,22 +94,21 @@ class Repository:
     def statistics(self) -> dict[str, Any]: ...
     def room(self) -> tuple[int, int]: ...
     def check_room(self, size: int) -> None: ...
-    def share_version(self, major: int) -> bool:
-        """Hold the lock of this major version of the format, shared, instead
-        of what the handle held before. False, and nothing has changed, if an
-        upgrade from that version is at work."""
-    def exclude_version(self) -> bool:
-        """Hold the lock of the handle's version alone, until it is shared
-        again. False if another handle has it."""
+    def use_feature(self, name: str) -> None:
+        """Set a feature of the format durably, before its first use. Raises
+        BusyError if a program that does not know it has the repository
+        open."""
     def is_shared(self) -> bool:
         """Return whether other hosts may change files behind the page cache of
         this one. So the engine reads what it decides by past it (N13.1)."""
     def close(self) -> None: ...
 
     # Added for the daemon (segment cache):
-    def set_segment_cache(self, budget: int) -> None:
+    def set_segment_cache(self, budget: int, lists_only: bool = False
+                          ) -> None:
         """Keep up to `budget` bytes of decompressed segments for all readers
-        of this handle; 0 lets go of all. May be called at any time.
+        of this handle; 0 lets go of all. `lists_only` restricts it to
+        segments with lists of slots. May be called at any time.
         ``statistics()`` gains ``cache_bytes``, ``cache_hits``,
         ``cache_misses`` (segments), and ``spare_reads`` (blocks that were
         damaged and read from a spare copy)."""
@@ -546,7 +545,7 @@ class Estimate:
 
     def __init__(self, *, block_size: int, cut_minimum: int, cut_average: int,
                  segment_size: int, codec: str, codec_level: int,
-                 again_codec: str, again_level: int, again_similar: bool,
+                 again_codec: str, again_level: int,
                  table_bytes: int) -> None:
         """`again_codec` is recompression's; `table_bytes` bounds the memory for
         counted blocks, 0: there is no bound, and the level stays 0.

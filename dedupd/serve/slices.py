@@ -65,9 +65,8 @@ class Fetching:
         # One thread at a time uses it.
         self._lock = threading.Lock()
         self._engine = _engine.Maintenance(repository.handle())
-        slices = repository.slices
-        if slices is not None:
-            self._workers.submit(slices.prepare)
+        if repository.has_cold:
+            self._workers.submit(repository.slices.prepare)
 
     async def fetch(self, request: messages.Request) -> messages.Response:
         """POST /v1/slices"""
@@ -115,9 +114,6 @@ class Fetching:
     def _begin(self, asked: _Asked) -> list[futures.Future[None]]:
         """The requests for slices that are missing. Runs in a thread."""
         slices = self._repository.slices
-        if slices is None:
-            raise messages.HTTPError(
-                409, f'{self._repository.path} has no cold groups.')
         with self._lock:
             facts = self._engine.group_facts(asked.group)
         object_id = bytes.fromhex(asked.object)

@@ -214,7 +214,6 @@ class Objects:
         if (first + asked) * _SLICE < ends:
             ends = (first + asked - 1) * _SLICE
         fetcher = self._maintainer.repository.slices
-        assert fetcher is not None
         kept = fetcher.forget(facts['object'], first, asked)
         try:
             _, damaged, invalid, _ = _engine.verify_slots(

@@ -20,8 +20,8 @@ unfinished file, and the group's lease, until it goes on or the maintainer
 ends. It gives up a group that is partly filled, since uploads may want to
 append to it. A helper's run gives up any: a helper has one lease at most.
 
-In a repository of format 3.0, similar blocks are put next to each other
-within their group. An older format knows no such order, and is left in it.
+Similar blocks are put next to each other within their group, unless the option
+``recompress_order`` says otherwise.
 
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed
@@ -124,8 +124,7 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
 
     :param pace: if it waits for idle processors, the run leaves partly filled
         groups that changed lately
-    :param similar: put similar blocks next to each other, if the format of the
-        repository knows that
+    :param similar: put similar blocks next to each other
     :param is_mine: whether a sealed group is to be recompressed here; asked
         for each group just before, since shares may change. Those that are
         partly filled are the maintainer's
@@ -133,8 +132,6 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
     :raises InvalidParameter: for a level that the codec lacks
     """
     mark = mark_of(worker, codec, level, similar)
-    if mark[2]:
-        worker.repository.settle_version()
     kind = _HelpersRun if isinstance(worker, helper_module.Helper) else _Run
     return worker.guard(
         lambda: kind(worker, pace, codec, level, mark, is_mine).run(),
@@ -146,8 +143,7 @@ def mark_of(worker: Worker, codec: str, level: int, similar: bool) -> Mark:
 
     :raises InvalidParameter: for a level that the codec lacks
     """
-    return _engine.codec_mark(codec, level,
-                              similar and worker.repository.has_lists)
+    return _engine.codec_mark(codec, level, similar)
 
 
 def give_up(maintainer: maintainer_module.Maintainer) -> None:

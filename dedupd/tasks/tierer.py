@@ -133,11 +133,8 @@ def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
 
     The plan does not find out which groups are in use. Only if the repository
     is attached, the object store is asked which objects it has.
-
-    :raises VersionError: the repository's format knows no cold groups
     """
     repo = maintainer.repository
-    owners_module.need_format(repo)
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
     moving = sum(group.bytes for group in groups if group.action == 'move')
     settings = cold.read(repo.path)
@@ -158,14 +155,11 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     :param snapshot_only: move and delete nothing; take a snapshot even if
         nothing has changed
     :raises task.Stopped: between two steps
-    :raises VersionError: the repository's format knows no cold groups
     :raises UnavailableError: the repository is not attached, or the object
         store does not answer. What was moved before stays so
     :raises InvalidParameter: another directory has taken this one's place
     """
     repo = maintainer.repository
-    owners_module.need_format(repo)
-    repo.settle_version()
     settings = cold.need(repo.path)
     with cold.connect(settings) as store:
         owners_module.check_claim(repo, settings, store)

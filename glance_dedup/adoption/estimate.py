@@ -100,8 +100,6 @@ class Options:
     codec: str = 'lz4'
     level: int = 0
     exact: bool = False
-    similar: bool = False
-    """similar blocks lie next to each other after recompression"""
 
     def parameters(self) -> parameters_module.Parameters:
         """The parameters of a repository with these options.
@@ -163,8 +161,7 @@ def estimate(files: list[str], options: Options,
         block_size=parameters.block_size, cut_minimum=minimum,
         cut_average=average, segment_size=parameters.segment_size,
         codec=options.codec, codec_level=options.level, again_codec='zstd',
-        again_level=LEVEL, again_similar=options.similar,
-        table_bytes=0 if options.exact else TABLE)
+        again_level=LEVEL, table_bytes=0 if options.exact else TABLE)
     images, unreadable = [], []
     done = 0
     with futures.ThreadPoolExecutor(1, 'read-ahead') as ahead:

@@ -50,11 +50,7 @@ class NoThread(RepositoryError, RuntimeError):
 
 
 class VersionError(RepositoryError):
-    """The format's version does not fit.
-
-    It has a newer major version than this program knows, or is older than what
-    was asked for needs.
-    """
+    """This program does not know the format's version, or a feature of it."""
 
 
 class InvalidParameter(RepositoryError, ValueError):

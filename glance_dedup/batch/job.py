@@ -158,7 +158,6 @@ class Job:
 
     def run(self, sources: list[Source]) -> list[Result]:
         """Back everything up. A source that fails does not stop the others."""
-        self._repository.need_version('backups')
         for source in sources:
             if source.kind == 'volume':
                 self._back_up_volume(source)

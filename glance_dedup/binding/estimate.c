@@ -39,18 +39,17 @@ estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"block_size",  "cut_minimum", "cut_average",
                             "segment_size", "codec",       "codec_level",
-                            "again_codec", "again_level", "again_similar",
-                            "table_bytes", NULL};
+                            "again_codec", "again_level", "table_bytes",
+                            NULL};
     Py_ssize_t block, minimum, average, segment, table;
     const char *codec, *again;
     gd_estimate_params params = {0};
     gd_chunker chunker;
-    int similar;
     gd_error err;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "$nnnnsisipn", names, &block, &minimum, &average,
+            args, kwargs, "$nnnnsisin", names, &block, &minimum, &average,
             &segment, &codec, &params.codec_level, &again,
-            &params.again_level, &similar, &table)) {
+            &params.again_level, &table)) {
         return NULL;
     }
     estimate_object *self = gd_py_new_object(type);
@@ -59,7 +58,6 @@ estimate_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     params.segment_size = (size_t)segment;
     params.table_bytes = (size_t)table;
-    params.again_similar = similar != 0;
     gd_status s = gd_chunker_open(&chunker, (size_t)minimum, (size_t)average,
                                   (size_t)block, &err);
     if (s == GD_OK) {

@@ -36,15 +36,15 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
              gd_params *params)
 {
     static char *names[] = {
-        "path",         "major",           "repository_id", "block_size",
+        "path",         "repository_id", "block_size",
         "group_slots",  "segment_size",    "fingerprint",   "by_value",
         "codec",        "codec_level",     "threads",
         "lock_timeout_ms",                 "allow_weak",    "reserve",
         "codec_yields", "direct_io",       "cut_minimum",   "cut_average",
         "slice_dir",    "slice_memory",    "slice_source", NULL};
     return PyArg_ParseTupleAndKeywords(
-        args, keywords, "O&Iy#IIIspsiII|pKpIIIO&O&O", names, PyUnicode_FSConverter,
-        &raw->path, &params->major, &raw->id, &raw->id_length,
+        args, keywords, "O&y#IIIspsiII|pKpIIIO&O&O", names, PyUnicode_FSConverter,
+        &raw->path, &raw->id, &raw->id_length,
         &params->block_size, &params->group_slots, &params->segment_size, &raw->fingerprint,
         &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
         &params->lock_timeout_ms, &raw->allow_weak, &raw->reserve,
@@ -259,17 +259,19 @@ repository_follow(PyObject *object, PyObject *args)
                : NULL;
 }
 
-/* set_segment_cache(budget in bytes) */
+/* set_segment_cache(budget in bytes, lists_only=False) */
 static PyObject *
 repository_set_segment_cache(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
     unsigned long long budget;
+    int lists_only = 0;
     gd_py_call call;
-    if (!PyArg_ParseTuple(args, "K", &budget) ||
+    if (!PyArg_ParseTuple(args, "K|p", &budget, &lists_only) ||
         !gd_py_call_repository(object, &call)) {
         return NULL;
     }
+    gd_segcache_set_lists_only(self->repo->segcache, lists_only != 0);
     gd_segcache_set_budget(self->repo->segcache, budget);
     return gd_py_end_none(&call, GD_OK);
 }
@@ -382,32 +384,23 @@ repository_statistics(PyObject *object, PyObject *Py_UNUSED(unused))
     return result;
 }
 
-/* share_version(major): gd_locks_share_version */
+/* use_feature(name): gd_repo_use_feature */
 static PyObject *
-repository_share_version(PyObject *object, PyObject *args)
+repository_use_feature(PyObject *object, PyObject *args)
 {
     repository_object *self = (repository_object *)object;
-    uint32_t major;
+    const char *name;
+    gd_feature feature;
     gd_py_call call;
-    if (!PyArg_ParseTuple(args, "O&", gd_py_to_u32, &major) ||
+    if (!PyArg_ParseTuple(args, "s", &name) ||
         !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    return gd_py_end_not_busy(
-        &call, gd_locks_share_version(self->repo->locks, major, &call.err));
-}
-
-/* exclude_version(): gd_locks_exclude_version */
-static PyObject *
-repository_exclude_version(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    repository_object *self = (repository_object *)object;
-    gd_py_call call;
-    if (!gd_py_call_repository(object, &call)) {
-        return NULL;
+    gd_status s = gd_feature_parse(name, &feature, &call.err);
+    if (s == GD_OK) {
+        s = gd_repo_use_feature(self->repo, feature, &call.err);
     }
-    return gd_py_end_not_busy(
-        &call, gd_locks_exclude_version(self->repo->locks, &call.err));
+    return gd_py_end_none(&call, s);
 }
 
 /* is_shared() */
@@ -452,8 +445,7 @@ repository_scan(PyObject *object, PyObject *args)
 
 static PyMethodDef repository_methods[] = {
     {"begin", gd_py_begin, METH_VARARGS, NULL},
-    {"share_version", repository_share_version, METH_VARARGS, NULL},
-    {"exclude_version", repository_exclude_version, METH_NOARGS, NULL},
+    {"use_feature", repository_use_feature, METH_VARARGS, NULL},
     {"is_shared", repository_is_shared, METH_NOARGS, NULL},
     {"block_reader", gd_py_open_block_reader, METH_NOARGS, NULL},
     {"scan", repository_scan, METH_VARARGS, NULL},

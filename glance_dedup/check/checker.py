@@ -83,6 +83,7 @@ class _Checker:
         self.directories = directories
         self.findings = directories.findings
         self.parameters: dict = {}
+        self.features: frozenset[str] = frozenset()
         self.repository_id: bytes | None = None
         self.fence: bytes | None = None
         self.catalog: catalog_module.Catalog | None = None
@@ -148,10 +149,12 @@ class _Checker:
         helpers.check(self.directories)
         reservations.check(self.directories)
         locks.check(self.directories)
-        if self.parameters:
-            major = self.parameters['major']
-            self.directories.check_volumes(major, has_volumes)
-            locks.check_versions(self.directories, major)
+        self.features = parameters.read_features(self.directories)
+        if has_volumes and not self.has_feature(form.VOLUMES):
+            self.findings.find(
+                form.DAMAGE, 'volumes', None, 'the directory is not empty, '
+                f'but features/{form.VOLUMES} is missing: make that file '
+                'again')
         quarantined = len(self.directories.names('quarantine'))
         if quarantined:
             self.findings.find(
@@ -229,7 +232,7 @@ class _Checker:
         reader = group_reader.GroupReader(
             self.repository_id, self.parameters.get('fingerprint'),
             self.parameters.get('block_size'), self.findings.advance,
-            self.has_groups)
+            self.has_feature)
         numbers = self.directories.group_numbers('groups', groups)
         spare_numbers = self.directories.group_numbers('spares', spares)
         if spare_numbers:
@@ -242,14 +245,17 @@ class _Checker:
         self.check_again(recipes, judge)
         judge.count_duplicates()
 
-    def has_groups(self, major: int) -> bool:
-        """Whether the repository's version has groups of a major version."""
-        needed = form.GROUP_MAJORS[major]
-        if self.parameters.get('major', needed) >= needed:
-            return True
-        # It may have been upgraded meanwhile.
-        now = parameters.current_major(self.directories)
-        return now is None or now >= needed
+    def has_feature(self, name: str | None) -> bool:
+        """Return whether a feature is set; true if that cannot be known.
+
+        :param name: None: what every repository has
+        """
+        if 'features' not in self.directories:
+            return True     # reported already
+        if name is not None and name not in self.features:
+            # It may have been set meanwhile.
+            self.features = parameters.read_features(self.directories)
+        return name is None or name in self.features
 
     def known_scopes(self, recipes: recipes_module.Recipes,
                      reader: group_reader.GroupReader, groups: list[int]

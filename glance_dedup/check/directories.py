@@ -16,13 +16,15 @@ from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import report
 
-DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
-VOLUMES = 'volumes'             # must be there if the format has volumes
-SLICES = 'slices'               # must be there if groups may be cold
+VOLUMES = 'volumes'
+SLICES = 'slices'
+FEATURES = 'features'
+DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', VOLUMES,
+               FEATURES)
 # The maintainer's, one for hashes, the helpers', and that of uploads with a
 # limit: each is made when it is needed.
 OPTIONAL = ('catalog', 'index', 'spares', hashes.DIRECTORY, 'helpers',
-            'reservations', VOLUMES, SLICES)
+            'reservations', SLICES)
 # The last is the file system's own, if it has its root here.
 FILES = ('repository.json', 'key', 'fence', 'catalog-reserve',
          *(f'catalog-reserve-{i}' for i in range(1, 9)), *form.LISTS,
@@ -98,7 +100,7 @@ class Directories:
 
         :param names: what lies in the repository's own directory
         """
-        directories = {*DIRECTORIES, VOLUMES, SLICES}
+        directories = {*DIRECTORIES, SLICES}
         made = {'key', *directories}
         if not made.intersection(names) or any(
                 name not in made and name != 'lost+found'
@@ -134,7 +136,7 @@ class Directories:
                 fd = self._open(name)
             except FileNotFoundError:
                 if name not in OPTIONAL:
-                    vital = name in ('groups', 'images', 'spool')
+                    vital = name not in ('locks', 'quarantine')
                     self._find(form.DAMAGE if vital else form.NOTE, name,
                                None, 'the directory is missing')
             except OSError as e:
@@ -144,25 +146,6 @@ class Directories:
             else:
                 self._opened[name] = fd
                 self.check_mode(os.fstat(fd), name, 0o700)
-
-    def check_volumes(self, major: int, used: bool) -> None:
-        """Report a directory of volumes that contradicts the format's version.
-
-        :param major: the major version in repository.json
-        :param used: whether something was in the directory before that was
-            read: no program puts anything there before the upgrade
-        """
-        if major >= form.WITH_VOLUMES:
-            if VOLUMES not in self:
-                self._find(
-                    form.DAMAGE, VOLUMES, None, 'the directory is missing, '
-                    f'which a repository of format {major}.x has')
-        elif used:
-            # An upgrade that was interrupted leaves an empty one.
-            self._find(
-                form.DAMAGE, VOLUMES, None, 'the directory is not empty, but '
-                f'repository.json has format {major}.x, which knows no '
-                'volumes: an older one was put in its place')
 
     def _open(self, name: str) -> int:
         return os.open(name, _OPENING | os.O_NOFOLLOW, dir_fd=self._root)

@@ -29,15 +29,15 @@ LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'projects.json': ('glance-dedup projects', 'projects', 64 << 20)}
 LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/
 MAJOR = 1                       # of recipes and new block groups
-MINOR = 1
+MINOR = 0
 WITH_LISTS = 2                  # of block groups whose segments have lists
 COLD = 3                        # of block groups whose segments are elsewhere
-# Of block groups, and the first one of repository.json that has such groups.
-GROUP_MAJORS = {MAJOR: 1, WITH_LISTS: 3, COLD: 4}
-REPOSITORY_MAJOR = 4            # of repository.json, at most
-WITH_VOLUMES = 2                # its first one with volumes
-WITH_COLD = 4                   # its first one with a directory of slices
-VERSION_BYTE = 1 << 35          # plus the major version, in locks/groups
+FORMAT = 1                      # of repository.json
+# Of the format, in their order; the names of files in features/.
+VOLUMES, LISTED_SEGMENTS, COLD_GROUPS = 'volumes', 'listed-segments', 'cold'
+FEATURES = (VOLUMES, LISTED_SEGMENTS, COLD_GROUPS)
+# Major versions of block groups, and the feature that each needs.
+GROUP_MAJORS = {MAJOR: None, WITH_LISTS: LISTED_SEGMENTS, COLD: COLD_GROUPS}
 MAX_KEY = 147
 # Digests by which two different blocks can have equal fingerprints; some
 # have more names than these.

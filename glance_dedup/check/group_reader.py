@@ -171,19 +171,19 @@ class GroupReader:
     :param fingerprint: the digest's name; None if it is not known
     :param block_size: the largest block's bytes; None if it is not known
     :param advance: told the bytes read and the file's name
-    :param has_groups: tells whether the repository's version has groups of a
-        major version
+    :param has_feature: tells whether the repository uses a feature of the
+        format; None: what every repository has
     :ivar scopes: those that a spare copy may be of, the likeliest first;
         nothing in its file says which
     """
 
     def __init__(self, repository_id, fingerprint, block_size, advance,
-                 has_groups: Callable[[int], bool]):
+                 has_feature: Callable[[str | None], bool]):
         self.repository_id = repository_id
         self.fingerprint = fingerprint
         self.block_size = block_size or form.MAX_BLOCK
         self.advance = advance
-        self.has_groups = has_groups
+        self.has_feature = has_feature
         self.scopes = [form.GLOBAL_SCOPE]
         self.decompressor = zstandard.ZstdDecompressor(
             max_window_size=form.MAX_WINDOW)
@@ -260,11 +260,11 @@ class GroupReader:
         group.scope = scope
         if group.is_cold:
             cold_group.check_header(object_id, spare)
-        if not self.has_groups(major):
+        feature = form.GROUP_MAJORS[major]
+        if not self.has_feature(feature):
             group.problem(
-                8, f'has format {major}.x, which only a repository of format '
-                f'{form.GROUP_MAJORS[major]}.0 or later has: an older '
-                'repository.json was put in its place', severity=form.DAMAGE)
+                8, f'has format {major}.x, but features/{feature} is missing: '
+                'make that file again', severity=form.DAMAGE)
         if not form.MIN_SLOTS <= slots <= form.MAX_SLOTS:
             raise form.Damage(f'has {slots} slots', 48)
         if not 1 <= largest <= self.block_size:
@@ -278,7 +278,7 @@ class GroupReader:
         if self.fingerprint not in (None, name):
             group.problem(56, f'has fingerprints by {name}',
                           severity=form.NOTE)
-        group.exact = minor <= (0 if group.has_lists else form.MINOR)
+        group.exact = minor <= form.MINOR
         group.slots = slots
         group.largest = largest
         sectors = -(-slots // form.ENTRIES_PER_SECTOR)

@@ -29,37 +29,6 @@ def check(directories: directories_module.Directories) -> None:
                      'has content; it should only carry locks')
 
 
-def check_versions(directories: directories_module.Directories, major: int
-                   ) -> None:
-    """Report programs that work by an older major version of the format.
-
-    After an upgrade a program may hold the lock of the old one for a moment,
-    until it has read repository.json again.
-
-    :param major: the major version in repository.json
-    """
-    try:
-        with files.File(directories['locks'], 'groups', 'locks/groups') as f:
-            held: set[int] = set()
-            for _ in files.looks():
-                held = {older for older in range(1, major)
-                        if is_locked(f.fd, form.VERSION_BYTE + older)}
-                if not held:
-                    break
-    except (KeyError, files.Gone, form.Damage):
-        return      # reported elsewhere
-    except OSError as e:
-        directories.findings.find(
-            form.DAMAGE, 'locks/groups', None,
-            f'cannot be asked for its locks: {e.strerror}')
-        return
-    for older in sorted(held):
-        directories.findings.find(
-            form.NOTE, 'locks/groups', None, 'a running program works by '
-            f'format {older}.x, but repository.json has {major}.x: stop it, '
-            'and start it again')
-
-
 def is_locked(fd: int, byte: int) -> bool:
     """Return whether somebody holds a lock of any kind on a byte of a file.
 

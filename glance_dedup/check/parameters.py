@@ -2,12 +2,10 @@
 
 """``repository.json`` and ``key``: what a repository is, and its secret."""
 
-import contextlib
 import re
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import directories as directories_module
-from glance_dedup.check import files
 from glance_dedup.check import format as form
 from glance_dedup.check import json_objects
 
@@ -16,7 +14,7 @@ def check(directories: directories_module.Directories) -> dict:
     """The valid parameters; none, and a finding, if they are not valid.
 
     :raises InvalidParameter: this program does not have the digest
-    :raises VersionError: the format has a newer major version
+    :raises VersionError: the format is another one
     """
     with directories.reported(form.DAMAGE, 'repository.json', 'is missing'):
         found = _parse(directories.read('repository.json', form.MAX_JSON + 1))
@@ -29,12 +27,18 @@ def check(directories: directories_module.Directories) -> dict:
     return {}
 
 
-def current_major(directories: directories_module.Directories) -> int | None:
-    """The major version that there is now; None if it cannot be read."""
-    with contextlib.suppress(files.Gone, form.Damage):
-        return _parse(directories.read('repository.json', form.MAX_JSON + 1)
-                      )['major']
-    return None
+def read_features(directories: directories_module.Directories
+                  ) -> frozenset[str]:
+    """Return the features that the repository uses.
+
+    :raises VersionError: it uses one that this program does not know
+    """
+    found = frozenset(directories.names('features'))
+    for name in sorted(found - {*form.FEATURES}):
+        raise exceptions.VersionError(
+            f'the repository uses the feature {form.printable(name)}, which '
+            'this program does not know')
+    return found
 
 
 def check_key(directories: directories_module.Directories) -> None:
@@ -53,16 +57,15 @@ def _parse(text: bytes) -> dict:
         raise form.Damage(f'is longer than {form.MAX_JSON} bytes')
     found = json_objects.load(text, form.KIND)
     # First: a newer version may have another checksum.
-    major = found.get('major')
-    if type(major) is int and major > form.REPOSITORY_MAJOR:
+    version = found.get('format', found.get('major'))
+    if type(version) is int and (version > form.FORMAT or 'major' in found):
         raise exceptions.VersionError(
-            f'repository.json has format {major}.{found.get("minor")}; this '
-            f'program reads up to {form.REPOSITORY_MAJOR}.x')
+            f'repository.json has format {version}; this program reads '
+            f'{form.FORMAT}')
     json_objects.need_checksum(found)
     texts = ('kind', 'repository_id', 'cutting', 'fingerprint', 'compare',
              'checksum')
-    numbers = ('major', 'minor', 'block_size', 'group_slots',
-               'segment_size')
+    numbers = ('format', 'block_size', 'group_slots', 'segment_size')
     if set(found) != set(texts + numbers):
         raise form.Damage('has not the keys that it should have')
     for key in found:
@@ -70,8 +73,7 @@ def _parse(text: bytes) -> dict:
             raise form.Damage(f'{key} is not of the type that it should be')
     block, segment = found['block_size'], found['segment_size']
     for key, holds in (
-            ('major', found['major'] >= 1),
-            ('minor', found['minor'] >= 0),
+            ('format', found['format'] >= 1),
             ('repository_id', form.HEX_ID.match(found['repository_id'])),
             ('block_size', form.MIN_BLOCK <= block <= form.MAX_BLOCK
              and _is_power_of_two(block)),

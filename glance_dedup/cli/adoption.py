@@ -43,9 +43,6 @@ class Estimate(command.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--cutting', default='fixed', metavar='fixed|gear',
             help='As for repository create.')
-        parser.add_argument(
-            '--similar', action='store_true',
-            help='As for repository create.')
         common.add_codec(parser)
         parser.add_argument(
             '--level', type=int, default=0, metavar='N',
@@ -60,7 +57,7 @@ class Estimate(command.RepositoryCommand, lister.Lister):
 
         options = estimate.Options(
             parsed_args.block_size, parsed_args.cutting, parsed_args.codec,
-            parsed_args.level, parsed_args.exact, parsed_args.similar)
+            parsed_args.level, parsed_args.exact)
         files = estimate.files_of(
             parsed_args.paths, lambda path: self.app.tell(
                 f'{path}: left out; it is not an ordinary file'))

@@ -218,7 +218,7 @@ class Get(command.RepositoryCommand, show.ShowOne):
             write(image, progress)
             fields = {'image_id': parsed_args.id, 'file': parsed_args.file,
                       'size': common.Size(image.size)}
-            if repo.slices is not None:
+            if repo.has_cold:
                 figures = repo.slices.figures
                 fields['slices_fetched'] = figures.gets + figures.asked
             return common.shown(fields)

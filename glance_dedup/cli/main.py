@@ -53,7 +53,6 @@ COMMANDS = {
     'repository check': 'glance_dedup.cli.repository:Check',
     'repository rebuild-catalog':
     'glance_dedup.cli.maintenance:RebuildCatalog',
-    'repository upgrade': 'glance_dedup.cli.repository:Upgrade',
     'repository rekey': 'glance_dedup.cli.repository:Rekey',
     'repository export-metadata': 'glance_dedup.cli.cold:Export',
     'repository restore': 'glance_dedup.cli.cold:Restore',

@@ -127,13 +127,9 @@ class Checks(upgradecheck.UpgradeCommands):
 
     def format(self) -> upgradecheck.Result:
         """Whether this software reads the repository, and writes the same."""
-        from glance_dedup.repository import parameters
-        from glance_dedup.repository import upgrade
-
         try:
             with self._command.open() as repo:
-                found = repo.parameters.version
-                steps = upgrade.plan(repo)
+                found = ', '.join(repo.features) or 'none'
                 keys = repo.read_keys()
         except exceptions.VersionError as e:
             return _failure(
@@ -144,20 +140,14 @@ class Checks(upgradecheck.UpgradeCommands):
                 f'{e}.', 'Remove the cause, and check again before services '
                 'are restarted.')
         warnings = []
-        if steps:
-            warnings.append(
-                f'{self._path} has format {found}, and new repositories have '
-                f'{parameters.words(parameters.DEFAULT)}. When all hosts have '
-                "this version, stop dedupd and run 'glance-dedup repository "
-                "upgrade'.")
         if keys.previous is not None:
             warnings.append(
                 f'{self._path} accepts an old key, too: when '
                 "'glance-dedup sign-locations' adds nothing more, run "
                 "'glance-dedup repository rekey --finish'.")
         return _judged([], warnings, (
-            f'{self._path} has format {found}; this program reads up to '
-            f'{parameters.words(parameters.NEWEST)}'))
+            f'This program knows all features that {self._path} uses: '
+            f'{found}'))
 
     def catalog(self) -> upgradecheck.Result:
         """Whether this software can go on with the catalog that is there."""

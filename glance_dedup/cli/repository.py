@@ -8,7 +8,6 @@ import os
 from cliff import lister
 from cliff import show
 
-from glance_dedup.base import exceptions
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import filter as filter_module
@@ -47,23 +46,6 @@ class Create(command.RepositoryCommand, show.ShowOne):
             'or only if their bytes are (value). xxh3-128 needs value, and '
             'its damaged blocks are not healed. Default: %(default)s.')
         parser.add_argument(
-            '--volumes', action='store_true',
-            help='Make a repository of format 2.0, which may have volumes. '
-            'Programs that know only format 1 refuse it. Default: format '
-            "1.1; 'repository upgrade --volumes' can change it later.")
-        parser.add_argument(
-            '--similar', action='store_true',
-            help='Make a repository of format 3.0, in which recompression '
-            'puts similar blocks next to each other. It may have volumes, '
-            'too. Programs that know only formats 1 and 2 refuse it. '
-            "'repository upgrade --similar' can change it later.")
-        parser.add_argument(
-            '--cold', action='store_true',
-            help='Make a repository of format 4.0, whose groups may move to '
-            "an object store ('cold attach'). It has all that --similar "
-            'brings. Programs that know only formats 1 to 3 refuse it. '
-            "'repository upgrade --cold' can change it later.")
-        parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
             'repository. Default: only you may use it.')
@@ -79,9 +61,6 @@ class Create(command.RepositoryCommand, show.ShowOne):
             segment_size=parsed_args.segment_size,
             fingerprint=parsed_args.fingerprint,
             compare=parsed_args.compare,
-            volumes=parsed_args.volumes,
-            similar=parsed_args.similar,
-            cold=parsed_args.cold,
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
@@ -93,7 +72,7 @@ def _described(path, parameters) -> dict:
     return {
         'path': os.path.abspath(path),
         'repository_id': parameters.repository_id,
-        'format': parameters.version,
+        'format': parameters.format,
         'block_size': common.Size(parameters.block_size),
         'group_slots': parameters.group_slots,
         'segment_size': common.Size(parameters.segment_size),
@@ -113,6 +92,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
     def take_action(self, parsed_args):
         with self.open() as repo:
             fields = _described(self.path, repo.parameters)
+            fields['features'] = common.Words(repo.features)
             groups, group_bytes = self._groups()
             fields.update(self._sums(repo, group_bytes))
             fields['accepted_keys'] = len(repo.read_keys().accepted)
@@ -250,72 +230,3 @@ class Rekey(command.RepositoryCommand, show.ShowOne):
             'twice if groups are cold; then finish the change with --finish')
         return common.shown({'path': os.path.abspath(self.path),
                              'accepted_keys': len(keys.accepted)})
-
-
-class Upgrade(command.RepositoryCommand, show.ShowOne):
-    """Bring a repository to a newer version of the format.
-
-    Without --volumes, --similar and --cold, the repository keeps its major
-    version, and older programs can go on using it. If an upgrade is necessary,
-    stop the repository's daemon first. An interrupted upgrade goes on when you
-    start it again. There is no way back. A repository of a newer major version
-    than this program knows is refused.
-    """
-
-    def add_arguments(self, parser):
-        common.add_dry_run(parser)
-        parser.add_argument(
-            '--volumes', action='store_true',
-            help='Go to format 2.0, so that the repository may have volumes. '
-            'Programs that know only format 1 refuse it from then on. First '
-            'upgrade the program on all hosts, and stop everything that has '
-            'the repository open: glance-api, dedupd, mounts and commands.')
-        parser.add_argument(
-            '--similar', action='store_true',
-            help='Go to format 3.0, so that recompression puts similar blocks '
-            'next to each other, which makes them smaller. This includes '
-            '--volumes. Programs that know only formats 1 and 2 refuse the '
-            'repository from then on, so do first what --volumes says.')
-        parser.add_argument(
-            '--cold', action='store_true',
-            help='Go to format 4.0, so that groups may move to an object '
-            'store. This includes --similar. Programs that know only formats '
-            '1 to 3 refuse the repository from then on, so do first what '
-            '--volumes says.')
-
-    def take_action(self, parsed_args):
-        from glance_dedup.repository import parameters
-        from glance_dedup.repository import upgrade
-
-        with self.open() as repo:
-            before = repo.parameters.version
-            wanted = (parsed_args.volumes, parsed_args.similar,
-                      parsed_args.cold)
-            steps = upgrade.plan(repo, *wanted)
-            done = bool(steps) and not parsed_args.dry_run
-            if done:
-                steps = self._upgrade(repo, wanted)
-            return common.shown({
-                'path': os.path.abspath(self.path),
-                'format': repo.parameters.version,
-                'format_before': before,
-                'format_of_program': parameters.words(parameters.NEWEST),
-                'steps': common.Words([step.what for step in steps]),
-                'result': 'done' if done else 'to be done' if steps
-                else 'nothing to do'})
-
-    def _upgrade(self, repo, wanted):
-        from glance_dedup.repository import upgrade
-
-        with self.progress('upgrading', unit='steps') as progress:
-            try:
-                return upgrade.upgrade(repo, progress.step, *wanted)
-            except upgrade.InUseError:
-                raise           # whose handle it is, the locks do not tell
-            except exceptions.BusyError as e:
-                if self.daemon() is None or self.status is None:
-                    raise
-                daemon = self.status['daemon']
-                raise exceptions.BusyError(
-                    f'{e}: dedupd, process {daemon["pid"]} on '
-                    f'{daemon["host"]}; stop it first') from e

@@ -111,7 +111,6 @@ class Serve(command.RepositoryCommand):
         _reserve_descriptor()
         with self.open(codec=parsed_args.codec,
                        filter_mib=parsed_args.index_mib) as repo:
-            repo.need_volumes()
             _check_volume(repo, parsed_args.name)
             keys = _keys(repo, parsed_args, self.settings)
             self._check_daemon(repo)
@@ -303,8 +302,7 @@ def _limit_tls() -> None:
 
 def _keys(repo, args, settings) -> list[str]:
     """What the plugin must know (``nbdkit/settings.h``)."""
-    # No upgrade changes it while `repo` is open. The plugin compares it again
-    # when it has opened the repository.
+    # The plugin compares it again when it has opened the repository.
     content = files.read_file(
         os.path.join(repo.path, layout.PARAMETERS_FILE), 65536)
     parameters = repo.parameters
@@ -314,7 +312,6 @@ def _keys(repo, args, settings) -> list[str]:
         'volume': args.name,
         'parameters': xxhash.xxh3_64_hexdigest(content),
         'repository-id': parameters.repository_id,
-        'major': parameters.major,
         'block-size': parameters.block_size,
         'cut-minimum': cut_minimum,
         'cut-average': cut_average,
@@ -328,7 +325,7 @@ def _keys(repo, args, settings) -> list[str]:
         'segment-cache': args.cache_mib << 20,
         'dedup': 'no' if args.no_dedup else 'yes',
     }
-    if repo.slices is not None and settings.socket:
+    if settings.socket:
         keys['dedupd-socket'] = os.path.abspath(settings.socket)
         if repo.slices.memory is not None:
             keys['slice-memory'] = os.path.abspath(repo.slices.memory)

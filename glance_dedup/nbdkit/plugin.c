@@ -136,8 +136,7 @@ static gd_status
 open_slices(gd_error *err)
 {
     char path[PATH_MAX];
-    if (settings.dedupd_socket == NULL ||
-        settings.params.major < GD_REPOSITORY_COLD) {
+    if (settings.dedupd_socket == NULL) {
         return GD_OK;
     }
     int length = snprintf(path, sizeof path, "%s/slices", settings.repository);

@@ -28,7 +28,6 @@ typedef struct number_key {
      sizeof((gd_nbdkit_settings *)0)->field, low, high}
 
 static const number_key numbers[] = {
-    NUMBER("major", params.major, 1, GD_REPOSITORY_COLD),
     NUMBER("block-size", params.block_size, 512, 65536),
     NUMBER("cut-minimum", params.cut_minimum, 0, 65536),
     NUMBER("cut-average", params.cut_average, 0, 65536),
@@ -236,7 +235,6 @@ gd_nbdkit_settings_check(const gd_nbdkit_settings *settings, gd_error *err)
         : settings->volume == NULL   ? "volume"
         : !settings->has_id          ? "repository-id"
         : !settings->has_checksum    ? "parameters"
-        : params->major == 0         ? "major"
         : params->block_size == 0    ? "block-size"
         : params->group_slots == 0   ? "group-slots"
         : params->segment_size == 0  ? "segment-size"

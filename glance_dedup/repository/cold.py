@@ -156,7 +156,8 @@ def open_slices(path: str, ask: slices_module.Ask | None,
         return slices_module.Source(store, settings.owners,
                                     settings.cache_mib << 20)
 
-    directory = os.path.join(path, layout.SLICES)
+    # The engine follows no symbolic link, and `path` may be one.
+    directory = os.path.join(os.path.realpath(path), layout.SLICES)
     if not files.is_directory(directory):
         # A cache, which may be removed; other processes may make it now. On a
         # full disk it is made when there is room for a slice.

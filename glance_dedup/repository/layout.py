@@ -15,6 +15,7 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import signingkeys
+from glance_dedup.repository import features
 from glance_dedup.repository import parameters as parameters_module
 
 PARAMETERS_FILE = 'repository.json'
@@ -24,11 +25,11 @@ RESTORING_FILE = 'repository.json.restoring'
 CATALOG_RESERVE = 'catalog-reserve'
 RESERVE_LEAST = 4 << 20
 RESERVE_MOST = 32 << 20
-_DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine')
-#: In repositories whose format has volumes.
 VOLUMES = 'volumes'
-#: In repositories whose groups may be cold: what this keeps of their objects.
+#: What this keeps of the objects of cold groups.
 SLICES = 'slices'
+_DIRECTORIES = ('groups', 'images', 'spool', 'locks', 'quarantine', VOLUMES,
+                SLICES, features.DIRECTORY)
 # Made by the first maintainer.
 _CATALOG = 'catalog'
 MAINTAINER_LOCK = 'locks/maintainer'
@@ -71,7 +72,7 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
             os.makedirs(path, mode=0o700, exist_ok=True)
         _need_fresh(path)
         access.settle(path, group_access)
-        _furnish(path, parameters, signingkeys.make())
+        _furnish(path, signingkeys.make())
         # Last: with it the directory is a repository.
         try:
             files.create_file(os.path.join(path, PARAMETERS_FILE),
@@ -84,16 +85,13 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
             files.sync_directory(os.path.dirname(path))
 
 
-def _furnish(path: str, parameters: parameters_module.Parameters,
-             keys: signingkeys.Keys) -> None:
+def _furnish(path: str, keys: signingkeys.Keys) -> None:
     """Make what is missing in a repository's directory, but its parameters.
 
     :param keys: its keys, unless it has some
     """
     mode = access.file_mode(path)
-    for name in (*_DIRECTORIES,
-                 *([VOLUMES] if parameters.has_volumes else ()),
-                 *([SLICES] if parameters.has_cold else ())):
+    for name in _DIRECTORIES:
         access.make_directory(os.path.join(path, name),
                               access.directory_mode(path))
     for name in _LOCK_FILES:
@@ -136,7 +134,7 @@ def begin_restoring(path: str, parameters: parameters_module.Parameters,
                            files.temporary_of(file))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(path, signingkeys.FILE))
-        _furnish(path, parameters, keys)
+        _furnish(path, keys)
 
 
 def is_being_restored(path: str) -> bool:
@@ -159,7 +157,7 @@ def end_restoring(path: str) -> None:
 
 
 def _need_fresh(path: str) -> None:
-    ours = {signingkeys.FILE, *_DIRECTORIES, VOLUMES, SLICES, 'lost+found'}
+    ours = {signingkeys.FILE, *_DIRECTORIES, 'lost+found'}
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
         raise exceptions.ImageExists(f'{path} is a repository already')

@@ -3,8 +3,7 @@
 """Volumes: disks that a server writes to, made, opened and deleted.
 
 ``doc/source/contributor/volumes.rst`` has the terms, and the rules that are
-cited here. The functions need a repository of format 2.0; for others each
-raises VersionError, which says how to upgrade.
+cited here.
 
 Sizes and offsets are in bytes.
 """
@@ -278,7 +277,6 @@ def create(repository: repository_module.Repository, name: str,
         raise exceptions.InvalidParameter('a volume needs a size, or an image')
     if size is not None:
         parameters.need_range('size', size, 1, _MOST)
-    repository.need_volumes()
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):
@@ -296,7 +294,6 @@ def open_volume(repository: repository_module.Repository,
     :raises DamagedError: acknowledged bytes are lost (V5)
     """
     repository_module.need_text('name', name)
-    repository.need_volumes()
     handle = repository.handle()
     # A checkpoint stores blocks.
     repository.filter.complete(handle)
@@ -313,7 +310,6 @@ def look(repository: repository_module.Repository, name: str) -> VolumeStat:
     :raises DamagedError: its newest journal is damaged
     """
     repository_module.need_text('name', name)
-    repository.need_volumes()
     with _errors(repository):
         return VolumeStat(**_facts(
             name, repository.handle().look_at_volume(name)))
@@ -321,7 +317,6 @@ def look(repository: repository_module.Repository, name: str) -> VolumeStat:
 
 def names(repository: repository_module.Repository) -> list[str]:
     """The names of all volumes, sorted, even of those being deleted."""
-    repository.need_volumes()
     with _errors(repository):
         found = volumes.names(repository.path)
         if not found:
@@ -343,7 +338,6 @@ def roll_back(repository: repository_module.Repository, name: str,
     :raises InvalidParameter: no volume may have the image's size
     """
     repository_module.need_text('name', name)
-    repository.need_volumes()
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):
@@ -361,7 +355,6 @@ def rename(repository: repository_module.Repository, name: str,
     """
     for what, value in (('name', name), ('new name', new_name)):
         repository_module.need_text(what, value)
-    repository.need_volumes()
     with _errors(repository):
         repository.handle().rename_volume(name, new_name)
 
@@ -373,7 +366,6 @@ def delete(repository: repository_module.Repository, name: str) -> None:
     :raises BusyError: it has an owner
     """
     repository_module.need_text('name', name)
-    repository.need_volumes()
     with _errors(repository):
         repository.handle().delete_volume(name)
 
@@ -390,7 +382,6 @@ def discard(repository: repository_module.Repository, name: str) -> list[str]:
     :raises BusyError: it has an owner
     """
     repository_module.need_text('name', name)
-    repository.need_volumes()
     with _errors(repository):
         ids = _ids_in_journals(repository, name)
         repository.handle().discard_volume(name)

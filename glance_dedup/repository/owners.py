@@ -30,6 +30,7 @@ from glance_dedup.objects import location as location_module
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
+from glance_dedup.repository import features
 from glance_dedup.repository import parameters as parameters_module
 from glance_dedup.repository import repository as repository_module
 
@@ -47,16 +48,13 @@ def attach(repo: repository_module.Repository,
     cache's size change.
 
     :param credentials: the path of a file
-    :raises VersionError: the repository's format knows no cold groups
     :raises InvalidParameter: somebody else writes there; or cold groups'
         objects are at another place
     :raises BusyError: another process maintains the repository
     :raises UnavailableError, AccessDenied: as their names say
     """
-    need_format(repo)
     parameters_module.need_range('cache_mib', cache_mib, 1,
                                  cold.MOST_CACHE_MIB)
-    repo.settle_version()
     before = cold.read(repo.path)
     settings = cold.Settings(
         location, os.path.abspath(credentials), cache_mib,
@@ -87,6 +85,7 @@ def _attach_anew(repo: repository_module.Repository,
                 'If it was moved here, and the other one is gone, use --moved')
         with cold.connect(settings) as store:
             claim(store, settings, repo.repository_id)
+        repo.handle().use_feature(features.COLD)
         cold.write(repo.path, settings)
 
 
@@ -101,10 +100,8 @@ def move(repo: repository_module.Repository,
 
     :raises InvalidParameter: it was not moved, or is not attached to this
         place; or an object is gone, so it is an old copy
-    :raises VersionError, BusyError, UnavailableError, AccessDenied: as
-        :func:`attach`
+    :raises BusyError, UnavailableError, AccessDenied: as :func:`attach`
     """
-    need_format(repo)
     parameters_module.need_range('cache_mib', cache_mib, 1,
                                  cold.MOST_CACHE_MIB)
     before = cold.need(repo.path)
@@ -167,19 +164,6 @@ def _need_objects(repo: repository_module.Repository,
                     f'at {settings.location.url} any more: the directory is '
                     'an old copy. Restore another one, with '
                     "'glance-dedup repository restore'")
-
-
-def need_format(repo: repository_module.Repository) -> None:
-    """Refuse a repository whose format knows no cold groups.
-
-    :raises VersionError: says what to do
-    """
-    if not repo.parameters.has_cold:
-        raise exceptions.VersionError(
-            f'{repo.path} has format version {repo.parameters.version}, which '
-            'knows no cold groups: stop all programs that use the repository, '
-            'on all hosts, upgrade them, and run '
-            "'glance-dedup repository upgrade --cold'")
 
 
 def _has_cold(maintenance: _engine.Maintenance) -> bool:

@@ -16,18 +16,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import hexids
 
-Version = tuple[int, int]
-#: The version of new repositories, unless they are to have volumes. All
-#: programs of major version 1 can use it.
-DEFAULT: Version = (1, 1)
-#: The first version of repositories with volumes.
-WITH_VOLUMES: Version = (2, 0)
-#: The first version in which similar blocks may lie next to each other, since
-#: segments may have lists of slots.
-WITH_LISTS: Version = (3, 0)
-#: The first version whose groups may be cold; and the newest that is known.
-WITH_COLD: Version = (4, 0)
-NEWEST = WITH_COLD
+#: The version of the format. What is added to it later is a feature.
+FORMAT = 1
 _KIND = 'glance-dedup repository'
 _GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
 #: The meaning of ``gear`` without numbers, and the block size for it.
@@ -53,17 +43,6 @@ def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
             f'{name}: {value!r} is not a power of two from {low} to {high}')
 
 
-def words(version: Version) -> str:
-    """A version of the format as people write it: ``1.1``."""
-    return f'{version[0]}.{version[1]}'
-
-
-def asked_for(volumes: bool, similar: bool, cold: bool) -> Version:
-    """The lowest version that has what is asked for."""
-    return (WITH_COLD if cold else WITH_LISTS if similar
-            else WITH_VOLUMES if volumes else DEFAULT)
-
-
 def full_cutting(cutting: str) -> str:
     """A cutting as ``repository.json`` has it, with its numbers."""
     return GEAR if cutting == 'gear' else cutting
@@ -84,34 +63,24 @@ class Parameters:
     fingerprint: str
     compare: str
     cutting: str = 'fixed'
-    major: int = DEFAULT[0]
-    minor: int = DEFAULT[1]
+    format: int = FORMAT
 
     @classmethod
     def choose(cls, *, block_size: int | None = None,
                group_slots: int = 32768, segment_size: int = 65536,
                fingerprint: str = 'sha256', compare: str = 'hash',
-               cutting: str = 'fixed',
-               volumes: bool = False, similar: bool = False,
-               cold: bool = False) -> 'Parameters':
+               cutting: str = 'fixed') -> 'Parameters':
         """Parameters of a new repository, with a new id.
 
         :param block_size: bytes; None: 4096, or with cutting by content 16384
         :param cutting: ``fixed``; ``gear``; or ``gear`` with the smallest and
             the average block's bytes, as in ``gear 2048 4096``
-        :param volumes: the repository may have volumes, so older programs
-            refuse it
-        :param similar: similar blocks may lie next to each other; older
-            programs refuse it, too. Such a repository may also have volumes
-        :param cold: groups may be cold (cold.rst); older programs refuse it,
-            too. It may have all that the others have
         :raises InvalidParameter: for a value out of bounds
         """
         if block_size is None:
             block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
         found = cls(secrets.token_hex(16), block_size, group_slots,
-                    segment_size, fingerprint, compare, full_cutting(cutting),
-                    *asked_for(volumes, similar, cold))
+                    segment_size, fingerprint, compare, full_cutting(cutting))
         found.validate()
         return found
 
@@ -176,26 +145,6 @@ class Parameters:
         return int(match[1]), int(match[2])
 
     @property
-    def version(self) -> str:
-        """The format's version as people write it: ``1.1``."""
-        return words((self.major, self.minor))
-
-    @property
-    def has_volumes(self) -> bool:
-        """Whether the format's version has volumes."""
-        return self.major >= WITH_VOLUMES[0]
-
-    @property
-    def has_lists(self) -> bool:
-        """Whether similar blocks may lie next to each other."""
-        return self.major >= WITH_LISTS[0]
-
-    @property
-    def has_cold(self) -> bool:
-        """Whether groups may be cold."""
-        return self.major >= WITH_COLD[0]
-
-    @property
     def average_block(self) -> int:
         """About how many bytes a block has."""
         return self.cuts[1] or self.block_size
@@ -218,7 +167,7 @@ class Parameters:
             fields = json.loads(content)
             kind = fields.pop('kind')
             checksum = fields.pop('checksum')
-            major = fields['major']
+            version = None if 'major' in fields else fields['format']
         except (ValueError, KeyError, TypeError, AttributeError,
                 RecursionError) as e:
             why = (f'it lacks the field {e}' if isinstance(e, KeyError)
@@ -228,10 +177,16 @@ class Parameters:
         if kind != _KIND:
             raise exceptions.DamagedError(
                 f'{path} does not describe a repository of glance-dedup')
-        if not isinstance(major, int) or major > NEWEST[0]:
+        if version is None and 'major' in fields:
             raise exceptions.VersionError(
-                f'{path} has format version {major}; this program knows up '
-                f'to {NEWEST[0]}')
+                f'{path} has format version {fields["major"]}.'
+                f'{fields.get("minor")} of the time before the first release. '
+                'Such repositories were never released: make a new one, and '
+                'store the images in it')
+        if type(version) is not int or version != FORMAT:
+            raise exceptions.VersionError(
+                f'{path} has format version {version}; this program knows '
+                f'{FORMAT}')
         if checksum != files.json_checksum({'kind': kind, **fields}):
             raise exceptions.DamagedError(f'{path}: its checksum is wrong')
         try:

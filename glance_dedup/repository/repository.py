@@ -19,7 +19,6 @@ import contextlib
 import functools
 import os
 import threading
-import typing
 from typing import Any
 import weakref
 
@@ -37,15 +36,14 @@ from glance_dedup.base import inputs
 from glance_dedup.base import scopes
 from glance_dedup.base import signingkeys
 from glance_dedup.base import trialrecord
-from glance_dedup.objects import figures as slice_figures
+from glance_dedup.objects import slices as slices_module
+from glance_dedup.repository import cold
+from glance_dedup.repository import features
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
 from glance_dedup.repository import parameters as parameters_module
 from glance_dedup.repository import volumes
-
-if typing.TYPE_CHECKING:
-    from glance_dedup.objects import slices as slices_module
 
 #: How much room storing leaves free on the file system, MiB.
 RESERVE_MIB = 64
@@ -82,8 +80,8 @@ class Repository(closing.Closing):
     :param lock_timeout: seconds to wait for another process that is deleting
         the same image
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
-        images read through this object share; 0: none are kept; None: 64 if
-        similar blocks may lie next to each other, and otherwise 0
+        images read through this object share; 0: none are kept; None: 64, of
+        those only in which similar blocks lie next to each other
     :param codec_yields: store segments uncompressed while processors are short
     :param direct_io: whether new blocks are written past the page cache, if
         the file system can: ``'off'``; ``'on'``; or ``'auto'``: where that
@@ -100,7 +98,7 @@ class Repository(closing.Closing):
         as their names say. AccessDenied also for the superuser, if the
         repository is somebody else's
     :raises UnfitFileSystem: the file system's locks would not keep others out
-    :raises BusyError: the repository is being upgraded
+    :raises BusyError: a newer program is setting a feature of the format
 
     The first store operation opens this host's filter. If that fails (no room
     on the tmpfs), it gives a RuntimeWarning: images are stored without the
@@ -153,11 +151,10 @@ class Repository(closing.Closing):
         self.on_damage: Callable[
             [str, exceptions.DamagedError], None] | None = None
         self._engine: _engine.Repository | None = None
-        self._slices: 'slices_module.Slices | None' = None
+        self._slices: slices_module.Slices | None = None
         self._ask_slices = ask_slices
-        self._read_parameters = functools.partial(
-            layout.read_parameters, self.path, _allow_weak)
-        self.parameters = self._read_parameters()
+        self.parameters = layout.read_parameters(self.path, _allow_weak)
+        features.read(self.path)
         self.read_keys()
         self._open_engine = functools.partial(
             _engine.Repository, os.fsencode(self.path),
@@ -200,7 +197,7 @@ class Repository(closing.Closing):
         (``_engine.pyi``). Callers must not close it, nor keep it past a fork.
 
         :raises ClosedError: the repository is closed
-        :raises BusyError: the repository is being upgraded
+        :raises BusyError: a newer program is setting a feature of the format
         """
         forks.catch_up()
         handle = self._engine
@@ -212,48 +209,22 @@ class Repository(closing.Closing):
             if self._engine is None:
                 engine = self._open_handle()
                 mib = self._segment_cache_mib
-                if mib is None:
-                    mib = _LISTS_CACHE_MIB if self.has_lists else 0
-                engine.set_segment_cache(mib << 20)
+                engine.set_segment_cache(
+                    (_LISTS_CACHE_MIB if mib is None else mib) << 20,
+                    mib is None)
                 self._engine = engine
             return self._engine
 
     def _open_handle(self) -> _engine.Repository:
-        """A handle that keeps upgrades to another major version out.
-
-        It does so from when it is open. An upgrade may have ended between the
-        reading of repository.json and that.
-        """
-        for _ in range(parameters_module.NEWEST[0] + 1):
-            engine = self._open_version()
-            try:
-                found = self._read_parameters()
-                if found.major == self.parameters.major:
-                    return engine
-            except BaseException:
-                engine.close()
-                raise
-            engine.close()
-            self.parameters = found
-        raise exceptions.BusyError(
-            f'the format of the repository {self.path} changed each time it '
-            'was read: try again')
-
-    def _open_version(self) -> _engine.Repository:
-        major = self.parameters.major
-        if not self.parameters.has_cold:
-            return self._open_engine(major=major)
         if self._slices is None:
-            # Most repositories need no object store, and its modules take
-            # memory.
-            from glance_dedup.repository import cold
-
+            # A handle from before the first group was cold has none in memory.
+            memory = (self.filter.place_for_slices() if self.has_cold
+                      else None)
             self._slices = cold.open_slices(
                 self.path, self._ask_slices and functools.partial(
-                    self._ask_slices, self.repository_id),
-                self.filter.place_for_slices())
+                    self._ask_slices, self.repository_id), memory)
         return self._open_engine(
-            major=major, slice_dir=os.fsencode(self._slices.directory),
+            slice_dir=os.fsencode(self._slices.directory),
             slice_memory=os.fsencode(self._slices.memory or ''),
             slice_source=self._slices)
 
@@ -297,9 +268,22 @@ class Repository(closing.Closing):
             return access.is_shared(os.stat(self.path))
 
     @property
+    def features(self) -> list[str]:
+        """The features of the format that the repository uses.
+
+        :raises VersionError, DamagedError, StorageError: as their names say
+        """
+        return features.read(self.path)
+
+    @property
     def has_volumes(self) -> bool:
-        """Whether the repository may have volumes, and backups."""
-        return self.parameters.has_volumes
+        """Whether there are volumes, or have been some."""
+        return features.is_set(self.path, features.VOLUMES)
+
+    @property
+    def has_cold(self) -> bool:
+        """Whether groups may be cold."""
+        return features.is_set(self.path, features.COLD)
 
     @property
     def trial(self) -> trialrecord.Result | None:
@@ -326,46 +310,14 @@ class Repository(closing.Closing):
             return False    # it never had a maintainer
 
     @property
-    def has_lists(self) -> bool:
-        """Whether similar blocks may be put next to each other."""
-        return self.parameters.has_lists
-
-    @property
-    def slices(self) -> 'slices_module.Slices | None':
-        """What brings slices of cold groups; None: there can be none.
+    def slices(self) -> slices_module.Slices:
+        """What brings slices of cold groups.
 
         :raises ClosedError: the repository is closed
         """
         self.handle()
+        assert self._slices is not None
         return self._slices
-
-    def need_volumes(self) -> None:
-        """Prepare for the first use of a volume, as :meth:`need_version`."""
-        self.need_version('volumes')
-
-    def settle_version(self) -> None:
-        """Make the version durable, before the first use of what it brings.
-
-        A killed upgrade may have left the new ``repository.json`` under its
-        name, but not durably. After a crash of the machine the old one would
-        let older programs in, which know nothing of it.
-        """
-        with files.os_errors(f'cannot sync {self.path}'):
-            files.sync_directory(self.path)
-
-    def need_version(self, what: str) -> None:
-        """Prepare for the first use of what came with format 2.0.
-
-        :param what: for the message: ``volumes``, ``backups``
-        :raises VersionError: the repository has none; says what to do
-        """
-        if not self.has_volumes:
-            raise exceptions.VersionError(
-                f'{self.path} has format version {self.parameters.version}, '
-                f'which has no {what}: stop all programs that use the '
-                'repository, on all hosts, upgrade them, and run '
-                "'glance-dedup repository upgrade --volumes'")
-        self.settle_version()
 
     def room(self) -> tuple[int, int]:
         """Bytes free on the file system, and those that storing leaves free.
@@ -398,13 +350,9 @@ class Repository(closing.Closing):
         :raises NoSpaceError: at once, if only the reserve is free
         :raises InvalidParameter: for an id other than 1 to 128 characters of
             ``A-Z a-z 0-9 _ -``, and for that of a volume's recipe
-        :raises VersionError: the id is that of a backup, which the repository
-            cannot have
         """
         need_text('project', project)
         self.need_image(image_id)
-        if imageids.of_backup(image_id) is not None:
-            self.need_version('backups')
         scope_id = scopes.choose(scope, project)
         handle = self.handle()
         self.filter.complete(handle)
@@ -634,8 +582,7 @@ class Repository(closing.Closing):
         """
         handle = self.handle()
         self.filter.attach(handle, create=False)
-        slices = self._slices
-        figures = slice_figures.Figures() if slices is None else slices.figures
+        figures = self.slices.figures
         return handle.statistics() | {
             f'slice_{name}': value for name, value in vars(figures).items()}
 

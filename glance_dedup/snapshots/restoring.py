@@ -33,6 +33,7 @@ from glance_dedup.maintenance import addresses
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
+from glance_dedup.repository import features
 from glance_dedup.repository import layout
 from glance_dedup.repository import owners as owners_module
 from glance_dedup.repository import parameters as parameters_module
@@ -276,7 +277,7 @@ class _Restoring:
         self._fetcher = fetching.Fetcher(store, path, parameters)
         self._pool = futures.ThreadPoolExecutor(_PARALLEL, 'restore')
         self._handle = _engine.Repository(
-            os.fsencode(path), major=parameters.major,
+            os.fsencode(path),
             repository_id=bytes.fromhex(parameters.repository_id),
             block_size=parameters.block_size,
             cut_minimum=parameters.cuts[0], cut_average=parameters.cuts[1],
@@ -285,6 +286,9 @@ class _Restoring:
             fingerprint=parameters.fingerprint,
             by_value=parameters.compare == 'value', codec='none',
             codec_level=0, threads=0, lock_timeout_ms=0)
+        # Before the first group (N15.1).
+        for feature in (features.LISTED_SEGMENTS, features.COLD):
+            self._handle.use_feature(feature)
         self._engine = _engine.Maintenance(self._handle)
         head = manifest.head
         self.result = Result(parameters.repository_id, new, head.owner,

@@ -149,7 +149,7 @@ def test_a_plain_file(dmdedup, disk, tmp_path):
 
 def test_a_volume(dmdedup, disk, tmp_path):
     path = tmp_path / 'repository'
-    repository.Repository.create(path, volumes=True)
+    repository.Repository.create(path)
     with repository.Repository(path, filter_dir=str(tmp_path)) as repo:
         openvolumes.create(repo, 'disk', BLOCKS * 4096)
         for data in (disk.data + disk.checks(), disk.checks()):

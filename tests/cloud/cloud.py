@@ -264,7 +264,7 @@ class Cloud:
             return
         # Small images fill a group, too: only full ones move.
         repository.Repository.create(
-            path, cold=True, **{'group_slots': GROUP_SLOTS, **chosen})
+            path, **{'group_slots': GROUP_SLOTS, **chosen})
 
     # -- for services ------------------------------------------------------
 

@@ -128,7 +128,7 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
     file.write_text(text.replace('https://keystone.example.org',
                                  cloud.url('keystone')))
     file.chmod(0o600)
-    path = repositories.create(tmp_path / 'repository', cold=True)
+    path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         settings = owners.attach(
             repo, location.parse('swift://images/glance'), str(file))

@@ -38,7 +38,7 @@ def cloud():
     """Glance, with a repository that has volumes, and a libvirt."""
     place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
     with cloud_module.Cloud(place) as cloud:
-        repository.Repository.create(cloud.repository, volumes=True)
+        repository.Repository.create(cloud.repository)
         cloud.up(['keystone', 'glance', 'libvirt'])
         certificates.make_pki(cloud.services['libvirt'].pki)
         yield cloud

@@ -343,7 +343,7 @@ def tiering(stage):
 
     At last all is deleted, so that the last cold group becomes a placeholder.
     """
-    stage.create(cold=True)
+    stage.create()
     with (bucket.beside(stage.path), stage.open() as repo,
           stage.open() as other):
         bucket.attach(repo)
@@ -617,7 +617,7 @@ def first_volume(stage):
         stage.put(repo, 'a', (1, 20), (2, 10))
         with mock.patch.object(files, 'sync_directory', die_at_the_end):
             with contextlib.suppress(Killed):
-                upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
+                upgrade.upgrade(repo, lambda *arguments: None)
     with stage.open() as repo:
         repo.need_volumes()
         os.mkdir(os.path.join(stage.path, layout.VOLUMES, 'disk'), 0o700)

@@ -18,7 +18,7 @@ PART = volume_model.PART
 @workload
 def volume(stage):
     """A volume: flushed, brought into recipes, and left without either."""
-    stage.create(volumes=True)
+    stage.create()
     with stage.open() as repo:
         recorded_volume.create(stage, repo, 'disk', 2 * PART + 5)
         with recorded_volume.opened(stage, repo, 'disk') as disk:
@@ -57,7 +57,7 @@ def _numbers(stage, count):
 @workload
 def volume_cloned(stage):
     """From an image, and to images; beside it the image goes."""
-    stage.create(volumes=True)
+    stage.create()
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, PART + 20)
         stage.put(repo, 'image', *spec)
@@ -81,7 +81,7 @@ def volume_cloned(stage):
 @workload
 def volume_resized(stage):
     """It grows and shrinks, within a part and by parts, with a base, too."""
-    stage.create(volumes=True, block_size=2048, segment_size=8192)
+    stage.create(block_size=2048, segment_size=8192)
     with stage.open() as repo:
         sectors, spec = _numbers(stage, 2 * PART - 7)
         stage.put(repo, 'image', *spec)
@@ -105,7 +105,7 @@ def volume_resized(stage):
 @workload
 def volume_rolled_back(stage):
     """To an image, to its own snapshot of another size, and on from there."""
-    stage.create(volumes=True, block_size=2048, segment_size=8192)
+    stage.create(block_size=2048, segment_size=8192)
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 2 * PART - 7)
         stage.put(repo, 'image', *spec)
@@ -133,7 +133,7 @@ def volume_rolled_back(stage):
 @workload
 def volume_deleted(stage):
     """Volumes go; one of them is made again under its name."""
-    stage.create(volumes=True)
+    stage.create()
     with stage.open() as repo, deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 30)
         stage.put(repo, 'image', *spec)
@@ -156,7 +156,7 @@ def volume_deleted(stage):
 @workload
 def volume_tasks(stage):
     """The maintainer merges, collects and recompresses beside an owner."""
-    stage.create(volumes=True)
+    stage.create()
     with stage.open() as repo, stage.open() as other, \
             deeds.maintaining(repo) as maintainer:
         sectors, spec = _numbers(stage, 40)
@@ -187,7 +187,7 @@ def volume_tasks(stage):
 @workload
 def volume_meeting(stage):
     """Writes in the middle of a checkpoint."""
-    stage.create(volumes=True)
+    stage.create()
     with stage.open() as repo:
         recorded_volume.create(stage, repo, 'disk', 2 * PART)
         with recorded_volume.opened(stage, repo, 'disk') as disk:

@@ -243,7 +243,7 @@ def _create(path, codec):
     # With one of the codecs blocks are cut by their content.
     return repositories.create(
         path, block_size=BLOCK, group_slots=64, segment_size=4 * BLOCK,
-        similar=True, cutting='fixed' if codec == 'none' else 'gear 128 256')
+        cutting='fixed' if codec == 'none' else 'gear 128 256')
 
 
 def _age(repo):

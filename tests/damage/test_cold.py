@@ -38,8 +38,7 @@ def template(tmp_path_factory):
     """Both groups are cold."""
     top = tmp_path_factory.mktemp('cold')
     path = repositories.create(top / 'repository', block_size=BLOCK,
-                               group_slots=SLOTS, segment_size=4096,
-                               cold=True)
+                               group_slots=SLOTS, segment_size=4096)
     with bucket.beside(path), repositories.open_repository(path) as repo:
         bucket.attach(repo)
         for name, data in CONTENTS.items():

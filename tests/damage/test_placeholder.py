@@ -34,7 +34,7 @@ def collect(repo):
                 ids=['plain', 'with lists'])
 def left(request, tmp_path_factory):
     """A repository whose only group is a placeholder."""
-    path = maintenance.create(tmp_path_factory.mktemp('left'), similar=True)
+    path = maintenance.create(tmp_path_factory.mktemp('left'))
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', noise(
             200 * maintenance.BLOCK, 'old'))

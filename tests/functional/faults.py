@@ -440,18 +440,10 @@ def _driver_delete(path, state):
         state['driven'] = 'gone'
 
 
-def _upgrade(path, state):
-    from glance_dedup.repository import upgrade
-    from tests.support import repositories
-    with repositories.open_repository(path) as repo:
-        upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
-
-
 def _make_volume(path, state):
     from glance_dedup.repository import openvolumes
     from tests.crash import volume_model
     from tests.support import repositories
-    _upgrade(path, state)
     model = state['volume'] = volume_model.Model([0] * 2 * volume_model.PART)
     with repositories.open_repository(path, codec='none') as repo:
         openvolumes.create(repo, 'disk', len(model.durable) * BLOCK,
@@ -557,7 +549,7 @@ TASKS = {
     'arrive': (_near, _arrive),
     'copy': (None, _copy),
     'volume': (_make_volume, _use_volume),
-    'clone': (_upgrade, _clone),
+    'clone': (None, _clone),
     'cli-list': (None, _cli('image', 'list')),
     'cli-collect': (None, _cli('collect')),
     'cli-check': (None, _cli('repository', 'check')),
@@ -649,8 +641,8 @@ class _Child:
                 f'volumes/{path.name}'
                 for path in self.path.glob('volumes/*'))):
             for name in os.listdir(self.path / directory):
-                # An open handle shares a version byte, the last ones there.
-                length = (repositories.VERSION_BYTE if name == 'groups'
+                # An open handle shares a feature byte, the last ones there.
+                length = (repositories.FEATURE_BYTE if name == 'groups'
                           else 0)
                 with open(self.path / directory / name, 'r+b') as f:
                     found = fcntl.fcntl(f, 36, struct.pack(     # F_OFD_GETLK

@@ -149,7 +149,7 @@ def test_host_with_another_version(rack, tmp_path):
 
 
 def test_host_with_another_repository(rack, tmp_path):
-    other = repositories.create(tmp_path / 'other', volumes=True)
+    other = repositories.create(tmp_path / 'other')
     rack.hosts.mount('two', other, rack.path)
     with pytest.raises(Exception, match='on two, .* is another repository'):
         rack.run()

@@ -37,8 +37,7 @@ class Cloud:
     def __init__(self, directory, network):
         self.directory = directory
         self.network = network
-        self.path = repositories.create(directory / 'repository',
-                                        volumes=True)
+        self.path = repositories.create(directory / 'repository')
         self.disks = {}
         for number, host in enumerate(network.hosts.values()):
             self.add_disk(host, f'disk{number + 1}',

@@ -66,7 +66,7 @@ class Cold:
 @pytest.fixture
 def cold(tmp_path, place, faults, content):
     made = Cold(repositories.create(tmp_path / 'r', group_slots=SLOTS,
-                                    block_size=BLOCK, cold=True))
+                                    block_size=BLOCK))
     with made.open() as repo:
         repositories.put(repo, 'one', content)
         settings = owners.attach(repo, *place)
@@ -325,7 +325,7 @@ def test_attaching_elsewhere_needs_that_nothing_is_cold(cold, place):
 
 
 def test_two_repositories_under_one_prefix(cold, place, tmp_path):
-    other = repositories.create(tmp_path / 'other', cold=True)
+    other = repositories.create(tmp_path / 'other')
     with repositories.open_repository(other) as repo, pytest.raises(
             exceptions.InvalidParameter, match='another repository'):
         owners.attach(repo, *place)
@@ -347,15 +347,8 @@ def test_a_copy_of_the_directory(cold, place, tmp_path, content):
             owners.attach(repo, *place)
 
 
-def test_an_older_format(place, tmp_path):
-    path = repositories.create(tmp_path / 'older', similar=True)
-    with repositories.open_repository(path) as repo, pytest.raises(
-            exceptions.VersionError, match='upgrade --cold'):
-        owners.attach(repo, *place)
-
-
 def test_attaching_while_there_is_a_maintainer(place, tmp_path):
-    path = repositories.create(tmp_path / 'maintained', cold=True)
+    path = repositories.create(tmp_path / 'maintained')
     with repositories.open_repository(path) as repo, contextlib.closing(
             _engine.Maintenance(repo.handle())) as maintenance:
         assert maintenance.lock()
@@ -364,7 +357,7 @@ def test_attaching_while_there_is_a_maintainer(place, tmp_path):
 
 
 def test_wrong_credentials(place, tmp_path):
-    path = repositories.create(tmp_path / 'r', cold=True)
+    path = repositories.create(tmp_path / 'r')
     wrong = objects.write_s3(tmp_path / 'wrong', 'nobody', 'nothing')
     with repositories.open_repository(path) as repo, pytest.raises(
             exceptions.UnavailableError):

@@ -128,7 +128,7 @@ def test_sending_to_another_site(cold, faults, away, tmp_path, fault):
 @pytest.fixture
 def cloud(server, proxy, faults, tmp_path):
     """Disks whose backups of one night are cold."""
-    made = batches.Cloud(tmp_path, 2, volumes=True, cold=True,
+    made = batches.Cloud(tmp_path, 2,
                          group_slots=512)
     with repositories.open_repository(made.path) as repo:
         owners.attach(repo, objects.location_module.parse(

@@ -231,7 +231,7 @@ def test_a_daemon_that_hangs(cold, daemon, faults, monkeypatch):
 
 
 def test_the_daemon_of_another_repository(cold, tmp_path, faults):
-    other = repositories.create(tmp_path / 'other', cold=True)
+    other = repositories.create(tmp_path / 'other')
     with daemons.Daemon(other) as daemon:
         daemon.start()
         with open_asking(cold, daemon) as repo:

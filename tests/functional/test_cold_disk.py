@@ -100,7 +100,7 @@ def test_ten_times_the_disk(server, tmp_path, conf, monkeypatch):
     monkeypatch.setattr(shortage_module, 'RETRY', 0.2)
     with (repositories.small_disk(tmp_path / 'disk', DISK) as disk,
           Least(disk) as least):
-        path = repositories.create(disk / 'r', cold=True, group_slots=SLOTS)
+        path = repositories.create(disk / 'r', group_slots=SLOTS)
         with repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter')) as repo:
             owners.attach(repo, server.location(secrets.token_hex(8)),
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_of_uploads_has_room_to_move_a_group(
     """Nobody moved anything in time: storing is refused, moving is not."""
     conf.set_override('tier_interval', 0, 'dedupd')
     with repositories.small_disk(tmp_path / 'disk', DISK) as disk:
-        path = repositories.create(disk / 'r', cold=True, group_slots=SLOTS)
+        path = repositories.create(disk / 'r', group_slots=SLOTS)
         with repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter')) as repo:
             owners.attach(repo, server.location(secrets.token_hex(8)),

@@ -210,7 +210,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
 
     rows = costs()
     host.replace('s3://images/glance', 's3://images/costs')
-    repositories.create(host.repository, group_slots=SLOTS, cold=True)
+    repositories.create(host.repository, group_slots=SLOTS)
     host.write_credentials()
     faults.seen.clear()
     host.run(commands('Attach it')[0])

@@ -23,8 +23,8 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
+from glance_dedup.repository import features
 from glance_dedup.repository import owners
-from glance_dedup.repository import parameters
 from tests.support import cold_repositories
 from tests.support import maintenance
 from tests.support import objects
@@ -49,7 +49,7 @@ class Images:
     """A repository with images, attached to a place of an object store."""
 
     def __init__(self, directory, place, credentials, count):
-        self.path = repositories.create(directory / 'repository', cold=True,
+        self.path = repositories.create(directory / 'repository',
                                         group_slots=SLOTS)
         self.wanted = {f'image-{number}': family(number)
                        for number in range(count)}
@@ -354,6 +354,24 @@ def test_s3_credentials_that_end_in_the_middle_of_an_image(place, faults,
 
 
 def test_an_older_program_refuses(images, monkeypatch):
-    monkeypatch.setattr(parameters, 'NEWEST', parameters.WITH_LISTS)
-    with pytest.raises(exceptions.VersionError, match='format version 4'):
+    monkeypatch.setattr(features, 'KNOWN', features.KNOWN[:2])
+    with pytest.raises(exceptions.VersionError, match="the feature 'cold'"):
         images.open()
+
+
+def test_a_handle_from_before_the_repository_was_attached(place, tmp_path):
+    """It reads groups that have become cold since, and knows the reserve."""
+    path = repositories.create(tmp_path / 'repository', group_slots=SLOTS)
+    with repositories.open_repository(path) as early:
+        content = repositories.noise(SLOTS * 4096)
+        repositories.put(early, 'image', content)
+        kept = early.room()[1]
+        with repositories.open_repository(path) as other:
+            owners.attach(other, *place)
+            with maintenance.maintaining(other) as maintainer:
+                maintenance.account(maintainer)
+                assert tierer.run_once(
+                    maintainer, task.Pace(), EVERYTHING).groups == 1
+        assert repositories.read_all(early, 'image') == content
+        assert early.slices.figures.gets
+        assert early.room()[1] > kept

@@ -105,7 +105,7 @@ class World:
     def __init__(self, path, location, credentials):
         self.path = repositories.create(
             path / 'r', block_size=BLOCK, group_slots=SLOTS,
-            segment_size=4096, cold=True)
+            segment_size=4096)
         self.journal = Journal(path / 'journal')
         with self.open() as repo:
             self.settings = owners.attach(repo, location, credentials, 1)

@@ -46,7 +46,7 @@ class Site:
             '/etc/glance-dedup/cold.conf': self.credentials,
             '/root/glance-dedup.key': str(directory / 'glance-dedup.key'),
             'https://s3.example.org': server.url}
-        repositories.create(self.datadir, group_slots=SLOTS, cold=True)
+        repositories.create(self.datadir, group_slots=SLOTS)
         self.put('one', 1)
         with repositories.open_repository(self.datadir) as repo:
             owners.attach(repo, objects.location_module.parse(

@@ -29,7 +29,6 @@ from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import upgrade
 from tests.functional import witness as witness_module
 from tests.sharedfs import hosts as hosts_module
 from tests.support import daemons
@@ -108,9 +107,9 @@ def drop_locks(host):
     """Have the server drop all locks of the host, and wait until it has."""
     path = host.backing / 'repository'
     host.drop_locks()
-    # Each host has a version byte, behind the locks of groups.
+    # Each host has a feature byte, behind the locks of groups.
     repositories.eventually(
-        lambda: not is_locked(path / 'locks/groups', repositories.VERSION_BYTE)
+        lambda: not is_locked(path / 'locks/groups', repositories.FEATURE_BYTE)
         and not is_locked(path / 'locks/images', 0)
         and not is_locked(path / 'locks/maintainer', 0)
         and not any(is_locked(file, 0) for file in path.glob('volumes/*/lock'))
@@ -482,8 +481,6 @@ def test_an_owner_that_has_a_successor(tmp_path, lost, late, stores):
     """It spoils nothing of what the next owner has (V1)."""
     with contextlib.ExitStack() as stack:
         both = stack.enter_context(two_hosts(tmp_path, lost=lost))
-        with on(both[1]) as repo:
-            upgrade.upgrade(repo, lambda *arguments: None, volumes=True)
         there = stack.enter_context(on(both[1]))
         openvolumes.create(there, 'disk', 1 << 20)
         with CutOff(both[0], OWNER, late) as owner:

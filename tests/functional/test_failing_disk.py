@@ -44,7 +44,7 @@ def command(tmp_path_factory):
     with disks.mounted(place, 'xfs') as root:
         command = ['--repository', f'{root}/repository', '--socket', '',
                    '--filter-dir', str(place / 'filter')]
-        for line in ('repository create --cold', f'image put a {__file__}',
+        for line in ('repository create', f'image put a {__file__}',
                      'collect'):
             # Not in this process, whose log they would quieten.
             subprocess.run(

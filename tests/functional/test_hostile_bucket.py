@@ -204,7 +204,7 @@ def test_a_manifest_of_another_repository(filled, connection, tmp_path):
     """Nor of a repository with the same owner's id, as a writer can make."""
     name, = manifests(filled, connection)
     content = content_of(connection, name)
-    other = repositories.create(tmp_path / 'other', cold=True)
+    other = repositories.create(tmp_path / 'other')
     with repositories.open_repository(other) as repo:
         head = manifest_module.Head(
             filled.settings.owner, 2, 1e10,

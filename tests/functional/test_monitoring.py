@@ -107,7 +107,7 @@ def fill(path):
 
 @contextlib.contextmanager
 def a_store(place, authority):
-    path = volumes.create_repository(place / 'store', cold=True)
+    path = volumes.create_repository(place / 'store')
     fill(path)
     listen = f'127.0.0.1:{ports.free_port()}'
     with dedupd_watched.Daemon(

@@ -145,10 +145,10 @@ def test_the_memory_is_that_of_the_command():
 
 # Long: each program stores and restores the images in new processes.
 @pytest.mark.parametrize('name', (
-    'plain', 'ours', 'ours-similar', 'restic', 'borg-4k', 'borg', 'casync',
+    'plain', 'ours', 'ours-zstd-9', 'restic', 'borg-4k', 'borg', 'casync',
     'squashfs', 'btrfs', 'xfs', 'xfs-duperemove',
     *(pytest.param(name, marks=pytest.mark.long) for name in (
-        'ours-zstd-3', 'ours-zstd-19', 'ours-similar-3', 'ours-gear'))))
+        'ours-zstd-3', 'ours-zstd-19', 'ours-gear'))))
 def test_a_peer_is_measured(name, tmp_path, data):
     paths = [tmp_path / 'first.raw', tmp_path / 'second.raw']
     paths[0].write_bytes(data + bytes(MIB) + data[BLOCK:])

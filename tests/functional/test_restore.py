@@ -302,7 +302,7 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
     with pytest.raises(exceptions.ImageNotFound):
         repositories.open_repository(path)
     with pytest.raises(exceptions.InvalidParameter):
-        repositories.create(path, cold=True)
+        repositories.create(path)
     faults.always = None
     before = sorted((path / 'groups').iterdir())
     inodes = [file.stat().st_ino for file in before]

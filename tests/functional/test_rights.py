@@ -40,7 +40,7 @@ noise = repositories.noise
 @pytest.fixture(scope='module')
 def storing(tmp_path_factory):
     host = cache_harness.Storing(
-        tmp_path_factory.mktemp('rights'), {'volumes': True}, scope='global',
+        tmp_path_factory.mktemp('rights'), scope='global',
         socket_users=f'{NAMED}, {PLAIN}',
         replicate_from=f'site, user:{NAMED}',
         upload_from='*.compute.example',

@@ -229,7 +229,7 @@ def test_three_nights(server):
 
 def test_three_nights_by_ranks(server, tmp_path):
     """Acceptance: the passes read dirty bytes, and backups are the disks."""
-    path = repositories.create(tmp_path / 'repository', volumes=True)
+    path = repositories.create(tmp_path / 'repository')
     settings = job.Settings(
         ranks=2, state=str(tmp_path / 'state'), spool=str(tmp_path / 'spool'),
         scratch=str(server.place / 'scratch'), libvirt=server.libvirt.uri)
@@ -308,7 +308,7 @@ def backed_up(server, place, path, number, work=None):
 
 def test_a_server_that_changes_by_ranks(server, tmp_path):
     """It ends between its two reads, crashes, and grows; others go on."""
-    path = repositories.create(tmp_path / 'repository', volumes=True)
+    path = repositories.create(tmp_path / 'repository')
     (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
     server.write(0, 10 * MIB, 1)
     results, _ = backed_up(server, tmp_path, path, 1)
@@ -343,7 +343,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
 
 def test_a_round_that_is_given_up_ends_its_jobs(server, tmp_path, monkeypatch):
     """Else scratch files would grow, and nobody would watch them (B6)."""
-    path = repositories.create(tmp_path / 'repository', volumes=True)
+    path = repositories.create(tmp_path / 'repository')
     (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
     monkeypatch.setattr(job, 'ATTEMPTS', 1)
     server.write(0, 4 * MIB, 1)
@@ -761,7 +761,7 @@ def test_three_nights_of_three_guests(libvirt, short_path, capfd):
     if not shutil.which('qemu-system-x86_64'):
         pytest.skip('QEMU is not installed')
     guests = [Guest(libvirt, short_path, number) for number in range(3)]
-    path = repositories.create(short_path / 'repository', volumes=True)
+    path = repositories.create(short_path / 'repository')
     for name in ('state', 'scratch'):
         (short_path / name).mkdir()
     with repository.Repository(path) as repo:

@@ -26,7 +26,7 @@ TIMES = ('20261123T103000Z', '20261123T180000Z', '20261124T010000Z')
 
 @pytest.fixture
 def repo(tmp_path):
-    path = repositories.create(tmp_path / 'repository', volumes=True)
+    path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         for number, time in enumerate(TIMES):
             put(repo, f'b_web1_{time}', noise(8192, number))

@@ -32,7 +32,7 @@ class Store:
     """A repository that is attached, with its maintainer."""
 
     def __init__(self, path, location, credentials, **parameters):
-        self.path = repositories.create(path, group_slots=SLOTS, cold=True,
+        self.path = repositories.create(path, group_slots=SLOTS,
                                         **parameters)
         self.images = {}
         self.repo = repositories.open_repository(self.path)
@@ -238,14 +238,7 @@ def test_a_changed_object_is_noticed(store, faults):
     assert not store.cold()
 
 
-def test_repositories_that_cannot(store, tmp_path):
-    path = repositories.create(tmp_path / 'older', similar=True)
-    with repositories.open_repository(path) as repo, contextlib.closing(
-            maintainer_module.Maintainer(repo)) as maintainer:
-        for call in (lambda: tierer.plan(maintainer, ALL),
-                     lambda: tierer.run_once(maintainer, task.Pace(), ALL)):
-            with pytest.raises(exceptions.VersionError, match='--cold'):
-                call()
+def test_a_repository_that_is_not_attached(store):
     (store.path / 'cold.json').unlink()
     with pytest.raises(exceptions.UnavailableError, match='cold attach'):
         store.tier()

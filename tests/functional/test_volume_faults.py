@@ -28,7 +28,7 @@ STEPS = [['own', 'disk'], ['write', 100, 1, 9000], ['flush'],
 def path(tmp_path):
     path = repositories.create(
         tmp_path / 'repository', block_size=512, group_slots=64,
-        segment_size=2048, volumes=True)
+        segment_size=2048)
     with repositories.open_repository(path) as repo:
         openvolumes.create(repo, 'disk', SIZE, part_size=PART)
     return path

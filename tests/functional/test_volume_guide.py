@@ -54,7 +54,7 @@ def is_served(path, export):
 @pytest.fixture(scope='module')
 def repository(tmp_path_factory):
     path = repositories.create(
-        tmp_path_factory.mktemp('guide') / 'repository', volumes=True)
+        tmp_path_factory.mktemp('guide') / 'repository')
     with repositories.open_repository(path) as repo:
         repo.put(IMAGE, disk.images().raw)
     return path

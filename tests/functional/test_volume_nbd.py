@@ -590,12 +590,6 @@ def test_a_damaged_volume(server):
     assert status == 1 and journal.name in text and 'damaged' in text
 
 
-def test_a_repository_without_volumes(tmp_path):
-    path = repositories.create(tmp_path / 'repository')
-    status, text = command(path, 'disk', '--nbd-socket', tmp_path / 'sock')
-    assert status == 2 and 'repository upgrade --volumes' in text
-
-
 def test_parameters_that_changed(server):
     """An upgrade between the command's look and the plugin's."""
     line = pathlib.Path(f'/proc/{server.process.pid}/cmdline').read_bytes()

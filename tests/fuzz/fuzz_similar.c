@@ -13,7 +13,7 @@
 enum { MOST = 2000 };
 
 static void
-check_order(const gd_features *features, uint32_t count)
+check_order(const gd_similar_features *features, uint32_t count)
 {
     uint32_t *order = malloc((count + 1) * sizeof *order);
     bool *listed = calloc(count + 1, sizeof *listed);
@@ -35,15 +35,15 @@ check_order(const gd_features *features, uint32_t count)
 }
 
 static uint32_t
-take_blocks(input *in, gd_features *features)
+take_blocks(input *in, gd_similar_features *features)
 {
     uint32_t count = 0;
     while (in->left > 0 && count < MOST) {
         size_t length = 16 * (size_t)take8(in);
         length = length < in->left ? length : in->left;
-        gd_features again;
-        gd_features_of(in->at, length, &features[count]);
-        gd_features_of(in->at, length, &again);
+        gd_similar_features again;
+        gd_similar_features_of(in->at, length, &features[count]);
+        gd_similar_features_of(in->at, length, &again);
         MUST(memcmp(&again, &features[count], sizeof again) == 0);
         in->at += length;
         in->left -= length;
@@ -53,11 +53,11 @@ take_blocks(input *in, gd_features *features)
 }
 
 static uint32_t
-take_features(input *in, gd_features *features)
+take_features(input *in, gd_similar_features *features)
 {
     uint32_t count = 0;
     for (; in->left > 0 && count < MOST; count++) {
-        for (int f = 0; f < GD_FEATURES; f++) {
+        for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             features[count].feature[f] = take8(in);
         }
     }
@@ -66,11 +66,11 @@ take_features(input *in, gd_features *features)
 
 /* Their low bits are alike, so that they meet in the tables. */
 static uint32_t
-repeat_features(input *in, gd_features *features)
+repeat_features(input *in, gd_similar_features *features)
 {
     uint32_t count = take16(in) % MOST, at = 0;
     for (uint32_t i = 0; i < count && in->left > 0; i++) {
-        for (int f = 0; f < GD_FEATURES; f++, at++) {
+        for (int f = 0; f < GD_SIMILAR_FEATURES; f++, at++) {
             features[i].feature[f] =
                 in->at[at % in->left] * (1 + at / 97) * UINT32_C(244002641);
         }
@@ -81,10 +81,10 @@ repeat_features(input *in, gd_features *features)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static gd_features features[MOST];
+    static gd_similar_features features[MOST];
     input in = {data, size};
     memset(features, 0, sizeof features);
-    uint32_t (*const ways[])(input *, gd_features *) = {
+    uint32_t (*const ways[])(input *, gd_similar_features *) = {
         take_blocks, take_features, repeat_features};
     uint8_t way = take8(&in) % 3;
     check_order(features, ways[way](&in, features));

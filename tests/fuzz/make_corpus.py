@@ -33,7 +33,7 @@ COLD = 4    # a flag of the group target
 
 def make_repository(path):
     repository.Repository.create(path, block_size=BLOCK, group_slots=SLOTS,
-                                 segment_size=SEGMENT, similar=True)
+                                 segment_size=SEGMENT)
     for number, codec in enumerate(('none', 'lz4', 'zstd')):
         with repository.Repository(path, codec=codec,
                                    filter_dir=str(path)) as handle:

@@ -13,7 +13,7 @@ repository_init(repository *r)
 {
     static const char *const directories[] = {
         "", "/groups", "/images", "/spool", "/locks", "/quarantine",
-        "/spares"};
+        "/spares", "/volumes", "/features"};
     static const char *const files[] = {"/locks/groups", "/locks/images"};
     char path[MEMORY_PATH];
     memset(r, 0, sizeof *r);
@@ -29,7 +29,6 @@ repository_init(repository *r)
     }
     r->params = (gd_params){
         .block_size = 512,
-        .major = 3,
         .group_slots = 64,
         .segment_size = 2048,
         .digest = "sha256",

@@ -60,8 +60,7 @@ class Cloud:
     """A repository, disks, and runs of backups."""
 
     def __init__(self, tmp_path, ranks_=3, **parameters):
-        self.path = repositories.create(tmp_path / 'repo', **(
-            parameters or {'volumes': True}))
+        self.path = repositories.create(tmp_path / 'repo', **parameters)
         self.disks = Disks(tmp_path / 'disks')
         self.state = tmp_path / 'state'
         self.spool = tmp_path / 'spool'

@@ -31,7 +31,7 @@ class ColdRepository:
 
     def __init__(self, path, server, url, **options):
         options = {'group_slots': SLOTS, **options}
-        self.path = repositories.create(path, cold=True, **options)
+        self.path = repositories.create(path, **options)
         self.images = {}
         location = objects.location_module.parse(
             f's3://{server.container}/{secrets.token_hex(8)}', url)

@@ -56,8 +56,7 @@ KINDS = ('link', 'dangling', 'hard-link', 'fifo', 'directory', 'socket',
 
 
 def make_template(path):
-    repositories.create(path, block_size=512, group_slots=64,
-                        volumes=True)
+    repositories.create(path, block_size=512, group_slots=64)
     with repositories.open_repository(path, filter_dir=f'{path}-f') as repo:
         repositories.put(repo, 'one', repositories.noise(60000, 1))
         repositories.put(repo, 'two', repositories.noise(60000, 2))

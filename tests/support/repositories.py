@@ -32,7 +32,7 @@ from glance_dedup.repository import repository
 PAGE = 4096
 SHARE_BYTE = 1 << 32
 INTENT_BYTE = 1 << 33
-VERSION_BYTE = 1 << 35
+FEATURE_BYTE = 1 << 35
 WRITER_BYTE = 0
 USERS_BYTE = 1
 
@@ -48,8 +48,8 @@ COMMANDS = (
     'orphans --delete', 'collect', 'collect --dry-run', 'merge', 'recompress',
     'scrub', 'scrub --full', 'space', 'repository check',
     'repository rebuild-catalog', 'filter rebuild',
-    'repository show', 'repository upgrade', 'repository upgrade --dry-run',
-    'evict --limit-mib 1', 'missing --store x')
+    'repository show', 'evict --limit-mib 1',
+    'missing --store x')
 
 
 # -- contents -----------------------------------------------------------------

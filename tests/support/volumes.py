@@ -28,13 +28,19 @@ ENOSPC = 28
 
 
 def create_repository(path, **options):
-    """One of the format that has volumes, with small groups."""
-    return repositories.create(path, group_slots=512, volumes=True, **options)
+    """Create a repository with small groups."""
+    return repositories.create(path, group_slots=512, **options)
+
+
+def set_feature(repository, name):
+    """Set a feature of the format, as the engine does."""
+    (repository / 'features' / name).touch(mode=0o600)
 
 
 def create(repository, name, size, part_size=1 << 20):
     """A volume of zeros, in the scope of all."""
     parameters = json.loads((repository / 'repository.json').read_text())
+    set_feature(repository, 'volumes')
     directory = repository / 'volumes' / name
     directory.mkdir(mode=0o700, parents=True)
     directory.parent.chmod(0o700)

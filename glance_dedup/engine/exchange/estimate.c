@@ -6,8 +6,8 @@
  * as new or known.  So the compressed data is roughly what a segment would
  * have, and a counted block stands for its part of it.
  *
- * For recompression, segments are gathered in a window.  Without an order it is
- * one joined segment; in the order of similarity it is what a group would have.
+ * For recompression, segments are gathered in a window, which has what a group
+ * would have: also of several images.
  */
 #include "engine/exchange/estimate.h"
 
@@ -71,7 +71,7 @@ struct gd_estimate {
     size_t blocks;
     /* What recompression would have in memory: */
     uint8_t *window, *joined;
-    size_t window_filled, window_size, joined_size;
+    size_t window_filled, joined_size;
     uint32_t *window_lengths;
     uint32_t window_blocks;
     uint64_t joined_count;
@@ -100,8 +100,7 @@ open_buffers(gd_estimate *e, gd_error *err)
     const gd_env *env = e->env;
     e->joined_size = gd_segment_joined((uint32_t)e->params.segment_size);
     e->plain = gd_alloc(env, e->params.segment_size, err);
-    e->window_size = e->params.again_similar ? WINDOW : e->joined_size;
-    e->window = gd_alloc(env, e->window_size, err);
+    e->window = gd_alloc(env, WINDOW, err);
     e->window_lengths =
         gd_calloc(env, GD_MAX_SLOTS, sizeof *e->window_lengths, err);
     e->joined = gd_alloc(env, e->joined_size, err);
@@ -297,7 +296,7 @@ order_window(gd_estimate *e, gd_error *err)
 {
     const gd_env *env = e->env;
     uint32_t count = e->window_blocks;
-    gd_features *features = gd_calloc(env, count, sizeof *features, err);
+    gd_similar_features *features = gd_calloc(env, count, sizeof *features, err);
     uint32_t *order = gd_calloc(env, count, sizeof *order, err);
     size_t *starts = gd_calloc(env, count, sizeof *starts, err);
     gd_status s = features == NULL || order == NULL || starts == NULL
@@ -306,7 +305,7 @@ order_window(gd_estimate *e, gd_error *err)
     size_t at = 0;
     for (uint32_t i = 0; s == GD_OK && i < count; i++) {
         starts[i] = at;
-        gd_features_of(e->window + at, e->window_lengths[i], &features[i]);
+        gd_similar_features_of(e->window + at, e->window_lengths[i], &features[i]);
         at += e->window_lengths[i];
     }
     if (s == GD_OK) {
@@ -326,9 +325,7 @@ end_window(gd_estimate *e, gd_error *err)
 {
     gd_status s = GD_OK;
     if (e->window_filled > 0) {
-        s = e->params.again_similar
-                ? order_window(e, err)
-                : try_again(e, e->window, e->window_filled, 0, err);
+        s = order_window(e, err);
     }
     e->window_filled = e->window_blocks = 0;
     return s;
@@ -338,7 +335,7 @@ static gd_status
 join(gd_estimate *e, gd_error *err)
 {
     gd_status s = GD_OK;
-    if (e->window_filled + e->filled > e->window_size ||
+    if (e->window_filled + e->filled > WINDOW ||
         e->window_blocks + e->blocks > GD_MAX_SLOTS) {
         s = end_window(e, err);
     }
@@ -495,10 +492,6 @@ gd_estimate_end(gd_estimate *e, uint64_t *zeros, uint64_t *extents,
                 gd_error *err)
 {
     gd_status s = end_segment(e, err);
-    /* A group goes on with the next image. */
-    if (s == GD_OK && !e->params.again_similar) {
-        s = end_window(e, err);
-    }
     *zeros = e->zeros;
     *extents = e->extents;
     e->zeros = e->extents = 0;

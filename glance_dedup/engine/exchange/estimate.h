@@ -32,7 +32,6 @@ typedef struct gd_estimate_params {
     int codec_level;
     gd_codec again_codec; /* of recompression */
     int again_level;
-    bool again_similar; /* in the order of similarity; needs 128 MiB */
     size_t table_bytes; /* at most, also while it grows; 0: no limit */
 } gd_estimate_params;
 

@@ -65,7 +65,8 @@ gd_directories_check(const gd_env *env, int root, gd_error *err)
 {
     static const char *const names[] = {
         GD_DIR_GROUPS, GD_DIR_IMAGES, GD_DIR_SPOOL, GD_DIR_LOCKS,
-        GD_DIR_QUARANTINE, GD_DIR_SPARES, GD_DIR_VOLUMES, GD_DIR_INDEX};
+        GD_DIR_QUARANTINE, GD_DIR_SPARES, GD_DIR_VOLUMES, GD_DIR_INDEX,
+        GD_DIR_FEATURES};
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < sizeof names / sizeof *names; i++) {
         s = check_directory(env, root, names[i], err);

@@ -31,17 +31,16 @@ intent_byte(uint32_t group)
 }
 
 static uint64_t
-version_byte(uint32_t major)
+feature_byte(uint32_t known)
 {
-    return (UINT64_C(1) << 35) + major;
+    return (UINT64_C(1) << 35) + known;
 }
 
 struct gd_locks {
     const gd_env *env;
     int fd;
     pthread_mutex_t mutex; /* guards the maps, and the lock calls that go with
-                            * them, and major */
-    uint32_t major;        /* whose version byte this handle has; 0: none */
+                            * them */
     gd_groupmap shared;    /* users of the shared lock in this process */
     gd_groupmap leased;    /* 1: someone in this process has it */
     gd_groupmap excluded;  /* 1: this process's collector is working in it */
@@ -315,29 +314,32 @@ gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err)
 }
 
 gd_status
-gd_locks_share_version(gd_locks *locks, uint32_t major, gd_error *err)
+gd_locks_share_features(gd_locks *locks, uint32_t known, gd_error *err)
 {
-    pthread_mutex_lock(&locks->mutex);
-    /* If this handle has that byte alone, the kernel makes the lock a shared
-     * one, without a moment between. */
-    gd_status s = try_byte(locks, version_byte(major), F_RDLCK, err);
-    if (s == GD_OK) {
-        if (locks->major != 0 && locks->major != major) {
-            drop_byte(locks, version_byte(locks->major));
-        }
-        locks->major = major;
-    }
-    pthread_mutex_unlock(&locks->mutex);
-    return s;
+    return try_byte(locks, feature_byte(known), F_RDLCK, err);
 }
 
 gd_status
-gd_locks_exclude_version(gd_locks *locks, gd_error *err)
+gd_locks_exclude_features(gd_locks *locks, uint32_t feature, gd_error *err)
 {
-    pthread_mutex_lock(&locks->mutex);
-    gd_status s = try_byte(locks, version_byte(locks->major), F_WRLCK, err);
-    pthread_mutex_unlock(&locks->mutex);
-    return s;
+    for (uint32_t known = 0; known <= feature; known++) {
+        gd_status s = try_byte(locks, feature_byte(known), F_WRLCK, err);
+        if (s != GD_OK) {
+            while (known > 0) {
+                drop_byte(locks, feature_byte(--known));
+            }
+            return s;
+        }
+    }
+    return GD_OK;
+}
+
+void
+gd_locks_admit_features(gd_locks *locks, uint32_t feature)
+{
+    for (uint32_t known = 0; known <= feature; known++) {
+        drop_byte(locks, feature_byte(known));
+    }
 }
 
 /* Each caller opens the file anew, so the lock separates the threads of one

@@ -75,19 +75,19 @@ void gd_locks_unlease(gd_locks *locks, uint32_t group);
  * are held after the call, but they may have been lost before. */
 gd_status gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err);
 
-/* The version bytes.  A handle shares the byte of the format's major version
- * that it works by, so an upgrade to another major version, which must have
- * that byte alone, knows that nobody works by the old one.
+/* The feature bytes (N15.2).  A handle shares the byte of how many features of
+ * the format its program knows.
  *
- * Shares the byte of a major version, and then lets go of any other that this
- * handle has, or of being alone.  GD_BUSY, without words, and nothing has
- * changed, if another handle has it alone. */
-gd_status gd_locks_share_version(gd_locks *locks, uint32_t major,
-                                 gd_error *err);
-/* Takes the byte that this handle shares alone, until the next
- * gd_locks_share_version.  GD_BUSY, without words, if another handle shares it,
- * in this process too. */
-gd_status gd_locks_exclude_version(gd_locks *locks, gd_error *err);
+ * Shares that byte until the handle is closed.  GD_BUSY, without words: a
+ * feature is being set that the program does not know. */
+gd_status gd_locks_share_features(gd_locks *locks, uint32_t known,
+                                  gd_error *err);
+/* Takes the bytes of all programs that do not know a feature exclusively, until
+ * gd_locks_admit_features.  GD_BUSY, without words, and nothing is held, if
+ * such a program has the repository open, or a process sets a feature. */
+gd_status gd_locks_exclude_features(gd_locks *locks, uint32_t feature,
+                                    gd_error *err);
+void gd_locks_admit_features(gd_locks *locks, uint32_t feature);
 
 /* The image lock, for deletes and merges only.  Waits up to timeout_ms, then
  * returns GD_BUSY with words.  *fd is the lock: gd_image_unlock closes it. */

@@ -21,6 +21,7 @@
 #define GD_DIR_QUARANTINE "quarantine"
 #define GD_DIR_SPARES "spares"
 #define GD_DIR_VOLUMES "volumes"
+#define GD_DIR_FEATURES "features"
 #define GD_DIR_INDEX "index"
 #define GD_FILE_INDEX_LOCKS "locks/index"
 #define GD_FILE_IMAGE_LOCKS "locks/images"

@@ -13,13 +13,9 @@
 
 enum {
     GD_FORMAT_MAJOR = 1, /* of recipes and new groups */
-    GD_FORMAT_MINOR = 1,
-    GD_GROUP_LISTS = 2,      /* of groups, the first with lists */
-    GD_GROUP_COLD = 3,       /* of cold groups; and the last that is known */
-    GD_REPOSITORY_LISTS = 3, /* of repository.json, the first in which groups
-                              * may have lists */
-    GD_REPOSITORY_COLD = 4,  /* the first in which groups may be cold; and the
-                              * last that is known */
+    GD_FORMAT_MINOR = 0,
+    GD_GROUP_LISTS = 2, /* of groups whose segments may have lists */
+    GD_GROUP_COLD = 3,  /* of cold groups; and the last that is known */
     GD_SLOTS_MIN = 64,
     GD_DIGEST_NAME = 16, /* bytes of the digest's name in a group's header */
 };
@@ -32,7 +28,6 @@ typedef enum gd_direct_io {
 } gd_direct_io;
 
 typedef struct gd_params {
-    uint32_t major; /* of repository.json, when it was read */
     uint8_t repository_id[GD_ID_SIZE];
     uint32_t block_size; /* bytes of a block, at most */
     uint32_t cut_minimum, cut_average; /* 0: all blocks have one size */

@@ -31,11 +31,11 @@ enum {
 #define SAMPLED (UINT64_MAX / 128)
 
 static void
-raise_features(uint64_t hash, uint32_t features[GD_FEATURES])
+raise_features(uint64_t hash, uint32_t features[GD_SIMILAR_FEATURES])
 {
     uint64_t spread = hash * 0x9e3779b97f4a7c15;
     spread ^= spread >> 29;
-    for (int f = 0; f < GD_FEATURES; f++) {
+    for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
         uint64_t value = spread * (gd_gear[2 * f + 1] | 1) + gd_gear[2 * f + 2];
         uint32_t high = (uint32_t)(value >> 32);
         if (high > features[f]) {
@@ -45,7 +45,7 @@ raise_features(uint64_t hash, uint32_t features[GD_FEATURES])
 }
 
 void
-gd_features_of(const uint8_t *block, size_t length, gd_features *out)
+gd_similar_features_of(const uint8_t *block, size_t length, gd_similar_features *out)
 {
     uint64_t hash = 0;
     memset(out, 0, sizeof *out);
@@ -89,14 +89,14 @@ find_place(const clusters *c, int feature, uint32_t value)
 
 /* The cluster that most features name, if NEEDED do; else the block's own. */
 static uint32_t
-choose(place *const named[GD_FEATURES], const gd_features *features,
+choose(place *const named[GD_SIMILAR_FEATURES], const gd_similar_features *features,
        uint32_t block)
 {
     uint32_t chosen = block;
     int most = NEEDED - 1;
-    for (int f = 0; f < GD_FEATURES; f++) {
+    for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
         int votes = 0;
-        for (int other = f; other < GD_FEATURES; other++) {
+        for (int other = f; other < GD_SIMILAR_FEATURES; other++) {
             votes += features->feature[other] != 0 &&
                      named[other]->value == features->feature[other] &&
                      named[other]->cluster == named[f]->cluster;
@@ -110,14 +110,14 @@ choose(place *const named[GD_FEATURES], const gd_features *features,
 }
 
 static void
-add_block(clusters *c, const gd_features *features, uint32_t block)
+add_block(clusters *c, const gd_similar_features *features, uint32_t block)
 {
-    place *named[GD_FEATURES];
-    for (int f = 0; f < GD_FEATURES; f++) {
+    place *named[GD_SIMILAR_FEATURES];
+    for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
         named[f] = find_place(c, f, features->feature[f]);
     }
     uint32_t cluster = choose(named, features, block);
-    for (int f = 0; f < GD_FEATURES; f++) {
+    for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
         if (features->feature[f] != 0) {
             *named[f] = (place){features->feature[f], cluster};
         }
@@ -152,7 +152,7 @@ list_clusters(clusters *c, uint32_t count, uint32_t *order)
 }
 
 gd_status
-gd_similar_order(const gd_env *env, const gd_features *blocks, uint32_t count,
+gd_similar_order(const gd_env *env, const gd_similar_features *blocks, uint32_t count,
                  uint32_t *order, gd_error *err)
 {
     uint32_t room = 16;
@@ -160,7 +160,7 @@ gd_similar_order(const gd_env *env, const gd_features *blocks, uint32_t count,
         room *= 2;
     }
     clusters c = {
-        .places = gd_calloc(env, (size_t)GD_FEATURES * room, sizeof(place), err),
+        .places = gd_calloc(env, (size_t)GD_SIMILAR_FEATURES * room, sizeof(place), err),
         .mask = room - 1,
         .next = gd_calloc(env, count + 1, sizeof(uint32_t), err),
         .last = gd_calloc(env, count + 1, sizeof(uint32_t), err),

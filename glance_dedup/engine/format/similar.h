@@ -23,21 +23,21 @@
 #include "engine/base/env.h"
 #include "engine/base/status.h"
 
-enum { GD_FEATURES = 12 };
+enum { GD_SIMILAR_FEATURES = 12 };
 
-typedef struct gd_features {
-    uint32_t feature[GD_FEATURES]; /* 0: the block has none, since no place of
+typedef struct gd_similar_features {
+    uint32_t feature[GD_SIMILAR_FEATURES]; /* 0: the block has none, since no place of
                                     * it was sampled */
-} gd_features;
+} gd_similar_features;
 
-void gd_features_of(const uint8_t *block, size_t length, gd_features *out);
+void gd_similar_features_of(const uint8_t *block, size_t length, gd_similar_features *out);
 
 /* order[0..count) becomes a permutation of the numbers below count.  The blocks
  * of a cluster follow each other, in the order of their numbers; clusters are
  * in the order of their first blocks.  So blocks that resemble no other stay in
  * order.  Takes 200 to 392 bytes of memory for each block, and time in
  * proportion to count, whatever the blocks are. */
-gd_status gd_similar_order(const gd_env *env, const gd_features *blocks,
+gd_status gd_similar_order(const gd_env *env, const gd_similar_features *blocks,
                            uint32_t count, uint32_t *order, gd_error *err);
 
 #endif

@@ -18,11 +18,6 @@
 static gd_status
 check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 {
-    if (params->major < 1 || params->major > GD_REPOSITORY_COLD) {
-        return gd_fail(err, GD_VERSION,
-                       "the repository has format version %u; this program "
-                       "knows up to %d", params->major, GD_REPOSITORY_COLD);
-    }
     if (params->group_slots < GD_SLOTS_MIN ||
         params->group_slots > GD_MAX_SLOTS) {
         return gd_fail(err, GD_INVALID, "group slots: %u is not %d to %d",
@@ -47,17 +42,21 @@ check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 static gd_status
 open_locks(gd_repo *repo, const char *path, gd_error *err)
 {
+    uint32_t set;
     gd_status s = gd_locks_open(repo->env, repo->root, &repo->locks, err);
     if (s != GD_OK) {
         return s;
     }
-    s = gd_locks_share_version(repo->locks, repo->params.major, err);
+    s = gd_locks_share_features(repo->locks, GD_FEATURE_COUNT, err);
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
-                       "the format of the repository %s is being upgraded: "
-                       "try again when 'repository upgrade' has ended", path);
+                       "a feature that this program does not know is being "
+                       "set in the repository %s: use a newer program", path);
     }
-    return s;
+    /* With the lock, so nobody sets one between (N15.2). */
+    return s == GD_OK
+               ? gd_feature_read_all(repo->env, repo->root, &set, err)
+               : s;
 }
 
 static gd_status
@@ -219,12 +218,27 @@ gd_repo_check_owner(const gd_repo *repo, gd_error *err)
     return GD_OK;
 }
 
+gd_status
+gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
+{
+    unsigned bit = 1U << feature;
+    if ((atomic_load(&repo->used_features) & bit) != 0) {
+        return GD_OK;
+    }
+    gd_status s = gd_feature_set(repo->env, repo->root, repo->locks, feature,
+                                 repo->params.lock_timeout_ms, err);
+    if (s == GD_OK) {
+        atomic_fetch_or(&repo->used_features, bit);
+    }
+    return s;
+}
+
 gd_freespace
 gd_repo_keeps(const gd_repo *repo)
 {
     const gd_params *params = &repo->params;
     gd_freespace keep = {.reserve = params->reserve};
-    if (params->major >= GD_REPOSITORY_COLD) {
+    if (gd_feature_is_set(repo->env, repo->root, GD_FEATURE_COLD)) {
         keep.moving = gd_data_start(params->group_slots) +
                       params->group_slots *
                           ((uint64_t)params->block_size + GD_SEGMENT_HEADER);

@@ -22,6 +22,7 @@
 #include "engine/base/pool.h"
 #include "engine/base/seeks.h"
 #include "engine/base/status.h"
+#include "engine/files/features.h"
 #include "engine/files/filter.h"
 #include "engine/files/freespace.h"
 #include "engine/files/locks.h"
@@ -99,16 +100,14 @@ struct gd_repo {
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
     gd_groupmap scopes; /* scopes of groups: tags of appender.c; likewise */
     gd_ways ways;       /* likewise */
+    atomic_uint used_features; /* bits; this handle made them durable */
 };
 
 /* Opens the repository in the directory path.  It has no index yet: only
  * storing needs one.  params are copied.
  *
- * The handle shares the version byte of params->major until it is closed.  An
- * upgrade may have ended after the caller read repository.json and before that:
- * the caller reads the file again now, and if it has another major version,
- * closes the handle and starts again.  GD_BUSY: an upgrade is at work;
- * GD_VERSION: a major version that this engine does not know. */
+ * Until it is closed, the handle keeps features from being set that this engine
+ * does not know (N15.2).  GD_VERSION: one is set already. */
 gd_status gd_repo_open(const gd_env *env, const char *path,
                        const gd_params *params, bool allow_weak_digest,
                        gd_repo **repo, gd_error *err);
@@ -127,6 +126,11 @@ gd_status gd_repo_attach_store(gd_repo *repo, gd_kv_backend backend,
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
 gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
+
+/* Called before the first byte that only programs with the feature understand:
+ * sets it durably (N15.1).  Costs nothing once this handle has done so. */
+gd_status gd_repo_use_feature(gd_repo *repo, gd_feature feature,
+                              gd_error *err);
 
 /* Called before `bytes` are stored: GD_NOSPACE if too little would be left free
  * (freespace.h).  Deleting, accounting and collecting do not call it. */

@@ -13,11 +13,12 @@ enum { FIRST_BUCKETS = 1024 };
 struct gd_segcache {
     const gd_env *env;
     atomic_ullong budget;
+    atomic_bool lists_only;
     pthread_mutex_t mutex; /* guards all fields below, and each segment's own
                             * part */
     gd_cached_segment **buckets;
     size_t bucket_count; /* a power of two, or 0 */
-    size_t count;
+    atomic_size_t count; /* changes only with the mutex */
     uint64_t bytes;
     gd_cached_segment *newest, *oldest;
     uint64_t hits, misses;
@@ -48,7 +49,23 @@ gd_segcache_close(gd_segcache *cache)
 bool
 gd_segcache_enabled(const gd_segcache *cache)
 {
-    return atomic_load_explicit(&cache->budget, memory_order_relaxed) > 0;
+    return atomic_load_explicit(&cache->budget, memory_order_relaxed) > 0 &&
+           (!atomic_load_explicit(&cache->lists_only, memory_order_relaxed) ||
+            atomic_load_explicit(&cache->count, memory_order_relaxed) > 0);
+}
+
+bool
+gd_segcache_takes(const gd_segcache *cache, const gd_segment_header *header)
+{
+    return atomic_load_explicit(&cache->budget, memory_order_relaxed) > 0 &&
+           (!atomic_load_explicit(&cache->lists_only, memory_order_relaxed) ||
+            gd_segment_list_size(header) > 0);
+}
+
+void
+gd_segcache_set_lists_only(gd_segcache *cache, bool lists_only)
+{
+    atomic_store(&cache->lists_only, lists_only);
 }
 
 /* The bytes that a segment takes from the budget. */

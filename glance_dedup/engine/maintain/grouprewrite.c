@@ -174,26 +174,19 @@ expect_segments(const gd_leased_group *leased)
     }
 }
 
-/* GD_VERSION if older programs may open the repository: they would take lists
- * for damage. */
+/* N15.1.  A cold group that becomes warm again has version 2, with lists or
+ * without, so cold groups need both features. */
 static gd_status
-check_packing(const gd_repo *repo, const gd_packing *packing, bool cold,
-              gd_error *err)
+use_features(gd_repo *repo, const gd_packing *packing, bool cold,
+             gd_error *err)
 {
-    if (cold && repo->params.major < GD_REPOSITORY_COLD) {
-        return gd_fail(err, GD_VERSION,
-                       "the repository has format version %u, in which no "
-                       "group can be cold: run 'glance-dedup repository "
-                       "upgrade --cold'", (unsigned)repo->params.major);
+    gd_status s = GD_OK;
+    if (cold || (packing != NULL && packing->similar)) {
+        s = gd_repo_use_feature(repo, GD_FEATURE_LISTED_SEGMENTS, err);
     }
-    if (packing != NULL && packing->similar &&
-        repo->params.major < GD_REPOSITORY_LISTS) {
-        return gd_fail(err, GD_VERSION,
-                       "the repository has format version %u, in which blocks "
-                       "stay in their order: run 'glance-dedup repository "
-                       "upgrade --similar'", (unsigned)repo->params.major);
-    }
-    return GD_OK;
+    return s == GD_OK && cold
+               ? gd_repo_use_feature(repo, GD_FEATURE_COLD, err)
+               : s;
 }
 
 gd_status
@@ -201,7 +194,7 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
                       bool cold, gd_group_rewrite **out, gd_error *err)
 {
     gd_repo *repo = leased->repo;
-    gd_status s = check_packing(repo, packing, cold, err);
+    gd_status s = use_features(repo, packing, cold, err);
     if (s == GD_OK) {
         s = check_entries(leased, err);
     }

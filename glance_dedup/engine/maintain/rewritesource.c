@@ -233,7 +233,7 @@ load_piece(void *arg, size_t task, unsigned worker)
         uint8_t *block = x->plain + x->at[slot];
         memcpy(block, w->plain + entry->plain_offset, entry->plain_length);
         if (x->similar) {
-            gd_features_of(block, entry->plain_length, &x->features[slot]);
+            gd_similar_features_of(block, entry->plain_length, &x->features[slot]);
         }
     }
 }
@@ -265,7 +265,7 @@ find_order(gd_rewrite_source *x, gd_error *err)
 {
     const gd_env *env = x->leased->repo->env;
     const gd_entry *entries = x->leased->entries;
-    gd_features *features = gd_calloc(env, x->count, sizeof *features, err);
+    gd_similar_features *features = gd_calloc(env, x->count, sizeof *features, err);
     uint32_t *found = gd_calloc(env, x->count, sizeof *found, err);
     uint32_t *slots = gd_calloc(env, x->count, sizeof *slots, err);
     gd_status s = features == NULL || found == NULL || slots == NULL ? GD_NOMEM

@@ -32,7 +32,7 @@ typedef struct gd_rewrite_source {
     uint8_t *plain;
     uint64_t room; /* bytes of plain */
     uint32_t *at;  /* of each slot: where its block is in plain */
-    gd_features *features; /* of each slot, to find the order of similarity */
+    gd_similar_features *features; /* of each slot, to find the order of similarity */
 } gd_rewrite_source;
 
 /* packing is NULL to keep segments.  REQUIRES: *source is all zeros.  It must

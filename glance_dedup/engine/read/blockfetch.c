@@ -188,7 +188,7 @@ take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
     const uint8_t *behind = in + GD_SEGMENT_HEADER;
     const uint8_t *stored = behind + gd_segment_list_size(&header);
     const uint8_t *plain = stored;
-    if (fetch->cached && gd_segcache_enabled(cache)) {
+    if (fetch->cached && gd_segcache_takes(cache, &header)) {
         kept = gd_segcache_new(cache, &header);
     }
     if (kept != NULL || header.codec != GD_CODEC_NONE) {

@@ -14,7 +14,6 @@
 #include "engine/volume/state.h"
 
 enum {
-    MAJOR = 2, /* of the repository's format: the first with volumes */
     MOST_FROZEN = 4, /* journals that an owner may find without storing them
                       * at once */
     LOOK_TRIES = 10, /* while the owner changes the journal */
@@ -24,12 +23,6 @@ gd_status
 gd_volume_check_call(const gd_repo *repo, const char *name, gd_error *err)
 {
     gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK && repo->params.major < MAJOR) {
-        s = gd_fail(err, GD_VERSION,
-                    "the repository has format version %u, which knows no "
-                    "volumes: run 'glance-dedup repository upgrade --volumes'",
-                    (unsigned)repo->params.major);
-    }
     return s == GD_OK ? gd_volume_check_name(name, err) : s;
 }
 
@@ -763,6 +756,9 @@ gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     }
     if (s == GD_OK) {
         s = check_plan(name, &full, err);
+    }
+    if (s == GD_OK) {
+        s = gd_repo_use_feature(repo, GD_FEATURE_VOLUMES, err);
     }
     while (s == GD_OK && again) {
         int lock;

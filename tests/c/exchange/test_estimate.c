@@ -25,7 +25,7 @@ fill(uint64_t seed, size_t length)
 }
 
 static gd_status
-open_estimate(size_t table, bool similar)
+open_estimate(size_t table)
 {
     gd_chunker chunker;
     CHECK(gd_chunker_fixed(&chunker, BLOCK, &err) == GD_OK);
@@ -34,7 +34,6 @@ open_estimate(size_t table, bool similar)
                                 .segment_size = GD_SEGMENT_DEFAULT,
                                 .codec = GD_CODEC_LZ4,
                                 .again_codec = GD_CODEC_ZSTD,
-                                .again_similar = similar,
                                 .table_bytes = table},
                             &estimate, &err);
 }
@@ -43,7 +42,7 @@ static void
 setup(size_t table)
 {
     fault_env_init(&f);
-    REQUIRE(open_estimate(table, false) == GD_OK);
+    REQUIRE(open_estimate(table) == GD_OK);
 }
 
 static void
@@ -123,25 +122,20 @@ test_full_table(void)
 static void
 test_similar_blocks(void)
 {
-    gd_estimate_totals totals[2];
-    for (int similar = 0; similar < 2; similar++) {
-        gd_estimated sums[2] = {{0}};
-        fault_env_init(&f);
-        REQUIRE(open_estimate(0, similar) == GD_OK);
-        for (int image = 0; image < 2; image++) {
-            fill(1, SIZE);
-            for (size_t at = 0; at < SIZE; at += BLOCK) {
-                data[at + 7] ^= (uint8_t)(1 + image);
-            }
-            CHECK_INT(take(data, SIZE), GD_OK);
+    gd_estimate_totals totals;
+    gd_estimated sums[2] = {{0}};
+    setup(0);
+    for (int image = 0; image < 2; image++) {
+        fill(1, SIZE);
+        for (size_t at = 0; at < SIZE; at += BLOCK) {
+            data[at + 7] ^= (uint8_t)(1 + image);
         }
-        CHECK_INT(gd_estimate_sum(estimate, sums, &totals[similar], &err),
-                  GD_OK);
-        CHECK_INT(totals[similar].again_plain, 2 * SIZE);
-        finish();
+        CHECK_INT(take(data, SIZE), GD_OK);
     }
-    CHECK(totals[0].again_stored > 2 * SIZE);
-    CHECK(totals[1].again_stored < 2 * SIZE * 6 / 10);
+    CHECK_INT(gd_estimate_sum(estimate, sums, &totals, &err), GD_OK);
+    CHECK_INT(totals.again_plain, 2 * SIZE);
+    CHECK(totals.again_stored < 2 * SIZE * 6 / 10);
+    finish();
 }
 
 static void
@@ -172,7 +166,7 @@ test_no_memory(void)
         fault_env_fail(&f, FAULT_ALLOC, nth, ENOMEM, false);
         gd_estimated sums[1];
         gd_estimate_totals totals;
-        gd_status s = open_estimate(0, true);
+        gd_status s = open_estimate(0);
         if (s == GD_OK) {
             s = take(data, SIZE);
             if (s == GD_OK) {

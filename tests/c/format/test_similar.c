@@ -13,7 +13,7 @@
 
 enum { BLOCK = 4096, MOST = 4096 };
 
-static gd_features features[MOST];
+static gd_similar_features features[MOST];
 static uint32_t order[MOST];
 
 static void
@@ -56,7 +56,7 @@ test_all_equal(void)
     uint8_t block[BLOCK];
     fill_random(block, sizeof block, 1);
     for (uint32_t i = 0; i < MOST; i++) {
-        gd_features_of(block, sizeof block, &features[i]);
+        gd_similar_features_of(block, sizeof block, &features[i]);
     }
     check_unchanged(MOST);
 }
@@ -67,7 +67,7 @@ test_all_different(void)
     uint8_t block[BLOCK];
     for (uint32_t i = 0; i < MOST; i++) {
         fill_random(block, sizeof block, i);
-        gd_features_of(block, sizeof block, &features[i]);
+        gd_similar_features_of(block, sizeof block, &features[i]);
     }
     check_unchanged(MOST);
 }
@@ -76,11 +76,11 @@ static void
 test_without_features(void)
 {
     uint8_t block[BLOCK] = {0};
-    gd_features_of(block, 0, &features[0]);
-    gd_features_of(block, 1, &features[1]);
-    gd_features_of(block, sizeof block, &features[2]);
+    gd_similar_features_of(block, 0, &features[0]);
+    gd_similar_features_of(block, 1, &features[1]);
+    gd_similar_features_of(block, sizeof block, &features[2]);
     for (int i = 0; i < 3; i++) {
-        for (int f = 0; f < GD_FEATURES; f++) {
+        for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             CHECK_INT(features[i].feature[f], 0);
         }
     }
@@ -93,7 +93,7 @@ test_crowded_tables(void)
 {
     uint64_t seed = 5;
     for (uint32_t i = 0; i < MOST; i++) {
-        for (int f = 0; f < GD_FEATURES; f++) {
+        for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             uint32_t wanted = (uint32_t)next_random(&seed) & 127;
             features[i].feature[f] = wanted * UINT32_C(244002641);
         }
@@ -101,7 +101,7 @@ test_crowded_tables(void)
     check_permutation(MOST);
     seed = 6;
     for (uint32_t i = 0; i < MOST; i++) {
-        for (int f = 0; f < GD_FEATURES; f++) {
+        for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             features[i].feature[f] = (uint32_t)next_random(&seed);
         }
     }
@@ -110,9 +110,9 @@ test_crowded_tables(void)
 
 /* A block of which each feature has the letter's value; a dot: none. */
 static void
-set_features(uint32_t block, const char letters[GD_FEATURES])
+set_features(uint32_t block, const char letters[GD_SIMILAR_FEATURES])
 {
-    for (int f = 0; f < GD_FEATURES; f++) {
+    for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
         features[block].feature[f] =
             letters[f] == '.' ? 0 : (uint32_t)letters[f];
     }
@@ -180,7 +180,7 @@ test_families(void)
             uint64_t at = next_random(&seed);
             data[at % sizeof data] ^= 1 + (uint8_t)(at >> 32) % 255;
         }
-        gd_features_of(data + next_random(&seed) % 64, BLOCK, &features[i]);
+        gd_similar_features_of(data + next_random(&seed) % 64, BLOCK, &features[i]);
     }
     check_permutation(FAMILIES * MEMBERS);
     uint32_t together = 0;

@@ -41,7 +41,8 @@ void
 scratch_init(scratch *x)
 {
     static const char *const directories[] = {"groups", "images", "spool",
-                                              "locks", "quarantine"};
+                                              "locks", "quarantine",
+                                              "volumes", "features"};
     static const char *const files[] = {GD_FILE_GROUP_LOCKS,
                                         GD_FILE_IMAGE_LOCKS};
     memset(x, 0, sizeof *x);
@@ -61,7 +62,6 @@ scratch_init(scratch *x)
         close(open_scratch_file(x, files[i], O_RDWR | O_CREAT));
     }
     x->params = (gd_params){
-        .major = 3,
         .block_size = 4096,
         .group_slots = 64,
         .segment_size = 65536,

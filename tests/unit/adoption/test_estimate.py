@@ -114,7 +114,7 @@ def sampled(files, table):
     engine = _engine.Estimate(
         block_size=512, cut_minimum=0, cut_average=0, segment_size=65536,
         codec='lz4', codec_level=0, again_codec='zstd', again_level=0,
-        again_similar=False, table_bytes=table)
+        table_bytes=table)
     for content in files:
         assert engine.take(content, True) == len(content)
         engine.end()

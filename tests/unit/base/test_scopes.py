@@ -101,7 +101,7 @@ def test_ids():
 
 def test_nothing_of_a_project_is_stored_in_the_scope_of_another(tmp_path):
     """Neither a copy of an image, nor a volume that begins as one."""
-    path = repositories.create(tmp_path / 'repository', volumes=True)
+    path = repositories.create(tmp_path / 'repository')
     data = noise(40 * BLOCK)
     with repositories.open_repository(path) as repo:
         put(repo, 'one', data, project='p', scope='project')

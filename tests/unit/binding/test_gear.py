@@ -187,7 +187,7 @@ def test_limits_in_the_wrong_order_are_refused_by_name(tmp_path, text, word):
 def test_the_engine_refuses_them_itself(path, repo, cuts, word):
     with pytest.raises(exceptions.InvalidParameter, match=word):
         repo._open_engine(
-            major=1, cut_minimum=cuts[0], cut_average=cuts[1])
+            cut_minimum=cuts[0], cut_average=cuts[1])
 
 
 # -- what is done with it -----------------------------------------------------

@@ -23,7 +23,7 @@ MIB = 1 << 20
 @pytest.fixture
 def path(tmp_path):
     return repositories.create(tmp_path / 'r', block_size=512, group_slots=64,
-                               segment_size=4096, volumes=True)
+                               segment_size=4096)
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ SIZE = 2 << 20
 
 @pytest.fixture
 def repo(tmp_path):
-    path = repositories.create(tmp_path / 'repository', block_size=4096,
-                               volumes=True)
+    path = repositories.create(tmp_path / 'repository', block_size=4096)
     with repositories.open_repository(path) as repo:
         yield repo
 

@@ -24,7 +24,7 @@ DAY = 86400
 @pytest.fixture
 def made(cli):
     """A repository that may have backups."""
-    result = cli('repository', 'create', '--volumes')
+    result = cli('repository', 'create')
     assert result.status == 0, result.err
     return cli
 

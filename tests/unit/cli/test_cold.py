@@ -24,7 +24,7 @@ SIZE = SLOTS * 4096
 @pytest.fixture
 def made(cli):
     """A repository of 4.0."""
-    found = cli('repository', 'create', '--cold', '--group-slots', SLOTS)
+    found = cli('repository', 'create', '--group-slots', SLOTS)
     assert found.status == 0, found.err
     return cli
 
@@ -234,21 +234,23 @@ def test_attach_to_no_bucket(made, place, prefix):
     assert cold.read(made.path) is None
 
 
-def test_an_older_format(cli, place):
-    assert cli('repository', 'create', '--similar').status == 0
-    cli('cold', 'attach', *place).refused(
-        'format version 3.0', 'repository upgrade --cold')
-    cli('cold', 'show').refused('cold attach')
-    cli('tier').refused('format version 3.0', 'repository upgrade --cold')
-    cli('tier', '--dry-run').refused('repository upgrade --cold')
-    assert cli('repository', 'upgrade', '--cold').status == 0
-    assert cli('cold', 'attach', *place).status == 0
+def test_the_feature_is_set_when_it_is_attached(created, place):
+    """And not by an attempt that failed."""
+    def used():
+        return created('repository', 'show', '-f', 'json').json()['features']
+
+    for command in ('cold', 'show'), ('tier',):
+        assert 'cold attach' in created(*command).err
+    created('cold', 'attach', *place[:-1], '/nowhere').refused('/nowhere')
+    assert used() == []
+    assert created('cold', 'attach', *place).status == 0
+    assert used() == ['cold']
 
 
 def test_another_repository_is_there(attached, place, tmp_path):
     at = attached.options.index('--repository')
     attached.options[at + 1] = str(tmp_path / 'other')
-    assert attached('repository', 'create', '--cold').status == 0
+    assert attached('repository', 'create').status == 0
     attached('cold', 'attach', *place).refused(
         'belongs to another repository', 'choose another prefix')
 

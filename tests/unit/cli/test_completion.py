@@ -70,7 +70,6 @@ def test_images_and_volumes(filled):
     assert proposed(filled, 'image', 'delete', 'first', 's') == ['second']
     assert proposed(filled, 'image', 'put', 'a', '') == [completion.FILES]
     assert proposed(filled, 'volume', 'show', '') == []
-    assert filled('repository', 'upgrade', '--volumes').status == 0
     assert filled('volume', 'create', 'disk', '1M').status == 0
     assert proposed(filled, 'volume', 'show', 'd') == ['disk']
     assert proposed(filled, 'volume', 'clone', 'f') == ['first']

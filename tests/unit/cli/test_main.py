@@ -156,7 +156,7 @@ def test_not_a_repository(cli, tmp_path, command):
 def test_newer_format(created):
     path = created.path / 'repository.json'
     fields = json.loads(path.read_text())
-    fields['major'] = 5
+    fields['format'] = 5
     del fields['checksum']
     from tests.unit.repository import format_writer
     text = json.dumps(fields, sort_keys=True, separators=(',', ':'))

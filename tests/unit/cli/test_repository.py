@@ -18,7 +18,7 @@ def test_create(cli):
                 '--fingerprint', 'blake2s256', '--compare', 'value').json()
     assert found == {
         'path': str(cli.path), 'repository_id': found['repository_id'],
-        'format': '1.1', 'block_size': 512, 'group_slots': 64,
+        'format': 1, 'block_size': 512, 'group_slots': 64,
         'segment_size': 2048, 'cutting': 'fixed',
         'fingerprint': 'blake2s256', 'compare': 'value'}
     with repository.Repository(

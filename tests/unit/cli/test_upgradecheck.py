@@ -13,7 +13,6 @@ from glance_dedup.cli import settings
 from glance_dedup.cli import upgradecheck
 from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import notes as notes_module
-from tests.golden import make
 from tests.support import daemons
 from tests.support import repositories
 
@@ -50,7 +49,7 @@ def test_a_new_repository_is_fine(created):
     status, found = check(created)
     assert status == SUCCESS
     assert len(found) == 9
-    assert '1.1' in found['Format of the repository'][1]
+    assert 'uses: none' in found['Format of the repository'][1]
 
 
 def test_the_table_is_that_of_openstack(created):
@@ -64,13 +63,17 @@ def test_the_status_is_still_there(created):
     assert set(created('status', '-f', 'json').json()) >= {'space', 'filter'}
 
 
-def test_an_older_minor_version_is_a_warning(cli):
-    assert make.unpack('1.0-hash', cli.path.parent) == cli.path
-    status, found = check(cli)
+def test_the_features_are_named(created):
+    code, sentences = check(created)[1]['Format of the repository']
+    assert code == SUCCESS and 'uses: none' in sentences
+    assert created('volume', 'create', 'disk', '1M').status == 0
+    code, sentences = check(created)[1]['Format of the repository']
+    assert code == SUCCESS and 'uses: volumes' in sentences
+    (created.path / 'features' / 'later').touch()
+    status, found = check(created)
+    assert status == FAILURE
     code, sentences = found['Format of the repository']
-    assert code == WARNING
-    assert 'has format 1.0' in sentences
-    assert 'glance-dedup repository upgrade' in sentences
+    assert code == FAILURE and "the feature 'later'" in sentences
 
 
 def test_a_change_of_the_key_that_is_not_finished_is_a_warning(created):
@@ -84,7 +87,7 @@ def test_a_change_of_the_key_that_is_not_finished_is_a_warning(created):
 def test_a_newer_major_version_is_a_failure(created):
     path = created.path / 'repository.json'
     fields = json.loads(path.read_text())
-    fields['major'] = 9
+    fields['format'] = 9
     path.write_text(json.dumps(fields))
     status, found = check(created)
     assert status == FAILURE

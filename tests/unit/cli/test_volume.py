@@ -20,7 +20,7 @@ MIB = 1 << 20
 @pytest.fixture
 def made(cli):
     """A repository that may have volumes."""
-    result = cli('repository', 'create', '--volumes')
+    result = cli('repository', 'create')
     assert result.status == 0, result.err
     return cli
 
@@ -103,15 +103,6 @@ def test_wrong_arguments(made, content):
         'less than')
     assert [row['name'] for row in made(
         'volume', 'list', '-f', 'json').json()] == ['disk']
-
-
-@pytest.mark.parametrize('arguments', [
-    ('create', 'disk', '1M'), ('clone', 'image', 'disk'),
-    ('snapshot', 'disk', 'image'), ('list',), ('show', 'disk'),
-    ('resize', 'disk', '1M')])
-def test_a_repository_without_volumes(created, content, arguments):
-    assert created('image', 'put', 'image', content).status == 0
-    created('volume', *arguments).refused('repository upgrade --volumes')
 
 
 def test_clone_and_snapshot(made, content, tmp_path):

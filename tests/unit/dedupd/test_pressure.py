@@ -15,6 +15,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import registry
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import openvolumes
 from tests.support import repositories
 from tests.support.repositories import noise
 from tests.support.repositories import put
@@ -28,7 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def repo(tmp_path):
-    path = repositories.create(tmp_path / 'repository', volumes=True)
+    path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path, codec='none') as repo:
         yield repo
 
@@ -192,7 +193,15 @@ def test_a_dry_run_collects_nothing(repo, volume, conf, log):
 
 def test_repositories_without_volumes_are_not_looked_at(
         tmp_path, conf, log, monkeypatch):
-    monkeypatch.setattr(pressure_module, 'Pressure', None)
+    looks = []
+    monkeypatch.setattr(pressure_module.Pressure, 'look',
+                        lambda self: looks.append(self))
     path = repositories.create(tmp_path / 'without')
-    with repositories.open_repository(path) as repo, running(repo, conf):
-        time.sleep(0.2)
+    with repositories.open_repository(path) as repo, (
+            running(repo, conf)) as scheduler:
+        wait_for(lambda: scheduler.is_maintainer)
+        scheduler._look(now=True)
+        assert not looks
+        openvolumes.create(repo, 'disk', MIB)
+        scheduler._look(now=True)
+        assert looks

@@ -26,7 +26,7 @@ KEPT = 10 * MIB
 @pytest.fixture
 def repo(tmp_path, monkeypatch):
     """One that is attached to an object store that nobody asks."""
-    path = repositories.create(tmp_path / 'repository', cold=True,
+    path = repositories.create(tmp_path / 'repository',
                                group_slots=256)
     cold.write(path, cold.Settings(
         location.parse('s3://bucket/prefix'), '/nowhere', 1, ('0' * 32,), 1))

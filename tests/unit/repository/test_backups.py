@@ -44,7 +44,7 @@ LONGEST = 'x' * 109
 
 @pytest.fixture
 def path(tmp_path):
-    return maintenance.create(tmp_path, volumes=True)
+    return maintenance.create(tmp_path)
 
 
 @pytest.fixture
@@ -137,18 +137,6 @@ def test_sorted_by_name_then_by_time(repo):
         put(repo, image_id, b'')
     assert [found.image_id for found in repo.backups()] == [
         ids[1], ids[0], ids[3], ids[2]]
-
-
-# -- the format's version -----------------------------------------------------
-
-def test_an_older_repository_takes_none(tmp_path):
-    path = maintenance.create(tmp_path)
-    with repositories.open_repository(path) as repo:
-        with pytest.raises(
-                exceptions.VersionError,
-                match='1.1, which has no backups.*upgrade --volumes'):
-            repo.begin(BACKUP)
-        assert repo.recipes() == []
 
 
 # -- what is done with images is done with them -------------------------------
@@ -252,17 +240,11 @@ def test_all_images_are_none_of_them(repo, command, backup, tmp_path):
 # -- other sites --------------------------------------------------------------
 
 def test_one_that_is_named_is_sent_to_another_site(repo, backup, tmp_path):
-    away = repositories.create(tmp_path / 'away', volumes=True,
+    away = repositories.create(tmp_path / 'away',
                                block_size=maintenance.BLOCK)
     with repositories.open_repository(away) as there:
         replicas.receive(there, repo, backup)
         assert read_all(there, backup) == DATA
-    older = repositories.create(tmp_path / 'older',
-                                block_size=maintenance.BLOCK)
-    with repositories.open_repository(older) as there:
-        with pytest.raises(exceptions.VersionError, match='no backups'):
-            replicas.receive(there, repo, backup)
-        assert there.recipes() == []
 
 
 def test_all_that_is_sent_to_another_site(command, backup):

@@ -27,8 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture(params=['fixed', 'gear'])
 def path(request, tmp_path):
-    parameters = {'block_size': 512, 'group_slots': 64, 'segment_size': 4096,
-                  'volumes': True}
+    parameters = {'block_size': 512, 'group_slots': 64, 'segment_size': 4096}
     if request.param == 'gear':
         parameters.update(block_size=4096, cutting='gear 512 1024')
     return repositories.create(tmp_path / 'repository', **parameters)
@@ -50,14 +49,15 @@ def make(repo, name='disk', size=SIZE, **options):
 def test_a_repository_without_volumes(tmp_path):
     path = repositories.create(tmp_path / 'r')
     with open_repository(path) as repo:
-        for call in (lambda: openvolumes.create(repo, 'disk', SIZE),
-                     lambda: openvolumes.open_volume(repo, 'disk'),
+        assert openvolumes.names(repo) == []
+        for call in (lambda: openvolumes.open_volume(repo, 'disk'),
                      lambda: openvolumes.look(repo, 'disk'),
-                     lambda: openvolumes.delete(repo, 'disk'),
-                     lambda: openvolumes.names(repo)):
-            with pytest.raises(exceptions.VersionError,
-                               match="repository upgrade --volumes'"):
+                     lambda: openvolumes.delete(repo, 'disk')):
+            with pytest.raises(exceptions.ImageNotFound):
                 call()
+        assert repo.features == []
+        openvolumes.create(repo, 'disk', SIZE)
+        assert repo.features == ['volumes']
 
 
 def test_the_directory_is_missing(path, repo):

@@ -285,8 +285,8 @@ def test_not_writable(public_tmp):
 
 
 def test_repository_of_a_newer_format(path):
-    repositories.edit_parameters(path, major=5)
-    with pytest.raises(exceptions.VersionError, match='version 5'):
+    repositories.edit_parameters(path, format=2)
+    with pytest.raises(exceptions.VersionError, match='version 2'):
         open_repository(path)
 
 
@@ -294,16 +294,29 @@ def test_repository_of_a_newer_format_with_unknown_keys(path):
     """A newer version may have another checksum: the version is told."""
     file = path / 'repository.json'
     fields = json.loads(file.read_text())
-    fields.update(major=7, novelty=[1], checksum='another kind')
+    fields.update(format=7, novelty=[1], checksum='another kind')
     file.write_text(json.dumps(fields))
     with pytest.raises(exceptions.VersionError, match='version 7'):
         open_repository(path)
 
 
+def test_repository_of_a_development_version(path):
+    """It is named, whatever its checksum: it needs another program."""
+    file = path / 'repository.json'
+    fields = json.loads(file.read_text())
+    del fields['format']
+    for major, minor in (1, 0), (1, 1), (2, 0), (3, 0), (4, 0):
+        fields.update(major=major, minor=minor)
+        file.write_text(json.dumps(fields))
+        with pytest.raises(exceptions.VersionError, match=(
+                rf'version {major}\.{minor} .* never released')):
+            open_repository(path)
+
+
 @pytest.mark.parametrize('content', [
     b'', b'{', b'[]', b'null', b'3', b'"x"', b'\xff\xfe', b'{}',
     b'[' * 60000, b'{"kind": "glance-dedup repository"}', bytes(4096),
-    b'{"kind": "other", "checksum": "", "major": 1}',
+    b'{"kind": "other", "checksum": "", "format": 1}',
 ])
 def test_repository_json_is_something_else(path, content):
     (path / 'repository.json').write_bytes(content)
@@ -319,7 +332,8 @@ def test_repository_json_is_something_else(path, content):
     {'fingerprint': None}, {'fingerprint': 'x\0y'}, {'compare': 'never'},
     {'repository_id': 'short'}, {'repository_id': '00'},
     {'repository_id': 5}, {'repository_id': 'AA' * 16},
-    {'major': 'one'}, {'major': None}, {'more': 1},
+    {'format': 'one'}, {'format': None}, {'format': 0}, {'format': True},
+    {'more': 1},
 ], ids=str)
 def test_repository_json_out_of_bounds(path, changes):
     repositories.edit_parameters(path, **changes)

@@ -17,10 +17,13 @@ import lz4.block
 import pytest
 import xxhash
 
+from dedupd.tasks import recompressor
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.client import wire
+from tests.support.maintenance import maintaining
 from tests.support import repositories
 from tests.support.repositories import create
 from tests.support.repositories import mixture
@@ -341,11 +344,16 @@ def test_segment_cache(path):
 
 def test_readers_of_similar_blocks_have_a_cache(tmp_path):
     """Otherwise they would decode most segments several times."""
-    data = mixture(300 * BLOCK, unit=BLOCK)
-    for name, similar in (('plain', False), ('similar', True)):
-        path = create(tmp_path / name, similar=similar)
+    # Each block resembles one that lies 256 KiB before it.
+    data = b''.join(bytes([i]) * 8 + noise(4088, i % 64) for i in range(256))
+    path = create(tmp_path / 'repository', group_slots=128)
+    with open_repository(path) as repo:
+        put(repo, 'a', data)
+    for similar in (False, True):
+        with open_repository(path) as repo, maintaining(repo) as maintainer:
+            recompressor.run_once(maintainer, task.Pace(), 'zstd',
+                                  similar=similar)
         with open_repository(path) as repo:
-            put(repo, 'a', data)
             assert read_all(repo, 'a') == data
             assert bool(repo.statistics()['cache_bytes']) == similar
         with open_repository(path, segment_cache_mib=0) as repo:

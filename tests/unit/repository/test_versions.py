@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A newer major version is refused by name; a newer minor one is read.
+"""An unknown feature and a newer version are refused by name.
 
-Of each structure that has a version of its own, by everybody who reads it. The
-fence and the segments have none: theirs is that of ``repository.json``, or of
-their group.
+A newer minor version is read. All this is tried of each structure that has a
+version of its own, by everybody who reads it. The fence and the segments have
+none: theirs is that of ``repository.json``, or of their group.
 """
 
 import json
 import os
+import re
 import struct
 
 import glance_store
@@ -23,6 +24,7 @@ from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.repository import features
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
@@ -71,19 +73,17 @@ def set_version(path, name, version, offset=8, good=True):
 
 # -- repository.json ----------------------------------------------------------
 
-def test_newer_repository(path, cli, configure, tmp_path):
-    repositories.edit_parameters(path, major=5)
-    with pytest.raises(exceptions.VersionError,
-                       match='repository.json .* version 5; .* up to 4'):
+def require_refused(path, cli, configure, sentence):
+    """Everybody refuses the repository by this sentence, a regex."""
+    with pytest.raises(exceptions.VersionError, match=sentence):
         repositories.open_repository(path)
-    with pytest.raises(exceptions.VersionError,
-                       match=r'repository.json .* 5\.1; .* up to 4\.x'):
-        checker.check(path)
-    for command in (*repositories.COMMANDS, 'repository upgrade --volumes'):
-        cli(*command.split()).refused('repository.json', '5', 'up to 4')
+    for command in repositories.COMMANDS:
+        if command != 'repository check':
+            result = cli(*command.split())
+            assert result.status == 2 and re.search(sentence, result.err)
     store = configure(one={'dedup_store_datadir': path})
     with pytest.raises(store_exceptions.BadStoreConfiguration,
-                       match='repository.json .* version 5; .* up to 4'):
+                       match=sentence):
         store.configure_add()
     with pytest.raises(store_exceptions.StoreAddDisabled):
         stores.add(b'data')
@@ -92,27 +92,85 @@ def test_newer_repository(path, cli, configure, tmp_path):
     with daemons.Daemon(path) as daemon:
         daemon.start(wait=False)
         assert daemon.process.wait(60) != 0
-        assert 'repository.json has format version 5' in daemon.text()
+        assert re.search(sentence, daemon.text())
         assert 'Traceback' not in daemon.text()
+
+
+def test_newer_repository(path, cli, configure):
+    repositories.edit_parameters(path, format=2)
+    require_refused(path, cli, configure,
+                    'repository.json has format version 2; .* knows 1')
+    sentence = 'repository.json has format 2; this program reads 1'
+    with pytest.raises(exceptions.VersionError, match=sentence):
+        checker.check(path)
+    cli('repository', 'check').refused(sentence)
 
 
 def test_newer_repository_with_another_checksum(path):
     """What comes may be made otherwise: the version is told all the same."""
     fields = json.loads((path / 'repository.json').read_text())
-    fields.update(major=7, checksum='another kind', more=[1])
+    fields.update(format=7, checksum='another kind', more=[1])
     (path / 'repository.json').write_text(json.dumps(fields))
     for call in (repositories.open_repository, checker.check):
         with pytest.raises(exceptions.VersionError, match='7'):
             call(path)
 
 
-def test_newer_minor_version_of_the_repository(filled, cli):
-    repositories.edit_parameters(filled, minor=9)
+def test_repository_with_a_feature_of_the_future(filled, cli, configure):
+    """It is refused by name, and nothing changes (N15.3)."""
+    (filled / 'features' / 'of-the-future').touch(mode=0o600)
+    before = contents(filled)
+    require_refused(filled, cli, configure, "the feature 'of-the-future'")
+    with pytest.raises(exceptions.VersionError, match='of-the-future'):
+        checker.check(filled)
+    cli('repository', 'check').refused('of-the-future')
+    assert contents(filled) == before
+    (filled / 'features' / 'of-the-future').unlink()
     with repositories.open_repository(filled) as repo:
         assert repositories.read_all(repo, 'image') == DATA
-        repositories.put(repo, 'other', OTHER)
+
+
+def contents(path):
+    return {str(file): (file.stat().st_mtime_ns,
+                        file.read_bytes() if file.is_file() else None)
+            for file in path.rglob('*')}
+
+
+def test_each_feature_is_set_when_it_is_needed(filled):
+    """By name, as the engine numbers them; what is unknown is refused."""
+    with repositories.open_repository(filled) as repo:
+        assert repo.features == []
+        for number, name in enumerate(features.KNOWN, 1):
+            repo.handle().use_feature(name)
+            assert repo.features == list(features.KNOWN[:number])
+        with pytest.raises(exceptions.InvalidParameter, match="'other'"):
+            repo.handle().use_feature('other')
     assert checker.check(filled).ok
-    assert cli('repository', 'show', '-f', 'json').json()['format'] == '1.9'
+
+
+def test_an_older_program_keeps_a_feature_from_being_set(filled):
+    """Which it does not know (N15.2); one that knows it does not."""
+    number = features.KNOWN.index(features.COLD)
+    for known, refused in ((number, True), (number + 1, False)):
+        with (repositories.holding(filled / 'locks' / 'groups',
+                                   repositories.FEATURE_BYTE + known,
+                                   shared=True),
+              repositories.open_repository(filled, lock_timeout=0.1) as repo):
+            if refused:
+                with pytest.raises(exceptions.BusyError, match="'cold'"):
+                    repo.handle().use_feature(features.COLD)
+            else:
+                repo.handle().use_feature(features.COLD)
+            assert repo.features == ([] if refused else [features.COLD])
+
+
+def test_features_are_missing(filled, cli):
+    (filled / 'features').rmdir()
+    for command in ('image', 'list'), ('merge',):
+        result = cli(*command)
+        assert result.status == 1
+        assert 'features is missing: restore it from a backup' in result.err
+    assert not checker.check(filled).ok
 
 
 # -- groups and recipes -------------------------------------------------------
@@ -135,7 +193,7 @@ def test_newer_file(filled, cli, name, good):
     assert not report.ok
     assert 'image' in report.damaged_images
     if good:
-        words = f'has format {newer}.1; this program reads 1.x'
+        words = f'has format {newer}.0; this program reads 1.x'
         assert any(f.file == name and words in f.sentence
                    for f in report.findings), report.findings
 
@@ -263,7 +321,7 @@ def test_newer_spare_copies(filled):
         assert repositories.read_all(repo, 'image') == DATA
         report = checker.check(filled)
         assert not report.damaged_images
-        words = f'has format {NEWER[GROUP]}.1'
+        words = f'has format {NEWER[GROUP]}.0'
         assert any(f.file == spare and words in f.sentence
                    for f in report.findings)
         with maintaining(repo) as maintainer:

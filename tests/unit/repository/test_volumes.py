@@ -49,7 +49,7 @@ ID = 'a' * 32
 
 @pytest.fixture
 def path(tmp_path):
-    return maintenance.create(tmp_path, volumes=True)
+    return maintenance.create(tmp_path)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ SIZE = 4 * PART
 
 @pytest.fixture
 def path(tmp_path):
-    return maintenance.create(tmp_path, volumes=True)
+    return maintenance.create(tmp_path)
 
 
 def collect(repo):
@@ -148,7 +148,7 @@ def test_collecting_while_the_volume_is_written(path, repo, other):
 def test_merging_under_an_open_volume(tmp_path):
     """The volume goes on with the new recipes, and pins no old blocks."""
     path = repositories.create(tmp_path / 'r', block_size=4096,
-                               group_slots=1024, volumes=True)
+                               group_slots=1024)
     data = noise(2 * MIB, 5)
     with repositories.open_repository(path) as repo:
         # Uploads at once do not find one another's blocks.
@@ -195,7 +195,7 @@ def test_merging_under_an_open_volume(tmp_path):
 def test_a_checkpoint_lets_go_of_what_it_replaces(tmp_path):
     """The owner had the edition before open, and pins its blocks no more."""
     path = repositories.create(tmp_path / 'r', block_size=4096,
-                               group_slots=512, volumes=True)
+                               group_slots=512)
     with repositories.open_repository(path) as repo:
         openvolumes.create(repo, 'disk', 2 * MIB, part_size=MIB)
         with openvolumes.open_volume(repo, 'disk') as volume:
@@ -210,7 +210,7 @@ def test_a_full_disk(tmp_path):
     """Writes are refused, nothing is lost, and there is a way out."""
     with repositories.small_disk(tmp_path / 'disk', '24m') as disk:
         path = repositories.create(disk / 'r', block_size=4096,
-                                   group_slots=512, volumes=True)
+                                   group_slots=512)
         with repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter'),
                 codec='none') as repo:

@@ -20,7 +20,7 @@ from glance_dedup.snapshots import keys
 from glance_dedup.snapshots import manifest
 
 OWNER, OTHER = 'a' * 32, 'b' * 32
-PARAMETERS = parameters.Parameters.choose(cold=True)
+PARAMETERS = parameters.Parameters.choose()
 HEAD = manifest.Head(OWNER, 7, 1.5, PARAMETERS.to_json().decode())
 SIGNING = signingkeys.Keys(b'k' * 32)
 DIGEST = 'c' * 64

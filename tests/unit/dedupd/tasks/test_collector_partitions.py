@@ -46,7 +46,7 @@ def small_partitions(monkeypatch):
 
 @pytest.fixture
 def path(tmp_path):
-    return maintenance.create(tmp_path, volumes=True)
+    return maintenance.create(tmp_path)
 
 
 def fill(repo, images=8):

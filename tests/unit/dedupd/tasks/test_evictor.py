@@ -375,7 +375,7 @@ def test_a_damaged_recipe_that_is_read(maintainer, repo, path, held, model):
 def test_backups_stay(tmp_path, damaged):
     """Also one that cannot be read: nobody could give it back."""
     backup = 'b_web_20261123T180000Z'
-    path = create(tmp_path, volumes=True)
+    path = create(tmp_path)
     with (repositories.open_repository(path, codec='none') as repo,
           contextlib.closing(index_module.Held(repo)) as held):
         data = {'image': add(repo, held, 'image', (1, 1024)),

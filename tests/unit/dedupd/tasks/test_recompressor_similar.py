@@ -13,7 +13,6 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.repository import upgrade
 from tests.golden import make
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
@@ -38,8 +37,7 @@ DATA = alike(2 * SLOTS + 50)
 @pytest.fixture
 def path(tmp_path):
     path = repositories.create(
-        tmp_path / 'repository', block_size=BLOCK, group_slots=SLOTS,
-        similar=True)
+        tmp_path / 'repository', block_size=BLOCK, group_slots=SLOTS)
     with repositories.open_repository(path) as repo:
         put(repo, 'image', DATA)
     return path
@@ -94,33 +92,11 @@ def test_each_group_once_for_each_order(repo):
     assert [fact['similar'] for fact in facts_of(repo)] == [True] * 3
 
 
-@pytest.mark.parametrize('asked', [{}, {'volumes': True}])
-def test_older_formats_keep_the_order(tmp_path, asked):
-    path = repositories.create(
-        tmp_path / 'older', block_size=BLOCK, group_slots=SLOTS, **asked)
-    with repositories.open_repository(path) as repo:
-        put(repo, 'image', DATA)
-        recompress(repo)
-        assert not any(fact['has_lists'] or fact['similar']
-                       for fact in facts_of(repo))
-        assert [fact['codec'] for fact in facts_of(repo)] == [2, 2, 2]
-        # Nothing of it is done again, until the format knows the order.
-        assert recompress(repo).groups == recompress(repo).kept == 0
-        upgrade.upgrade(repo, lambda *arguments: None, similar=True)
-    with repositories.open_repository(path) as repo:
-        again = recompress(repo)
-        assert (again.groups, again.kept) == (2, 1)
-        assert repositories.read_all(repo, 'image') == DATA
-    repositories.need_clean(path)
-
-
-def test_the_version_is_durable_first(path, repo, monkeypatch):
-    synced = []
-    monkeypatch.setattr(repo, 'settle_version', lambda: synced.append(1))
+def test_the_feature_is_set_with_the_first_lists(repo):
     recompress(repo, similar=False)
-    assert not synced
+    assert repo.features == []
     recompress(repo)
-    assert synced
+    assert repo.features == ['listed-segments']
 
 
 def test_freeing_and_rewriting(path, repo):

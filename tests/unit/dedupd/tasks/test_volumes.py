@@ -16,7 +16,7 @@ pytest_plugins = ['tests.support.maintainer_fixtures']
 
 @pytest.fixture
 def path(tmp_path):
-    return maintenance.create(tmp_path, volumes=True)
+    return maintenance.create(tmp_path)
 
 
 def make(path, repo, name, state=None):
