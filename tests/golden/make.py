@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Makes the golden repositories: one of each kind for a format version.
+"""Makes the golden repositories: one for each feature and way of cutting.
 
 ::
 
-    python -m tests.golden.make VERSION
+    python -m tests.golden.make
 
-The files of a version are made once, by the last program before its release
-that writes it, and never again: what they prove is that a later program reads
-what an earlier one wrote. Those of 1.0, 1.1, 2.0, 3.0 and 4.0 are made. If a
-test with them fails, the program is at fault, not the files. A new format
-version gets files of its own beside them.
+This makes those of :data:`REPOSITORIES` that are not there. The last program
+before a release makes them once, and none makes them again: they prove that a
+later program reads what an earlier one wrote. If a test with them fails, the
+program is at fault, not the files. A new feature gets repositories of its own
+beside them.
 
 Each is a repository, packed, and a JSON file with what must come out of it:
 ``images`` (size, SHA-256, project and scope of each; null for what is
-damaged), ``volumes`` (the same, for each that is ready) and ``check`` (what
-the check finds before anything is done).
+damaged), ``volumes`` (the same, for each that is ready), ``features`` and
+``check`` (what the check finds before anything is done).
 """
 
 import contextlib
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import typing
 
 import xxhash
 
@@ -38,8 +39,8 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.check import checker
+from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import parameters
 from tests.support import coldgroups
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
@@ -48,6 +49,8 @@ from tests.support.repositories import noise
 from tests.support.repositories import put
 
 HERE = pathlib.Path(__file__).resolve().parent
+VALUE = {'fingerprint': 'xxh3-128', 'compare': 'value'}
+GEAR = {'cutting': 'gear 64 256'}
 BLOCK = 512
 LARGEST = 300 << 10     # bytes of a packed one
 PART = 64 << 10         # the smallest of a volume
@@ -168,8 +171,9 @@ def maintain(maker):
         maker.put(repo, 'damaged', noise(10 * BLOCK, 310))
         with maintaining(repo) as maintainer:
             merger.run_once(maintainer, pace)
-            recompressor.run_once(maintainer, pace, 'zstd', 19,
-                                  similar=repo.has_lists)
+            recompressor.run_once(
+                maintainer, pace, 'zstd', 19,
+                similar=features.LISTED_SEGMENTS in repo.features)
             for number in (0, 1, 2, 4, 5):
                 maker.delete(repo, f'goes-{number}')
             maker.damage(repo, 'damaged', 4)
@@ -393,24 +397,48 @@ def pack(path, file):
     assert file.stat().st_size <= LARGEST, file.stat().st_size
 
 
-def make(name, directory, everything, **parameters):
-    maker = Maker(directory / name, **parameters)
+class Kind(typing.NamedTuple):
+    """What a golden repository has."""
+
+    parameters: dict = {}
+    features: tuple = ()
+    #: Also what maintenance and crashes leave.
+    everything: bool = False
+
+
+REPOSITORIES = {
+    '1-hash': Kind(everything=True),
+    '1-value': Kind(VALUE | {'block_size': 4096, 'segment_size': 16384}),
+    '1-gear': Kind(GEAR),
+    '1-volumes': Kind(features=(features.VOLUMES,)),
+    '1-listed-segments': Kind(features=(features.LISTED_SEGMENTS,),
+                              everything=True),
+    '1-cold': Kind(features=(features.LISTED_SEGMENTS, features.COLD),
+                   everything=True),
+    '1-value-cold': Kind(VALUE, (features.LISTED_SEGMENTS, features.COLD)),
+    '1-gear-all': Kind(GEAR, features.KNOWN)}
+
+
+def make(name, kind, directory):
+    maker = Maker(directory / name, **kind.parameters)
     make_contents(maker)
-    if parameters.get('similar') or parameters.get('cold'):
+    if features.LISTED_SEGMENTS in kind.features:
         put_mixed(maker)
         recompress(maker)
-    if everything:
+    if kind.everything:
         maintain(maker)
         leave_in_flight(maker)
         need_everything(maker.path)
-    if parameters.get('volumes'):
+    if features.VOLUMES in kind.features:
         make_volumes(maker)
         leave_volumes(maker)
-    if parameters.get('similar') or parameters.get('cold'):
+    if features.LISTED_SEGMENTS in kind.features:
         need_lists(maker.path)
-    if parameters.get('cold'):
+    if features.COLD in kind.features:
         cool(maker)
-    expected = {'images': maker.images, 'check': report_of(maker.path)}
+    assert tuple(features.read(str(maker.path))) == kind.features
+    expected = {'images': maker.images, 'features': kind.features,
+                'check': report_of(maker.path)}
     if maker.volumes:
         expected['volumes'] = maker.volumes
     pack(maker.path, HERE / f'{name}.tar.xz')
@@ -427,50 +455,16 @@ def unpack(name, directory):
     return pathlib.Path(directory) / 'repository'
 
 
-def main(version):
-    made = {parameters.words(parameters.DEFAULT): make_default,
-            parameters.words(parameters.WITH_VOLUMES): make_with_volumes,
-            parameters.words(parameters.WITH_LISTS): make_with_lists,
-            parameters.words(parameters.WITH_COLD): make_with_cold}
-    if version not in made:
-        sys.exit(f'this writes {" and ".join(made)}')
-    if list(HERE.glob(f'{version}-*')):
-        sys.exit(f'those of {version} are made, and are never made again')
-    with tempfile.TemporaryDirectory() as directory:
-        made[version](version, pathlib.Path(directory))
-
-
-def make_default(version, directory):
-    make(f'{version}-hash', directory, True)
-    make(f'{version}-value', directory, False, fingerprint='xxh3-128',
-         compare='value', block_size=4096, segment_size=16384)
-    make(f'{version}-gear', directory, False, cutting='gear 64 256')
-
-
-def make_with_volumes(version, directory):
-    make(f'{version}-hash', directory, False, volumes=True)
-    make(f'{version}-gear', directory, False, volumes=True,
-         cutting='gear 64 256')
-
-
-def make_with_lists(version, directory):
-    make(f'{version}-hash', directory, True, similar=True)
-    make(f'{version}-value', directory, False, similar=True,
-         fingerprint='xxh3-128', compare='value')
-    make(f'{version}-gear', directory, False, similar=True, volumes=True,
-         cutting='gear 64 256')
-
-
-def make_with_cold(version, directory):
-    make(f'{version}-hash', directory, True, cold=True)
-    make(f'{version}-value', directory, False, cold=True,
-         fingerprint='xxh3-128', compare='value')
-    make(f'{version}-gear', directory, False, cold=True, volumes=True,
-         cutting='gear 64 256')
+def main():
+    for name, kind in REPOSITORIES.items():
+        if not (HERE / f'{name}.json').exists():
+            with tempfile.TemporaryDirectory() as directory:
+                make(name, kind, pathlib.Path(directory))
+            print(name)
 
 
 if __name__ == '__main__':
-    if sys.argv[1] == 'store':
+    if sys.argv[1:2] == ['store']:
         store(*sys.argv[2:])
     else:
-        main(*sys.argv[1:])
+        main()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Repositories of each format version are read, and go on being used."""
+"""Golden repositories are read, checked, and go on being used."""
 
 import hashlib
 import json
@@ -13,12 +13,14 @@ from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
+from glance_dedup.base import files
 from glance_dedup.base import scopes
 from glance_dedup.base import task
+from glance_dedup.check import checker
+from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import parameters
-from glance_dedup.repository import upgrade
 from tests.golden import make
+from tests.support import coldgroups
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
@@ -26,7 +28,7 @@ from tests.support import repositories
 #: One has blocks whose entries a crash took; another was cut as a volume is,
 #: which differs from an upload where cuts depend on content. Two have short
 #: runs of texts and noise by turns; where cuts depend on content, the upload
-#: stores some of them again, in any format.
+#: stores some of them again.
 FOUND_IN_PART = {'not-published', 'snapshot', 'mixed-0', 'mixed-1'}
 NAMES = sorted(path.stem for path in make.HERE.glob('*.json'))
 
@@ -72,21 +74,17 @@ def need_volumes(repo, expected):
             facts['project'], facts['scope'])
 
 
-def test_there_are_some_of_each_version():
-    """Of all that this program makes, too."""
-    assert NAMES
-    versions = {name.partition('-')[0] for name in NAMES}
-    assert parameters.words(parameters.DEFAULT) in versions
-    assert parameters.words(parameters.WITH_VOLUMES) in versions
-    assert parameters.words(parameters.WITH_LISTS) in versions
-    assert parameters.words(parameters.WITH_COLD) in versions
-    for step in upgrade.STEPS:
-        assert parameters.words(step.before) in versions
+def test_there_is_one_of_each_kind():
+    assert NAMES == sorted(make.REPOSITORIES)
+    kinds = make.REPOSITORIES.values()
+    assert {name for kind in kinds for name in kind.features} == {
+        *features.KNOWN}
 
 
 def test_they_are_read(path, expected):
     """As they are, before anything in them changes."""
     with repositories.open_repository(path) as repo:
+        assert repo.features == expected['features']
         need_images(repo, expected)
         need_volumes(repo, expected)
 
@@ -132,8 +130,7 @@ def test_they_go_on(path, expected):
     assert found['ok'] == (not found['damaged_images'])
 
 
-def test_the_catalog_is_made_anew(path, expected):
-    """Without what the version kept besides images and groups."""
+def test_the_catalog_is_rebuilt(path, expected):
     with repositories.open_repository(path) as repo:
         with maintaining(repo) as maintainer:
             history = maintainer.catalog.history()
@@ -177,27 +174,9 @@ def test_volumes_go_on(path, expected):
     assert make.report_of(path) == expected['check']
 
 
-@pytest.mark.parametrize('asked', [
-    {}, {'volumes': True}, {'similar': True}, {'cold': True}],
-    ids=lambda asked: ''.join(asked))
-def test_they_are_upgraded(path, expected, asked):
-    with repositories.open_repository(path) as repo:
-        before = upgrade.version_of(repo)
-        upgrade.upgrade(repo, lambda *arguments: None, **asked)
-        assert upgrade.version_of(repo) == max(before, {
-            '': parameters.DEFAULT, 'volumes': parameters.WITH_VOLUMES,
-            'similar': parameters.WITH_LISTS,
-            'cold': parameters.WITH_COLD}[''.join(asked)])
-        need_images(repo, expected)
-    assert make.report_of(path) == expected['check']
-    with repositories.open_repository(path) as repo:
-        need_images(repo, expected)
-        need_volumes(repo, expected)
-
-
 @pytest.mark.parametrize('similar', [False, True], ids=['', 'similar'])
 def test_they_are_recompressed(path, expected, similar):
-    """In the order of similarity where the version knows that."""
+    """Lists set their feature; nothing else does."""
     with repositories.open_repository(path) as repo:
         with maintaining(repo) as maintainer:
             maintenance.account(maintainer)
@@ -206,12 +185,63 @@ def test_they_are_recompressed(path, expected, similar):
             facts = [maintainer.engine.group_facts(number)
                      for number in maintainer.engine.groups()]
             assert any(fact['similar'] and fact['level'] == 5
-                       for fact in facts) == (similar and repo.has_lists)
-            assert repo.has_lists or not any(
-                fact['has_lists'] for fact in facts)
+                       for fact in facts) == similar
+            if any(fact['has_lists'] for fact in facts):
+                assert features.LISTED_SEGMENTS in repo.features
+            else:
+                assert repo.features == expected['features']
         need_images(repo, expected)
         need_volumes(repo, expected)
     assert make.report_of(path) == expected['check']
+
+
+def test_they_get_volumes(path, expected):
+    data = repositories.noise(70000, 920)
+    with repositories.open_repository(path) as repo:
+        openvolumes.create(repo, 'another', 1 << 20)
+        assert {*repo.features} == {*expected['features'], features.VOLUMES}
+        with openvolumes.open_volume(repo, 'another') as volume:
+            volume.write(data, 300)
+            volume.checkpoint()
+    with repositories.open_repository(path) as repo:
+        with openvolumes.open_volume(repo, 'another') as volume:
+            assert volume.read(len(data), 300) == data
+        need_images(repo, expected)
+        need_volumes(repo, expected)
+    assert make.report_of(path) == expected['check']
+
+
+def test_their_groups_become_cold(path, expected):
+    coldgroups.attach(path)
+    with repositories.open_repository(path) as repo:
+        cooled = coldgroups.cool_all(repo)
+        assert {*repo.features} == {*expected['features']} | (
+            {features.LISTED_SEGMENTS, features.COLD} if cooled else set())
+    with repositories.open_repository(path) as repo:
+        need_images(repo, expected)
+        need_volumes(repo, expected)
+    assert make.report_of(path) == expected['check']
+
+
+def test_formats_before_the_first_release_are_refused(tmp_path):
+    path = repositories.create(tmp_path / 'repository')
+    file = path / 'repository.json'
+    fields = json.loads(file.read_text())
+    del fields['format'], fields['checksum']
+    fields.update(major=4, minor=0)
+    fields['checksum'] = files.json_checksum(fields)
+    file.write_text(json.dumps(fields, indent=2, sort_keys=True))
+    before = file.read_bytes()
+    with pytest.raises(exceptions.VersionError) as caught:
+        repositories.open_repository(path)
+    assert str(caught.value) == (
+        f'{file} has format version 4.0 of the time before the first '
+        'release. Such repositories were never released: make a new one, and '
+        'store the images in it')
+    with pytest.raises(exceptions.VersionError,
+                       match='repository.json has format 4'):
+        checker.check(path)
+    assert file.read_bytes() == before
 
 
 def test_files_are_as_they_were_packed(path):
