@@ -125,12 +125,10 @@ def allowed(policy, method, url):
 
 # Long: each of the page's commands is a process.
 def test_the_page(host, faults):
-    create, upgrade = commands('Prepare the repository')
     attach, show = commands('Attach it')
     recompress, plan, move, move_all = commands('When groups move')
     repositories.create(host.repository, group_slots=SLOTS)
     host.write_credentials()
-    host.run(upgrade)
     host.run(attach)
     with repositories.open_repository(host.repository) as repo:
         repositories.put(repo, 'image', repositories.noise(SIZE, 1))
@@ -155,12 +153,6 @@ def test_the_page(host, faults):
         assert allowed(policy, method, path), (method, path)
     assert not allowed(policy, 'PUT', '/images/other/x')
     assert not allowed(policy, 'GET', '/images?prefix=other/')
-
-    new = host.repository.with_name('new')
-    host.repository = new
-    host.run(create)
-    with repositories.open_repository(new) as repo:
-        assert repo.parameters.has_cold
 
 
 def cold_groups(path):
