@@ -159,6 +159,7 @@ PACKAGES = {
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
+    'glance_dedup.repository.features': 'unit/repository/test_versions.py',
     'dedupd.tasks.tierer': 'functional/test_tierer.py',
     'dedupd.tasks.objectscrub': 'functional/test_cold_maintenance.py',
     'glance_dedup.repository.owners': 'functional/test_cold.py',

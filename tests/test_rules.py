@@ -3,7 +3,7 @@
 """Rules that are cited are defined, and rules that are defined are tested.
 
 The invariants (I1 to I13) and the steps of replication (R1 to R5) are defined
-in ``design.rst``, the protocol (N1 to N14, with steps like N7.3) in
+in ``design.rst``, the protocol (N1 to N15, with steps like N7.3) in
 ``protocol.rst``. Code, documents and tests cite them by these numbers.
 """
 
@@ -102,7 +102,7 @@ def test_what_is_defined_is_cited_by_a_test():
 
 
 def test_rules_are_numbered_without_gaps():
-    for letter, most in ('I', 13), ('R', 5), ('N', 14):
+    for letter, most in ('I', 13), ('R', 5), ('N', 15):
         assert {rule.partition('.')[0] for rule in defined()
                 if rule[0] == letter} == {
             f'{letter}{i}' for i in range(1, most + 1)}

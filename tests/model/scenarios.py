@@ -343,4 +343,10 @@ WITHOUT_MUTANT = {
     'N12.5':
         'It is the rename itself. That it replaces the name in one step is '
         'what the file system must do.',
+    'N15.1':
+        'The model has programs of one release, which know all features.',
+    'N15.2':
+        'As N15.1.',
+    'N15.3':
+        'As N15.1.',
 }
