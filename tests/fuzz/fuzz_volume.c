@@ -131,7 +131,6 @@ make_files(repository *r, input *in)
         file *f = &files[take8(in) % count];
         f->data[take16(in) % f->length] ^= take8(in);
     }
-    memory_mkdir(&r->m, REPOSITORY_PATH "/volumes");
     memory_mkdir(&r->m, REPOSITORY_PATH "/volumes/disk");
     memory_put(&r->m, REPOSITORY_PATH "/volumes/disk/lock", "", 0);
     for (size_t i = 0; i < count; i++) {

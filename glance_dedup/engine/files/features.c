@@ -57,6 +57,16 @@ parse(const char *name, void *item)
     return true;
 }
 
+/* To callers GD_NOTFOUND means that an image is missing. */
+static gd_status
+need_directory(gd_status s, gd_error *err)
+{
+    return s != GD_NOTFOUND
+               ? s
+               : gd_fail(err, GD_CORRUPT, "the directory features is missing: "
+                                          "restore it from a backup");
+}
+
 gd_status
 gd_feature_read_all(const gd_env *env, int root, uint32_t *set, gd_error *err)
 {
@@ -67,11 +77,7 @@ gd_feature_read_all(const gd_env *env, int root, uint32_t *set, gd_error *err)
     *set = 0;
     gd_status s =
         gd_list(env, root, GD_DIR_FEATURES, &listing, &items, &count, err);
-    if (s == GD_NOTFOUND) {
-        /* To callers GD_NOTFOUND means that an image is. */
-        return gd_fail(err, GD_CORRUPT, "the directory features is missing: "
-                       "restore it from a backup");
-    }
+    s = need_directory(s, err);
     const found_name *found = items;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (!found[i].is_known) {
@@ -140,19 +146,21 @@ gd_feature_set(const gd_env *env, int root, gd_locks *locks,
                gd_feature feature, unsigned timeout_ms, gd_error *err)
 {
     gd_status s = GD_OK;
-    if (!gd_feature_is_set(env, root, feature)) {
+    bool is_new = !gd_feature_is_set(env, root, feature);
+    if (is_new) {
         s = exclude_others(env, locks, feature, timeout_ms, err);
         if (s != GD_OK) {
             return s;
         }
         s = make_file(env, root, feature, err);
-        if (s == GD_OK) {
-            s = gd_sync_dir(env, root, GD_DIR_FEATURES, err);
-        }
-        gd_locks_admit_features(locks, feature);
-        return s;
     }
-    /* The process that set it may have been killed before the name was
-     * durable. */
-    return gd_sync_dir(env, root, GD_DIR_FEATURES, err);
+    /* Also if it is set: the process that set it may have been killed before
+     * the name was durable. */
+    if (s == GD_OK) {
+        s = gd_sync_dir(env, root, GD_DIR_FEATURES, err);
+    }
+    if (is_new) {
+        gd_locks_admit_features(locks, feature);
+    }
+    return need_directory(s, err);
 }

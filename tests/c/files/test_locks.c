@@ -59,7 +59,7 @@ is_free(const fixture *t, uint64_t byte)
 
 #define SHARE_BYTE(group) ((UINT64_C(1) << 32) + (group))
 #define INTENT_BYTE(group) ((UINT64_C(1) << 33) + (group))
-#define VERSION_BYTE(major) ((UINT64_C(1) << 35) + (major))
+#define FEATURE_BYTE(known) ((UINT64_C(1) << 35) + (known))
 
 /* The bytes of format.rst, and no others. */
 static void
@@ -546,64 +546,70 @@ test_names_lock(void)
 
 /* ---- failures ---- */
 
-/* ---- the version bytes ---- */
+/* ---- the feature bytes ---- */
 
 static void
-test_version_byte_is_shared(void)
+test_feature_byte_is_shared(void)
 {
     fixture t;
     setup(&t);
-    CHECK_INT(gd_locks_share_version(t.a, 1, NULL), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.b, 1, NULL), GD_OK);
-    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_RDLCK), 0); /* shared */
-    raw_lock(&t, VERSION_BYTE(1), F_UNLCK);
-    CHECK(!is_free(&t, VERSION_BYTE(1)));
-    CHECK(is_free(&t, VERSION_BYTE(0)) && is_free(&t, VERSION_BYTE(2)));
-    /* Another major version in place of the first. */
-    CHECK_INT(gd_locks_share_version(t.a, 2, NULL), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.b, 2, NULL), GD_OK);
-    CHECK(is_free(&t, VERSION_BYTE(1)) && !is_free(&t, VERSION_BYTE(2)));
-    CHECK_INT(raw_lock(&t, VERSION_BYTE(3), F_WRLCK), 0);
-    gd_error err = {.text = "as it was"};
-    CHECK_INT(gd_locks_share_version(t.a, 3, &err), GD_BUSY);
-    CHECK(strcmp(err.text, "as it was") == 0);
-    CHECK(!is_free(&t, VERSION_BYTE(2))); /* a still has what it had */
+    CHECK_INT(gd_locks_share_features(t.a, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_share_features(t.b, 3, NULL), GD_OK);
+    CHECK_INT(raw_lock(&t, FEATURE_BYTE(3), F_RDLCK), 0); /* shared */
+    raw_lock(&t, FEATURE_BYTE(3), F_UNLCK);
+    CHECK(!is_free(&t, FEATURE_BYTE(3)));
+    CHECK(is_free(&t, FEATURE_BYTE(2)) && is_free(&t, FEATURE_BYTE(4)));
     gd_locks_close(t.b);
-    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_OK);
-    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &t.b, &err), GD_OK);
+    CHECK(!is_free(&t, FEATURE_BYTE(3)));
+    CHECK_INT(gd_locks_open(t.x.env, t.x.root, &t.b, NULL), GD_OK);
+    CHECK_INT(raw_lock(&t, FEATURE_BYTE(2), F_WRLCK), 0);
+    gd_error err = {.text = "as it was"};
+    CHECK_INT(gd_locks_share_features(t.b, 2, &err), GD_BUSY);
+    CHECK(strcmp(err.text, "as it was") == 0);
     teardown(&t);
 }
 
+/* Programs that know f features or fewer do not know feature number f. */
 static void
-test_excluding_a_version(void)
+test_excluding_a_feature(void)
 {
     fixture t;
     setup(&t);
     gd_error err = {.text = "as it was"};
-    CHECK_INT(gd_locks_share_version(t.a, 1, &err), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.b, 1, &err), GD_OK);
-    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_BUSY);
-    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_RDLCK), 0); /* as it was */
-    raw_lock(&t, VERSION_BYTE(1), F_UNLCK);
-    CHECK_INT(gd_locks_share_version(t.b, 2, &err), GD_OK);
-    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_OK);
-    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_RDLCK), -EAGAIN);
-    CHECK_INT(gd_locks_share_version(t.b, 1, &err), GD_BUSY);
+    CHECK_INT(gd_locks_share_features(t.a, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_share_features(t.b, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_exclude_features(t.a, 2, &err), GD_OK);
+    for (unsigned known = 0; known <= 2; known++) {
+        CHECK_INT(raw_lock(&t, FEATURE_BYTE(known), F_RDLCK), -EAGAIN);
+    }
+    CHECK(is_free(&t, FEATURE_BYTE(4)));
+    CHECK_INT(raw_lock(&t, FEATURE_BYTE(3), F_RDLCK), 0); /* still shared */
+    raw_lock(&t, FEATURE_BYTE(3), F_UNLCK);
+    CHECK_INT(gd_locks_share_features(t.b, 2, &err), GD_BUSY);
+    CHECK_INT(gd_locks_exclude_features(t.b, 0, &err), GD_BUSY);
+    gd_locks_admit_features(t.a, 2);
+    for (unsigned known = 0; known <= 2; known++) {
+        CHECK(is_free(&t, FEATURE_BYTE(known)));
+    }
+    CHECK(!is_free(&t, FEATURE_BYTE(3)));
+    /* A program of each age, alone: nothing stays locked but its own byte. */
+    for (unsigned old = 0; old <= 2; old++) {
+        CHECK_INT(raw_lock(&t, FEATURE_BYTE(old), F_RDLCK), 0);
+        CHECK_INT(gd_locks_exclude_features(t.a, 2, &err), GD_BUSY);
+        CHECK_INT(raw_lock(&t, FEATURE_BYTE(old), F_UNLCK), 0);
+        for (unsigned known = 0; known <= 2; known++) {
+            CHECK(is_free(&t, FEATURE_BYTE(known)));
+        }
+    }
+    /* It knows the feature of number 1. */
+    CHECK_INT(raw_lock(&t, FEATURE_BYTE(2), F_RDLCK), 0);
+    CHECK_INT(gd_locks_exclude_features(t.a, 1, &err), GD_OK);
     CHECK(strcmp(err.text, "as it was") == 0);
-    /* The upgrade failed: as before. */
-    CHECK_INT(gd_locks_share_version(t.a, 1, &err), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.b, 1, &err), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.b, 2, &err), GD_OK);
-    /* It succeeded. */
-    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.a, 2, &err), GD_OK);
-    CHECK(is_free(&t, VERSION_BYTE(1)) && !is_free(&t, VERSION_BYTE(2)));
-    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_BUSY); /* b */
     teardown(&t);
 }
 
 static int
-hold_version(const fixture *t)
+hold_features(const fixture *t)
 {
     int go[2];
     CHECK_INT(pipe(go), 0);
@@ -613,7 +619,7 @@ hold_version(const fixture *t)
         gd_locks *mine;
         gd_error err;
         if (gd_locks_open(t->x.env, t->x.root, &mine, &err) != GD_OK ||
-            gd_locks_share_version(mine, 1, &err) != GD_OK ||
+            gd_locks_share_features(mine, 1, &err) != GD_OK ||
             write(go[1], "x", 1) != 1) {
             _exit(1);
         }
@@ -632,18 +638,18 @@ hold_version(const fixture *t)
 /* A killed process lets go of it, and a forked child that closes what it
  * inherited does not. */
 static void
-test_version_byte_across_processes(void)
+test_feature_byte_across_processes(void)
 {
     fixture t;
     int status;
     setup(&t);
-    CHECK_INT(gd_locks_share_version(t.a, 1, NULL), GD_OK);
-    pid_t child = hold_version(&t);
-    CHECK_INT(gd_locks_exclude_version(t.a, NULL), GD_BUSY);
+    pid_t child = hold_features(&t);
+    CHECK_INT(gd_locks_exclude_features(t.a, 1, NULL), GD_BUSY);
     CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitpid(child, &status, 0), child);
-    CHECK_INT(gd_locks_exclude_version(t.a, NULL), GD_OK);
-    CHECK_INT(gd_locks_share_version(t.a, 1, NULL), GD_OK);
+    CHECK_INT(gd_locks_exclude_features(t.a, 1, NULL), GD_OK);
+    gd_locks_admit_features(t.a, 1);
+    CHECK_INT(gd_locks_share_features(t.a, 1, NULL), GD_OK);
     fflush(NULL);
     child = fork();
     if (child == 0) {
@@ -653,42 +659,33 @@ test_version_byte_across_processes(void)
         _exit(0);
     }
     CHECK_INT(waitpid(child, &status, 0), child);
-    CHECK_INT(gd_locks_share_version(t.b, 1, NULL), GD_OK);
-    CHECK_INT(gd_locks_exclude_version(t.b, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_exclude_features(t.b, 1, NULL), GD_BUSY);
     teardown(&t);
 }
 
-/* Each handle holds the byte of its major version while it is open. */
+/* Each handle holds the byte of its program while it is open. */
 static void
-test_a_handle_holds_its_version(void)
+test_a_handle_holds_its_features(void)
 {
     fixture t;
     gd_repo *one, *two;
     setup(&t);
-    t.x.params.major = 1;
     one = scratch_repo(&t.x);
     two = scratch_repo(&t.x);
-    CHECK(!is_free(&t, VERSION_BYTE(1)) && is_free(&t, VERSION_BYTE(2)));
+    CHECK(!is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT)));
+    CHECK(is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT - 1)) &&
+          is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT + 1)));
     gd_repo_close(one);
-    CHECK(!is_free(&t, VERSION_BYTE(1)));
+    CHECK(!is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT)));
     gd_repo_close(two);
-    CHECK(is_free(&t, VERSION_BYTE(1)));
-    /* While an upgrade is at work, nobody comes in, and nobody waits. */
-    CHECK_INT(raw_lock(&t, VERSION_BYTE(1), F_WRLCK), 0);
+    CHECK(is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT)));
+    /* While a newer program sets a feature, this one is not let in, and does
+     * not wait. */
+    CHECK_INT(raw_lock(&t, FEATURE_BYTE(GD_FEATURE_COUNT), F_WRLCK), 0);
     CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, t.x.dir);
-    CHECK_CONTAINS(t.x.err.text, "is being upgraded");
-    t.x.params.major = 2;
-    one = scratch_repo(&t.x);
-    CHECK(!is_free(&t, VERSION_BYTE(2)));
-    gd_repo_close(one);
-    for (uint32_t major = 0; major <= 5; major += 5) {
-        t.x.params.major = major;
-        CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_VERSION);
-        CHECK_CONTAINS(t.x.err.text, "format version");
-    }
-    t.x.params.major = 1;
-    raw_lock(&t, VERSION_BYTE(1), F_UNLCK);
+    CHECK_CONTAINS(t.x.err.text, "a feature that this program does not know");
+    raw_lock(&t, FEATURE_BYTE(GD_FEATURE_COUNT), F_UNLCK);
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
     CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_IO);
     CHECK_CONTAINS(t.x.err.text, "locks/groups");
@@ -709,8 +706,8 @@ test_failures(void)
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_IO);
     CHECK_INT(gd_locks_exclude(t.a, 3, &err), GD_IO);
     CHECK_INT(gd_locks_announce(t.a, 3, &err), GD_IO);
-    CHECK_INT(gd_locks_share_version(t.a, 1, &err), GD_IO);
-    CHECK_INT(gd_locks_exclude_version(t.a, &err), GD_IO);
+    CHECK_INT(gd_locks_share_features(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_exclude_features(t.a, 2, &err), GD_IO);
     CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 50, &fd, &err), GD_IO);
     CHECK_CONTAINS(err.text, "image i");
     fault_env_heal(&t.x.f);
@@ -757,10 +754,10 @@ main(int argc, char **argv)
     RUN(test_image_lock);
     RUN(test_image_lock_is_waited_for);
     RUN(test_names_lock);
-    RUN(test_version_byte_is_shared);
-    RUN(test_excluding_a_version);
-    RUN(test_version_byte_across_processes);
-    RUN(test_a_handle_holds_its_version);
+    RUN(test_feature_byte_is_shared);
+    RUN(test_excluding_a_feature);
+    RUN(test_feature_byte_across_processes);
+    RUN(test_a_handle_holds_its_features);
     RUN(test_failures);
     return REPORT();
 }

@@ -188,6 +188,40 @@ test_without_a_budget(void)
     teardown();
 }
 
+/* Segments whose blocks follow each other are then not kept, and as long as
+ * there is none of the others, nobody looks for one. */
+static void
+test_lists_only(void)
+{
+    setup(1 << 20);
+    const gd_segment_header plain = {.codec = GD_CODEC_LZ4, .blocks = 3,
+                                     .plain_length = LENGTH,
+                                     .stored_length = 7};
+    gd_segment_header listed = plain;
+    listed.slots = (const uint8_t *)"a list";
+    CHECK(gd_segcache_enabled(cache));
+    CHECK(gd_segcache_takes(cache, &plain));
+    CHECK(gd_segcache_takes(cache, &listed));
+    gd_segcache_set_lists_only(cache, true);
+    CHECK(!gd_segcache_enabled(cache));
+    CHECK(!gd_segcache_takes(cache, &plain));
+    CHECK(gd_segcache_takes(cache, &listed));
+    keep(&groups[0], 1, 1);
+    CHECK(gd_segcache_enabled(cache));
+    CHECK(has(&groups[0], 1, 1));
+    gd_cached_segment *segment = gd_segcache_get(cache, &groups[0], 1);
+    gd_segcache_drop(cache, segment);
+    gd_segcache_return(cache, segment);
+    CHECK(!gd_segcache_enabled(cache));
+    gd_segcache_set_budget(cache, 0);
+    CHECK(!gd_segcache_takes(cache, &listed));
+    gd_segcache_set_budget(cache, 1 << 20);
+    gd_segcache_set_lists_only(cache, false);
+    CHECK(gd_segcache_enabled(cache));
+    CHECK(gd_segcache_takes(cache, &plain));
+    teardown();
+}
+
 /* What is lent stays, whatever happens to the cache. */
 static void
 test_lent(void)
@@ -308,6 +342,7 @@ main(int argc, char **argv)
     RUN(test_many);
     RUN(test_budget);
     RUN(test_without_a_budget);
+    RUN(test_lists_only);
     RUN(test_lent);
     RUN(test_kept_twice);
     RUN(test_out_of_memory);

@@ -116,7 +116,6 @@ setup(fixture *t)
     gd_slice_source source = {t, fetch, expect};
     CHECK_INT(gd_slices_open(t->x.env, t->directory, NULL, &source,
                              &t->slices, &t->x.err), GD_OK);
-    t->x.params.major = GD_REPOSITORY_COLD;
     t->x.params.group_slots = SLOTS;
     t->x.params.slices = t->slices;
     open_repo(t);
@@ -328,16 +327,23 @@ test_not_exchanged_with_its_segments(void)
     teardown(&t);
 }
 
+/* N15.1: they are set before the first byte of the new file. */
 static void
-test_an_older_format_has_none(void)
+test_the_features(void)
 {
     fixture t;
     setup(&t);
-    gd_repo_close(t.repo);
-    t.x.params.major = GD_REPOSITORY_COLD - 1;
-    open_repo(&t);
-    CHECK_INT(make_cold(&t), GD_VERSION);
-    CHECK_CONTAINS(t.x.err.text, "--cold");
+    CHECK_INT(scratch_count(&t.x, "features", "", NULL), 0);
+    CHECK_INT(renameat(t.x.root, "features", t.x.root, "away"), 0);
+    CHECK_INT(make_cold(&t), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, "features");
+    CHECK_INT(scratch_count(&t.x, "spool", "G", NULL), 0);
+    CHECK_INT(renameat(t.x.root, "away", t.x.root, "features"), 0);
+    CHECK_INT(make_cold(&t), GD_OK);
+    CHECK(scratch_exists(&t.x, "features/cold"));
+    /* As a group that is no longer cold has lists. */
+    CHECK(scratch_exists(&t.x, "features/listed-segments"));
+    CHECK_INT(scratch_count(&t.x, "features", "", NULL), 2);
     CHECK_INT(read_image(&t), GD_OK);
     teardown(&t);
 }
@@ -764,7 +770,7 @@ main(int argc, char **argv)
     RUN(test_packed_anew);
     RUN(test_ended_before_the_exchange);
     RUN(test_not_exchanged_with_its_segments);
-    RUN(test_an_older_format_has_none);
+    RUN(test_the_features);
     RUN(test_unavailable_is_no_damage);
     RUN(test_nothing_to_ask);
     RUN(test_slices_that_are_evicted_at_once);

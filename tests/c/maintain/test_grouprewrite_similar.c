@@ -425,27 +425,29 @@ test_swapped_slots_are_an_error(void)
 
 /* ---- versions ---- */
 
+/* N15.1: it is set before the first byte of the new file, and only for lists. */
 static void
-test_older_versions_have_no_lists(void)
+test_the_feature(void)
 {
     fixture t;
     setup(&t, fill_alike);
-    gd_repo_close(t.repo);
-    for (uint32_t major = 1; major < 3; major++) {
-        t.x.params.major = major;
-        t.repo = scratch_repo_filter(&t.x);
-        CHECK_INT(rewrite(&t, &similar), GD_VERSION);
-        CHECK_CONTAINS(t.x.err.text, "upgrade --similar");
-        CHECK_INT(rewrite(&t, &stored), GD_OK);
-        CHECK(!look(&t));
-        gd_repo_close(t.repo);
-    }
-    t.x.params.major = 3;
-    t.repo = scratch_repo_filter(&t.x);
+    CHECK_INT(rewrite(&t, &stored), GD_OK);
+    CHECK(!look(&t));
+    CHECK_INT(scratch_count(&t.x, "features", "", NULL), 0);
+    CHECK_INT(renameat(t.x.root, "features", t.x.root, "away"), 0);
+    CHECK_INT(rewrite(&t, &similar), GD_CORRUPT);
+    CHECK_CONTAINS(t.x.err.text, "features");
+    CHECK_INT(scratch_count(&t.x, "spool", "G", NULL), 0);
+    CHECK(!look(&t));
+    CHECK_INT(renameat(t.x.root, "away", t.x.root, "features"), 0);
+    CHECK_INT(rewrite(&t, &similar), GD_OK);
+    CHECK(look(&t));
+    CHECK(scratch_exists(&t.x, "features/listed-segments"));
+    CHECK_INT(scratch_count(&t.x, "features", "", NULL), 1);
     teardown(&t);
 }
 
-/* An older engine goes by the version in the group's header. */
+/* A reader goes by the version in the group's header. */
 static void
 test_the_header_has_another_version(void)
 {
@@ -517,7 +519,7 @@ main(int argc, char **argv)
     RUN(test_usage_counts_each_segment_once);
     RUN(test_scrub_reads_each_segment_once);
     RUN(test_swapped_slots_are_an_error);
-    RUN(test_older_versions_have_no_lists);
+    RUN(test_the_feature);
     RUN(test_the_header_has_another_version);
     RUN(test_faults);
     return REPORT();

@@ -171,7 +171,7 @@ check_status(world *w, const fault_case *c, gd_status s)
 {
     static const char *const subjects[] = {
         "groups", "images", "image ", "spool",  "locks",  "fence",
-        "memory", "random", "spares", "filter", "quarantine",
+        "memory", "random", "spares", "filter", "quarantine", "features",
         "recipe", "repository", "group", "glance-dedup-"};
     /* A lock that is refused, or a group that cannot be entered, is busy. */
     bool right = s == GD_OK || s == status_for(c->sys_errno) ||

@@ -61,7 +61,6 @@ model_setup(uint64_t image)
 {
     static uint8_t data[MODEL_SECTORS * SECTOR];
     transaction_setup();
-    CHECK(mkdirat(the_scratch.root, "volumes", 0700) == 0);
     the_volume = NULL;
     last_content = 0;
     maybe_sectors = 0;

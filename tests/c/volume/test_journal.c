@@ -38,7 +38,6 @@ setup(void)
     bool named;
     memset(&t, 0, sizeof t);
     scratch_init(&t.x);
-    REQUIRE(mkdirat(t.x.root, "volumes", 0700) == 0);
     REQUIRE(mkdirat(t.x.root, "volumes/disk", 0700) == 0);
     t.head = (gd_volume_head){.journal = 3,
                               .needed = 3,

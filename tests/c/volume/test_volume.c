@@ -34,7 +34,6 @@ static void
 setup(void)
 {
     transaction_setup();
-    REQUIRE(mkdirat(the_scratch.root, "volumes", 0700) == 0);
     memset(model, 0, sizeof model);
     volume = NULL;
 }
@@ -439,23 +438,30 @@ test_strange_editions(void)
     check_strange_edition(&same, PART + 1, GD_CORRUPT);
 }
 
+/* N15.1: only what makes a volume sets it, and nothing is there before. */
 static void
-test_format_without_volumes(void)
+test_the_feature(void)
 {
     gd_volume_head head;
     setup();
-    gd_repo_close(the_repo);
-    the_scratch.params.major = 1;
-    the_repo = scratch_repo(&the_scratch);
-    CHECK_INT(create("disk", SIZE, NULL), GD_VERSION);
-    CHECK_CONTAINS(the_scratch.err.text, "upgrade --volumes");
     CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
-              GD_VERSION);
+              GD_NOTFOUND);
     CHECK_INT(gd_volume_look(the_repo, "disk", &head, &the_scratch.err),
-              GD_VERSION);
+              GD_NOTFOUND);
     CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err),
-              GD_VERSION);
+              GD_NOTFOUND);
+    CHECK_INT(create("a/b", SIZE, NULL), GD_INVALID);
+    CHECK_INT(scratch_count(&the_scratch, "features", "", NULL), 0);
+    CHECK_INT(renameat(the_scratch.root, "features", the_scratch.root,
+                       "away"), 0);
+    CHECK_INT(create("disk", SIZE, NULL), GD_CORRUPT);
+    CHECK_CONTAINS(the_scratch.err.text, "features");
     CHECK_INT(scratch_count(&the_scratch, "volumes", "", NULL), 0);
+    CHECK_INT(renameat(the_scratch.root, "away", the_scratch.root,
+                       "features"), 0);
+    CHECK_OK(create("disk", SIZE, NULL));
+    CHECK(scratch_exists(&the_scratch, "features/volumes"));
+    CHECK_INT(scratch_count(&the_scratch, "features", "", NULL), 1);
     volume = NULL;
     teardown();
 }
@@ -491,7 +497,7 @@ main(int argc, char **argv)
     RUN(test_bad_sizes_and_names);
     RUN(test_ids_of_recipes);
     RUN(test_strange_editions);
-    RUN(test_format_without_volumes);
+    RUN(test_the_feature);
     RUN(test_one_owner);
     return REPORT();
 }

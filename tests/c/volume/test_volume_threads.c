@@ -256,7 +256,6 @@ setup(void)
                                  .part_size = PART,
                                  .project = ""};
     scratch_init(&x);
-    CHECK(mkdirat(x.root, "volumes", 0700) == 0);
     x.env = gd_env_posix();
     repo = scratch_repo(&x);
     CHECK_INT(gd_volume_create(repo, "disk", &plan, &stored, &x.err), GD_OK);

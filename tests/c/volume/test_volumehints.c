@@ -42,7 +42,6 @@ setup(void)
     gd_repo_close(the_repo);
     the_scratch.params.group_slots = 512;
     the_repo = scratch_repo_filter(&the_scratch);
-    REQUIRE(mkdirat(the_scratch.root, "volumes", 0700) == 0);
     REQUIRE(gd_volume_create(the_repo, "disk", &plan, &stored,
                              &the_scratch.err) == GD_OK);
     memset(model, 0, SIZE);
