@@ -58,7 +58,8 @@ def _parse(text: bytes) -> dict:
     found = json_objects.load(text, form.KIND)
     # First: a newer version may have another checksum.
     version = found.get('format', found.get('major'))
-    if type(version) is int and (version > form.FORMAT or 'major' in found):
+    if type(version) is int and (
+            version > form.FORMAT or 'format' not in found):
         raise exceptions.VersionError(
             f'repository.json has format {version}; this program reads '
             f'{form.FORMAT}')

@@ -46,7 +46,7 @@ def owning(volume: 'Volume'):
 
 
 class Volume:
-    """A volume's directory, and the fields of its heads."""
+    """A volume's directory, its feature, and the fields of its heads."""
 
     def __init__(self, path, repository_id: bytes, name: str = 'disk', *,
                  size: int = 4 * PART, base_size: int = 0,
@@ -60,10 +60,10 @@ class Volume:
             'part_size': PART, 'state': READY, 'project': project,
             'scope': scope, 'source': b'', 'volume_id': self.id,
             'repository_id': repository_id}
-        for directory in (self.directory.parent, self.directory):
-            directory.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         self.lock = self.directory / 'lock'
-        self.write(self.lock, b'')
+        for file in (pathlib.Path(path, 'features', 'volumes'), self.lock):
+            self.write(file, b'')
 
     @staticmethod
     def write(path, content: bytes) -> None:

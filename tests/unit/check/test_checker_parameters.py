@@ -23,9 +23,9 @@ image = fixtures.image
 
 PARAMETERS = {
     'kind': {'kind': 'another'},
-    'major 0': {'major': 0},
-    'major a bool': {'major': True},
-    'major a string': {'major': '1'},
+    'format 0': {'format': 0},
+    'format a bool': {'format': True},
+    'format a string': {'format': '1'},
     'id': {'repository_id': 'x' * 32},
     'block size no power': {'block_size': 3000},
     'block size small': {'block_size': 256},
@@ -46,6 +46,8 @@ PARAMETERS = {
     'compare': {'compare': 'other'},
     'compare surrogate': {'compare': '\ud800\n'},
     'more keys': {'more': 1},
+    'major a string': {'major': '1'},
+    'minor': {'minor': 0},
     'nested': {'more': [[[[]]]]},
 }
 
@@ -89,16 +91,21 @@ def test_parameters_with_spaces(repository):
 
 
 def test_newer_format(repository):
-    repository.parameters['major'] = 5
+    repository.parameters['format'] = 2
     repository.save_parameters()
-    with pytest.raises(exceptions.VersionError, match='5.0'):
+    with pytest.raises(exceptions.VersionError,
+                       match='has format 2; this program reads 1'):
         checker.check(repository.path)
 
 
-def test_newer_minor_format(repository, group, image):
-    repository.parameters['minor'] = 7
+@pytest.mark.parametrize('major', [1, 4])
+def test_a_format_that_was_never_released(repository, major):
+    del repository.parameters['format']
+    repository.parameters.update(major=major, minor=0)
     repository.save_parameters()
-    assert look(repository)[1].findings == []
+    with pytest.raises(exceptions.VersionError,
+                       match=f'has format {major}; this program reads 1'):
+        checker.check(repository.path)
 
 
 def test_unknown_digest(repository):

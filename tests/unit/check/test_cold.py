@@ -29,10 +29,9 @@ DATA = 8192
 
 @pytest.fixture
 def repository(tmp_path):
-    """One of 4.0 that is attached."""
-    repository = writer.Repository(tmp_path / 'repository', major=4)
-    for name in ('volumes', 'slices'):
-        (repository.path / name).mkdir(mode=0o700)
+    """One with cold groups that is attached."""
+    repository = writer.Repository(tmp_path / 'repository',
+                                   features=('listed-segments', 'cold'))
     repository.attach()
     return repository
 
@@ -248,25 +247,29 @@ def test_a_file_of_spares_is_never_cold(repository, group, image):
         repository, 'spares/00000001').sentence
 
 
-@pytest.mark.parametrize('kind, major, needed', [
-    (writer.ColdGroup, 3, 4), (writer.ColdGroup, 1, 4), (writer.Group, 2, 3)])
-def test_an_older_repository_json_was_put_back(repository, kind, major,
-                                               needed):
-    group = fill(kind(repository, 1, **(
-        {} if kind is writer.ColdGroup else {'major': 2})))
+@pytest.mark.parametrize('kind, major, feature', [
+    (writer.ColdGroup, 3, 'cold'), (writer.Group, 2, 'listed-segments')])
+def test_a_feature_that_is_missing(repository, kind, major, feature):
+    group = fill(kind(repository, 1, major=major))
     repository.image('one', [(group, 0, 5)])
     assert look(repository)[0] == []
-    repository.parameters['major'] = major
-    repository.save_parameters()
+    (repository.path / 'features' / feature).unlink()
     finding = one_damage(repository, GROUP)
-    assert f'format {needed}.0 or later' in finding.sentence
+    assert finding.sentence == (
+        f'has format {major}.x, but features/{feature} is missing: make that '
+        'file again')
     assert finding.offset == 8
+    for path in (repository.path / 'features').iterdir():
+        path.unlink()
+    (repository.path / 'features').rmdir()
+    finding = one_damage(repository, 'features')
+    assert finding.sentence == 'the directory is missing'
 
 
-def test_upgraded_and_used_while_it_is_checked(repository, group, image,
-                                               monkeypatch):
-    repository.parameters['major'] = 3
-    repository.save_parameters()
+def test_the_first_cold_group_while_it_is_checked(repository, group, image,
+                                                  monkeypatch):
+    feature = repository.path / 'features' / 'cold'
+    feature.unlink()
     original = files.File.__init__
 
     def init(self, directory, name, file):
@@ -274,11 +277,10 @@ def test_upgraded_and_used_while_it_is_checked(repository, group, image,
         if file == 'images/one':
             monkeypatch.undo()
             monkeypatch.setattr(files, 'PAUSE', 0)
-            repository.parameters['major'] = 4
-            repository.save_parameters()
+            feature.touch(0o600)
     monkeypatch.setattr(files.File, '__init__', init)
     assert look(repository)[0] == []
-    assert repository.parameters['major'] == 4
+    assert feature.exists()
 
 
 # -- cold.json ----------------------------------------------------------------
@@ -366,13 +368,6 @@ def test_no_directory_of_slices(repository):
     assert checker.check(repository.path).findings == []
 
 
-def test_an_upgrade_that_was_interrupted(repository):
-    (repository.path / 'cold.json').unlink()
-    repository.parameters['major'] = 3
-    repository.save_parameters()
-    assert checker.check(repository.path).findings == []
-
-
 def test_strange_names(repository, slices):
     parent = slices.parent
     (parent / 'strange').mkdir(mode=0o700)
@@ -428,10 +423,3 @@ def test_slices_that_vanish(repository, slices, monkeypatch):
 def test_the_figures_have_names(repository):
     assert {'cold_groups', 'cold_bytes', 'slice_bytes'} <= set(
         report_module.FIGURES)
-
-
-def test_what_a_killed_creation_left(repository):
-    (repository.path / 'repository.json').unlink()
-    (repository.path / 'cold.json').unlink()
-    finding, = look(repository, NOTE)[0]
-    assert 'repository create completes it' in finding.sentence

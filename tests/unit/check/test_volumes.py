@@ -32,9 +32,8 @@ BASE = [('zeros', 2 * PART)]
 
 @pytest.fixture
 def repository(tmp_path):
-    found = format_writer.Repository(tmp_path / 'repository', major=2)
-    (found.path / 'volumes').mkdir(mode=0o700)
-    return found
+    return format_writer.Repository(tmp_path / 'repository',
+                                    features=('volumes',))
 
 
 @pytest.fixture

@@ -372,14 +372,15 @@ class Repository:
     def __init__(self, path, *, block_size: int = 512,
                  group_slots: int = 64, segment_size: int = 4096,
                  fingerprint: str = 'sha256', compare: str = 'hash',
-                 name: str = 'repository', **more):
+                 name: str = 'repository', features: tuple[str, ...] = (),
+                 **more):
         self.path = pathlib.Path(path)
         self.repository_id = some_id(name)
         self.block_size = block_size
         self.group_slots = group_slots
         self.fingerprint = fingerprint
         self.parameters = {
-            'kind': 'glance-dedup repository', 'major': 1, 'minor': 0,
+            'kind': 'glance-dedup repository', 'format': 1,
             'repository_id': self.repository_id.hex(),
             'block_size': block_size, 'group_slots': group_slots,
             'segment_size': segment_size, 'cutting': 'fixed',
@@ -387,9 +388,10 @@ class Repository:
         self.parameters.update(more)
         self.path.mkdir(mode=0o700)
         for directory in ('groups', 'images', 'spool', 'locks',
-                          'quarantine'):
+                          'quarantine', 'volumes', 'slices', 'features'):
             (self.path / directory).mkdir(mode=0o700)
-        for name in ('locks/groups', 'locks/images'):
+        for name in ('locks/groups', 'locks/images',
+                     *(f'features/{name}' for name in features)):
             self.write(self.path / name, b'')
         self.write(self.path / 'key',
                    b'%b %b\n' % (KEY, xxhash.xxh3_64_hexdigest(KEY).encode()))
