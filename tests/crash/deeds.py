@@ -63,20 +63,19 @@ def evict(maintainer, held, freed, coming=lambda: 0):
             space.taken(maintainer.repository.path) - freed, coming)
 
 
-def recompress(worker, level=1, steps=None, worth=32):
+def recompress(worker, level=1, steps=None, worth=32, similar=False):
     """All that is to be done; or so many steps, then it makes way.
-
-    Similar blocks come next to each other where the format knows that.
 
     :param worker: a maintainer or a helper
     :param worth: -1: files are exchanged though nothing is gained
+    :param similar: similar blocks come next to each other
     """
     pace = task.Pace()
     with (contextlib.suppress(task.Stopped),
           mock.patch.object(recompressor, '_WORTH', worth)):
         if steps is not None:
             pace.step = stopping_after(pace, steps)
-        recompressor.run_once(worker, pace, 'zstd', level, similar=True)
+        recompressor.run_once(worker, pace, 'zstd', level, similar=similar)
 
 
 def tier(maintainer, steps=None, **policy):

@@ -108,13 +108,6 @@ MUTANTS = (
         tests=_run_by('grouprewrite_similar'),
         why_not=_COMPARED),
     Mutant(
-        'lists-in-an-older-repository', 'I8', (
-            Edit(_REWRITE,
-                 'repo->params.major < GD_REPOSITORY_LISTS',
-                 'repo->params.major < 1'),),
-        tests=_run_by('grouprewrite_similar'),
-        why_not=_OLDER),
-    Mutant(
         'lists-under-the-older-version', 'I8', (
             Edit(_GROUP,
                  'gd_put16(header + 8, major);\n',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The workloads in which the maintainer, or an upgrade, changes something."""
+"""The workloads in which the maintainer changes something."""
 
 import contextlib
 import os
@@ -14,15 +14,13 @@ from dedupd.tasks import findings
 from dedupd.tasks import scrubber
 from dedupd.tasks import shareindex
 from dedupd.tasks import sharescrub
-from glance_dedup.base import files
 from glance_dedup.base import task
 from glance_dedup.maintenance import helper as helper_module
 from glance_dedup.maintenance import hosts as hosts_module
 from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.repository import layout
-from glance_dedup.repository import upgrade
 from tests.crash import deeds
 from tests.crash.expectation import make
+from tests.crash import recorded_volume
 from tests.crash import stages
 from tests.support import bucket
 from tests.support import maintenance
@@ -258,14 +256,13 @@ def recompressing_partial(stage):
 def ordering(stage):
     """Similar blocks come next to each other, in segments with lists.
 
-    The repository is upgraded first. Blocks of these segments are freed, the
-    groups rewritten, and packed again in another order and level. At last all
-    is deleted, so that the last group with lists becomes a placeholder.
+    Blocks of these segments are freed, the groups rewritten, and packed again
+    in another order and level. At last all is deleted, so that the last group
+    with lists becomes a placeholder.
     """
     stage.create()
     with stage.open() as repo:
         stage.put(repo, 'before', (1, 10), (900, 20))
-        upgrade.upgrade(repo, lambda *arguments: None, similar=True)
     with stage.open(codec='zstd') as repo, stage.open() as other:
         for number in range(4):
             # Those from 900 on compress, others do not.
@@ -274,7 +271,7 @@ def ordering(stage):
                     (900, 100) * 3)))
         with deeds.maintaining(repo) as maintainer:
             deeds.account(maintainer)
-            deeds.recompress(maintainer, worth=-1)
+            deeds.recompress(maintainer, worth=-1, similar=True)
             need_lists(stage.path)
             stage.delete(repo, 'image-1')
             stage.put(other, 'while', (900, 8), (920, 5))
@@ -282,9 +279,9 @@ def ordering(stage):
             for call, path in (('pwritev', 'spool/G'),
                                ('renameat', 'groups/'), ('fsync', 'groups')):
                 with stage.held(call, path, lambda: deeds.recompress(
-                        maintainer, level=19, worth=-1)):
+                        maintainer, level=19, worth=-1, similar=True)):
                     stage.put(other, f'{call}-{path[0]}', (100, 8), (904, 25))
-                deeds.recompress(maintainer, level=1, worth=-1)
+                deeds.recompress(maintainer, level=1, worth=-1, similar=True)
             stage.delete(repo, 'image-2')
             deeds.collect(maintainer, live_share=90, evacuate_share=0)
             for image in repo.images():
@@ -578,48 +575,52 @@ def mark_lost(stage):
             deeds.collect(maintainer)
 
 
-@workload
-def upgrading(stage):
-    """The format's version is raised, by steps that only this knows."""
-    def step(minor):
-        def run(repo, progress):
-            path = os.path.join(repo.path, 'quarantine', f'step-{minor}')
-            with open(path, 'wb', buffering=0) as f:
-                f.write(b'done')
-                os.fsync(f.fileno())
-        return upgrade.Step((1, minor - 1), (1, minor), '', run)
-    upgrade.STEPS = [step(1), step(2)]
-    stage.create()
-    with stage.open() as repo:
-        stage.put(repo, 'a', (1, 20), (2, 10))
-        upgrade.upgrade(repo, lambda *arguments: None)
-        stage.put(repo, 'b', (1, 20), (3, 10))
-
+# -- the first use of each feature (N15.1) ------------------------------------
 
 @workload
 def first_volume(stage):
-    """An upgrade to the version with volumes dies as its last name is synced.
-
-    Another program makes a volume then. The check tells of a volume in a
-    repository whose version has none.
-    """
-    class Killed(BaseException):
-        pass
-
-    def die_at_the_end(path):
-        with open(os.path.join(path, layout.PARAMETERS_FILE)) as f:
-            if '"major": 2' in f.read():
-                raise Killed
-        sync(path)
-    sync = files.sync_directory
+    """A volume is made while the process that sets the feature is held up."""
     stage.create()
-    with stage.open() as repo:
+    with stage.open() as repo, stage.open() as other:
         stage.put(repo, 'a', (1, 20), (2, 10))
-        with mock.patch.object(files, 'sync_directory', die_at_the_end):
-            with contextlib.suppress(Killed):
-                upgrade.upgrade(repo, lambda *arguments: None)
-    with stage.open() as repo:
-        repo.need_volumes()
-        os.mkdir(os.path.join(stage.path, layout.VOLUMES, 'disk'), 0o700)
-        files.sync_directory(os.path.join(stage.path, layout.VOLUMES))
-        stage.put(repo, 'b', (1, 20), (3, 10))
+        with stage.held('fsync', 'features', lambda: recorded_volume.create(
+                stage, repo, 'first', 10)):
+            recorded_volume.create(stage, other, 'second', 10)
+            stage.put(other, 'b', (1, 20), (3, 10))
+        with recorded_volume.opened(stage, repo, 'first') as volume:
+            volume.write(0, 5)
+            volume.flush()
+
+
+@workload
+def first_lists(stage):
+    """A helper makes lists while the maintainer, which sets it, is held up."""
+    stage.create()
+    with (stage.open(codec='zstd') as repo, stage.open() as other,
+          deeds.maintaining(repo) as maintainer,
+          hosts_module.Hosts(stage.path) as hosts,
+          helper_module.Helper(other, hosts) as helper):
+        for number in range(6):     # they fill two groups
+            stage.put(repo, f'image-{number}', *(
+                (start + 20 * number + i, 5) for i, start in enumerate(
+                    (900, 100) * 3)))
+        deeds.account(maintainer)
+        with stage.held('fsync', 'features', lambda: deeds.recompress(
+                maintainer, worth=-1, similar=True)):
+            deeds.recompress(helper, worth=-1, similar=True)
+            need_lists(stage.path)
+            stage.put(other, 'while', (900, 8), (920, 5))
+        helper.save()
+
+
+@workload
+def first_cold_group(stage):
+    """Both features that it needs are set."""
+    stage.create()
+    with bucket.beside(stage.path), stage.open() as repo:
+        bucket.attach(repo)
+        stage.put(repo, 'a', (1, 70))
+        with deeds.maintaining(repo) as maintainer:
+            deeds.tier(maintainer)
+            need_cold(stage.path, 1)
+            stage.put(repo, 'b', (2, 10))

@@ -58,6 +58,8 @@ _PLACEHOLDER = 'glance_dedup/engine/maintain/placeholder.c'
 _MERGE = 'glance_dedup/engine/maintain/merge.c'
 _SHARD_MERGE = 'glance_dedup/engine/files/shardmerge.c'
 _FENCE = 'glance_dedup/engine/files/fence.c'
+_FEATURES = 'glance_dedup/engine/files/features.c'
+_REPO = 'glance_dedup/engine/handle/repo.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
 _VOLUME = 'glance_dedup/engine/volume/volume.c'
@@ -75,6 +77,8 @@ _KEYED_DIGEST = 'glance_dedup/engine/format/keyeddigest.c'
 _DIGESTS = 'glance_dedup/batch/digests.py'
 _VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
                  'tests/unit/test_c.py::TestPlain::test_c[test_opening-plain]')
+_FEATURE_TESTS = (
+    'tests/unit/test_c.py::TestPlain::test_c[test_features-plain]',)
 _MOMENTS = ('tests/functional/test_volume_moments.py::'
             'test_snapshots[library-50]',)
 
@@ -684,6 +688,64 @@ MUTANTS = (
                  '        return GD_OK;\n'),),
         tests=_VOLUME_TESTS,
         why_not='a process must be killed, and then the machine crash'),
+    # -- features (N15) ---------------------------------------------------
+    Mutant(
+        'volumes-without-the-feature', 'N15.1', (
+            Edit(_OPENING,
+                 's = gd_repo_use_feature(repo, GD_FEATURE_VOLUMES, err);',
+                 's = GD_OK;'),),
+        workload='first-volume'),
+    Mutant(
+        'lists-without-the-feature', 'N15.1', (
+            Edit(_REWRITE,
+                 'if (cold || (packing != NULL && packing->similar)) {',
+                 'if (cold && (packing == NULL || packing->similar)) {'),),
+        workload='first-lists'),
+    Mutant(
+        'cold-group-without-the-feature', 'N15.1', (
+            Edit(_REWRITE,
+                 '? gd_repo_use_feature(repo, GD_FEATURE_COLD, err)',
+                 '? GD_OK'),),
+        workload='first-cold-group'),
+    Mutant(
+        'features-not-fsynced', 'N15.1', (
+            Edit(_FEATURES,
+                 's = gd_sync_dir(env, root, GD_DIR_FEATURES, err);',
+                 's = GD_OK;'),),
+        workload='first-lists'),
+    Mutant(
+        'feature-of-another-not-fsynced', 'N15.1', (
+            Edit(_FEATURES,
+                 'if (s == GD_OK) {\n        s = gd_sync_dir',
+                 'if (s == GD_OK && is_new) {\n        s = gd_sync_dir'),),
+        workload='first-volume'),
+    Mutant(
+        'feature-beside-older-programs', 'N15.2', (
+            Edit(_FEATURES,
+                 's = exclude_others(env, locks, feature, timeout_ms, err);',
+                 '(void)exclude_others, (void)timeout_ms;'),),
+        tests=_FEATURE_TESTS,
+        why_not='it takes an older program'),
+    Mutant(
+        'features-read-before-the-lock', 'N15.3', (
+            Edit(_REPO,
+                 '    s = gd_locks_share_features(repo->locks, '
+                 'GD_FEATURE_COUNT, err);\n',
+                 '    s = gd_feature_read_all(repo->env, repo->root, &set, '
+                 'err);\n'
+                 '    if (s != GD_OK) {\n'
+                 '        return s;\n'
+                 '    }\n'
+                 '    s = gd_locks_share_features(repo->locks, '
+                 'GD_FEATURE_COUNT, err);\n'),
+            Edit(_REPO,
+                 '    return s == GD_OK\n'
+                 '               ? gd_feature_read_all(repo->env, repo->root, '
+                 '&set, err)\n'
+                 '               : s;\n',
+                 '    return s;\n')),
+        tests=_FEATURE_TESTS,
+        why_not='it takes a newer program'),
     # -- the exact index --------------------------------------------------
     Mutant(
         'shard-before-the-pairs', 'I8', (

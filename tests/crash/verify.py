@@ -38,9 +38,6 @@ _NOTES = {
     'quarantine': ('are set aside',),
     'groups': ('',),        # tails that nobody leased yet
     'spares': ('',),
-    # A process that lives on is replayed an upgrade, which its lock would
-    # have kept out.
-    'locks': ('works by format 1.x',),
     'catalog': ('instead of 0',),
     'index': ('records of blocks that are no more', 'of another catalog',
               'does not cover all'),
@@ -60,6 +57,21 @@ _WARNED = ('neither counted nor in the spool',)
 def _is_among(finding, notes):
     return any(note in finding.sentence
                for note in notes.get(finding.file.split('/')[0], ()))
+
+
+def _features_of_group(path):
+    """Return those that a file needs which is to be a group, or is one."""
+    with open(path, 'rb') as f:
+        head = f.read(9)
+    if head[:8] != b'GDGROUP\0':
+        return set()
+    return {2: {'listed-segments'}, 3: {'listed-segments', 'cold'}}.get(
+        head[8], set())
+
+
+#: The features that a name in these directories needs.
+_FEATURES = {'groups': _features_of_group, 'spool': _features_of_group,
+             'volumes': lambda path: {'volumes'}}
 
 
 def verify(world, expectation, filter_file=None, merge=False):
@@ -240,7 +252,19 @@ class _Verifier:
         if not report.ok:
             raise Wrong(f'before it is made: {report.findings[0]}')
 
+    def check_features(self):
+        """N15.1, also for files that nobody reads."""
+        features = os.listdir(os.path.join(self.path, 'features'))
+        for directory, feature in _FEATURES.items():
+            for name in os.listdir(os.path.join(self.path, directory)):
+                path = os.path.join(self.path, directory, name)
+                needed = feature(path)
+                if not needed <= {*features}:
+                    raise Wrong(f'{directory}/{name} needs the features '
+                                f'{needed}, and there are {features}')
+
     def check_first(self):
+        self.check_features()
         report = checker.check(self.path)
         for finding in report.findings:
             if finding.severity != checker.DAMAGE and not any(
@@ -261,7 +285,7 @@ class _Verifier:
                     checker.DAMAGE):
                 continue
             if finding.file.endswith('.new'):
-                continue    # of a creation, or an upgrade, that did not end
+                continue    # of a creation that did not end
             notes = _HARMED if self.expected.harmed else _NOTES
             if finding.severity == checker.DAMAGE or not _is_among(
                     finding, notes):
