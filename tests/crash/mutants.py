@@ -694,25 +694,27 @@ MUTANTS = (
             Edit(_OPENING,
                  's = gd_repo_use_feature(repo, GD_FEATURE_VOLUMES, err);',
                  's = GD_OK;'),),
-        workload='first-volume'),
+        workload='volume'),
     Mutant(
         'lists-without-the-feature', 'N15.1', (
             Edit(_REWRITE,
                  'if (cold || (packing != NULL && packing->similar)) {',
                  'if (cold && (packing == NULL || packing->similar)) {'),),
-        workload='first-lists'),
+        workload='ordering'),
     Mutant(
         'cold-group-without-the-feature', 'N15.1', (
             Edit(_REWRITE,
                  '? gd_repo_use_feature(repo, GD_FEATURE_COLD, err)',
                  '? GD_OK'),),
-        workload='first-cold-group'),
+        tests=('tests/unit/test_c.py::'
+               'TestPlain::test_c[test_grouprewrite_cold-plain]',),
+        why_not='it was set when the repository was attached'),
     Mutant(
         'features-not-fsynced', 'N15.1', (
             Edit(_FEATURES,
                  's = gd_sync_dir(env, root, GD_DIR_FEATURES, err);',
                  's = GD_OK;'),),
-        workload='first-lists'),
+        workload='ordering'),
     Mutant(
         'feature-of-another-not-fsynced', 'N15.1', (
             Edit(_FEATURES,

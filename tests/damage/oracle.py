@@ -92,6 +92,6 @@ class Oracle:
             inode = os.stat(self._path / name).st_ino
             return [self._inodes[inode]] if inode in self._inodes else []
         if name in ('repository.json', 'key', 'images', 'groups', 'spool',
-                    'locks', 'locks/groups', 'locks/images'):
+                    'locks', 'locks/groups', 'locks/images', 'features'):
             return [*sorted(self._images), template.VOLUME]
         return []

@@ -118,6 +118,7 @@ STRUCTURES = {
     'fence': 'fence',
     'reserve': 'catalog-reserve',
     'locks': 'locks/*',
+    'feature': 'features/*',
     'quarantine': 'quarantine/*',
     'cache': 'cache.json',
     'journal': 'volumes/disk/journal-*',

@@ -27,7 +27,7 @@ ALL = oracle.END
 
 #: Whole directories, which are damaged as files are.
 DIRECTORIES = ('groups', 'images', 'spool', 'catalog', 'spares', 'quarantine',
-               'index', 'helpers')
+               'index', 'helpers', 'features')
 
 #: Read in place, these cost nothing but what is hit; the others need a task to
 #: show what becomes of them.

@@ -168,7 +168,8 @@ def test_something_else_in_a_files_place(path, kind):
 
 
 @pytest.mark.parametrize('name', ['repository.json', 'key', 'locks/groups',
-                                  'locks/images', 'groups', 'images', 'spool'])
+                                  'locks/images', 'groups', 'images', 'spool',
+                                  'features'])
 def test_fifo_in_the_place_of_one_of_the_repositorys_own(path, name):
     def work():
         (path / name).rename(path.parent / 'aside')
