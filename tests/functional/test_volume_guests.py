@@ -89,6 +89,7 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
                 for victim in rng.sample([guest, server], 2):
                     victim.kill()
                 last = guest.last()
-        assert all(counts.values()), counts
+        repositories.eventually(lambda: all(counts.values()),
+                                daemons.TASK_LIMIT, counts)
         server.stop()
     repositories.need_clean(repository)
