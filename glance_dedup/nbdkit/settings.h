@@ -17,7 +17,7 @@
     "repository=DIR         (required) The repository's directory.\n" \
     "volume=NAME            (required) The volume.\n" \
     "parameters=DIGITS      (required) XXH3 of repository.json, which has\n" \
-    "repository-id=DIGITS, major, block-size, group-slots, segment-size,\n" \
+    "repository-id=DIGITS, block-size, group-slots, segment-size,\n" \
     "fingerprint, compare (all required), cut-minimum and cut-average.\n" \
     "codec, codec-level, codec-yields, direct-io, threads, lock-timeout-ms,\n" \
     "reserve, segment-cache, index, index-path, index-bytes, index-keys: how\n" \
