@@ -127,6 +127,7 @@ gd_repo_open(const gd_env *env, const char *path, const gd_params *params,
     repo->root = -1;
     repo->params = *params;
     pthread_mutex_init(&repo->mutex, NULL);
+    pthread_mutex_init(&repo->features_mutex, NULL);
     gd_groupmap_init(&repo->full, env);
     gd_groupmap_init(&repo->scopes, env);
     gd_status s = open_parts(repo, path, allow_weak_digest, err);
@@ -204,6 +205,7 @@ gd_repo_close(gd_repo *repo)
     gd_groupmap_free(&repo->full);
     gd_groupmap_free(&repo->scopes);
     pthread_mutex_destroy(&repo->mutex);
+    pthread_mutex_destroy(&repo->features_mutex);
     env->release(env, repo);
 }
 
@@ -225,11 +227,14 @@ gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
     if ((atomic_load(&repo->used_features) & bit) != 0) {
         return GD_OK;
     }
+    /* Two threads would let go of each other's locks. */
+    pthread_mutex_lock(&repo->features_mutex);
     gd_status s = gd_feature_set(repo->env, repo->root, repo->locks, feature,
                                  repo->params.lock_timeout_ms, err);
     if (s == GD_OK) {
         atomic_fetch_or(&repo->used_features, bit);
     }
+    pthread_mutex_unlock(&repo->features_mutex);
     return s;
 }
 

@@ -100,6 +100,7 @@ struct gd_repo {
     gd_groupmap full; /* groups never to be appended to; guarded by mutex */
     gd_groupmap scopes; /* scopes of groups: tags of appender.c; likewise */
     gd_ways ways;       /* likewise */
+    pthread_mutex_t features_mutex; /* held while a feature is set */
     atomic_uint used_features; /* bits; this handle made them durable */
 };
 

@@ -52,16 +52,16 @@
 typedef struct gd_group_rewrite gd_group_rewrite;
 
 /* Begins a new file.  If it is to be cold, it is whole at first, and becomes the
- * object (cold.rst, "Becoming cold").  With packing NULL, segments whose blocks are all live are
- * copied as they are, and the live blocks of other segments are packed again.
+ * object (cold.rst, "Becoming cold").  With packing NULL, segments whose blocks
+ * are all live are copied as they are, and the live blocks of other segments
+ * are packed again.
  * Otherwise all blocks are packed again, and segments joined
  * (gd_segment_joined); the memory for that is that of the group's blocks, up to
  * 128 MiB, if segments have lists (rewritesource.h).  GD_CORRUPT names the first
  * damaged block or invalid entry: only the old file has what may still be
  * readable.  GD_BUSY, with a message, while there are unpublished entries.
- * GD_VERSION if blocks cannot be ordered, or no group be cold, in this
- * repository.  The leased group
- * must stay open longer than this. */
+ * GD_BUSY also if an older program keeps a feature from being set that the file
+ * needs.  The leased group must stay open longer than this. */
 gd_status gd_group_rewrite_open(gd_leased_group *leased,
                                 const gd_packing *packing, bool cold,
                                 gd_group_rewrite **rewriting, gd_error *err);
