@@ -143,13 +143,15 @@ def test_a_store_that_does_not_answer(cold, daemon, faults):
 def test_a_repository_without_cold_groups(tmp_path):
     path = repositories.create(tmp_path / 'hot')
     with repositories.open_repository(path) as repo:
+        repositories.put(repo, 'image', repositories.noise(5000))
         body = {'repository': repo.repository_id, 'group': 1, 'first': 0,
                 'object': '1' * 32, 'count': 1, 'wait': 0}
     with daemons.Daemon(path) as daemon:
         daemon.start()
         answer = ask(daemon, json.dumps(body).encode())
     assert answer.status == 409
-    assert 'no cold groups' in answer.json()['error']['message']
+    assert 'Group 00000001 is not in the object' in (
+        answer.json()['error']['message'])
 
 
 def test_the_daemon_ends_while_somebody_waits(cold, daemon, faults):
