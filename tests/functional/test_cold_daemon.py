@@ -216,6 +216,9 @@ def test_a_daemon_that_is_killed(cold, daemon, faults):
         cold.forget()
         daemon.start()
         repo._ask_slices._retry_at = 0.0        # some seconds later
+        # One thread tries it; meanwhile others would go on without it.
+        assert repo._ask_slices(repo.repository_id, 1,
+                                cold.groups[1]['object'], 0, 1, daemons.LIMIT)
         assert image.read() == cold.images['one']
         assert repo.slices.figures.gets == own
 
