@@ -88,10 +88,13 @@ class Stored:
                       file=sys.stderr)
                 repo.put(f'image-{i}', image)
         if codec in RECOMPRESSED:
-            subprocess.run([*COMMAND, '--repository', self.path, '--socket',
-                            '', 'recompress', '--codec', 'zstd', '--level',
-                            '9'], check=True, stdout=subprocess.DEVNULL,
-                           cwd=common.TOP)
+            conf = f'{self.path}.conf'
+            with open(conf, 'w') as f:
+                f.write(f'[dedupd]\nrecompress_order = {codec}\n')
+            subprocess.run([*COMMAND, '--config-file', conf, '--repository',
+                            self.path, '--socket', '', 'recompress',
+                            '--codec', 'zstd', '--level', '9'], check=True,
+                           stdout=subprocess.DEVNULL, cwd=common.TOP)
 
     def open(self) -> repository.Repository:
         return repository.Repository(self.path, codec=self._codec,

@@ -142,8 +142,7 @@ def one_round(table: common.Table, options: argparse.Namespace, path: str,
     """Each codec anew from what was stored."""
     for codec in options.codecs.split(','):
         print(f'{threads} threads, {codec}', file=sys.stderr)
-        repository.Repository.create(path, group_slots=options.group_slots,
-                                     similar=codec.endswith('-similar'))
+        repository.Repository.create(path, group_slots=options.group_slots)
         try:
             with open_repository(path, threads) as repo:
                 store(repo, options.images)
