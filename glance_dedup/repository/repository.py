@@ -277,12 +277,12 @@ class Repository(closing.Closing):
 
     @property
     def has_volumes(self) -> bool:
-        """Whether there are volumes, or have been some."""
+        """Return whether the repository has, or had, volumes."""
         return features.is_set(self.path, features.VOLUMES)
 
     @property
     def has_cold(self) -> bool:
-        """Whether groups may be cold."""
+        """Return whether groups may be cold."""
         return features.is_set(self.path, features.COLD)
 
     @property
@@ -311,7 +311,7 @@ class Repository(closing.Closing):
 
     @property
     def slices(self) -> slices_module.Slices:
-        """What brings slices of cold groups.
+        """The fetcher of cold groups' slices.
 
         :raises ClosedError: the repository is closed
         """

@@ -398,7 +398,7 @@ def pack(path, file):
 
 
 class Kind(typing.NamedTuple):
-    """What a golden repository has."""
+    """Contents of a golden repository."""
 
     parameters: dict = {}
     features: tuple = ()

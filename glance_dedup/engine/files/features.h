@@ -31,7 +31,7 @@ gd_status gd_feature_parse(const char *name, gd_feature *feature,
  * is set that this program does not know; the message names it. */
 gd_status gd_feature_read_all(const gd_env *env, int root, uint32_t *set,
                            gd_error *err);
-/* Whether one feature is set; false also if that cannot be found out. */
+/* Returns whether a feature is set; false also if that cannot be found out. */
 bool gd_feature_is_set(const gd_env *env, int root, gd_feature feature);
 /* Sets a feature durably (N15.1).  A feature that is set already is made
  * durable.  Waits up to timeout_ms for other programs; then GD_BUSY: one that

@@ -26,11 +26,12 @@
 enum { GD_SIMILAR_FEATURES = 12 };
 
 typedef struct gd_similar_features {
-    uint32_t feature[GD_SIMILAR_FEATURES]; /* 0: the block has none, since no place of
-                                    * it was sampled */
+    /* 0: the block has none, since no place of it was sampled. */
+    uint32_t feature[GD_SIMILAR_FEATURES];
 } gd_similar_features;
 
-void gd_similar_features_of(const uint8_t *block, size_t length, gd_similar_features *out);
+void gd_similar_features_of(const uint8_t *block, size_t length,
+                            gd_similar_features *out);
 
 /* order[0..count) becomes a permutation of the numbers below count.  The blocks
  * of a cluster follow each other, in the order of their numbers; clusters are

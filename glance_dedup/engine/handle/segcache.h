@@ -53,9 +53,9 @@ void gd_segcache_set_budget(gd_segcache *cache, uint64_t budget);
 /* Restricts the cache to segments with lists of slots: a range of an image
  * needs some blocks of each of many, and the next range needs others. */
 void gd_segcache_set_lists_only(gd_segcache *cache, bool lists_only);
-/* Whether a look-up may find something. */
+/* Returns whether a look-up may find something. */
 bool gd_segcache_enabled(const gd_segcache *cache);
-/* Whether the segment would be kept. */
+/* Returns whether the segment would be kept. */
 bool gd_segcache_takes(const gd_segcache *cache,
                        const gd_segment_header *header);
 void gd_segcache_get_stats(gd_segcache *cache, gd_segcache_stats *stats);

@@ -137,7 +137,7 @@ def contents(path):
 
 
 def test_each_feature_is_set_when_it_is_needed(filled):
-    """By name, as the engine numbers them; what is unknown is refused."""
+    """The engine knows each name, and refuses an unknown one."""
     with repositories.open_repository(filled) as repo:
         assert repo.features == []
         for number, name in enumerate(features.KNOWN, 1):
@@ -149,7 +149,7 @@ def test_each_feature_is_set_when_it_is_needed(filled):
 
 
 def test_an_older_program_keeps_a_feature_from_being_set(filled):
-    """Which it does not know (N15.2); one that knows it does not."""
+    """A program that knows the feature does not (N15.2)."""
     number = features.KNOWN.index(features.COLD)
     for known, refused in ((number, True), (number + 1, False)):
         with (repositories.holding(filled / 'locks' / 'groups',
