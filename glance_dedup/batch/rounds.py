@@ -9,9 +9,9 @@ disks takes the least time in total, since each round has costs of its own, but
 it keeps each view longest.
 
 A plan weighs both: its cost is ``a * T + (1 - a) * J``, where T is the time of
-all rounds and J is how long a disk's view is kept on average. This cost is that of
-Agun, Zhang and Yang (parallel deduplication with batch scheduling), who call
-the first one J and the second one T. The heuristic *balance* is their
+all rounds and J is how long a disk's view is kept on average. This cost is
+that of Agun, Zhang and Yang (parallel deduplication with batch scheduling),
+who call the first one J and the second one T. The heuristic *balance* is their
 Algorithm 1, and besides sorts each host's rounds by load, so that the long
 rounds of all hosts coincide, which never makes a plan longer. *Fill* takes the
 place of their Algorithm 2. A round whose views would not fit is divided.
