@@ -16,6 +16,7 @@ import pytest
 import requests
 
 from dedupd import forecast
+from glance_dedup.repository import features
 from tests.functional import dedupd_watched
 from tests.support import cache_harness
 from tests.support import certificates
@@ -108,6 +109,7 @@ def fill(path):
 @contextlib.contextmanager
 def a_store(place, authority):
     path = volumes.create_repository(place / 'store')
+    volumes.set_feature(path, features.COLD)
     fill(path)
     listen = f'127.0.0.1:{ports.free_port()}'
     with dedupd_watched.Daemon(
