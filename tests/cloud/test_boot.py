@@ -193,6 +193,7 @@ def test_no_server_of_a_damaged_image(cloud, sandbox):
     assert shown == (text, 1)
 
 
+@pytest.mark.long
 def test_the_benchmark_shows_its_table(cloud, tmp_path):
     with contextlib.closing(cloud.connect('demo')) as demo:
         before = {image.id for image in demo.image.images()}

@@ -330,7 +330,9 @@ KILLED = {'dedupd': ['up'], f'{HOST}/dedupd': ['ERROR'],
           'glance': ['up', 'ERROR']}
 
 
-@pytest.mark.parametrize('name', KILLED)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[] if '/' in name else pytest.mark.long)
+    for name in KILLED])
 def test_killed_in_the_middle(cloud, sandbox, name):
     image, said = sandbox.upload(MUCH)
     with half_way(sandbox, image) as server:

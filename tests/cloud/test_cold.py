@@ -137,6 +137,7 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
 
 
 # Long: it waits until a token of TOKEN_LIFE seconds has expired.
+@pytest.mark.long
 def test_a_token_ends_in_the_middle_of_an_image(cloud):
     """Keystone and Swift refuse it, and the next one is asked for."""
     content = repositories.noise(13 * MIB, 2)

@@ -147,7 +147,9 @@ def wait_until_back(cloud):
 
 # Long: the killed service starts again, and Glance has to reach it.
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize('name', WHILE_DOWN)
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.long if name in (
+        'mariadb', 'rabbitmq') else []) for name in WHILE_DOWN])
 def test_killed(cloud, user, name):
     """Amid an upload and a download, and before all else."""
     expected = WHILE_DOWN[name]

@@ -100,6 +100,7 @@ def since(rack, before):
                 rack.came(), before)]
 
 
+@pytest.mark.long
 def test_both_start_the_same_new_image(cloud, rack):
     image, said = rack.upload(own=test_cache.MUCH)
     before = rack.came()

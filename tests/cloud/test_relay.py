@@ -85,7 +85,8 @@ def test_the_cache_is_dead_when_a_server_starts(cloud, sandbox):
     assert test_cache.plain(cloud, image) == [size_of(sandbox, image)]
 
 
-@pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize('number', [
+    signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_the_cache_dies_amid_a_start(cloud, sandbox, number):
     image, said = sandbox.upload(test_cache.MUCH)
     pid = sandbox.cache.client().status()['daemon']['pid']
@@ -100,6 +101,7 @@ def test_the_cache_dies_amid_a_start(cloud, sandbox, number):
     assert test_cache.plain(cloud, image) == [size_of(sandbox, image)]
 
 
+@pytest.mark.long
 def test_a_snapshot_is_made_without_the_cache(cloud, sandbox):
     image, said = sandbox.upload()
     server, _ = sandbox.server(image)

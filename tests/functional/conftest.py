@@ -23,7 +23,7 @@ REAL_FILE_SYSTEMS = [
 ] if guest.inside() else [
     pytest.param('juicefs', marks=[pytest.mark.slow,
                                    pytest.mark.needs('juicefs')]),
-    pytest.param('gluster', marks=[pytest.mark.slow,
+    pytest.param('gluster', marks=[pytest.mark.long,
                                    pytest.mark.needs('gluster')]),
     pytest.param('ceph', marks=[pytest.mark.long,
                                 pytest.mark.needs('ceph')])]

@@ -669,7 +669,8 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
 
 # Long: daemons start four times, and _AWAY seconds pass twice.
 @pytest.mark.slow
-@pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
+@pytest.mark.parametrize('begin', [
+    0, pytest.param(5 * MIB + 1, marks=pytest.mark.long)])
 def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
                                         begin):
     """Glance does not complete what has begun with another image's bytes."""

@@ -58,7 +58,9 @@ def working(daemon):
 
 # Long: a guest boots twice, without KVM, and writes for five seconds.
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', writing_guest.MAKE)
+@pytest.mark.parametrize('kind', [
+    pytest.param(kind, marks=[] if kind == 'ext4' else pytest.mark.long)
+    for kind in writing_guest.MAKE])
 @pytest.mark.parametrize('kills, seconds, size', [
     (1, 5, '2m'), pytest.param(20, 1800, '16m', marks=[
         pytest.mark.long, pytest.mark.timeout(7200)])])

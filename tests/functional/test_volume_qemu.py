@@ -69,7 +69,8 @@ def need_found(system, server, place, last):
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.slow
-@pytest.mark.parametrize('reconnects', [True, False])
+@pytest.mark.parametrize('reconnects', [
+    pytest.param(True, marks=pytest.mark.long), False])
 def test_restart(system, server, tmp_path, reconnects):
     """The guest notices nothing, if QEMU waits, or stops it at an error."""
     def goes_on():
@@ -91,7 +92,7 @@ def test_restart(system, server, tmp_path, reconnects):
 
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
-@pytest.mark.slow
+@pytest.mark.long
 def test_grow(system, server, tmp_path):
     """QEMU takes the new size once it has connected again, and was told."""
     new = {'node-name': 'disk', 'size': 2 * SIZE}

@@ -55,7 +55,8 @@ def nothing_is_left(directory):
 
 @pytest.mark.parametrize('kind', [
     'juicefs',
-    pytest.param('gluster', marks=pytest.mark.needs('gluster', 'network')),
+    pytest.param('gluster', marks=[
+        pytest.mark.long, pytest.mark.needs('gluster', 'network')]),
     pytest.param('ceph', marks=[
         pytest.mark.long, pytest.mark.needs('ceph', 'network')])])
 def test_life(place, kind):

@@ -44,11 +44,17 @@ def is_threaded(program):
 LONG_SWEEPS = {'test_opening', 'test_array'}
 
 
+def marks_of(program, variant):
+    if program.stem == 'test_opening' and variant != 'plain':
+        return pytest.mark.long
+    return pytest.mark.slow if program.stem in LONG_SWEEPS else ()
+
+
 def programs(variant):
     """The parameters of the tests that run each program."""
     return pytest.mark.parametrize('source', [
-        pytest.param(program, id=f'{program.stem}-{variant}', marks=(
-            pytest.mark.slow if program.stem in LONG_SWEEPS else ()))
+        pytest.param(program, id=f'{program.stem}-{variant}',
+                     marks=marks_of(program, variant))
         for program in sources(TESTS, 'test_')
         if variant != 'tsan' or is_threaded(program)])
 
