@@ -42,7 +42,7 @@ GROUPS = {
             'cache', 'neighbours', 'nova_base', 'relay', 'volumes')},
     'tests/cloud/': {
         f'tests/cloud/test_{name}.py' for name in (
-            'boot', 'cold', 'down', 'signatures', 'tempest')},
+            'boot', 'clients', 'cold', 'down', 'signatures', 'tempest')},
 }
 
 
