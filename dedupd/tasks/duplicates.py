@@ -33,8 +33,6 @@ LOG = logging.getLogger(__name__)
 #: A run merges the index at most so often: again, if blocks that the index had
 #: are gone. What is left then, the next run does.
 ROUNDS = 8
-#: Keys that are removed from the catalog at once.
-PAGES_AT_ONCE = 1 << 14
 
 PAIR = exactindex.PAIR
 
@@ -114,8 +112,7 @@ class Duplicates:
             index.close()
 
     def _catch_up(self, index: exactindex.Index) -> int:
-        index.prepare(reset=self._maintainer.catalog.has_index_pages())
-        self._remove_pages()
+        index.prepare()
         self._revise(index)
         scanned = index.scan()
         for _ in range(ROUNDS):
@@ -123,28 +120,6 @@ class Duplicates:
             if not self._take_in(index):
                 break
         return scanned
-
-    def _remove_pages(self) -> None:
-        """Remove the index that older programs keep in the catalog.
-
-        Such a program begins a new one when it comes back: its cursors are
-        zero before the first page goes.
-        """
-        catalog = self._maintainer.catalog
-        if not catalog.has_index_pages():
-            return
-        batch = catalog.batch()
-        for number, facts in catalog.groups():
-            if facts.get('indexed'):
-                catalog.set_group(batch, number, indexed=0)
-        self._maintainer.write(batch, sync=True)
-        while True:
-            batch = catalog.batch()
-            if not catalog.remove_index_pages(batch, PAGES_AT_ONCE):
-                break
-            self._maintainer.write(batch, sync=True)
-            self._pace.check()
-        self._maintainer.write(catalog.batch(), sync=True, index_bits=0)
 
     # -- taking in what the index found -----------------------------------
 

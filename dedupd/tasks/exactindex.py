@@ -125,11 +125,8 @@ class Index:
 
     # -- its state --------------------------------------------------------
 
-    def prepare(self, reset: bool = False) -> None:
-        """Make sure that this catalog has an index, and that it is whole.
-
-        :param reset: all entries are to be read again
-        """
+    def prepare(self) -> None:
+        """Make sure that this catalog has an index, and that it is whole."""
         with self._locked():
             self._files.tidy()
             try:
@@ -139,7 +136,7 @@ class Index:
                 has_cursors = False
             if not has_cursors:
                 self._discard()
-            elif reset or not self._is_whole():
+            elif not self._is_whole():
                 self._reset()
 
     def repair(self) -> None:

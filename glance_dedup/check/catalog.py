@@ -55,11 +55,9 @@ MAX_ADDRESS = form.MAX_GROUP * form.MAX_SLOTS
 MakeIndex = Callable[[bytes | None, index_module.Find], index_module.Index]
 
 META_KEYS = {'format': int, 'repository_id': str, 'catalog_id': str,
-             'sequence': int, 'valid': bool, 'index_bits': int,
-             'ledger': str, 'parts': int}
+             'sequence': int, 'valid': bool, 'ledger': str, 'parts': int}
 BEGUN_KEYS = {'image_id': str, 'parts': int}
-GROUP_FACTS = {'judged': 0, 'dirty': False, 'indexed': 0, 'used': 0,
-               'rewritten': 0}
+GROUP_FACTS = {'judged': 0, 'dirty': False, 'used': 0, 'rewritten': 0}
 GROUP_KEYS = {key: type(value) for key, value in GROUP_FACTS.items()}
 DAMAGED_KEYS = {'found': (int, float), 'fingerprint': str,
                 'quarantine': str, 'images': list}
@@ -184,22 +182,18 @@ class Catalog:
         found = self.copy.get(b'meta')
         if found is None:
             raise catalog_copy.Unusable('does not say what it is')
-        meta = _object(found, META_KEYS, {'parts': 0})
+        meta = _object(found, META_KEYS)
         if meta is None:
             raise form.Damage('says nonsense of what it is')
-        if meta['format'] not in (1, 2):
+        if meta['format'] != 1:
             raise form.Damage(f'has format {meta["format"]}; this program '
-                              'reads 1 and 2')
-        if (meta['format'] == 2) != (meta['parts'] > 0):
-            raise form.Damage(f'has format {meta["format"]} and '
-                              f'{meta["parts"]} parts of recipes')
+                              'reads 1')
         if repository_id is not None and (
                 meta['repository_id'] != repository_id.hex()):
             raise form.Damage('is of the repository '
                               + form.printable(meta['repository_id']))
         if not form.HEX_ID.match(meta['catalog_id']) or (
-                meta['index_bits'] > 31
-                or not form.HEX_ID.match(meta['ledger'])):
+                not form.HEX_ID.match(meta['ledger'])):
             raise form.Damage('has impossible parameters')
         self.index = self._make_index(bytes.fromhex(meta['catalog_id']),
                                       self.find)
@@ -221,8 +215,7 @@ class Catalog:
     def check_keys(self) -> None:
         """Judge everything that is neither of a recipe nor of a group."""
         lengths = {b'c': COUNTS.size, b'l': 17, b'b': 17, b'e': PART.size,
-                   b'g': NUMBER.size,
-                   b'f': NUMBER.size, b'd': LONG_NUMBER.size, b's': 1,
+                   b'g': NUMBER.size, b'd': LONG_NUMBER.size, b's': 1,
                    b'h': LONG_NUMBER.size, b'p': NUMBER.size}
         strange = 0
         with self.copy.db.iterator(include_value=False,
@@ -454,7 +447,7 @@ class Catalog:
         facts = _object(self.copy.get(NUMBER.pack(b'g', number)) or b'{}',
                         GROUP_KEYS, GROUP_FACTS)
         if facts is None or group.slots < max(
-                facts['judged'], facts['indexed'], facts['rewritten']):
+                facts['judged'], facts['rewritten']):
             self.find(DAMAGE, f'the facts of group {number:08x} cannot be')
             self.index.look_up(group)
             return

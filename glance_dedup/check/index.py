@@ -28,7 +28,7 @@ NAME = re.compile('(shard|run|gone|pairs|cursors|new)-([0-9a-f]{2})-'
 KINDS = {'shard': 1, 'run': 2, 'gone': 3, 'pairs': 4, 'cursors': 5}
 SIZES = {'shard': 13, 'run': 13, 'gone': 13, 'pairs': 16, 'cursors': 8}
 MAX_BITS = 16
-MAJOR, PACKED = 1, 2            # PACKED: only of shards
+MAJOR = 1
 HEAD = struct.Struct('<8sHHI16sQIIQQI4xQ')
 HEAD_BYTES, HEAD_CHECKED = 512, 504
 FRAME_ITEMS = 65528             # bytes of a frame's items, at most
@@ -126,8 +126,8 @@ class IndexFile:
             raise form.Damage('is no file of the index', 0)
         (_, major, _, kind, self.catalog_id, number, bits, shard, self._items,
          self._seed, _, told) = HEAD.unpack_from(head)
-        self._packed = major == PACKED and self._name.kind == 'shard'
-        if major > MAJOR and not self._packed:
+        self._packed = self._name.kind == 'shard'
+        if major > MAJOR:
             raise NewerError(f'has version {major}', 8)
         if form.CHECKSUM.unpack_from(head, HEAD_CHECKED)[0] != (
                 form.xxh3(head[:HEAD_CHECKED])):

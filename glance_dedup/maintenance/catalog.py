@@ -15,7 +15,6 @@ read it meanwhile.
 
 from collections.abc import Iterator
 import contextlib
-import itertools
 from typing import Any
 
 from glance_dedup.base import imageids
@@ -232,21 +231,6 @@ class Catalog(accounts.Accounts):
         if key != records.SCRUB:
             raise self._strange(key)
         self._parse(key, value, records.SCRUB_FORM)
-
-    # -- what older programs leave ----------------------------------------
-
-    def has_index_pages(self) -> bool:
-        """Whether an older program keeps its exact index in here."""
-        return self.index_bits > 0 or any(
-            True for _ in self._items(records.INDEX, values=False))
-
-    def remove_index_pages(self, batch: database.Batch, most: int) -> int:
-        """Remove pages of that index; return how many of at most `most`."""
-        keys = list(itertools.islice(
-            self._items(records.INDEX, values=False), most))
-        for key in keys:
-            batch.delete(key)
-        return len(keys)
 
     # -- known duplicates -------------------------------------------------
 

@@ -28,10 +28,7 @@ from glance_dedup.base import files
 from glance_dedup.base import leveldb
 from glance_dedup.maintenance import records
 
-# The newest format that this program knows, and that of catalogs without
-# parts.
-FORMAT = 2
-_PLAIN = 1
+FORMAT = 1
 
 _PAGE = 1024     # items read at a time
 _CURRENT = 'CURRENT'    # names LevelDB's manifest
@@ -198,9 +195,9 @@ class Database:
             self._drop()
             raise
         self._meta = {
-            'format': _PLAIN, 'repository_id': self._repository_id,
+            'format': FORMAT, 'repository_id': self._repository_id,
             'catalog_id': secrets.token_hex(16), 'sequence': 0,
-            'valid': False, 'index_bits': 0, 'ledger': '0' * 32}
+            'valid': False, 'ledger': '0' * 32, 'parts': 0}
         self.write(Batch(), sync=True, sequence=0)
 
     def _open(self) -> None:
@@ -227,17 +224,13 @@ class Database:
         if meta is None:
             raise self._damaged('it does not say of which repository it is')
         # Check the format first: another one may have other keys.
-        if (type(meta.get('format')) is int
-                and not _PLAIN <= meta['format'] <= FORMAT):
+        if type(meta.get('format')) is int and meta['format'] != FORMAT:
             raise CatalogError(f'the catalog {self.path} has format '
                                f'{meta["format"]}; this program knows '
                                f'{FORMAT}')
         for name, good in records.META_FORM.checks.items():
             if not good(meta.get(name)):
                 raise self._damaged(f'{name} is {meta.get(name)!r}')
-        if (meta['format'] == _PLAIN) != (not meta.get('parts')):
-            raise self._damaged(f'its format is {meta["format"]}, and it has '
-                                f'{meta.get("parts", 0)} parts of recipes')
         if meta['repository_id'] != self._repository_id:
             raise CatalogError(f'the catalog {self.path} belongs to '
                                f'repository {meta["repository_id"]}')
@@ -318,11 +311,6 @@ class Database:
         """False until all images are counted in a new catalog (N2.3)."""
         return self._meta['valid']
 
-    @property
-    def index_bits(self) -> int:
-        """How many bits of a fingerprint give its page of the index."""
-        return self._meta['index_bits']
-
     def disk_bytes(self) -> int:
         """How many bytes of the disk the catalog's files occupy."""
         total = 0
@@ -340,8 +328,8 @@ class Database:
         return Batch()
 
     def write(self, batch: Batch, sync: bool = False,
-              sequence: int | None = None, valid: bool | None = None,
-              index_bits: int | None = None) -> None:
+              sequence: int | None = None, valid: bool | None = None
+              ) -> None:
         """Write a batch, and with it new values of the catalog's own fields.
 
         :param sync: make it durable before returning. Changes that authorise
@@ -351,9 +339,8 @@ class Database:
             not. The caller may write it again, since all its values are
             absolute
         """
-        given = {'sequence': sequence, 'valid': valid,
-                 'index_bits': index_bits}
-        given = {k: v for k, v in given.items() if v is not None}
+        given = {k: v for k, v in (('sequence', sequence), ('valid', valid))
+                 if v is not None}
         try:
             with self._errors('write to it'):
                 # First: after a failed write this opens the database again,
@@ -365,8 +352,6 @@ class Database:
                     batch._ledger = batch._ledger or self._ledger_with(batch)
                     given.update(batch._ledger)
                 meta = {**self._meta, **given}
-                if not meta.get('parts'):
-                    meta.pop('parts', None)
                 for key, value in batch.items():
                     if value is None:
                         out.delete(key)
@@ -385,10 +370,9 @@ class Database:
 
     def _ledger_with(self, batch: Batch) -> dict[str, Any]:
         """The catalog's fields about its ledger, once a batch is written."""
-        parts = self._meta.get('parts', 0) + batch._parts
         ledger = int(self._meta['ledger'], 16) ^ batch._keys
-        return {'ledger': f'{ledger:032x}', 'parts': parts,
-                'format': FORMAT if parts else _PLAIN}
+        return {'ledger': f'{ledger:032x}',
+                'parts': self._meta['parts'] + batch._parts}
 
     def _get(self, key: bytes, batch: Batch | None = None) -> bytes | None:
         if batch is not None and key in batch._changes:

@@ -20,9 +20,8 @@ from glance_dedup.maintenance import addresses
 
 #: First bytes of keys. Behind these follows a transaction id, or an image's.
 LEDGER, BEGUN, PART, SEEN = b'l', b'b', b'e', b'i'
-#: Behind these follows a group's number, or that of a page of the exact index
-#: of older programs.
-GROUP, COUNTS, INDEX, DUPLICATES = b'g', b'c', b'f', b'p'
+#: Behind these follows a group's number.
+GROUP, COUNTS, DUPLICATES = b'g', b'c', b'p'
 #: Behind these follows a number of 64 bits: an address, or a time.
 DAMAGED, HISTORY = b'd', b'h'
 #: Whole keys.
@@ -42,8 +41,8 @@ _SEEN = struct.Struct('<QQ16s')
 SEEN_BYTES = _SEEN.size
 #: Where the transaction id begins in an image's file, packed.
 SEEN_TXID = 16
-_FORMS = {GROUP: _KEY_32, INDEX: _KEY_32, DUPLICATES: _KEY_32,
-          DAMAGED: _KEY_64, HISTORY: _KEY_64}
+_FORMS = {GROUP: _KEY_32, DUPLICATES: _KEY_32, DAMAGED: _KEY_64,
+          HISTORY: _KEY_64}
 
 
 # -- keys ---------------------------------------------------------------------
@@ -172,9 +171,8 @@ META_FORM = Form({
     'catalog_id': _is_hex_id,
     'sequence': _is_count,
     'valid': lambda v: type(v) is bool,
-    'index_bits': lambda v: type(v) is int and 0 <= v <= 32,
     'ledger': _is_hex_id,
-    'parts': lambda v: v is None or _is_count(v),
+    'parts': _is_count,
 })
 LEDGER_FORM = Form({
     'image_id': _is_text, 'upload_id': _is_text, 'project': _is_text,

@@ -129,13 +129,6 @@ MUTANTS = (
         tests=_run_by('shardmerge'),
         why_not=_DURABLE),
     Mutant(
-        'packed-shard-under-the-older-version', 'I8', (
-            Edit(_INDEX_HEAD,
-                 'gd_put16(out + 8, head->packed ? MAJOR_PACKED : MAJOR);',
-                 'gd_put16(out + 8, MAJOR);'),),
-        tests=_run_by('indexhead'),
-        why_not=_OLDER),
-    Mutant(
         'placeholder-not-poisoned', 'I4', (
             Edit(_PLACEHOLDER,
                  '.flags = GD_GROUP_POISONED | GD_GROUP_UNSETTLED,',

@@ -5,9 +5,9 @@
  * merging it again finds nothing new.
  *
  * Input: how many files (1); for each: kind (1), bits (1), shard (1), number
- * (1), what is strange about it, and whether a shard is packed, and has so many
- * records that these take several frames (1), items (1), their bytes, and how
- * many bytes are cut off (1).  Then what is looked for (8).
+ * (1), what is strange about it, and whether a shard has so many records that
+ * these take several frames (1), items (1), their bytes, and how many bytes are
+ * cut off (1).  Then what is looked for (8).
  */
 #include "engine/base/coding.h"
 #include "engine/files/shardmerge.h"
@@ -21,7 +21,6 @@ enum {
     FILES = 6,
     ITEMS = 24,
     STRANGE = 15, /* of the byte that says what is strange */
-    PACKED = 16,
     MANY = 32,
     LARGE = 128,
     EACH = 400, /* records for each item of a shard that has many */
@@ -74,7 +73,6 @@ pack_items(input *in, gd_index_head *head, bool strange,
 {
     uint8_t spoiled = strange ? take8(in) % FRAMES : FRAMES;
     uint64_t done = 0;
-    head->packed = true;
     head->length = GD_INDEX_HEAD;
     for (uint64_t frame = 0; done < head->items; frame++) {
         uint8_t *out = data + head->length;
@@ -115,7 +113,7 @@ make_file(memory_env *m, input *in)
     for (uint64_t i = 0; i < head.items; i++) {
         take_item(in, head.id.kind, &head.id, records + i * size);
     }
-    if (head.id.kind == GD_INDEX_SHARD && (strange & PACKED) != 0) {
+    if (head.id.kind == GD_INDEX_SHARD) {
         if ((strange & MANY) != 0) {
             multiply(&head.id, records, &head);
         }

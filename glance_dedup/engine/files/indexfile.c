@@ -99,7 +99,6 @@ gd_index_create(const gd_env *env, int root, const gd_index_id *id,
     made->root = root;
     made->fd = -1;
     made->head.id = *id;
-    made->head.packed = id->kind == GD_INDEX_SHARD;
     made->head.length = GD_INDEX_HEAD;
     memcpy(made->head.catalog_id, catalog_id, GD_ID_SIZE);
     gd_status s =
@@ -210,7 +209,7 @@ gd_status
 gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
                 gd_error *err)
 {
-    if (!writer->head.packed) {
+    if (!gd_index_is_packed(&writer->head)) {
         return append_plain(writer, items, count, err);
     }
     gd_status s = GD_OK;
@@ -226,8 +225,8 @@ write_last(gd_index_writer *writer, gd_error *err)
     if (writer->used == 0) {
         return GD_OK;
     }
-    return writer->head.packed ? write_packed(writer, true, err)
-                               : write_frame(writer, err);
+    return gd_index_is_packed(&writer->head) ? write_packed(writer, true, err)
+                                             : write_frame(writer, err);
 }
 
 gd_status
@@ -373,12 +372,13 @@ read_frame(gd_index_reader *reader, uint64_t frame, const uint8_t *before,
     const gd_index_head *head = &reader->head;
     uint64_t start = gd_index_frame_start(head, frame);
     size_t length = (size_t)(gd_index_frame_start(head, frame + 1) - start);
+    bool packed = gd_index_is_packed(head);
     gd_status s = gd_read_full(reader->env, reader->fd,
-                               head->packed ? reader->packed : reader->frame,
-                               length, start, reader->name, err);
+                               packed ? reader->packed : reader->frame, length,
+                               start, reader->name, err);
     *items = reader->frame;
     *count = 0;
-    if (s == GD_OK && head->packed) {
+    if (s == GD_OK && packed) {
         s = gd_index_frame_unpack(head, frame, reader->packed, length, before,
                                   reader->frame, count, err);
     } else if (s == GD_OK) {

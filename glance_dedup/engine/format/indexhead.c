@@ -16,7 +16,6 @@
 
 enum {
     MAJOR = 1,
-    MAJOR_PACKED = 2,
     CHECKED = 504, /* bytes of the head under its checksum */
     ITEMS_BYTES = GD_FRAME_MAX - GD_FRAME_CHECKSUM,
 };
@@ -44,10 +43,16 @@ gd_index_frame_items(gd_index_kind kind)
     return ITEMS_BYTES / gd_index_item_size(kind);
 }
 
+bool
+gd_index_is_packed(const gd_index_head *head)
+{
+    return head->id.kind == GD_INDEX_SHARD;
+}
+
 uint64_t
 gd_index_frames(const gd_index_head *head)
 {
-    if (head->packed) {
+    if (gd_index_is_packed(head)) {
         uint64_t bytes = head->length - GD_INDEX_HEAD;
         return bytes / GD_PACKED_FRAME + (bytes % GD_PACKED_FRAME != 0);
     }
@@ -66,7 +71,7 @@ gd_index_items_in(const gd_index_head *head, uint64_t frame)
 uint64_t
 gd_index_frame_start(const gd_index_head *head, uint64_t frame)
 {
-    if (head->packed) {
+    if (gd_index_is_packed(head)) {
         return frame < gd_index_frames(head)
                    ? GD_INDEX_HEAD + frame * GD_PACKED_FRAME
                    : head->length;
@@ -82,7 +87,7 @@ gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
 {
     memset(out, 0, GD_INDEX_HEAD);
     memcpy(out, INDEX_MAGIC, 8);
-    gd_put16(out + 8, head->packed ? MAJOR_PACKED : MAJOR);
+    gd_put16(out + 8, MAJOR);
     gd_put32(out + 12, head->id.kind);
     memcpy(out + 16, head->catalog_id, GD_ID_SIZE);
     gd_put64(out + 32, head->id.number);
@@ -91,7 +96,7 @@ gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
     gd_put64(out + 48, head->items);
     gd_put64(out + 56, head->seed);
     gd_put32(out + 64, head->flags);
-    if (head->packed) {
+    if (gd_index_is_packed(head)) {
         gd_put64(out + 72, head->length);
     }
     gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
@@ -106,7 +111,7 @@ has_length(const gd_index_head *head, uint64_t length)
     if (head->items > most) {
         return false;
     }
-    if (!head->packed) {
+    if (!gd_index_is_packed(head)) {
         return gd_index_frame_start(head, gd_index_frames(head)) == length;
     }
     if (head->length != length || length < GD_INDEX_HEAD) {
@@ -126,11 +131,10 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
     if (memcmp(in, INDEX_MAGIC, 8) != 0) {
         return gd_fail(err, GD_CORRUPT, "%s is no file of the index", name);
     }
-    int known = id->kind == GD_INDEX_SHARD ? MAJOR_PACKED : MAJOR;
-    if (gd_get16(in + 8) > known) {
+    if (gd_get16(in + 8) > MAJOR) {
         return gd_fail(err, GD_VERSION,
                        "%s has version %u; this program knows %d", name,
-                       gd_get16(in + 8), known);
+                       gd_get16(in + 8), MAJOR);
     }
     if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
         return gd_fail(err, GD_CORRUPT, "the checksum of the head of %s is "
@@ -140,7 +144,6 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
                             .items = gd_get64(in + 48),
                             .seed = gd_get64(in + 56),
                             .flags = gd_get32(in + 64),
-                            .packed = gd_get16(in + 8) == MAJOR_PACKED,
                             .length = gd_get64(in + 72)};
     memcpy(head->catalog_id, in + 16, GD_ID_SIZE);
     if (gd_get32(in + 12) != id->kind || gd_get64(in + 32) != id->number ||

@@ -6,7 +6,7 @@
  * A file is a head and frames.  A frame is so many items, which have one size
  * in a file, and their checksum.  Only the last frame may have fewer.  Shards
  * have packed frames instead (packedframe.h), which have one size each, but the
- * last one; programs before these made shards like the other files.
+ * last one.
  */
 #ifndef GD_INDEXHEAD_H
 #define GD_INDEXHEAD_H
@@ -31,10 +31,11 @@ typedef struct gd_index_head {
     uint8_t catalog_id[GD_ID_SIZE];
     uint64_t items, seed;
     uint32_t flags;
-    bool packed;     /* the frames are: only of a shard */
-    uint64_t length; /* of the file, if they are */
+    uint64_t length; /* of the file, if its frames are packed */
 } gd_index_head;
 
+/* Whether the file has packed frames. */
+bool gd_index_is_packed(const gd_index_head *head);
 /* Bytes of an item in a file of this kind. */
 size_t gd_index_item_size(gd_index_kind kind);
 /* Items of a frame that is not the last. */

@@ -279,7 +279,7 @@ def test_group_is_gone_and_so_are_the_counts(repository, catalog, group):
 
 
 @pytest.mark.parametrize('facts', [
-    {'used': 11}, {'judged': 65}, {'indexed': 65}, {'rewritten': 65},
+    {'used': 11}, {'judged': 65}, {'rewritten': 65},
     {'used': -1}, {'dirty': 1}, {'used': '12'}, {'more': 1}], ids=str)
 def test_facts_of_a_group(repository, catalog, facts):
     catalog.groups[1].update(facts)
@@ -427,7 +427,7 @@ def test_transaction_id_used_twice(repository, catalog, group, image):
 
 @pytest.mark.parametrize('meta', [
     {'format': 2}, {'repository_id': '0' * 32}, {'catalog_id': 'x' * 32},
-    {'sequence': -1}, {'sequence': True}, {'valid': 1}, {'index_bits': 32},
+    {'sequence': -1}, {'sequence': True}, {'valid': 1}, {'parts': -1},
     {'ledger': ''}, {'more': 1}], ids=str)
 def test_meta(repository, catalog, meta):
     catalog.meta = meta
@@ -905,8 +905,7 @@ def in_parts(repository, group, pieces, ends, extents):
         catalog.more[key] = value
         together ^= int.from_bytes(
             hashlib.sha256(key + value).digest()[:16])
-    catalog.meta = {'format': 2, 'parts': len(ends),
-                    'ledger': f'{together:032x}'}
+    catalog.meta = {'parts': len(ends), 'ledger': f'{together:032x}'}
     # The operation that stored it is not settled yet.
     upload = transaction.hex()
     os.link(repository.path / 'images/scattered',
@@ -942,10 +941,9 @@ def test_impossible_parts(repository, group, scattered, ends, extents):
 
 
 @pytest.mark.parametrize(('meta', 'severity', 'words'), [
-    ({'format': 1}, DAMAGE, 'format'), ({'parts': 0}, DAMAGE, 'format'),
-    ({'format': 3}, DAMAGE, 'format'), ({'parts': 'x'}, DAMAGE, 'nonsense'),
-    ({'format': 1, 'parts': 0}, NOTE, 'ledger'),
-    ({'parts': 2}, NOTE, 'ledger'), ({'ledger': '0' * 32}, NOTE, 'ledger')])
+    ({'format': 2}, DAMAGE, 'format'), ({'parts': 'x'}, DAMAGE, 'nonsense'),
+    ({'parts': 0}, NOTE, 'ledger'), ({'parts': 2}, NOTE, 'ledger'),
+    ({'ledger': '0' * 32}, NOTE, 'ledger')])
 def test_what_it_says_of_parts(repository, group, scattered, meta, severity,
                                words):
     catalog = in_parts(repository, group, scattered, [1, 2, 3][:3], 300)

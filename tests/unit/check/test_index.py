@@ -129,20 +129,16 @@ def test_wrong_head(repository, catalog, head):
 def test_other_catalog_and_newer_version(repository, catalog):
     catalog.save_index()
     for head, words in (({'catalog_id': bytes(16)}, 'another catalog'),
-                        ({'major': 3}, 'version 3')):
+                        ({'major': 2}, 'version 2')):
         file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
         file.head = head
         file.save()
         one(repository, NOTE, words, file=SHARD)
 
 
-@pytest.mark.parametrize('packed', [False, True])
-def test_any_changed_byte(repository, catalog, packed):
+def test_any_changed_byte(repository, catalog):
     catalog.save_index()
     path = repository.path / SHARD
-    if packed:
-        writer.IndexFile(catalog, 'shard', catalog.shards()[0]).save_packed()
-        no_findings(repository)
     content = path.read_bytes()
     for at in [*range(0, 80, 5), 504, *range(512, len(content), 9)]:
         changed = bytearray(content)
@@ -158,14 +154,19 @@ def test_any_changed_byte(repository, catalog, packed):
     one(repository, DAMAGE, file=SHARD)
 
 
+def save_shard(catalog, most):
+    shard = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
+    shard.save(shard.packed(most))
+
+
 @pytest.mark.parametrize('most', [1, 5, 4096])
 def test_packed_frames(repository, catalog, most):
     catalog.save_index()
-    writer.IndexFile(catalog, 'shard', catalog.shards()[0]).save_packed(most)
+    save_shard(catalog, most)
     no_findings(repository)
     assert checker.check(repository.path).figures['index_records'] == 12
     catalog.records.pop(5)
-    writer.IndexFile(catalog, 'shard', catalog.shards()[0]).save_packed(most)
+    save_shard(catalog, most)
     one(repository, NOTE, 'no record for 1 blocks', file='index')
 
 
@@ -179,15 +180,8 @@ def test_wrong_head_of_packed_frames(repository, catalog, head, words):
     catalog.save_index()
     file = writer.IndexFile(catalog, 'shard', catalog.shards()[0])
     file.head = head
-    file.save_packed()
+    file.save()
     one(repository, DAMAGE, words, file=SHARD)
-
-
-def test_only_shards_have_packed_frames(repository, catalog):
-    catalog.save_index()
-    path = writer.IndexFile(catalog, 'run', record(
-        b'\1' * 8, 1 << 15)).save_packed()
-    one(repository, NOTE, 'version 2', file=f'index/{path.name}')
 
 
 RECORDS = record(b'\1' * 8, 1 << 15) + record(b'\2' * 8, 2 << 15)
@@ -202,7 +196,7 @@ def test_packed_frames_that_cannot_be(repository, catalog, more, words):
     """Their checksums are right."""
     catalog.save_index()
     file = writer.IndexFile(catalog, 'shard', RECORDS)
-    path = file.save_packed()
+    path = file.save()
     frame = writer.packed_frame(RECORDS, 77)
     content = path.read_bytes()
     assert content.endswith(frame)

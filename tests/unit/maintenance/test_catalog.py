@@ -80,7 +80,7 @@ def test_key_and_counts_are_as_the_format_says(catalog, path):
             'rewritten': 0}
         meta = json.loads(db.get(b'meta'))
         assert set(meta) == {'format', 'repository_id', 'catalog_id',
-                             'sequence', 'valid', 'index_bits', 'ledger'}
+                             'sequence', 'valid', 'ledger', 'parts'}
         assert meta['ledger'] == f'{0xabcdef:032x}'
         assert meta['repository_id'] == REPOSITORY and meta['format'] == 1
 
@@ -218,12 +218,12 @@ def test_counts_against_a_model(catalog, path, seed):
 
 def test_new_catalog_is_not_valid(catalog, path):
     assert not catalog.valid and catalog.sequence == 0
-    assert catalog.index_bits == 0 and len(catalog.id) == 16
+    assert len(catalog.id) == 16
     catalog_id = catalog.id
-    catalog.write(catalog.batch(), valid=True, sequence=7, index_bits=3)
+    catalog.write(catalog.batch(), valid=True, sequence=7)
     catalog.close()
     catalog = open_catalog(path)
-    assert catalog.valid and catalog.sequence == 7 and catalog.index_bits == 3
+    assert catalog.valid and catalog.sequence == 7
     assert catalog.id == catalog_id
     catalog.close()
 
@@ -276,16 +276,14 @@ def test_disk_bytes(catalog):
 
 def test_groups_facts(catalog):
     assert catalog.group(3) == {
-        'judged': 0, 'dirty': False, 'used': 0,
-        'rewritten': 0}
+        'judged': 0, 'dirty': False, 'used': 0, 'rewritten': 0}
     batch = catalog.batch()
     catalog.set_group(batch, 3, judged=7)
-    catalog.set_group(batch, 3, indexed=5)
+    catalog.set_group(batch, 3, rewritten=5)
     catalog.set_group(batch, 0x1000000, dirty=True)
     catalog.write(batch)
     assert catalog.group(3) == {
-        'judged': 7, 'dirty': False, 'indexed': 5, 'used': 0,
-        'rewritten': 0}
+        'judged': 7, 'dirty': False, 'used': 0, 'rewritten': 5}
     assert [n for n, _ in catalog.groups()] == [3, 0x1000000]
     batch = catalog.batch()
     catalog.forget_group(batch, 3)
@@ -353,26 +351,6 @@ def test_scrub_state(catalog):
     assert catalog.scrub_state() == {}
     catalog.set_scrub_state({'group': 3, 'slot': 9})
     assert catalog.scrub_state() == {'group': 3, 'slot': 9}
-
-
-def test_pages_of_an_older_program(catalog):
-    assert not catalog.has_index_pages()
-    batch = catalog.batch()
-    for page in range(5):
-        batch.put(b'f' + page.to_bytes(4, 'big'), b'x' * 13)
-    catalog.write(batch, index_bits=3)
-    assert catalog.has_index_pages()
-    removed = []
-    while True:
-        batch = catalog.batch()
-        removed.append(catalog.remove_index_pages(batch, 2))
-        if not removed[-1]:
-            break
-        catalog.write(batch)
-    assert removed == [2, 2, 1, 0]
-    assert catalog.has_index_pages()    # until it says so itself
-    catalog.write(catalog.batch(), index_bits=0)
-    assert not catalog.has_index_pages()
 
 
 def test_history(catalog):

@@ -188,7 +188,7 @@ def test_strange_samples_are_left_out(catalog):
 @pytest.mark.parametrize('change', [
     {'format': 2}, {'catalog_id': '12'}, {'catalog_id': 5}, {'sequence': -1},
     {'sequence': 1 << 70}, {'sequence': True}, {'valid': 1},
-    {'index_bits': 99}, {'repository_id': None}, {'ledger': 0},
+    {'parts': -1}, {'repository_id': None}, {'ledger': 0},
     {'ledger': '12'}])
 def test_strange_meta(catalog, path, change):
     catalog.close()
@@ -292,7 +292,7 @@ class FailingOnce:
         return FailsAfterwards(self._db.write_batch(**options))
 
 
-@pytest.mark.parametrize('given', [{}, {'index_bits': 3}])
+@pytest.mark.parametrize('given', [{}, {'valid': True}])
 def test_next_batch_does_not_take_back_one_that_failed(catalog, path, given):
     """It was written all the same: what it said of the catalog must stay."""
     count(catalog, 1, (1, 5, 1))

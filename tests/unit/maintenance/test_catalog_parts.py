@@ -127,18 +127,17 @@ def test_turning_round(catalog):
         list(catalog.txids())
 
 
-def test_format_of_parts(catalog, path):
-    """A program that does not know them makes the catalog anew."""
+def test_number_of_parts(catalog, path):
     count(catalog, 1, (1, 5, 1))
     catalog.close()
     plain, _ = meta_of(path)
-    assert plain['format'] == 1 and 'parts' not in plain
+    assert plain['parts'] == 0
     for steps, parts in ((1, 1), (1, 2), (3, 4)):
         catalog = open_catalog(path)
         count_some(catalog, 2, steps)
         catalog.close()
         meta, _ = meta_of(path)
-        assert (meta['format'], meta['parts']) == (2, parts)
+        assert meta['parts'] == parts
     catalog = open_catalog(path)
     assert uncount_some(catalog, 2, 9)
     catalog.close()

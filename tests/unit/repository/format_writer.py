@@ -242,7 +242,7 @@ class Catalog:
         items[b'meta'] = json.dumps({
             'format': 1, 'repository_id': self.repository.repository_id.hex(),
             'catalog_id': self.id.hex(), 'sequence': self.sequence,
-            'valid': True, 'index_bits': 0,
+            'valid': True, 'parts': 0,
             'ledger': f'{together(self.ledger):032x}', **self.meta}).encode()
         items.update(self.more)
         return {k: v for k, v in items.items() if v is not None}
@@ -292,7 +292,8 @@ def packed_frame(items: bytes, seed: int, padded: bool = False,
         0, len(items), 13)]
     addresses = [int.from_bytes(items[at + 8:at + 13], 'little')
                  for at in range(0, len(items), 13)]
-    differences = [0, *(b - a for a, b in zip(keys, keys[1:]))]
+    differences = [0, *((b - a) % (1 << 64)
+                        for a, b in zip(keys, keys[1:]))]
     facts = {'key': keys[0], 'count': len(keys),
              'key_bits': max(differences).bit_length(),
              'address_bits': max(addresses).bit_length(), **more}
@@ -336,6 +337,8 @@ class IndexFile:
         return head + struct.pack('<Q', xxh3(head))
 
     def content(self) -> bytes:
+        if self.kind == self.KINDS['shard']:
+            return self.packed()
         size = self.SIZES[self.kind]
         parts = [self._head()]
         frame = 65528 // size * size
@@ -351,19 +354,15 @@ class IndexFile:
             items = self.items[at:at + 13 * most]
             frames.append(packed_frame(items, 77 + len(frames),
                                        at + len(items) < len(self.items)))
-        return self._head(major=2, length=512 + sum(
+        return self._head(length=512 + sum(
             map(len, frames))) + b''.join(frames)
 
-    def save(self) -> pathlib.Path:
+    def save(self, content: bytes | None = None) -> pathlib.Path:
         directory = self.catalog.repository.path / 'index'
         directory.mkdir(mode=0o700, exist_ok=True)
-        self.catalog.repository.write(directory / self.name, self.content())
+        self.catalog.repository.write(directory / self.name,
+                                      content or self.content())
         return directory / self.name
-
-    def save_packed(self, most: int = 4096) -> pathlib.Path:
-        path = self.save()
-        self.catalog.repository.write(path, self.packed(most))
-        return path
 
 
 class Repository:

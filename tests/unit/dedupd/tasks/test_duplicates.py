@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The known duplicates: what the catalog has, and in which order."""
 
-import struct
-
 import pytest
 
 from dedupd.tasks import duplicates
@@ -59,56 +57,6 @@ def test_others_are_in_a_run_before_they_are_forgotten(repo, maintainer,
         test_merger.merge(maintainer)
     assert 'add' in done[:done.index('forgotten')]
     test_merger.need_exact(maintainer, {'b': DATA, 'c': DATA})
-
-
-def older_program(maintainer, pairs=b''):
-    """What one that keeps pages leaves; how it would go on."""
-    batch = maintainer.catalog.batch()
-    for number, _ in maintainer.catalog.groups():
-        maintainer.catalog.set_group(batch, number, indexed=256)
-    for page in range(8):
-        batch.put(struct.pack('>cI', b'f', page),
-                  struct.pack('>Q', page << 61) + b'\0\x80\0\0\0')
-    maintainer.catalog.write(batch, index_bits=3)
-
-
-def test_pages_of_an_older_program(repo, maintainer, monkeypatch):
-    """Their cursors go first: a crash leaves none in front of a page."""
-    test_merger.put_at_once(repo, a=DATA, b=DATA)
-    older_program(maintainer)
-    seen = []
-    write = catalog_module.Catalog.write
-
-    def watching_write(catalog, batch, sync=False, **options):
-        if any(key.startswith(b'f') for key, _ in batch.items()):
-            seen.append('pages' if sync else 'not synced')
-            assert not any(f.get('indexed') for _, f in catalog.groups())
-        elif 'index_bits' in options:
-            seen.append('bits')
-        write(catalog, batch, sync=sync, **options)
-    monkeypatch.setattr(catalog_module.Catalog, 'write', watching_write)
-    monkeypatch.setattr(duplicates, 'PAGES_AT_ONCE', 3)
-    assert test_merger.merge(maintainer).scanned == 512
-    assert seen == ['pages'] * 3 + ['bits']
-    assert not maintainer.catalog.has_index_pages()
-    test_merger.need_exact(maintainer, {'a': DATA, 'b': DATA})
-    test_merger.need_settled(maintainer)
-
-
-def test_older_program_that_was_at_work_between(repo, maintainer):
-    """It forgets pairs, and has the other blocks in its own index only."""
-    test_merger.put_at_once(repo, a=DATA, b=DATA, c=DATA)
-    test_merger.merge(maintainer, exclude=lambda facts: True)
-    repo.delete('a')
-    test_merger.collect(maintainer)
-    older_program(maintainer)
-    batch = maintainer.catalog.batch()
-    for group in maintainer.catalog.groups_with_duplicates():
-        maintainer.catalog.set_duplicates(batch, group, b'')
-    maintainer.catalog.write(batch)
-    test_merger.merge(maintainer)
-    test_merger.need_exact(maintainer, {'b': DATA, 'c': DATA})
-    test_merger.need_settled(maintainer)
 
 
 @pytest.mark.parametrize('rounds', [1, 8])
