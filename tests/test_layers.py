@@ -188,7 +188,6 @@ TESTED_BY = {
     'glance_dedup.cli.glanceoptions': 'unit/cli/test_upgradecheck.py',
     'glance_dedup.adoption.signing': 'functional/test_sign_locations.py',
     'glance_dedup.objects.backend': 'functional/test_objects.py',
-    'glance_dedup.objects.figures': 'functional/test_cold_daemon.py',
     'glance_dedup.objects.slicefiles': 'functional/test_cold.py',
     'glance_dedup.objects.slices': 'functional/test_cold.py',
     'glance_dedup.objects.store': 'functional/test_objects.py',

@@ -29,7 +29,6 @@ from typing import Protocol
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers
-from glance_dedup.objects import figures as figures_module
 from glance_dedup.objects import slicefiles
 from glance_dedup.objects import store as store_module
 
@@ -54,6 +53,24 @@ _EVER = 86400.0
 def key_of(owner: str, group: int, object_id: bytes) -> str:
     """The key of a cold group's object."""
     return f'{owner}/g/{group:08x}-{object_id.hex()}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What this process did for slices since it opened the repository."""
+
+    gets: int = 0
+    """Requests to the object store."""
+    received: int = 0
+    """Bytes of objects that these brought."""
+    asked: int = 0
+    """Slices that dedupd was asked for."""
+    evicted: int = 0
+    """Slices that were removed, to keep the cache's size."""
+    unavailable: int = 0
+    """Slices that the object store did not give."""
+    cached: int | None = None
+    """Bytes of the cache. None: this process has not counted them."""
 
 
 class Wanted(NamedTuple):
@@ -339,12 +356,12 @@ class Slices(closing.Closing):
     # -- figures --
 
     @property
-    def figures(self) -> figures_module.Figures:
+    def figures(self) -> Figures:
         """What this process did."""
         counts = (self._source.store.counts if self._source
                   else store_module.Counts())
         with self._lock:
-            return figures_module.Figures(
+            return Figures(
                 counts.gets, counts.received, self._asked,
                 self._files.evicted, self._unavailable, self._files.used)
 

@@ -733,18 +733,15 @@ MUTANTS = (
             Edit(_REPO,
                  '    s = gd_locks_share_features(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n',
-                 '    s = gd_feature_read_all(repo->env, repo->root, &set, '
-                 'err);\n'
+                 '    s = gd_features_check(repo->env, repo->root, err);\n'
                  '    if (s != GD_OK) {\n'
                  '        return s;\n'
                  '    }\n'
                  '    s = gd_locks_share_features(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n'),
             Edit(_REPO,
-                 '    return s == GD_OK\n'
-                 '               ? gd_feature_read_all(repo->env, repo->root, '
-                 '&set, err)\n'
-                 '               : s;\n',
+                 '    return s == GD_OK ? gd_features_check('
+                 'repo->env, repo->root, err) : s;\n',
                  '    return s;\n')),
         tests=_FEATURE_TESTS,
         why_not='it takes a newer program'),

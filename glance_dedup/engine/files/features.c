@@ -43,7 +43,6 @@ gd_feature_parse(const char *name, gd_feature *feature, gd_error *err)
 }
 
 typedef struct found_name {
-    gd_feature feature;
     bool is_known;
     char name[NAME_ROOM];
 } found_name;
@@ -52,7 +51,8 @@ static bool
 parse(const char *name, void *item)
 {
     found_name *found = item;
-    found->is_known = gd_feature_parse(name, &found->feature, NULL) == GD_OK;
+    gd_feature feature;
+    found->is_known = gd_feature_parse(name, &feature, NULL) == GD_OK;
     snprintf(found->name, sizeof found->name, "%s", name);
     return true;
 }
@@ -68,13 +68,12 @@ need_directory(gd_status s, gd_error *err)
 }
 
 gd_status
-gd_feature_read_all(const gd_env *env, int root, uint32_t *set, gd_error *err)
+gd_features_check(const gd_env *env, int root, gd_error *err)
 {
     const gd_listing listing = {
         .size = sizeof(found_name), .what = "the features", .parse = parse};
     void *items;
     size_t count;
-    *set = 0;
     gd_status s =
         gd_list(env, root, GD_DIR_FEATURES, &listing, &items, &count, err);
     s = need_directory(s, err);
@@ -85,8 +84,6 @@ gd_feature_read_all(const gd_env *env, int root, uint32_t *set, gd_error *err)
                         "the repository uses the feature '%s', which this "
                         "program does not know: use a newer program",
                         found[i].name);
-        } else {
-            *set |= UINT32_C(1) << found[i].feature;
         }
     }
     env->release(env, items);

@@ -27,10 +27,9 @@ const char *gd_feature_name(gd_feature feature);
 gd_status gd_feature_parse(const char *name, gd_feature *feature,
                            gd_error *err);
 
-/* Reads which features are set: bit f of *set is feature f.  GD_VERSION: one
- * is set that this program does not know; the message names it. */
-gd_status gd_feature_read_all(const gd_env *env, int root, uint32_t *set,
-                           gd_error *err);
+/* Returns GD_VERSION if a feature is set that this program does not know; the
+ * message names it. */
+gd_status gd_features_check(const gd_env *env, int root, gd_error *err);
 /* Returns whether a feature is set; false also if that cannot be found out. */
 bool gd_feature_is_set(const gd_env *env, int root, gd_feature feature);
 /* Sets a feature durably (N15.1).  A feature that is set already is made

@@ -42,7 +42,6 @@ check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 static gd_status
 open_locks(gd_repo *repo, const char *path, gd_error *err)
 {
-    uint32_t set;
     gd_status s = gd_locks_open(repo->env, repo->root, &repo->locks, err);
     if (s != GD_OK) {
         return s;
@@ -54,9 +53,7 @@ open_locks(gd_repo *repo, const char *path, gd_error *err)
                        "set in the repository %s: use a newer program", path);
     }
     /* With the lock, so nobody sets one between (N15.2). */
-    return s == GD_OK
-               ? gd_feature_read_all(repo->env, repo->root, &set, err)
-               : s;
+    return s == GD_OK ? gd_features_check(repo->env, repo->root, err) : s;
 }
 
 static gd_status

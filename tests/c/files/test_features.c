@@ -76,10 +76,17 @@ set(gd_feature feature)
     return gd_feature_set(x.env, x.root, locks, feature, TIMEOUT_MS, &x.err);
 }
 
+/* Bit f: feature f. */
 static gd_status
 read_all(uint32_t *found)
 {
-    return gd_feature_read_all(x.env, x.root, found, &x.err);
+    *found = 0;
+    for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
+        if (gd_feature_is_set(x.env, x.root, (gd_feature)i)) {
+            *found |= UINT32_C(1) << i;
+        }
+    }
+    return gd_features_check(x.env, x.root, &x.err);
 }
 
 static const char *
@@ -361,15 +368,13 @@ fail_one_set(fault_call call, uint64_t n)
 static bool
 fail_one_read(fault_call call, uint64_t n)
 {
-    uint32_t found;
     setup();
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
     uint64_t before = fault_env_faults(&x.f);
     fault_env_fail(&x.f, call, n, call == FAULT_ALLOC ? ENOMEM : EIO, false);
-    gd_status s = read_all(&found);
+    gd_status s = gd_features_check(x.env, x.root, &x.err);
     bool failed = fault_env_faults(&x.f) > before;
     CHECK_INT(s, !failed ? GD_OK : call == FAULT_ALLOC ? GD_NOMEM : GD_IO);
-    CHECK(s != GD_OK || found == 1 << GD_FEATURE_LISTED_SEGMENTS);
     teardown();
     return failed;
 }
