@@ -16,10 +16,6 @@ typedef struct gd_kv_calls {
                      size_t count, gd_error *err);
     gd_status (*put)(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                      gd_error *err);
-    gd_status (*remove)(gd_kv *kv, const uint64_t *keys, size_t count,
-                        gd_error *err);
-    gd_status (*iterate)(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair),
-                         void *arg, gd_error *err);
     gd_status (*commit)(gd_kv *kv, gd_error *err);
     /* What was put later is never in the store without what was put earlier,
      * whenever a crash comes. */

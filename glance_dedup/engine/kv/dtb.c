@@ -82,48 +82,15 @@ linear_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
 }
 
 static gd_status
-linear_set(dtb *t, uint64_t key, uint64_t value, gd_error *err)
-{
-    uint8_t *at;
-    gd_status s = linear_at(t, key, true, &at, err);
-    if (s == GD_OK) {
-        gd_put64(at, value);
-    }
-    return s;
-}
-
-static gd_status
 linear_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 {
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = linear_set(of(kv), pairs[i].key, pairs[i].value, err);
-    }
-    return s;
-}
-
-static gd_status
-linear_remove(gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = linear_set(of(kv), keys[i], 0, err);
-    }
-    return s;
-}
-
-static gd_status
-linear_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
-               gd_error *err)
-{
-    gd_status s = GD_OK;
-    bool more = true;
-    for (uint64_t key = 0; s == GD_OK && more && key < kv->options.capacity;
-         key++) {
         uint8_t *at;
-        s = linear_at(of(kv), key, false, &at, err);
-        uint64_t value = s == GD_OK ? gd_get64(at) : 0;
-        more = value == 0 || visit(arg, (gd_kv_pair){key, value});
+        s = linear_at(of(kv), pairs[i].key, true, &at, err);
+        if (s == GD_OK) {
+            gd_put64(at, pairs[i].value);
+        }
     }
     return s;
 }
@@ -248,53 +215,13 @@ sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
     return s;
 }
 
-static gd_status
-sparse_remove(gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        spot found;
-        uint8_t *page;
-        s = search(of(kv), keys[i], &found, err);
-        if (s != GD_OK || found.page == 0) {
-            continue;
-        }
-        s = gd_pagecache_get(of(kv)->cache, found.page, true, &page, err);
-        if (s == GD_OK) {
-            gd_dtb_drop(page, (unsigned)found.place);
-        }
-    }
-    return s;
-}
-
-static gd_status
-sparse_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
-               gd_error *err)
-{
-    gd_status s = GD_OK;
-    bool more = true;
-    for (uint64_t number = 1; s == GD_OK && more && number <= of(kv)->pages;
-         number++) {
-        uint8_t *page;
-        s = gd_pagecache_get(of(kv)->cache, number, false, &page, err);
-        for (unsigned i = 0; s == GD_OK && more && i < gd_dtb_count(page);
-             i++) {
-            gd_kv_pair pair = gd_dtb_pair(page, i);
-            more = pair.value == 0 || visit(arg, pair);
-        }
-    }
-    return s;
-}
-
 /* ---- opening ---- */
 
 static const gd_kv_calls LINEAR = {
-    dtb_close,     linear_get,     linear_put,
-    linear_remove, linear_iterate, dtb_commit, false,
+    dtb_close, linear_get, linear_put, dtb_commit, false,
 };
 static const gd_kv_calls SPARSE = {
-    dtb_close,     sparse_get,     sparse_put,
-    sparse_remove, sparse_iterate, dtb_commit, false,
+    dtb_close, sparse_get, sparse_put, dtb_commit, false,
 };
 
 /* Where the file system has no direct I/O, the kernel's page cache is used,

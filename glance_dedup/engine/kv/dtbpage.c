@@ -136,11 +136,3 @@ gd_dtb_add(uint8_t *page, gd_kv_pair pair)
     set_pair(page, count, pair);
     gd_put16(page + COUNT, (uint16_t)(count + 1));
 }
-
-void
-gd_dtb_drop(uint8_t *page, unsigned place)
-{
-    unsigned last = gd_dtb_count(page) - 1;
-    set_pair(page, place, gd_dtb_pair(page, last));
-    gd_put16(page + COUNT, (uint16_t)last);
-}

@@ -66,8 +66,6 @@ gd_kv_pair gd_dtb_pair(const uint8_t *page, unsigned place);
 void gd_dtb_set_value(uint8_t *page, unsigned place, uint64_t value);
 /* REQUIRES: the count is below GD_DTB_KEYS, and the key is absent. */
 void gd_dtb_add(uint8_t *page, gd_kv_pair pair);
-/* The last pair takes the place. */
-void gd_dtb_drop(uint8_t *page, unsigned place);
 
 /* ---- a valid page of a linear store ---- */
 

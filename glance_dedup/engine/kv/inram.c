@@ -7,9 +7,8 @@
  * store that is opened is empty.
  *
  * A fifth of the hash table's places stays free, so that a probe for an absent
- * key ends soon.  A deletion moves later pairs up instead of leaving a mark, so
- * the table does not grow slower with use.  The hash has a random key, since
- * uploaders can choose the first bytes of fingerprints.
+ * key ends soon.  The hash has a random key, since uploaders can choose the first
+ * bytes of fingerprints.
  */
 #include "engine/base/coding.h"
 #include "engine/kv/backend.h"
@@ -66,29 +65,6 @@ linear_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
     (void)err;
     for (size_t i = 0; i < count; i++) {
         of(kv)->values[pairs[i].key] = pairs[i].value;
-    }
-    return GD_OK;
-}
-
-static gd_status
-linear_remove(gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
-{
-    (void)err;
-    for (size_t i = 0; i < count; i++) {
-        of(kv)->values[keys[i]] = 0;
-    }
-    return GD_OK;
-}
-
-static gd_status
-linear_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
-               gd_error *err)
-{
-    (void)err;
-    bool more = true;
-    for (uint64_t i = 0; more && i < kv->options.capacity; i++) {
-        uint64_t value = of(kv)->values[i];
-        more = value == 0 || visit(arg, (gd_kv_pair){i, value});
     }
     return GD_OK;
 }
@@ -154,65 +130,13 @@ sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
     return GD_OK;
 }
 
-/* Whether a probe that starts at home and comes to place passes the gap. */
-static bool
-passes(uint64_t home, uint64_t gap, uint64_t place)
-{
-    return gap <= place ? home <= gap || home > place
-                        : home <= gap && home > place;
-}
-
-/* Moves up those pairs whose probe would end at the gap. */
-static void
-close_gap(inram *t, uint64_t gap)
-{
-    for (uint64_t at = after(t, gap); t->pairs[at].value != 0;
-         at = after(t, at)) {
-        if (passes(home_of(t, t->pairs[at].key), gap, at)) {
-            t->pairs[gap] = t->pairs[at];
-            gap = at;
-        }
-    }
-    t->pairs[gap].value = 0;
-}
-
-static gd_status
-sparse_remove(gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
-{
-    inram *t = of(kv);
-    (void)err;
-    for (size_t i = 0; i < count; i++) {
-        gd_kv_pair *place = find_place(t, keys[i]);
-        if (place->value != 0) {
-            t->used--;
-            close_gap(t, (uint64_t)(place - t->pairs));
-        }
-    }
-    return GD_OK;
-}
-
-static gd_status
-sparse_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
-               gd_error *err)
-{
-    const inram *t = of(kv);
-    (void)err;
-    bool more = true;
-    for (uint64_t i = 0; more && i < t->places; i++) {
-        more = t->pairs[i].value == 0 || visit(arg, t->pairs[i]);
-    }
-    return GD_OK;
-}
-
 /* ---- opening ---- */
 
 static const gd_kv_calls LINEAR = {
-    inram_close,   linear_get,     linear_put,
-    linear_remove, linear_iterate, inram_commit, true,
+    inram_close, linear_get, linear_put, inram_commit, true,
 };
 static const gd_kv_calls SPARSE = {
-    inram_close,   sparse_get,     sparse_put,
-    sparse_remove, sparse_iterate, inram_commit, true,
+    inram_close, sparse_get, sparse_put, inram_commit, true,
 };
 
 static gd_status

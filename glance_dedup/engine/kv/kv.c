@@ -141,25 +141,6 @@ gd_kv_put_behind(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
 }
 
 gd_status
-gd_kv_delete_batch(gd_kv *kv, const uint64_t *keys, size_t count,
-                   gd_error *err)
-{
-    gd_status s = check_keys(kv, keys, count, err);
-    if (s == GD_OK && count > 0) {
-        kv->stats.deletes += count;
-        s = kv->calls->remove(kv, keys, count, err);
-    }
-    return s;
-}
-
-gd_status
-gd_kv_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
-              gd_error *err)
-{
-    return kv->calls->iterate(kv, visit, arg, err);
-}
-
-gd_status
 gd_kv_commit(gd_kv *kv, gd_error *err)
 {
     return kv->calls->commit(kv, err);

@@ -18,8 +18,8 @@
  *
  * A store belongs to one thread at a time, and to the process that opened it:
  * a child must neither use nor close it after fork.  With LMDB, the thread that
- * puts or deletes must commit, too, and other processes that want to change the
- * store wait until it does.
+ * puts must commit, too, and other processes that want to change the store wait
+ * until it does.
  */
 #ifndef GD_KV_H
 #define GD_KV_H
@@ -61,7 +61,6 @@ typedef struct gd_kv_stats {
     uint64_t gets; /* keys asked for, and found among them */
     uint64_t found;
     uint64_t puts;
-    uint64_t deletes;
     uint64_t dropped;    /* puts that found no room */
     uint64_t damaged;    /* pages of a sparse store that were emptied */
     uint64_t reads;      /* calls to the disk, and their bytes */
@@ -112,15 +111,7 @@ gd_status gd_kv_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
  * while DTB commits what was put before first. */
 gd_status gd_kv_put_behind(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                            gd_error *err);
-/* Absent keys do not matter. */
-gd_status gd_kv_delete_batch(gd_kv *kv, const uint64_t *keys, size_t count,
-                             gd_error *err);
-/* Calls visit with each pair, in any order, until it returns false.  visit must
- * not use the store.  DTB may report a key twice if somebody damaged its
- * file. */
-gd_status gd_kv_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair),
-                        void *arg, gd_error *err);
-/* Makes all puts and deletes durable.  After a failed sync each later call
+/* Makes all puts durable.  After a failed sync each later call
  * fails: close the store and open it again. */
 gd_status gd_kv_commit(gd_kv *kv, gd_error *err);
 

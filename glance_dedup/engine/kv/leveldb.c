@@ -30,13 +30,9 @@ enum {
 
 #define FUNCTIONS(X)                                                          \
     X(leveldb_open) X(leveldb_close) X(leveldb_get) X(leveldb_write)          \
-    X(leveldb_destroy_db) X(leveldb_free) X(leveldb_create_iterator)          \
-    X(leveldb_iter_destroy) X(leveldb_iter_valid)                             \
-    X(leveldb_iter_seek_to_first) X(leveldb_iter_next) X(leveldb_iter_key)    \
-    X(leveldb_iter_value) X(leveldb_iter_get_error)                           \
-    X(leveldb_writebatch_create) X(leveldb_writebatch_destroy)                \
-    X(leveldb_writebatch_clear) X(leveldb_writebatch_put)                     \
-    X(leveldb_writebatch_delete) X(leveldb_options_create)                    \
+    X(leveldb_destroy_db) X(leveldb_free) X(leveldb_writebatch_create)        \
+    X(leveldb_writebatch_destroy) X(leveldb_writebatch_clear)                 \
+    X(leveldb_writebatch_put) X(leveldb_options_create)                       \
     X(leveldb_options_destroy) X(leveldb_options_set_create_if_missing)       \
     X(leveldb_options_set_paranoid_checks)                                    \
     X(leveldb_options_set_write_buffer_size)                                  \
@@ -175,18 +171,6 @@ leveldb_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
     return write_batch(t, err);
 }
 
-static gd_status
-leveldb_delete_batch(gd_kv *kv, const uint64_t *keys, size_t count,
-                     gd_error *err)
-{
-    leveldb *t = of(kv);
-    for (size_t i = 0; i < count; i++) {
-        uint64_t key = htobe64(keys[i]);
-        t->lib.leveldb_writebatch_delete(t->batch, (char *)&key, sizeof key);
-    }
-    return write_batch(t, err);
-}
-
 /* An empty batch that is synced takes all before it along. */
 static gd_status
 leveldb_commit(gd_kv *kv, gd_error *err)
@@ -197,41 +181,6 @@ leveldb_commit(gd_kv *kv, gd_error *err)
     t->lib.leveldb_writeoptions_set_sync(t->writing, 0);
     kv->stats.syncs++;
     return s;
-}
-
-/* A linear store passes over numbers that it cannot have. */
-static bool
-take_pair(leveldb *t, const leveldb_iterator_t *at, gd_kv_pair *pair)
-{
-    size_t key_length, value_length;
-    const char *key = t->lib.leveldb_iter_key(at, &key_length);
-    const char *value = t->lib.leveldb_iter_value(at, &value_length);
-    if (key_length != sizeof pair->key || value_length != 8) {
-        return false;
-    }
-    memcpy(&pair->key, key, sizeof pair->key);
-    pair->key = be64toh(pair->key);
-    pair->value = gd_get64((const uint8_t *)value);
-    return pair->value != 0 && (t->kv.options.kind == GD_KV_SPARSE ||
-                                pair->key < t->kv.options.capacity);
-}
-
-static gd_status
-leveldb_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair),
-                void *arg, gd_error *err)
-{
-    leveldb *t = of(kv);
-    leveldb_iterator_t *at = t->lib.leveldb_create_iterator(t->db, t->reading);
-    bool more = true;
-    for (t->lib.leveldb_iter_seek_to_first(at);
-         more && t->lib.leveldb_iter_valid(at); t->lib.leveldb_iter_next(at)) {
-        gd_kv_pair pair;
-        more = !take_pair(t, at, &pair) || visit(arg, pair);
-    }
-    char *why = NULL;
-    t->lib.leveldb_iter_get_error(at, &why);
-    t->lib.leveldb_iter_destroy(at);
-    return check(t, why, err);
 }
 
 /* ---- opening ---- */
@@ -256,8 +205,7 @@ leveldb_close_store(gd_kv *kv)
 }
 
 static const gd_kv_calls CALLS = {
-    leveldb_close_store,  leveldb_get_batch, leveldb_put_batch,
-    leveldb_delete_batch, leveldb_iterate,   leveldb_commit,
+    leveldb_close_store, leveldb_get_batch, leveldb_put_batch, leveldb_commit,
     true, /* the log is read up to where it breaks off */
 };
 

@@ -3,8 +3,7 @@
  * lmdb.c - the backend that is a copy-on-write B+-tree: LMDB's.
  *
  * Several processes may have the store open.  One of them at a time writes: the
- * first put or deletion begins a transaction, for which it waits, and the
- * commit ends it.  A commit writes the changed pages, syncs, and then writes
+ * first put begins a transaction, for which it waits, and the commit ends it.  A commit writes the changed pages, syncs, and then writes
  * the page that has the tree's root.
  *
  * A process must not open the store twice: closing one would release LMDB's
@@ -41,7 +40,6 @@ enum {
     X(mdb_env_stat) X(mdb_env_set_mapsize) X(mdb_reader_check)                \
     X(mdb_txn_begin) X(mdb_txn_commit) X(mdb_txn_abort) X(mdb_txn_reset)      \
     X(mdb_txn_renew) X(mdb_dbi_open) X(mdb_stat) X(mdb_get) X(mdb_put)        \
-    X(mdb_del) X(mdb_cursor_open) X(mdb_cursor_get) X(mdb_cursor_close)       \
     X(mdb_strerror)
 
 typedef struct library {
@@ -232,23 +230,6 @@ lmdb_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 }
 
 static gd_status
-lmdb_remove(gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
-{
-    lmdb *t = of(kv);
-    gd_status s = begin_writing(t, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < count; i++) {
-        MDB_val key = key_of(&keys[i]);
-        rc = t->mdb.mdb_del(t->writes, t->dbi, &key, NULL);
-        rc = rc == MDB_NOTFOUND ? 0 : rc;
-    }
-    return end_change(t, rc, err);
-}
-
-static gd_status
 lmdb_commit(gd_kv *kv, gd_error *err)
 {
     lmdb *t = of(kv);
@@ -258,54 +239,6 @@ lmdb_commit(gd_kv *kv, gd_error *err)
     int rc = t->mdb.mdb_txn_commit(t->writes);
     t->writes = NULL;
     kv->stats.syncs++;
-    return rc == 0 ? GD_OK : fail(t, rc, err);
-}
-
-/* A linear store passes over numbers that it cannot have. */
-static bool
-take_pair(const gd_kv *kv, const MDB_val *key, const MDB_val *value,
-          gd_kv_pair *pair)
-{
-    if (key->mv_size != sizeof pair->key || value->mv_size != 8) {
-        return false;
-    }
-    memcpy(&pair->key, key->mv_data, sizeof pair->key);
-    pair->value = gd_get64(value->mv_data);
-    return pair->value != 0 && (kv->options.kind == GD_KV_SPARSE ||
-                                pair->key < kv->options.capacity);
-}
-
-static int
-walk(lmdb *t, MDB_txn *txn, bool (*visit)(void *arg, gd_kv_pair pair),
-     void *arg)
-{
-    MDB_cursor *cursor;
-    int rc = t->mdb.mdb_cursor_open(txn, t->dbi, &cursor);
-    if (rc != 0) {
-        return rc;
-    }
-    for (bool more = true; more;) {
-        MDB_val key, value;
-        gd_kv_pair pair;
-        rc = t->mdb.mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
-        more = rc == 0 && (!take_pair(&t->kv, &key, &value, &pair) ||
-                           visit(arg, pair));
-    }
-    t->mdb.mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : rc;
-}
-
-static gd_status
-lmdb_iterate(gd_kv *kv, bool (*visit)(void *arg, gd_kv_pair pair), void *arg,
-             gd_error *err)
-{
-    lmdb *t = of(kv);
-    MDB_txn *txn;
-    int rc = begin_reading(t, &txn);
-    if (rc == 0) {
-        rc = walk(t, txn, visit, arg);
-        end_reading(t);
-    }
     return rc == 0 ? GD_OK : fail(t, rc, err);
 }
 
@@ -338,8 +271,7 @@ lmdb_close(gd_kv *kv)
 }
 
 static const gd_kv_calls CALLS = {
-    lmdb_close,   lmdb_get,    lmdb_put, lmdb_remove,
-    lmdb_iterate, lmdb_commit, true, /* a commit is one step */
+    lmdb_close, lmdb_get, lmdb_put, lmdb_commit, true, /* a commit is one step */
 };
 
 static gd_status
