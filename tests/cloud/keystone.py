@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keystone, with the users, projects and endpoints of the whole cloud.
 
-Everybody has the cloud's one password. Users are `admin`, `demo`, and one in
-the project `service` for each service that asks Keystone who somebody is.
+Everybody has the checkout's one password. Users are `admin`, `demo`, and one
+in the project `service` for each service that asks Keystone who somebody is.
 """
 
 import base64
@@ -40,17 +40,25 @@ class Keystone(service.WsgiService):
             'credential': {'key_repository': self.directory / 'credential'},
             # A quarter of a second for each log-in otherwise.
             'identity': {'password_hash_rounds': 4},
+            # Without a cache, a check of a token takes half a second of a
+            # slow processor. This one is the process's own, of which there is
+            # one.
+            'cache': {'enabled': True, 'backend': 'dogpile.cache.memory'},
         })
 
     def prepare(self):
         config = self._configure()
         manage = [self.prefix / 'bin' / 'keystone-manage',
                   '--config-file', config]
-        self.cloud.services['mariadb'].provide(
-            self, 'keystone', ['keystone'],
-            lambda: self.run([*manage, 'db_sync']))
         for name in ('fernet', 'receipts'):
             self._make_keys(self.directory / name)
+        mariadb = self.cloud.services['mariadb']
+        mariadb.provide(self, 'keystone', ['keystone'],
+                        lambda: self.run([*manage, 'db_sync']))
+        if mariadb.restore(self, self._furnished):
+            self._move_endpoints(mariadb)
+            self.cloud.state.set_prepared(self.step(self.furnish))
+            return
         self.run([*manage, 'bootstrap',
                   '--bootstrap-username', 'admin',
                   '--bootstrap-project-name', 'admin',
@@ -59,6 +67,35 @@ class Keystone(service.WsgiService):
                   '--bootstrap-internal-url', f'{self.url}/v3',
                   '--bootstrap-admin-url', f'{self.url}/v3'],
                  {'OS_BOOTSTRAP_PASSWORD': self.cloud.password})
+
+    @property
+    def _furnished(self):
+        """The path of the database with users and services.
+
+        Keystone takes half a minute of a processor to make them.
+        """
+        return self.cloud.services['mariadb'].kept(
+            self, 'keystone',
+            '-'.join(['keystone', *(one.user for one in self._catalogue())]))
+
+    def _catalogue(self):
+        """The services that have an endpoint beside Keystone."""
+        return [one for one in self.cloud.services.values()
+                if one.catalogue is not None]
+
+    def _move_endpoints(self, mariadb):
+        """Set the URLs, which differ from cloud to cloud."""
+        urls = {'identity': f'{self.url}/v3'}
+        for one in self._catalogue():
+            kind, path = one.catalogue
+            urls[kind] = f'{one.url}{path}'
+        with mariadb.connect() as connection, connection.cursor() as cursor:
+            for kind, url in urls.items():
+                cursor.execute(
+                    'UPDATE keystone.endpoint JOIN keystone.service '
+                    'ON service.id = endpoint.service_id '
+                    'SET endpoint.url = %s WHERE service.type = %s',
+                    [url, kind])
 
     @staticmethod
     def _make_keys(directory):
@@ -95,9 +132,7 @@ class Keystone(service.WsgiService):
 
             user('demo', project('demo'), 'member', 'reader')
             service_project = project('service')
-            for one in self.cloud.services.values():
-                if one.catalogue is None:
-                    continue
+            for one in self._catalogue():
                 user(one.user, service_project, 'admin', 'service')
                 kind, path = one.catalogue
                 entry = services.get(one.user) or identity.create_service(
@@ -106,6 +141,8 @@ class Keystone(service.WsgiService):
                     identity.create_endpoint(
                         service_id=entry.id, interface='public',
                         region_id=REGION, url=f'{one.url}{path}')
+        self.cloud.services['mariadb'].keep(
+            self, ['keystone'], self._furnished)
 
     def connect(self, user, project):
         """The SDK's connection; proxies of the environment are left alone."""

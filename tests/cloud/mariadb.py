@@ -99,6 +99,13 @@ class MariaDB(service.Service):
         :param names: of the databases; the kept file has the first name
         :param migrate: called to have the service make its tables
         """
+        self._make(names)
+        kept = self.kept(user, distribution, names[0])
+        if not self.restore(user, kept):
+            migrate()
+            self.keep(user, names, kept)
+
+    def _make(self, names):
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(
                 f"CREATE USER IF NOT EXISTS {_USER}@'%%' IDENTIFIED BY %s",
@@ -107,19 +114,31 @@ class MariaDB(service.Service):
                 cursor.execute(f'DROP DATABASE IF EXISTS {name}')
                 cursor.execute(f'CREATE DATABASE {name} CHARACTER SET utf8mb3')
                 cursor.execute(f"GRANT ALL ON {name}.* TO {_USER}@'%'")
+
+    def kept(self, user, distribution, name):
+        """Return the path of what is kept for a version of a service."""
         version = service.version(user.prefix, distribution)
-        kept = _KEPT / f'{names[0]}-{version}.sql'
-        client = ['--no-defaults', f'--socket={self.socket}', '--user=root']
-        if kept.exists():
-            user.run(['mariadb', *client, f'--execute=source {kept}'])
-            return
-        migrate()
+        return _KEPT / f'{name}-{version}.sql'
+
+    def keep(self, user, names, kept):
+        """Write databases to a file, for clouds that come later."""
         kept.parent.mkdir(exist_ok=True)
         with tempfile.NamedTemporaryFile(
                 dir=kept.parent, prefix=kept.name, delete=False) as new:
-            user.run(['mariadb-dump', *client, f'--result-file={new.name}',
-                      '--databases', *names])
+            user.run(['mariadb-dump', *self._client,
+                      f'--result-file={new.name}', '--databases', *names])
         os.replace(new.name, kept)
+
+    def restore(self, user, kept):
+        """Fill databases from a file; return False if there is none."""
+        if not kept.exists():
+            return False
+        user.run(['mariadb', *self._client, f'--execute=source {kept}'])
+        return True
+
+    @property
+    def _client(self):
+        return ['--no-defaults', f'--socket={self.socket}', '--user=root']
 
     def database(self, name):
         """The URL of a database."""

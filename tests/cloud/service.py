@@ -168,8 +168,12 @@ class Service:
             self.kill()
             raise CloudError(self._complaint(exc, begin)) from exc
 
+    def step(self, method):
+        """Return the name under which it is recorded that this was done."""
+        return f'{self.name} {method.__name__}'
+
     def _once(self, step):
-        done = f'{self.name} {step.__name__}'
+        done = self.step(step)
         if not self.cloud.state.prepared(done):
             begin = time.monotonic()
             step()

@@ -7,13 +7,29 @@ groups move to Swift, what was prepared, the stores of Glance, the services
 that are wanted, and the one password.
 """
 
+import contextlib
 import json
 import os
+import pathlib
 import secrets
+import tempfile
 import threading
 
 from tests.cloud import process as process_module
 from tests.support import ports
+
+#: The password of all clouds of this checkout: their databases are kept.
+_PASSWORD = pathlib.Path(__file__).resolve().parents[2] / '.services/password'
+
+
+def _password():
+    _PASSWORD.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile('w', dir=_PASSWORD.parent) as new:
+        new.write(secrets.token_hex(8))
+        new.flush()
+        with contextlib.suppress(FileExistsError):
+            os.link(new.name, _PASSWORD)
+    return _PASSWORD.read_text()
 
 
 class State:
@@ -26,7 +42,7 @@ class State:
         self._path = path
         self._lock = threading.Lock()
         self._all = {
-            'password': secrets.token_hex(8), 'ports': {}, 'addresses': {},
+            'password': _password(), 'ports': {}, 'addresses': {},
             'processes': {}, 'hosts': {}, 'site': False, 'swift': False,
             'prepared': [], 'started_with': {}, 'wanted': [], 'glance': None}
         if path.exists():

@@ -42,7 +42,6 @@ def cloud():
     """One whose repository is attached to Swift; without Nova at first."""
     with tempfile.TemporaryDirectory(prefix='cloud-') as parent:
         one = cloud_module.Cloud(pathlib.Path(parent) / 'one', swift=True)
-        one.services['keystone'].token_life = TOKEN_LIFE
         with one:
             one.up(['glance'])
             yield one
@@ -136,9 +135,25 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
         assert store.keys('owners/')
 
 
+@pytest.fixture
+def short_tokens(cloud):
+    """Have Keystone give tokens of TOKEN_LIFE."""
+    keystone = cloud.services['keystone']
+    before = keystone.token_life
+
+    def restart(seconds):
+        keystone.stop()
+        keystone.token_life = seconds
+        keystone.start()
+
+    restart(TOKEN_LIFE)
+    yield
+    restart(before)
+
+
 # Long: it waits until a token of TOKEN_LIFE seconds has expired.
 @pytest.mark.long
-def test_a_token_ends_in_the_middle_of_an_image(cloud):
+def test_a_token_ends_in_the_middle_of_an_image(cloud, short_tokens):
     """Keystone and Swift refuse it, and the next one is asked for."""
     content = repositories.noise(13 * MIB, 2)
     with repository.Repository(cloud.repository) as repo:
