@@ -41,6 +41,7 @@ whatever the image comes through.
 import argparse
 import concurrent.futures
 import contextlib
+import itertools
 import os
 import pathlib
 import statistics
@@ -162,10 +163,11 @@ class Hosts:
         self._linked.close()
         for compute in self.computes:
             compute.forget_images()
-        for cache in self.caches:
+        for cache, base in itertools.zip_longest(self.caches, self._bases):
             cache.stop()
             cache.clear()
-            cache.trusted = trusted or bool(self._bases)
+            cache.trusted = trusted or bool(base)
+            cache.options = base.options if base else {}
             cache.start()
         for base in self._bases:
             self._linked.enter_context(base)

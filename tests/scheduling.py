@@ -39,10 +39,11 @@ SPLIT = {'tests/unit/test_c.py'}
 GROUPS = {
     'tests/cloud/ with compute hosts': {
         f'tests/cloud/test_{name}.py' for name in (
-            'cache', 'neighbours', 'nova_base', 'relay', 'volumes')},
+            'cache', 'neighbours', 'nova_base', 'relay')},
     'tests/cloud/': {
         f'tests/cloud/test_{name}.py' for name in (
-            'boot', 'clients', 'cold', 'down', 'signatures', 'tempest')},
+            'boot', 'clients', 'cold', 'down', 'signatures', 'tempest',
+            'volumes')},
 }
 
 

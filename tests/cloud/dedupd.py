@@ -3,6 +3,7 @@
 on compute hosts as their cache.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -184,6 +185,22 @@ class Cache(_Dedupd):
     def prepare(self):
         self.clear()
 
+    @contextlib.contextmanager
+    def anew(self, trusted=False, options=()):
+        """Have it hold nothing, and run with these options meanwhile."""
+        before = self.trusted, self.options
+        try:
+            self._begin_anew(trusted, dict(options))
+            yield self
+        finally:
+            self._begin_anew(*before)
+
+    def _begin_anew(self, trusted, options):
+        self.stop()
+        self.clear()
+        self.trusted, self.options = trusted, options
+        self.start()
+
     def clear(self):
         """Have it hold nothing, while it is down."""
         shutil.rmtree(self.repository, ignore_errors=True)
@@ -226,7 +243,8 @@ class NovaBase:
 
     It looks at Glance's images each second.
 
-    :param cache: which offers images from its next start on
+    :param cache: which offers images once it was started with :attr:`options`,
+        trusted
     :param account: whose images
     """
 
@@ -240,9 +258,8 @@ class NovaBase:
         self.base = (cloud.services[f'{cache.host.name}/nova-compute']
                      .instances / '_base')
         self.mounted = cloud.directory / f'mounted-{cache.host.name}'
-        cache.trusted = True
-        cache.options = {'cloud': account, 'nova_base': self.base,
-                         'nova_mount': self.mounted}
+        self.options = {'cloud': account, 'nova_base': self.base,
+                        'nova_mount': self.mounted}
 
     def __enter__(self):
         self.base.mkdir(parents=True, exist_ok=True)

@@ -8,11 +8,8 @@ as it is, but for ``endpoint_override``.
 import contextlib
 import hashlib
 import os
-import pathlib
 import random
-import shutil
 import subprocess
-import tempfile
 import time
 import uuid
 
@@ -21,8 +18,6 @@ import pytest
 
 from glance_dedup.repository import repository
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
-from tests.cloud import conftest
 from tests.cloud import disk
 from tests.cloud import service
 
@@ -50,21 +45,8 @@ LIMIT = 300
 
 
 @pytest.fixture(scope='module')
-def cloud():
-    """One whose compute host has a cache."""
-    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    one = cloud_module.Cloud(place, hosts={HOST: True})
-    with contextlib.ExitStack() as undo:
-        undo.callback(one.down)
-        undo.callback(_keep_logs, place / 'log')
-        one.up()
-        yield one
-
-
-def _keep_logs(log):
-    kept = conftest.LOGS.with_name('cloud-cache')
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(log, kept)
+def cloud(cloud_with_host):
+    return cloud_with_host
 
 
 class Sandbox:
@@ -210,6 +192,7 @@ def test_a_similar_image_moves_less_than_a_tenth(cloud, sandbox):
     assert plain(cloud, similar) == plain(cloud, snapshot) == []
 
 
+@pytest.mark.long
 def test_servers_of_one_image_at_once(cloud, sandbox):
     image, said = sandbox.upload()
     pulls = sandbox.status()['arrivals']['pulls']
@@ -368,6 +351,7 @@ def test_killed_at_any_time(cloud, sandbox, seed):
     need_good(sandbox, image, said, end(sandbox, server, said))
 
 
+@pytest.mark.long
 def test_a_token_is_revoked_in_the_middle(cloud, sandbox):
     """And everybody who had seen that it was good has forgotten it."""
     image, said = sandbox.upload(MUCH)

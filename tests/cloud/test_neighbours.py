@@ -13,6 +13,7 @@ import pytest
 
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
+from tests.cloud import conftest
 from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import cache_harness
@@ -33,7 +34,7 @@ def cloud():
     caches = [one.services[f'{name}/dedupd'] for name in HOSTS]
     with contextlib.ExitStack() as undo:
         undo.callback(one.down)
-        undo.callback(test_cache._keep_logs, place / 'log')
+        undo.callback(conftest.keep_logs, place / 'log')
         one.up()
         links = [undo.enter_context(contextlib.closing(
             cache_harness.Link(cache.listen, one.address)))
@@ -87,6 +88,7 @@ def linked(cloud, rack):
         bases = []
         for cache in rack.caches:
             base = dedupd.NovaBase(cloud, cache, 'admin')
+            cache.options = base.options
             cache.stop()
             cache.start()
             bases.append(stack.enter_context(base))

@@ -5,16 +5,12 @@ Nova and libvirt are as they are. libvirt runs as another user than the mount,
 and opens it as the backing file of the server's disk.
 """
 
-import contextlib
 import hashlib
-import pathlib
-import tempfile
 import time
 
 import pytest
 
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
 from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import nbd
@@ -33,18 +29,18 @@ LARGE = 2048
 
 
 @pytest.fixture(scope='module')
-def cloud():
-    """One whose compute host has a cache, and links."""
+def base(cloud_with_host):
+    """What keeps links to the images on the compute host."""
     nbd.need('fusermount3')
-    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    one = cloud_module.Cloud(place, hosts={HOST: True})
-    base = dedupd.NovaBase(one, one.services[f'{HOST}/dedupd'])
-    with contextlib.ExitStack() as undo:
-        undo.callback(one.down)
-        undo.callback(test_cache._keep_logs, place / 'log')
-        one.up()
-        one.base = undo.enter_context(base)
+    cache = cloud_with_host.services[f'{HOST}/dedupd']
+    one = dedupd.NovaBase(cloud_with_host, cache)
+    with cache.anew(trusted=True, options=one.options), one:
         yield one
+
+
+@pytest.fixture(scope='module')
+def cloud(cloud_with_host, base):
+    return cloud_with_host
 
 
 @pytest.fixture
@@ -71,9 +67,9 @@ def reboot(sandbox, server, said, boots):
         'it does not start again')
 
 
-def test_a_server_starts_from_a_link(cloud, sandbox):
+def test_a_server_starts_from_a_link(cloud, base, sandbox):
     image, said = sandbox.upload(own=76)
-    path = cloud.base.link(image)
+    path = base.link(image)
     sandbox.host.limit(SLOW)
     server = sandbox.create(image)
     test_cache.wait_until(lambda: not whole(sandbox), 'no pull')
@@ -93,10 +89,11 @@ def test_a_server_starts_from_a_link(cloud, sandbox):
     assert path.is_symlink()
 
 
-def test_a_login_before_a_quarter_of_a_large_image(cloud, sandbox):
+@pytest.mark.long
+def test_a_login_before_a_quarter_of_a_large_image(base, sandbox):
     """Although the daemon is killed and the image is deleted meanwhile."""
     image, said = sandbox.upload(size=LARGE)
-    cloud.base.link(image)
+    base.link(image)
     sandbox.host.limit(SLOW)
     wire = test_cache.Wire(sandbox)
     server = sandbox.create(image)
@@ -120,9 +117,9 @@ def test_a_login_before_a_quarter_of_a_large_image(cloud, sandbox):
 
 
 @pytest.mark.long
-def test_the_link_is_down_for_a_minute(cloud, sandbox):
+def test_the_link_is_down_for_a_minute(base, sandbox):
     image, said = sandbox.upload(own=76)
-    cloud.base.link(image)
+    base.link(image)
     sandbox.host.limit(SLOW)
     server = sandbox.create(image)
     test_cache.wait_until(
@@ -141,12 +138,12 @@ def wait_until_shown(sandbox, server, wanted):
 
 
 @pytest.mark.long
-def test_rebuild_and_rescue(cloud, sandbox):
+def test_rebuild_and_rescue(cloud, base, sandbox):
     """They find their images in the same place."""
     image, said = sandbox.upload()
     other, also = sandbox.upload()
-    cloud.base.link(image)
-    cloud.base.link(other)
+    base.link(image)
+    base.link(other)
     server = sandbox.create(image)
     assert boot.wait_until_up(sandbox.user, server) == (said, 1)
     compute = sandbox.user.compute

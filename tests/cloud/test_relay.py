@@ -6,16 +6,13 @@ Nova asks the relay, which is before the cache.
 
 import contextlib
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 
 import pytest
 
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
 from tests.cloud import dedupd
 from tests.cloud import test_cache
 from tests.support import daemons
@@ -27,19 +24,16 @@ HOST = test_cache.HOST
 
 
 @pytest.fixture(scope='module')
-def cloud():
+def cloud(cloud_with_host):
     """One whose compute host has a relay before its cache."""
-    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    one = cloud_module.Cloud(place, hosts={HOST: True})
+    one = cloud_with_host
     cache = one.services[f'{HOST}/dedupd']
-    cache.options = {
-        'listen': f'127.0.0.1:{dedupd.CACHE_PORT + 1}',
-        'relay_listen': f'127.0.0.1:{dedupd.CACHE_PORT}'}
+    text = one.directory / 'log' / 'relay'
     with contextlib.ExitStack() as undo:
-        undo.callback(one.down)
-        undo.callback(test_cache._keep_logs, place / 'log')
-        one.up()
-        with open(place / 'log' / 'relay', 'ab') as log:
+        undo.enter_context(cache.anew(options={
+            'listen': f'127.0.0.1:{dedupd.CACHE_PORT + 1}',
+            'relay_listen': f'127.0.0.1:{dedupd.CACHE_PORT}'}))
+        with open(text, 'ab') as log:
             process = subprocess.Popen(
                 [*one.hosts[HOST].enter(), sys.executable, '-m',
                  'dedupd.relay.main', '--config-file',
@@ -52,7 +46,6 @@ def cloud():
             process.wait(test_cache.LIMIT)
 
         undo.callback(end)
-        text = place / 'log' / 'relay'
         test_cache.wait_until(
             lambda: 'Passing requests on' in text.read_text(), 'no relay')
         yield one

@@ -7,16 +7,12 @@ there.
 
 import contextlib
 import json
-import pathlib
-import tempfile
 
 import pytest
 import yaml
 
 from glance_dedup.cli import main
-from glance_dedup.repository import repository
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
 from tests.cloud import test_libvirt
 from tests.support import certificates
@@ -24,24 +20,13 @@ from tests.support import documents
 from tests.support import ports
 from tests.support import volumes
 
-# Long: a cloud starts, and three servers boot, without KVM.
+# Long: three servers boot, without KVM.
 pytestmark = [
     pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.needs('nbdkit')]
 
 PAGE = documents.SOURCE / 'admin' / 'volumes-qemu.rst'
 SHOWN = 'a disk of tools/boot_image'
 SNAPSHOT = '3f0b2a4c-5d1e-4c7a-9b60-0d4a8f1c2e33'
-
-
-@pytest.fixture(scope='module')
-def cloud():
-    """Glance, with a repository that has volumes, and a libvirt."""
-    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    with cloud_module.Cloud(place) as cloud:
-        repository.Repository.create(cloud.repository)
-        cloud.up(['keystone', 'glance', 'libvirt'])
-        certificates.make_pki(cloud.services['libvirt'].pki)
-        yield cloud
 
 
 @pytest.fixture
@@ -86,6 +71,7 @@ def server(cloud, directory, xml, replaced):
 def test_a_server_of_a_volume(cloud, run, tmp_path):
     """Its image is cloned; it writes; its snapshot has what it wrote."""
     by_socket, by_tls = disks()
+    certificates.make_pki(cloud.services['libvirt'].pki)
     with contextlib.ExitStack() as stack:
         demo = stack.enter_context(contextlib.closing(cloud.connect('demo')))
         image = boot.upload(demo, disk.images().raw, 'image')
