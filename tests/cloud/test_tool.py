@@ -111,6 +111,7 @@ def test_life(place):
     assert 'there is no cloud' in tool('down', '--dir', place)
 
 
+@pytest.mark.long
 def test_kept(place):
     """Down with --keep leaves what is stored, and ends everything."""
     tool('up', '--dir', place, 'placement')
@@ -230,6 +231,7 @@ def test_swift(place):
     assert process_module.marked(place) == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0,
                     reason='only root can make a network')
 def test_hosts_and_mounts(place):
@@ -317,6 +319,7 @@ raise SystemExit(tool.main())
 """
 
 
+@pytest.mark.long
 def test_interrupted_up(place):
     """Ctrl-C ends what was still starting, and says what to do."""
     up = subprocess.run(

@@ -89,7 +89,7 @@ NEEDS = {
 }
 #: Those that take more than ten seconds.
 LONG = {'chunking', 'dede', 'dmdedup', 'duplicates', 'equalblocks',
-        'exactindex', 'hosts', 'indexes', 'livedfs', 'lookup', 'memory',
+        'exactindex', 'hosts', 'indexes', 'kv', 'livedfs', 'lookup', 'memory',
         'servers'}
 
 
@@ -143,6 +143,7 @@ def test_metadata_is_what_space_counts(image, tmp_path):
                      re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.needs('disks')
 def test_after_a_loss_of_power(tmp_path):
     with disks.mounted(tmp_path, 'ext4'):

@@ -699,8 +699,10 @@ def test_a_wrong_image_whose_peer_fails(tmp_path, storing, alice, link,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('begin', [0, 5 * MIB + 1])
-@pytest.mark.parametrize('same', [24 * MIB, 20 * MIB])
+@pytest.mark.parametrize('same, begin', [
+    (24 * MIB, 0), (20 * MIB, 5 * MIB + 1),
+    *(pytest.param(*one, marks=pytest.mark.long)
+      for one in ((24 * MIB, 5 * MIB + 1), (20 * MIB, 0)))])
 def test_a_right_beginning_whose_peer_fails(tmp_path, storing, alice, link,
                                             begin, same):
     """Glance completes what has begun with its own bytes."""

@@ -117,8 +117,9 @@ def taken(path, *without):
 # -- twenty images ------------------------------------------------------------
 
 # Long: an object store starts, and takes and gives 220 MiB.
-@pytest.mark.parametrize('kind', [objects.JuiceGateway, objects.Swift,
-                                  objects.SwiftAsS3])
+@pytest.mark.parametrize('kind', [
+    objects.JuiceGateway, objects.Swift,
+    pytest.param(objects.SwiftAsS3, marks=pytest.mark.long)])
 def test_twenty_images(kind, tmp_path):
     with kind(tmp_path / 'server') as server:
         images = Images(tmp_path, server.location('cold'),

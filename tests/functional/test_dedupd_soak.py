@@ -3,8 +3,8 @@
 """Processes of all kinds on one repository, any of them killed at any moment.
 
 The soak: two Glances, daemons, clients, processes that use the repository by
-themselves, and operators' commands; see ``soak.py``. It takes half a minute;
-with ``--long`` GLANCE_DEDUP_SOAK_SECONDS, 1500 without it (an hour: 3600).
+themselves, and operators' commands; see ``soak.py``. It runs with ``--long``,
+for GLANCE_DEDUP_SOAK_SECONDS, 1500 without it (an hour: 3600).
 GLANCE_DEDUP_SOAK_SEED chooses what is random; the moments at which processes
 get their turn are not.
 
@@ -29,7 +29,6 @@ from tests.support import repositories
 
 pytestmark = pytest.mark.slow
 
-SHORT = 12              # seconds of rounds; the rest is starting and judging
 SOAK_SECONDS = int(os.environ.get('GLANCE_DEDUP_SOAK_SECONDS', 1500))
 ROUND = 12              # seconds
 #: What has to have been killed before a test ends.
@@ -198,13 +197,7 @@ def soak(tmp_path, seconds):
             raise
 
 
-# Long: servers start, work for SHORT seconds, and are killed.
-@pytest.mark.timeout(600)
-def test_soak(tmp_path):
-    soak(tmp_path, SHORT)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(2 * SOAK_SECONDS + 600)
-def test_soak_for_long(tmp_path):
+def test_soak(tmp_path):
     soak(tmp_path, SOAK_SECONDS)

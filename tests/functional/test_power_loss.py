@@ -273,7 +273,8 @@ def lose_power(tmp_path, kind, rounds):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('kind, rounds', [
-    ('ext4', 2), ('xfs', 1), ('ext4-writeback', 1)])
+    ('ext4', 2), ('xfs', 1),
+    pytest.param('ext4-writeback', 1, marks=pytest.mark.long)])
 def test_power_is_lost(tmp_path, kind, rounds):
     lose_power(tmp_path, kind, rounds)
 

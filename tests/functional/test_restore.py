@@ -270,7 +270,9 @@ def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
 
 # -- a store that fails -------------------------------------------------------
 
-@pytest.mark.parametrize('fault', [503, 404, 'truncate', 'flip', 'shorten'])
+@pytest.mark.parametrize('fault', [
+    503, 'truncate', 'flip', *(pytest.param(fault, marks=pytest.mark.long)
+                               for fault in (404, 'shorten'))])
 def test_a_store_that_fails_now_and_then(filled, faults, tmp_path, fault):
     """Whatever fails once costs nothing."""
     for at in sweeps.part(range(0, 24, 2), 3):

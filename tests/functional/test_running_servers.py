@@ -306,6 +306,7 @@ def backed_up(server, place, path, number, work=None):
     return results, one.notices
 
 
+@pytest.mark.long
 def test_a_server_that_changes_by_ranks(server, tmp_path):
     """It ends between its two reads, crashes, and grows; others go on."""
     path = repositories.create(tmp_path / 'repository')

@@ -120,6 +120,7 @@ def test_grow(system, server, tmp_path):
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.slow
+@pytest.mark.long
 def test_migrate(system, server, tmp_path):
     """The guest goes on in another QEMU, with the same server of its disk."""
     state = f'unix:{tmp_path}/state'

@@ -418,7 +418,9 @@ def end_counter(pid, rng):
         os.kill(rng.choice(children), signal.SIGKILL)
 
 
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('seed', [
+    *range(4), *(pytest.param(seed, marks=pytest.mark.long)
+                 for seed in range(4, 20))])
 def test_killed_at_random(path, repo, seed):
     """The maintainer or a counter, in a collection or a rebuild."""
     rng = random.Random(seed)
