@@ -23,7 +23,6 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import features
 from tests.support import daemons
 from tests.support import maintenance
@@ -251,27 +250,6 @@ def test_newer_minor_versions_of_files(filled):
 
 
 # -- what can be made anew ----------------------------------------------------
-
-def test_catalog_with_parts_of_recipes(filled, monkeypatch):
-    """To a program that knows format 1 alone it is a newer one."""
-    with repositories.open_repository(filled) as repo:
-        repositories.put(repo, 'large', maintenance.scattered(700, pages=3))
-        monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 0)
-        with maintaining(repo) as maintainer:
-            maintenance.account(maintainer)
-        monkeypatch.setattr(database, 'FORMAT', 1)
-        monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 4 << 20)
-        with maintaining(repo) as maintainer:
-            words, = maintainer.warnings
-            assert 'has format 2; this program knows 1' in words
-            assert collector.run_once(
-                maintainer, task.Pace()).refused is None
-            maintenance.need_counted(maintainer)
-        monkeypatch.undo()
-        with maintaining(repo) as maintainer:
-            assert maintainer.warnings == []
-    assert checker.check(filled).ok
-
 
 def test_newer_catalog(filled):
     """It is derived: set aside, with words, and made anew."""
