@@ -320,6 +320,7 @@ class Rank:
         tell(self._ranks.rank, 'stage', stage=stage)
 
     def _tell_progress(self, stage: str, done: int) -> None:
+        self._ranks.show_life()
         now = time.monotonic()
         if now - self._told > _PROGRESS:
             self._told = now

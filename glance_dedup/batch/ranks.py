@@ -30,8 +30,12 @@ _LEAST = 100 * _RECORD
 _HEAD = struct.Struct('<8sQQ')
 _END = b'end'
 
-#: Seconds without a word from other ranks, after which a rank gives up.
+#: Seconds without a message from other ranks, after which a rank gives up.
 SILENCE = 900.0
+# While a rank works alone, it sends so many signs of life in that time.
+_SIGNS = 15
+# Their tag; those of exchanges are 1 and more.
+_ALIVE = 0
 
 # Seconds between two looks at what has come, while nothing is to be done: more
 # and more, so that a rank that waits long costs its host nothing.
@@ -92,6 +96,8 @@ class Ranks:
         self._comm = comm
         self.limit = SILENCE
         self._tag = 0
+        self._signs: dict[int, Any] = {}
+        self._signed = 0.0
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
 
@@ -107,6 +113,21 @@ class Ranks:
         self._tag = self._tag % 1000 + 1
         return Exchange(self._mpi, self._comm, self._tag, kind, receive,
                         self.limit)
+
+    def show_life(self) -> None:
+        """Let ranks that wait for this one know that it makes progress.
+
+        A stage without messages calls it often.
+        """
+        now = time.monotonic()
+        if now - self._signed < self.limit / _SIGNS:
+            return
+        self._signed = now
+        for rank in set(range(self.size)) - {self.rank}:
+            under_way = self._signs.get(rank)
+            if under_way is None or under_way.Test():
+                self._signs[rank] = self._comm.Isend(
+                    [b'', 0, self._mpi.BYTE], dest=rank, tag=_ALIVE)
 
     def agree(self, value: Any) -> list[Any]:
         """Tell all ranks a value, and return all values, in their order.
@@ -211,9 +232,16 @@ class Exchange:
         while self._take():
             pass
 
+    def _take_signs(self) -> None:
+        """Receive signs of life; a rank that works does not hang."""
+        while message := self._comm.Improbe(tag=_ALIVE):
+            message.Recv([bytearray(), 0, self._byte])
+            self._heard = time.monotonic()
+
     def _take(self) -> bool:
         """Receive a message, if one has come."""
         status = self._status
+        self._take_signs()
         message = self._comm.Improbe(tag=self._tag, status=status)
         if message is None:
             return False

@@ -214,6 +214,35 @@ def test_rank_that_hangs(cloud, monkeypatch):
     cloud.need_nothing_left()
 
 
+STORE_SLOWLY = """
+import time
+from glance_dedup.batch import stages
+store = stages.Round.store
+def store_slowly(self):
+    if self._ranks.rank == 1:
+        for _ in range(25):
+            time.sleep(1)
+            self._progress('store', 1)
+    store(self)
+stages.Round.store = store_slowly
+"""
+
+
+# Long: the others wait 25 seconds for a rank that stores.
+def test_rank_that_stores_long(cloud, tmp_path, monkeypatch):
+    """It sends no records, but it makes progress, so it does not hang."""
+    cloud.settings = dataclasses.replace(cloud.settings, silence=10.0)
+    events = job_module._events
+    monkeypatch.setattr(job_module, '_events',
+                        lambda process, silence: events(process, LIMIT))
+    batches.in_ranks(tmp_path / 'site', monkeypatch, STORE_SLOWLY)
+    results = cloud.run()
+    assert not any('broke' in text for text in cloud.notices)
+    assert not any(result.note for result in results.values())
+    assert cloud.backups() == cloud.disks.digests()
+    cloud.need_nothing_left()
+
+
 DAMAGE = """
 import os
 from glance_dedup.batch import ranks
