@@ -164,11 +164,8 @@ class Hosts:
         for compute in self.computes:
             compute.forget_images()
         for cache, base in itertools.zip_longest(self.caches, self._bases):
-            cache.stop()
-            cache.clear()
-            cache.trusted = trusted or bool(base)
-            cache.options = base.options if base else {}
-            cache.start()
+            cache.restart_empty(trusted or bool(base),
+                                base.options if base else {})
         for base in self._bases:
             self._linked.enter_context(base)
 

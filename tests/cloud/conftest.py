@@ -28,7 +28,7 @@ def cloud():
 def cloud_with_host():
     """A cloud whose compute host, c1, has a cache.
 
-    A module may let the cache begin anew with other options.
+    A module may restart the cache, empty, with other options.
     """
     with running(hosts={'c1': True}) as one:
         yield one
@@ -46,12 +46,12 @@ def running(**arguments):
     one = cloud_module.Cloud(place, **arguments)
     with contextlib.ExitStack() as undo:
         undo.callback(one.down)
-        undo.callback(keep_logs, place / 'log')
+        undo.callback(_keep_logs, place / 'log')
         one.up()
         yield one
 
 
-def keep_logs(log):
+def _keep_logs(log):
     kept = LOGS / os.environ.get('PYTEST_XDIST_WORKER', 'main')
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(log, kept)

@@ -186,16 +186,20 @@ class Cache(_Dedupd):
         self.clear()
 
     @contextlib.contextmanager
-    def anew(self, trusted=False, options=()):
-        """Have it hold nothing, and run with these options meanwhile."""
+    def configured(self, options, trusted=False):
+        """Run with other options in the ``with`` block.
+
+        The cache is empty when the block begins, and when it has ended.
+        """
         before = self.trusted, self.options
         try:
-            self._begin_anew(trusted, dict(options))
+            self.restart_empty(trusted, options)
             yield self
         finally:
-            self._begin_anew(*before)
+            self.restart_empty(*before)
 
-    def _begin_anew(self, trusted, options):
+    def restart_empty(self, trusted, options):
+        """Remove all that the cache holds, and start it with these options."""
         self.stop()
         self.clear()
         self.trusted, self.options = trusted, options

@@ -76,19 +76,18 @@ class Keystone(service.WsgiService):
         """
         return self.cloud.services['mariadb'].kept(
             self, 'keystone',
-            '-'.join(['keystone', *(one.user for one in self._catalogue())]))
+            '-'.join(['keystone', *(user for user, *_ in self._catalogue())]))
 
     def _catalogue(self):
-        """The services that have an endpoint beside Keystone."""
-        return [one for one in self.cloud.services.values()
+        """Users, types and URLs of the services beside Keystone."""
+        return [(one.user, one.catalogue[0], f'{one.url}{one.catalogue[1]}')
+                for one in self.cloud.services.values()
                 if one.catalogue is not None]
 
     def _move_endpoints(self, mariadb):
         """Set the URLs, which differ from cloud to cloud."""
         urls = {'identity': f'{self.url}/v3'}
-        for one in self._catalogue():
-            kind, path = one.catalogue
-            urls[kind] = f'{one.url}{path}'
+        urls |= {kind: url for _, kind, url in self._catalogue()}
         with mariadb.connect() as connection, connection.cursor() as cursor:
             for kind, url in urls.items():
                 cursor.execute(
@@ -132,15 +131,14 @@ class Keystone(service.WsgiService):
 
             user('demo', project('demo'), 'member', 'reader')
             service_project = project('service')
-            for one in self._catalogue():
-                user(one.user, service_project, 'admin', 'service')
-                kind, path = one.catalogue
-                entry = services.get(one.user) or identity.create_service(
-                    name=one.user, type=kind)
+            for name, kind, url in self._catalogue():
+                user(name, service_project, 'admin', 'service')
+                entry = services.get(name) or identity.create_service(
+                    name=name, type=kind)
                 if not any(identity.endpoints(service_id=entry.id)):
                     identity.create_endpoint(
                         service_id=entry.id, interface='public',
-                        region_id=REGION, url=f'{one.url}{path}')
+                        region_id=REGION, url=url)
         self.cloud.services['mariadb'].keep(
             self, ['keystone'], self._furnished)
 

@@ -6,13 +6,10 @@ other through the machine, as through a switch.
 """
 
 import contextlib
-import pathlib
-import tempfile
 
 import pytest
 
 from tests.cloud import boot
-from tests.cloud import cloud as cloud_module
 from tests.cloud import conftest
 from tests.cloud import dedupd
 from tests.cloud import test_cache
@@ -29,13 +26,10 @@ HOSTS = {'c1': 100, 'c2': 1000}
 @pytest.fixture(scope='module')
 def cloud():
     """One with two compute hosts, whose caches know each other."""
-    place = pathlib.Path(tempfile.mkdtemp(prefix='cloud-'))
-    one = cloud_module.Cloud(place, hosts=dict.fromkeys(HOSTS, True))
-    caches = [one.services[f'{name}/dedupd'] for name in HOSTS]
     with contextlib.ExitStack() as undo:
-        undo.callback(one.down)
-        undo.callback(conftest.keep_logs, place / 'log')
-        one.up()
+        one = undo.enter_context(
+            conftest.running(hosts=dict.fromkeys(HOSTS, True)))
+        caches = [one.services[f'{name}/dedupd'] for name in HOSTS]
         links = [undo.enter_context(contextlib.closing(
             cache_harness.Link(cache.listen, one.address)))
             for cache in caches]

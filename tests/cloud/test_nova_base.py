@@ -30,11 +30,11 @@ LARGE = 2048
 
 @pytest.fixture(scope='module')
 def base(cloud_with_host):
-    """What keeps links to the images on the compute host."""
+    """The process that keeps links to the images on the compute host."""
     nbd.need('fusermount3')
     cache = cloud_with_host.services[f'{HOST}/dedupd']
     one = dedupd.NovaBase(cloud_with_host, cache)
-    with cache.anew(trusted=True, options=one.options), one:
+    with cache.configured(one.options, trusted=True), one:
         yield one
 
 

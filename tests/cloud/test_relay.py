@@ -30,7 +30,7 @@ def cloud(cloud_with_host):
     cache = one.services[f'{HOST}/dedupd']
     text = one.directory / 'log' / 'relay'
     with contextlib.ExitStack() as undo:
-        undo.enter_context(cache.anew(options={
+        undo.enter_context(cache.configured({
             'listen': f'127.0.0.1:{dedupd.CACHE_PORT + 1}',
             'relay_listen': f'127.0.0.1:{dedupd.CACHE_PORT}'}))
         with open(text, 'ab') as log:
