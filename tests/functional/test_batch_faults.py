@@ -193,14 +193,19 @@ def test_slow_rank(cloud, monkeypatch):
     cloud.need_nothing_left()
 
 
-# Long: the ranks wait ten seconds for one that hangs.
-def test_rank_that_hangs(cloud, monkeypatch):
-    """The others wait for the limit; then the round is run again."""
+def limit_silence(cloud, monkeypatch):
+    """Have ranks take one for hung that shows no life for ten seconds."""
     cloud.settings = dataclasses.replace(cloud.settings, silence=10.0)
     # Starting Python may take longer on a busy machine.
     events = job_module._events
     monkeypatch.setattr(job_module, '_events',
                         lambda process, silence: events(process, LIMIT))
+
+
+# Long: the ranks wait ten seconds for one that hangs.
+def test_rank_that_hangs(cloud, monkeypatch):
+    """The others wait for the limit; then the round is run again."""
+    limit_silence(cloud, monkeypatch)
 
     def stop(process):
         processes.stop(batches.ranks_of(process)[1])
@@ -231,10 +236,7 @@ stages.Round.store = store_slowly
 # Long: the others wait 25 seconds for a rank that stores.
 def test_rank_that_stores_long(cloud, tmp_path, monkeypatch):
     """It sends no records, but it makes progress, so it does not hang."""
-    cloud.settings = dataclasses.replace(cloud.settings, silence=10.0)
-    events = job_module._events
-    monkeypatch.setattr(job_module, '_events',
-                        lambda process, silence: events(process, LIMIT))
+    limit_silence(cloud, monkeypatch)
     batches.in_ranks(tmp_path / 'site', monkeypatch, STORE_SLOWLY)
     results = cloud.run()
     assert not any('broke' in text for text in cloud.notices)
