@@ -19,6 +19,7 @@ from typing import Any
 from dedupd.cache import lending as lending_module
 from dedupd import control as control_module
 from dedupd.http import messages
+from dedupd.http import ranges
 from dedupd.http import router as router_module
 from dedupd import metrics
 from dedupd import page
@@ -77,7 +78,7 @@ class API:
             if lending is not None:
                 router.add('POST', '/v1/cached/{image_id}/blocks',
                            _translated(lending.blocks),
-                           reads_module.RANGES_BYTES, lending.admit)
+                           ranges.MAX_BODY_BYTES, lending.admit)
         for router in (self.unix, self.status):
             self._add_state(router)
         self._add_control(self.unix)
@@ -92,7 +93,7 @@ class API:
         router.add('GET', image, _translated(reads.image))
         router.add('GET', f'{image}/recipe', _translated(reads.recipe))
         router.add('POST', f'{image}/blocks', _translated(reads.blocks),
-                   reads_module.RANGES_BYTES, reads.admit)
+                   ranges.MAX_BODY_BYTES, reads.admit)
 
     def _add_receiving(self, router: router_module.Router,
                        receiving: incoming_replicas_module.Receiving,

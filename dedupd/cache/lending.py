@@ -25,6 +25,7 @@ from dedupd.cache import arrival as arrival_module
 from dedupd.cache import arrivals as arrivals_module
 from dedupd.cache import partial_image
 from dedupd.http import messages
+from dedupd.http import ranges
 from dedupd.http import streams
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
@@ -48,17 +49,17 @@ class Loan:
 
     :param arrival: held by the caller
     :param partial: of the arrival
-    :param ranges: sorted, without overlap, within the image
+    :param wanted: ranges, sorted, without overlap, within the image
     :param workers: they fetch what is missing
     """
 
     def __init__(self, arrival: arrival_module.Arrival,
                  partial: partial_image.PartialImage,
-                 ranges: list[tuple[int, int]],
+                 wanted: list[tuple[int, int]],
                  workers: workers_module.Workers) -> None:
         self._arrival = arrival
         self._partial = partial
-        self._rest = ranges
+        self._rest = wanted
         self._workers = workers
         # The blocks of the present lot that were not given yet.
         self._wanted: dict[int, tuple[bytes, int]] = {}
@@ -81,13 +82,12 @@ class Loan:
 
     def _of_image(self, image: readings.Present) -> list[bytes]:
         """Frames of an image that is here by now."""
-        ranges = assembler.ranges(self._wanted) + self._rest
+        self._rest = assembler.ranges(self._wanted) + self._rest
         self._wanted = {}
         frames: list[bytes] = []
-        while ranges and not frames:    # a call may find nothing but zeros
-            frames, end = image.frames(ranges)
-            ranges = wire.rest_of(ranges, end)
-        self._rest = ranges
+        while self._rest and not frames:    # a call may find only zeros
+            frames, end = image.frames(self._rest)
+            self._rest = wire.rest_of(self._rest, end)
         return frames
 
     def _of_arrival(self) -> list[bytes]:
@@ -199,25 +199,25 @@ class Lending:
         arrival = self._arrivals.under_way(image_id)
         if arrival is not None and arrival.partial is not None:
             await self._need_allowed(request, arrival)
-            ranges = reads_module.parse_ranges(request.json(), arrival.size)
+            wanted = ranges.parse_body(request.json(), arrival.size)
             asker = request.headers.get('dedup-repository', '')
             if hexids.is_valid(asker):
                 arrival.partial.heard(asker)
             if arrival.hold():
                 return await self._response(
                     arrival.stored, self._frames(arrival, Loan(
-                        arrival, arrival.partial, ranges, self._fetchers)))
+                        arrival, arrival.partial, wanted, self._fetchers)))
         try:
             image = await self._reads.open(request, image_id)
         except exceptions.ImageNotFound as e:
             raise messages.HTTPError(404, str(e), self._headers)
         try:
-            ranges = reads_module.parse_ranges(request.json(), image.size)
+            wanted = ranges.parse_body(request.json(), image.size)
         except BaseException:
             await self._run(image.close)
             raise
         return await self._response(image.size,
-                                    self._reads.frames(image, ranges))
+                                    self._reads.frames(image, wanted))
 
     async def _need_allowed(self, request: messages.Request,
                             arrival: arrival_module.Arrival) -> None:

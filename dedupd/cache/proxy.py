@@ -36,6 +36,7 @@ from dedupd.http import image_parts
 from dedupd.http import limited
 from dedupd.http import messages
 from dedupd.http import passing
+from dedupd.http import ranges
 from dedupd.http import streams
 from dedupd.http import upload
 from dedupd.http import upstream as upstream_module
@@ -201,7 +202,7 @@ class Proxy:
         begin, end = 0, allowed.size
         if asked.range is not None:
             try:
-                part = reads_module.parse_range(asked.range, end)
+                part = ranges.parse(asked.range, end)
             except messages.HTTPError:
                 part = None
             if part is None:

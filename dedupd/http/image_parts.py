@@ -26,7 +26,6 @@ from glance_dedup.base import imageids
 #: The target of a request for an image's record, or its bytes.
 IMAGE = re.compile(f'/v2/images/({imageids.PATTERN})(/file)?')
 
-_RANGE = re.compile('bytes=([0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})')
 _PART = re.compile('bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})')
 _LENGTH = re.compile('[0-9]{1,18}')
 _MD5 = re.compile('[0-9a-f]{32}')
@@ -49,6 +48,7 @@ class Asked:
     headers: list[Header]
     """All but the range's header."""
     range: str | None
+    """The range's header."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +82,8 @@ def asked(message: messages.Message, headers: list[Header]) -> Asked | None:
             or not match[2] or not _PLAIN.isdisjoint(names)
             or names.count(b'range') > 1):
         return None
-    part = None
-    if b'range' in names:
-        part = text(headers, b'range')
-        if not _RANGE.fullmatch(part):
-            return None     # Glance knows how to answer it
-    return Asked(match[1], message.target, without(headers, b'range'), part)
+    return Asked(match[1], message.target, without(headers, b'range'),
+                 text(headers, b'range') if b'range' in names else None)
 
 
 def md5_of(headers: list[Header]) -> str | None:

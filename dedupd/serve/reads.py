@@ -20,13 +20,13 @@ from collections.abc import Callable
 from collections.abc import Collection
 import contextlib
 import hashlib
-import re
 from typing import Any
 from typing import NamedTuple
 
 from oslo_log import log
 
 from dedupd.http import messages
+from dedupd.http import ranges
 from dedupd.http import streams
 from dedupd.http import tokens as tokens_module
 from dedupd.serve import holds as holds_module
@@ -60,14 +60,8 @@ STALLED = 30.0
 #: Threads that fetch parts ahead of the pull.
 _FETCHERS = 16
 
-#: Limits of ``POST /v1/images/{id}/blocks``.
-RANGES_BYTES = 1024 * 1024
-RANGES = 16384
-
 RECIPE_TYPE = 'application/vnd.glance-dedup.recipe'
 FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
-
-_RANGE = re.compile('([0-9]{0,19})-([0-9]{0,19})')
 
 # The most images remembered because the log already says why no token opens
 # them.
@@ -89,67 +83,6 @@ def http_error(error: exceptions.RepositoryError) -> messages.HTTPError:
                           exceptions.NoThread, exceptions.UnavailableError)):
         return messages.HTTPError(503, str(error))
     return messages.HTTPError(500, str(error))
-
-
-def parse_range(value: str, size: int) -> tuple[int, int] | None:
-    """(first, end) of a Range header; None: send the whole image.
-
-    The whole image is a valid answer to a request for several ranges.
-
-    :raises messages.HTTPError: 416, if it is malformed or not in the image
-    """
-    unit, equals, given = value.partition('=')
-    if unit.strip().lower() != 'bytes' and equals:
-        return None
-    bad = messages.HTTPError(
-        416, f'The range {value!r} is not one of this image, which has {size} '
-        'bytes.', {'Content-Range': f'bytes */{size}'})
-    ranges = []
-    for text in given.split(','):
-        match = _RANGE.fullmatch(text.strip())
-        if match is None or match[0] == '-' or (
-                match[1] and match[2] and int(match[1]) > int(match[2])):
-            raise bad
-        ranges.append((match[1], match[2]))
-    if len(ranges) > 1:
-        return None
-    (first, last), = ranges
-    if not first:
-        begin, end = max(0, size - int(last)), size
-    else:
-        begin, end = int(first), min(size, int(last) + 1 if last else size)
-    if begin >= end:
-        raise bad
-    return begin, end
-
-
-def parse_ranges(body: Any, size: int) -> list[tuple[int, int]]:
-    """The ranges of the body of ``POST .../blocks``.
-
-    Only the engine can check whether they match blocks.
-
-    :raises messages.HTTPError: 400 or 416
-    """
-    ranges = body.get('ranges') if isinstance(body, dict) else None
-    if not isinstance(ranges, list) or not all(
-            isinstance(r, list) and len(r) == 2
-            and all(type(n) is int and 0 <= n < 1 << 63 for n in r)
-            for r in ranges):
-        raise messages.HTTPError(
-            400, 'The body is not {"ranges": [[offset, length], ...]}.')
-    if len(ranges) > RANGES:
-        raise messages.HTTPError(400, f'{RANGES} ranges are the most.')
-    before = 0
-    for offset, length in ranges:
-        if not length or offset < before:
-            raise messages.HTTPError(
-                400, 'The ranges are not in order, or one is empty.')
-        before = offset + length
-        if before > size:
-            raise messages.HTTPError(
-                416, f'The image has {size} bytes, and not the range '
-                     f'{[offset, length]}.')
-    return [(offset, length) for offset, length in ranges]
 
 
 def needs_no_token(request: messages.Request) -> bool:
@@ -207,7 +140,7 @@ class Reads:
             wanted = request.headers.get('range')
             if wanted is not None and (
                     request.headers.get('if-range', tag) == tag):
-                found = parse_range(wanted, size)
+                found = ranges.parse(wanted, size)
                 if found is not None:
                     begin, end = found
                     response.status = 206
@@ -248,14 +181,14 @@ class Reads:
         """POST /v1/images/{image_id}/blocks"""
         image = await self._open_held(request, image_id)
         try:
-            ranges = parse_ranges(request.json(), image.size)
+            wanted = ranges.parse_body(request.json(), image.size)
         except BaseException:
             await self._run(image.close)
             raise
         return messages.Response(
             200, {'Content-Type': FRAMES_TYPE,
                   'ETag': f'"{image.stat.upload_id}"'},
-            await primed(self.frames(image, ranges)))
+            await primed(self.frames(image, wanted)))
 
     # -- opening -----------------------------------------------------------
 
@@ -438,17 +371,17 @@ class Reads:
             await self._finish(image, ())
 
     async def frames(self, image: openimages.Image | holds_module.Lease,
-                     ranges: list[tuple[int, int]]
+                     wanted: list[tuple[int, int]]
                      ) -> AsyncGenerator[Any, streams.Pour | None]:
         """The frames of ranges, read one call ahead; then the end frame."""
         reading = None
         try:
-            if ranges:
-                reading = self._run(image.frames, ranges)
+            if wanted:
+                reading = self._run(image.frames, wanted)
             while reading is not None:
                 frames, end = await reading
-                ranges = wire.rest_of(ranges, end)
-                reading = (self._run(image.frames, ranges) if ranges
+                wanted = wire.rest_of(wanted, end)
+                reading = (self._run(image.frames, wanted) if wanted
                            else None)
                 while frames:
                     yield frames.pop(0)

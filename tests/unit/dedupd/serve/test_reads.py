@@ -23,17 +23,6 @@ from glance_dedup.client import wire
 from tests.support import repositories
 
 
-@given(strategies.text('bytes=0123456789-, x', max_size=30),
-       strategies.integers(0, 1000))
-def test_a_range_is_in_the_image_or_refused(value, size):
-    try:
-        found = reads.parse_range(value, size)
-    except messages.HTTPError as e:
-        assert e.status == 416
-    else:
-        assert found is None or 0 <= found[0] < found[1] <= size
-
-
 @given(strategies.lists(strategies.tuples(
     strategies.integers(1, 30), strategies.integers(0, 9)), max_size=20),
     strategies.integers(0, 800))
