@@ -31,7 +31,7 @@ group (I4).
 """
 
 from collections.abc import Callable
-
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import time
@@ -171,6 +171,36 @@ def note_kept(maintainer: maintainer_module.Maintainer, number: int,
         if not _has_mark(facts, mark):
             maintainer.engine.note_codec(number, space.CODECS[codec], level,
                                          similar)
+
+
+@contextlib.contextmanager
+def noting_failure(result: Any, number: int) -> Iterator[None]:
+    """Note in a run's result how a group fails; the next one may not."""
+    try:
+        yield
+    except exceptions.ImageNotFound:
+        pass                    # it was collected
+    except exceptions.BusyError:
+        result.busy += 1        # or is to be collected
+    except exceptions.NoSpaceError:
+        result.skipped_for_space += 1
+    except exceptions.UNREADABLE as e:
+        result.failed[number] = str(e)
+
+
+def write(rewriting: _engine.Rewriting, pace: task.Pace, done: int,
+          total: int, what: str) -> None:
+    """Write all of a group's new file.
+
+    :param done: groups before this one, of so many in all
+    :raises BusyError: a collector wants the group
+    """
+    complete = False
+    while not complete:
+        complete, cost = rewriting.step()
+        pace.step(done, total, f'{what}: '
+                  f'{100 * rewriting.done // rewriting.slots} %', cost,
+                  watch=rewriting.check)
 
 
 def exchange(worker: Worker, rewriting: _engine.Rewriting, pace: task.Pace
@@ -318,18 +348,12 @@ class _Run:
             self._result.skipped_for_space += 1
             return
         self._pace.wait_until_idle()
-        try:
+        rewriting = None
+        with noting_failure(self._result, number):
             rewriting = self._worker.engine.begin_rewriting(
                 number, self._codec, self._level, self._mark[2])
-        except exceptions.ImageNotFound:
+        if rewriting is None:
             self._done += 1
-        except exceptions.BusyError:
-            self._result.busy += 1
-            self._done += 1
-        except exceptions.NoSpaceError:
-            self._result.skipped_for_space += 1
-        except exceptions.UNREADABLE as e:
-            self._result.failed[number] = str(e)
         else:
             self._go_on(rewriting, number)
 
@@ -351,15 +375,10 @@ class _Run:
 
     def _finish(self, rewriting: _engine.Rewriting, number: int) -> None:
         """Recompress the rest of a group, up to the exchange."""
-        try:
-            self._write(rewriting)
+        with noting_failure(self._result, number):
+            write(rewriting, self._pace, self._done, self._total,
+                  f'compressing group {number:08x} anew')
             self._exchange(rewriting)
-        except exceptions.BusyError:
-            self._result.busy += 1      # it is to be collected
-        except exceptions.NoSpaceError:
-            self._result.skipped_for_space += 1
-        except exceptions.UNREADABLE as e:
-            self._result.failed[number] = str(e)
         self._close(rewriting)
         self._done += 1
         self._pace.step(self._done, self._total, 'compressing groups anew')
@@ -367,16 +386,6 @@ class _Run:
     def _close(self, rewriting: _engine.Rewriting) -> None:
         give_up(self._worker)
         rewriting.close()
-
-    def _write(self, rewriting: _engine.Rewriting) -> None:
-        complete = False
-        while not complete:
-            complete, cost = rewriting.step()
-            self._pace.step(
-                self._done, self._total,
-                f'compressing group {rewriting.number:08x} anew: '
-                f'{100 * rewriting.done // rewriting.slots} %', cost,
-                watch=rewriting.check)
 
     def _exchange(self, rewriting: _engine.Rewriting) -> None:
         before, after = rewriting.sizes()

@@ -326,18 +326,12 @@ class _Run:
         # An interrupted recompression has the lease of a group.
         recompressor.give_up(self._maintainer)
         try:
-            with contextlib.closing(self._maintainer.engine.begin_cooling(
-                    group.number)) as rewriting:
-                self._write(rewriting, done, total)
+            with (recompressor.noting_failure(self._result, group.number),
+                  contextlib.closing(self._maintainer.engine.begin_cooling(
+                      group.number)) as rewriting):
+                recompressor.write(rewriting, self._pace, done, total,
+                                   f'reading group {group.number:08x}')
                 self._move(group, rewriting)
-        except exceptions.ImageNotFound:
-            pass                # it was collected
-        except exceptions.BusyError:
-            self._result.busy += 1
-        except exceptions.NoSpaceError:
-            self._result.skipped_for_space += 1
-        except exceptions.UNREADABLE as e:
-            self._result.failed[group.number] = str(e)
         except exceptions.UnavailableError as e:
             if not self._is_lost(group.number):
                 raise
@@ -357,16 +351,6 @@ class _Run:
             return False
         return owners_module.owner_of(self._store, self._owners, number,
                                       facts['object']) is None
-
-    def _write(self, rewriting: _engine.Rewriting, done: int, total: int
-               ) -> None:
-        complete = False
-        while not complete:
-            complete, cost = rewriting.step()
-            self._pace.step(
-                done, total, f'reading group {rewriting.number:08x}: '
-                f'{100 * rewriting.done // rewriting.slots} %', cost,
-                watch=rewriting.check)
 
     def _move(self, group: GroupPlan, rewriting: _engine.Rewriting) -> None:
         before = self._maintainer.engine.group_facts(group.number)
