@@ -17,7 +17,6 @@ import zipfile
 
 import pytest
 
-from glance_dedup.cli import main as cli
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 VERSION = '7.6.5'
@@ -210,18 +209,6 @@ def test_installed(installed, tmp_path):
     program('glance-dedup', 'image', 'get', 'one', 'back')
     assert ((tmp_path / 'back').read_bytes()
             == (tmp_path / 'image').read_bytes())
-
-
-@pytest.mark.long
-def test_commands(installed):
-    """setup.cfg names the same ones as the program itself."""
-    found = run(
-        sys.executable, '-c',
-        'from importlib.metadata import entry_points as e\n'
-        f'for p in e(group="{cli.NAMESPACE}"): print(p.name, p.value)',
-        cwd='/', PYTHONPATH=str(installed))
-    assert {name.replace('_', ' '): value for name, value in (
-        line.split() for line in found.splitlines())} == cli.COMMANDS
 
 
 @pytest.mark.long

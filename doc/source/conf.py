@@ -8,6 +8,7 @@ from cliff import sphinxext
 from docutils import nodes
 
 from glance_dedup.base import version as version_module
+from glance_dedup.cli import main
 
 extensions = [
     'oslo_config.sphinxext',
@@ -95,5 +96,7 @@ def setup(app):
     # cliff prints the help as it stands in the code.
     sphinxext._format_optional_action = _with_default(
         sphinxext._format_optional_action)
+    # cliff's own manager finds commands by entry points; there are none.
+    sphinxext.commandmanager = main
     app.connect('doctree-resolved', _lead_to_pages)
     app.connect('doctree-resolved', _unlink)

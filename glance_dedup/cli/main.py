@@ -27,8 +27,6 @@ from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import settings
 
-NAMESPACE = 'glance_dedup.cli'
-# The same as in setup.cfg, where the documents' builder finds them.
 COMMANDS = {
     'status': 'glance_dedup.cli.maintenance:Status',
     'status upgrade-check': 'glance_dedup.cli.upgradecheck:UpgradeCheck',
@@ -191,7 +189,7 @@ class App(common.Program):
             description='Work on a repository of glance-dedup, the '
             'deduplicating image store for OpenStack Glance.',
             version=version.version(),
-            command_manager=CommandManager(NAMESPACE),
+            command_manager=CommandManager('glance_dedup.cli'),
             deferred_help=True, **kwargs)
 
     def build_option_parser(self, description, version,

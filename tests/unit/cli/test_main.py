@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import configparser
 import io
 import json
 import signal
@@ -14,17 +13,6 @@ from glance_dedup.cli import common
 from glance_dedup.cli import main
 from glance_dedup.cli import repository as repository_commands
 from tests.support import repositories
-from tests.unit.cli import conftest
-
-
-def test_commands_are_those_of_setup_cfg():
-    parser = configparser.ConfigParser()
-    parser.read(conftest.TOP / 'setup.cfg')
-    lines = parser['entry_points']['glance_dedup.cli'].split('\n')
-    expected = dict(
-        (part.strip() for part in line.split('=')) for line in lines if line)
-    assert main.COMMANDS == {
-        name.replace('_', ' '): value for name, value in expected.items()}
 
 
 @pytest.mark.parametrize('line', [
