@@ -15,7 +15,7 @@ from tests import needs
 LOGS = pathlib.Path(__file__).resolve().parents[2] / '.log' / 'cloud'
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='package')
 @needs.of('cloud')
 def cloud():
     """All services, up. A test that stops one starts it again."""
@@ -23,7 +23,7 @@ def cloud():
         yield one
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='package')
 @needs.of('cloud')
 def cloud_with_host():
     """A cloud whose compute host, c1, has a cache.

@@ -19,11 +19,12 @@ from tests.cloud import process as process_module
 from tests.support import ports
 
 #: The password of all clouds of this checkout: their databases are kept.
-_PASSWORD = pathlib.Path(__file__).resolve().parents[2] / '.services/password'
+_PASSWORD = (pathlib.Path(__file__).resolve().parents[2]
+             / '.services/databases/password')
 
 
 def _password():
-    _PASSWORD.parent.mkdir(exist_ok=True)
+    _PASSWORD.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile('w', dir=_PASSWORD.parent) as new:
         new.write(secrets.token_hex(8))
         new.flush()

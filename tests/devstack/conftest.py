@@ -8,7 +8,7 @@ import pytest
 from tests.devstack import roots
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='package')
 def machine():
     if os.geteuid() != 0:
         pytest.skip('roots of their own need root')
@@ -17,7 +17,7 @@ def machine():
     machine.close()
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='package')
 def installed(machine):
     """A root to build on: the package is installed, Glance has a database."""
     with machine.root() as root:
