@@ -13,6 +13,7 @@ and from the first sentence of each file. To write them anew::
 
 import ast
 import functools
+import graphlib
 import pathlib
 import re
 import sys
@@ -378,6 +379,40 @@ def test_engine():
     files = c_files(PACKAGE)
     assert not (found := complaints(files)), '\n'.join(found)
     assert {place_of(path) for path in files} == {*ENGINE, BINDING, NBDKIT}
+
+
+#: Calls of backends.
+KEY_VALUE = {(f'engine/kv/{backend}.c', 'engine/kv/kv.c')
+             for backend in ('dtb', 'inram', 'leveldb', 'lmdb')}
+
+
+def calls(files):
+    """The C files of the engine whose functions each of them names.
+
+    A store of keys opens its backends, which call its helpers: these calls of
+    theirs are left out.
+    """
+    texts = {path: re.sub(r'/\*.*?\*/', '', text, flags=re.DOTALL)
+             for path, text in files.items()
+             if path.startswith('engine/') and path.endswith('.c')}
+    makers = {name: path for path, text in texts.items()
+              for name in re.findall(r'^(gd_\w+)\(', text, re.MULTILINE)}
+    return {path: {makers[name] for name in re.findall(r'\bgd_\w+', text)
+                   if makers.get(name, path) != path
+                   and (path, makers[name]) not in KEY_VALUE}
+            for path, text in texts.items()}
+
+
+def test_engine_has_no_circle():
+    """Files of one folder may call each other, but in one direction."""
+    graphlib.TopologicalSorter(calls(c_files(PACKAGE))).prepare()
+
+
+def test_circle_is_found():
+    files = {'engine/base/a.c': 'void\ngd_a(void)\n{\n    gd_b();\n}\n',
+             'engine/base/b.c': 'void\ngd_b(void)\n{\n    gd_a();\n}\n'}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(calls(files)).prepare()
 
 
 GOOD = {

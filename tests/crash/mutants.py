@@ -62,9 +62,10 @@ _FEATURES = 'glance_dedup/engine/files/features.c'
 _REPO = 'glance_dedup/engine/handle/repo.c'
 _JOURNAL = 'glance_dedup/engine/volume/journal.c'
 _VOLUME_STATE = 'glance_dedup/engine/volume/state.c'
-_VOLUME = 'glance_dedup/engine/volume/volume.c'
+_VOLUME_WRITE = 'glance_dedup/engine/volume/write.c'
 _CHECKPOINT = 'glance_dedup/engine/volume/checkpoint.c'
 _OPENING = 'glance_dedup/engine/volume/opening.c'
+_RECOVERY = 'glance_dedup/engine/volume/recovery.c'
 _RESIZE = 'glance_dedup/engine/volume/resize.c'
 _VOLUME_DIRECTORY = 'glance_dedup/engine/volume/directory.c'
 _ACCOUNTING = 'dedupd/tasks/accounting.py'
@@ -522,7 +523,7 @@ MUTANTS = (
         workload='volume'),
     Mutant(
         'flush-of-what-was-recovered', 'V4', (
-            Edit(_VOLUME,
+            Edit(_VOLUME_WRITE,
                  'while (s == GD_OK && volume->recovered) { /* V4 */',
                  'while (false) {'),),
         workload='volume'),
@@ -572,7 +573,7 @@ MUTANTS = (
         workload='volume'),
     Mutant(
         'editions-kept-without-marks', 'V7', (
-            Edit(_OPENING,
+            Edit(_RECOVERY,
                  '        s = gd_volume_delete_recipes(repo, &head, marks, '
                  'head.marks, err);\n',
                  ''),),
@@ -660,7 +661,7 @@ MUTANTS = (
         why_not='another thread must write during a sync'),
     Mutant(
         'recovery-names-an-end', 'V4', (
-            Edit(_OPENING,
+            Edit(_RECOVERY,
                  '    head.before = 0; /* what was read may be in the page '
                  'cache only */\n',
                  '    head.before = volume->recovered\n'

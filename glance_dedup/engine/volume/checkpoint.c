@@ -217,18 +217,6 @@ gd_volume_store_frozen(gd_volume *volume, gd_error *err)
 
 /* ---- checkpoints ---- */
 
-uint64_t
-gd_volume_base_needed(gd_volume *volume)
-{
-    uint64_t size = volume->parts.base_size;
-    for (uint64_t part = 0; part * volume->parts.part_size < size; part++) {
-        if (gd_parts_edition(&volume->parts, part) == 0) {
-            return size;
-        }
-    }
-    return 0;
-}
-
 /* Begins a journal whose head differs only in marks and counters. */
 static gd_status
 rotate(gd_volume *volume, gd_error *err)

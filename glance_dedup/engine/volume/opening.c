@@ -16,61 +16,7 @@
 enum {
     MOST_FROZEN = 4, /* journals that an owner may find without storing them
                       * at once */
-    LOOK_TRIES = 10, /* while the owner changes the journal */
 };
-
-gd_status
-gd_volume_check_call(const gd_repo *repo, const char *name, gd_error *err)
-{
-    gd_status s = gd_repo_check_owner(repo, err);
-    return s == GD_OK ? gd_volume_check_name(name, err) : s;
-}
-
-/* ---- looking ---- */
-
-/* Opens the newest journal.  GD_NOTFOUND if there is none. */
-static gd_status
-open_newest(gd_repo *repo, const char *name, gd_journal **journal,
-            gd_volume_head *head, gd_volume_mark **marks, gd_error *err)
-{
-    uint32_t *numbers;
-    size_t count;
-    gd_status s = gd_volume_list_journals(repo->env, repo->root, name,
-                                          &numbers, &count, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = count == 0 ? gd_fail(err, GD_NOTFOUND, "there is no volume %s", name)
-                   : gd_journal_open(repo->env, repo->root, name,
-                                     numbers[count - 1],
-                                     repo->params.repository_id, journal,
-                                     head, marks, err);
-    repo->env->release(repo->env, numbers);
-    return s;
-}
-
-gd_status
-gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
-               gd_error *err)
-{
-    gd_status s = gd_volume_check_call(repo, name, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    for (int i = 0; i < LOOK_TRIES; i++) {
-        gd_journal *journal;
-        gd_volume_mark *marks;
-        s = open_newest(repo, name, &journal, head, &marks, err);
-        if (s == GD_OK) {
-            repo->env->release(repo->env, marks);
-            gd_journal_close(journal);
-        }
-        if (s != GD_NOTFOUND) {
-            return s;
-        }
-    }
-    return gd_fail(err, GD_NOTFOUND, "there is no volume %s", name);
-}
 
 /* ---- opening ---- */
 
@@ -93,22 +39,13 @@ allocate(gd_repo *repo, const char *name, gd_volume **out, gd_error *err)
     return GD_OK;
 }
 
-static void
-forget_frozen(gd_volume *volume)
-{
-    for (size_t i = 0; i < volume->frozen_count; i++) {
-        gd_volume_release_journal(volume->frozen[i]);
-    }
-    volume->frozen_count = 0;
-}
-
 void
 gd_volume_close(gd_volume *volume)
 {
     const gd_env *env = volume->repo->env;
     gd_overlay_clear(&volume->fresh);
     gd_overlay_clear(&volume->stale);
-    forget_frozen(volume);
+    gd_volume_release_frozen(volume);
     if (volume->active != NULL) {
         gd_volume_release_journal(volume->active);
     }
@@ -124,312 +61,6 @@ gd_volume_close(gd_volume *volume)
     env->release(env, volume->made);
     env->release(env, volume->frozen);
     env->release(env, volume);
-}
-
-/* What a scan of one journal fills in. */
-typedef struct recovery {
-    gd_volume *volume;
-    gd_journal *journal;
-    gd_overlay *overlay;
-    bool newest;
-    bool stored; /* it says that no earlier journal is needed (V8) */
-} recovery;
-
-static gd_status
-take_mark(recovery *r, const gd_record *record, gd_error *err)
-{
-    if (record->offset >= r->volume->parts.count) {
-        return gd_fail(err, GD_CORRUPT, "%s has a mark of part %llu, which "
-                       "volume %s does not have", r->journal->name,
-                       (unsigned long long)record->offset, r->volume->name);
-    }
-    /* The heads behind an older journal know its marks. */
-    if (r->newest) {
-        gd_parts_set(&r->volume->parts, record->offset, record->length);
-    }
-    return GD_OK;
-}
-
-/* Replays a record over the parts.  One that a marked edition has already may
- * be replayed again: that gives the same bytes. */
-static gd_status
-take_record(void *arg, const gd_record *record, uint64_t at, gd_error *err)
-{
-    recovery *r = arg;
-    uint64_t ignored = 0;
-    if (record->kind == GD_RECORD_MARK) {
-        return take_mark(r, record, err);
-    }
-    if (record->kind == GD_RECORD_STORED) {
-        r->stored = true;
-        return GD_OK;
-    }
-    const gd_piece piece = gd_journal_piece(r->journal, record, at);
-    return gd_overlay_put(r->overlay, &piece, &ignored, err);
-}
-
-/* The newest journal may say that the ones before it are stored: then they are
- * not needed, and may be gone (V8).  So it is read first, into an overlay of
- * its own if there may be others. */
-static gd_status
-scan_newest(gd_volume *volume, gd_error *err)
-{
-    bool alone = volume->head.needed == volume->head.journal;
-    recovery r = {.volume = volume,
-                  .journal = volume->active,
-                  .overlay = alone ? &volume->stale : &volume->fresh,
-                  .newest = true};
-    gd_status s = gd_journal_scan(r.journal, 0, take_record, &r, err);
-    if (s == GD_OK && r.stored) {
-        volume->head.needed = volume->head.journal;
-    }
-    return s;
-}
-
-/* Makes room for one more frozen journal, and for how far it must reach: a
- * head may claim that billions are needed. */
-static gd_status
-reserve_frozen(gd_volume *volume, uint64_t **before, size_t *room,
-               gd_error *err)
-{
-    const gd_env *env = volume->repo->env;
-    size_t wanted = volume->frozen_count + 1;
-    uint64_t *lengths = gd_array_reserve(env, *before, room, wanted,
-                                         sizeof *lengths, err);
-    if (lengths == NULL) {
-        return GD_NOMEM;
-    }
-    *before = lengths;
-    gd_journal **frozen =
-        gd_array_reserve(env, volume->frozen, &volume->frozen_room, wanted,
-                         sizeof(gd_journal *), err);
-    if (frozen == NULL) {
-        return GD_NOMEM;
-    }
-    volume->frozen = frozen;
-    return GD_OK;
-}
-
-/* Opens the needed journals before the newest, oldest first, into frozen, with
- * room for one more, and fills in how far each must reach. */
-static gd_status
-open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
-{
-    gd_repo *repo = volume->repo;
-    size_t room = 0;
-    gd_status s = reserve_frozen(volume, before, &room, err);
-    uint32_t first = volume->head.needed, newest = volume->head.journal;
-    for (uint32_t n = first; s == GD_OK && n < newest; n++) {
-        gd_volume_head head;
-        gd_volume_mark *marks;
-        s = gd_journal_open(repo->env, repo->root, volume->name, n,
-                            repo->params.repository_id,
-                            &volume->frozen[volume->frozen_count], &head,
-                            &marks, err);
-        if (s == GD_NOTFOUND) {
-            s = gd_fail(err, GD_CORRUPT, "journal %u of volume %s is missing; "
-                        "what was written to it is lost", (unsigned)n,
-                        volume->name);
-        }
-        if (s != GD_OK) {
-            break;
-        }
-        repo->env->release(repo->env, marks);
-        if (n > first) {
-            (*before)[n - first - 1] = head.before;
-        }
-        volume->frozen_count++;
-        if (memcmp(head.volume_id, volume->head.volume_id, GD_ID_SIZE) != 0 ||
-            head.part_size != volume->head.part_size) {
-            s = gd_fail(err, GD_CORRUPT, "journal %u of volume %s is of "
-                        "another volume", (unsigned)n, volume->name);
-        } else {
-            s = reserve_frozen(volume, before, &room, err);
-        }
-    }
-    if (s == GD_OK && newest > first) {
-        (*before)[newest - first - 1] = volume->head.before;
-    }
-    return s;
-}
-
-static gd_status
-scan_needed(gd_volume *volume, const uint64_t *before, gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
-        recovery r = {.volume = volume,
-                      .journal = volume->frozen[i],
-                      .overlay = &volume->stale};
-        s = gd_journal_scan(r.journal, before[i], take_record, &r, err);
-    }
-    return s;
-}
-
-/* The newest journal is frozen, too, and its records come over the others'. */
-static gd_status
-freeze_newest(gd_volume *volume, gd_error *err)
-{
-    uint64_t ignored = 0;
-    gd_status s = GD_OK;
-    for (const gd_piece *piece = gd_overlay_find(&volume->fresh, 0);
-         s == GD_OK && piece != NULL; piece = gd_overlay_next(piece)) {
-        s = gd_overlay_put(&volume->stale, piece, &ignored, err);
-    }
-    gd_overlay_clear(&volume->fresh);
-    volume->frozen[volume->frozen_count++] = volume->active;
-    volume->active = NULL;
-    return s;
-}
-
-/* Reads the journals into the overlay.  Active is the newest one, which becomes
- * frozen. */
-static gd_status
-recover(gd_volume *volume, gd_error *err)
-{
-    uint64_t *before = NULL;
-    gd_status s = scan_newest(volume, err);
-    if (s == GD_OK) {
-        s = open_needed(volume, &before, err);
-    }
-    if (s == GD_OK) {
-        s = scan_needed(volume, before, err);
-    }
-    if (s == GD_OK) {
-        s = freeze_newest(volume, err);
-    }
-    volume->repo->env->release(volume->repo->env, before);
-    return s;
-}
-
-static bool
-found_records(const gd_volume *volume)
-{
-    for (size_t i = 0; i < volume->frozen_count; i++) {
-        if (volume->frozen[i]->records > 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Begins the owner's own journal (V4), and removes recipes that are not needed
- * (V7).  *named says whether it may have its name, also after an error. */
-static gd_status
-begin_journal(gd_volume *volume, bool *named, gd_error *err)
-{
-    gd_repo *repo = volume->repo;
-    gd_volume_head head = volume->head;
-    gd_volume_mark *marks = NULL;
-    gd_journal *made;
-    *named = false;
-    head.journal++;
-    head.base_size = gd_volume_base_needed(volume);
-    head.needed = volume->recovered ? volume->head.needed : head.journal;
-    head.before = 0; /* what was read may be in the page cache only */
-    gd_status s = gd_parts_marks(&volume->parts, &marks, &head.marks, err);
-    if (s == GD_OK) {
-        s = gd_journal_create(repo->env, repo->root, volume->name, &head,
-                              marks, &made, named, err);
-    }
-    if (s == GD_OK) {
-        volume->active = made;
-        if (!volume->recovered) {
-            forget_frozen(volume);
-            gd_overlay_clear(&volume->stale);
-        }
-        /* What was read, and is removed now, was and is ours. */
-        s = gd_volume_confirm(volume, volume->active, err);
-    }
-    if (s == GD_OK) {
-        volume->head = head;
-        s = gd_volume_delete_recipes(repo, &head, marks, head.marks, err);
-    }
-    repo->env->release(repo->env, marks);
-    return s;
-}
-
-/* The disk has no room for the owner's journal: the volume can be read. */
-static void
-wait_for_space(gd_volume *volume, const gd_error *why)
-{
-    gd_error broken;
-    gd_fail(&broken, GD_NOSPACE, "it can only be read until the disk has room: "
-            "%s", why->text);
-    volume->active = volume->frozen[volume->frozen_count - 1];
-    volume->active->users++;
-    volume->waiting = true;
-    gd_volume_set_broken(volume, &broken);
-}
-
-static gd_status
-remove_unneeded(const gd_volume *volume, gd_error *err)
-{
-    gd_repo *repo = volume->repo;
-    uint32_t *numbers;
-    size_t count;
-    gd_status s = gd_volume_list_journals(repo->env, repo->root, volume->name,
-                                          &numbers, &count, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        if (numbers[i] < volume->head.needed) {
-            s = gd_volume_unlink_journal(repo->env, repo->root, volume->name,
-                                         numbers[i], err);
-        }
-    }
-    repo->env->release(repo->env, numbers);
-    return s;
-}
-
-static gd_status
-pass_on(const gd_error *why, gd_error *err)
-{
-    if (err != NULL) {
-        *err = *why;
-    }
-    return why->status;
-}
-
-static gd_status
-begin_writing(gd_volume *volume, gd_error *err)
-{
-    bool named;
-    gd_error why;
-    volume->recovered = found_records(volume);
-    gd_status s = begin_journal(volume, &named, &why);
-    if (s == GD_NOSPACE && !named) {
-        wait_for_space(volume, &why);
-        return GD_OK;
-    }
-    return s == GD_OK ? remove_unneeded(volume, err) : pass_on(&why, err);
-}
-
-gd_status
-gd_volume_take_up(gd_volume *volume, gd_error *err)
-{
-    bool named;
-    pthread_mutex_lock(&volume->mutex);
-    if (!volume->waiting) {
-        pthread_mutex_unlock(&volume->mutex);
-        return GD_OK;
-    }
-    gd_journal *newest = volume->active;
-    gd_error why;
-    gd_status s = begin_journal(volume, &named, &why);
-    if (s == GD_OK || named) {
-        volume->waiting = false;
-        volume->broken = (gd_error){.status = GD_OK};
-        if (volume->active != newest) {
-            gd_volume_release_journal(newest);
-        }
-    }
-    if (s != GD_OK && named) {
-        gd_volume_set_broken(volume, &why);
-    }
-    pthread_mutex_unlock(&volume->mutex);
-    return s == GD_OK ? remove_unneeded(volume, err) : pass_on(&why, err);
 }
 
 static gd_status
@@ -455,8 +86,8 @@ open_volume(gd_volume *volume, gd_error *err)
     gd_status s = gd_volume_lock(repo->env, repo->root, volume->name, false,
                                  &volume->lock, err);
     if (s == GD_OK) {
-        s = open_newest(repo, volume->name, &volume->active, &volume->head,
-                        &marks, err);
+        s = gd_volume_open_newest(repo, volume->name, &volume->active,
+                                  &volume->head, &marks, err);
     }
     if (s != GD_OK) {
         return s;
@@ -467,10 +98,7 @@ open_volume(gd_volume *volume, gd_error *err)
     }
     repo->env->release(repo->env, marks);
     if (s == GD_OK) {
-        s = recover(volume, err);
-    }
-    if (s == GD_OK) {
-        s = begin_writing(volume, err);
+        s = gd_volume_recover(volume, err);
     }
     if (s == GD_OK && volume->frozen_count >= MOST_FROZEN) {
         s = gd_volume_checkpoint(volume, err);
@@ -502,20 +130,6 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
 }
 
 /* ---- deleting (V9) ---- */
-
-gd_status
-gd_volume_write_head(gd_repo *repo, const char *name, gd_volume_head *head,
-                     const gd_volume_mark *marks, gd_error *err)
-{
-    gd_journal *journal;
-    bool named;
-    gd_status s = gd_journal_create(repo->env, repo->root, name, head, marks,
-                                    &journal, &named, err);
-    if (s == GD_OK) {
-        gd_journal_close(journal);
-    }
-    return s;
-}
 
 /* The head says that the volume is being deleted, durably. */
 static gd_status
@@ -550,7 +164,7 @@ delete_owned(gd_repo *repo, const char *name, gd_error *err)
     gd_volume_head head;
     gd_volume_mark *marks;
     gd_journal *journal;
-    gd_status s = open_newest(repo, name, &journal, &head, &marks, err);
+    gd_status s = gd_volume_open_newest(repo, name, &journal, &head, &marks, err);
     if (s == GD_OK) {
         repo->env->release(repo->env, marks);
         gd_journal_close(journal);

@@ -28,6 +28,27 @@ gd_volume_release_journal(gd_journal *journal)
     }
 }
 
+void
+gd_volume_release_frozen(gd_volume *volume)
+{
+    for (size_t i = 0; i < volume->frozen_count; i++) {
+        gd_volume_release_journal(volume->frozen[i]);
+    }
+    volume->frozen_count = 0;
+}
+
+uint64_t
+gd_volume_base_needed(gd_volume *volume)
+{
+    uint64_t size = volume->parts.base_size;
+    for (uint64_t part = 0; part * volume->parts.part_size < size; part++) {
+        if (gd_parts_edition(&volume->parts, part) == 0) {
+            return size;
+        }
+    }
+    return 0;
+}
+
 gd_status
 gd_volume_check_broken(const gd_volume *volume, gd_error *err)
 {

@@ -2,10 +2,12 @@
 /*
  * state.h - what the files of an open volume share.
  *
- * state.c changes the journal and syncs it, checkpoint.c brings it into
- * recipes, volume.c serves requests, resize.c changes the size, opening.c makes,
- * opens and deletes volumes, rollback.c gives them an image's bytes, rename.c
- * another name.
+ * state.c changes the journal and syncs it, newest.c reads and writes the head
+ * of a volume that is not open, volume.c serves reads, recovery.c begins with
+ * the journals that the last owner left, checkpoint.c brings them into recipes,
+ * write.c serves writes, resize.c changes the size, opening.c makes, opens and
+ * deletes volumes, rollback.c gives them an image's bytes, rename.c another
+ * name.  Each calls only what is named before it.
  */
 #ifndef GD_VOLUME_STATE_H
 #define GD_VOLUME_STATE_H
@@ -73,11 +75,17 @@ gd_status gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
 gd_status gd_volume_confirm(const gd_volume *volume,
                             const gd_journal *journal, gd_error *err);
 
+/* The size of the base, or 0 if no part reads from it any more.
+ * REQUIRES: checkpointing, or that nobody else has the volume yet. */
+uint64_t gd_volume_base_needed(gd_volume *volume);
+
 /* All of these REQUIRE the mutex. */
 gd_status gd_volume_check_broken(const gd_volume *volume, gd_error *err);
 void gd_volume_set_broken(gd_volume *volume, const gd_error *err);
 /* Closes the journal with its last user. */
 void gd_volume_release_journal(gd_journal *journal);
+/* Releases all frozen journals. */
+void gd_volume_release_frozen(gd_volume *volume);
 /* Waits until the active journal is durable up to its present end.  Lets go of
  * the mutex meanwhile. */
 gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
@@ -85,23 +93,39 @@ gd_status gd_volume_sync(gd_volume *volume, gd_error *err);
 gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
                           gd_error *err);
 
-/* ---- volume.c ---- */
-
-/* A read that is not counted. */
-gd_status gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
-                         uint64_t offset, gd_error *err);
-
-/* ---- opening.c ---- */
+/* ---- newest.c ---- */
 
 /* What each call on a volume that is named begins with. */
 gd_status gd_volume_check_call(const gd_repo *repo, const char *name,
                                gd_error *err);
+/* Opens the newest journal.  GD_NOTFOUND if there is none. */
+gd_status gd_volume_open_newest(gd_repo *repo, const char *name,
+                                gd_journal **journal, gd_volume_head *head,
+                                gd_volume_mark **marks, gd_error *err);
 /* Writes a journal that has nothing but a head, and marks; NULL: none.
  * REQUIRES: the owner's lock; nobody writes to another journal. */
 gd_status gd_volume_write_head(gd_repo *repo, const char *name,
                                gd_volume_head *head,
                                const gd_volume_mark *marks, gd_error *err);
 
+/* ---- volume.c ---- */
+
+/* Refuses a request before anything of it is done, and counts it. */
+gd_status gd_volume_begin_request(gd_volume *volume, uint64_t offset,
+                                  uint64_t length, uint64_t *counter,
+                                  gd_error *err);
+/* GD_INVALID unless the range lies within the volume.  REQUIRES: the mutex. */
+gd_status gd_volume_check_range(const gd_volume *volume, uint64_t offset,
+                                uint64_t length, gd_error *err);
+/* A read that is not counted. */
+gd_status gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
+                         uint64_t offset, gd_error *err);
+
+/* ---- recovery.c ---- */
+
+/* Reads the journals, of which the newest is the active one, and begins the
+ * owner's own journal, if there is room for it. */
+gd_status gd_volume_recover(gd_volume *volume, gd_error *err);
 /* Makes the owner's first journal if there was no room for it before.
  * GD_NOSPACE: there is none yet.
  * REQUIRES: checkpointing. */
@@ -118,7 +142,5 @@ gd_status gd_volume_check_size(const char *name, uint64_t size, gd_error *err);
 gd_status gd_volume_store_frozen(gd_volume *volume, gd_error *err);
 /* Brings all that was written before the call into editions. */
 gd_status gd_volume_store_all(gd_volume *volume, gd_error *err);
-/* The size of the base, or 0 if no part reads from it any more. */
-uint64_t gd_volume_base_needed(gd_volume *volume);
 
 #endif
