@@ -69,6 +69,22 @@ gd_get64(const uint8_t *p)
     return le64toh(v);
 }
 
+/* Numbers of so many bytes, at most 8. */
+static inline void
+gd_put_number(uint8_t *p, size_t bytes, uint64_t v)
+{
+    v = htole64(v);
+    memcpy(p, &v, bytes);
+}
+
+static inline uint64_t
+gd_get_number(const uint8_t *p, size_t bytes)
+{
+    uint64_t v = 0;
+    memcpy(&v, p, bytes);
+    return le64toh(v);
+}
+
 /* The first of sorted items, each of which begins with a number, whose number
  * is not less than this one; count if there is none. */
 static inline size_t

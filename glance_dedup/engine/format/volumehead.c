@@ -4,77 +4,55 @@
  */
 #include "engine/format/volumehead.h"
 
-#include <string.h>
-
-#include "engine/base/coding.h"
-
-#define HEAD_MAGIC "GDVOLJ\0" /* with its final zero: 8 bytes */
+#include "engine/format/fields.h"
 
 enum {
-    MAJOR = 1,
-    MINOR = 0,
-    CHECKED = GD_VOLUME_HEAD - 8, /* bytes under the checksum */
-    AT_PROJECT = 136,
-    AT_SOURCE = 264,
-    AT_COUNTERS = 392,
-    COUNTERS = 12, /* the rest of the 16 are zeros */
     LOG_LEAST_PART = 16,
     LOG_MOST_PART = 40,
 };
 
 /* ---- the head ---- */
 
-static void
-encode_counters(const gd_volume_counters *c, uint8_t *out)
-{
-    const uint64_t values[COUNTERS] = {
-        c->read,    c->written,    c->zeroed,    c->flushes,
-        c->checkpoints, c->unique, c->duplicate, c->zero,
-        c->overwritten, c->skipped, c->prefetches, c->prefetched};
-    for (int i = 0; i < COUNTERS; i++) {
-        gd_put64(out + 8 * i, values[i]);
-    }
-}
+#define HEAD_FIELDS(F)                                                        \
+    F(NUMBER, 12, 4, journal)                                                 \
+    F(BYTES, 16, 16, repository_id)                                           \
+    F(BYTES, 32, 16, volume_id)                                               \
+    F(BYTES, 48, 16, scope.id)                                                \
+    F(NUMBER, 64, 8, seed)                                                    \
+    F(NUMBER, 72, 8, size)                                                    \
+    F(NUMBER, 80, 8, base_size)                                               \
+    F(NUMBER, 88, 8, part_size)                                               \
+    F(NUMBER, 96, 4, state)                                                   \
+    F(NUMBER, 100, 4, needed)                                                 \
+    F(NUMBER, 104, 8, before)                                                 \
+    F(NUMBER, 112, 8, created)                                                \
+    F(NUMBER, 120, 4, marks)                                                  \
+    F(NUMBER, 128, 8, marks_checksum)                                         \
+    F(TEXT, 136, 128, project)                                                \
+    F(LENGTH, 124, 4, project)                                                \
+    F(TEXT, 264, 128, source)                                                 \
+    F(NUMBER, 392, 8, counters.read)                                          \
+    F(NUMBER, 400, 8, counters.written)                                       \
+    F(NUMBER, 408, 8, counters.zeroed)                                        \
+    F(NUMBER, 416, 8, counters.flushes)                                       \
+    F(NUMBER, 424, 8, counters.checkpoints)                                   \
+    F(NUMBER, 432, 8, counters.unique)                                        \
+    F(NUMBER, 440, 8, counters.duplicate)                                     \
+    F(NUMBER, 448, 8, counters.zero)                                          \
+    F(NUMBER, 456, 8, counters.overwritten)                                   \
+    F(NUMBER, 464, 8, counters.skipped)                                       \
+    F(NUMBER, 472, 8, counters.prefetches)                                    \
+    F(NUMBER, 480, 8, counters.prefetched)
 
-static void
-decode_counters(const uint8_t *in, gd_volume_counters *c)
-{
-    uint64_t *const values[COUNTERS] = {
-        &c->read,    &c->written,    &c->zeroed,    &c->flushes,
-        &c->checkpoints, &c->unique, &c->duplicate, &c->zero,
-        &c->overwritten, &c->skipped, &c->prefetches, &c->prefetched};
-    for (int i = 0; i < COUNTERS; i++) {
-        *values[i] = gd_get64(in + 8 * i);
-    }
-}
+static const gd_sealed layout = {
+    GD_VOLUME_HEAD, "GDVOLJ\0", 1, "volume's journal"};
 
 void
-gd_volume_head_encode(const gd_volume_head *head, uint8_t out[GD_VOLUME_HEAD])
+gd_volume_head_encode(const gd_volume_head *value, uint8_t out[GD_VOLUME_HEAD])
 {
-    size_t project = strlen(head->project);
-    memset(out, 0, GD_VOLUME_HEAD);
-    memcpy(out, HEAD_MAGIC, 8);
-    gd_put16(out + 8, MAJOR);
-    gd_put16(out + 10, MINOR);
-    gd_put32(out + 12, head->journal);
-    memcpy(out + 16, head->repository_id, GD_ID_SIZE);
-    memcpy(out + 32, head->volume_id, GD_ID_SIZE);
-    memcpy(out + 48, head->scope.id, GD_ID_SIZE);
-    gd_put64(out + 64, head->seed);
-    gd_put64(out + 72, head->size);
-    gd_put64(out + 80, head->base_size);
-    gd_put64(out + 88, head->part_size);
-    gd_put32(out + 96, head->state);
-    gd_put32(out + 100, head->needed);
-    gd_put64(out + 104, head->before);
-    gd_put64(out + 112, head->created);
-    gd_put32(out + 120, head->marks);
-    gd_put32(out + 124, (uint32_t)project);
-    gd_put64(out + 128, head->marks_checksum);
-    memcpy(out + AT_PROJECT, head->project, project);
-    memcpy(out + AT_SOURCE, head->source, strlen(head->source));
-    encode_counters(&head->counters, out + AT_COUNTERS);
-    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+    gd_fields_begin(&layout, out);
+    HEAD_FIELDS(GD_ENCODE)
+    gd_fields_seal(&layout, 0, out);
 }
 
 bool
@@ -107,42 +85,21 @@ in_bounds(const gd_volume_head *head)
 
 gd_status
 gd_volume_head_decode(const uint8_t in[GD_VOLUME_HEAD], const char *file,
-                      gd_volume_head *head, gd_error *err)
+                      gd_volume_head *value, gd_error *err)
 {
-    memset(head, 0, sizeof *head);
-    if (memcmp(in, HEAD_MAGIC, 8) != 0) {
-        return gd_fail(err, GD_CORRUPT, "%s is not a volume's journal", file);
+    memset(value, 0, sizeof *value);
+    gd_status s = gd_fields_check(&layout, in, file, err);
+    if (s != GD_OK) {
+        return s;
     }
-    if (gd_get16(in + 8) > MAJOR) {
-        return gd_fail(err, GD_VERSION,
-                       "%s has version %u, this program knows %d", file,
-                       (unsigned)gd_get16(in + 8), MAJOR);
-    }
-    head->journal = gd_get32(in + 12);
-    memcpy(head->repository_id, in + 16, GD_ID_SIZE);
-    memcpy(head->volume_id, in + 32, GD_ID_SIZE);
-    memcpy(head->scope.id, in + 48, GD_ID_SIZE);
-    head->seed = gd_get64(in + 64);
-    head->size = gd_get64(in + 72);
-    head->base_size = gd_get64(in + 80);
-    head->part_size = gd_get64(in + 88);
-    head->state = (gd_volume_state)gd_get32(in + 96);
-    head->needed = gd_get32(in + 100);
-    head->before = gd_get64(in + 104);
-    head->created = gd_get64(in + 112);
-    head->marks = gd_get32(in + 120);
-    uint32_t project = gd_get32(in + 124);
-    head->marks_checksum = gd_get64(in + 128);
-    decode_counters(in + AT_COUNTERS, &head->counters);
-    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0) ||
-        project > GD_PROJECT_MAX || !in_bounds(head)) {
+    bool good = true;
+    HEAD_FIELDS(GD_DECODE)
+    if (!good || !in_bounds(value)) {
         return gd_fail(err, GD_CORRUPT, "%s: the head is damaged", file);
     }
-    memcpy(head->project, in + AT_PROJECT, project);
-    memcpy(head->source, in + AT_SOURCE, GD_IMAGE_ID_MAX);
     char name[GD_NAME_SIZE];
-    return head->source[0] == '\0' ||
-                   gd_image_name(head->source, name, NULL) == GD_OK
+    return value->source[0] == '\0' ||
+                   gd_image_name(value->source, name, NULL) == GD_OK
                ? GD_OK
                : gd_fail(err, GD_CORRUPT, "%s: the id of the image that the "
                          "volume was cloned from is damaged", file);

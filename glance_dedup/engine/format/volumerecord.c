@@ -4,22 +4,25 @@
  */
 #include "engine/format/volumerecord.h"
 
-#include "engine/base/coding.h"
+#include "engine/format/fields.h"
 
-enum { RECORD_CHECKED = GD_RECORD_HEAD - 8 };
+#define RECORD_FIELDS(F)                                                      \
+    F(NUMBER, 4, 4, kind)                                                     \
+    F(NUMBER, 8, 8, sequence)                                                 \
+    F(NUMBER, 16, 8, offset)                                                  \
+    F(NUMBER, 24, 8, length)                                                  \
+    F(NUMBER, 32, 8, durable)                                                 \
+    F(NUMBER, 40, 8, checksum)
+
+static const gd_sealed layout = {.size = GD_RECORD_HEAD};
 
 void
-gd_record_encode(const gd_record *record, uint64_t seed,
+gd_record_encode(const gd_record *value, uint64_t seed,
                  uint8_t out[GD_RECORD_HEAD])
 {
     memcpy(out, "GDVR", 4);
-    gd_put32(out + 4, record->kind);
-    gd_put64(out + 8, record->sequence);
-    gd_put64(out + 16, record->offset);
-    gd_put64(out + 24, record->length);
-    gd_put64(out + 32, record->durable);
-    gd_put64(out + 40, record->checksum);
-    gd_put64(out + 48, gd_checksum(out, RECORD_CHECKED, seed));
+    RECORD_FIELDS(GD_ENCODE)
+    gd_fields_seal(&layout, seed, out);
 }
 
 static bool
@@ -46,17 +49,12 @@ in_bounds(const gd_record *record, uint64_t size)
 
 bool
 gd_record_decode(const uint8_t in[GD_RECORD_HEAD], uint64_t seed,
-                 uint64_t size, gd_record *record)
+                 uint64_t size, gd_record *value)
 {
     if (memcmp(in, "GDVR", 4) != 0 ||
-        gd_get64(in + 48) != gd_checksum(in, RECORD_CHECKED, seed)) {
+        !gd_fields_verify(&layout, seed, in)) {
         return false;
     }
-    record->kind = (gd_record_kind)gd_get32(in + 4);
-    record->sequence = gd_get64(in + 8);
-    record->offset = gd_get64(in + 16);
-    record->length = gd_get64(in + 24);
-    record->durable = gd_get64(in + 32);
-    record->checksum = gd_get64(in + 40);
-    return in_bounds(record, size);
+    RECORD_FIELDS(GD_DECODE)
+    return in_bounds(value, size);
 }

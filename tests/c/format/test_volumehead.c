@@ -177,7 +177,9 @@ test_bounds(void)
         {120, 4, 5, GD_OK},                 /* marks */
         {120, 4, 6, GD_CORRUPT},
         {120, 4, UINT32_MAX, GD_CORRUPT},
-        {124, 4, 128, GD_OK},               /* the project's length */
+        {124, 4, 4, GD_OK},                 /* the length of "proj" */
+        {124, 4, 3, GD_CORRUPT},
+        {124, 4, 128, GD_CORRUPT},
         {124, 4, 129, GD_CORRUPT},
         {124, 4, UINT32_MAX, GD_CORRUPT},
         {264, 4, 0x2f2e2e2f, GD_CORRUPT},   /* no image's id */
@@ -213,7 +215,7 @@ test_other_bounds(void)
     gd_volume_head_encode(&head, raw);
     gd_put16(raw + 8, 2);
     CHECK_INT(decode_sealed(raw), GD_VERSION);
-    CHECK_CONTAINS(err.text, NAME " has version 2");
+    CHECK_CONTAINS(err.text, NAME " has format version 2");
     gd_volume_head_encode(&head, raw);
     gd_put16(raw + 10, 9); /* a minor version changes nothing */
     CHECK_INT(decode_sealed(raw), GD_OK);
