@@ -5,17 +5,47 @@
 #include "engine/format/recipe.h"
 
 #include <stdio.h>
-#include <string.h>
 
-#include "engine/base/coding.h"
+#include "engine/format/fields.h"
 
-#define RECIPE_MAGIC "GDRECIPE" /* 8 bytes, without its final zero */
+#define HEADER_FIELDS(F)                                                      \
+    F(BYTES, 16, 16, repository_id)                                           \
+    F(BYTES, 32, 16, scope.id)                                                \
+    F(BYTES, 48, 16, transaction_id)                                          \
+    F(BYTES, 64, 16, upload_id)                                               \
+    F(NUMBER, 80, 8, size)                                                    \
+    F(NUMBER, 88, 8, zero_bytes)                                              \
+    F(NUMBER, 96, 8, new_bytes)                                               \
+    F(NUMBER, 104, 8, stored_bytes)                                           \
+    F(NUMBER, 112, 8, extents)                                                \
+    F(NUMBER, 120, 8, fragments)                                              \
+    F(NUMBER, 128, 8, created)                                                \
+    F(TEXT, 144, 128, image_id)                                               \
+    F(LENGTH, 136, 2, image_id)                                               \
+    F(TEXT, 272, 128, project)                                                \
+    F(LENGTH, 138, 2, project)
+#define HASH_FIELDS(F)                                                        \
+    F(TEXT, 404, 32, name)                                                    \
+    F(LENGTH, 400, 2, name)                                                   \
+    F(NUMBER, 402, 2, length)                                                 \
+    F(BYTES, 436, 64, value)
+#define EXTENT_FIELDS(F)                                                      \
+    F(NUMBER, 0, 8, offset)                                                   \
+    F(NUMBER, 8, 8, length)                                                   \
+    F(NUMBER, 16, 4, group)                                                   \
+    F(NUMBER, 20, 4, slot)                                                    \
+    F(NUMBER, 24, 4, blocks)                                                  \
+    F(NUMBER, 28, 4, kind)                                                    \
+    F(NUMBER, 32, 8, digest)
 
 enum {
     EXTENT_SIZE = 40,
     CHECKED = 4088, /* bytes under a page's checksum */
     PAGES_AT_ONCE = 16,
 };
+
+static const gd_sealed layout = {
+    GD_RECIPE_PAGE, "GDRECIPE", GD_FORMAT_MAJOR, "recipe"};
 
 /* ---- writing ---- */
 
@@ -72,15 +102,9 @@ gd_recipe_block_bytes(const gd_recipe_writer *writer)
 }
 
 static void
-encode_extent(const gd_extent *extent, uint8_t out[EXTENT_SIZE])
+encode_extent(const gd_extent *value, uint8_t out[EXTENT_SIZE])
 {
-    gd_put64(out, extent->offset);
-    gd_put64(out + 8, extent->length);
-    gd_put32(out + 16, extent->group);
-    gd_put32(out + 20, extent->slot);
-    gd_put32(out + 24, extent->blocks);
-    gd_put32(out + 28, (uint32_t)extent->kind);
-    gd_put64(out + 32, extent->digest);
+    EXTENT_FIELDS(GD_ENCODE)
 }
 
 /* Writes the buffer's pages; the last one may be partly filled. */
@@ -213,42 +237,18 @@ gd_recipe_add_extent(gd_recipe_writer *writer, const gd_extent *extent,
 }
 
 static void
-encode_hash(const gd_content_hash *hash, uint8_t out[GD_RECIPE_PAGE])
+encode_hash(const gd_content_hash *value, uint8_t out[GD_RECIPE_PAGE])
 {
-    size_t name_length = strlen(hash->name);
-    gd_put16(out + 400, (uint16_t)name_length);
-    gd_put16(out + 402, (uint16_t)hash->length);
-    memcpy(out + 404, hash->name, name_length);
-    memcpy(out + 436, hash->value, hash->length);
+    HASH_FIELDS(GD_ENCODE)
 }
 
 static void
-encode_header(const gd_params *params, const gd_recipe_header *header,
-              uint8_t out[GD_RECIPE_PAGE])
+encode_header(const gd_recipe_header *value, uint8_t out[GD_RECIPE_PAGE])
 {
-    size_t id_length = strlen(header->image_id);
-    size_t project_length = strlen(header->project);
-    memset(out, 0, GD_RECIPE_PAGE);
-    memcpy(out, RECIPE_MAGIC, 8);
-    gd_put16(out + 8, GD_FORMAT_MAJOR);
-    gd_put16(out + 10, GD_FORMAT_MINOR);
-    memcpy(out + 16, params->repository_id, GD_ID_SIZE);
-    memcpy(out + 32, header->scope.id, GD_SCOPE_SIZE);
-    memcpy(out + 48, header->transaction_id, GD_ID_SIZE);
-    memcpy(out + 64, header->upload_id, GD_ID_SIZE);
-    gd_put64(out + 80, header->size);
-    gd_put64(out + 88, header->zero_bytes);
-    gd_put64(out + 96, header->new_bytes);
-    gd_put64(out + 104, header->stored_bytes);
-    gd_put64(out + 112, header->extents);
-    gd_put64(out + 120, header->fragments);
-    gd_put64(out + 128, header->created);
-    gd_put16(out + 136, (uint16_t)id_length);
-    gd_put16(out + 138, (uint16_t)project_length);
-    memcpy(out + 144, header->image_id, id_length);
-    memcpy(out + 272, header->project, project_length);
-    encode_hash(&header->hash, out);
-    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+    gd_fields_begin(&layout, out);
+    HEADER_FIELDS(GD_ENCODE)
+    encode_hash(&value->hash, out);
+    gd_fields_seal(&layout, 0, out);
 }
 
 gd_status
@@ -262,94 +262,50 @@ gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
     if (s != GD_OK) {
         return s;
     }
+    memcpy(header->repository_id, params->repository_id, GD_ID_SIZE);
     header->size = writer->length;
     header->zero_bytes = writer->zero_bytes;
     header->extents = writer->extents;
     header->fragments = writer->fragments;
     uint8_t page[GD_RECIPE_PAGE];
-    encode_header(params, header, page);
+    encode_header(header, page);
     return gd_write_full(writer->env, writer->fd, page, sizeof page, 0,
                          writer->name, err);
 }
 
 /* ---- reading ---- */
 
-/* Decodes a string of this length, with zeros after it.  False if it is not
- * valid. */
-static bool
-decode_string(const uint8_t *in, uint32_t length, uint32_t room, char *out)
-{
-    if (length > room || memchr(in, 0, length) != NULL) {
-        return false;
-    }
-    for (uint32_t i = length; i < room; i++) {
-        if (in[i] != 0) {
-            return false;
-        }
-    }
-    memcpy(out, in, length);
-    out[length] = '\0';
-    return true;
-}
-
 /* An invalid hash counts as none: the image can be read without one, and a
  * missing hash gives nobody access. */
 static void
-decode_hash(const uint8_t in[GD_RECIPE_PAGE], gd_content_hash *hash)
+decode_hash(const uint8_t in[GD_RECIPE_PAGE], gd_content_hash *value)
 {
-    uint32_t length = gd_get16(in + 402);
-    memset(hash, 0, sizeof *hash);
-    if (length > 0 && length <= GD_HASH_MAX &&
-        decode_string(in + 404, gd_get16(in + 400), GD_HASH_NAME_MAX,
-                      hash->name) &&
-        hash->name[0] != '\0') {
-        memcpy(hash->value, in + 436, length);
-        hash->length = length;
-    } else {
-        hash->name[0] = '\0';
+    bool good = true;
+    HASH_FIELDS(GD_DECODE)
+    if (!good || value->length == 0 || value->length > GD_HASH_MAX ||
+        value->name[0] == '\0') {
+        memset(value, 0, sizeof *value);
     }
 }
 
 static gd_status
 decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
-              const char *name, gd_recipe_header *header, gd_error *err)
+              const char *name, gd_recipe_header *value, gd_error *err)
 {
-    if (memcmp(in, RECIPE_MAGIC, 8) != 0) {
-        return gd_fail(err, GD_CORRUPT,
-                       "%s is not a recipe: no magic at offset 0", name);
+    gd_status s = gd_fields_check(&layout, in, name, err);
+    if (s != GD_OK) {
+        return s;
     }
-    if (gd_get16(in + 8) > GD_FORMAT_MAJOR) {
-        return gd_fail(err, GD_VERSION,
-                       "%s has format version %u; this program knows up to %d",
-                       name, gd_get16(in + 8), GD_FORMAT_MAJOR);
-    }
-    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
-        return gd_fail(err, GD_CORRUPT,
-                       "%s: the header page's checksum is wrong (offset 0)",
-                       name);
-    }
-    if (memcmp(in + 16, params->repository_id, GD_ID_SIZE) != 0) {
+    bool good = true;
+    HEADER_FIELDS(GD_DECODE)
+    decode_hash(in, &value->hash);
+    if (memcmp(value->repository_id, params->repository_id, GD_ID_SIZE) != 0) {
         return gd_fail(err, GD_CORRUPT,
                        "%s belongs to another repository (offset 16)", name);
     }
-    memcpy(header->scope.id, in + 32, GD_SCOPE_SIZE);
-    memcpy(header->transaction_id, in + 48, GD_ID_SIZE);
-    memcpy(header->upload_id, in + 64, GD_ID_SIZE);
-    header->size = gd_get64(in + 80);
-    header->zero_bytes = gd_get64(in + 88);
-    header->new_bytes = gd_get64(in + 96);
-    header->stored_bytes = gd_get64(in + 104);
-    header->extents = gd_get64(in + 112);
-    header->fragments = gd_get64(in + 120);
-    header->created = gd_get64(in + 128);
-    decode_hash(in, &header->hash);
-    if (!decode_string(in + 144, gd_get16(in + 136), GD_IMAGE_ID_MAX,
-                       header->image_id) ||
-        !decode_string(in + 272, gd_get16(in + 138), GD_PROJECT_MAX,
-                       header->project) ||
-        header->size > INT64_MAX || header->zero_bytes > header->size ||
-        header->extents > header->size ||
-        gd_scope_equal(&header->scope, &gd_spares_scope)) {
+    if (!good || value->size > INT64_MAX || value->zero_bytes > value->size ||
+        value->extents > value->size ||
+        gd_scope_equal(&value->scope, &gd_spares_scope)) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible figures in the header page", name);
     }
@@ -406,27 +362,20 @@ gd_recipe_check_scope(const gd_recipe *recipe, const gd_scope *scope,
 }
 
 static bool
-decode_extent(const uint8_t in[EXTENT_SIZE], uint64_t size, gd_extent *extent)
+decode_extent(const uint8_t in[EXTENT_SIZE], uint64_t size, gd_extent *value)
 {
-    uint32_t kind = gd_get32(in + 28);
-    extent->offset = gd_get64(in);
-    extent->length = gd_get64(in + 8);
-    extent->group = gd_get32(in + 16);
-    extent->slot = gd_get32(in + 20);
-    extent->blocks = gd_get32(in + 24);
-    extent->kind = (gd_extent_kind)kind;
-    extent->digest = gd_get64(in + 32);
-    if (extent->length == 0 || extent->offset > size ||
-        extent->length > size - extent->offset) {
+    EXTENT_FIELDS(GD_DECODE)
+    if (value->length == 0 || value->offset > size ||
+        value->length > size - value->offset) {
         return false;
     }
-    if (kind == GD_EXTENT_ZEROS) {
-        return extent->group == 0 && extent->slot == 0 && extent->blocks == 0;
+    if (value->kind == GD_EXTENT_ZEROS) {
+        return value->group == 0 && value->slot == 0 && value->blocks == 0;
     }
-    return kind == GD_EXTENT_BLOCKS_KIND && extent->group >= 1 &&
-           extent->group <= GD_MAX_GROUP && extent->blocks >= 1 &&
-           extent->blocks <= GD_EXTENT_BLOCKS &&
-           extent->slot < GD_MAX_SLOTS && extent->length >= extent->blocks;
+    return value->kind == GD_EXTENT_BLOCKS_KIND && value->group >= 1 &&
+           value->group <= GD_MAX_GROUP && value->blocks >= 1 &&
+           value->blocks <= GD_EXTENT_BLOCKS && value->slot < GD_MAX_SLOTS &&
+           value->length >= value->blocks;
 }
 
 gd_status

@@ -55,6 +55,7 @@ typedef struct gd_content_hash {
 } gd_content_hash;
 
 typedef struct gd_recipe_header {
+    uint8_t repository_id[GD_ID_SIZE];
     gd_scope scope; /* of all groups that the recipe names */
     uint8_t transaction_id[GD_ID_SIZE];
     uint8_t upload_id[GD_ID_SIZE];
@@ -95,9 +96,9 @@ uint64_t gd_recipe_length(const gd_recipe_writer *writer);
 /* Those of them that are not zeros. */
 uint64_t gd_recipe_block_bytes(const gd_recipe_writer *writer);
 
-/* Completes the file: last page, then the header page.  Fills in size,
- * zero_bytes, extents and fragments; the caller fills in the rest.  Does not
- * sync. */
+/* Completes the file: last page, then the header page.  Fills in
+ * repository_id, size, zero_bytes, extents and fragments; the caller fills in
+ * the rest.  Does not sync. */
 gd_status gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
                            gd_recipe_header *header, gd_error *err);
 
