@@ -4,19 +4,27 @@
  */
 #include "engine/format/indexhead.h"
 
-#include <string.h>
-
-#include "engine/base/coding.h"
 #include "engine/format/address.h"
 #include "engine/format/duplicates.h"
+#include "engine/format/fields.h"
 #include "engine/format/index.h"
 #include "engine/format/packedframe.h"
 
-#define INDEX_MAGIC "GDINDEX" /* with its final zero: 8 bytes */
+#define HEAD_FIELDS(F)                                                        \
+    F(NUMBER, 12, 4, id.kind)                                                 \
+    F(BYTES, 16, 16, catalog_id)                                              \
+    F(NUMBER, 32, 8, id.number)                                               \
+    F(NUMBER, 40, 4, id.bits)                                                 \
+    F(NUMBER, 44, 4, id.shard)                                                \
+    F(NUMBER, 48, 8, items)                                                   \
+    F(NUMBER, 56, 8, seed)                                                    \
+    F(NUMBER, 64, 4, flags)                                                   \
+    F(NUMBER, 72, 8, length)
+
+static const gd_sealed layout = {
+    GD_INDEX_HEAD, "GDINDEX", 1, "file of the index"};
 
 enum {
-    MAJOR = 1,
-    CHECKED = 504, /* bytes of the head under its checksum */
     ITEMS_BYTES = GD_FRAME_MAX - GD_FRAME_CHECKSUM,
 };
 _Static_assert(GD_PACKED_ITEMS * GD_INDEX_RECORD <= GD_FRAME_MAX,
@@ -85,21 +93,13 @@ gd_index_frame_start(const gd_index_head *head, uint64_t frame)
 void
 gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
 {
-    memset(out, 0, GD_INDEX_HEAD);
-    memcpy(out, INDEX_MAGIC, 8);
-    gd_put16(out + 8, MAJOR);
-    gd_put32(out + 12, head->id.kind);
-    memcpy(out + 16, head->catalog_id, GD_ID_SIZE);
-    gd_put64(out + 32, head->id.number);
-    gd_put32(out + 40, head->id.bits);
-    gd_put32(out + 44, head->id.shard);
-    gd_put64(out + 48, head->items);
-    gd_put64(out + 56, head->seed);
-    gd_put32(out + 64, head->flags);
-    if (gd_index_is_packed(head)) {
-        gd_put64(out + 72, head->length);
+    gd_index_head written = *head, *value = &written;
+    if (!gd_index_is_packed(head)) {
+        written.length = 0;
     }
-    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+    gd_fields_begin(&layout, out);
+    HEAD_FIELDS(GD_ENCODE)
+    gd_fields_seal(&layout, 0, out);
 }
 
 /* Whether the head describes a file of this length. */
@@ -124,41 +124,28 @@ has_length(const gd_index_head *head, uint64_t length)
 gd_status
 gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
                      const uint8_t catalog_id[GD_ID_SIZE], uint64_t length,
-                     gd_index_head *head, gd_error *err)
+                     gd_index_head *value, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     gd_index_name(id, name);
-    if (memcmp(in, INDEX_MAGIC, 8) != 0) {
-        return gd_fail(err, GD_CORRUPT, "%s is no file of the index", name);
+    gd_status s = gd_fields_check(&layout, in, name, err);
+    if (s != GD_OK) {
+        return s;
     }
-    if (gd_get16(in + 8) > MAJOR) {
-        return gd_fail(err, GD_VERSION,
-                       "%s has version %u; this program knows %d", name,
-                       gd_get16(in + 8), MAJOR);
-    }
-    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
-        return gd_fail(err, GD_CORRUPT, "the checksum of the head of %s is "
-                       "wrong", name);
-    }
-    *head = (gd_index_head){.id = *id,
-                            .items = gd_get64(in + 48),
-                            .seed = gd_get64(in + 56),
-                            .flags = gd_get32(in + 64),
-                            .length = gd_get64(in + 72)};
-    memcpy(head->catalog_id, in + 16, GD_ID_SIZE);
-    if (gd_get32(in + 12) != id->kind || gd_get64(in + 32) != id->number ||
-        gd_get32(in + 40) != id->bits || gd_get32(in + 44) != id->shard) {
+    HEAD_FIELDS(GD_DECODE)
+    if (value->id.kind != id->kind || value->id.number != id->number ||
+        value->id.bits != id->bits || value->id.shard != id->shard) {
         return gd_fail(err, GD_CORRUPT, "%s had another name", name);
     }
     if (catalog_id != NULL &&
-        memcmp(head->catalog_id, catalog_id, GD_ID_SIZE) != 0) {
+        memcmp(value->catalog_id, catalog_id, GD_ID_SIZE) != 0) {
         return gd_fail(err, GD_CORRUPT, "%s is of another catalog", name);
     }
-    if (!has_length(head, length)) {
+    if (!has_length(value, length)) {
         return gd_fail(err, GD_CORRUPT,
                        "%s has %llu bytes, which is not the length of %llu "
                        "items", name, (unsigned long long)length,
-                       (unsigned long long)head->items);
+                       (unsigned long long)value->items);
     }
     return GD_OK;
 }
