@@ -4,10 +4,13 @@
  */
 #include "engine/format/fpstore.h"
 
-#include <string.h>
-
-#include "engine/base/coding.h"
+#include "engine/format/fields.h"
 #include "engine/format/segment.h"
+
+#define ENTRY_FIELDS(F)                                                       \
+    F(BYTES, 0, 32, fingerprint.bytes)                                        \
+    F(NUMBER, 32, 8, checksum)                                                \
+    F(NUMBER, 40, 4, segment)
 
 /* Bits of the place, from the lowest (format.rst, "Fingerprint store"). */
 enum {
@@ -37,17 +40,15 @@ entry_checksum(const uint8_t in[GD_ENTRY_SIZE], uint64_t seed, uint32_t slot)
 }
 
 void
-gd_entry_encode(const gd_entry *entry, uint64_t seed, uint32_t slot,
+gd_entry_encode(const gd_entry *value, uint64_t seed, uint32_t slot,
                 uint8_t out[GD_ENTRY_SIZE])
 {
-    uint64_t place = entry->state;
-    place = place << CODEC_BITS | entry->codec;
-    place = place << STORED_BITS | entry->stored_length;
-    place = place << LENGTH_BITS | entry->plain_length;
-    place = place << OFFSET_BITS | entry->plain_offset;
-    memcpy(out, entry->fingerprint.bytes, GD_FINGERPRINT_SIZE);
-    gd_put64(out + 32, entry->checksum);
-    gd_put32(out + 40, entry->segment);
+    uint64_t place = value->state;
+    place = place << CODEC_BITS | value->codec;
+    place = place << STORED_BITS | value->stored_length;
+    place = place << LENGTH_BITS | value->plain_length;
+    place = place << OFFSET_BITS | value->plain_offset;
+    ENTRY_FIELDS(GD_ENCODE)
     gd_put64(out + 44, place);
     gd_put32(out + 52, entry_checksum(out, seed, slot));
 }
@@ -66,30 +67,28 @@ is_within_bounds(const gd_entry *entry, const gd_entry_bounds *bounds)
 
 void
 gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE], const gd_entry_bounds *bounds,
-                uint32_t slot, gd_entry *entry)
+                uint32_t slot, gd_entry *value)
 {
     static const uint8_t empty[GD_ENTRY_SIZE];
     if (memcmp(in, empty, GD_ENTRY_SIZE) == 0) {
-        memset(entry, 0, sizeof *entry);
+        memset(value, 0, sizeof *value);
         return;
     }
     uint64_t place = gd_get64(in + 44);
-    memcpy(entry->fingerprint.bytes, in, GD_FINGERPRINT_SIZE);
-    entry->checksum = gd_get64(in + 32);
-    entry->segment = gd_get32(in + 40);
-    entry->plain_offset = (uint32_t)take(&place, OFFSET_BITS);
-    entry->plain_length = (uint32_t)take(&place, LENGTH_BITS);
-    entry->stored_length = (uint32_t)take(&place, STORED_BITS);
-    entry->codec = (uint8_t)take(&place, CODEC_BITS);
-    entry->state = (uint8_t)take(&place, STATE_BITS);
+    ENTRY_FIELDS(GD_DECODE)
+    value->plain_offset = (uint32_t)take(&place, OFFSET_BITS);
+    value->plain_length = (uint32_t)take(&place, LENGTH_BITS);
+    value->stored_length = (uint32_t)take(&place, STORED_BITS);
+    value->codec = (uint8_t)take(&place, CODEC_BITS);
+    value->state = (uint8_t)take(&place, STATE_BITS);
     bool has_block =
-        entry->state == GD_ENTRY_LIVE || entry->state == GD_ENTRY_DAMAGED;
+        value->state == GD_ENTRY_LIVE || value->state == GD_ENTRY_DAMAGED;
     bool valid =
         gd_get32(in + 52) == entry_checksum(in, bounds->seed, slot) &&
-        entry->state >= GD_ENTRY_LIVE && entry->state <= GD_ENTRY_DAMAGED &&
-        (!has_block || is_within_bounds(entry, bounds));
+        value->state >= GD_ENTRY_LIVE && value->state <= GD_ENTRY_DAMAGED &&
+        (!has_block || is_within_bounds(value, bounds));
     if (!valid) {
-        entry->state = GD_ENTRY_INVALID;
+        value->state = GD_ENTRY_INVALID;
     }
 }
 

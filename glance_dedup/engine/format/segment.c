@@ -9,9 +9,16 @@
 #include <string.h>
 #include <zstd.h>
 
-#include "engine/base/coding.h"
+#include "engine/format/fields.h"
 
 #define SEGMENT_MAGIC UINT32_C(0x47534447) /* "GDSG" */
+
+#define HEADER_FIELDS(F)                                                      \
+    F(NUMBER, 4, 1, codec)                                                    \
+    F(NUMBER, 6, 2, blocks)                                                   \
+    F(NUMBER, 8, 4, first_slot)                                               \
+    F(NUMBER, 12, 4, plain_length)                                            \
+    F(NUMBER, 16, 4, stored_length)
 
 enum {
     CONSECUTIVE = 0, /* layouts */
@@ -56,21 +63,17 @@ list_checksum(const uint8_t header[GD_SEGMENT_HEADER], const uint8_t *slots,
 }
 
 void
-gd_segment_header_encode(const gd_segment_header *header, uint64_t seed,
+gd_segment_header_encode(const gd_segment_header *value, uint64_t seed,
                          const struct iovec *behind, int pieces,
                          uint8_t out[GD_SEGMENT_HEADER])
 {
     memset(out, 0, GD_SEGMENT_HEADER);
     gd_put32(out, SEGMENT_MAGIC);
-    out[4] = (uint8_t)header->codec;
-    out[5] = header->slots == NULL ? CONSECUTIVE : LISTED;
-    gd_put16(out + 6, (uint16_t)header->blocks);
-    gd_put32(out + 8, header->first_slot);
-    gd_put32(out + 12, header->plain_length);
-    gd_put32(out + 16, header->stored_length);
-    if (header->slots != NULL) {
+    HEADER_FIELDS(GD_ENCODE)
+    out[5] = value->slots == NULL ? CONSECUTIVE : LISTED;
+    if (value->slots != NULL) {
         gd_put32(out + LIST_CHECKSUM,
-                 list_checksum(out, header->slots, header->blocks, seed));
+                 list_checksum(out, value->slots, value->blocks, seed));
     }
     gd_put64(out + 24, segment_checksum(out, behind, pieces, seed));
 }
@@ -116,7 +119,7 @@ decode_list(const uint8_t *in, size_t length, const gd_entry_bounds *bounds,
 gd_status
 gd_segment_header_decode(const uint8_t *in, size_t length,
                          const gd_entry_bounds *bounds,
-                         gd_segment_header *header, const char *file,
+                         gd_segment_header *value, const char *file,
                          uint64_t offset, gd_error *err)
 {
     if (gd_get32(in) != SEGMENT_MAGIC) {
@@ -124,26 +127,22 @@ gd_segment_header_decode(const uint8_t *in, size_t length,
                        "%s has no segment at offset %llu, where one should be",
                        file, (unsigned long long)offset);
     }
-    header->codec = (gd_codec)in[4];
-    header->blocks = gd_get16(in + 6);
-    header->first_slot = gd_get32(in + 8);
-    header->plain_length = gd_get32(in + 12);
-    header->stored_length = gd_get32(in + 16);
-    header->slots = NULL;
+    HEADER_FIELDS(GD_DECODE)
+    value->slots = NULL;
     /* Without lists, the byte is reserved. */
     uint8_t layout = bounds->has_lists ? in[5] : CONSECUTIVE;
     gd_status s = GD_OK;
-    if (layout == LISTED && header->blocks > 0) {
-        s = decode_list(in, length, bounds, header, file, offset, err);
+    if (layout == LISTED && value->blocks > 0) {
+        s = decode_list(in, length, bounds, value, file, offset, err);
     }
     if (s != GD_OK) {
         return s;
     }
-    uint32_t packed = header->stored_length - gd_segment_list_size(header);
-    if (in[4] > GD_CODEC_ZSTD || layout > LISTED || header->blocks == 0 ||
-        header->plain_length == 0 || header->plain_length > GD_SEGMENT_MAX ||
-        packed == 0 || packed > header->plain_length ||
-        (header->codec == GD_CODEC_NONE && packed != header->plain_length)) {
+    uint32_t packed = value->stored_length - gd_segment_list_size(value);
+    if (value->codec > GD_CODEC_ZSTD || layout > LISTED || value->blocks == 0 ||
+        value->plain_length == 0 || value->plain_length > GD_SEGMENT_MAX ||
+        packed == 0 || packed > value->plain_length ||
+        (value->codec == GD_CODEC_NONE && packed != value->plain_length)) {
         return gd_fail(err, GD_CORRUPT,
                        "%s has an impossible segment header at offset %llu",
                        file, (unsigned long long)offset);
