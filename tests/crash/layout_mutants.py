@@ -15,6 +15,7 @@ _SIMILAR = 'glance_dedup/engine/format/similar.c'
 _PACKED_FRAME = 'glance_dedup/engine/format/packedframe.c'
 _INDEX_HEAD = 'glance_dedup/engine/format/indexhead.c'
 _GROUP = 'glance_dedup/engine/files/blockgroup.c'
+_GROUP_HEAD = 'glance_dedup/engine/format/grouphead.c'
 _REWRITE = 'glance_dedup/engine/maintain/grouprewrite.c'
 _PLACEHOLDER = 'glance_dedup/engine/maintain/placeholder.c'
 _DURABLE = 'it is synced before it counts, so that only damage shows it'
@@ -109,8 +110,8 @@ MUTANTS = (
         why_not=_COMPARED),
     Mutant(
         'lists-under-the-older-version', 'I8', (
-            Edit(_GROUP,
-                 'gd_put16(header + 8, major);\n',
+            Edit(_GROUP_HEAD,
+                 'value->major = major;\n',
                  ''),),
         tests=_run_by('grouprewrite_similar'),
         why_not=_OLDER),

@@ -16,95 +16,36 @@
 #include "engine/files/spool.h"
 #include "engine/format/address.h"
 
-#define GROUP_MAGIC "GDGROUP" /* with its final zero: 8 bytes */
 /* Of an object: a segment begins below 2^32. */
 #define MOST_LENGTH ((1ULL << 32) + GD_SEGMENT_HEADER + GD_SEGMENT_MAX)
 
-enum {
-    HEADER_SIZE = 512,
-    RECORD_SIZE = 512,
-    CHECKED = 504, /* bytes under the checksum, in either */
-    OBJECT = 88,   /* where the header of a cold group has its object's id */
-    MAKING_TRIES = 1000,
-    /* Of the byte with the level: */
-    LEVEL = 0x7f,
-    SIMILAR = 0x80,
-};
+enum { MAKING_TRIES = 1000 };
 
 static uint64_t
 record_offset(uint64_t sequence)
 {
-    return HEADER_SIZE + (sequence & 1) * RECORD_SIZE;
+    return GD_GROUP_HEAD + (sequence & 1) * GD_PUBLISHED_RECORD;
 }
 
-/* The checksum is the group's seed.  The identity makes it unique to this
- * group, since the number of a lost group is used again. */
+/* Fills in what the group's header says. */
 static gd_status
-encode_header(const gd_env *env, const gd_params *params,
-              const gd_scope *scope, uint32_t number, uint8_t out[HEADER_SIZE],
-              gd_error *err)
+read_header(gd_group *group, const gd_params *params, gd_error *err)
 {
-    memset(out, 0, HEADER_SIZE);
-    memcpy(out, GROUP_MAGIC, 8);
-    gd_put16(out + 8, GD_FORMAT_MAJOR);
-    gd_put16(out + 10, GD_FORMAT_MINOR);
-    gd_put32(out + 12, number);
-    memcpy(out + 16, params->repository_id, GD_ID_SIZE);
-    memcpy(out + 32, scope->id, GD_SCOPE_SIZE);
-    gd_put32(out + 48, params->group_slots);
-    gd_put32(out + 52, params->block_size);
-    memcpy(out + 56, params->digest, GD_DIGEST_NAME);
-    gd_status s = gd_random(env, out + 72, GD_ID_SIZE, err);
-    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
+    uint8_t raw[GD_GROUP_HEAD];
+    gd_group_head head;
+    gd_status s = gd_group_read_file(group, raw, sizeof raw, 0, err);
+    if (s == GD_OK) {
+        s = gd_group_head_decode(raw, params, group->number, group->name,
+                                 &head, err);
+    }
+    if (s == GD_OK) {
+        group->scope = head.scope;
+        group->bounds = head.bounds;
+        group->is_cold = head.major == GD_GROUP_COLD;
+        group->object.group = group->number;
+        memcpy(group->object.id, head.object_id, GD_ID_SIZE);
+    }
     return s;
-}
-
-static gd_status
-decode_header(gd_group *group, const gd_params *params,
-              const uint8_t in[HEADER_SIZE], gd_error *err)
-{
-    const char *name = group->name;
-    if (memcmp(in, GROUP_MAGIC, 8) != 0) {
-        return gd_fail(err, GD_CORRUPT, "%s is not a block group: no magic "
-                       "at offset 0", name);
-    }
-    if (gd_get16(in + 8) > GD_GROUP_COLD) {
-        return gd_fail(err, GD_VERSION,
-                       "%s has format version %u; this program knows up to %d",
-                       name, gd_get16(in + 8), GD_GROUP_COLD);
-    }
-    if (gd_get64(in + CHECKED) != gd_checksum(in, CHECKED, 0)) {
-        return gd_fail(err, GD_CORRUPT,
-                       "%s: the header's checksum is wrong (offset 0)", name);
-    }
-    if (memcmp(in + 16, params->repository_id, GD_ID_SIZE) != 0) {
-        return gd_fail(err, GD_CORRUPT,
-                       "%s belongs to another repository (offset 16)", name);
-    }
-    if (gd_get32(in + 12) != group->number) {
-        return gd_fail(err, GD_CORRUPT,
-                       "%s holds group %08x (offset 12): it was put under "
-                       "another's name", name, gd_get32(in + 12));
-    }
-    memcpy(group->scope.id, in + 32, GD_SCOPE_SIZE);
-    group->bounds.seed = gd_get64(in + CHECKED);
-    group->bounds.slots = gd_get32(in + 48);
-    group->bounds.max_block = gd_get32(in + 52);
-    group->bounds.has_lists = gd_get16(in + 8) >= GD_GROUP_LISTS;
-    group->is_cold = gd_get16(in + 8) == GD_GROUP_COLD;
-    group->object.group = group->number;
-    memcpy(group->object.id, in + OBJECT, GD_ID_SIZE);
-    if (group->bounds.slots < GD_SLOTS_MIN ||
-        group->bounds.slots > GD_MAX_SLOTS || group->bounds.max_block == 0 ||
-        group->bounds.max_block > params->block_size) {
-        return gd_fail(err, GD_CORRUPT,
-                       "%s: impossible bounds in the header (offset 48)", name);
-    }
-    if (group->is_cold && gd_is_zero(group->object.id, GD_ID_SIZE)) {
-        return gd_fail(err, GD_CORRUPT, "%s is cold, and names no object "
-                       "(offset %d)", name, OBJECT);
-    }
-    return GD_OK;
 }
 
 /* Nothing is appended to a cold group, so the record tells the object's length as
@@ -119,7 +60,7 @@ find_length(gd_group *group, gd_error *err)
                        record.end < gd_data_start(group->bounds.slots) ||
                        record.end > MOST_LENGTH)) {
         s = gd_fail(err, GD_CORRUPT, "%s is cold, and no record (offset %d) "
-                    "tells its object's length", group->name, HEADER_SIZE);
+                    "tells its object's length", group->name, GD_GROUP_HEAD);
     }
     return s;
 }
@@ -181,13 +122,9 @@ open_group(const gd_env *env, int root, const gd_params *params,
     group->env = env;
     group->number = number;
     snprintf(group->name, sizeof group->name, "%s", name);
-    uint8_t header[HEADER_SIZE];
     gd_status s = open_file(group, root, params, flags, err);
     if (s == GD_OK) {
-        s = gd_group_read_file(group, header, sizeof header, 0, err);
-    }
-    if (s == GD_OK) {
-        s = decode_header(group, params, header, err);
+        s = read_header(group, params, err);
     }
     group->slices = params->slices;
     if (s == GD_OK && group->is_cold) {
@@ -377,10 +314,20 @@ gd_group_write_new(const gd_env *env, int fd, const char *name,
                    const gd_params *params, const gd_scope *scope,
                    uint32_t number, gd_error *err)
 {
-    uint8_t header[HEADER_SIZE];
-    gd_status s = encode_header(env, params, scope, number, header, err);
+    uint8_t raw[GD_GROUP_HEAD] = {0};
+    gd_group_head head = {.major = GD_FORMAT_MAJOR,
+                          .number = number,
+                          .scope = *scope,
+                          .bounds = {.slots = params->group_slots,
+                                     .max_block = params->block_size}};
+    memcpy(head.repository_id, params->repository_id, GD_ID_SIZE);
+    memcpy(head.digest, params->digest, GD_DIGEST_NAME);
+    /* The identity makes the seed unique to this group, since the number of a
+     * lost group is used again. */
+    gd_status s = gd_random(env, head.identity, GD_ID_SIZE, err);
     if (s == GD_OK) {
-        s = gd_write_full(env, fd, header, sizeof header, 0, name, err);
+        gd_group_head_encode(&head, raw);
+        s = gd_write_full(env, fd, raw, sizeof raw, 0, name, err);
     }
     if (s != GD_OK) {
         return s;
@@ -499,22 +446,18 @@ static gd_status
 write_header(const gd_group *old, gd_group *target, uint16_t major,
              const uint8_t object[GD_ID_SIZE], gd_error *err)
 {
-    uint8_t header[HEADER_SIZE];
-    gd_status s = gd_group_read_file(old, header, sizeof header, 0, err);
+    uint8_t raw[GD_GROUP_HEAD];
+    gd_group_head head;
+    gd_status s = gd_group_read_file(old, raw, sizeof raw, 0, err);
     if (s != GD_OK) {
         return s;
     }
-    if (major != 0) {
-        gd_put16(header + 8, major);
-        gd_put16(header + 10, 0);
-        memcpy(header + OBJECT, object, GD_ID_SIZE);
-        gd_put64(header + CHECKED, gd_checksum(header, CHECKED, 0));
-    }
-    target->bounds.seed = gd_get64(header + CHECKED);
-    target->bounds.has_lists = gd_get16(header + 8) >= GD_GROUP_LISTS;
+    gd_group_head_change(raw, major, object, &head);
+    target->bounds.seed = head.bounds.seed;
+    target->bounds.has_lists = head.bounds.has_lists;
     target->is_cold = false;
-    memcpy(target->object.id, header + OBJECT, GD_ID_SIZE);
-    return gd_write_full(target->env, target->fd, header, sizeof header, 0,
+    memcpy(target->object.id, head.object_id, GD_ID_SIZE);
+    return gd_write_full(target->env, target->fd, raw, sizeof raw, 0,
                          target->name, err);
 }
 
@@ -536,69 +479,21 @@ gd_group_write_cold(const gd_group *old, gd_group *target,
 
 /* ---- published records ---- */
 
-/* Programs that know only bytes 32 and 33 would take these for the codec of
- * every segment, and keep them when they append.  So a group that is covered in
- * part has its codec in bytes that they write as zeros. */
-static void
-encode_recompression(const gd_published *record, uint32_t slots,
-                     uint8_t out[RECORD_SIZE])
-{
-    uint8_t level = (uint8_t)(record->level | (record->similar ? SIMILAR : 0));
-    if (record->covered == slots) {
-        out[32] = record->codec;
-        out[33] = level;
-    } else if (record->covered > 0) {
-        out[34] = record->codec;
-        out[35] = level;
-        gd_put32(out + 36, record->covered);
-    }
-}
-
-static void
-decode_recompression(const uint8_t in[RECORD_SIZE], gd_published *record)
-{
-    bool all = in[32] != 0;
-    record->codec = in[all ? 32 : 34];
-    record->level = in[all ? 33 : 35] & LEVEL;
-    record->similar = (in[all ? 33 : 35] & SIMILAR) != 0;
-    record->covered = all ? record->count : gd_get32(in + 36);
-    if (record->codec == 0 || record->covered > record->count) {
-        record->codec = record->level = 0;
-        record->similar = false;
-        record->covered = 0;
-    }
-}
-
-static bool
-decode_record(const uint8_t in[RECORD_SIZE], const gd_entry_bounds *bounds,
-              gd_published *record)
-{
-    record->sequence = gd_get64(in);
-    record->generation = gd_get64(in + 8);
-    record->count = gd_get32(in + 16);
-    record->flags = gd_get32(in + 20);
-    record->end = gd_get64(in + 24);
-    decode_recompression(in, record);
-    /* One of the highest sequences could not be superseded; none gets there by
-     * counting. */
-    return gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, bounds->seed) &&
-           record->count <= bounds->slots && record->sequence >> 63 == 0;
-}
-
 gd_status
 gd_group_read_published(const gd_group *group, gd_published *record,
                         gd_error *err)
 {
-    uint8_t raw[2 * RECORD_SIZE];
+    uint8_t raw[2 * GD_PUBLISHED_RECORD];
     gd_status s =
-        gd_group_read_file(group, raw, sizeof raw, HEADER_SIZE, err);
+        gd_group_read_file(group, raw, sizeof raw, GD_GROUP_HEAD, err);
     if (s != GD_OK) {
         return s;
     }
     memset(record, 0, sizeof *record);
     for (int i = 0; i < 2; i++) {
         gd_published one;
-        if (decode_record(raw + i * RECORD_SIZE, &group->bounds, &one) &&
+        if (gd_published_decode(raw + i * GD_PUBLISHED_RECORD, &group->bounds,
+                                &one) &&
             one.sequence >= record->sequence) {
             *record = one;
         }
@@ -610,14 +505,8 @@ gd_status
 gd_group_write_published(const gd_group *group, const gd_published *record,
                          gd_error *err)
 {
-    uint8_t raw[RECORD_SIZE] = {0};
-    gd_put64(raw, record->sequence);
-    gd_put64(raw + 8, record->generation);
-    gd_put32(raw + 16, record->count);
-    gd_put32(raw + 20, record->flags);
-    gd_put64(raw + 24, record->end);
-    encode_recompression(record, group->bounds.slots, raw);
-    gd_put64(raw + CHECKED, gd_checksum(raw, CHECKED, group->bounds.seed));
+    uint8_t raw[GD_PUBLISHED_RECORD];
+    gd_published_encode(record, &group->bounds, raw);
     return gd_write_full(group->env, group->fd, raw, sizeof raw,
                          record_offset(record->sequence), group->name, err);
 }

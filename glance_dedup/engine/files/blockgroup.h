@@ -15,18 +15,9 @@
 #include "engine/base/status.h"
 #include "engine/files/locks.h"
 #include "engine/files/slices.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/grouphead.h"
 #include "engine/format/params.h"
 #include "engine/format/segment.h"
-
-enum {
-    GD_GROUP_POISONED = 1,
-    /* A rename put this file in another's place, and may not be durable: a
-     * crash may bring the other back.  Both have the same blocks at the same
-     * addresses.  So nothing is appended, freed or marked until groups/ was
-     * fsynced (gd_group_settle_name). */
-    GD_GROUP_UNSETTLED = 2,
-};
 
 typedef struct gd_group {
     const gd_env *env;
@@ -52,21 +43,6 @@ gd_entry_segment_end(const gd_entry *entry)
 {
     return (uint64_t)entry->segment + GD_SEGMENT_HEADER + entry->stored_length;
 }
-
-/* The record that says what others can see. */
-typedef struct gd_published {
-    uint64_t sequence;
-    uint64_t generation; /* random: no two states of the entries share one */
-    uint32_t count; /* entries below it are durable */
-    uint32_t flags;
-    uint64_t end; /* end of the last segment at the sync point; more may
-                   * follow */
-    uint8_t codec, level; /* of the last recompression, done or found to gain
-                           * nothing; zeros: as stored */
-    bool similar; /* this was in the order of similarity */
-    uint32_t covered; /* the slots below it were recompressed like this; what was
-                       * appended since is as stored */
-} gd_published;
 
 /* How a group's blocks are packed again. */
 typedef struct gd_packing {
