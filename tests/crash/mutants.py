@@ -362,11 +362,11 @@ MUTANTS = (
                  'GD_FILE_FENCE, err);\n'
                  '    return s;\n'),
             Edit(_FENCE,
-                 '                          err);\n'
+                 'GD_FILE_FENCE, err);\n'
                  '    }\n'
                  '    return s == GD_OK ? '
                  'gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;\n',
-                 '                          err);\n'
+                 'GD_FILE_FENCE, err);\n'
                  '    }\n'
                  '    return s;\n')),
         tests=('tests/unit/test_c.py::TestPlain::test_c[test_fence-plain]',),

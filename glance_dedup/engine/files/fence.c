@@ -6,15 +6,7 @@
 
 #include <string.h>
 
-#include "engine/base/coding.h"
 #include "engine/files/file.h"
-
-#define FENCE_MAGIC "GDFENCE" /* with its final zero: 8 bytes */
-
-enum {
-    RECORD_SIZE = 512,
-    CHECKED = 504, /* bytes under the checksum */
-};
 
 /* The file's contents: two records, either of which may be invalid. */
 typedef struct fence_file {
@@ -23,38 +15,20 @@ typedef struct fence_file {
     gd_fence records[2];
 } fence_file;
 
-static void
-encode(const gd_fence *fence, uint8_t out[RECORD_SIZE])
-{
-    memset(out, 0, RECORD_SIZE);
-    memcpy(out, FENCE_MAGIC, 8);
-    memcpy(out + 8, fence->catalog_id, GD_ID_SIZE);
-    gd_put64(out + 24, fence->sequence);
-    gd_put64(out + CHECKED, gd_checksum(out, CHECKED, 0));
-}
-
-static bool
-decode(const uint8_t in[RECORD_SIZE], gd_fence *fence)
-{
-    memcpy(fence->catalog_id, in + 8, GD_ID_SIZE);
-    fence->sequence = gd_get64(in + 24);
-    return memcmp(in, FENCE_MAGIC, 8) == 0 &&
-           gd_get64(in + CHECKED) == gd_checksum(in, CHECKED, 0);
-}
-
 static gd_status
 read_records(const gd_env *env, fence_file *file, gd_error *err)
 {
     for (int i = 0; i < 2; i++) {
-        uint8_t raw[RECORD_SIZE];
+        uint8_t raw[GD_FENCE_RECORD];
         gd_status s = gd_read_full(env, file->fd, raw, sizeof raw,
-                                   (uint64_t)i * RECORD_SIZE, GD_FILE_FENCE,
-                                   err);
+                                   (uint64_t)i * GD_FENCE_RECORD,
+                                   GD_FILE_FENCE, err);
         if (s != GD_OK && s != GD_CORRUPT) {
             return s;
         }
         /* If the file ends before this record, the record does not exist. */
-        file->valid[i] = s == GD_OK && decode(raw, &file->records[i]);
+        file->valid[i] =
+            s == GD_OK && gd_fence_record_decode(raw, &file->records[i]);
     }
     return GD_OK;
 }
@@ -103,10 +77,10 @@ static gd_status
 write_record(const gd_env *env, const fence_file *file, const gd_fence *fence,
              gd_error *err)
 {
-    uint8_t raw[RECORD_SIZE];
-    encode(fence, raw);
+    uint8_t raw[GD_FENCE_RECORD];
+    gd_fence_record_encode(fence, raw);
     gd_status s = gd_write_full(env, file->fd, raw, sizeof raw,
-                                (fence->sequence & 1) * RECORD_SIZE,
+                                (fence->sequence & 1) * GD_FENCE_RECORD,
                                 GD_FILE_FENCE, err);
     return s == GD_OK ? gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;
 }
@@ -137,12 +111,12 @@ static gd_status
 replace(const gd_env *env, const fence_file *file, const gd_fence *fence,
         gd_error *err)
 {
-    static const uint8_t nothing[RECORD_SIZE];
+    static const uint8_t nothing[GD_FENCE_RECORD];
     gd_status s = write_record(env, file, fence, err);
     if (s == GD_OK) {
         s = gd_write_full(env, file->fd, nothing, sizeof nothing,
-                          (~fence->sequence & 1) * RECORD_SIZE, GD_FILE_FENCE,
-                          err);
+                          (~fence->sequence & 1) * GD_FENCE_RECORD,
+                          GD_FILE_FENCE, err);
     }
     return s == GD_OK ? gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;
 }

@@ -16,12 +16,7 @@
 
 #include "engine/base/env.h"
 #include "engine/base/status.h"
-#include "engine/format/names.h"
-
-typedef struct gd_fence {
-    uint8_t catalog_id[GD_ID_SIZE];
-    uint64_t sequence;
-} gd_fence;
+#include "engine/format/fencerecord.h"
 
 /* *found: whether there is a valid record. */
 gd_status gd_fence_read(const gd_env *env, int root, gd_fence *fence,
