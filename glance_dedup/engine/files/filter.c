@@ -3,17 +3,7 @@
  * filter.c - the fingerprint filter in shared memory.  See filter.h for the
  * buckets and the hints.
  *
- * The first 64 bytes of the header page are written once, before the file gets
- * its name.  Repository id and size fully determine them:
- *
- *     0  magic "GDFILTER"
- *     8  version, 4 bytes
- *    12  zeros, 4 bytes
- *    16  repository id, 16 bytes
- *    32  size of the file in bytes, 8 bytes
- *    40  number of buckets, 8 bytes
- *    48  zeros, 8 bytes
- *    56  checksum of bytes 0 to 55, 8 bytes
+ * The header page begins with a head that is written once (filterhead.h).
  *
  * A file is used if and only if it begins with exactly these bytes and is as
  * sharedfile.h demands: of this user, of the size that they name, without
@@ -47,10 +37,9 @@
 
 #include "engine/base/coding.h"
 #include "engine/base/sharedfile.h"
+#include "engine/format/filterhead.h"
 
 enum {
-    VERSION = 2,
-    FIXED_SIZE = 64, /* the unchanging part of the header */
     FOLLOWED_AT = 4096,
     HEADER_SIZE = 16384,
     BUCKET_WORDS = 8,
@@ -79,7 +68,7 @@ enum {
 typedef _Atomic uint64_t atomic_word;
 
 typedef struct shared {
-    uint8_t fixed[FIXED_SIZE];
+    uint8_t head[GD_FILTER_HEAD];
     alignas(64) _Atomic uint32_t level;
     /* For who does not hold the lock: the newest group in the low 32 bits,
      * REBUILD_COMPLETE above; and the last look (gd_look). */
@@ -501,46 +490,35 @@ gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats)
 
 /* ---- opening ---- */
 
-static void
-encode_fixed(uint8_t fixed[FIXED_SIZE], const uint8_t repository_id[16],
-             uint64_t size, uint64_t buckets)
-{
-    memset(fixed, 0, FIXED_SIZE);
-    memcpy(fixed, "GDFILTER", 8);
-    gd_put32(fixed + 8, VERSION);
-    memcpy(fixed + 16, repository_id, 16);
-    gd_put64(fixed + 32, size);
-    gd_put64(fixed + 40, buckets);
-    gd_put64(fixed + 56, gd_checksum(fixed, 56, 0));
-}
-
 /* The size with which an existing filter of the repository was made, from its
  * header; 0 if there is none.  Whether it may be used is decided later. */
 static uint64_t
 existing_size(const gd_env *env, const char *path,
               const uint8_t repository_id[16])
 {
-    uint8_t found[FIXED_SIZE], fixed[FIXED_SIZE];
+    uint8_t found[GD_FILTER_HEAD], wanted[GD_FILTER_HEAD];
+    gd_filter_head head;
     int fd;
     if (gd_open(env, AT_FDCWD, path, O_RDONLY, 0, &fd, NULL) != GD_OK) {
         return 0;
     }
     struct stat st;
     bool read = env->fstat(env, fd, &st) == 0 &&
-                gd_read_full(env, fd, found, FIXED_SIZE, 0, path, NULL) ==
+                gd_read_full(env, fd, found, sizeof found, 0, path, NULL) ==
                     GD_OK;
     env->close(env, fd);
     if (!read) {
         return 0;
     }
-    uint64_t size = gd_get64(found + 32), buckets = gd_get64(found + 40);
-    encode_fixed(fixed, repository_id, size, buckets);
-    bool sane = memcmp(found, fixed, FIXED_SIZE) == 0 &&
-                size == (uint64_t)st.st_size &&
-                size >= GD_FILTER_MIN_BYTES - BUCKET_SIZE &&
-                size <= MAX_BUDGET &&
-                size == HEADER_SIZE + buckets * BUCKET_SIZE;
-    return sane ? size : 0;
+    gd_filter_head_decode(found, &head);
+    gd_filter_head_encode(&head, wanted);
+    bool sane = memcmp(found, wanted, sizeof found) == 0 &&
+                memcmp(head.repository_id, repository_id, GD_ID_SIZE) == 0 &&
+                head.size == (uint64_t)st.st_size &&
+                head.size >= GD_FILTER_MIN_BYTES - BUCKET_SIZE &&
+                head.size <= MAX_BUDGET &&
+                head.size == HEADER_SIZE + head.buckets * BUCKET_SIZE;
+    return sane ? head.size : 0;
 }
 
 /* Opens the file, or creates it, and makes sure that it stays.  Where locks
@@ -548,11 +526,11 @@ existing_size(const gd_env *env, const char *path,
  * we use it: then others make another one, and duplicates are missed. */
 static gd_status
 open_to_use(gd_filter *filter, const char *path,
-            const uint8_t fixed[FIXED_SIZE], gd_error *err)
+            const uint8_t head[GD_FILTER_HEAD], gd_error *err)
 {
     const gd_env *env = filter->env;
     for (unsigned i = 1;; i++) {
-        gd_status s = gd_sharedfile_open(env, path, fixed, FIXED_SIZE,
+        gd_status s = gd_sharedfile_open(env, path, head, GD_FILTER_HEAD,
                                          filter->size, &filter->fd, err);
         if (s != GD_OK) {
             return s;
@@ -579,10 +557,10 @@ gd_filter_take_unused(const gd_env *env, int fd, bool unfinished)
  * has. */
 static gd_status
 open_and_map(gd_filter *filter, const char *path,
-             const uint8_t fixed[FIXED_SIZE], gd_error *err)
+             const uint8_t head[GD_FILTER_HEAD], gd_error *err)
 {
     const gd_env *env = filter->env;
-    gd_status s = open_to_use(filter, path, fixed, err);
+    gd_status s = open_to_use(filter, path, head, err);
     if (s != GD_OK) {
         return s;
     }
@@ -616,7 +594,7 @@ gd_filter_open(const gd_env *env, const char *path,
     if (f == NULL) {
         return GD_NOMEM;
     }
-    uint8_t fixed[FIXED_SIZE];
+    uint8_t raw[GD_FILTER_HEAD];
     f->env = env;
     uint64_t size = existing_size(env, path, repository_id);
     if (size == 0) {
@@ -625,8 +603,10 @@ gd_filter_open(const gd_env *env, const char *path,
     f->buckets = (size - HEADER_SIZE) / BUCKET_SIZE;
     f->size = HEADER_SIZE + f->buckets * BUCKET_SIZE;
     atomic_init(&f->rebuilding, false);
-    encode_fixed(fixed, repository_id, f->size, f->buckets);
-    gd_status s = open_and_map(f, path, fixed, err);
+    gd_filter_head head = {.size = f->size, .buckets = f->buckets};
+    memcpy(head.repository_id, repository_id, GD_ID_SIZE);
+    gd_filter_head_encode(&head, raw);
+    gd_status s = open_and_map(f, path, raw, err);
     if (s != GD_OK) {
         env->release(env, f);
         return s;
