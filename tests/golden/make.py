@@ -42,6 +42,7 @@ from glance_dedup.check import checker
 from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
 from tests.support import coldgroups
+from tests.support import field_tables
 from tests.support import maintenance
 from tests.support.maintenance import maintaining
 from tests.support import repositories
@@ -319,7 +320,8 @@ def delete(directory):
     """Only the first step of a deletion is done."""
     newest = max(directory.glob('journal-*'))
     data = bytearray(newest.read_bytes())
-    struct.pack_into('<I', data, 96, DELETING)
+    state = field_tables.span('volumehead.HEAD', 'state')
+    data[state] = DELETING.to_bytes(4, 'little')
     struct.pack_into('<Q', data, 4088,
                      xxhash.xxh3_64_intdigest(bytes(data[:4088])))
     newest.write_bytes(data)
@@ -331,7 +333,8 @@ def need_everything(path):
     scopes = set()
     for number in maintenance.groups(path):
         file = repositories.Group(path, number)
-        scopes.add(bytes(file.data[32:48]))
+        scopes.add(bytes(file.data[
+            field_tables.span('grouphead.HEAD', 'scope.id')]))
         for slot in range(file.slots):
             if file.raw_entry(slot) != bytes(56):
                 place = file.entry(slot)[3]
@@ -353,7 +356,8 @@ def need_lists(path):
     listed = set()
     for number in maintenance.groups(path):
         file = repositories.Group(path, number)
-        version, = struct.unpack_from('<H', file.data, 8)
+        version = int.from_bytes(file.data[
+            field_tables.span('grouphead.HEAD', 'major')], 'little')
         for slot in range(file.slots):
             _, _, segment, place = file.entry(slot)
             if place >> 61 == repositories.LIVE:
