@@ -16,6 +16,7 @@ import contextlib
 from typing import Any
 
 from glance_dedup.batch import views
+from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_reader
 
 #: The name under which a job exports what was written since the checkpoint.
@@ -74,7 +75,7 @@ class ExportContent(views.Content):
     def _reading(self):
         try:
             yield
-        except nbd_reader.NbdError as e:
+        except client_errors.ClientError as e:
             raise views.SourceError(
                 f'the view of {self._what} has ended: '
                 f'{self._ended() or e}. Was the server stopped, or moved? '

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What can go wrong with requests to a daemon."""
+"""Errors of requests to a daemon, or to another server of NBD."""
 
 
 class ClientError(Exception):

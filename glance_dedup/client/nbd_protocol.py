@@ -42,8 +42,8 @@ _OPTION_REPLY_MAGIC = 0x3e889045565a9
 
 REQUEST = struct.Struct('>IHHQQI')
 _REQUEST_MAGIC = 0x25609513
-SIMPLE = struct.Struct('>IIQ')
-SIMPLE_MAGIC = 0x67446698
+_SIMPLE = struct.Struct('>IIQ')
+_SIMPLE_MAGIC = 0x67446698
 CHUNK = struct.Struct('>IHHQI')
 _CHUNK_MAGIC = 0x668e33ef
 _DONE = 1
@@ -312,13 +312,13 @@ def parse_request(data: bytes) -> Request:
 
 
 #: The bytes in front of the data of a read, in a simple reply and in a chunk.
-SIMPLE_HEAD = SIMPLE.size
+SIMPLE_HEAD = _SIMPLE.size
 DATA_HEAD = CHUNK.size + 8
 
 
 def simple_reply(cookie: int, error: int = 0) -> bytes:
     """A simple reply; the data of a read follow it."""
-    return SIMPLE.pack(SIMPLE_MAGIC, error, cookie)
+    return _SIMPLE.pack(_SIMPLE_MAGIC, error, cookie)
 
 
 def data_head(cookie: int, offset: int, length: int, last: bool) -> bytes:
@@ -355,10 +355,10 @@ def _chunk(cookie: int, kind: Chunk, length: int, last: bool) -> bytes:
 
 # -- for our own client -------------------------------------------------------
 
-def go_request(name: bytes, wanted: Info) -> bytes:
-    """The option GO for an export, which asks for one fact."""
-    return option_request(
-        Option.GO, _counted(name) + struct.pack('>HH', 1, wanted))
+def go_request(name: bytes) -> bytes:
+    """The option GO for an export, which requests facts about it."""
+    return option_request(Option.GO, _counted(name) + struct.pack(
+        '>HHH', 2, Info.DESCRIPTION, Info.BLOCK_SIZE))
 
 
 def contexts_request(name: bytes, contexts: Iterable[bytes]) -> bytes:

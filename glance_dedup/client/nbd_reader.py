@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A client of QEMU's NBD server, which reads a disk and asks for its extents.
+"""A client of NBD servers, which reads a disk and requests its extents.
 
-One connection, one request at a time. The server answers in chunks (structured
-replies), so that a hole comes without its zeros. Metadata contexts tell which
-ranges are holes (``base:allocation``), and which a dirty bitmap holds
-(``qemu:dirty-bitmap:<name>``).
+The servers are dedupd's and QEMU's. One connection, one request at a time. The
+server answers in chunks (structured replies), so that a hole comes without its
+zeros. Metadata contexts tell which ranges are holes (``base:allocation``), and
+which a dirty bitmap holds (``qemu:dirty-bitmap:<name>``).
 
 libnbd does the same and more. Its Python module is not on PyPI, and Debian's
 is for the system's Python alone; the library with what it needs takes 2.5 MiB
@@ -19,8 +19,8 @@ import struct
 from typing import Any
 
 from glance_dedup.base import closing
-from glance_dedup.base import exceptions
 from glance_dedup.base import sockets
+from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_protocol as protocol
 
 #: The context that tells holes, and the bits of its extents.
@@ -40,25 +40,26 @@ _MOST_REPLIES = 64
 _LONGEST_MESSAGE = 1000
 
 
-class NbdError(exceptions.RepositoryError):
-    """The server is gone, or refuses, or breaks the protocol.
-
-    After any of these the connection is of no use.
-    """
-
-
 class NbdReader(closing.Closing):
     """An export of an NBD server. Not thread-safe.
 
+    After an exception the connection is of no use, unless the exception is
+    `Refused`: then further requests may succeed.
+
     :param path: the path of the server's Unix socket
     :param export: the export's name
-    :param contexts: the metadata contexts to ask for
-    :raises NbdError: as its name says; or the export or a context is missing
+    :param contexts: the metadata contexts to request
+    :ivar description: of the export; '': the server gave none
+    :raises DaemonUnavailable: the server is gone, or does not answer in time
+    :raises BadAnswer: it breaks the protocol, or lacks a context
+    :raises Refused: 404: the server refuses the export, or an option; 500: it
+        cannot read the export
     """
 
     def __init__(self, path: str, export: str,
                  contexts: Iterable[str] = ()) -> None:
         self.size = 0
+        self.description = ''
         self._path = path
         self._contexts: dict[int, str] = {}
         self._socket: socket.socket | None = None
@@ -71,7 +72,7 @@ class NbdReader(closing.Closing):
     def readinto(self, buffer: Any, offset: int) -> None:
         """Fill a writable buffer of at most 32 MiB from `offset`.
 
-        :raises NbdError: as its name says
+        :raises: as the class
         """
         target = memoryview(buffer)
         with self._talking():
@@ -79,13 +80,14 @@ class NbdReader(closing.Closing):
                 protocol.Command.READ, len(target), offset))
             ranges = [found for head in self._chunks()
                       if (found := self._take(head, target, offset))]
-        at = 0
-        for begin, end in sorted(ranges):
-            if begin != at:
-                break
-            at = end
-        if at != len(target):
-            raise self._bad('the answer to a read is not the whole range')
+            at = 0
+            for begin, end in sorted(ranges):
+                if begin != at:
+                    break
+                at = end
+            if at != len(target):
+                raise protocol.Violation(
+                    'the answer to a read is not the whole range')
 
     def extents(self, offset: int, length: int
                 ) -> dict[str, list[tuple[int, int]]]:
@@ -94,7 +96,7 @@ class NbdReader(closing.Closing):
         Each list has length and flags of extents from `offset` on. It may end
         before the range does, and the last extent may go beyond it.
 
-        :raises NbdError: as its name says
+        :raises: as the class
         """
         found: dict[str, list[tuple[int, int]]] = {}
         with self._talking():
@@ -102,11 +104,12 @@ class NbdReader(closing.Closing):
                 protocol.Command.BLOCK_STATUS, length, offset))
             for head in self._chunks():
                 if head.kind != protocol.Chunk.BLOCK_STATUS:
-                    raise self._bad(f'a chunk of the kind {head.kind}')
+                    raise protocol.Violation(
+                        f'a chunk of the kind {head.kind}')
                 context, extents = self._status(head)
                 found[context] = extents
-        if len(found) != len(self._contexts):
-            raise self._bad('a metadata context is missing')
+            if len(found) != len(self._contexts):
+                raise protocol.Violation('a metadata context is missing')
         return found
 
     def close(self) -> None:
@@ -120,27 +123,34 @@ class NbdReader(closing.Closing):
     # -- the answers -------------------------------------------------------
 
     def _chunks(self) -> Iterable[protocol.ChunkHead]:
-        """The heads of an answer; who takes one receives its payload."""
+        """The heads of an answer; the caller receives the payload of each.
+
+        :raises Refused: the answer is an error, all of which was received
+        """
+        refused = None
         while True:
             head = protocol.parse_chunk(
                 bytes(self._receive(protocol.CHUNK.size)))
             if head.is_error:
-                raise self._error(head)
-            if head.kind == protocol.Chunk.NONE:
-                if head.length:
-                    raise protocol.Violation('an empty chunk has a payload')
-            else:
+                failure = self._receive_error(head)
+                refused = refused or failure
+            elif head.kind != protocol.Chunk.NONE:
                 yield head
+            elif head.length:
+                raise protocol.Violation('an empty chunk has a payload')
             if head.is_last:
-                return
+                break
+        if refused is not None:
+            raise refused
 
-    def _error(self, head: protocol.ChunkHead) -> NbdError:
+    def _receive_error(self, head: protocol.ChunkHead
+                       ) -> client_errors.Refused:
         if not 6 <= head.length <= _LONGEST_REPLY:
-            return self._bad(f'an error of {head.length} bytes')
+            raise protocol.Violation(f'an error of {head.length} bytes')
         data = self._receive(head.length)
         number, length = struct.unpack_from('>IH', data)
-        text = bytes(data[6:6 + length]).decode(errors='replace')
-        return self._bad(f'error {number}: {text[:_LONGEST_MESSAGE]}')
+        return client_errors.Refused(500, self._message(
+            f'error {number}: {_text(data[6:6 + length])}'))
 
     def _take(self, head: protocol.ChunkHead, target: memoryview,
               offset: int) -> tuple[int, int]:
@@ -186,13 +196,15 @@ class NbdReader(closing.Closing):
         self._ask(protocol.option_request(protocol.Option.STRUCTURED_REPLY))
         if contexts:
             self._set_contexts(export, contexts)
-        for kind, data in self._ask(protocol.go_request(
-                export, protocol.Info.BLOCK_SIZE)):
-            if kind == protocol.Reply.INFO and len(data) == 12 and (
-                    data[:2] == protocol.Info.EXPORT.to_bytes(2, 'big')):
-                self.size = int.from_bytes(data[2:10], 'big')
-                return
-        raise protocol.Violation('it does not say how large the disk is')
+        facts = {bytes(data[:2]): data[2:] for kind, data in self._ask(
+            protocol.go_request(export)) if kind == protocol.Reply.INFO}
+        size = facts.get(protocol.Info.EXPORT.to_bytes(2, 'big'), b'')
+        if len(size) != 10:
+            raise protocol.Violation('it does not say how large the disk is')
+        self.size = int.from_bytes(size[:8], 'big')
+        self.description = facts.get(
+            protocol.Info.DESCRIPTION.to_bytes(2, 'big'), b'').decode(
+                errors='replace')
 
     def _set_contexts(self, export: bytes, contexts: list[bytes]) -> None:
         for kind, data in self._ask(
@@ -204,12 +216,13 @@ class NbdReader(closing.Closing):
         missing = {text.decode() for text in contexts} - set(
             self._contexts.values())
         if missing:
-            raise self._bad(f'it does not have {", ".join(sorted(missing))}')
+            raise protocol.Violation(
+                f'it does not have {", ".join(sorted(missing))}')
 
     def _ask(self, option: bytes) -> list[tuple[int, bytearray]]:
         """The replies to an option, without the end.
 
-        :raises NbdError: the option is refused
+        :raises Refused: 404: the option is refused
         """
         self._send(option)
         replies: list[tuple[int, bytearray]] = []
@@ -222,8 +235,8 @@ class NbdReader(closing.Closing):
             if kind == protocol.Reply.ACK:
                 return replies
             if kind >> 31:
-                raise self._bad('it refuses: ' + data.decode(
-                    errors='replace')[:_LONGEST_MESSAGE])
+                raise client_errors.Refused(404, _text(data) or self._message(
+                    f'it refuses with {kind:#x}'))
             replies.append((kind, data))
         raise protocol.Violation('an option has too many replies')
 
@@ -231,20 +244,27 @@ class NbdReader(closing.Closing):
 
     @contextlib.contextmanager
     def _talking(self):
-        """Turn errors of the socket and of the protocol into NbdError."""
+        """Turn errors of the socket and of the protocol into the client's.
+
+        What is left of an answer would be taken for the next one.
+        """
         try:
             yield
         except OSError as e:
-            raise self._bad(str(e.strerror or e)) from e
+            self._hang_up()
+            raise client_errors.DaemonUnavailable(
+                self._message(e.strerror or e)) from e
         except protocol.Violation as e:
-            raise self._bad(str(e)) from e
+            self._hang_up()
+            raise client_errors.BadAnswer(self._message(e)) from e
 
-    def _bad(self, why: str) -> NbdError:
-        # What is left of an answer would be taken for the next one.
+    def _message(self, why: object) -> str:
+        return f'the NBD server at {self._path}: {why}'
+
+    def _hang_up(self) -> None:
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
-        return NbdError(f'the NBD server at {self._path}: {why}')
 
     def _send(self, data: bytes) -> None:
         if self._socket is None:
@@ -264,3 +284,7 @@ class NbdReader(closing.Closing):
             if not count:
                 raise ConnectionResetError('it hung up')
             target = target[count:]
+
+
+def _text(data: bytearray) -> str:
+    return data.decode(errors='replace')[:_LONGEST_MESSAGE]

@@ -12,6 +12,7 @@ import pytest
 
 from glance_dedup.client import errors
 from glance_dedup.client import nbd_client
+from glance_dedup.client import nbd_reader
 
 UPLOAD = 'ab' * 16
 GREETING = b'NBDMAGICIHAVEOPT\0\3'
@@ -26,11 +27,21 @@ def option(kind, data=b'', magic=0x3e889045565a9, length=None):
 EXPORT = option(3, struct.pack('>HQH', 0, SIZE, 3))
 DESCRIPTION = option(3, b'\0\2upload ' + UPLOAD.encode())
 ACK = option(1)
-OPENED = GREETING + EXPORT + DESCRIPTION + ACK
+# Greeting, and the answer to the option of structured replies.
+BEGUN = GREETING + ACK
+OPENED = BEGUN + EXPORT + DESCRIPTION + ACK
 
 
-def simple(error=0, magic=0x67446698):
-    return struct.pack('>IIQ', magic, error, 0)
+def chunk(kind, data, flags=1, magic=0x668e33ef):
+    return struct.pack('>IHHQI', magic, flags, kind, 0, len(data)) + data
+
+
+def data(offset, content, **fields):
+    return chunk(1, struct.pack('>Q', offset) + content, **fields)
+
+
+def failure(text, flags=1):
+    return chunk(32769, struct.pack('>IH', 5, len(text)) + text, flags)
 
 
 @contextlib.contextmanager
@@ -69,7 +80,7 @@ def path(tmp_path):
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr(nbd_client, 'ANSWER_SECONDS', 1.0)
+    monkeypatch.setattr(nbd_reader, 'ANSWER_SECONDS', 1.0)
     monkeypatch.setattr(nbd_client, 'RETURN_SECONDS', 1.0)
 
 
@@ -78,7 +89,7 @@ def opened(path):
 
 
 def test_what_is_right(path):
-    with server(path, OPENED + simple() + b'x' * 10 + simple() + b'y'):
+    with server(path, OPENED + data(5, b'x' * 10) + data(SIZE - 1, b'y')):
         with opened(path) as export:
             assert export.size == SIZE
             assert export.read(10, 5) == b'x' * 10
@@ -91,22 +102,29 @@ def test_what_is_right(path):
     (b'', errors.DaemonUnavailable),
     (GREETING[:-1], errors.DaemonUnavailable),
     (b'HTTP/1.1 400 Bad Request\r\n\r\n', errors.BadAnswer),
-    (GREETING + EXPORT + DESCRIPTION, errors.DaemonUnavailable),
-    (GREETING + ACK, errors.BadAnswer),
-    (GREETING + DESCRIPTION + ACK, errors.BadAnswer),
-    (GREETING + EXPORT + ACK, errors.Refused),
-    (GREETING + EXPORT + option(3, b'\0\2upload ' + b'cd' * 16) + ACK,
+    (BEGUN + EXPORT + DESCRIPTION, errors.DaemonUnavailable),
+    (BEGUN + ACK, errors.BadAnswer),
+    (BEGUN + DESCRIPTION + ACK, errors.BadAnswer),
+    (BEGUN + EXPORT + ACK, errors.Refused),
+    (BEGUN + EXPORT + option(3, b'\0\2upload ' + b'cd' * 16) + ACK,
      errors.Refused),
-    (GREETING + option(3) + option(3, b'\0') + ACK, errors.BadAnswer),
-    (GREETING + option(1 << 31 | 6, b'no such image'),
-     errors.Refused),
-    (GREETING + option(9), errors.Refused),
-    (GREETING + option(3, magic=7), errors.BadAnswer),
-    (GREETING + option(3, length=65537), errors.BadAnswer),
-    (GREETING + option(1 << 31 | 6, length=(1 << 32) - 1),
+    (BEGUN + option(3) + option(3, b'\0') + ACK, errors.BadAnswer),
+    (GREETING + option(1 << 31 | 1), errors.Refused),
+    (BEGUN + option(1 << 31 | 6, b'no such image'), errors.Refused),
+    (BEGUN + option(9) + ACK, errors.BadAnswer),
+    (BEGUN + option(3, magic=7), errors.BadAnswer),
+    (BEGUN + option(3, length=65537), errors.BadAnswer),
+    (BEGUN + option(1 << 31 | 6, length=(1 << 32) - 1),
      errors.BadAnswer)])
 def test_what_is_wrong_at_the_start(path, script, error):
     with server(path, script), pytest.raises(error):
+        nbd_client.Export(str(path), 'image', UPLOAD)
+
+
+def test_a_refusal_is_the_sentence_of_the_daemon(path):
+    """The log of dedupd-nova-base has it, and no more words."""
+    with server(path, BEGUN + option(1 << 31 | 6, b'no room for image')), (
+            pytest.raises(errors.Refused, match='^no room for image$')):
         nbd_client.Export(str(path), 'image', UPLOAD)
 
 
@@ -124,17 +142,33 @@ def test_nothing_comes(path):
 
 
 @pytest.mark.parametrize('reply,error', [
-    (simple(5), errors.Refused),
-    (simple(magic=0x668e33ef) + b'x' * 10, errors.BadAnswer)])
+    (failure(b'damaged'), errors.Refused),
+    (data(0, b'x' * 10, magic=0x67446698), errors.BadAnswer)])
 def test_what_is_wrong_later(path, reply, error):
     with server(path, OPENED + reply), opened(path) as export:
-        with pytest.raises(error, match='image|begins'):
+        with pytest.raises(
+                error, match='image image cannot be read: .*damaged|begins'):
             export.read(10, 0)
 
 
+@pytest.mark.parametrize('answer', [
+    failure(b'groups/1'), data(0, b'xxx', flags=0) + failure(b'groups/1'),
+    failure(b'groups/1', flags=0) + data(0, b'x' * 10),
+    failure(b'groups/1', flags=0) + failure(b'groups/2', flags=0)
+    + chunk(0, b'')])
+def test_a_failed_read_ends_no_connection(path, answer):
+    """A deleted image stays open only as long as the connection."""
+    with server(path, OPENED + answer + data(20, b'y' * 10)):
+        with opened(path) as export:
+            with pytest.raises(errors.Refused, match='groups/1') as caught:
+                export.read(10, 0)
+            assert caught.value.code == 500
+            assert export.read(10, 20) == b'y' * 10
+
+
 def test_it_connects_again(path):
-    with server(path, OPENED + simple() + b'x' * 9,
-                OPENED[:40], OPENED + simple() + b'y' * 10):
+    with server(path, OPENED + data(0, b'x' * 10)[:-1],
+                OPENED[:40], OPENED + data(0, b'y' * 10)):
         with opened(path) as export:
             assert export.read(10, 0) == b'y' * 10
 

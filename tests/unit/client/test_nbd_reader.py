@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from glance_dedup.client import errors
 from glance_dedup.client import nbd_reader
 from tests.support import nbd
 from tests.support import repositories
@@ -92,10 +93,10 @@ def test_answers(tmp_path, script):
 def test_wrong_answers_to_a_read(tmp_path, script):
     with server(tmp_path / 's', OPENED + script), reader(
             tmp_path / 's') as opened:
-        with pytest.raises(nbd_reader.NbdError, match=str(tmp_path / 's')):
+        with pytest.raises(errors.ClientError, match=str(tmp_path / 's')):
             opened.readinto(bytearray(4), 10)
         # What is left of the answer is not taken for the next one.
-        with pytest.raises(nbd_reader.NbdError):
+        with pytest.raises(errors.ClientError):
             opened.readinto(bytearray(4), 10)
 
 
@@ -107,7 +108,7 @@ def test_wrong_answers_to_a_read(tmp_path, script):
 def test_wrong_answers_about_extents(tmp_path, script):
     with server(tmp_path / 's', OPENED + script), reader(
             tmp_path / 's') as opened:
-        with pytest.raises(nbd_reader.NbdError):
+        with pytest.raises(errors.ClientError):
             opened.extents(0, 512)
 
 
@@ -124,12 +125,12 @@ def test_wrong_answers_about_extents(tmp_path, script):
     + option(1) + option(1)])
 def test_servers_that_are_none(tmp_path, script):
     with server(tmp_path / 's', script):
-        with pytest.raises(nbd_reader.NbdError):
+        with pytest.raises(errors.ClientError):
             reader(tmp_path / 's')
 
 
 def test_no_server(tmp_path):
-    with pytest.raises(nbd_reader.NbdError, match='No such file'):
+    with pytest.raises(errors.ClientError, match='No such file'):
         reader(tmp_path / 's')
 
 
@@ -154,7 +155,7 @@ def test_qemu(tmp_path):
          '--format=qcow2', '--bitmap=b', '--persistent', str(disk)])
     try:
         def answers():
-            with contextlib.suppress(nbd_reader.NbdError):
+            with contextlib.suppress(errors.ClientError):
                 reader(path).close()
                 return True
 
@@ -173,7 +174,7 @@ def test_qemu(tmp_path):
             assert [flags & nbd_reader.ZERO for _, flags in
                     found[nbd_reader.ALLOCATION]] == [0, 2, 0, 2]
         for name, contexts in (('y', ()), ('x', [BITMAP + 'b'])):
-            with pytest.raises(nbd_reader.NbdError):
+            with pytest.raises(errors.ClientError):
                 nbd_reader.NbdReader(str(path), name, contexts)
     finally:
         process.kill()
