@@ -118,6 +118,8 @@ class Scheduler:
             if task.run and (held is not None or not task.in_caches_only)}
         self._agenda = agenda_module.Agenda(conf, self._records)
         self._running: Job | None = None
+        # From the moment in which it is taken from the agenda.
+        self._taken: Job | None = None
         self._sampled = 0.0
         self._looked = 0.0
         self._pressure: pressure_module.Pressure | None = None
@@ -191,7 +193,7 @@ class Scheduler:
             if self._stopping:
                 raise NotMaintainer('the daemon is ending')
             number = self._agenda.request(name, arguments,
-                                          self._running).number
+                                          self._taken).number
             self._make_way()
             self._changed.notify_all()
         self._tell()
@@ -322,7 +324,7 @@ class Scheduler:
     def _leave(self) -> None:
         with self._changed:
             self._maintainer = self._pressure = self._shortage = None
-            self._running = None
+            self._running = self._taken = None
             if self.catalog_state != 'failed':
                 self.catalog_state = 'absent'
             self.is_maintainer = False
@@ -400,7 +402,7 @@ class Scheduler:
                 if self._stopping or (
                         maintainer is not None and maintainer.lost):
                     return None
-                job = self._agenda.take()
+                job = self._taken = self._agenda.take()
                 if job is not None:
                     return job
                 now = time.monotonic()
@@ -435,7 +437,7 @@ class Scheduler:
         outcome = self._run_task(worker, job)
         if outcome is None:
             with self._changed:
-                job.pace = self._running = None
+                job.pace = self._running = self._taken = None
                 self._agenda.suspend(job)
             return
         if self._maintainer is not None:
@@ -509,6 +511,8 @@ class Scheduler:
         with self._changed:
             record.end(job, outcome)
             job.pace = self._running = None
+            if self._taken is job:
+                self._taken = None
             if job.does_all:
                 self._agenda.drop_suspended(job.name)
             if outcome.result.get('complete') is False:

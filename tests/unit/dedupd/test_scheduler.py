@@ -130,6 +130,28 @@ def test_requests_are_joined_while_they_wait(repository, conf, done):
         scheduler.wait('collect', max(numbers), LIMIT)
 
 
+def test_a_request_joins_a_job_that_is_about_to_begin(
+        repository, conf, done, monkeypatch):
+    """It was taken from the agenda, and its first step has not come."""
+    conf.set_override('scrub_interval', 3600, 'dedupd')
+    taken, requested = threading.Event(), threading.Event()
+    begin = scheduler_module.Scheduler._begin
+
+    def wait(self, job):
+        if job.name == 'scrub':
+            taken.set()
+            requested.wait(LIMIT)
+        begin(self, job)
+
+    monkeypatch.setattr(scheduler_module.Scheduler, '_begin', wait)
+    with running(repository, conf) as scheduler:
+        assert taken.wait(LIMIT)
+        number = scheduler.request('scrub')
+        requested.set()
+        assert scheduler.wait('scrub', number, LIMIT)['runs'] == 1
+        assert done.log == ['account', 'scrub']
+
+
 def test_each_request_has_its_own_result(repository, conf, done):
     """Also when it is asked for after others have run."""
     with running(repository, conf) as scheduler:
