@@ -287,10 +287,7 @@ start(gd_nbdkit_control *control, gd_error *err)
     char directory[GD_NAME_SIZE], path[GD_NAME_SIZE];
     gd_volume_directory(name, directory);
     gd_volume_file_name(name, GD_VOLUME_CONTROL, path);
-    gd_status s = find_users(control, repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(find_users(control, repo, err));
     control->directory = openat(repo->root, directory,
                                 O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     control->stop = eventfd(0, EFD_CLOEXEC);
@@ -299,10 +296,7 @@ start(gd_nbdkit_control *control, gd_error *err)
     if (control->directory < 0 || control->stop < 0 || control->listener < 0) {
         return gd_fail_errno(err, errno, "cannot serve %s", path);
     }
-    s = listen_in(control, path, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(listen_in(control, path, err));
     int rc = pthread_create(&control->thread, NULL, accept_clients, control);
     return rc == 0 ? GD_OK
                    : gd_fail_errno(err, rc, "cannot start the thread for %s",

@@ -100,10 +100,7 @@ receive_all(int fd, char text[ANSWER], uint64_t deadline_ms, gd_error *err)
         } else if (errno != EAGAIN && errno != EINTR) {
             return fail(errno, err);
         } else {
-            gd_status s = wait_for(fd, POLLIN, deadline_ms, err);
-            if (s != GD_OK) {
-                return s;
-            }
+            GD_TRY(wait_for(fd, POLLIN, deadline_ms, err));
         }
     }
     text[received] = '\0';
@@ -166,11 +163,8 @@ gd_nbdkit_daemon_post(const char *socket, const char *path, const char *json,
     if (length < 0 || (size_t)length >= sizeof request) {
         return gd_fail(err, GD_INVALID, "the request to dedupd is too long");
     }
-    gd_status s = connect_to(socket, &fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = send_all(fd, request, (size_t)length, deadline, err);
+    GD_TRY(connect_to(socket, &fd, err));
+    gd_status s = send_all(fd, request, (size_t)length, deadline, err);
     if (s == GD_OK) {
         s = receive_all(fd, answer, deadline, err);
     }

@@ -172,27 +172,16 @@ start_control(gd_error *err)
 static gd_status
 open_volume(gd_error *err)
 {
-    gd_status s = open_slices(err);
-    if (s == GD_OK) {
-        s = gd_repo_open(gd_env_posix(), settings.repository,
-                         &settings.params, false, &repo, err);
-    }
-    if (s == GD_OK) {
-        gd_segcache_set_budget(repo->segcache, settings.segment_cache);
-        s = gd_nbdkit_settings_compare(&settings, repo, err);
-    }
-    if (s == GD_OK) {
-        s = gd_volume_open(repo, settings.volume, &volume, err);
-    }
-    if (s == GD_OK) {
-        gd_volume_set_dedup(volume, !settings.no_dedup);
-        s = gd_nbdkit_keeper_start(repo, volume, &settings, &handshakes,
-                                   &keeper, err);
-    }
-    if (s == GD_OK) {
-        s = start_control(err);
-    }
-    return s;
+    GD_TRY(open_slices(err));
+    GD_TRY(gd_repo_open(gd_env_posix(), settings.repository,
+                        &settings.params, false, &repo, err));
+    gd_segcache_set_budget(repo->segcache, settings.segment_cache);
+    GD_TRY(gd_nbdkit_settings_compare(&settings, repo, err));
+    GD_TRY(gd_volume_open(repo, settings.volume, &volume, err));
+    gd_volume_set_dedup(volume, !settings.no_dedup);
+    GD_TRY(gd_nbdkit_keeper_start(repo, volume, &settings, &handshakes,
+                                  &keeper, err));
+    return start_control(err);
 }
 
 static void

@@ -130,22 +130,20 @@ run_snapshot(const gd_nbdkit_served *served, char *words,
     if (image_id == NULL || image_id[0] == '\0') {
         return gd_fail(err, GD_INVALID, "snapshot: the image's id is missing");
     }
-    gd_status s = gd_volume_snapshot(served->volume, image_id,
-                                     project == NULL ? "" : project, &header,
-                                     err);
-    if (s == GD_OK) {
-        add_line(answer, "ok");
-        add_line(answer, "image_id %s", header.image_id);
-        add_id(answer, "upload_id", header.upload_id);
-        add_number(answer, "size", header.size);
-        add_number(answer, "zero_bytes", header.zero_bytes);
-        add_number(answer, "new_bytes", header.new_bytes);
-        add_number(answer, "stored_bytes", header.stored_bytes);
-        add_number(answer, "extents", header.extents);
-        add_number(answer, "fragments", header.fragments);
-        add_number(answer, "created", header.created);
-    }
-    return s;
+    GD_TRY(gd_volume_snapshot(served->volume, image_id,
+                              project == NULL ? "" : project, &header,
+                              err));
+    add_line(answer, "ok");
+    add_line(answer, "image_id %s", header.image_id);
+    add_id(answer, "upload_id", header.upload_id);
+    add_number(answer, "size", header.size);
+    add_number(answer, "zero_bytes", header.zero_bytes);
+    add_number(answer, "new_bytes", header.new_bytes);
+    add_number(answer, "stored_bytes", header.stored_bytes);
+    add_number(answer, "extents", header.extents);
+    add_number(answer, "fragments", header.fragments);
+    add_number(answer, "created", header.created);
+    return GD_OK;
 }
 
 static gd_status
@@ -159,13 +157,11 @@ run_resize(const gd_nbdkit_served *served, char *words,
         return gd_fail(err, GD_INVALID,
                        "resize: the size is not a number of bytes");
     }
-    gd_status s = gd_nbdkit_clients_resize(served->clients,
-                                           served->volume, size, err);
-    if (s == GD_OK) {
-        add_line(answer, "ok");
-        add_number(answer, "size", size);
-    }
-    return s;
+    GD_TRY(gd_nbdkit_clients_resize(served->clients,
+                                    served->volume, size, err));
+    add_line(answer, "ok");
+    add_number(answer, "size", size);
+    return GD_OK;
 }
 
 static gd_status
@@ -175,11 +171,9 @@ run_checkpoint(const gd_nbdkit_served *served, char *words,
     if (words != NULL) {
         return gd_fail(err, GD_INVALID, "checkpoint takes no words");
     }
-    gd_status s = gd_volume_checkpoint(served->volume, err);
-    if (s == GD_OK) {
-        add_line(answer, "ok");
-    }
-    return s;
+    GD_TRY(gd_volume_checkpoint(served->volume, err));
+    add_line(answer, "ok");
+    return GD_OK;
 }
 
 static const struct {

@@ -139,14 +139,12 @@ set_checksum(gd_nbdkit_settings *settings, const char *key, const char *value,
              gd_error *err)
 {
     uint8_t bytes[sizeof settings->checksum];
-    gd_status s = set_bytes(bytes, sizeof bytes, key, value, err);
-    if (s == GD_OK) {
-        for (unsigned i = 0; i < sizeof bytes; i++) {
-            settings->checksum = settings->checksum << 8 | bytes[i];
-        }
-        settings->has_checksum = true;
+    GD_TRY(set_bytes(bytes, sizeof bytes, key, value, err));
+    for (unsigned i = 0; i < sizeof bytes; i++) {
+        settings->checksum = settings->checksum << 8 | bytes[i];
     }
-    return s;
+    settings->has_checksum = true;
+    return GD_OK;
 }
 
 static gd_status

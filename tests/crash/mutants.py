@@ -137,37 +137,32 @@ MUTANTS = (
     Mutant(
         'spool-not-fsynced', 'N8.2', (
             Edit(_SPOOL,
-                 's = gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
+                 'GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); '
                  '/* N8.2 */',
-                 's = GD_OK;'),),
+                 ''),),
         workload='delete'),
     Mutant(
         'images-not-fsynced', 'N8.3', (
             Edit(_SPOOL,
-                 's = gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
+                 'return gd_sync_dir(env, root, GD_DIR_IMAGES, err); '
                  '/* N8.3 */',
-                 's = GD_OK;'),),
+                 'return GD_OK;'),),
         workload='store', quick=True),
     Mutant(
         'group-not-synced', 'I1, N8.1', (
             Edit(_APPENDER,
-                 'gd_status s = sync_group(appender, err);\n'
-                 '    if (s != GD_OK) {\n',
-                 'gd_status s = GD_OK;\n'
-                 '    if (s != GD_OK) {\n'),),
+                 'GD_TRY(sync_group(appender, err));\n', ''),),
         workload='store', quick=True),
     Mutant(
         'published-before-the-sync', 'I1, N7.4', (
             Edit(_APPENDER,
-                 'gd_status s = sync_group(appender, err);\n'
-                 '    if (s != GD_OK) {\n',
+                 'GD_TRY(sync_group(appender, err));\n',
                  'gd_published early = appender->published;\n'
                  '    early.sequence++;\n'
                  '    early.count = count;\n'
                  '    early.end = appender->end;\n'
                  '    (void)gd_group_write_published(group, &early, NULL);\n'
-                 '    gd_status s = sync_group(appender, err);\n'
-                 '    if (s != GD_OK) {\n'),),
+                 '    GD_TRY(sync_group(appender, err));\n'),),
         workload='store',
         tests=('tests/unit/test_c.py::'
                'TestPlain::test_c[test_appender-plain]',)),
@@ -175,13 +170,13 @@ MUTANTS = (
         'hints-before-the-sync', 'I1, N7.4', (
             Edit(_APPENDER,
                  '    appender->cannot_cut = true;\n'
-                 '    gd_status s = gd_group_write_entries(appender->group, '
-                 'base, count,\n',
+                 '    GD_TRY(gd_group_write_entries(appender->group, base, '
+                 'count,\n',
                  '    appender->cannot_cut = true;\n'
                  '    insert_hints(appender, base, count, '
                  'appender->entries);\n'
-                 '    gd_status s = gd_group_write_entries(appender->group, '
-                 'base, count,\n'),),
+                 '    GD_TRY(gd_group_write_entries(appender->group, base, '
+                 'count,\n'),),
         tests=('tests/unit/test_c.py::'
                'TestPlain::test_c[test_appender-plain]',),
         why_not='a hint leads to the fingerprint store, of which only what is '
@@ -270,9 +265,9 @@ MUTANTS = (
     Mutant(
         'delete-spool-not-fsynced', 'N9.4', (
             Edit(_SPOOL,
-                 's = gd_sync_dir(env, root, GD_DIR_SPOOL, err); '
+                 'GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); '
                  '/* N9.4 */',
-                 's = GD_OK;'),),
+                 ''),),
         workload='delete'),
     Mutant(
         'delete-images-not-fsynced', 'N9.6', (
@@ -356,19 +351,15 @@ MUTANTS = (
     Mutant(
         'fence-not-fsynced', 'N5.3', (
             Edit(_FENCE,
-                 'GD_FILE_FENCE, err);\n'
-                 '    return s == GD_OK ? '
-                 'gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;\n',
-                 'GD_FILE_FENCE, err);\n'
-                 '    return s;\n'),
+                 'return gd_fsync(env, file->fd, GD_FILE_FENCE, err);\n'
+                 '}\n\n/* Writes a later',
+                 'return GD_OK;\n'
+                 '}\n\n/* Writes a later'),
             Edit(_FENCE,
-                 'GD_FILE_FENCE, err);\n'
-                 '    }\n'
-                 '    return s == GD_OK ? '
-                 'gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;\n',
-                 'GD_FILE_FENCE, err);\n'
-                 '    }\n'
-                 '    return s;\n')),
+                 'return gd_fsync(env, file->fd, GD_FILE_FENCE, err);\n'
+                 '}\n\nstatic gd_status\nwrite_fence(',
+                 'return GD_OK;\n'
+                 '}\n\nstatic gd_status\nwrite_fence(')),
         tests=('tests/unit/test_c.py::TestPlain::test_c[test_fence-plain]',),
         why_not='the fence tells of a catalog that lost what it had synced, '
         'which the explorer\'s does not'),
@@ -450,12 +441,7 @@ MUTANTS = (
     Mutant(
         'exchange-beside-transactions', 'I4, I6', (
             Edit(_OWNED_GROUP,
-                 '    gd_status s = exclude_others(leased, err);\n'
-                 '    if (s != GD_OK) {\n'
-                 '        return s;\n',
-                 '    gd_status s = GD_OK;\n'
-                 '    if (s != GD_OK) {\n'
-                 '        return s;\n'),),
+                 '    GD_TRY(exclude_others(leased, err));\n', ''),),
         tests=('tests/unit/test_c.py'
                '::TestPlain::test_c[test_grouprewrite_stages-plain]',),
         why_not='the addresses and blocks are the same in both files, so it '
@@ -464,9 +450,9 @@ MUTANTS = (
     Mutant(
         'merged-recipe-not-fsynced', 'N10.2', (
             Edit(_MERGE,
-                 's = gd_fsync(repo->env, merge->m.fd, merge->m.name, err); '
-                 '/* N10.2 */',
-                 's = GD_OK;'),),
+                 'GD_TRY(gd_fsync(repo->env, merge->m.fd, merge->m.name, '
+                 'err)); /* N10.2 */',
+                 ''),),
         workload='merging'),
     Mutant(
         'exchange-before-the-counts', 'N10.3', (
@@ -487,25 +473,16 @@ MUTANTS = (
     Mutant(
         'replaced-recipe-not-in-the-spool', 'N10.5', (
             Edit(_MERGE,
-                 '    s = link_unique(merge, merge->old.name, '
-                 'GD_SPOOL_REPLACED, o, err);\n'
-                 '    if (s == GD_OK) {\n'
-                 '        s = gd_sync_dir(repo->env, repo->root, '
-                 'GD_DIR_SPOOL, err);\n'
-                 '    }\n',
-                 '    s = link_unique(merge, merge->old.name, '
-                 'GD_SPOOL_REPLACED, o, err);\n'),),
+                 '    GD_TRY(gd_sync_dir(repo->env, repo->root, '
+                 'GD_DIR_SPOOL, err));\n'
+                 '    GD_TRY(rename_over(merge, done, err));',
+                 '    GD_TRY(rename_over(merge, done, err));'),),
         workload='merging'),
     # -- volumes (V1 to V9) -----------------------------------------------
     Mutant(
         'journal-named-before-its-head', 'V2', (
             Edit(_JOURNAL,
-                 '        s = gd_journal_sync(journal, err);\n'
-                 '    }\n'
-                 '    return s == GD_OK\n',
-                 '        s = GD_OK;\n'
-                 '    }\n'
-                 '    return s == GD_OK\n'),),
+                 '    GD_TRY(gd_journal_sync(journal, err));\n', ''),),
         workload='volume'),
     Mutant(
         'journal-written-before-its-name', 'V2', (
@@ -607,9 +584,10 @@ MUTANTS = (
     Mutant(
         'lock-not-the-first-name', 'V9', (
             Edit(_VOLUME_DIRECTORY,
-                 'return s == GD_OK ? gd_sync_dir(env, root, directory, err) '
-                 ': s;',
-                 'return s;'),),
+                 'return gd_sync_dir(env, root, directory, err);\n'
+                 '}\n\nstatic gd_status\nlock_file(',
+                 'return GD_OK;\n'
+                 '}\n\nstatic gd_status\nlock_file('),),
         workload='volume-deleted'),
     Mutant(
         'lock-not-the-last-name', 'V9', (
@@ -732,13 +710,10 @@ MUTANTS = (
     Mutant(
         'features-read-before-the-lock', 'N15.3', (
             Edit(_REPO,
-                 '    s = gd_locks_share_features(repo->locks, '
+                 '    gd_status s = gd_locks_share_features(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n',
-                 '    s = gd_features_check(repo->env, repo->root, err);\n'
-                 '    if (s != GD_OK) {\n'
-                 '        return s;\n'
-                 '    }\n'
-                 '    s = gd_locks_share_features(repo->locks, '
+                 '    GD_TRY(gd_features_check(repo->env, repo->root, err));\n'
+                 '    gd_status s = gd_locks_share_features(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n'),
             Edit(_REPO,
                  '    return s == GD_OK ? gd_features_check('
@@ -786,13 +761,9 @@ MUTANTS = (
     Mutant(
         'pairs-not-synced', 'I8', (
             Edit(_SHARD_MERGE,
-                 '        s = gd_index_publish(m->pairs, err);\n'
-                 '    }\n'
-                 '    return s == GD_OK ? gd_shards_sync(m->shards, err) '
-                 ': s;\n',
-                 '        s = gd_index_publish(m->pairs, err);\n'
-                 '    }\n'
-                 '    return s;\n'),),
+                 '    GD_TRY(gd_index_publish(m->pairs, err));\n'
+                 '    return gd_shards_sync(m->shards, err);\n',
+                 '    return gd_index_publish(m->pairs, err);\n'),),
         workload='merging'),
     Mutant(
         'cursors-before-the-runs', 'I8', (

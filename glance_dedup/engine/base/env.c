@@ -653,10 +653,7 @@ gd_status
 gd_sync_dir(const gd_env *env, int dir, const char *path, gd_error *err)
 {
     int fd;
-    gd_status s = gd_open(env, dir, path, O_RDONLY | O_DIRECTORY, 0, &fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_open(env, dir, path, O_RDONLY | O_DIRECTORY, 0, &fd, err));
     int rc = env->fsync(env, fd);
     env->close(env, fd);
     if (rc < 0) {

@@ -127,14 +127,9 @@ fill_and_rename(const opening *o, int fd, gd_error *err)
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot truncate %s", o->temporary);
     }
-    gd_status s = allocate(o, fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_write_full(o->env, fd, o->head, o->head_len, 0, o->temporary, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(allocate(o, fd, err));
+    GD_TRY(gd_write_full(o->env, fd, o->head, o->head_len, 0, o->temporary,
+                         err));
     rc = o->env->renameat(o->env, AT_FDCWD, o->temporary, o->path);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot rename %s to %s", o->temporary,

@@ -49,6 +49,16 @@ gd_status gd_fail(gd_error *err, gd_status status, const char *format, ...)
 gd_status gd_fail_errno(gd_error *err, int sys_errno, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Ends a function with the status of `call` if that is not GD_OK.  Only for a
+ * function that has nothing to release at this point. */
+#define GD_TRY(call)                                                          \
+    do {                                                                      \
+        gd_status gd_try_status = (call);                                     \
+        if (gd_try_status != GD_OK) {                                         \
+            return gd_try_status;                                             \
+        }                                                                     \
+    } while (0)
+
 /* A short lower-case name, for logs and tests. */
 const char *gd_status_name(gd_status status);
 

@@ -224,17 +224,16 @@ move_records(gd_estimate *e, size_t count, gd_error *err)
 static gd_status
 make_room(gd_estimate *e, gd_error *err)
 {
-    gd_status s = GD_OK;
-    while (s == GD_OK && e->records > e->place_count / 4 * 3) {
+    while (e->records > e->place_count / 4 * 3) {
         size_t count = e->place_count;
         if (e->most_places == 0 || count < e->most_places) {
             count *= 2;
         } else {
             e->level++;
         }
-        s = move_records(e, count, err);
+        GD_TRY(move_records(e, count, err));
     }
-    return s;
+    return GD_OK;
 }
 
 /* ---- compressing ---- */

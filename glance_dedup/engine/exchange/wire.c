@@ -72,11 +72,8 @@ gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
     gd_recipe_page page;
     const gd_env *env = image->repo->env;
     *out = NULL;
-    gd_status s = gd_image_extents(image, number, &page, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_plan_open(&plan, image->repo, &image->recipe, err);
+    GD_TRY(gd_image_extents(image, number, &page, err));
+    gd_status s = gd_plan_open(&plan, image->repo, &image->recipe, err);
     if (s == GD_OK) {
         *length = (size_t)description_length(&page);
         *out = gd_calloc(env, *length, 1, err);
@@ -301,8 +298,8 @@ fetch_frames(gd_block_fetch *fetch, framing *f, const gd_range *ranges,
     fetch->plan.whole = true;
     fetch->plan.most = GD_FRAMES_PLAIN;
     fetch->plan.most_wants = MAX_PLACES;
-    gd_status s = gd_block_fetch_ranges(fetch, ranges, count, err);
-    return s == GD_OK ? end_plain(f, err) : s;
+    GD_TRY(gd_block_fetch_ranges(fetch, ranges, count, err));
+    return end_plain(f, err);
 }
 
 gd_status

@@ -33,19 +33,15 @@ read_header(gd_group *group, const gd_params *params, gd_error *err)
 {
     uint8_t raw[GD_GROUP_HEAD];
     gd_group_head head;
-    gd_status s = gd_group_read_file(group, raw, sizeof raw, 0, err);
-    if (s == GD_OK) {
-        s = gd_group_head_decode(raw, params, group->number, group->name,
-                                 &head, err);
-    }
-    if (s == GD_OK) {
-        group->scope = head.scope;
-        group->bounds = head.bounds;
-        group->is_cold = head.major == GD_GROUP_COLD;
-        group->object.group = group->number;
-        memcpy(group->object.id, head.object_id, GD_ID_SIZE);
-    }
-    return s;
+    GD_TRY(gd_group_read_file(group, raw, sizeof raw, 0, err));
+    GD_TRY(gd_group_head_decode(raw, params, group->number, group->name,
+                                &head, err));
+    group->scope = head.scope;
+    group->bounds = head.bounds;
+    group->is_cold = head.major == GD_GROUP_COLD;
+    group->object.group = group->number;
+    memcpy(group->object.id, head.object_id, GD_ID_SIZE);
+    return GD_OK;
 }
 
 /* Nothing is appended to a cold group, so the record tells the object's length as
@@ -72,11 +68,8 @@ open_content(gd_group *group, int root, gd_error *err)
 {
     const gd_env *env = group->env;
     struct stat st;
-    gd_status s = gd_file_open(env, root, group->name, O_RDONLY | O_DIRECT,
-                               &group->content, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_file_open(env, root, group->name, O_RDONLY | O_DIRECT,
+                        &group->content, err));
     int rc = env->fstat(env, group->content, &st);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat %s", group->name);
@@ -324,14 +317,9 @@ gd_group_write_new(const gd_env *env, int fd, const char *name,
     memcpy(head.digest, params->digest, GD_DIGEST_NAME);
     /* The identity makes the seed unique to this group, since the number of a
      * lost group is used again. */
-    gd_status s = gd_random(env, head.identity, GD_ID_SIZE, err);
-    if (s == GD_OK) {
-        gd_group_head_encode(&head, raw);
-        s = gd_write_full(env, fd, raw, sizeof raw, 0, name, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_random(env, head.identity, GD_ID_SIZE, err));
+    gd_group_head_encode(&head, raw);
+    GD_TRY(gd_write_full(env, fd, raw, sizeof raw, 0, name, err));
     /* Allocated now, so that no later write of an entry lacks space. */
     int rc;
     do {
@@ -375,12 +363,9 @@ create_under_lease(const gd_env *env, int root, const gd_params *params,
                    const gd_scope *scope, uint32_t number, gd_error *err)
 {
     gd_spool_file file;
-    gd_status s = gd_spool_create(env, root, GD_SPOOL_GROUP, &file, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_group_write_new(env, file.fd, file.name, params, scope, number,
-                           err);
+    GD_TRY(gd_spool_create(env, root, GD_SPOOL_GROUP, &file, err));
+    gd_status s = gd_group_write_new(env, file.fd, file.name, params, scope,
+                                     number, err);
     if (s == GD_OK) {
         s = name_new_group(env, root, file.name, number, err);
     }
@@ -448,10 +433,7 @@ write_header(const gd_group *old, gd_group *target, uint16_t major,
 {
     uint8_t raw[GD_GROUP_HEAD];
     gd_group_head head;
-    gd_status s = gd_group_read_file(old, raw, sizeof raw, 0, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_read_file(old, raw, sizeof raw, 0, err));
     gd_group_head_change(raw, major, object, &head);
     target->bounds.seed = head.bounds.seed;
     target->bounds.has_lists = head.bounds.has_lists;
@@ -529,11 +511,9 @@ gd_group_next_generation(const gd_env *env, gd_published *record,
                          gd_error *err)
 {
     uint8_t bytes[8];
-    gd_status s = gd_random(env, bytes, sizeof bytes, err);
-    if (s == GD_OK) {
-        record->generation = gd_get64(bytes);
-    }
-    return s;
+    GD_TRY(gd_random(env, bytes, sizeof bytes, err));
+    record->generation = gd_get64(bytes);
+    return GD_OK;
 }
 
 /* ---- entries ---- */
@@ -727,13 +707,10 @@ read_stored(const gd_group *group, const gd_object *object,
             gd_segment_header *header, gd_error *err)
 {
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = read_data(group, object, in, length, entry->segment, err);
-    if (s == GD_OK) {
-        s = gd_segment_header_decode(in, length, &group->bounds, header,
-                                     group->name, entry->segment, err);
-    }
-    return s == GD_OK ? gd_group_match_segment(group, entry, slot, header, err)
-                      : s;
+    GD_TRY(read_data(group, object, in, length, entry->segment, err));
+    GD_TRY(gd_segment_header_decode(in, length, &group->bounds, header,
+                                    group->name, entry->segment, err));
+    return gd_group_match_segment(group, entry, slot, header, err);
 }
 
 /* What a cold group's slices have may be wrong on this host only.  So a segment
@@ -762,9 +739,7 @@ gd_group_read_segment(const gd_group *group, const gd_entry *entry,
                       uint32_t slot, gd_coder *coder, uint8_t *in,
                       uint8_t *plain, gd_segment_header *header, gd_error *err)
 {
-    gd_status s = gd_group_read_stored(group, 0, entry, slot, in, header, err);
-    return s == GD_OK
-               ? gd_segment_decode(coder, header, in + GD_SEGMENT_HEADER, plain,
-                                   group->name, entry->segment, err)
-               : s;
+    GD_TRY(gd_group_read_stored(group, 0, entry, slot, in, header, err));
+    return gd_segment_decode(coder, header, in + GD_SEGMENT_HEADER, plain,
+                             group->name, entry->segment, err);
 }

@@ -131,11 +131,9 @@ make_file(const gd_env *env, int root, gd_feature feature, gd_error *err)
     char name[GD_NAME_SIZE];
     int fd;
     file_of(feature, name);
-    gd_status s = gd_file_open_or_create(env, root, name, &fd, err);
-    if (s == GD_OK) {
-        env->close(env, fd);
-    }
-    return s;
+    GD_TRY(gd_file_open_or_create(env, root, name, &fd, err));
+    env->close(env, fd);
+    return GD_OK;
 }
 
 gd_status

@@ -79,10 +79,10 @@ write_record(const gd_env *env, const fence_file *file, const gd_fence *fence,
 {
     uint8_t raw[GD_FENCE_RECORD];
     gd_fence_record_encode(fence, raw);
-    gd_status s = gd_write_full(env, file->fd, raw, sizeof raw,
-                                (fence->sequence & 1) * GD_FENCE_RECORD,
-                                GD_FILE_FENCE, err);
-    return s == GD_OK ? gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;
+    GD_TRY(gd_write_full(env, file->fd, raw, sizeof raw,
+                         (fence->sequence & 1) * GD_FENCE_RECORD,
+                         GD_FILE_FENCE, err));
+    return gd_fsync(env, file->fd, GD_FILE_FENCE, err);
 }
 
 /* Writes a later sequence of the same catalog. */
@@ -96,10 +96,7 @@ advance(const gd_env *env, const fence_file *file, const gd_fence *fence,
          * place. */
         gd_fence between = *fence;
         between.sequence--;
-        gd_status s = write_record(env, file, &between, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(write_record(env, file, &between, err));
     }
     return write_record(env, file, fence, err);
 }
@@ -112,13 +109,11 @@ replace(const gd_env *env, const fence_file *file, const gd_fence *fence,
         gd_error *err)
 {
     static const uint8_t nothing[GD_FENCE_RECORD];
-    gd_status s = write_record(env, file, fence, err);
-    if (s == GD_OK) {
-        s = gd_write_full(env, file->fd, nothing, sizeof nothing,
-                          (~fence->sequence & 1) * GD_FENCE_RECORD,
-                          GD_FILE_FENCE, err);
-    }
-    return s == GD_OK ? gd_fsync(env, file->fd, GD_FILE_FENCE, err) : s;
+    GD_TRY(write_record(env, file, fence, err));
+    GD_TRY(gd_write_full(env, file->fd, nothing, sizeof nothing,
+                         (~fence->sequence & 1) * GD_FENCE_RECORD,
+                         GD_FILE_FENCE, err));
+    return gd_fsync(env, file->fd, GD_FILE_FENCE, err);
 }
 
 static gd_status
@@ -150,11 +145,8 @@ gd_fence_write(const gd_env *env, int root, const gd_fence *fence,
 {
     fence_file file;
     int fd;
-    gd_status s = gd_file_open_or_create(env, root, GD_FILE_FENCE, &fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = read_file(env, root, &file, err);
+    GD_TRY(gd_file_open_or_create(env, root, GD_FILE_FENCE, &fd, err));
+    gd_status s = read_file(env, root, &file, err);
     file.fd = fd;
     if (s == GD_OK) {
         s = write_fence(env, root, &file, fence, err);

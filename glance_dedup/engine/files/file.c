@@ -67,11 +67,10 @@ gd_directories_check(const gd_env *env, int root, gd_error *err)
         GD_DIR_GROUPS, GD_DIR_IMAGES, GD_DIR_SPOOL, GD_DIR_LOCKS,
         GD_DIR_QUARANTINE, GD_DIR_SPARES, GD_DIR_VOLUMES, GD_DIR_INDEX,
         GD_DIR_FEATURES};
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < sizeof names / sizeof *names; i++) {
-        s = check_directory(env, root, names[i], err);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        GD_TRY(check_directory(env, root, names[i], err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -92,11 +91,8 @@ gd_file_create(const gd_env *env, int root, const char *path, int flags,
 {
     mode_t mode;
     *fd = -1;
-    gd_status s = file_mode(env, root, &mode, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = check_parent(env, root, path, err);
+    GD_TRY(file_mode(env, root, &mode, err));
+    gd_status s = check_parent(env, root, path, err);
     if (s == GD_OK) {
         s = gd_open(env, root, path, flags | O_CREAT | O_EXCL, mode, fd, err);
     }
@@ -179,10 +175,7 @@ gd_directory_create(const gd_env *env, int root, const char *path,
 {
     int fd;
     mode_t mode;
-    gd_status s = file_mode(env, root, &mode, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(file_mode(env, root, &mode, err));
     /* Whoever may read the directory may enter it, and files made in it get its
      * group.  The setgid bit comes from the parent: setting it may be
      * forbidden. */
@@ -194,7 +187,8 @@ gd_directory_create(const gd_env *env, int root, const char *path,
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot make %s", path);
     }
-    s = gd_open(env, root, path, O_RDONLY | O_DIRECTORY, 0, &fd, err);
+    gd_status s = gd_open(env, root, path, O_RDONLY | O_DIRECTORY, 0, &fd,
+                          err);
     if (s == GD_OK) {
         s = set_mode(env, fd, path, mode, err);
         env->close(env, fd);

@@ -530,11 +530,8 @@ open_to_use(gd_filter *filter, const char *path,
 {
     const gd_env *env = filter->env;
     for (unsigned i = 1;; i++) {
-        gd_status s = gd_sharedfile_open(env, path, head, GD_FILTER_HEAD,
-                                         filter->size, &filter->fd, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(gd_sharedfile_open(env, path, head, GD_FILTER_HEAD,
+                                  filter->size, &filter->fd, err));
         int rc = env->lock(env, filter->fd, USERS_LOCK, F_RDLCK);
         bool stays = rc != -EAGAIN && rc != -EACCES &&
                      gd_same_file(env, filter->fd, AT_FDCWD, path);
@@ -560,10 +557,7 @@ open_and_map(gd_filter *filter, const char *path,
              const uint8_t head[GD_FILTER_HEAD], gd_error *err)
 {
     const gd_env *env = filter->env;
-    gd_status s = open_to_use(filter, path, head, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(open_to_use(filter, path, head, err));
     filter->header = env->mmap_shared(env, filter->fd, filter->size);
     if (filter->header == NULL) {
         env->close(env, filter->fd);

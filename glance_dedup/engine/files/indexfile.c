@@ -124,11 +124,8 @@ static gd_status
 write_bytes(gd_index_writer *writer, const uint8_t *bytes, size_t length,
             uint64_t at, gd_error *err)
 {
-    gd_status s = gd_write_full(writer->env, writer->fd, bytes, length, at,
-                                writer->name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_write_full(writer->env, writer->fd, bytes, length, at,
+                         writer->name, err));
     if (at / AHEAD != (at + length) / AHEAD) {
         /* So that the sync at the end finds little left to do. */
         writer->env->start_writeback(writer->env, writer->fd,
@@ -168,10 +165,7 @@ static gd_status
 append_packed(gd_index_writer *writer, const uint8_t *record, gd_error *err)
 {
     if (!gd_frame_shape_add(&writer->shape, record)) {
-        gd_status s = write_packed(writer, false, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(write_packed(writer, false, err));
         (void)gd_frame_shape_add(&writer->shape, record); /* one always fits */
     }
     memcpy(writer->frame + writer->used * GD_INDEX_RECORD, record,
@@ -196,10 +190,7 @@ append_plain(gd_index_writer *writer, const uint8_t *items, size_t count,
         items += some * size;
         count -= some;
         if (writer->used == most) {
-            gd_status s = write_frame(writer, err);
-            if (s != GD_OK) {
-                return s;
-            }
+            GD_TRY(write_frame(writer, err));
         }
     }
     return GD_OK;
@@ -212,11 +203,10 @@ gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
     if (!gd_index_is_packed(&writer->head)) {
         return append_plain(writer, items, count, err);
     }
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = append_packed(writer, items + i * GD_INDEX_RECORD, err);
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(append_packed(writer, items + i * GD_INDEX_RECORD, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -233,17 +223,12 @@ gd_status
 gd_index_seal(gd_index_writer *writer, uint32_t flags, gd_error *err)
 {
     uint8_t head[GD_INDEX_HEAD];
-    gd_status s = write_last(writer, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(write_last(writer, err));
     writer->head.flags = flags;
     gd_index_head_encode(&writer->head, head);
-    s = gd_write_full(writer->env, writer->fd, head, sizeof head, 0,
-                      writer->name, err);
-    return s == GD_OK
-               ? gd_fsync(writer->env, writer->fd, writer->name, err)
-               : s;
+    GD_TRY(gd_write_full(writer->env, writer->fd, head, sizeof head, 0,
+                         writer->name, err));
+    return gd_fsync(writer->env, writer->fd, writer->name, err);
 }
 
 gd_status
@@ -323,12 +308,11 @@ read_head(gd_index_reader *reader, const gd_index_id *id,
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot look at %s", reader->name);
     }
-    gd_status s = gd_read_full(reader->env, reader->fd, raw, sizeof raw, 0,
-                               reader->name, err);
-    return s == GD_OK ? gd_index_head_decode(raw, id, catalog_id,
-                                             (uint64_t)st.st_size,
-                                             &reader->head, err)
-                      : s;
+    GD_TRY(gd_read_full(reader->env, reader->fd, raw, sizeof raw, 0,
+                        reader->name, err));
+    return gd_index_head_decode(raw, id, catalog_id,
+                                (uint64_t)st.st_size,
+                                &reader->head, err);
 }
 
 gd_status

@@ -45,10 +45,7 @@ seek(join *j, uint64_t key, gd_error *err)
     while (low < high) {
         uint64_t frame = low + step - 1 < high ? low + step - 1
                                                : low + (high - low) / 2;
-        gd_status s = read_frame(j, frame, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(read_frame(j, frame, err));
         if (last_key(j) < key) {
             low = frame + 1;
             step *= 2;
@@ -182,12 +179,9 @@ join_once(gd_shards *shards, const gd_item *requests, size_t count,
     *unread = 0;
     *gone = false;
     memset(addresses, 0, count * sizeof *addresses);
-    gd_status s = gd_shards_list(shards, &list, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_shards_current(shards, &list, &current, &shard_count, &complete,
-                          err);
+    GD_TRY(gd_shards_list(shards, &list, err));
+    gd_status s = gd_shards_current(shards, &list, &current, &shard_count,
+                                    &complete, err);
     if (s == GD_OK) {
         s = join_files(shards, list.files, keep_runs(&list), requests, count,
                        addresses, unread, gone, err);

@@ -130,11 +130,9 @@ look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
         return GD_BUSY; /* asking the kernel would turn our own lock into a
                          * shared one, and then drop it */
     }
-    gd_status s = try_byte(locks, intent_byte(group), F_RDLCK, err);
-    if (s == GD_OK) {
-        drop_byte(locks, intent_byte(group));
-    }
-    return s;
+    GD_TRY(try_byte(locks, intent_byte(group), F_RDLCK, err));
+    drop_byte(locks, intent_byte(group));
+    return GD_OK;
 }
 
 gd_status
@@ -183,11 +181,11 @@ gd_locks_share_once(gd_locks *locks, gd_groupmap *held, uint32_t group,
     if (count == NULL) {
         return GD_NOMEM;
     }
-    gd_status s = *count == 0 ? gd_locks_share(locks, group, err) : GD_OK;
-    if (s == GD_OK) {
-        *count = 1;
+    if (*count == 0) {
+        GD_TRY(gd_locks_share(locks, group, err));
     }
-    return s;
+    *count = 1;
+    return GD_OK;
 }
 
 void
@@ -369,10 +367,7 @@ gd_image_lock(const gd_env *env, int root, const char *image_id,
               unsigned timeout_ms, int *fd, gd_error *err)
 {
     uint64_t byte = gd_checksum(image_id, strlen(image_id), 0) >> 2;
-    gd_status s = open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err));
     int rc = wait_for_byte(env, byte, timeout_ms, fd);
     if (rc == -EAGAIN) {
         return gd_fail(err, GD_BUSY,
@@ -395,10 +390,7 @@ gd_names_lock(const gd_env *env, int root, unsigned timeout_ms, int *fd,
               gd_error *err)
 {
     const uint64_t names_byte = UINT64_C(1) << 62; /* images' are below it */
-    gd_status s = open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err));
     int rc = wait_for_byte(env, names_byte, timeout_ms, fd);
     if (rc == -EAGAIN) {
         return gd_fail(err, GD_BUSY,
@@ -424,13 +416,10 @@ gd_maintainer_confirm(const gd_env *env, int fd, gd_error *err)
 gd_status
 gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
 {
-    gd_status s = gd_file_open_or_create(env, root, GD_FILE_MAINTAINER_LOCK,
-                                         fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_file_open_or_create(env, root, GD_FILE_MAINTAINER_LOCK,
+                                  fd, err));
     bool same = false;
-    s = gd_maintainer_confirm(env, *fd, err);
+    gd_status s = gd_maintainer_confirm(env, *fd, err);
     if (s == GD_OK) {
         s = gd_find_same(env, *fd, root, GD_FILE_MAINTAINER_LOCK, &same, err);
     }

@@ -87,8 +87,8 @@ gd_settle_image(const gd_env *env, int root, const gd_params *params,
                 const char *image_id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_status s = gd_image_name(image_id, name, err);
-    return s == GD_OK ? gd_settle_name(env, root, params, name, err) : s;
+    GD_TRY(gd_image_name(image_id, name, err));
+    return gd_settle_name(env, root, params, name, err);
 }
 
 typedef struct image_name {

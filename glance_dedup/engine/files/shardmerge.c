@@ -117,10 +117,7 @@ static gd_status
 replace_first(gd_shard_merge *m, gd_error *err)
 {
     bool found;
-    gd_status s = advance(m->heap[0], &found, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(advance(m->heap[0], &found, err));
     if (!found) {
         m->heap[0] = m->heap[--m->heap_count];
     }
@@ -158,12 +155,9 @@ open_shard(gd_shard_merge *m, const gd_index_list *list, gd_error *err)
     gd_index_id *current;
     size_t count;
     bool complete;
-    gd_status s = gd_shards_current(m->shards, list, &current, &count,
-                                    &complete, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = GD_NOTFOUND;
+    GD_TRY(gd_shards_current(m->shards, list, &current, &count,
+                             &complete, err));
+    gd_status s = GD_NOTFOUND;
     for (size_t i = 0; i < count; i++) {
         if (current[i].bits == m->bits && current[i].shard == m->shard) {
             s = open_source(m, &current[i], err);
@@ -246,14 +240,13 @@ need_room(gd_shard_merge *m, gd_error *err)
 static gd_status
 create_outputs(gd_shard_merge *m, gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (uint32_t i = 0; s == GD_OK && i < (m->split ? 2 : 1); i++) {
+    for (uint32_t i = 0; i < (m->split ? 2 : 1); i++) {
         m->made[i] = (gd_index_id){GD_INDEX_SHARD, m->bits + m->split,
                                    m->split ? 2 * m->shard + i : m->shard,
                                    m->generation};
-        s = gd_shards_create(m->shards, &m->made[i], &m->out[i], err);
+        GD_TRY(gd_shards_create(m->shards, &m->made[i], &m->out[i], err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -261,10 +254,7 @@ fill_heap(gd_shard_merge *m, gd_error *err)
 {
     for (size_t i = 0; i < m->source_count; i++) {
         bool found;
-        gd_status s = advance(&m->sources[i], &found, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(advance(&m->sources[i], &found, err));
         if (found) {
             m->heap[m->heap_count++] = &m->sources[i];
         }
@@ -442,11 +432,9 @@ publish_pairs(gd_shard_merge *m, gd_error *err)
     if (m->pairs == NULL) {
         return GD_OK;
     }
-    gd_status s = gd_index_seal(m->pairs, 0, err);
-    if (s == GD_OK) {
-        s = gd_index_publish(m->pairs, err);
-    }
-    return s == GD_OK ? gd_shards_sync(m->shards, err) : s;
+    GD_TRY(gd_index_seal(m->pairs, 0, err));
+    GD_TRY(gd_index_publish(m->pairs, err));
+    return gd_shards_sync(m->shards, err);
 }
 
 static gd_status

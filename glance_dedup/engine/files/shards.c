@@ -124,11 +124,8 @@ gd_status
 gd_shards_take_byte(gd_shards *shards, uint64_t byte, int *fd, gd_error *err)
 {
     const gd_env *env = shards->env;
-    gd_status s = gd_file_open_or_create(env, shards->root,
-                                         GD_FILE_INDEX_LOCKS, fd, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_file_open_or_create(env, shards->root,
+                                  GD_FILE_INDEX_LOCKS, fd, err));
     int rc = env->lock(env, *fd, byte, F_WRLCK);
     if (rc == 0) {
         return GD_OK;
@@ -505,8 +502,8 @@ gd_status
 gd_shards_write(gd_shards *shards, const gd_index_id *id, const uint8_t *items,
                 size_t count, gd_error *err)
 {
-    gd_status s = write_file(shards, id, items, count, err);
-    return s == GD_OK ? gd_shards_sync(shards, err) : s;
+    GD_TRY(write_file(shards, id, items, count, err));
+    return gd_shards_sync(shards, err);
 }
 
 gd_status
@@ -604,12 +601,9 @@ gd_shards_add(gd_shards *shards, gd_index_kind kind, const uint8_t *records,
     gd_index_id *current = NULL;
     size_t shard_count;
     bool complete;
-    gd_status s = list_locked(shards, &list, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_shards_current(shards, &list, &current, &shard_count, &complete,
-                          err);
+    GD_TRY(list_locked(shards, &list, err));
+    gd_status s = gd_shards_current(shards, &list, &current, &shard_count,
+                                    &complete, err);
     if (s == GD_OK && !complete) {
         s = gd_fail(err, GD_CORRUPT, "the shards in %s do not cover all "
                     "fingerprints", GD_DIR_INDEX);
@@ -626,9 +620,9 @@ static gd_status
 fill_hole(finding *f, const gd_index_id *hole)
 {
     gd_index_id id = *hole;
-    gd_status s = gd_shards_next(f->list, id.bits, id.shard, &id.number,
-                                 f->err);
-    return s == GD_OK ? write_file(f->shards, &id, NULL, 0, f->err) : s;
+    GD_TRY(gd_shards_next(f->list, id.bits, id.shard, &id.number,
+                          f->err));
+    return write_file(f->shards, &id, NULL, 0, f->err);
 }
 
 gd_status
@@ -637,11 +631,8 @@ gd_shards_fill(gd_shards *shards, gd_error *err)
     gd_index_list list;
     finding f = {.shards = shards, .list = &list, .visit = fill_hole,
                  .holes = true, .err = err};
-    gd_status s = list_locked(shards, &list, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = visit_current(&f, 0, 0);
+    GD_TRY(list_locked(shards, &list, err));
+    gd_status s = visit_current(&f, 0, 0);
     if (s == GD_OK) {
         s = gd_shards_sync(shards, err);
     }
@@ -675,12 +666,9 @@ gd_shards_tidy(gd_shards *shards, gd_error *err)
     gd_index_id *current = NULL;
     size_t count;
     bool complete;
-    gd_status s = list_locked(shards, &list, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(list_locked(shards, &list, err));
     /* First: the names for which others are removed may not be durable. */
-    s = gd_shards_sync(shards, err);
+    gd_status s = gd_shards_sync(shards, err);
     if (s == GD_OK) {
         s = gd_shards_current(shards, &list, &current, &count, &complete, err);
     }
@@ -707,10 +695,7 @@ gd_shards_groups(gd_shards *shards, uint8_t **groups, uint32_t *highest,
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot look at %s", GD_DIR_GROUPS);
     }
-    gd_status s = gd_group_numbers(env, shards->root, &numbers, &count, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_numbers(env, shards->root, &numbers, &count, err));
     *highest = count > 0 ? numbers[count - 1] : 0;
     *groups = gd_calloc(env, *highest / 8 + 1, 1, err);
     for (size_t i = 0; *groups != NULL && i < count; i++) {
@@ -750,10 +735,7 @@ find_in(gd_index_reader *reader, uint64_t key, uint64_t *address,
     size_t count;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        gd_status s = gd_index_read_frame(reader, middle, &items, &count, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(gd_index_read_frame(reader, middle, &items, &count, err));
         if (key < gd_index_key(items)) {
             high = middle;
         } else if (key >

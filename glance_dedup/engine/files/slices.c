@@ -248,12 +248,9 @@ gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
         size_t here = length < GD_SLICE - from ? length
                                                : (size_t)(GD_SLICE - from);
         gd_error why;
-        gd_status s = say_unavailable(
-            read_slice(slices, object, slice, last - slice, at, here, from,
-                       &why), slice, &why, name, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(say_unavailable(
+     read_slice(slices, object, slice, last - slice, at, here, from,
+                &why), slice, &why, name, err));
         at += here;
         offset += here;
         length -= here;

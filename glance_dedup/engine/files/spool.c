@@ -21,11 +21,9 @@ static gd_status
 new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
          char name[GD_NAME_SIZE], gd_error *err)
 {
-    gd_status s = gd_random(env, id, GD_ID_SIZE, err);
-    if (s == GD_OK) {
-        gd_spool_name(kind, id, name);
-    }
-    return s;
+    GD_TRY(gd_random(env, id, GD_ID_SIZE, err));
+    gd_spool_name(kind, id, name);
+    return GD_OK;
 }
 
 /* Takes byte 0 if the name still leads to the file (N7.1).  *taken tells
@@ -130,23 +128,15 @@ gd_spool_commit(const gd_env *env, int root, const gd_spool_file *file,
 {
     char image_name[GD_NAME_SIZE];
     *linked = false;
-    gd_status s = gd_image_name(image_id, image_name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_image_name(image_id, image_name, err));
     int rc = env->fsync(env, file->fd); /* N8.2 */
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot fsync the recipe of image %s",
                              image_id);
     }
-    s = gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N8.2 */
-    if (s == GD_OK) {
-        s = link_image(env, root, file, image_id, image_name, linked, err);
-    }
-    if (s == GD_OK) {
-        s = gd_sync_dir(env, root, GD_DIR_IMAGES, err); /* N8.3 */
-    }
-    return s;
+    GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); /* N8.2 */
+    GD_TRY(link_image(env, root, file, image_id, image_name, linked, err));
+    return gd_sync_dir(env, root, GD_DIR_IMAGES, err); /* N8.3 */
 }
 
 void
@@ -316,13 +306,8 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
 {
     uint8_t id[GD_ID_SIZE];
     char image_name[GD_NAME_SIZE], spool_name[GD_NAME_SIZE];
-    gd_status s = gd_image_name(image_id, image_name, err);
-    if (s == GD_OK) {
-        s = new_name(env, GD_SPOOL_DELETED, id, spool_name, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_image_name(image_id, image_name, err));
+    GD_TRY(new_name(env, GD_SPOOL_DELETED, id, spool_name, err));
     /* N9.3: a link under a name of its own.  A rename between two links of one
      * file would do nothing and report success. */
     int rc = link_entry(env, root, image_name, spool_name);
@@ -332,14 +317,8 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
     }
     /* From here on the entry stays, whatever fails.  The accounting settles an
      * unfinished delete (N4.6); only it can tell one from a finished delete. */
-    s = gd_sync_dir(env, root, GD_DIR_SPOOL, err); /* N9.4 */
-    if (s != GD_OK) {
-        return s;
-    }
-    s = check_entry(env, root, image_id, spool_name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); /* N9.4 */
+    GD_TRY(check_entry(env, root, image_id, spool_name, err));
     rc = env->unlinkat(env, root, image_name); /* N9.5 */
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot delete image %s", image_id);

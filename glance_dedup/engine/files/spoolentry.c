@@ -220,8 +220,8 @@ gd_spool_entry_open_image(const gd_env *env, int root, const gd_params *params,
 {
     *entry = (gd_spool_entry){
         .env = env, .root = root, .params = params, .fd = -1};
-    gd_status s = gd_image_name(image_id, entry->name, err);
-    return s == GD_OK ? open_file(entry, err) : s;
+    GD_TRY(gd_image_name(image_id, entry->name, err));
+    return open_file(entry, err);
 }
 
 bool
@@ -333,9 +333,8 @@ add_page(run_list *list, const gd_spool_entry *entry,
             continue;
         }
         sums->blocks += extent->blocks;
-        gd_status s = list == NULL ? GD_OK : add_run(list, extent, err);
-        if (s != GD_OK) {
-            return s;
+        if (list != NULL) {
+            GD_TRY(add_run(list, extent, err));
         }
     }
     return GD_OK;
@@ -347,18 +346,15 @@ add_pages(run_list *list, const gd_spool_entry *entry, uint64_t first,
           uint64_t count, met *sums, gd_error *err)
 {
     gd_recipe_page page;
-    gd_status s = GD_OK;
-    for (uint64_t i = 0; s == GD_OK && i < count; i++) {
-        s = gd_recipe_read_page(&entry->recipe, first + i + 1, &page, err);
-        if (s == GD_OK && i == 0 && first > 0 && page.count > 0) {
+    for (uint64_t i = 0; i < count; i++) {
+        GD_TRY(gd_recipe_read_page(&entry->recipe, first + i + 1, &page, err));
+        if (i == 0 && first > 0 && page.count > 0) {
             sums->end = page.extents[0].offset; /* the extents before it are not
                                                  * read */
         }
-        if (s == GD_OK) {
-            s = add_page(list, entry, &page, sums, err);
-        }
+        GD_TRY(add_page(list, entry, &page, sums, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -376,10 +372,7 @@ gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first, uint64_t pages,
 {
     run_list list = {.env = entry->env};
     met sums = {0};
-    gd_status s = need_complete(entry, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(need_complete(entry, err));
     uint64_t there = gd_recipe_pages(entry->recipe.header.extents);
     if (first > there || pages > there - first) {
         return gd_fail(err, GD_INVALID, "%s has %llu pages of extents, not %llu "
@@ -387,7 +380,7 @@ gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first, uint64_t pages,
                        (unsigned long long)there, (unsigned long long)pages,
                        (unsigned long long)first);
     }
-    s = add_pages(&list, entry, first, pages, &sums, err);
+    gd_status s = add_pages(&list, entry, first, pages, &sums, err);
     if (s != GD_OK) {
         entry->env->release(entry->env, list.runs);
         return s;
@@ -423,22 +416,20 @@ static gd_status
 need_own_name(const gd_spool_entry *entry, gd_error *err)
 {
     bool here;
-    gd_status s = gd_find_same(entry->env, entry->fd, entry->root, entry->name,
-                               &here, err);
-    if (s == GD_OK && !here) {
-        s = gd_fail(err, GD_NOTFOUND, "%s is not the file any more that was "
-                    "opened", entry->name);
+    GD_TRY(gd_find_same(entry->env, entry->fd, entry->root, entry->name,
+                        &here, err));
+    if (!here) {
+        return gd_fail(err, GD_NOTFOUND,
+                       "%s is not the file any more that was opened",
+                       entry->name);
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status
 gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err)
 {
-    gd_status s = need_own_name(entry, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(need_own_name(entry, err));
     int rc = entry->env->unlinkat(entry->env, entry->root, entry->name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot unlink %s", entry->name)
                   : GD_OK;
@@ -450,10 +441,7 @@ quarantine_name(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
                 gd_error *err)
 {
     uint8_t digits[8];
-    gd_status s = gd_random(entry->env, digits, sizeof digits, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_random(entry->env, digits, sizeof digits, err));
     int n = snprintf(name, GD_NAME_SIZE,
                      GD_DIR_QUARANTINE "/%.*s-%016llx", GD_IMAGE_ID_MAX,
                      strchr(entry->name, '/') + 1,
@@ -470,26 +458,20 @@ gd_spool_entry_set_aside(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
 {
     const gd_env *env = entry->env;
     bool here;
-    gd_status s = need_own_name(entry, err);
-    if (s == GD_OK) {
-        s = quarantine_name(entry, name, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(need_own_name(entry, err));
+    GD_TRY(quarantine_name(entry, name, err));
     int rc = env->linkat(env, entry->root, entry->name, name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot set %s aside as %s",
                              entry->name, name);
     }
     /* The image may have been replaced between the look and the link. */
-    s = gd_find_same(env, entry->fd, entry->root, name, &here, err);
-    if (s == GD_OK && !here) {
+    GD_TRY(gd_find_same(env, entry->fd, entry->root, name, &here, err));
+    if (!here) {
         (void)env->unlinkat(env, entry->root, name);
-        s = gd_fail(err, GD_BUSY, "%s was replaced just now", entry->name);
+        return gd_fail(err, GD_BUSY, "%s was replaced just now", entry->name);
     }
-    return s == GD_OK ? gd_sync_dir(env, entry->root, GD_DIR_QUARANTINE, err)
-                      : s;
+    return gd_sync_dir(env, entry->root, GD_DIR_QUARANTINE, err);
 }
 
 gd_status

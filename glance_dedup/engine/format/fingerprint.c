@@ -273,12 +273,11 @@ static gd_status
 compute_each(gd_hasher *hasher, const gd_scope *scope,
              const gd_hash_input *inputs, size_t count, gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = gd_hasher_compute(hasher, scope, inputs[i].data, inputs[i].length,
-                              inputs[i].out, err);
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(gd_hasher_compute(hasher, scope, inputs[i].data,
+                                 inputs[i].length, inputs[i].out, err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status

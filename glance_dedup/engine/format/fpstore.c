@@ -168,10 +168,7 @@ gd_fpstore_build(const gd_env *env, const uint8_t *raw, uint32_t group,
                  uint32_t count, const gd_entry_bounds *bounds,
                  gd_fpstore **out, gd_error *err)
 {
-    gd_status s = gd_fpstore_new(env, count, out, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_fpstore_new(env, count, out, err));
     gd_fpstore *store = *out;
     store->group = group;
     for (uint32_t slot = 0; slot < count; slot++) {

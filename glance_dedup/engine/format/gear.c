@@ -210,13 +210,8 @@ gd_status
 gd_chunker_gear(gd_chunker *chunker, size_t minimum, size_t average,
                 size_t maximum, gd_error *err)
 {
-    gd_status s = gd_chunker_fixed(chunker, maximum, err);
-    if (s == GD_OK) {
-        s = check_limits(minimum, average, maximum, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_chunker_fixed(chunker, maximum, err));
+    GD_TRY(check_limits(minimum, average, maximum, err));
     /* One in `average` hashes is less than this limit. */
     uint64_t limit = UINT64_MAX / average + 1;
     *chunker = (gd_chunker){.max_length = maximum,

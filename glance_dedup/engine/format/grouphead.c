@@ -66,10 +66,7 @@ gd_group_head_decode(const uint8_t in[GD_GROUP_HEAD], const gd_params *params,
                      uint32_t number, const char *name, gd_group_head *value,
                      gd_error *err)
 {
-    gd_status s = gd_fields_check(&head_layout, in, name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_fields_check(&head_layout, in, name, err));
     HEAD_FIELDS(GD_DECODE)
     value->bounds.has_lists = value->major >= GD_GROUP_LISTS;
     if (memcmp(value->repository_id, params->repository_id, GD_ID_SIZE) != 0) {

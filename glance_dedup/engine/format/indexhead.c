@@ -128,10 +128,7 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
 {
     char name[GD_NAME_SIZE];
     gd_index_name(id, name);
-    gd_status s = gd_fields_check(&layout, in, name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_fields_check(&layout, in, name, err));
     HEAD_FIELDS(GD_DECODE)
     if (value->id.kind != id->kind || value->id.number != id->number ||
         value->id.bits != id->bits || value->id.shard != id->shard) {

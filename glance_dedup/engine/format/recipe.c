@@ -175,10 +175,7 @@ gd_recipe_add_zeros(gd_recipe_writer *writer, uint64_t length, gd_error *err)
         return GD_OK;
     }
     if (extent->length == 0 || extent->kind != GD_EXTENT_ZEROS) {
-        gd_status s = close_extent(writer, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(close_extent(writer, err));
         *extent = (gd_extent){.offset = writer->length};
     }
     extent->length += length;
@@ -196,10 +193,7 @@ gd_recipe_add_block(gd_recipe_writer *writer, gd_address address,
                      address.slot == writer->next.slot;
     if (extent->length == 0 || extent->kind != GD_EXTENT_BLOCKS_KIND ||
         !continues || extent->blocks == GD_EXTENT_BLOCKS) {
-        gd_status s = close_extent(writer, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(close_extent(writer, err));
         *extent = (gd_extent){.kind = GD_EXTENT_BLOCKS_KIND,
                               .offset = writer->length,
                               .group = address.group,
@@ -217,10 +211,7 @@ gd_status
 gd_recipe_add_extent(gd_recipe_writer *writer, const gd_extent *extent,
                      gd_error *err)
 {
-    gd_status s = close_extent(writer, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(close_extent(writer, err));
     writer->fragments += extent->group != writer->next.group ||
                          extent->slot != writer->next.slot;
     uint64_t offset = writer->length;
@@ -255,13 +246,8 @@ gd_status
 gd_recipe_finish(gd_recipe_writer *writer, const gd_params *params,
                  gd_recipe_header *header, gd_error *err)
 {
-    gd_status s = close_extent(writer, err);
-    if (s == GD_OK) {
-        s = write_pages(writer, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(close_extent(writer, err));
+    GD_TRY(write_pages(writer, err));
     memcpy(header->repository_id, params->repository_id, GD_ID_SIZE);
     header->size = writer->length;
     header->zero_bytes = writer->zero_bytes;
@@ -292,10 +278,7 @@ static gd_status
 decode_header(const uint8_t in[GD_RECIPE_PAGE], const gd_params *params,
               const char *name, gd_recipe_header *value, gd_error *err)
 {
-    gd_status s = gd_fields_check(&layout, in, name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_fields_check(&layout, in, name, err));
     bool good = true;
     HEADER_FIELDS(GD_DECODE)
     decode_hash(in, &value->hash);
@@ -320,13 +303,8 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
     uint8_t page[GD_RECIPE_PAGE];
     *recipe = (gd_recipe){.env = env, .fd = fd};
     snprintf(recipe->name, sizeof recipe->name, "%s", name);
-    gd_status s = gd_read_full(env, fd, page, sizeof page, 0, name, err);
-    if (s == GD_OK) {
-        s = decode_header(page, params, name, &recipe->header, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_read_full(env, fd, page, sizeof page, 0, name, err));
+    GD_TRY(decode_header(page, params, name, &recipe->header, err));
     if (image_id != NULL && strcmp(recipe->header.image_id, image_id) != 0) {
         return gd_fail(err, GD_CORRUPT,
                        "%s holds the recipe of image %s (offset 144): it was "
@@ -386,11 +364,8 @@ gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
     uint64_t offset = number * GD_RECIPE_PAGE;
     uint8_t raw[GD_RECIPE_PAGE];
     page->number = 0;
-    gd_status s = gd_read_full(recipe->env, recipe->fd, raw, sizeof raw, offset,
-                               recipe->name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_read_full(recipe->env, recipe->fd, raw, sizeof raw, offset,
+                        recipe->name, err));
     uint64_t before = (number - 1) * GD_EXTENTS_PER_PAGE;
     uint64_t count = header->extents - before;
     if (count > GD_EXTENTS_PER_PAGE) {
@@ -423,14 +398,14 @@ gd_status
 gd_recipe_next_page(const gd_recipe *recipe, uint64_t offset,
                     gd_recipe_page *page, gd_error *err)
 {
-    gd_status s = gd_recipe_read_page(recipe, page->number + 1, page, err);
-    if (s == GD_OK && page->extents[0].offset != offset) {
-        s = gd_fail(err, GD_CORRUPT,
-                    "%s: the page at offset %llu does not continue the one "
-                    "before it", recipe->name,
-                    (unsigned long long)page->number * GD_RECIPE_PAGE);
+    GD_TRY(gd_recipe_read_page(recipe, page->number + 1, page, err));
+    if (page->extents[0].offset != offset) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the page at offset %llu does not continue the one "
+                       "before it", recipe->name,
+                       (unsigned long long)page->number * GD_RECIPE_PAGE);
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status
@@ -440,10 +415,7 @@ gd_recipe_seek(const gd_recipe *recipe, uint64_t offset, gd_recipe_page *page,
     uint64_t low = 1, high = gd_recipe_pages(recipe->header.extents);
     while (low <= high) {
         uint64_t middle = low + (high - low) / 2;
-        gd_status s = gd_recipe_read_page(recipe, middle, page, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(gd_recipe_read_page(recipe, middle, page, err));
         const gd_extent *last = &page->extents[page->count - 1];
         if (offset < page->extents[0].offset) {
             high = middle - 1;

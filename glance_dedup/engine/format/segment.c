@@ -267,11 +267,8 @@ gd_segment_compress(gd_coder *coder, gd_codec codec, int level,
                                      (int)length, (int)room);
         *stored = n > 0 ? (size_t)n : 0;
     } else if (codec == GD_CODEC_ZSTD) {
-        gd_status s = compress_zstd(coder, level, plain, length, out, room,
-                                    stored, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(compress_zstd(coder, level, plain, length, out, room,
+                             stored, err));
     }
     if (*stored >= room) {
         *stored = 0;

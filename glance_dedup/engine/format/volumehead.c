@@ -88,10 +88,7 @@ gd_volume_head_decode(const uint8_t in[GD_VOLUME_HEAD], const char *file,
                       gd_volume_head *value, gd_error *err)
 {
     memset(value, 0, sizeof *value);
-    gd_status s = gd_fields_check(&layout, in, file, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_fields_check(&layout, in, file, err));
     bool good = true;
     HEAD_FIELDS(GD_DECODE)
     if (!good || !in_bounds(value)) {

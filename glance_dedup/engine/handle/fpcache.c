@@ -284,11 +284,8 @@ gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fpstore **store,
     gd_group *group;
     gd_published record;
     *cold = false;
-    gd_status s = gd_fpcache_group(cache, number, true, &group, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_group_read_published(group, &record, err);
+    GD_TRY(gd_fpcache_group(cache, number, true, &group, err));
+    gd_status s = gd_group_read_published(group, &record, err);
     if (s == GD_OK) {
         pthread_mutex_lock(&cache->mutex);
         *store = lend_cached_store(cache, group, &record);

@@ -42,11 +42,8 @@ check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 static gd_status
 open_locks(gd_repo *repo, const char *path, gd_error *err)
 {
-    gd_status s = gd_locks_open(repo->env, repo->root, &repo->locks, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_locks_share_features(repo->locks, GD_FEATURE_COUNT, err);
+    GD_TRY(gd_locks_open(repo->env, repo->root, &repo->locks, err));
+    gd_status s = gd_locks_share_features(repo->locks, GD_FEATURE_COUNT, err);
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "a feature that this program does not know is being "
@@ -78,37 +75,19 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
                              "is on", path);
     }
     repo->params.shared = rc > 0;
-    gd_status s = gd_directories_check(env, repo->root, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_digest_open(env, repo->params.digest, allow_weak_digest,
-                       &repo->digest, err);
-    if (s == GD_OK) {
-        s = check_params(&repo->params, repo->digest, err);
-    }
-    if (s == GD_OK) {
-        s = gd_chunker_open(&repo->chunker, repo->params.cut_minimum,
-                            repo->params.cut_average, repo->params.block_size,
-                            err);
-    }
-    if (s == GD_OK) {
-        s = gd_pool_open(env, repo->params.threads, &repo->pool, err);
-    }
-    if (s == GD_OK) {
-        s = open_locks(repo, path, err);
-    }
-    if (s == GD_OK) {
-        s = gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err);
-    }
-    if (s == GD_OK) {
-        s = gd_segcache_open(env, &repo->segcache, err);
-    }
-    if (s == GD_OK) {
-        s = gd_spare_index_open(env, repo->root, &repo->params, &repo->spares,
-                                err);
-    }
-    return s;
+    GD_TRY(gd_directories_check(env, repo->root, err));
+    GD_TRY(gd_digest_open(env, repo->params.digest, allow_weak_digest,
+                          &repo->digest, err));
+    GD_TRY(check_params(&repo->params, repo->digest, err));
+    GD_TRY(gd_chunker_open(&repo->chunker, repo->params.cut_minimum,
+                           repo->params.cut_average, repo->params.block_size,
+                           err));
+    GD_TRY(gd_pool_open(env, repo->params.threads, &repo->pool, err));
+    GD_TRY(open_locks(repo, path, err));
+    GD_TRY(gd_fpcache_open(env, repo->root, &repo->params, &repo->cache, err));
+    GD_TRY(gd_segcache_open(env, &repo->segcache, err));
+    return gd_spare_index_open(env, repo->root, &repo->params, &repo->spares,
+                               err);
 }
 
 gd_status
@@ -141,13 +120,10 @@ gd_repo_attach_filter(gd_repo *repo, const char *path, uint64_t budget,
                       gd_error *err)
 {
     gd_filter *filter;
-    gd_status s = gd_filter_open(repo->env, path, repo->params.repository_id,
-                                 budget, &filter, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_filter_open(repo->env, path, repo->params.repository_id,
+                          budget, &filter, err));
     gd_hintindex *index;
-    s = gd_hintindex_of_filter(repo->env, filter, &index, err);
+    gd_status s = gd_hintindex_of_filter(repo->env, filter, &index, err);
     if (s != GD_OK) {
         gd_filter_close(repo->env, filter);
         return s;

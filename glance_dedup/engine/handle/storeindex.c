@@ -148,13 +148,11 @@ put_position(store_index *x)
 static gd_status
 open_store(store_index *x, gd_error *err)
 {
-    gd_status s = gd_kv_open(x->env, x->backend, x->path, &x->options, &x->kv,
-                             err);
-    if (s == GD_OK) {
-        read_position(x);
-        gd_own_begin_epoch(&x->own);
-    }
-    return s;
+    GD_TRY(gd_kv_open(x->env, x->backend, x->path, &x->options, &x->kv,
+                      err));
+    read_position(x);
+    gd_own_begin_epoch(&x->own);
+    return GD_OK;
 }
 
 /* A damaged store is replaced by an empty one.  If that fails, the index goes on
@@ -445,11 +443,8 @@ begin_use(store_index *x, gd_error *err)
     char path[PATH_ROOM + 8];
     struct stat here, there;
     snprintf(path, sizeof path, "%s.users", x->path);
-    gd_status s = gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600,
-                          &x->lock, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600,
+                   &x->lock, err));
     int rc = env->lock(env, x->lock, USE_LOCK, F_RDLCK);
     if (rc == 0) {
         rc = env->fstat(env, x->lock, &here);
@@ -473,8 +468,10 @@ begin_use(store_index *x, gd_error *err)
 static gd_status
 open_files(store_index *x, gd_error *err)
 {
-    gd_status s = x->backend == GD_KV_INRAM ? GD_OK : begin_use(x, err);
-    return s == GD_OK ? open_store(x, err) : s;
+    if (x->backend != GD_KV_INRAM) {
+        GD_TRY(begin_use(x, err));
+    }
+    return open_store(x, err);
 }
 
 gd_status

@@ -60,12 +60,10 @@ static gd_status
 linear_at(dtb *t, uint64_t key, bool change, uint8_t **at, gd_error *err)
 {
     uint8_t *page;
-    gd_status s = gd_pagecache_get(t->cache, 1 + key / GD_DTB_VALUES, change,
-                                   &page, err);
-    if (s == GD_OK) {
-        *at = gd_dtb_slot(page, key % GD_DTB_VALUES);
-    }
-    return s;
+    GD_TRY(gd_pagecache_get(t->cache, 1 + key / GD_DTB_VALUES, change,
+                            &page, err));
+    *at = gd_dtb_slot(page, key % GD_DTB_VALUES);
+    return GD_OK;
 }
 
 static gd_status
@@ -84,15 +82,12 @@ linear_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
 static gd_status
 linear_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         uint8_t *at;
-        s = linear_at(of(kv), pairs[i].key, true, &at, err);
-        if (s == GD_OK) {
-            gd_put64(at, pairs[i].value);
-        }
+        GD_TRY(linear_at(of(kv), pairs[i].key, true, &at, err));
+        gd_put64(at, pairs[i].value);
     }
-    return s;
+    return GD_OK;
 }
 
 /* ---- sparse ---- */
@@ -120,10 +115,7 @@ search(dtb *t, uint64_t key, spot *found, gd_error *err)
     *found = (spot){0};
     for (unsigned i = 0; i < CHAIN && i < t->pages; i++) {
         uint8_t *page;
-        gd_status s = gd_pagecache_get(t->cache, number, false, &page, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(gd_pagecache_get(t->cache, number, false, &page, err));
         found->searched++;
         found->last = number;
         found->place = gd_dtb_find(page, key);
@@ -162,21 +154,18 @@ static gd_status
 extend(dtb *t, const spot *found, uint64_t *room, gd_error *err)
 {
     uint64_t number = found->last;
-    gd_status s = GD_OK;
     uint8_t *page;
     for (unsigned i = found->searched;
-         s == GD_OK && *room == 0 && i < CHAIN && i < t->pages; i++) {
-        s = gd_pagecache_get(t->cache, number, true, &page, err);
-        if (s == GD_OK) {
-            gd_dtb_set_overflows(page);
-            number = next_page(t, number);
-            s = gd_pagecache_get(t->cache, number, false, &page, err);
-        }
-        if (s == GD_OK && gd_dtb_count(page) < GD_DTB_KEYS) {
+         *room == 0 && i < CHAIN && i < t->pages; i++) {
+        GD_TRY(gd_pagecache_get(t->cache, number, true, &page, err));
+        gd_dtb_set_overflows(page);
+        number = next_page(t, number);
+        GD_TRY(gd_pagecache_get(t->cache, number, false, &page, err));
+        if (gd_dtb_count(page) < GD_DTB_KEYS) {
             *room = number;
         }
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -208,11 +197,10 @@ put_one(dtb *t, gd_kv_pair pair, gd_error *err)
 static gd_status
 sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = put_one(of(kv), pairs[i], err);
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(put_one(of(kv), pairs[i], err));
     }
-    return s;
+    return GD_OK;
 }
 
 /* ---- opening ---- */
@@ -251,10 +239,7 @@ lock_file(dtb *t, struct stat *st, gd_error *err)
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat %s", t->name);
     }
-    gd_status s = gd_kv_check_private(env, st, t->name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_kv_check_private(env, st, t->name, err));
     rc = env->lock(env, t->fd, LOCK, F_WRLCK);
     if (rc == -EAGAIN || rc == -EACCES) {
         return gd_fail(err, GD_BUSY,
@@ -290,11 +275,8 @@ take_header(dtb *t, const struct stat *st, uint8_t *page, gd_error *err)
 {
     uint64_t size = (t->pages + 1) * GD_DTB_PAGE;
     if ((uint64_t)st->st_size == size) {
-        gd_status s = gd_read_full(t->kv.env, t->fd, page, GD_DTB_PAGE, 0,
-                                   t->name, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(gd_read_full(t->kv.env, t->fd, page, GD_DTB_PAGE, 0,
+                            t->name, err));
         if (gd_dtb_header_decode(page, &t->kv.options, &t->seed)) {
             return GD_OK;
         }

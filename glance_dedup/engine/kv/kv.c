@@ -92,11 +92,10 @@ check_key(const gd_kv *kv, uint64_t key, gd_error *err)
 static gd_status
 check_keys(const gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = check_key(kv, keys[i], err);
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(check_key(kv, keys[i], err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status
@@ -118,26 +117,28 @@ gd_status
 gd_kv_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                 gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = check_key(kv, pairs[i].key, err);
-        if (s == GD_OK && pairs[i].value == 0) {
-            s = gd_fail(err, GD_INVALID, "an index cannot hold the value 0");
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(check_key(kv, pairs[i].key, err));
+        if (pairs[i].value == 0) {
+            return gd_fail(err, GD_INVALID,
+                           "an index cannot hold the value 0");
         }
     }
-    if (s == GD_OK && count > 0) {
+    if (count > 0) {
         kv->stats.puts += count;
-        s = kv->calls->put(kv, pairs, count, err);
+        GD_TRY(kv->calls->put(kv, pairs, count, err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status
 gd_kv_put_behind(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                  gd_error *err)
 {
-    gd_status s = kv->calls->keeps_order ? GD_OK : gd_kv_commit(kv, err);
-    return s == GD_OK ? gd_kv_put_batch(kv, pairs, count, err) : s;
+    if (!kv->calls->keeps_order) {
+        GD_TRY(gd_kv_commit(kv, err));
+    }
+    return gd_kv_put_batch(kv, pairs, count, err);
 }
 
 gd_status

@@ -130,8 +130,7 @@ leveldb_get_batch(gd_kv *kv, const uint64_t *keys, uint64_t *values,
                   size_t count, gd_error *err)
 {
     leveldb *t = of(kv);
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         uint64_t key = htobe64(keys[i]);
         size_t length;
         char *why = NULL;
@@ -142,9 +141,9 @@ leveldb_get_batch(gd_kv *kv, const uint64_t *keys, uint64_t *values,
         if (value != NULL) {
             t->lib.leveldb_free(value);
         }
-        s = check(t, why, err);
+        GD_TRY(check(t, why, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -311,10 +310,7 @@ gd_status
 gd_leveldb_remove(const gd_env *env, const char *path, gd_error *err)
 {
     leveldb t = {.kv.env = env, .name = (char *)path};
-    gd_status s = load_library(&t.lib, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(load_library(&t.lib, err));
     char *why = NULL;
     leveldb_options_t *options = t.lib.leveldb_options_create();
     t.lib.leveldb_destroy_db(options, path, &why);

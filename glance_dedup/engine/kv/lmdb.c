@@ -214,10 +214,7 @@ lmdb_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 {
     lmdb *t = of(kv);
     MDB_stat stat;
-    gd_status s = begin_writing(t, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(begin_writing(t, err));
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < count; i++) {
         rc = t->mdb.mdb_stat(t->writes, t->dbi, &stat);
@@ -280,11 +277,8 @@ take_guard(lmdb *t, gd_error *err)
     const gd_env *env = t->kv.env;
     char path[PATH_ROOM + 16];
     snprintf(path, sizeof path, "%s-process", t->name);
-    gd_status s = gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600,
-                          &t->guard, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_open(env, AT_FDCWD, path, O_RDWR | O_CREAT, 0600,
+                   &t->guard, err));
     int rc = env->lock(env, t->guard, (uint64_t)env->getpid(env), F_WRLCK);
     if (rc == -EAGAIN || rc == -EACCES) {
         return gd_fail(err, GD_BUSY, "this process has %s open already",
@@ -356,10 +350,7 @@ static gd_status
 open_tree(lmdb *t, gd_error *err)
 {
     uint64_t map = t->kv.options.capacity * KEY_BYTES;
-    gd_status s = reserve_lock_file(t, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(reserve_lock_file(t, err));
     int dead, rc = t->mdb.mdb_env_create(&t->tree);
     if (rc == 0) {
         rc = t->mdb.mdb_env_set_mapsize(t->tree,
@@ -442,8 +433,8 @@ gd_lmdb_remove(const gd_env *env, const char *path, gd_error *err)
 {
     char lock[PATH_ROOM + 8];
     snprintf(lock, sizeof lock, "%s-lock", path);
-    gd_status s = gd_kv_remove_file(env, path, err);
-    return s == GD_OK ? gd_kv_remove_file(env, lock, err) : s;
+    GD_TRY(gd_kv_remove_file(env, path, err));
+    return gd_kv_remove_file(env, lock, err);
 }
 
 #else

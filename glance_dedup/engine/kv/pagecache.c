@@ -119,12 +119,9 @@ write_run(gd_pagecache *cache, const uint32_t *order, int count, gd_error *err)
         gd_dtb_seal(page, first + (uint32_t)i, cache->file.seed);
         pieces[i] = (struct iovec){page, GD_DTB_PAGE};
     }
-    gd_status s = gd_writev_full(cache->env, cache->file.fd, pieces, count,
-                                 (uint64_t)first * GD_DTB_PAGE,
-                                 cache->file.name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_writev_full(cache->env, cache->file.fd, pieces, count,
+                          (uint64_t)first * GD_DTB_PAGE,
+                          cache->file.name, err));
     for (int i = 0; i < count; i++) {
         cache->frames[order[i]].dirty = false;
     }
@@ -144,17 +141,16 @@ write_dirty(gd_pagecache *cache, gd_error *err)
         }
     }
     qsort_r(order, count, sizeof *order, by_page, cache);
-    gd_status s = GD_OK;
-    for (uint32_t i = 0, run; s == GD_OK && i < count; i += run) {
+    for (uint32_t i = 0, run; i < count; i += run) {
         uint32_t first = cache->frames[order[i]].page;
         run = 1;
         while (run < AT_ONCE && i + run < count &&
                cache->frames[order[i + run]].page == first + run) {
             run++;
         }
-        s = write_run(cache, order + i, (int)run, err);
+        GD_TRY(write_run(cache, order + i, (int)run, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -170,13 +166,8 @@ check_sync(const gd_pagecache *cache, gd_error *err)
 gd_status
 gd_pagecache_sync(gd_pagecache *cache, gd_error *err)
 {
-    gd_status s = check_sync(cache, err);
-    if (s == GD_OK) {
-        s = write_dirty(cache, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(check_sync(cache, err));
+    GD_TRY(write_dirty(cache, err));
     int rc = cache->env->fdatasync(cache->env, cache->file.fd);
     cache->stats->syncs++;
     if (rc < 0) {
@@ -235,23 +226,21 @@ load(gd_pagecache *cache, uint64_t number, gd_error *err)
     frame *f = &cache->frames[at];
     cache->frame_of[f->page] = 0;
     f->page = 0;
-    gd_status s = read_page(cache, number, bytes_of(cache, at), err);
-    if (s == GD_OK) {
-        f->page = (uint32_t)number;
-        cache->frame_of[number] = at + 1;
-    }
-    return s;
+    GD_TRY(read_page(cache, number, bytes_of(cache, at), err));
+    f->page = (uint32_t)number;
+    cache->frame_of[number] = at + 1;
+    return GD_OK;
 }
 
 /* Called before a page becomes dirty. */
 static gd_status
 keep_clean_ones(gd_pagecache *cache, gd_error *err)
 {
-    gd_status s = check_sync(cache, err);
-    if (s == GD_OK && cache->dirty + 1 > cache->count / 4 * 3) {
-        s = write_dirty(cache, err);
+    GD_TRY(check_sync(cache, err));
+    if (cache->dirty + 1 > cache->count / 4 * 3) {
+        GD_TRY(write_dirty(cache, err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status

@@ -28,17 +28,14 @@ struct gd_block_copy {
 gd_status
 gd_block_copy_open(gd_repo *repo, gd_block_copy **out, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(repo, err));
     gd_block_copy *copy =
         gd_calloc(repo->env, 1, sizeof *copy, err);
     if (copy == NULL) {
         return GD_NOMEM;
     }
     copy->repo = repo;
-    s = gd_block_reader_open(repo, &copy->reader, err);
+    gd_status s = gd_block_reader_open(repo, &copy->reader, err);
     if (s == GD_OK) {
         copy->spare = gd_calloc(repo->env, LARGEST_BLOCK, 1, err);
         s = copy->spare == NULL ? GD_NOMEM : GD_OK;
@@ -206,13 +203,8 @@ gd_status
 gd_block_copy_finish(gd_block_copy *copy, const uint8_t **pairs,
                      size_t *count, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(copy->repo, err);
-    if (s == GD_OK) {
-        s = gd_packer_sync(copy->packer, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(copy->repo, err));
+    GD_TRY(gd_packer_sync(copy->packer, err));
     /* A block that was added twice has two copies; either will do. */
     size_t used = 0;
     if (copy->count > 0) {

@@ -43,10 +43,7 @@ exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
     gd_repo *repo = leased->repo;
     const gd_env *env = repo->env;
     gd_group *group = leased->group;
-    gd_status s = rename_file(repo, file, group->name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(rename_file(repo, file, group->name, err));
     if (group->content != group->fd) {
         env->close(env, group->content);
     }
@@ -62,7 +59,7 @@ exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
     *entries = NULL;
     leased->published = *record;
     owned->settled = true;
-    s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
+    gd_status s = gd_sync_dir(env, repo->root, GD_DIR_GROUPS, err);
     if (s == GD_OK) {
         leased->published.flags &= ~(uint32_t)GD_GROUP_UNSETTLED;
     }
@@ -78,16 +75,11 @@ gd_group_exchange(gd_owned_group *owned, gd_spool_file *file,
 {
     const gd_env *env = owned->leased->repo->env;
     struct stat st;
-    gd_status s = gd_owned_group_check(owned, err);
-    if (s == GD_OK) {
-        int rc = env->fstat(env, file->fd, &st);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", file->name)
-                   : GD_OK;
+    GD_TRY(gd_owned_group_check(owned, err));
+    int rc = env->fstat(env, file->fd, &st);
+    if (rc < 0) {
+        return gd_fail_errno(err, -rc, "cannot stat %s", file->name);
     }
-    if (s == GD_OK) {
-        s = gd_owned_group_keep_writers_out(owned, err);
-    }
-    return s == GD_OK ? exchange(owned, file, st.st_ino, target, entries,
-                               record, err)
-                      : s;
+    GD_TRY(gd_owned_group_keep_writers_out(owned, err));
+    return exchange(owned, file, st.st_ino, target, entries, record, err);
 }

@@ -135,8 +135,8 @@ write_header(gd_group_rewrite *r, gd_error *err)
     if (!r->cold) {
         return gd_group_write_hot(old, &r->target, r->packing.similar, err);
     }
-    gd_status s = gd_random(old->env, object, sizeof object, err);
-    return s == GD_OK ? gd_group_write_cold(old, &r->target, object, err) : s;
+    GD_TRY(gd_random(old->env, object, sizeof object, err));
+    return gd_group_write_cold(old, &r->target, object, err);
 }
 
 static gd_status
@@ -148,13 +148,8 @@ start_file(gd_group_rewrite *r, gd_error *err)
     r->target.fd = r->target.content = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
-    gd_status s = check_room(r, r->end, err);
-    if (s == GD_OK) {
-        s = write_header(r, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(check_room(r, r->end, err));
+    GD_TRY(write_header(r, err));
     int rc;
     do {
         rc = env->fallocate(env, r->file.fd, 0, r->end);
@@ -380,11 +375,8 @@ static gd_status
 fetch_segment(gd_group_rewrite *r, gd_decoder *w, run *one, gd_error *err)
 {
     gd_segment_header old;
-    gd_status s = gd_rewrite_source_read(&r->source, w, one->slots, one->count,
-                                         &old, &one->read, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_rewrite_source_read(&r->source, w, one->slots, one->count,
+                                  &old, &one->read, err));
     uint32_t at = 0;
     for (uint32_t i = 0; i < one->count; i++) {
         uint32_t slot = one->slots[i];
@@ -581,30 +573,25 @@ append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
         }
     }
     *written = at - r->end;
-    gd_status s = check_room(r, *written, err);
-    if (s == GD_OK) {
-        s = gd_writev_full(r->target.env, r->target.fd, pieces,
-                           (int)(PIECES * r->count), r->end, r->target.name, err);
-    }
-    if (s == GD_OK) {
-        r->target.env->start_writeback(r->target.env, r->target.fd, r->end,
-                                       *written);
-        r->end = at;
-    }
-    return s;
+    GD_TRY(check_room(r, *written, err));
+    GD_TRY(gd_writev_full(r->target.env, r->target.fd, pieces,
+                          (int)(PIECES * r->count), r->end, r->target.name,
+                          err));
+    r->target.env->start_writeback(r->target.env, r->target.fd, r->end,
+                                   *written);
+    r->end = at;
+    return GD_OK;
 }
 
 static gd_status
 write_bundle(gd_group_rewrite *r, uint64_t *cost, gd_error *err)
 {
-    gd_status s = run_job(r, gather_task, err);
-    if (s == GD_OK) {
-        s = append_bundle(r, cost, err);
-    }
-    for (size_t i = 0; s == GD_OK && i < r->count; i++) {
+    GD_TRY(run_job(r, gather_task, err));
+    GD_TRY(append_bundle(r, cost, err));
+    for (size_t i = 0; i < r->count; i++) {
         *cost += r->runs[i].read;
     }
-    return s == GD_OK ? run_job(r, read_back_task, err) : s;
+    return run_job(r, read_back_task, err);
 }
 
 /* ---- completing ---- */
@@ -681,14 +668,12 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 {
     enum { PAGE = 4096 };
     struct stat st;
-    gd_status s = gd_group_stat(r->leased->group, &st, err);
-    if (s == GD_OK) {
-        *before = (uint64_t)st.st_blocks * 512;
-        /* Do not count what the file system has reserved for the file, as XFS
-         * does for one that grows. */
-        *after = (r->end + PAGE - 1) / PAGE * PAGE;
-    }
-    return s;
+    GD_TRY(gd_group_stat(r->leased->group, &st, err));
+    *before = (uint64_t)st.st_blocks * 512;
+    /* Do not count what the file system has reserved for the file, as XFS
+     * does for one that grows. */
+    *after = (r->end + PAGE - 1) / PAGE * PAGE;
+    return GD_OK;
 }
 
 /* ---- becoming cold ---- */

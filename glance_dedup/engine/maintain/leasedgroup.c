@@ -50,27 +50,16 @@ gd_status
 gd_leased_group_find(gd_leased_group *leased, gd_error *err)
 {
     gd_repo *repo = leased->repo;
-    gd_status s = gd_group_settle(repo->env, repo->root, &repo->params,
-                                  leased->number, err);
-    if (s == GD_OK) {
-        s = gd_group_open(repo->env, repo->root, &repo->params,
-                          leased->number, O_RDWR, &leased->group, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_hold(leased->group, err);
-    }
-    if (s == GD_OK) {
-        s = confirm_locks(leased, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_check_name(leased->group, repo->root, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_read_published(leased->group, &leased->published, err);
-    }
-    return s == GD_OK ? gd_group_settle_name(leased->group, repo->root,
-                                             &leased->published, err)
-                      : s;
+    GD_TRY(gd_group_settle(repo->env, repo->root, &repo->params,
+                           leased->number, err));
+    GD_TRY(gd_group_open(repo->env, repo->root, &repo->params,
+                         leased->number, O_RDWR, &leased->group, err));
+    GD_TRY(gd_group_hold(leased->group, err));
+    GD_TRY(confirm_locks(leased, err));
+    GD_TRY(gd_group_check_name(leased->group, repo->root, err));
+    GD_TRY(gd_group_read_published(leased->group, &leased->published, err));
+    return gd_group_settle_name(leased->group, repo->root,
+                                &leased->published, err);
 }
 
 gd_status
@@ -126,11 +115,8 @@ open_leased(gd_repo *repo, uint32_t number,
             gd_leased_group **out, gd_error *err)
 {
     gd_leased_group *leased;
-    gd_status s = gd_leased_group_take(repo, number, &leased, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_leased_group_find(leased, err);
+    GD_TRY(gd_leased_group_take(repo, number, &leased, err));
+    gd_status s = gd_leased_group_find(leased, err);
     if (s == GD_OK) {
         s = accept(leased, err);
     }
@@ -223,13 +209,8 @@ gd_leased_group_note_codec(gd_leased_group *leased, const gd_packing *packing,
     record.similar = packing->similar;
     record.covered = packing->codec == GD_CODEC_NONE ? 0 : record.count;
     /* If this write is torn, the record before it is used. */
-    gd_status s = gd_fdatasync(group->env, group->fd, group->name, err);
-    if (s == GD_OK) {
-        s = gd_group_write_published(group, &record, err);
-    }
-    if (s == GD_OK) {
-        leased->published = record;
-        s = see_group(group, &leased->seen, err);
-    }
-    return s;
+    GD_TRY(gd_fdatasync(group->env, group->fd, group->name, err));
+    GD_TRY(gd_group_write_published(group, &record, err));
+    leased->published = record;
+    return see_group(group, &leased->seen, err);
 }

@@ -226,13 +226,10 @@ need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
         return GD_OK;
     }
     return_new_group(merge);
-    gd_status s = gd_fpcache_group(merge->repo->cache, number, true,
-                                   &merge->new_group, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_recipe_check_scope(&merge->old, &merge->new_group->scope,
-                              merge->new_group->name, err);
+    GD_TRY(gd_fpcache_group(merge->repo->cache, number, true,
+                            &merge->new_group, err));
+    gd_status s = gd_recipe_check_scope(&merge->old, &merge->new_group->scope,
+                                        merge->new_group->name, err);
     if (s == GD_OK) {
         s = gd_group_read_published(merge->new_group, &record, err);
     }
@@ -457,18 +454,12 @@ finish_recipe(gd_merge *merge, gd_error *err)
     gd_repo *repo = merge->repo;
     gd_recipe_header header = merge->old.header;
     memcpy(header.transaction_id, merge->m.id, GD_ID_SIZE);
-    gd_status s = gd_recipe_finish(merge->writer, &repo->params, &header, err);
-    if (s == GD_OK) {
-        s = gd_fsync(repo->env, merge->m.fd, merge->m.name, err); /* N10.2 */
-    }
-    if (s == GD_OK) {
-        s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err); /* N10.2 */
-    }
-    return s == GD_OK
-               ? gd_recipe_open(repo->env, merge->m.fd, merge->m.name,
-                                &repo->params, header.image_id, &merge->merged,
-                                err)
-               : s;
+    GD_TRY(gd_recipe_finish(merge->writer, &repo->params, &header, err));
+    GD_TRY(gd_fsync(repo->env, merge->m.fd, merge->m.name, err)); /* N10.2 */
+    GD_TRY(gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err)); /* N10.2 */
+    return gd_recipe_open(repo->env, merge->m.fd, merge->m.name,
+                          &repo->params, header.image_id, &merge->merged,
+                          err);
 }
 
 static gd_status
@@ -559,10 +550,7 @@ link_unique(const gd_merge *merge, const char *from, gd_spool_kind kind,
 {
     const gd_env *env = merge->repo->env;
     uint8_t id[GD_ID_SIZE];
-    gd_status s = gd_random(env, id, GD_ID_SIZE, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_random(env, id, GD_ID_SIZE, err));
     gd_spool_name(kind, id, name);
     int rc = env->linkat(env, merge->repo->root, from, name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot link %s to %s", from, name)
@@ -578,14 +566,9 @@ rename_over(gd_merge *merge, bool *done, gd_error *err)
     const gd_env *env = merge->repo->env;
     int root = merge->repo->root;
     char x[GD_NAME_SIZE];
-    gd_status s = link_unique(merge, merge->m.name, GD_SPOOL_EXCHANGE, x, err);
-    if (s == GD_OK) {
-        s = gd_second_name_make(env, root, &merge->repo->params,
-                                merge->old.name, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(link_unique(merge, merge->m.name, GD_SPOOL_EXCHANGE, x, err));
+    GD_TRY(gd_second_name_make(env, root, &merge->repo->params,
+                               merge->old.name, err));
     int rc = env->renameat(env, root, x, merge->old.name);
     *done = rc >= 0 ||
             gd_same_file(env, merge->m.fd, root, merge->old.name);
@@ -604,11 +587,8 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
 {
     gd_repo *repo = merge->repo;
     char o[GD_NAME_SIZE];
-    gd_status s = gd_settle_name(repo->env, repo->root, &repo->params,
-                                 merge->old.name, err); /* N14.3 */
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_settle_name(repo->env, repo->root, &repo->params,
+                          merge->old.name, err)); /* N14.3 */
     /* N10.4: otherwise a deleted image would come back (I11), or old content
      * under a new upload of the same id. */
     if (!gd_same_file(repo->env, merge->old.fd, repo->root,
@@ -617,17 +597,10 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
     }
     /* N10.5: from here on the entry stays, whatever fails.  The accounting can
      * tell an unfinished merge from a finished one (N4.6). */
-    s = link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o, err);
-    if (s == GD_OK) {
-        s = gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err);
-    }
-    if (s == GD_OK) {
-        s = rename_over(merge, done, err); /* N10.6 */
-    }
-    if (s == GD_OK) {
-        s = gd_sync_dir(repo->env, repo->root, GD_DIR_IMAGES, err); /* N10.7 */
-    }
-    return s;
+    GD_TRY(link_unique(merge, merge->old.name, GD_SPOOL_REPLACED, o, err));
+    GD_TRY(gd_sync_dir(repo->env, repo->root, GD_DIR_SPOOL, err));
+    GD_TRY(rename_over(merge, done, err)); /* N10.6 */
+    return gd_sync_dir(repo->env, repo->root, GD_DIR_IMAGES, err); /* N10.7 */
 }
 
 gd_status

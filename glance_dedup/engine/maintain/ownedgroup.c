@@ -60,15 +60,11 @@ make_owned(gd_leased_group *leased, gd_owned_group **out, gd_error *err)
 static gd_status
 enter_group(gd_leased_group *leased, gd_owned_group **owned, gd_error *err)
 {
-    gd_status s = gd_leased_group_find(leased, err);
-    if (s == GD_OK) {
-        s = gd_appender_settle_tail(leased->repo, leased->group,
-                                    &leased->published, err);
-    }
-    if (s == GD_OK) {
-        s = gd_leased_group_read_entries(leased, err);
-    }
-    return s == GD_OK ? make_owned(leased, owned, err) : s;
+    GD_TRY(gd_leased_group_find(leased, err));
+    GD_TRY(gd_appender_settle_tail(leased->repo, leased->group,
+                                   &leased->published, err));
+    GD_TRY(gd_leased_group_read_entries(leased, err));
+    return make_owned(leased, owned, err);
 }
 
 gd_status
@@ -76,11 +72,8 @@ gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
                     gd_error *err)
 {
     gd_leased_group *leased;
-    gd_status s = gd_leased_group_take(repo, number, &leased, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = exclude_others(leased, err);
+    GD_TRY(gd_leased_group_take(repo, number, &leased, err));
+    gd_status s = exclude_others(leased, err);
     if (s == GD_OK) {
         s = enter_group(leased, owned, err);
         if (s != GD_OK) {
@@ -97,11 +90,8 @@ gd_status
 gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
                         gd_error *err)
 {
-    gd_status s = exclude_others(leased, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_leased_group_check_unchanged(leased, err);
+    GD_TRY(exclude_others(leased, err));
+    gd_status s = gd_leased_group_check_unchanged(leased, err);
     if (s == GD_OK) {
         s = make_owned(leased, owned, err);
     }
@@ -144,21 +134,13 @@ next_generation(gd_owned_group *owned, gd_error *err)
 {
     gd_published record = owned->leased->published;
     record.sequence++;
-    gd_status s = gd_group_next_generation(owned->leased->repo->env, &record,
-                                           err);
-    if (s == GD_OK) {
-        s = sync_group(owned->leased->group, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_write_published(owned->leased->group, &record, err);
-    }
-    if (s == GD_OK) {
-        s = sync_group(owned->leased->group, err);
-    }
-    if (s == GD_OK) {
-        owned->leased->published = record;
-    }
-    return s;
+    GD_TRY(gd_group_next_generation(owned->leased->repo->env, &record,
+                                    err));
+    GD_TRY(sync_group(owned->leased->group, err));
+    GD_TRY(gd_group_write_published(owned->leased->group, &record, err));
+    GD_TRY(sync_group(owned->leased->group, err));
+    owned->leased->published = record;
+    return GD_OK;
 }
 
 /* Writes the entries that differ from those in the file, and all freed ones.
@@ -446,9 +428,8 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
                           uint64_t *kept, gd_error *err)
 {
     *bytes = *kept = 0;
-    gd_status s = gd_owned_group_check(owned, err);
-    return s == GD_OK ? gd_survey_live_bytes(owned->leased, bytes, kept, err)
-                      : s;
+    GD_TRY(gd_owned_group_check(owned, err));
+    return gd_survey_live_bytes(owned->leased, bytes, kept, err);
 }
 
 /* ---- damage ---- */
@@ -481,12 +462,9 @@ write_quarantine(const gd_leased_group *leased, const char *name,
 {
     const gd_env *env = leased->repo->env;
     int fd;
-    gd_status s = gd_file_create(env, leased->repo->root, name, O_WRONLY, &fd,
-                                 err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_write_full(env, fd, data, length, 0, name, err);
+    GD_TRY(gd_file_create(env, leased->repo->root, name, O_WRONLY, &fd,
+                          err));
+    gd_status s = gd_write_full(env, fd, data, length, 0, name, err);
     if (s == GD_OK) {
         s = gd_fsync(env, fd, name, err);
     }
@@ -504,10 +482,7 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
     const gd_env *env = leased->repo->env;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
     uint8_t digits[8];
-    gd_status s = gd_random(env, digits, sizeof digits, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_random(env, digits, sizeof digits, err));
     snprintf(name, GD_NAME_SIZE, GD_DIR_QUARANTINE "/%08x-%u-%016llx",
              (unsigned)leased->group->number, entry->segment,
              (unsigned long long)gd_get64(digits));
@@ -515,7 +490,7 @@ quarantine_segment(const gd_leased_group *leased, const gd_entry *entry,
     if (data == NULL) {
         return GD_NOMEM;
     }
-    s = salvage(leased->group, entry->segment, data, length, err);
+    gd_status s = salvage(leased->group, entry->segment, data, length, err);
     if (s == GD_OK) {
         s = write_quarantine(leased, name, data, length, err);
     }

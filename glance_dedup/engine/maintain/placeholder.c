@@ -25,12 +25,12 @@ is_placeholder(const gd_leased_group *leased)
 static gd_status
 write_records(const gd_group *target, gd_published *record, gd_error *err)
 {
-    gd_status s = gd_group_next_generation(target->env, record, err);
-    for (int i = 0; s == GD_OK && i < 2; i++) {
+    GD_TRY(gd_group_next_generation(target->env, record, err));
+    for (int i = 0; i < 2; i++) {
         record->sequence++;
-        s = gd_group_write_published(target, record, err);
+        GD_TRY(gd_group_write_published(target, record, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -38,17 +38,12 @@ write_file(const gd_group *old, gd_group *target, gd_published *record,
            gd_error *err)
 {
     const gd_env *env = old->env;
-    gd_status s = gd_group_write_hot(old, target, false, err);
-    if (s == GD_OK) {
-        s = write_records(target, record, err);
-    }
-    if (s == GD_OK) {
-        int rc = env->ftruncate(env, target->fd, record->end);
-        s = rc < 0 ? gd_fail_errno(err, -rc, "cannot give %s its length",
-                                   target->name)
-                   : gd_fsync(env, target->fd, target->name, err);
-    }
-    return s;
+    GD_TRY(gd_group_write_hot(old, target, false, err));
+    GD_TRY(write_records(target, record, err));
+    int rc = env->ftruncate(env, target->fd, record->end);
+    return rc < 0 ? gd_fail_errno(err, -rc, "cannot give %s its length",
+                                  target->name)
+                  : gd_fsync(env, target->fd, target->name, err);
 }
 
 static gd_status

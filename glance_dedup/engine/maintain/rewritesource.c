@@ -143,11 +143,11 @@ gd_rewrite_source_advance(gd_rewrite_source *x, gd_error *err)
     if (x->count == 0) {
         return GD_OK;
     }
-    gd_status s = sort_by_segment(x, err);
-    if (s == GD_OK && !x->loads) {
+    GD_TRY(sort_by_segment(x, err));
+    if (!x->loads) {
         memcpy(x->order, x->by_segment, x->count * sizeof *x->order);
     }
-    return s;
+    return GD_OK;
 }
 
 bool
@@ -186,18 +186,16 @@ gd_rewrite_source_read(const gd_rewrite_source *x, gd_decoder *w,
                        gd_segment_header *header, uint64_t *read,
                        gd_error *err)
 {
-    gd_status s = gd_group_read_segment(
-        x->leased->group, &x->leased->entries[slots[0]], slots[0], w->coder,
-        w->in, w->plain, header, err);
-    if (s == GD_OK) {
-        *read += GD_SEGMENT_HEADER + (uint64_t)header->stored_length;
-    }
-    for (uint32_t i = 0, n; s == GD_OK && i < count; i += n) {
+    GD_TRY(gd_group_read_segment(
+ x->leased->group, &x->leased->entries[slots[0]], slots[0], w->coder,
+ w->in, w->plain, header, err));
+    *read += GD_SEGMENT_HEADER + (uint64_t)header->stored_length;
+    for (uint32_t i = 0, n; i < count; i += n) {
         n = count - i;
         n = n < GD_VERIFIED_AT_ONCE ? n : GD_VERIFIED_AT_ONCE;
-        s = verify_blocks(x, w, slots + i, n, header, err);
+        GD_TRY(verify_blocks(x, w, slots + i, n, header, err));
     }
-    return s;
+    return GD_OK;
 }
 
 /* ---- loading ---- */

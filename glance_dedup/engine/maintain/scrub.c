@@ -99,12 +99,10 @@ read_entries(scrub *x, gd_error *err)
     }
     /* Read it before the entries, so that these are at least as new. */
     gd_published record;
-    gd_status s = gd_group_read_published(x->group, &record, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_read_published(x->group, &record, err));
     x->published = record.count;
-    s = gd_group_read_entries(x->group, x->first, x->count, x->entries, err);
+    gd_status s = gd_group_read_entries(x->group, x->first, x->count,
+                                        x->entries, err);
     return is_damage(s, err) ? read_sectors(x, err) : s;
 }
 
@@ -189,19 +187,14 @@ decode_segment(const portion *p, lane *l, const gd_entry *entry,
 {
     const gd_group *group = p->x->group;
     size_t length = GD_SEGMENT_HEADER + (size_t)entry->stored_length;
-    gd_status s = read_stored(p, l, entry, in, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_segment_header_decode(*in, length, &group->bounds, header,
-                                 group->name, entry->segment, err);
-    if (s == GD_OK && (header->stored_length != entry->stored_length ||
-                       header->codec != entry->codec)) {
-        s = gd_fail(err, GD_CORRUPT, "%s: the segment at offset %u is another",
-                    group->name, entry->segment);
-    }
-    if (s != GD_OK) {
-        return s;
+    GD_TRY(read_stored(p, l, entry, in, err));
+    GD_TRY(gd_segment_header_decode(*in, length, &group->bounds, header,
+                                    group->name, entry->segment, err));
+    if (header->stored_length != entry->stored_length ||
+        header->codec != entry->codec) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the segment at offset %u is another",
+                       group->name, entry->segment);
     }
     const uint8_t *behind = *in + GD_SEGMENT_HEADER;
     if (header->codec == GD_CODEC_NONE) {
@@ -385,13 +378,10 @@ static gd_status
 read_once(scrub *x, uint32_t number, bool again, gd_error *err)
 {
     gd_repo *repo = x->repo;
-    gd_status s = gd_group_open(repo->env, repo->root, &repo->params, number,
-                                O_RDONLY, &x->group, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_open(repo->env, repo->root, &repo->params, number,
+                         O_RDONLY, &x->group, err));
     x->direct = gd_group_open_direct(x->group, repo->root, O_RDONLY);
-    s = read_entries(x, err);
+    gd_status s = read_entries(x, err);
     if (s == GD_OK) {
         sort_places(x, again);
         for (size_t i = 0; again && i < x->place_count; i++) {
@@ -434,17 +424,16 @@ open_lanes(scrub *x, gd_error *err)
 {
     const gd_repo *repo = x->repo;
     unsigned count = gd_pool_threads(repo->pool) + 1;
-    gd_status s = GD_OK;
     x->lanes = gd_calloc(repo->env, count, sizeof *x->lanes, err);
     if (x->lanes == NULL) {
         return GD_NOMEM;
     }
     x->lane_count = count;
-    for (unsigned i = 0; s == GD_OK && i < count; i++) {
-        s = gd_decoder_open(repo->env, x->hashed ? repo->digest : NULL,
-                            &x->lanes[i].decoder, err);
+    for (unsigned i = 0; i < count; i++) {
+        GD_TRY(gd_decoder_open(repo->env, x->hashed ? repo->digest : NULL,
+                               &x->lanes[i].decoder, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -455,14 +444,15 @@ allocate(scrub *x, gd_error *err)
     x->places = gd_calloc(env, x->count, sizeof *x->places, err);
     x->verdicts = gd_calloc(env, x->count, 1, err);
     x->portions = gd_calloc(env, PORTIONS, sizeof *x->portions, err);
-    gd_status s = x->entries == NULL || x->places == NULL ||
-                          x->verdicts == NULL || x->portions == NULL
-                      ? GD_NOMEM
-                      : open_lanes(x, err);
-    for (int i = 0; s == GD_OK && i < PORTIONS; i++) {
-        s = open_portion(x, &x->portions[i], err);
+    if (x->entries == NULL || x->places == NULL || x->verdicts == NULL ||
+        x->portions == NULL) {
+        return GD_NOMEM;
     }
-    return s;
+    GD_TRY(open_lanes(x, err));
+    for (int i = 0; i < PORTIONS; i++) {
+        GD_TRY(open_portion(x, &x->portions[i], err));
+    }
+    return GD_OK;
 }
 
 static void

@@ -90,17 +90,17 @@ verify_want(const gd_block_fetch *fetch, const gd_want *want,
             gd_error *err)
 {
     const gd_entry *entry = &want->entry;
-    gd_status s = gd_group_match_segment(want->group, entry, want->slot,
-                                         header, err);
-    if (s == GD_OK && gd_checksum(plain + entry->plain_offset,
-                                  entry->plain_length, 0) != entry->checksum) {
-        s = gd_fail(err, GD_CORRUPT,
-                    "%s: the block of slot %u, in the segment at offset %u, is "
-                    "not what its checksum says; %s needs it",
-                    want->group->name, want->slot, entry->segment,
-                    fetch->plan.recipe->name);
+    GD_TRY(gd_group_match_segment(want->group, entry, want->slot,
+                                  header, err));
+    if (gd_checksum(plain + entry->plain_offset,
+                    entry->plain_length, 0) != entry->checksum) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the block of slot %u, in the segment at offset "
+                       "%u, is not what its checksum says; %s needs it",
+                       want->group->name, want->slot, entry->segment,
+                       fetch->plan.recipe->name);
     }
-    return s;
+    return GD_OK;
 }
 
 /* Hands out all wants of one segment. */
@@ -110,13 +110,11 @@ hand_out(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
          const uint8_t *plain, gd_error *err)
 {
     const gd_taker *taker = &fetch->taker;
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = verify_want(fetch, &wants[i], header, plain, err);
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(verify_want(fetch, &wants[i], header, plain, err));
     }
-    return s == GD_OK ? taker->segment(taker->arg, wants, count, header,
-                                       stored, plain, err)
-                      : s;
+    return taker->segment(taker->arg, wants, count, header,
+                          stored, plain, err);
 }
 
 /* ---- out of the cache ---- */
@@ -452,11 +450,11 @@ take_carefully(gd_block_fetch *fetch, gd_error *err)
     const gd_plan *plan = &fetch->plan;
     const gd_want *held = NULL;
     gd_segment_header header;
-    gd_status s = need_buffers(fetch, err);
-    for (size_t i = 0; s == GD_OK && i < plan->count; i++) {
-        s = take_block(fetch, &plan->wants[i], &held, &header, err);
+    GD_TRY(need_buffers(fetch, err));
+    for (size_t i = 0; i < plan->count; i++) {
+        GD_TRY(take_block(fetch, &plan->wants[i], &held, &header, err));
     }
-    return s;
+    return GD_OK;
 }
 
 /* ---- all of it ---- */

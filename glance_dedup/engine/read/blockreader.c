@@ -77,13 +77,11 @@ need_segment(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
     }
     reader->segment = 0;
     const gd_decoder *own = &reader->decoder;
-    gd_status s = gd_group_read_segment(reader->group, entry, slot, own->coder,
-                                        own->in, own->plain, &reader->header,
-                                        err);
-    if (s == GD_OK) {
-        reader->segment = entry->segment;
-    }
-    return s;
+    GD_TRY(gd_group_read_segment(reader->group, entry, slot, own->coder,
+                                 own->in, own->plain, &reader->header,
+                                 err));
+    reader->segment = entry->segment;
+    return GD_OK;
 }
 
 static gd_status
@@ -91,16 +89,16 @@ verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
        gd_error *err)
 {
     gd_verified block = {entry, slot, false};
-    gd_status s = gd_verify_blocks(reader->group, &reader->header,
-                                   reader->decoder.plain,
-                                   reader->decoder.hasher, &block, 1, err);
-    if (s == GD_OK && !block.good) {
-        s = gd_fail(err, GD_CORRUPT,
-                    "%s: the block of slot %u, in the segment at offset %u, "
-                    "is not what its checksum and fingerprint say",
-                    reader->group->name, slot, entry->segment);
+    GD_TRY(gd_verify_blocks(reader->group, &reader->header,
+                            reader->decoder.plain,
+                            reader->decoder.hasher, &block, 1, err));
+    if (!block.good) {
+        return gd_fail(err, GD_CORRUPT,
+                       "%s: the block of slot %u, in the segment at offset "
+                       "%u, is not what its checksum and fingerprint say",
+                       reader->group->name, slot, entry->segment);
     }
-    return s;
+    return GD_OK;
 }
 
 const gd_group *
@@ -145,10 +143,7 @@ copy_block(gd_block_reader *reader, gd_address address,
 {
     gd_entry entry;
     const uint8_t *data;
-    gd_status s = gd_block_reader_read(reader, address, &entry, &data, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_block_reader_read(reader, address, &entry, &data, err));
     if (entry.plain_length != length ||
         !gd_fingerprint_equal(&entry.fingerprint, fp)) {
         return gd_fail(err, GD_CORRUPT,

@@ -109,15 +109,11 @@ need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
                                       NULL);
     }
     compare->segment_group = 0;
-    gd_status s = read_stored(compare, group, entry, slot);
-    if (s == GD_OK) {
-        s = decode_segment(compare, group, entry->segment);
-    }
-    if (s == GD_OK) {
-        compare->segment_group = group->number;
-        compare->segment = entry->segment;
-    }
-    return s;
+    GD_TRY(read_stored(compare, group, entry, slot));
+    GD_TRY(decode_segment(compare, group, entry->segment));
+    compare->segment_group = group->number;
+    compare->segment = entry->segment;
+    return GD_OK;
 }
 
 bool
@@ -166,13 +162,11 @@ read_entries(gd_compare *compare, uint32_t slot)
     uint32_t rest = slot < slots ? slots - slot : 0;
     uint32_t count = rest < WINDOW ? rest : WINDOW;
     compare->count = 0;
-    gd_status s = gd_group_read_entries(compare->group, slot, count,
-                                        compare->entries, NULL);
-    if (s == GD_OK) {
-        compare->first = slot;
-        compare->count = count;
-    }
-    return s;
+    GD_TRY(gd_group_read_entries(compare->group, slot, count,
+                                 compare->entries, NULL));
+    compare->first = slot;
+    compare->count = count;
+    return GD_OK;
 }
 
 bool

@@ -100,20 +100,13 @@ gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
                gd_error *err)
 {
     const char *recipe = plan->recipe->name;
-    gd_status s = lend_group(plan, extent->group, out, err);
-    if (s == GD_OK) {
-        s = gd_recipe_check_scope(plan->recipe, &(*out)->scope, (*out)->name,
-                                  err);
-    }
-    if (s == GD_OK) {
-        gd_plan_count(plan, *out, gd_entry_offset(extent->slot),
-                      gd_entry_offset(extent->slot + extent->blocks));
-        s = gd_group_read_entries(*out, extent->slot, extent->blocks,
-                                  plan->entries, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(lend_group(plan, extent->group, out, err));
+    GD_TRY(gd_recipe_check_scope(plan->recipe, &(*out)->scope, (*out)->name,
+                                 err));
+    gd_plan_count(plan, *out, gd_entry_offset(extent->slot),
+                  gd_entry_offset(extent->slot + extent->blocks));
+    GD_TRY(gd_group_read_entries(*out, extent->slot, extent->blocks,
+                                 plan->entries, err));
     const gd_group *group = *out;
     XXH3_state_t state;
     XXH3_64bits_reset(&state);

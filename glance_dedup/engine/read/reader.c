@@ -17,17 +17,15 @@ gd_status
 gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
               gd_image **out, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(repo, err));
     gd_image *image = gd_calloc(repo->env, 1, sizeof *image, err);
     if (image == NULL) {
         return GD_NOMEM;
     }
     gd_fpcache_drop_removed(repo->cache);
-    s = gd_spool_open_recipe(repo->env, repo->root, &repo->params, image_id,
-                             upload_id, &image->recipe, err);
+    gd_status s = gd_spool_open_recipe(repo->env, repo->root, &repo->params,
+                                       image_id, upload_id, &image->recipe,
+                                       err);
     if (s != GD_OK) {
         repo->env->release(repo->env, image);
         return s;
@@ -63,9 +61,8 @@ gd_status
 gd_image_extents(gd_image *image, uint64_t number, gd_recipe_page *page,
                  gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(image->repo, err);
-    return s == GD_OK ? gd_recipe_read_page(&image->recipe, number, page, err)
-                      : s;
+    GD_TRY(gd_repo_check_owner(image->repo, err));
+    return gd_recipe_read_page(&image->recipe, number, page, err);
 }
 
 gd_status

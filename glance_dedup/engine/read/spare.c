@@ -70,12 +70,9 @@ read_copy(void *arg, uint32_t number, uint32_t slot, bool *found,
     gd_group *group;
     gd_decoder decoder = {0};
     gd_spares_name(number, name);
-    gd_status s = gd_group_open_as(env, repo->root, &repo->params, number,
-                                   name, O_RDONLY, &group, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_decoder_open(env, repo->digest, &decoder, err);
+    GD_TRY(gd_group_open_as(env, repo->root, &repo->params, number,
+                            name, O_RDONLY, &group, err));
+    gd_status s = gd_decoder_open(env, repo->digest, &decoder, err);
     if (s == GD_OK) {
         s = read_slot(what, group, slot, &decoder, found, err);
     }
@@ -160,10 +157,7 @@ add_block(writing *w, const gd_entry *block, const uint8_t *data,
 {
     uint32_t length = block->plain_length;
     if (w->header.plain_length + length > w->repo->params.segment_size) {
-        gd_status s = write_segment(w, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(write_segment(w, err));
     }
     memcpy(w->plain + w->header.plain_length, data, length);
     w->entries[w->count++] =
@@ -256,25 +250,15 @@ static gd_status
 write_blocks(writing *w, const gd_address *addresses, size_t count,
              gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        s = copy_block(w, addresses[i], err);
+    for (size_t i = 0; i < count; i++) {
+        GD_TRY(copy_block(w, addresses[i], err));
     }
-    if (s == GD_OK) {
-        s = write_segment(w, err);
-    }
-    if (s == GD_OK) {
-        s = gd_group_write_entries(w->group, 0, w->count, w->entries, err);
-    }
-    if (s == GD_OK) {
-        const gd_published record = {
-            .sequence = 1, .count = w->count, .end = w->end};
-        s = gd_group_write_published(w->group, &record, err);
-    }
-    if (s == GD_OK) {
-        s = gd_fsync(w->repo->env, w->group->fd, w->file.name, err);
-    }
-    return s;
+    GD_TRY(write_segment(w, err));
+    GD_TRY(gd_group_write_entries(w->group, 0, w->count, w->entries, err));
+    const gd_published record = {
+        .sequence = 1, .count = w->count, .end = w->end};
+    GD_TRY(gd_group_write_published(w->group, &record, err));
+    return gd_fsync(w->repo->env, w->group->fd, w->file.name, err);
 }
 
 static gd_status
@@ -283,10 +267,7 @@ give_name(writing *w, uint32_t number, gd_error *err)
     const gd_env *env = w->repo->env;
     char name[GD_NAME_SIZE];
     gd_spares_name(number, name);
-    gd_status s = gd_directory_create(env, w->repo->root, GD_DIR_SPARES, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_directory_create(env, w->repo->root, GD_DIR_SPARES, err));
     int rc = env->renameat(env, w->repo->root, w->file.name, name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot rename %s to %s", w->file.name,

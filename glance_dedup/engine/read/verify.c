@@ -10,12 +10,9 @@ gd_status
 gd_decoder_open(const gd_env *env, const gd_digest *digest,
                 gd_decoder *decoder, gd_error *err)
 {
-    gd_status s = gd_coder_open(env, &decoder->coder, err);
-    if (s == GD_OK && digest != NULL) {
-        s = gd_hasher_open(env, digest, &decoder->hasher, err);
-    }
-    if (s != GD_OK) {
-        return s;
+    GD_TRY(gd_coder_open(env, &decoder->coder, err));
+    if (digest != NULL) {
+        GD_TRY(gd_hasher_open(env, digest, &decoder->hasher, err));
     }
     decoder->in = gd_alloc(env, GD_SEGMENT_HEADER + GD_SEGMENT_MAX, err);
     decoder->plain = gd_alloc(env, GD_SEGMENT_MAX, err);
@@ -52,16 +49,16 @@ gd_verify_blocks(const gd_group *group, const gd_segment_header *header,
             asked++;
         }
     }
-    gd_status s = asked == 0
-                      ? GD_OK
-                      : gd_hasher_compute_many(hasher, &group->scope, inputs,
-                                               asked, err);
-    for (size_t i = 0; s == GD_OK && answered < asked; i++) {
+    if (asked != 0) {
+        GD_TRY(gd_hasher_compute_many(hasher, &group->scope, inputs, asked,
+                                      err));
+    }
+    for (size_t i = 0; answered < asked; i++) {
         if (blocks[i].good) {
             blocks[i].good =
                 gd_fingerprint_equal(&fingerprints[answered++],
                                      &blocks[i].entry->fingerprint);
         }
     }
-    return s;
+    return GD_OK;
 }

@@ -51,9 +51,9 @@ commit_part(gd_volume *volume, const gd_volume_head *head, uint64_t part,
         return GD_OK; /* zeros over zeros */
     }
     uint64_t edition = gd_parts_edition(&volume->parts, part) + 1;
-    gd_status s = gd_edition_commit(&volume->parts, head, &volume->stale, part,
-                                    edition, hints, counters, err);
-    return s == GD_OK ? note_made(volume, part, edition, err) : s;
+    GD_TRY(gd_edition_commit(&volume->parts, head, &volume->stale, part,
+                             edition, hints, counters, err));
+    return note_made(volume, part, edition, err);
 }
 
 /* Commits the parts that have frozen records, in order, except those that a
@@ -88,11 +88,9 @@ static gd_status
 append_note(gd_volume *volume, gd_record note, gd_error *err)
 {
     gd_append append = {.record = note};
-    gd_status s = gd_journal_append(volume->active, &append, 1, err);
-    if (s == GD_OK) {
-        gd_journal_accept(volume->active, &append);
-    }
-    return s;
+    GD_TRY(gd_journal_append(volume->active, &append, 1, err));
+    gd_journal_accept(volume->active, &append);
+    return GD_OK;
 }
 
 /* The marks go into the active journal, and behind them that the frozen ones
@@ -251,12 +249,9 @@ gd_volume_store_all(gd_volume *volume, gd_error *err)
 gd_status
 gd_volume_checkpoint(gd_volume *volume, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(volume->repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(volume->repo, err));
     pthread_mutex_lock(&volume->checkpointing);
-    s = gd_volume_store_all(volume, err);
+    gd_status s = gd_volume_store_all(volume, err);
     pthread_mutex_unlock(&volume->checkpointing);
     return s;
 }
@@ -265,12 +260,9 @@ gd_status
 gd_volume_settle(gd_volume *volume, gd_error *err)
 {
     gd_volume_head stored, now;
-    gd_status s = gd_repo_check_owner(volume->repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(volume->repo, err));
     pthread_mutex_lock(&volume->checkpointing);
-    s = gd_volume_store_all(volume, err);
+    gd_status s = gd_volume_store_all(volume, err);
     if (s == GD_OK) {
         s = gd_volume_look(volume->repo, volume->name, &stored, err);
     }

@@ -23,8 +23,8 @@ make_directory(const gd_env *env, int root, const char *volume, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     gd_volume_directory(volume, name);
-    gd_status s = gd_directory_create(env, root, name, err);
-    return s == GD_OK ? gd_sync_dir(env, root, GD_DIR_VOLUMES, err) : s;
+    GD_TRY(gd_directory_create(env, root, name, err));
+    return gd_sync_dir(env, root, GD_DIR_VOLUMES, err);
 }
 
 /* The lock's name is durable before any other: without it, nobody could own
@@ -35,8 +35,8 @@ make_lock(const gd_env *env, int root, const char *volume, const char *name,
 {
     char directory[GD_NAME_SIZE];
     gd_volume_directory(volume, directory);
-    gd_status s = gd_file_open_or_create(env, root, name, fd, err);
-    return s == GD_OK ? gd_sync_dir(env, root, directory, err) : s;
+    GD_TRY(gd_file_open_or_create(env, root, name, fd, err));
+    return gd_sync_dir(env, root, directory, err);
 }
 
 static gd_status

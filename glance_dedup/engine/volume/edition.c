@@ -320,17 +320,14 @@ gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
     w.length = head->size - w.start < head->part_size ? head->size - w.start
                                                       : head->part_size;
     gd_volume_edition_id(head->volume_id, part, edition, id);
-    gd_status s = begin_edition(repo, head, id, &w.transaction, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(begin_edition(repo, head, id, &w.transaction, err));
     if (hints->no_dedup) {
         gd_transaction_set_dedup(w.transaction, GD_DEDUP_OFF);
     } else {
         gd_transaction_expect(w.transaction, hints->groups,
                               hints->group_count);
     }
-    s = run_writer(parts, &w, part, err);
+    gd_status s = run_writer(parts, &w, part, err);
     uint64_t prefetched = gd_transaction_expected(w.transaction);
     s = end_transaction(w.transaction, s, &header, err);
     if (s == GD_OK) {
@@ -367,12 +364,9 @@ gd_edition_snapshot(gd_parts *parts, const gd_volume_head *head,
                     gd_recipe_header *header, gd_error *err)
 {
     gd_transaction *transaction;
-    gd_status s = gd_transaction_begin(parts->repo, image_id, project,
-                                       &head->scope, &transaction, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = copy_parts(parts, head, transaction, err);
+    GD_TRY(gd_transaction_begin(parts->repo, image_id, project,
+                                &head->scope, &transaction, err));
+    gd_status s = copy_parts(parts, head, transaction, err);
     return end_transaction(transaction, s, header, err);
 }
 
@@ -419,12 +413,10 @@ gd_edition_base(gd_repo *repo, const gd_volume_head *head, gd_image *image,
     gd_recipe_header header;
     const gd_recipe_header *source = gd_image_header(image);
     gd_volume_base_id(head->volume_id, id);
-    gd_status s = gd_transaction_begin(repo, id, head->project, &head->scope,
-                                       &transaction, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = add_image(transaction, head, image, 0, source->size, stored, err);
+    GD_TRY(gd_transaction_begin(repo, id, head->project, &head->scope,
+                                &transaction, err));
+    gd_status s = add_image(transaction, head, image, 0, source->size,
+                            stored, err);
     return end_transaction(transaction, s, &header, err);
 }
 

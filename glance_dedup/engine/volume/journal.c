@@ -115,19 +115,11 @@ fill_new(const gd_env *env, int root, const char *volume, const char *name,
          gd_volume_head *head, const gd_volume_mark *marks,
          gd_journal *journal, bool *named, gd_error *err)
 {
-    gd_status s = draw_seed(env, &head->seed, err);
-    if (s == GD_OK) {
-        s = checksum_marks(env, head, marks, &head->marks_checksum, err);
-    }
-    if (s == GD_OK) {
-        s = write_head(env, journal->fd, name, head, marks, err);
-    }
-    if (s == GD_OK) {
-        s = gd_journal_sync(journal, err);
-    }
-    return s == GD_OK
-               ? give_name(env, root, volume, name, journal, named, err)
-               : s;
+    GD_TRY(draw_seed(env, &head->seed, err));
+    GD_TRY(checksum_marks(env, head, marks, &head->marks_checksum, err));
+    GD_TRY(write_head(env, journal->fd, name, head, marks, err));
+    GD_TRY(gd_journal_sync(journal, err));
+    return give_name(env, root, volume, name, journal, named, err);
 }
 
 static void
@@ -223,22 +215,17 @@ read_head(const gd_env *env, gd_journal *journal,
 {
     uint8_t raw[GD_VOLUME_HEAD];
     struct stat st;
-    gd_status s = gd_read_full(env, journal->fd, raw, sizeof raw, 0,
-                               journal->name, err);
-    if (s == GD_OK) {
-        s = gd_volume_head_decode(raw, journal->name, head, err);
+    GD_TRY(gd_read_full(env, journal->fd, raw, sizeof raw, 0,
+                        journal->name, err));
+    GD_TRY(gd_volume_head_decode(raw, journal->name, head, err));
+    if (memcmp(head->repository_id, repository_id,
+               GD_ID_SIZE) != 0) {
+        return gd_fail(err, GD_CORRUPT, "%s is of another repository",
+                       journal->name);
     }
-    if (s == GD_OK && memcmp(head->repository_id, repository_id,
-                             GD_ID_SIZE) != 0) {
-        s = gd_fail(err, GD_CORRUPT, "%s is of another repository",
-                    journal->name);
-    }
-    if (s == GD_OK && head->journal != journal->number) {
-        s = gd_fail(err, GD_CORRUPT, "%s says that it is journal %u",
-                    journal->name, (unsigned)head->journal);
-    }
-    if (s != GD_OK) {
-        return s;
+    if (head->journal != journal->number) {
+        return gd_fail(err, GD_CORRUPT, "%s says that it is journal %u",
+                       journal->name, (unsigned)head->journal);
     }
     int rc = env->fstat(env, journal->fd, &st);
     if (rc < 0) {
@@ -312,10 +299,7 @@ gd_journal_append(gd_journal *journal, gd_append *appends, size_t count,
     struct iovec iov[3 * GD_JOURNAL_BATCH];
     uint64_t at = journal->end;
     int pieces = 0;
-    gd_status s = cut_rest(journal, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(cut_rest(journal, err));
     for (size_t i = 0; i < count; i++) {
         gd_append *append = &appends[i];
         gd_record *record = &append->record;
@@ -395,12 +379,9 @@ gd_journal_read(const gd_piece *piece, uint64_t offset, size_t length,
 {
     const gd_journal *journal = piece->journal;
     gd_record record;
-    gd_status s = gd_read_full(journal->env, journal->fd, room,
-                               GD_RECORD_HEAD + (size_t)piece->record_length,
-                               piece->record, journal->name, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_read_full(journal->env, journal->fd, room,
+                        GD_RECORD_HEAD + (size_t)piece->record_length,
+                        piece->record, journal->name, err));
     if (!gd_record_decode(room, journal->seed, journal->size, &record) ||
         record.kind != GD_RECORD_BYTES ||
         record.length != piece->record_length ||
@@ -480,20 +461,17 @@ static gd_status
 look_behind(scanner *scan, uint64_t end, gd_error *err)
 {
     gd_record record;
-    gd_status s = GD_OK;
     for (uint64_t at = end + GD_RECORD_ALIGN;
-         s == GD_OK && at + GD_RECORD_HEAD <= scan->limit;
-         at += GD_RECORD_ALIGN) {
-        s = load(scan, at, GD_RECORD_HEAD, err);
-        if (s == GD_OK &&
-            gd_record_decode(scan->window + (at - scan->start),
+         at + GD_RECORD_HEAD <= scan->limit; at += GD_RECORD_ALIGN) {
+        GD_TRY(load(scan, at, GD_RECORD_HEAD, err));
+        if (gd_record_decode(scan->window + (at - scan->start),
                              scan->journal->seed, scan->journal->size,
                              &record) &&
             record.durable > end && record.durable <= at) {
-            s = lost(scan->journal, end, err);
+            GD_TRY(lost(scan->journal, end, err));
         }
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status

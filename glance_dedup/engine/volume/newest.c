@@ -10,8 +10,8 @@ enum { LOOK_TRIES = 10 }; /* while the owner changes the journal */
 gd_status
 gd_volume_check_call(const gd_repo *repo, const char *name, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    return s == GD_OK ? gd_volume_check_name(name, err) : s;
+    GD_TRY(gd_repo_check_owner(repo, err));
+    return gd_volume_check_name(name, err);
 }
 
 gd_status
@@ -64,10 +64,8 @@ gd_volume_write_head(gd_repo *repo, const char *name, gd_volume_head *head,
 {
     gd_journal *journal;
     bool named;
-    gd_status s = gd_journal_create(repo->env, repo->root, name, head, marks,
-                                    &journal, &named, err);
-    if (s == GD_OK) {
-        gd_journal_close(journal);
-    }
-    return s;
+    GD_TRY(gd_journal_create(repo->env, repo->root, name, head, marks,
+                             &journal, &named, err));
+    gd_journal_close(journal);
+    return GD_OK;
 }

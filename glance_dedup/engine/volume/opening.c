@@ -247,10 +247,7 @@ static gd_status
 check_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
-    gd_status s = gd_volume_check_size(name, plan->size, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_volume_check_size(name, plan->size, err));
     if (!gd_volume_part_size_allowed(plan->part_size)) {
         return gd_fail(err, GD_INVALID, "volume %s: %llu is no size of parts",
                        name, (unsigned long long)plan->part_size);
@@ -294,18 +291,14 @@ static gd_status
 make_base(gd_repo *repo, const char *name, const gd_volume_plan *plan,
           gd_volume_head *head, uint64_t *stored, gd_error *err)
 {
-    gd_status s = gd_edition_base(repo, head, plan->base, stored, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_edition_base(repo, head, plan->base, stored, err));
     head->journal++;
     head->needed = head->journal;
     head->base_size = gd_image_header(plan->base)->size;
     head->state = GD_VOLUME_READY;
-    s = gd_volume_write_head(repo, name, head, NULL, err);
-    return s == GD_OK ? gd_volume_unlink_journal(repo->env, repo->root, name,
-                                                 head->journal - 1, err)
-                      : s;
+    GD_TRY(gd_volume_write_head(repo, name, head, NULL, err));
+    return gd_volume_unlink_journal(repo->env, repo->root, name,
+                                    head->journal - 1, err);
 }
 
 /* An unfinished volume of this name is removed first.
@@ -317,16 +310,13 @@ clear_name(gd_repo *repo, const char *name, bool *removed, gd_error *err)
     uint32_t *numbers;
     size_t count;
     *removed = false;
-    gd_status s = gd_volume_list_journals(repo->env, repo->root, name,
-                                          &numbers, &count, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_volume_list_journals(repo->env, repo->root, name,
+                                   &numbers, &count, err));
     repo->env->release(repo->env, numbers);
     if (count == 0) {
         return GD_OK;
     }
-    s = gd_volume_look(repo, name, &head, err);
+    gd_status s = gd_volume_look(repo, name, &head, err);
     if (s == GD_OK && head.state == GD_VOLUME_READY) {
         return gd_fail(err, GD_EXISTS, "volume %s exists already", name);
     }

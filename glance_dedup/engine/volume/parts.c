@@ -382,13 +382,12 @@ read_source(const gd_part_source *source, uint64_t at, uint8_t *out,
     size_t done = 0;
     uint64_t rest = at < source->length ? source->length - at : 0;
     size_t here = rest < length ? (size_t)rest : length;
-    gd_status s = here == 0 ? GD_OK
-                            : gd_image_read(source->image, out, here,
-                                            source->from + at, &done, err);
-    if (s == GD_OK) {
-        memset(out + done, 0, length - done);
+    if (here != 0) {
+        GD_TRY(gd_image_read(source->image, out, here, source->from + at,
+                             &done, err));
     }
-    return s;
+    memset(out + done, 0, length - done);
+    return GD_OK;
 }
 
 gd_status
@@ -419,22 +418,19 @@ source_extent(const gd_part_source *source, uint64_t at, uint64_t length,
               uint64_t *alike, bool *zeros, gd_error *err)
 {
     gd_extent_cursor cursor;
-    gd_status s = GD_OK;
     bool same = true;
     *alike = 0;
     gd_extent_cursor_open(&cursor, &source->image->recipe, source->from + at,
                           length);
-    while (s == GD_OK && same && cursor.offset < cursor.end) {
+    while (same && cursor.offset < cursor.end) {
         gd_extent_part part;
-        s = gd_extent_cursor_next(&cursor, &part, err);
-        if (s == GD_OK) {
-            bool is_zeros = part.extent->kind == GD_EXTENT_ZEROS;
-            *zeros = *alike == 0 ? is_zeros : *zeros;
-            same = is_zeros == *zeros;
-            *alike += same ? part.length : 0;
-        }
+        GD_TRY(gd_extent_cursor_next(&cursor, &part, err));
+        bool is_zeros = part.extent->kind == GD_EXTENT_ZEROS;
+        *zeros = *alike == 0 ? is_zeros : *zeros;
+        same = is_zeros == *zeros;
+        *alike += same ? part.length : 0;
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status

@@ -62,11 +62,11 @@ scan_newest(gd_volume *volume, gd_error *err)
                   .journal = volume->active,
                   .overlay = alone ? &volume->stale : &volume->fresh,
                   .newest = true};
-    gd_status s = gd_journal_scan(r.journal, 0, take_record, &r, err);
-    if (s == GD_OK && r.stored) {
+    GD_TRY(gd_journal_scan(r.journal, 0, take_record, &r, err));
+    if (r.stored) {
         volume->head.needed = volume->head.journal;
     }
-    return s;
+    return GD_OK;
 }
 
 /* Makes room for one more frozen journal, and for how far it must reach: a
@@ -139,14 +139,13 @@ open_needed(gd_volume *volume, uint64_t **before, gd_error *err)
 static gd_status
 scan_needed(gd_volume *volume, const uint64_t *before, gd_error *err)
 {
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < volume->frozen_count; i++) {
+    for (size_t i = 0; i < volume->frozen_count; i++) {
         recovery r = {.volume = volume,
                       .journal = volume->frozen[i],
                       .overlay = &volume->stale};
-        s = gd_journal_scan(r.journal, before[i], take_record, &r, err);
+        GD_TRY(gd_journal_scan(r.journal, before[i], take_record, &r, err));
     }
-    return s;
+    return GD_OK;
 }
 
 /* The newest journal is frozen, too, and its records come over the others'. */
@@ -280,12 +279,9 @@ gd_volume_recover(gd_volume *volume, gd_error *err)
 {
     bool named;
     gd_error why;
-    gd_status s = read_journals(volume, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(read_journals(volume, err));
     volume->recovered = found_records(volume);
-    s = begin_journal(volume, &named, &why);
+    gd_status s = begin_journal(volume, &named, &why);
     if (s == GD_NOSPACE && !named) {
         wait_for_space(volume, &why);
         return GD_OK;

@@ -83,12 +83,10 @@ shrink(gd_volume *volume, const gd_volume_change *change, gd_error *err)
 static gd_status
 grow(gd_volume *volume, const gd_volume_change *change, gd_error *err)
 {
-    gd_status s = gd_volume_store_frozen(volume, err);
-    if (s == GD_OK) {
-        s = gd_parts_resize(&volume->parts, change->size, change->base_size,
-                            err);
-    }
-    return s == GD_OK ? gd_volume_rotate(volume, change, false, err) : s;
+    GD_TRY(gd_volume_store_frozen(volume, err));
+    GD_TRY(gd_parts_resize(&volume->parts, change->size, change->base_size,
+                           err));
+    return gd_volume_rotate(volume, change, false, err);
 }
 
 gd_status

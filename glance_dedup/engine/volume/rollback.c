@@ -18,20 +18,18 @@ commit_parts(gd_volume *volume, gd_volume_head *head, gd_image *image,
              gd_volume_mark *marks, uint64_t *stored, gd_error *err)
 {
     uint64_t size = gd_image_header(image)->size;
-    gd_status s = GD_OK;
     head->marks = 0;
-    for (uint64_t part = 0; s == GD_OK && part * head->part_size < size;
-         part++) {
+    for (uint64_t part = 0; part * head->part_size < size; part++) {
         bool made;
         gd_volume_mark edition = {
             part, gd_parts_edition(&volume->parts, part) + 1};
-        s = gd_edition_of_image(volume->repo, head, image, edition, &made,
-                                stored, err);
-        if (s == GD_OK && made) {
+        GD_TRY(gd_edition_of_image(volume->repo, head, image, edition, &made,
+                                   stored, err));
+        if (made) {
             marks[head->marks++] = edition;
         }
     }
-    return s;
+    return GD_OK;
 }
 
 /* REQUIRES: nobody else uses the volume, which is closed then. */
@@ -71,11 +69,8 @@ gd_volume_roll_back(gd_repo *repo, const char *name, gd_image *image,
 {
     gd_volume *volume;
     *stored = 0;
-    gd_status s = gd_volume_open(repo, name, &volume, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = roll_back(volume, image, stored, err);
+    GD_TRY(gd_volume_open(repo, name, &volume, err));
+    gd_status s = roll_back(volume, image, stored, err);
     gd_volume_close(volume);
     /* An owner removes what is garbage now.  If this one cannot, the next one
      * does. */

@@ -77,12 +77,10 @@ gd_volume_enter(gd_volume *volume, const gd_append *append, gd_error *err)
 {
     const gd_piece piece =
         gd_journal_piece(volume->active, &append->record, append->at);
-    gd_status s = gd_overlay_put(&volume->fresh, &piece,
-                                 &volume->head.counters.overwritten, err);
-    if (s == GD_OK) {
-        gd_journal_accept(volume->active, append);
-    }
-    return s;
+    GD_TRY(gd_overlay_put(&volume->fresh, &piece,
+                          &volume->head.counters.overwritten, err));
+    gd_journal_accept(volume->active, append);
+    return GD_OK;
 }
 
 /* ---- the owner ---- */
@@ -95,13 +93,11 @@ check_newest(const gd_volume *volume, const gd_journal *journal, bool *newest,
     gd_repo *repo = volume->repo;
     uint32_t *numbers;
     size_t count;
-    gd_status s = gd_volume_list_journals(repo->env, repo->root, volume->name,
-                                          &numbers, &count, err);
-    if (s == GD_OK) {
-        *newest = count > 0 && numbers[count - 1] == journal->number;
-        repo->env->release(repo->env, numbers);
-    }
-    return s;
+    GD_TRY(gd_volume_list_journals(repo->env, repo->root, volume->name,
+                                   &numbers, &count, err));
+    *newest = count > 0 && numbers[count - 1] == journal->number;
+    repo->env->release(repo->env, numbers);
+    return GD_OK;
 }
 
 gd_status
@@ -149,12 +145,12 @@ next_head(gd_volume *volume, const gd_volume_change *change, bool needed,
     head->state = change->state;
     head->needed = needed ? active->number : head->journal;
     head->before = needed ? active->end : 0;
-    gd_status s = gd_parts_marks(&volume->parts, marks, &head->marks, err);
-    while (s == GD_OK && head->marks > 0 &&
+    GD_TRY(gd_parts_marks(&volume->parts, marks, &head->marks, err));
+    while (head->marks > 0 &&
            (*marks)[head->marks - 1].part >= gd_volume_parts(head)) {
         head->marks--; /* the volume becomes smaller */
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status

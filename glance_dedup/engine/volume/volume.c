@@ -52,12 +52,9 @@ gd_status
 gd_volume_begin_request(gd_volume *volume, uint64_t offset, uint64_t length,
               uint64_t *counter, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(volume->repo, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(volume->repo, err));
     pthread_mutex_lock(&volume->mutex);
-    s = gd_volume_check_range(volume, offset, length, err);
+    gd_status s = gd_volume_check_range(volume, offset, length, err);
     if (s == GD_OK) {
         *counter += length;
     }

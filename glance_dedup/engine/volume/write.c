@@ -56,12 +56,9 @@ append_records(gd_volume *volume, gd_append *appends, size_t count,
     for (size_t i = 0; i < count; i++) {
         bytes += gd_record_size(&appends[i].record);
     }
-    gd_status s = gd_repo_check_room(volume->repo, bytes, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_room(volume->repo, bytes, err));
     pthread_mutex_lock(&volume->mutex);
-    s = wait_for_room(volume, err);
+    gd_status s = wait_for_room(volume, err);
     if (s == GD_OK) {
         /* While it waited, the volume may have become smaller. */
         s = gd_volume_check_range(volume, appends[count - 1].record.offset,
@@ -81,9 +78,9 @@ gd_status
 gd_volume_write(gd_volume *volume, const uint8_t *data, size_t length,
                 uint64_t offset, gd_error *err)
 {
-    gd_status s = gd_volume_begin_request(volume, offset, length,
-                                &volume->head.counters.written, err);
-    while (s == GD_OK && length > 0) {
+    GD_TRY(gd_volume_begin_request(volume, offset, length,
+                         &volume->head.counters.written, err));
+    while (length > 0) {
         gd_append appends[GD_JOURNAL_BATCH];
         size_t count = 0;
         while (length > 0 && count < GD_JOURNAL_BATCH) {
@@ -98,9 +95,9 @@ gd_volume_write(gd_volume *volume, const uint8_t *data, size_t length,
             offset += here;
             length -= here;
         }
-        s = append_records(volume, appends, count, err);
+        GD_TRY(append_records(volume, appends, count, err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status

@@ -157,19 +157,16 @@ static gd_status
 add_range(adding *a, gd_range range, gd_error *err)
 {
     gd_extent_cursor cursor;
-    gd_status s = GD_OK;
     gd_extent_cursor_open(&cursor, &a->source->recipe, range.offset,
                           range.length);
-    while (s == GD_OK && cursor.offset < cursor.end) {
+    while (cursor.offset < cursor.end) {
         gd_extent_part part;
         range.offset = cursor.offset;
-        s = gd_extent_cursor_next(&cursor, &part, err);
-        if (s == GD_OK) {
-            range.length = part.length;
-            s = add_extent(a, part.extent, range, err);
-        }
+        GD_TRY(gd_extent_cursor_next(&cursor, &part, err));
+        range.length = part.length;
+        GD_TRY(add_extent(a, part.extent, range, err));
     }
-    return s;
+    return GD_OK;
 }
 
 gd_status

@@ -118,12 +118,9 @@ gd_appender_settle_tail(gd_repo *repo, gd_group *group,
     gd_appender appender = {
         .repo = repo, .group = group, .published = *published};
     struct stat st;
-    gd_status s = gd_group_stat(group, &st, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_stat(group, &st, err));
     appender.end = (uint64_t)st.st_size;
-    s = treat_tail(&appender, err);
+    gd_status s = treat_tail(&appender, err);
     *published = appender.published;
     return s;
 }
@@ -137,24 +134,16 @@ settle_in(gd_appender *appender, gd_error *err)
 {
     gd_group *group = appender->group;
     struct stat st;
-    gd_status s = gd_group_read_published(group, &appender->published, err);
-    if (s == GD_OK) {
-        s = gd_group_stat(group, &st, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_read_published(group, &appender->published, err));
+    GD_TRY(gd_group_stat(group, &st, err));
     if ((uint64_t)st.st_size < appender->published.end) {
         return gd_fail(err, GD_CORRUPT, "%s has %llu bytes; %llu were "
                        "published", group->name,
                        (unsigned long long)st.st_size,
                        (unsigned long long)appender->published.end);
     }
-    s = gd_group_settle_name(group, appender->repo->root,
-                             &appender->published, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_settle_name(group, appender->repo->root,
+                                &appender->published, err));
     uint64_t start = gd_data_start(group->bounds.slots);
     appender->end = (uint64_t)st.st_size < start ? start
                                                  : (uint64_t)st.st_size;
@@ -184,17 +173,15 @@ static gd_status
 hold_group(gd_appender *appender, gd_error *err)
 {
     gd_repo *repo = appender->repo;
-    gd_status s = gd_group_hold(appender->group, err);
-    if (s == GD_OK && repo->params.direct_io != GD_DIRECT_OFF) {
+    GD_TRY(gd_group_hold(appender->group, err));
+    if (repo->params.direct_io != GD_DIRECT_OFF) {
         appender->direct =
             gd_directio_open(repo->env, repo->root, appender->group);
         if (appender->direct == NULL) {
             gd_waychoice_refuse(repo);
         }
     }
-    return s == GD_OK
-               ? gd_locks_confirm(repo->locks, appender->group->number, err)
-               : s;
+    return gd_locks_confirm(repo->locks, appender->group->number, err);
 }
 
 /* Whether it is left to us which way to write. */
@@ -283,12 +270,9 @@ lease_existing(gd_repo *repo, const gd_scope *scope,
 {
     uint32_t numbers[GD_GROUPCHOICE_MOST];
     size_t count;
-    gd_status s = gd_groupchoice_list(repo, scope, avoided, numbers, &count,
-                                      err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = GD_BUSY;
+    GD_TRY(gd_groupchoice_list(repo, scope, avoided, numbers, &count,
+                               err));
+    gd_status s = GD_BUSY;
     for (size_t i = 0; s == GD_BUSY && i < count; i++) {
         s = gd_locks_lease(repo->locks, numbers[i], err);
         if (s == GD_OK) {
@@ -389,10 +373,7 @@ gd_appender_take_slot(gd_appender *appender, const gd_fingerprint *fp,
                       uint64_t checksum, uint32_t length,
                       uint32_t plain_offset, uint32_t *slot, gd_error *err)
 {
-    gd_status s = reserve_entries(appender, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(reserve_entries(appender, err));
     *slot = appender->next_slot++;
     appender->entries[*slot - appender->published.count] = (gd_entry){
         .fingerprint = *fp,
@@ -444,12 +425,10 @@ write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
         appender->direct = NULL;
         gd_waychoice_refuse(appender->repo);
     }
-    gd_status s = gd_writev_full(env, group->fd, pieces, (int)count,
-                                 appender->end, group->name, err);
-    if (s == GD_OK) {
-        env->start_writeback(env, group->fd, appender->end, length);
-    }
-    return s;
+    GD_TRY(gd_writev_full(env, group->fd, pieces, (int)count,
+                          appender->end, group->name, err));
+    env->start_writeback(env, group->fd, appender->end, length);
+    return GD_OK;
 }
 
 /* The same, and measures it where that tells which way to choose. */
@@ -536,15 +515,12 @@ static gd_status
 publish(gd_appender *appender, uint32_t count, gd_error *err)
 {
     gd_group *group = appender->group;
-    gd_status s = sync_group(appender, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(sync_group(appender, err));
     gd_published record = appender->published;
     record.sequence++;
     record.count = count;
     record.end = appender->end;
-    s = gd_group_next_generation(group->env, &record, err);
+    gd_status s = gd_group_next_generation(group->env, &record, err);
     if (s == GD_OK) {
         s = gd_group_write_published(group, &record, err);
     }
@@ -576,21 +552,17 @@ gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
     /* Once entries may be on the disk, the slots are used up, whatever
      * happens.  The next lessee renews or voids them. */
     appender->cannot_cut = true;
-    gd_status s = gd_group_write_entries(appender->group, base, count,
-                                         appender->entries, err);
-    if (s == GD_OK) {
-        s = publish(appender, base + count, err);
+    GD_TRY(gd_group_write_entries(appender->group, base, count,
+                                  appender->entries, err));
+    GD_TRY(publish(appender, base + count, err));
+    if (measured) {
+        appender->stretch.worked += env->thread_ns(env) - worked;
+        gd_waychoice_note(appender->repo, &appender->stretch, bytes);
     }
-    if (s == GD_OK) {
-        if (measured) {
-            appender->stretch.worked += env->thread_ns(env) - worked;
-            gd_waychoice_note(appender->repo, &appender->stretch, bytes);
-        }
-        begin_stretch(appender);
-        appender->cannot_cut = false;
-        if (!hidden) {
-            insert_hints(appender, base, count, appender->entries);
-        }
+    begin_stretch(appender);
+    appender->cannot_cut = false;
+    if (!hidden) {
+        insert_hints(appender, base, count, appender->entries);
     }
-    return s;
+    return GD_OK;
 }

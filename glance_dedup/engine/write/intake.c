@@ -54,21 +54,12 @@ gd_intake_open(gd_intake *intake, gd_repo *repo, const gd_scope *scope,
 {
     *intake = (gd_intake){.repo = repo, .chunker = repo->chunker};
     intake->batch_blocks = BATCH_BYTES / intake->chunker.average;
-    gd_status s = open_batch(intake, &intake->batch, err);
-    if (s == GD_OK) {
-        s = gd_packer_open(repo, scope, &intake->packer, err);
-    }
-    if (s == GD_OK) {
-        s = gd_hashing_open(repo, scope, &intake->hashing, err);
-    }
-    if (s == GD_OK) {
-        s = gd_lookup_open(repo, scope, &intake->lookup, err);
-    }
-    if (s == GD_OK) {
-        s = gd_phase_open(repo, intake->hashing, intake->lookup,
-                          &intake->phase, err);
-    }
-    return s;
+    GD_TRY(open_batch(intake, &intake->batch, err));
+    GD_TRY(gd_packer_open(repo, scope, &intake->packer, err));
+    GD_TRY(gd_hashing_open(repo, scope, &intake->hashing, err));
+    GD_TRY(gd_lookup_open(repo, scope, &intake->lookup, err));
+    return gd_phase_open(repo, intake->hashing, intake->lookup,
+                         &intake->phase, err);
 }
 
 void
@@ -439,10 +430,7 @@ static gd_status
 store_batch(gd_intake *intake, bool anew, gd_error *err)
 {
     size_t found;
-    gd_status s = look_up_batch(intake, &found, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(look_up_batch(intake, &found, err));
     uint32_t shift = anew ? choose_shift(intake, found) : 0;
     return shift > 0 ? cut_anew(intake, shift, err) : put_batch(intake, err);
 }
@@ -508,22 +496,21 @@ take_last_block(gd_intake *intake, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     const uint8_t *at = b->carry;
-    gd_status s = GD_OK;
-    while (s == GD_OK && b->carried > 0) {
+    while (b->carried > 0) {
         size_t cut = next_cut(intake, at, b->carried, 0, true);
         take_block(intake, at, cut, false);
         at += cut;
         b->carried -= cut;
-        s = store_full(intake, false, err);
+        GD_TRY(store_full(intake, false, err));
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
 store_last(gd_intake *intake, bool anew, gd_error *err)
 {
-    gd_status s = take_last_block(intake, err);
-    return s == GD_OK ? store_batch(intake, anew, err) : s;
+    GD_TRY(take_last_block(intake, err));
+    return store_batch(intake, anew, err);
 }
 
 gd_status

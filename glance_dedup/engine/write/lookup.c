@@ -54,11 +54,13 @@ open_compares(gd_lookup *lookup, gd_error *err)
     unsigned threads = gd_pool_threads(repo->pool);
     lookup->compares = gd_calloc(repo->env, threads + 1,
                                  sizeof *lookup->compares, err);
-    gd_status s = lookup->compares == NULL ? GD_NOMEM : GD_OK;
-    for (unsigned i = 0; s == GD_OK && i <= threads; i++) {
-        s = gd_compare_open(repo, &lookup->compares[i], err);
+    if (lookup->compares == NULL) {
+        return GD_NOMEM;
     }
-    return s;
+    for (unsigned i = 0; i <= threads; i++) {
+        GD_TRY(gd_compare_open(repo, &lookup->compares[i], err));
+    }
+    return GD_OK;
 }
 
 static void
@@ -580,14 +582,11 @@ confirm_run(gd_lookup *lookup, gd_block *blocks, size_t count, gd_error *err)
     gd_published record;
     gd_entry entries[CONFIRMED_AT_ONCE];
     gd_address first = blocks->address;
-    gd_status s = gd_fpcache_group(lookup->repo->cache, first.group, true,
-                                   &group, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_scope_equal(&group->scope, &lookup->scope)
-            ? gd_group_read_published(group, &record, err)
-            : GD_NOTFOUND;
+    GD_TRY(gd_fpcache_group(lookup->repo->cache, first.group, true,
+                            &group, err));
+    gd_status s = gd_scope_equal(&group->scope, &lookup->scope)
+                      ? gd_group_read_published(group, &record, err)
+                      : GD_NOTFOUND;
     if (s == GD_OK) {
         s = gd_group_read_entries(group, first.slot, (uint32_t)count, entries,
                                   err);

@@ -83,16 +83,20 @@ open_coders(gd_packer *packer, gd_error *err)
     gd_repo *repo = packer->repo;
     unsigned count = gd_pool_threads(repo->pool) + 1;
     packer->coders = gd_calloc(repo->env, count, sizeof *packer->coders, err);
-    gd_status s = packer->coders == NULL ? GD_NOMEM : GD_OK;
-    for (unsigned i = 0; s == GD_OK && i < count; i++) {
-        s = gd_coder_open(repo->env, &packer->coders[i], err);
+    if (packer->coders == NULL) {
+        return GD_NOMEM;
     }
-    if (s == GD_OK && repo->params.codec != GD_CODEC_NONE) {
+    for (unsigned i = 0; i < count; i++) {
+        GD_TRY(gd_coder_open(repo->env, &packer->coders[i], err));
+    }
+    if (repo->params.codec != GD_CODEC_NONE) {
         packer->packed = gd_alloc(
             repo->env, packer->room * repo->params.segment_size, err);
-        s = packer->packed == NULL ? GD_NOMEM : GD_OK;
+        if (packer->packed == NULL) {
+            return GD_NOMEM;
+        }
     }
-    return s;
+    return GD_OK;
 }
 
 static gd_status
@@ -364,10 +368,7 @@ take_along(gd_packer *packer, bundle *from, bundle *to)
 static gd_status
 start_writing(gd_packer *packer, gd_error *err)
 {
-    gd_status s = finish_writing(packer, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(finish_writing(packer, err));
     bundle *full = &packer->bundles[packer->filling];
     bundle *next = bundle_under_way(packer);
     next->count = 0;
@@ -392,11 +393,11 @@ gd_packer_flush(gd_packer *packer, gd_error *err)
     if (closed == 0) {
         return GD_OK;
     }
-    gd_status s = finish_writing(packer, err);
-    if (s == GD_OK && gd_appender_is_due(packer->appender)) {
+    GD_TRY(finish_writing(packer, err));
+    if (gd_appender_is_due(packer->appender)) {
         return gd_packer_sync(packer, err);
     }
-    return s == GD_OK ? start_writing(packer, err) : s;
+    return start_writing(packer, err);
 }
 
 gd_status
@@ -406,8 +407,8 @@ gd_packer_write(gd_packer *packer, gd_error *err)
         return GD_OK;
     }
     packer->last_is_open = false;
-    gd_status s = start_writing(packer, err);
-    return s == GD_OK ? finish_writing(packer, err) : s;
+    GD_TRY(start_writing(packer, err));
+    return finish_writing(packer, err);
 }
 
 gd_status
@@ -432,24 +433,21 @@ gd_packer_hide(gd_packer *packer, bool hide)
 static gd_status
 leave_group(gd_packer *packer, gd_error *err)
 {
-    gd_status s = gd_packer_sync(packer, err);
-    if (s == GD_OK) {
-        gd_appender_close(packer->appender);
-        packer->appender = NULL;
-    }
-    return s;
+    GD_TRY(gd_packer_sync(packer, err));
+    gd_appender_close(packer->appender);
+    packer->appender = NULL;
+    return GD_OK;
 }
 
 gd_status
 gd_packer_set_scope(gd_packer *packer, const gd_scope *scope, gd_error *err)
 {
     bool other = !gd_scope_equal(&packer->scope, scope);
-    gd_status s = other && packer->appender != NULL ? leave_group(packer, err)
-                                                    : GD_OK;
-    if (s == GD_OK) {
-        packer->scope = *scope;
+    if (other && packer->appender != NULL) {
+        GD_TRY(leave_group(packer, err));
     }
-    return s;
+    packer->scope = *scope;
+    return GD_OK;
 }
 
 gd_status
@@ -474,16 +472,10 @@ need_appender(gd_packer *packer, gd_error *err)
         if (gd_appender_room(packer->appender) > 0) {
             return GD_OK;
         }
-        gd_status s = leave_group(packer, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(leave_group(packer, err));
     }
-    gd_status s = gd_appender_open(packer->repo, &packer->scope,
-                                   &packer->avoided, &packer->appender, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_appender_open(packer->repo, &packer->scope,
+                            &packer->avoided, &packer->appender, err));
     uint32_t group = gd_appender_group(packer->appender)->number;
     uint32_t *taken = gd_groupmap_at(&packer->shared, group, err);
     if (taken == NULL) {
@@ -509,10 +501,7 @@ need_segment(gd_packer *packer, uint32_t length, gd_error *err)
         packer->last_is_open = false;
     }
     if (b->count == packer->room) {
-        gd_status s = gd_packer_flush(packer, err);
-        if (s != GD_OK) {
-            return s;
-        }
+        GD_TRY(gd_packer_flush(packer, err));
         b = &packer->bundles[packer->filling];
     }
     memset(&b->segments[b->count++], 0, sizeof *b->segments);
@@ -525,21 +514,13 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
               const gd_fingerprint *fp, uint64_t checksum, gd_address *address,
               gd_error *err)
 {
-    gd_status s = need_appender(packer, err);
-    if (s == GD_OK) {
-        s = need_segment(packer, length, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(need_appender(packer, err));
+    GD_TRY(need_segment(packer, length, err));
     bundle *b = &packer->bundles[packer->filling];
     size_t last = b->count - 1;
     gd_segment_header *header = &b->segments[last].header;
-    s = gd_appender_take_slot(packer->appender, fp, checksum, length,
-                              header->plain_length, &address->slot, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_appender_take_slot(packer->appender, fp, checksum, length,
+                                 header->plain_length, &address->slot, err));
     address->group = gd_appender_group(packer->appender)->number;
     if (header->blocks++ == 0) {
         header->first_slot = address->slot;

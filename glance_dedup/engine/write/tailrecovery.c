@@ -43,12 +43,9 @@ verify_entries(const gd_group *group, gd_entry *entries, uint32_t count,
             blocks[k] = (gd_verified){&entries[i + k], first_slot + i + k,
                                       false};
         }
-        gd_status s = header == NULL
-                          ? GD_OK
-                          : gd_verify_blocks(group, header, own->plain,
-                                             own->hasher, blocks, n, err);
-        if (s != GD_OK) {
-            return s;
+        if (header != NULL) {
+            GD_TRY(gd_verify_blocks(group, header, own->plain, own->hasher,
+                                    blocks, n, err));
         }
         for (uint32_t k = 0; k < n; k++) {
             entries[i + k].state =

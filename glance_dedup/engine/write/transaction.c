@@ -69,19 +69,14 @@ static gd_status
 open_parts(gd_transaction *transaction, gd_error *err)
 {
     gd_repo *repo = transaction->repo;
-    gd_status s = gd_intake_open(&transaction->intake, repo,
-                                 &transaction->scope, err);
-    if (s == GD_OK) {
-        s = gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
-                            &transaction->spool, err);
-    }
-    if (s == GD_OK) {
-        s = gd_recipe_writer_open(repo->env, transaction->spool.fd,
-                                  transaction->spool.name,
-                                  transaction->spool.id,
-                                  &transaction->intake.recipe, err);
-    }
-    return s;
+    GD_TRY(gd_intake_open(&transaction->intake, repo,
+                          &transaction->scope, err));
+    GD_TRY(gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
+                           &transaction->spool, err));
+    return gd_recipe_writer_open(repo->env, transaction->spool.fd,
+                                 transaction->spool.name,
+                                 transaction->spool.id,
+                                 &transaction->intake.recipe, err);
 }
 
 gd_status
@@ -174,13 +169,13 @@ gd_transaction_end(gd_transaction *transaction)
 static gd_status
 check_under_way(const gd_transaction *transaction, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(transaction->repo, err);
-    if (s == GD_OK && (transaction->failed || transaction->linked)) {
-        s = gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
-                    transaction->image_id,
-                    transaction->failed ? "failed" : "ended");
+    GD_TRY(gd_repo_check_owner(transaction->repo, err));
+    if (transaction->failed || transaction->linked) {
+        return gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
+                       transaction->image_id,
+                       transaction->failed ? "failed" : "ended");
     }
-    return s;
+    return GD_OK;
 }
 
 /* Notes the end of a step after which, if it failed, nothing can be added. */
@@ -195,10 +190,7 @@ gd_status
 gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                      size_t length, gd_error *err)
 {
-    gd_status s = check_under_way(transaction, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(check_under_way(transaction, err));
     return end_step(transaction, gd_intake_take(&transaction->intake, data,
                                                 length, err));
 }
@@ -217,13 +209,14 @@ store_waiting(gd_transaction *transaction, gd_error *err)
 static gd_status
 start_blocks(gd_transaction *transaction, gd_error *err)
 {
-    gd_status s = check_under_way(transaction, err);
-    if (s == GD_OK && transaction->intake.batch.carried > 0) {
-        s = gd_fail(err, GD_INVALID,
-                    "image %s: what was written last ends within a block, so "
-                    "that no other can follow it", transaction->image_id);
+    GD_TRY(check_under_way(transaction, err));
+    if (transaction->intake.batch.carried > 0) {
+        return gd_fail(err, GD_INVALID,
+                       "image %s: what was written last ends within a block, "
+                       "so that no other can follow it",
+                       transaction->image_id);
     }
-    return s == GD_OK ? store_waiting(transaction, err) : s;
+    return store_waiting(transaction, err);
 }
 
 /* Looks up the blocks in the batch's places. */
@@ -571,8 +564,8 @@ gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,
 static gd_status
 store_rest(gd_transaction *transaction, gd_error *err)
 {
-    gd_status s = gd_intake_finish(&transaction->intake, err);
-    return s == GD_OK ? gd_packer_sync(transaction->intake.packer, err) : s;
+    GD_TRY(gd_intake_finish(&transaction->intake, err));
+    return gd_packer_sync(transaction->intake.packer, err);
 }
 
 static gd_status
@@ -648,11 +641,8 @@ gd_transaction_commit(gd_transaction *transaction, gd_recipe_header *header,
                       bool *linked, gd_error *err)
 {
     *linked = transaction->linked;
-    gd_status s = gd_transaction_write(transaction, NULL, 0, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = store_rest(transaction, err);
+    GD_TRY(gd_transaction_write(transaction, NULL, 0, err));
+    gd_status s = store_rest(transaction, err);
     if (s == GD_OK) {
         s = finish_recipe(transaction, header, err);
     }
