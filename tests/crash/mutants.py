@@ -427,8 +427,7 @@ MUTANTS = (
     Mutant(
         'partial-group-exchanged-unmarked', 'I4', (
             Edit(_EXCHANGE,
-                 's = gd_owned_group_keep_writers_out(owned, err);',
-                 's = GD_OK;'),),
+                 'GD_TRY(gd_owned_group_keep_writers_out(owned, err));', ''),),
         tests=('tests/unit/test_c.py::'
                'TestPlain::test_c[test_grouprewrite_partial-plain]',),
         why_not='it takes a process that lost its locks before its rename'),
