@@ -351,6 +351,35 @@ def test_the_design_page_leads_to_each_group_of_modules():
         'novabase']
 
 
+@pytest.fixture(scope='module')
+def module_map():
+    return runpy.run_path(TOP / 'doc' / 'module_map.py')
+
+
+def test_the_page_of_modules_has_each_module(module_map):
+    page = documents.SOURCE / 'contributor' / 'modules.rst'
+    tops = re.findall(r'^\.\. module-map:: (.+)$', page.read_text(),
+                      re.MULTILINE)
+    text = '\n'.join(line for top in tops
+                     for line in module_map['lines'](TOP / top))
+    for module in ('engine/base/', 'base/', 'cli/', 'dedupd/', 'tasks/'):
+        assert re.search(rf'^``[\w/]*{module}``', text, re.MULTILINE), module
+    for module in ('scheduler', 'blockgroup', 'hashes'):
+        assert re.search(rf'^\* ``{module}``: [A-Z]?\w', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(('name', 'text'), [
+    ('a.py', '"""Do this.\n\nThen that.\n"""\n'),
+    ('a.h', '/* License */\n/*\n * a.h - Do this.  Then that.\n */\n')])
+def test_the_purpose_of_a_module(module_map, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    assert module_map['purpose'](path) == 'Do this'
+    path.write_text(text.replace('Do this', ''))
+    with pytest.raises(ValueError, match=name):
+        module_map['purpose'](path)
+
+
 # -- commands -----------------------------------------------------------------
 
 class Misused(Exception):

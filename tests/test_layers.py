@@ -1,45 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every file has a place, and every place uses only what it may use.
+"""Every file has a place, and every place uses only the places it may use.
 
-:data:`ENGINE` is the table of the C engine's folders. A file includes what
-lies in its own folder or in one that stands above it in the table, and nothing
-else of ours. :data:`PACKAGES` is the table of the Python packages, with what
-each may import. The maps in the design document are made from these tables
-and from the first sentence of each file. To write them anew::
+:data:`ENGINE` lists the C engine's folders. A file includes files of its own
+folder and of those above it in the list, and nothing else of ours.
+:data:`PACKAGES` is the table of the Python packages, with the imports of each.
+The design page says what each place is for. This counts the lines of code of
+each place, without comments, docstrings and blank lines::
 
-    python -m tests.test_layers --write
+    python -m tests.test_layers
 """
 
 import ast
+import collections
 import functools
 import graphlib
+import io
 import pathlib
 import re
-import sys
-import textwrap
+import subprocess
+import tokenize
 
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = TOP / 'glance_dedup'
 TESTS = TOP / 'tests' / 'c'
-DESIGN = TOP / 'doc' / 'source' / 'contributor' / 'design.rst'
 
-#: The folders of ``glance_dedup/engine``, and what each is. A folder may
-#: include itself and those above it.
-ENGINE = {
-    'base': 'the outside world, and small tools',
-    'format': 'every byte on the disk, as pure functions',
-    'files': 'the files of a repository, and their locks',
-    'kv': 'key-value stores for hints',
-    'handle': 'what one open repository keeps in memory',
-    'read': 'from a recipe to bytes',
-    'write': 'from bytes to a committed recipe',
-    'volume': 'disks that can be written to: a journal over recipes',
-    'maintain': "what only a group's holder does",
-    'exchange': 'what other programs ask for',
-}
+#: The folders of ``glance_dedup/engine``. A folder may include itself and
+#: those above it.
+ENGINE = (
+    'base', 'format', 'files', 'kv', 'handle', 'read', 'write',
+    'volume', 'maintain', 'exchange')
 #: The binding to Python includes itself and all of the engine.
 BINDING = 'binding'
 #: So does the plugin for nbdkit, which does without Python.
@@ -47,116 +39,75 @@ NBDKIT = 'nbdkit'
 #: Folders of ``tests/c`` beside those of the engine.
 TESTS_ALONE = {'support', 'whole'}
 
-#: The packages, and the modules of dedupd that are in none: what each is, and
-#: whom it may import besides itself. Only those above it, so no two import
+#: The packages, and the modules of dedupd that are in none, with the places
+#: that each may import besides itself. Only those above it, so no two import
 #: each other. A module by its full name stands for itself alone.
 PACKAGES = {
-    'glance_dedup._engine': ('the engine, as Python sees it', ''),
-    'glance_dedup.base': ('what all others stand on', ''),
-    'glance_dedup.check': (
-        'the second implementation of the format, which judges the first',
+    'glance_dedup._engine': '',
+    'glance_dedup.base': '',
+    'glance_dedup.check':
         'base.access base.closing base.exceptions base.hashes base.leveldb '
-        'base.scratch'),
-    'glance_dedup.objects': ('objects of an object store', 'base'),
-    'glance_dedup.repository': (
-        'images in, images out', '_engine base objects'),
-    'glance_dedup.maintenance': (
-        "what a repository's one maintainer keeps",
-        '_engine base repository'),
-    'glance_dedup.snapshots': (
-        'what an object store has of the metadata, and restoring',
-        '_engine base objects repository maintenance'),
-    'glance_dedup.client': (
-        'asking dedupd, servers of NBD, and Glance', 'base'),
-    'glance_dedup.transfer': (
-        'images on their way between repositories',
-        '_engine base repository client'),
-    'glance_dedup.adoption': (
-        "images of Glance's file store, taken over and given back",
-        '_engine base repository client'),
-    'glance_dedup.driver': (
-        'the driver for glance_store', 'base repository client'),
-    'glance_dedup.mount': ('images as files', 'base repository client'),
-    'glance_dedup.trial': (
-        'what two hosts try together on a shared file system', 'base'),
-    'glance_dedup.batch': (
-        'backups of many disks by many hosts',
-        '_engine base repository client'),
-    'dedupd.opts': ('all options of the daemon', 'base'),
-    'dedupd.settings': ('reading these options', 'base opts'),
-    'dedupd.systemd': ('what services and systemd tell each other', ''),
-    'dedupd.logs': ("the daemon's log", 'base'),
-    'dedupd.meditation': ('reports of what a process is doing', 'base'),
-    'dedupd.page': ('the status page', ''),
-    'dedupd.metrics': ('figures for Prometheus', 'repository'),
-    'dedupd.history': ('how tasks did before', 'base'),
-    'dedupd.http': ('the server of HTTP, and whom it asks', 'base'),
-    'dedupd.serve': (
-        'what the daemon serves: bytes, replicas, disks',
-        '_engine base objects repository client transfer http'),
-    'dedupd.cache': (
-        'the cache of a compute host',
-        'base repository maintenance client transfer http serve'),
-    'dedupd.tasks': (
-        "the maintainer's tasks, and parts of them",
+        'base.scratch',
+    'glance_dedup.objects': 'base',
+    'glance_dedup.repository': '_engine base objects',
+    'glance_dedup.maintenance': '_engine base repository',
+    'glance_dedup.snapshots': '_engine base objects repository maintenance',
+    'glance_dedup.client': 'base',
+    'glance_dedup.transfer': '_engine base repository client',
+    'glance_dedup.adoption': '_engine base repository client',
+    'glance_dedup.driver': 'base repository client',
+    'glance_dedup.mount': 'base repository client',
+    'glance_dedup.trial': 'base',
+    'glance_dedup.batch': '_engine base repository client',
+    'dedupd.opts': 'base',
+    'dedupd.settings': 'base opts',
+    'dedupd.systemd': '',
+    'dedupd.logs': 'base',
+    'dedupd.meditation': 'base',
+    'dedupd.page': '',
+    'dedupd.metrics': 'repository',
+    'dedupd.history': 'base',
+    'dedupd.http': 'base',
+    'dedupd.serve': '_engine base objects repository client transfer http',
+    'dedupd.cache': 'base repository maintenance client transfer http serve',
+    'dedupd.tasks':
         '_engine base objects repository maintenance snapshots opts '
-        'cache.index'),
-    'dedupd.forecast': ('when the disk will be full', 'base'),
-    'dedupd.suspects': ('images of which a read failed', 'base repository'),
-    'dedupd.figures': (
-        'what the repository holds',
-        '_engine base repository maintenance forecast suspects'),
-    'dedupd.expiry': ('until when certificates are valid', ''),
-    'dedupd.volume_figures': (
-        'which volumes there are, and what they did',
-        'base repository client figures'),
-    'dedupd.problems': (
-        "what needs an operator's attention", 'base forecast'),
-    'dedupd.errors': ('how tasks failed', 'base'),
-    'dedupd.follower': (
-        'what other hosts store, for the filter', 'base repository'),
-    'dedupd.pressure': ('what volumes have left', '_engine base'),
-    'dedupd.shortage': (
-        'when the disk has too little free space', 'base repository'),
-    'dedupd.agenda': ('which task runs next', 'base tasks'),
-    'dedupd.records': ('what the status says of a task', 'agenda'),
-    'dedupd.membership': ('this daemon among those that live',
-                          'base maintenance repository tasks'),
-    'dedupd.scheduler': (
-        'the thread that runs tasks',
-        'base repository maintenance tasks history cache.index figures '
-        'errors agenda records pressure shortage membership forecast'),
-    'dedupd.control': (
-        'the operations of the daemon',
-        'base repository problems tasks figures volume_figures scheduler'),
-    'dedupd.names': ('names of images, from Glance', 'base repository client'),
-    'dedupd.replicator': (
-        'images taken to another site by themselves',
-        'base repository client transfer history errors agenda records'),
-    'dedupd.rpc': (
-        'RPC and notifications', 'base tasks control scheduler'),
-    'dedupd.messaging': (
-        'what needs a message broker', 'tasks control scheduler rpc'),
-    'dedupd.api': (
-        'the endpoints of HTTP',
-        'base client http serve cache control metrics page'),
-    'dedupd.main': (
-        'the daemon, put together',
-        'base repository http serve cache tasks scheduler control '
-        'follower names replicator messaging api opts settings systemd logs '
-        'expiry meditation'),
-    'dedupd.novabase': (
-        "links in Nova's image cache, and their mount",
-        'base repository client mount cache logs meditation systemd main'),
-    'dedupd.relay': (
-        'what Nova asks, whether the cache runs or not',
-        'http settings systemd logs meditation'),
-    'glance_dedup.cli': (
-        'the commands',
+        'cache.index',
+    'dedupd.forecast': 'base',
+    'dedupd.suspects': 'base repository',
+    'dedupd.figures': '_engine base repository maintenance forecast suspects',
+    'dedupd.expiry': '',
+    'dedupd.volume_figures': 'base repository client figures',
+    'dedupd.problems': 'base forecast',
+    'dedupd.errors': 'base',
+    'dedupd.follower': 'base repository',
+    'dedupd.pressure': '_engine base',
+    'dedupd.shortage': 'base repository',
+    'dedupd.agenda': 'base tasks',
+    'dedupd.records': 'agenda',
+    'dedupd.membership': 'base maintenance repository tasks',
+    'dedupd.scheduler':
+        'base repository maintenance tasks history cache.index figures errors '
+        'agenda records pressure shortage membership forecast',
+    'dedupd.control':
+        'base repository problems tasks figures volume_figures scheduler',
+    'dedupd.names': 'base repository client',
+    'dedupd.replicator':
+        'base repository client transfer history errors agenda records',
+    'dedupd.rpc': 'base tasks control scheduler',
+    'dedupd.messaging': 'tasks control scheduler rpc',
+    'dedupd.api': 'base client http serve cache control metrics page',
+    'dedupd.main':
+        'base repository http serve cache tasks scheduler control follower '
+        'names replicator messaging api opts settings systemd logs expiry '
+        'meditation',
+    'dedupd.novabase':
+        'base repository client mount cache logs meditation systemd main',
+    'dedupd.relay': 'http settings systemd logs meditation',
+    'glance_dedup.cli':
         '_engine base check objects repository maintenance snapshots client '
         'transfer adoption mount trial batch driver.opts driver.creation opts '
-        'problems tasks '
-        'figures volume_figures main'),
+        'problems tasks figures volume_figures main',
 }
 #: Modules without a test file of their own, and what tests them.
 TESTED_BY = {
@@ -316,8 +267,6 @@ TESTED_BY = {
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]*)[">]',
                       re.MULTILINE)
-_BEGIN = '.. The map of {}: python -m tests.test_layers --write\n'
-_END = '.. The end of the map of {}\n'
 
 
 def place_of(path):
@@ -492,35 +441,6 @@ def test_tests_mirror_the_engine():
     assert not lost, f'no file of the engine belongs to {", ".join(lost)}'
 
 
-def first_sentence(path):
-    """What a file says that it is, behind its own name."""
-    comment = re.search(r'/\*\n(.*?)\*/', path.read_text(), re.DOTALL)
-    assert comment, f'{path} does not say what it is'
-    text = ' '.join(line.strip().removeprefix('*').strip()
-                    for line in comment[1].split('\n\n')[0].splitlines())
-    name, dash, rest = text.partition(' - ')
-    assert name == path.name and dash, f'{path} begins with: {text}'
-    sentence = re.split(r'(?<=\.)\s', rest + ' ')[0].rstrip(' .')
-    assert sentence, f'{path} does not say what it is'
-    return re.sub(r'`(.*?)`', r'``\1``', sentence)
-
-
-def engine_map():
-    lines = []
-    for folder, files in concepts().items():
-        lines += [f'``{folder}/``: {ENGINE[folder]}', '']
-        for concept in sorted(files):
-            path = PACKAGE / 'engine' / folder / f'{concept}.h'
-            if not path.exists():
-                path = path.with_suffix('.c')
-            lines += textwrap.wrap(
-                f'``{concept}``: {first_sentence(path)}', 86,
-                initial_indent='* ', subsequent_indent='  ',
-                break_long_words=False, break_on_hyphens=False)
-        lines.append('')
-    return '\n'.join(lines) + '\n'
-
-
 # -- Python -------------------------------------------------------------------
 
 def package_of(module):
@@ -535,7 +455,7 @@ def package_of(module):
 def may_import(package):
     """Full names of packages, and of modules that stand for themselves."""
     found = set()
-    for name in PACKAGES[package][1].split():
+    for name in PACKAGES[package].split():
         top = name.partition('.')[0]
         found |= {f'{root}.{name}' for root in ('glance_dedup', 'dedupd')
                   if f'{root}.{top}' in PACKAGES}
@@ -663,53 +583,74 @@ def test_tests_mirror_the_packages():
     assert not set(TESTED_BY) - set(modules())
 
 
-def module_map():
-    lines = []
-    for package, (what, _) in PACKAGES.items():
-        texts = {name.removeprefix(package).strip('.'): text
-                 for name, text in modules().items()
-                 if package_of(name) == package}
-        lines += [f'``{package}``: {what}', '']
-        for name, text in sorted(texts.items()):
-            if not name:
-                continue
-            sentence = ast.get_docstring(ast.parse(text)).split('\n\n')[0]
-            sentence = re.split(r'(?<=\.)\s', ' '.join(
-                sentence.split()) + ' ')[0].rstrip(' .')
-            lines += textwrap.wrap(
-                f'``{name}``: {sentence}', 86, initial_indent='* ',
-                subsequent_indent='  ', break_long_words=False,
-                break_on_hyphens=False)
-        lines += [''] if lines[-1] else []
-    return '\n'.join(lines) + '\n'
+# -- lines of code ------------------------------------------------------------
+
+def python_lines(text):
+    """Return the number of lines that have code."""
+    words = {
+        line for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, node.end_lineno + 1)}
+    code = {
+        line for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.string.strip() and token.type != tokenize.COMMENT
+        for line in range(token.start[0], token.end[0] + 1)}
+    return len(code - words)
 
 
-# -- the maps of the design document ------------------------------------------
-
-MAPS = {'the engine': engine_map, 'the modules': module_map}
-
-
-def with_maps(page):
-    """The design document with its maps as they should be."""
-    for name, make in MAPS.items():
-        before, begin, rest = page.partition(_BEGIN.format(name))
-        _, end, behind = rest.partition(_END.format(name))
-        assert begin and end, f'{DESIGN} has no place for the map of {name}'
-        page = f'{before}{begin}\n{make()}{end}{behind}'
-    return page
+def c_lines(text):
+    text = re.sub(r'/\*.*?\*/|//[^\n]*', '', text, flags=re.DOTALL)
+    return sum(map(bool, map(str.strip, text.split('\n'))))
 
 
-def test_maps():
-    page = DESIGN.read_text()
-    assert page == with_maps(page), (
-        'a map is not up to date: run python -m tests.test_layers --write')
+def other_lines(text):
+    return sum(not line.lstrip().startswith('#')
+               for line in text.split('\n') if line.strip())
 
 
-def main(arguments):
-    if arguments != ['--write']:
-        sys.exit('usage: python -m tests.test_layers --write')
-    DESIGN.write_text(with_maps(DESIGN.read_text()))
+COUNTERS = {'.py': python_lines, '.c': c_lines, '.h': c_lines} | dict.fromkeys(
+    ('.js', '.css', '.html', '.sh', '.pyi'), other_lines)
+
+
+def lines_by_folder():
+    """Return the lines of code of each folder that git knows."""
+    found = collections.Counter()
+    for name in subprocess.run(
+            ['git', 'ls-files'], cwd=TOP, check=True, capture_output=True,
+            text=True, timeout=60).stdout.splitlines():
+        path = TOP / name
+        script = not path.suffix and path.is_file() and (
+            path.read_bytes()[:2] == b'#!')
+        if count := COUNTERS.get(path.suffix, other_lines if script else None):
+            parts = path.relative_to(TOP).parts[:-1]
+            depth = {'tests': 1, 'benchmarks': 1}.get(
+                name.partition('/')[0], 3 if 'engine' in parts else 2)
+            found['/'.join(parts[:depth]) or '.'] += count(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize('count, text, lines', [
+    (python_lines, '"""Doc."""\n\n# no\nx = """a\nb"""  # no\n', 2),
+    (python_lines, 'def f():\n    """Doc,\n    of two."""\n    return 1\n', 2),
+    (c_lines, '/* no\n * no */\nint x; /* no */\n\n// no\nint y;\n', 2),
+    (other_lines, '#!/bin/sh\n# no\n\n  true\n', 1),
+])
+def test_lines_of_code(count, text, lines):
+    assert count(text) == lines
+
+
+def main():
+    """Print the lines of each folder, and of the product and the tests."""
+    found = lines_by_folder()
+    for folder, lines in found.most_common():
+        print(f'{lines:8,} {folder}')
+    for what, tops in (('product', ('glance_dedup', 'dedupd', 'devstack')),
+                       ('tests', ('tests',))):
+        lines = sum(count for folder, count in found.items()
+                    if folder.partition('/')[0] in tops)
+        print(f'{lines:8,} {what}')
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    main()

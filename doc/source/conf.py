@@ -3,6 +3,7 @@
 
 import pathlib
 import re
+import sys
 
 from cliff import sphinxext
 from docutils import nodes
@@ -10,7 +11,11 @@ from docutils import nodes
 from glance_dedup.base import version as version_module
 from glance_dedup.cli import main
 
+_TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_TOP / 'doc'))
+
 extensions = [
+    'module_map',
     'oslo_config.sphinxext',
     'oslo_config.sphinxconfiggen',
     'cliff.sphinxext',
@@ -26,7 +31,6 @@ root_doc = 'index'
 source_suffix = {'.rst': 'restructuredtext'}
 exclude_patterns = []
 # reno asks git, or the cache that an sdist has. A plain copy has no changelog.
-_TOP = pathlib.Path(__file__).resolve().parents[2]
 if not any((_TOP / name).exists()
            for name in ('.git', 'releasenotes/notes/reno.cache')):
     exclude_patterns.append('changelog.rst')
