@@ -568,7 +568,7 @@ class Estimate:
 
 class Index:
     """The files of the exact index, of one catalog. A file is (kind, bits,
-    shard, number), as its name in ``format.rst``. DamagedError names a file
+    shard, number), as in ``format-derived.rst``. DamagedError names a file
     that cannot be trusted. One thread at a time; others wait. Without an id,
     the index is of the catalog that the highest cursors name; ImageNotFound if
     there are none."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the engine and the checker take for the format is that of the page.
+"""The format of the engine and of the checker is that of the pages.
 
 The engine has tables of fields, the checker formats of :mod:`struct`. Both
-were written from ``format.rst``, and are compared with its tables.
+were written from ``format.rst``, ``format-derived.rst`` and
+``format-volumes.rst``, and are compared with their tables.
 """
 
 import pathlib
@@ -18,8 +19,9 @@ from glance_dedup.check import volume_reader
 from tests.support import field_tables
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-FORMAT = TOP / 'doc' / 'source' / 'contributor' / 'format.rst'
-#: The engine's tables that make up each table of the page: by heading, and
+FORMAT = [TOP / 'doc' / 'source' / 'contributor' / f'format{name}.rst'
+          for name in ('', '-derived', '-volumes')]
+#: The engine's tables that make up each table of the pages: by heading, and
 #: which of the tables below it.
 PLACES = {
     ('Fixed header', 0): ('grouphead.HEAD',),
@@ -47,7 +49,7 @@ CHECKER = {
     ('Head of a journal', 0): volume_reader._FIELDS,
     ('Head of a journal', 1): volume_reader._MARK_FIELDS,
     ('Records', 0): volume_reader._RECORD}
-#: Not in the page: the filter is no part of the repository.
+#: Not in the pages: the filter is no part of the repository.
 ALONE = {'filterhead.HEAD'}
 #: What the engine writes by other means: magics, versions, checksums, how a
 #: group was recompressed, a block's place, and whether a segment has a list.
@@ -62,8 +64,8 @@ _ROW = re.compile(r'(\d+) +(\d+) +(.*)')
 
 
 def documented(heading, which):
-    """Offset, size and words of each row of a table of the page."""
-    text = FORMAT.read_text()
+    """Offset, size and words of each row of a table of the pages."""
+    text = '\n'.join(page.read_text() for page in FORMAT)
     headings = [*_HEADING.finditer(text)]
     found, = (n for n, one in enumerate(headings) if one[1] == heading)
     section = text[headings[found].end():headings[found + 1].start()]
@@ -89,7 +91,7 @@ def test_every_table_has_a_place():
 
 @pytest.mark.parametrize('place', PLACES, ids=lambda place: place[0])
 def test_tables_agree(place):
-    """Each row of the page has a field of its size, and no other fields."""
+    """Each row of the pages has a field of its size, and no other fields."""
     fields = {field.offset: field for name in PLACES[place]
               for field in field_tables.tables()[name]}
     for offset, size, words in documented(*place):
@@ -114,7 +116,7 @@ def test_tables_agree(place):
 @pytest.mark.parametrize('place', CHECKER,
                          ids=lambda place: f'{place[0]} {place[1]}')
 def test_checker_agrees(place):
-    """Its items are the page's rows, from the first on."""
+    """Its items are the pages' rows, from the first on."""
     found = [*items(CHECKER[place].format)]
     rows = [(offset, size) for offset, size, words in documented(*place)
             if not words.startswith('reserved') or (offset, size) in found]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rules that are cited are defined, and rules that are defined are tested.
+"""Rules that are cited are stated, once, and stated rules are tested.
 
-The invariants (I1 to I13) and the steps of replication (R1 to R5) are defined
-in ``design.rst``, the protocol (N1 to N15, with steps like N7.3) in
-``protocol.rst``. Code, documents and tests cite them by these numbers.
+:data:`STATED` has the page of the contributors' guide that states the rules of
+each letter. Code, documents and tests cite them by their numbers; the protocol
+has steps like N7.3.
 """
 
 import functools
@@ -24,10 +24,17 @@ SOURCES = ('glance_dedup', 'dedupd', 'tests', 'benchmarks', 'doc/source',
            'README.rst')
 SUFFIXES = {'.py', '.pyi', '.c', '.h', '.rst', '.pml'}
 
+#: The page that states the rules of a letter, and the last of them.
+STATED = {'I': ('design', 13), 'N': ('protocol', 15), 'R': ('replication', 5),
+          'V': ('volumes', 9), 'B': ('batch', 7), 'M': ('daemon', 5),
+          'U': ('cache', 4), 'L': ('cache', 8)}
+
+_LETTERS = ''.join(STATED)
+_DEFINED = re.compile(rf'^([{_LETTERS}]\d{{1,2}}(?:\.\d)?)(?: \(.*\))?$', re.M)
 # A number of the benchmarks' tables or of a standard is no rule.
-_CITED = re.compile(r'(?<![\w/.-])([INR]\d{1,2}(?:\.\d)?)'
-                    r'(?:(?: to |-)([INR]?)(\d{1,2}(?:\.\d)?)(?![\w.]\w))?'
-                    r'(?!\w)')
+_CITED = re.compile(
+    rf'(?<![\w/.#-])([{_LETTERS}]\d{{1,2}}(?:\.\d)?)'
+    rf'(?:(?: to |-)([{_LETTERS}]?)(\d{{1,2}}(?:\.\d)?)(?![\w.]\w))?(?!\w)')
 _TEST = re.compile(r'``((?:unit|functional|c|crash)/[\w./]+)(?:::(\w+))?``')
 _MUTANTS = re.compile(
     r'\b(model )?mutants?\s+((?:``[\w-]+``(?:,\s+|\s+and\s+)?)+)')
@@ -41,10 +48,12 @@ def protocol():
 
 @functools.cache
 def defined():
-    design = (GUIDE / 'design.rst').read_text()
-    steps = set(re.findall(r'^\.\. _(N\d+(?:\.\d)?):$', protocol(), re.M))
-    return (steps | set(re.findall(r'^(I\d+)$', design, re.M))
-            | set(re.findall(r'\b(R\d)\. [A-Z]', design)))
+    """The pages that state each rule."""
+    found = {}
+    for page in sorted((TOP / 'doc' / 'source').rglob('*.rst')):
+        for rule in _DEFINED.findall(page.read_text()):
+            found.setdefault(rule, []).append(page)
+    return found
 
 
 def expand(first, letter, last):
@@ -53,7 +62,7 @@ def expand(first, letter, last):
         whole, begin = first.split('.')
         end = last.split('.')[-1]
         return [f'{whole}.{i}' for i in range(int(begin), int(end) + 1)]
-    begin, end = (re.match(r'[INR]?(\d+)', rule)[1] for rule in (first, last))
+    begin, end = (re.match(r'[A-Z]?(\d+)', rule)[1] for rule in (first, last))
     return [first, f'{first[0]}{last}'] + [
         f'{first[0]}{i}' for i in range(int(begin) + 1, int(end))]
 
@@ -97,15 +106,20 @@ def test_what_is_defined_is_cited_by_a_test():
     cited = set()
     for path in files('tests'):
         cited.update(citations(path.read_text()))
-    untested = sorted(defined() - cited)
+    untested = sorted(defined().keys() - cited)
     assert not untested, f'no test cites {", ".join(untested)}'
 
 
 def test_rules_are_numbered_without_gaps():
-    for letter, most in ('I', 13), ('R', 5), ('N', 15):
+    for letter, (_, last) in STATED.items():
         assert {rule.partition('.')[0] for rule in defined()
                 if rule[0] == letter} == {
-            f'{letter}{i}' for i in range(1, most + 1)}
+            f'{letter}{i}' for i in range(1, last + 1)}
+
+
+def test_a_rule_is_stated_once():
+    for rule, pages in defined().items():
+        assert pages == [GUIDE / f'{STATED[rule[0]][0]}.rst'], rule
 
 
 def steps():

@@ -27,7 +27,7 @@ def parties():
 def cited():
     """The tests of each verb, of each party."""
     found = {}
-    text = section('contributor/testing.rst')
+    text = section('contributor/breaking.rst')
     for name, block in re.findall(r'^(\S.*)\n((?:    .*\n)+)', text, re.M):
         found[name] = {
             verb: re.findall('``([^`]+)``', tests) for verb, tests in

@@ -4,7 +4,7 @@
 
 Nova sends a server's snapshot to the proxy as a plain upload. The proxy keeps
 it, sends the blocks that the storing host lacks, and has that host's daemon
-upload the rest (``design.rst``, "Uploads of differences"). The client's token
+upload the rest (``cache.rst``, "Uploads of differences"). The client's token
 goes with it, so Glance judges the client. As long as nobody has asked Glance
 to take the bytes, the plain upload is still possible: its bytes are in a file.
 """

@@ -4,7 +4,7 @@
 
 The sender describes the image lot by lot, in order, and the receiver answers
 which ranges are missing. It fingerprints each block that the sender sends, and
-hashes the whole image. The commit comes last (``design.rst``, "Replication").
+hashes the whole image. The commit comes last (``replication.rst``).
 The receiver believes nothing, and need not remember anything: if a replica
 ends in the middle, its blocks stay as blocks that no image names, and the next
 replica finds them.

@@ -2,7 +2,7 @@
 
 """Sharing memory with clients on the Unix socket, to read images through it.
 
-The rules M1 to M5 are in ``design.rst``, "Shared memory". This is the daemon's
+The rules M1 to M5 are in ``daemon.rst``, "Shared memory". This is the daemon's
 side: the memory, the bound on all of it, and a connection's requests.
 
 A thread serves the requests that have come. While there is none, the loop

@@ -5,7 +5,7 @@
 The cache sent only the blocks that were missing here. The daemon now uploads
 all bytes to the Glance of this site, by the request that the cache got from
 its client, so Glance judges that client and not the cache. Glance's driver
-finds each block here (``design.rst``, "Uploads of differences").
+finds each block here (``cache.rst``, "Uploads of differences").
 """
 
 from collections.abc import AsyncGenerator

@@ -4,8 +4,9 @@
 
 The estimate cuts files as storing would cut them, keeps the fingerprints of a
 sample of blocks that is as large as memory allows, and compresses new blocks.
-It stores nothing (``design.rst``, "Moving in and out"). It adds the metadata
-of a repository with these blocks, so that the sum is what ``du`` will say.
+It stores nothing (``replication.rst``, "Moving in and out"). It adds the
+metadata of a repository with these blocks, so that the sum is what ``du`` will
+say.
 
 Files are only read. If the file system can, they are read past the page cache,
 so that a production host keeps its cache. Otherwise the pages that were read

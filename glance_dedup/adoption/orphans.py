@@ -5,8 +5,8 @@
 An *orphan* is an image in the repository that no Glance has there. A *missing*
 image is the reverse. Both lists change while they are compared, so the order
 matters: the list from which an image must be absent is read last. Before an
-image is deleted, each Glance is asked for it again (``design.rst``, "Moving in
-and out").
+image is deleted, each Glance is asked for it again (``replication.rst``,
+"Moving in and out").
 """
 
 from collections.abc import Iterable, Iterator

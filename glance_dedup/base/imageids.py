@@ -5,7 +5,7 @@
 The engine refuses all other ids. A volume stores its bytes in recipes, which
 are images for the engine, but not for users (``volumes.rst``). A backup is an
 image for both, but never one of Glance's (``batch.rst``). So is an upload on
-its way to Glance, for a moment (``design.rst``, "Uploads of differences").
+its way to Glance, for a moment (``cache.rst``, "Uploads of differences").
 """
 
 import datetime

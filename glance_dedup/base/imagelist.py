@@ -2,8 +2,8 @@
 
 """Lists of images, or of tasks, in small files of a repository.
 
-They are JSON with a checksum (``format.rst``, "Lists of images"). The reader
-trusts nothing in them; each entry's class checks its own fields.
+They are JSON with a checksum (``format-derived.rst``). The reader trusts
+nothing in them; each entry's class checks its own fields.
 """
 
 from collections.abc import Iterable

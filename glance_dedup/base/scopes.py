@@ -3,7 +3,7 @@
 """Scopes: a block is a duplicate only of blocks in the same scope.
 
 A block's fingerprint covers the scope's id and the block. So equal blocks of
-two scopes have nothing in common (``design.rst``, "Scopes").
+two scopes have nothing in common (``access.rst``, "Scopes").
 """
 
 import hashlib

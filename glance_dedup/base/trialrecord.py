@@ -5,7 +5,7 @@
 ``repository try-sharing`` writes them (``glance_dedup/trial``). A repository
 on a mount that was found not fine is not opened, and the status of a daemon
 says which mount was not tried. The file is valid JSON with a checksum
-(``format.rst``, "Lists of images"); an invalid one counts as none.
+(``format-derived.rst``); an invalid one counts as none.
 """
 
 from collections.abc import Iterable

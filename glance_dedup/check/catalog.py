@@ -2,7 +2,7 @@
 
 """The catalog's ledger, counters and facts, compared with what was counted.
 
-Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+Written from ``format-derived.rst`` alone; see ``checker.py``.
 
 This module keeps its findings, and the caller reports them: it discards them
 if a maintainer changed the catalog meanwhile.

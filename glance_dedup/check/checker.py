@@ -2,9 +2,10 @@
 
 """``repository check``: read a repository and judge every byte of it.
 
-This is a second implementation of the format, written from
-``doc/source/contributor/format.rst`` alone.  It shares no code with the
-engine, so that a mistake of the engine's is not judged by that same mistake.
+This is a second implementation of the format, written from the pages on the
+format alone (``format.rst`` and two others in ``doc/source/contributor``).  It
+shares no code with the engine, so that a mistake of the engine's is not judged
+by that same mistake.
 
 The order is: the listings, the recipes in ``images/``, those in ``spool/``,
 the volumes, the spare copies, then the groups, one at a time.  What a recipe

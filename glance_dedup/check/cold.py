@@ -2,7 +2,7 @@
 
 """What cold groups need beside their files: ``cold.json`` and ``slices/``.
 
-Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+Written from ``format-volumes.rst`` alone; see ``checker.py``.
 Without a valid ``cold.json`` nobody finds the objects, so it is damage if that
 is not there. The slices are a cache, whose files may go and come at any time.
 What should not be there is a *note*: programs go round it.

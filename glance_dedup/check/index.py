@@ -2,7 +2,7 @@
 
 """The exact index: sorted records, from fingerprints to addresses of blocks.
 
-Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+Written from ``format-derived.rst`` alone; see ``checker.py``.
 
 Each file is read once, from its beginning to its end. What the index should
 have is sorted in the same order (``sorting.py``), and both are compared.

@@ -2,7 +2,7 @@
 
 """One journal of a volume, read and verified: its head, marks and records.
 
-Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+Written from ``format-volumes.rst`` alone; see ``checker.py``.
 What the journals of a volume say together is judged in ``volumes.py``.
 """
 

@@ -2,7 +2,7 @@
 
 """The volumes: what each directory of ``volumes/`` says, and its recipes.
 
-Written from ``doc/source/contributor/format.rst`` alone; see ``checker.py``.
+Written from ``format-volumes.rst`` alone; see ``checker.py``.
 How one journal is read is in ``volume_reader.py``. What the recipes name is
 judged with those of images.
 

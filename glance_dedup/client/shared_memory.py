@@ -2,7 +2,7 @@
 
 """Reads images through memory that the daemon shares with its client.
 
-The rules M1 to M5 are in ``design.rst``, "Shared memory"; the messages in
+The rules M1 to M5 are in ``daemon.rst``, "Shared memory"; the messages in
 ``http.rst``, under the same title. What both sides need to know of them is
 here, and the client's side.
 """

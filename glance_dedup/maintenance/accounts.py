@@ -377,7 +377,7 @@ class Accounts(database.Database):
 
     def group(self, number: int, batch: database.Batch | None = None
               ) -> dict[str, Any]:
-        """The facts about a group that format.rst lists."""
+        """The facts about a group that format-derived.rst lists."""
         key = records.numbered_key(records.GROUP, number)
         value = self._get(key, batch)
         return dict(records.GROUP_FACTS) if value is None else (

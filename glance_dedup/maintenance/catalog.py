@@ -2,9 +2,9 @@
 
 """The catalog: a LevelDB database of facts derived from recipes and groups.
 
-``format.rst`` describes its keys. The catalog belongs to the maintainer. It
-lists the counted recipes, and says how often they name each block. The catalog
-authorises freeing. So any contradiction in it raises
+``format-derived.rst`` describes its keys. The catalog belongs to the
+maintainer. It lists the counted recipes, and says how often they name each
+block. The catalog authorises freeing. So any contradiction in it raises
 :class:`~glance_dedup.maintenance.database.CatalogError`; the maintainer then
 sets the catalog aside and rebuilds it.
 

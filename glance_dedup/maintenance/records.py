@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The catalog's keys and values as bytes; ``format.rst`` describes them.
+"""The catalog's keys and values as bytes (``format-derived.rst``).
 
 A key begins with a byte that says what it is of. In keys, integers are
 big-endian, so that LevelDB sorts them; in values, they are little-endian.

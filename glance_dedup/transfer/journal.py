@@ -4,7 +4,7 @@
 
 Replication notes an image here before it makes the record in the other site's
 Glance. The note stays until the image is known to be complete there, and still
-to exist here (R2 to R5 of ``design.rst``, "Replication"). So if somebody
+to exist here (R2 to R5 of ``replication.rst``, "Replication"). So if somebody
 deletes an image while it is on its way, it is deleted there, too, even if the
 process that sent it died.
 

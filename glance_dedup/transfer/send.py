@@ -4,9 +4,9 @@
 
 Only blocks that the other site lacks go over the wire. The sender describes
 the image lot by lot. The receiver answers which blocks of a lot are missing,
-and the sender sends these while it describes the next lot (``design.rst``,
-"Replication"). The image stays open meanwhile, so its deletion here takes no
-blocks away from the sender.
+and the sender sends these while it describes the next lot
+(``replication.rst``, "Replication"). The image stays open meanwhile, so its
+deletion here takes no blocks away from the sender.
 
 If a connection breaks, the sender connects again, and goes on where the
 receiver is. After a failure nothing is remembered here: the next attempt

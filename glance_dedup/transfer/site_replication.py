@@ -2,16 +2,9 @@
 
 """Images at another site: their data sent, and its Glance told.
 
-An image is taken there in the five steps of ``design.rst``, "Replication". A
-crash may follow each of them; the next run then finds the step done:
-
-R1. it is active at home;
-R2. its record is made at the other site;
-R3. its blocks are sent, and committed there;
-R4. the record gets its location, and Glance there verifies the data;
-R5. it is still there at home, or it is deleted at the other site.
-
-Without Glances, R3 is all there is: `DataReplication`.
+The steps are R1 to R5 (``replication.rst``, "Replication"). A crash may follow
+each of them; the next run then finds the step done. Without Glances, R3 is all
+there is: `DataReplication`.
 """
 
 from collections.abc import Callable

@@ -101,7 +101,7 @@ def _write(volume, deeds):
     volume.flush()
 
 
-#: Named after what format.rst says lies in a repository: patterns.
+#: Named after the files that format.rst lists: patterns.
 STRUCTURES = {
     'group': 'groups/*',
     'recipe': 'images/*',

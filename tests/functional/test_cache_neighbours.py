@@ -3,7 +3,8 @@
 """The caches of a rack ask each other before they ask the storing host.
 
 Real Glance, real daemons, each with a TLS listener. Whatever a neighbour does,
-the image arrives as it would have without it.
+the image arrives as it would have without it. The rules L1 to L8 are in
+``cache.rst``, "Caches that lend".
 """
 
 import concurrent.futures

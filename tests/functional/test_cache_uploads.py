@@ -3,7 +3,8 @@
 """Uploads through a compute host's cache, which sends only the difference.
 
 Real Glance, real daemons. Whatever breaks, the upload arrives as it would have
-without the cache, or fails as it would have.
+without the cache, or fails as it would have. The steps U1 to U4 are in
+``cache.rst``, "Uploads of differences".
 """
 
 import concurrent.futures

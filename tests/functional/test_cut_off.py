@@ -3,7 +3,7 @@
 """A host that is cut off, and returns after others have used its groups.
 
 The server drops the locks of a host that it has not heard of. Its processes
-know nothing of that, and go on later (design.rst, "A host that lost its
+know nothing of that, and go on later (hosts.rst, "A host that lost its
 locks"). On the model of a shared file system the process is stopped by a
 signal, and ``drop_locks`` plays the server. With ``lost='error'`` the open
 files that had locks can no longer be used, as NFS, GlusterFS with strict

@@ -2,7 +2,7 @@
 
 """Reading through memory that the daemon shares, against a real process.
 
-The rules M1 to M5 are in ``design.rst``, "Shared memory".
+The rules M1 to M5 are in ``daemon.rst``, "Shared memory".
 """
 
 import contextlib

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images taken to another site, with a real Glance at either."""
+"""Images taken to another site, with a real Glance at either.
+
+The steps R1 to R5 are in ``replication.rst``, "Replication".
+"""
 
 import concurrent.futures
 import contextlib

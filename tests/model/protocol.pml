@@ -2,7 +2,7 @@
 /*
  * protocol.pml - the rules N1 to N14 of protocol.rst, for Spin.
  *
- * testing.rst ("The protocol's model") says what the model has and what it
+ * model.rst says what the model has and what it
  * leaves out.  disk.pml has the state, and what must hold.  One program serves
  * all scenarios and mutants: the environment chooses.
  */

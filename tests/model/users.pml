@@ -326,7 +326,7 @@ proctype Delete(byte p; byte i)
     /* N9.4 and N9.5 in one step, which does not come while the entry is being
      * settled.  A delete that goes on without its locks just then leaves space
      * that only a rebuild brings back ("A host that lost its locks" in
-     * design.rst). */
+     * hosts.rst). */
     if
     :: d_step { (may_happen & DROPS) && entry[k] == 0 &&
         !IS(ENTRY_NOT_LOOKED_FOR) -> end_delete(p, r, i) } -> goto ended

@@ -2,7 +2,7 @@
 
 """Volumes for tests, and servers of them.
 
-An empty volume is written from ``doc/source/contributor/format.rst``, with
+An empty volume is written from ``format-volumes.rst``, with
 parts so small that a test has many of them.
 """
 

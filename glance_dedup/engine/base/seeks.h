@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * seeks.h - counts what a disk with a head would do: a read that does not begin
- * where the last one of its kind ended is a seek (design.rst, "Seeks").
+ * where the last one of its kind ended is a seek (speed.rst, "Seeks").
  *
  * The reads of all threads form one sequence, as they would for the one head.
  * Thread-safe: the place is one word, changed by an atomic exchange.

@@ -83,7 +83,7 @@ gd_status gd_group_check_name(const gd_group *group, int root, gd_error *err);
  * closed.  It keeps nobody out: the lease does that.  But a file system that
  * tells a host of locks that it lost does so by errors on the open file that
  * had them.  So a process that changes a group's file locks it, and cannot
- * change it any more when its lease is gone, too (design.rst, "A host that lost
+ * change it any more when its lease is gone, too (hosts.rst, "A host that lost
  * its locks").  The caller confirms its other locks afterwards, and reads what
  * it goes by after that: they may have fallen before this one was taken.
  * REQUIRES: opened O_RDWR. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fence.h - the fence: what the catalog must not lie behind (I9; format.rst,
- * "Fence").
+ * fence.h - the fence: the accounting step that the catalog must know (I9;
+ * format-derived.rst, "Fence").
  *
  * LevelDB may lose its last batches in a crash.  The fence is kept outside of
  * LevelDB.  It names the batch that must be there, because a spool entry was

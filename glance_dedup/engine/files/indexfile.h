@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * indexfile.h - writing and reading one file of the exact index, from its
- * beginning to its end (format.rst, "The exact index").
+ * beginning to its end (format-derived.rst).
  *
  * A file is written under a name of kind GD_INDEX_NEW, which its maker locks.
  * It gets its own name by a link, when it is whole and synced, and never

@@ -4,7 +4,7 @@
  *
  * The inputs are sorted, so a heap of them gives all records in order.  The
  * order in which the outputs get their names is the protocol: no crash loses a
- * pair (design.rst, "Merging").
+ * pair (merging.rst).
  */
 #include "engine/files/shardmerge.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shardmerge.h - merges a shard of the exact index with its runs into its next
- * generation (design.rst, "Merging").
+ * generation (merging.rst).
  *
  * Memory: a frame for each input, of which there are at most 64, and for each
  * of two outputs; a bit for each number of a group.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shards.h - the exact index as a whole: which of its files count, runs that
- * are added to it, and looking for a fingerprint (design.rst, "Merging").
+ * are added to it, and looking for a fingerprint (merging.rst).
  *
  * A handle is of one repository and one catalog.  It may hold the lock of the
  * runs.  One thread at a time may use it.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fencerecord.h - a record of the fence (format.rst, "Fence").
+ * fencerecord.h - a record of the fence (format-derived.rst, "Fence").
  */
 #ifndef GD_FENCERECORD_H
 #define GD_FENCERECORD_H

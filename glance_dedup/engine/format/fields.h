@@ -19,7 +19,7 @@
  *     LENGTH  the length of a text, whose row is above; decoding compares it
  *
  * Bytes without a row are reserved, or are written and read by hand.  A test
- * compares all tables with format.rst (test_format.py).
+ * compares all tables with the pages on the format (test_format.py).
  */
 #ifndef GD_FIELDS_H
 #define GD_FIELDS_H

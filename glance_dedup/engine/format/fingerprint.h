@@ -22,7 +22,7 @@ typedef struct gd_fingerprint {
     uint8_t bytes[GD_FINGERPRINT_SIZE];
 } gd_fingerprint;
 
-/* The blocks that a block may be a duplicate of (design.rst, "Scopes"). */
+/* The blocks that a block may be a duplicate of (access.rst, "Scopes"). */
 typedef struct gd_scope {
     uint8_t id[GD_SCOPE_SIZE];
 } gd_scope;

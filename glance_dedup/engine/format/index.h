@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index.h - records of the exact index (format.rst, "The exact index").
+ * index.h - records of the exact index (format-derived.rst).
  *
  * A record is the first 8 bytes of a fingerprint and an address.  Records are
  * sorted by the fingerprint's bytes, then by the address.  Everything here is

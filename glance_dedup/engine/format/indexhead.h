@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * indexhead.h - a file of the exact index: its head, and its frames, as pure
- * functions (format.rst, "The exact index").
+ * functions (format-derived.rst).
  *
  * A file is a head and frames.  A frame is so many items, which have one size
  * in a file, and their checksum.  Only the last frame may have fewer.  Shards

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * packedframe.h - index records in fewer bits (format.rst, "The exact index").
+ * packedframe.h - index records in fewer bits (format-derived.rst).
  *
  * The keys of a shard are sorted and spread evenly.  So the difference of two
  * neighbours needs about as many bits less than 64 as the number of records has,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * position.h - how far an index of hints knows the groups (design.rst, "The
- * filter").
+ * position.h - how far an index of hints knows the groups (hints.rst,
+ * "Following").
  *
  * Groups above `newest` were never looked at.  Of those up to it, the ones in
  * `open` may grow: `published` of their entries were read.  The list has the

@@ -30,7 +30,7 @@ enum {
     GD_SEGMENT_MAX = 1 << 20, /* plain bytes */
     GD_SEGMENT_DEFAULT = 65536,
     /* Minimum of a recompressed segment: neighbours are joined.  To read 4 KiB,
-     * all of it must be decoded; design.rst, "Recompression", has the
+     * all of it must be decoded; maintenance.rst, "Recompression", has the
      * measurements. */
     GD_SEGMENT_JOINED = 256 << 10,
 };

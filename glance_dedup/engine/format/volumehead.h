@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * volumehead.h - the head of a volume's journal: the volume's whole state
- * (format.rst, "Volumes").
+ * (format-volumes.rst).
  */
 #ifndef GD_VOLUMEHEAD_H
 #define GD_VOLUMEHEAD_H

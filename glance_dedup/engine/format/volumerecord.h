@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * volumerecord.h - the records of a volume's journal (format.rst, "Volumes").
+ * volumerecord.h - the records of a volume's journal (format-volumes.rst).
  */
 #ifndef GD_VOLUMERECORD_H
 #define GD_VOLUMERECORD_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * follow.h - an index of hints learns of blocks that others stored: other hosts,
- * and processes of this host that have another index (design.rst, "The
- * filter").  An empty index learns of all blocks in the same way.
+ * and processes of this host that have another index (hints.rst,
+ * "Following").  An empty index learns of all blocks in the same way.
  */
 #ifndef GD_FOLLOW_H
 #define GD_FOLLOW_H

@@ -13,7 +13,7 @@
  * Everything in a store is a hint: the caller verifies what it finds (I5).  A
  * store may therefore lose keys in a crash, and a sparse one may drop keys
  * above its capacity.  It must not harm the process, whatever its file holds
- * (I10); design.rst, "Metadata backends", says how far each backend keeps
+ * (I10); hints.rst, "Metadata backends", says how far each backend keeps
  * this.
  *
  * A store belongs to one thread at a time, and to the process that opened it:

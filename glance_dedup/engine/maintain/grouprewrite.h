@@ -19,7 +19,7 @@
  * off from the server, which then dropped its locks, and it does not notice.
  * So it changes no file that others use: it writes its own, in the spool, and
  * renames it.  A maintainer that frees blocks of the group has first removed
- * that name from the spool (N6.2), so a late rename fails.  design.rst,
+ * that name from the spool (N6.2), so a late rename fails.  hosts.rst,
  * "Helpers", has the argument.
  *
  * If the group is not full, the old file is marked as poisoned before it loses

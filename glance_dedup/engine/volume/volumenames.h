@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * volumenames.h - the names of a volume's files and recipes (format.rst, "Volumes").
+ * volumenames.h - the names of a volume's files and recipes
+ * (format-volumes.rst).
  */
 #ifndef GD_VOLUMENAMES_H
 #define GD_VOLUMENAMES_H

@@ -4,7 +4,7 @@
  *
  * An upload that waits for compression waits now, while maintenance can save
  * the same space later.  So compression is left out where it gains nothing and,
- * if so configured, while the processor is busy (design.rst, "Giving way").
+ * if so configured, while the processor is busy (speed.rst, "Giving way").
  * The decision changes only how a segment is stored.
  *
  * Threads may ask and report at the same time.  They ask about segments roughly

@@ -3,7 +3,7 @@
  * directio.h - appends to a group's file without the page cache.
  *
  * This leaves memory for other things, and saves the processor time of filling
- * the cache (design.rst, "Beside the page cache").  Direct writes take only
+ * the cache (speed.rst, "Beside the page cache").  Direct writes take only
  * whole pages.  So the last page is filled up with zeros; when more data comes,
  * it is written again, with the same bytes in front (I2).  Ordinary reads of
  * the file see what was written.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * waychoice.h - whether new blocks are written through the page cache or beside
- * it (design.rst, "Beside the page cache").
+ * it (speed.rst, "Beside the page cache").
  *
  * The choice is made for a stretch, from one sync point to the next.  If it is
  * left to the program, it writes beside the page cache if that takes less

@@ -42,7 +42,7 @@ get(char catalog)
     return (int64_t)fence.sequence;
 }
 
-/* As format.rst has them. */
+/* As format-derived.rst has them. */
 static void
 test_bytes(void)
 {

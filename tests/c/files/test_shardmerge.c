@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_shardmerge.c - merging runs into shards: the result is that of the
- * simplest possible implementation, in the order of design.rst ("Merging"); no
+ * simplest possible implementation, in the order of merging.rst; no
  * fault, no crash and no other host loses a pair.
  */
 #include "engine/files/shardmerge.h"
@@ -82,7 +82,7 @@ fill(bag *b, size_t count, uint64_t keys, uint64_t *seed)
     sort_once(b);
 }
 
-/* What the shards and the pairs are to be, by the words of design.rst. */
+/* What the shards and the pairs are to be, by the words of merging.rst. */
 static void
 expect(const bag *all, const bag *gone, bag *kept, bag *pairs)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_indexhead.c - files of the exact index: their bytes are those that
- * format.rst describes, and nothing else is believed.
+ * format-derived.rst describes, and nothing else is believed.
  */
 #include "engine/format/indexhead.h"
 

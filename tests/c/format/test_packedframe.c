@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_packedframe.c - packed frames are what format.rst describes, take as few
+ * test_packedframe.c - packed frames are as format-derived.rst says, take as few
  * bits as it says, and nothing else is believed.
  */
 #include "engine/format/packedframe.h"

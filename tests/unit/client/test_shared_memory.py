@@ -2,7 +2,7 @@
 
 """The client's side of shared memory, against servers that misbehave.
 
-The rules M1 to M5 are in ``design.rst``, "Shared memory".
+The rules M1 to M5 are in ``daemon.rst``, "Shared memory".
 """
 
 import contextlib
