@@ -382,6 +382,16 @@ def test_the_purpose_of_a_module(module_map, tmp_path, name, text):
         module_map['purpose'](path)
 
 
+# -- length -------------------------------------------------------------------
+
+@pytest.mark.parametrize('page', sorted(documents.SOURCE.rglob('*.rst')),
+                         ids=lambda page: str(
+                             page.relative_to(documents.SOURCE)))
+def test_a_page_can_be_read_at_one_sitting(page):
+    words = len(page.read_text().split())
+    assert words <= 6000, words
+
+
 # -- commands -----------------------------------------------------------------
 
 class Misused(Exception):
@@ -539,6 +549,22 @@ def test_sections_that_references_name():
             assert ' '.join(title.split()) in {
                 heading for heading, _ in headings(other)}, (
                 f'{page}: {other.name} has no section {title}')
+    assert found > 20
+
+
+def test_sections_that_comments_name():
+    """As in (design.rst, "Storing")."""
+    sections = {(page.stem, heading) for page in documents.pages()
+                for heading, _ in headings(page)}
+    found = 0
+    for path in (path for top in ('glance_dedup', 'dedupd', 'tests')
+                 for path in (TOP / top).rglob('*')):
+        if path.suffix in ('.c', '.h', '.pml', '.py', '.pyi'):
+            text = re.sub(r'\n\s*(?:\*|#:?)? *', ' ', path.read_text())
+            for section in re.findall(
+                    r'\b([\w-]+)\.rst(?:``)?,? ?\(?"([^"]+)"', text):
+                found += 1
+                assert section in sections, f'{path}: {section}'
     assert found > 20
 
 
