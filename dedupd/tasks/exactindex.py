@@ -2,10 +2,10 @@
 
 """The exact index: sorted files from which merging finds duplicates.
 
-The design page, "Merging", has the three stages, and the order of their steps.
-This module has the first two: writing runs of new entries, and merging these
-into shards. They need the repository's directory and locks, and no catalog but
-its id. So the daemon of any host runs them.
+``merging.rst``, "The exact index", has the three stages, and the order of
+their steps. This module has the first two: writing runs of new entries, and
+merging these into shards. They need the repository's directory and locks, and
+no catalog but its id. So the daemon of any host runs them.
 
 All is derived. The maintainer sets aside what cannot be trusted. Then the
 cursors go back to zero, and the next scan reads all entries again.

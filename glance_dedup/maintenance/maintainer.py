@@ -3,7 +3,7 @@
 """The maintainer: its lock, and a catalog that may be trusted.
 
 One process at a time maintains a repository. The tasks in ``dedupd/`` take a
-:class:`Maintainer`. The design document states rules N1 to N6.
+:class:`Maintainer`. ``protocol.rst`` states rules N1 to N6.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ class Mutant:
 
     name: str
     rule: str
-    """Of the design document, that it breaks."""
+    """of the contributors' guide, that it breaks"""
     edits: tuple[Edit, ...]
     workload: str | None = None
     """Of the crash explorer, that must show it; None: a crash alone does

@@ -3,7 +3,7 @@
 """Bugs put in on purpose, to show that the tests find them.
 
 A mutant is a small change to the engine or to the maintainer by which a rule
-of the design document is broken. :data:`MUTANTS` has them all; a new rule of
+of the guide is broken. :data:`MUTANTS` has them all; a new rule of
 ordering gets a mutant there, and a new layout one in ``layout_mutants.py``.
 Each says what must notice it: a workload of the crash explorer, or, where a
 crash alone shows nothing, the ordinary tests that do. ``test_mutants.py`` sees

@@ -2,7 +2,7 @@
 
 """What the tests of the protocol share: repositories, and hooks for calls.
 
-The rules are N1 to N11 and the invariants I1 to I13 of the design document.
+The rules are N1 to N11 (``protocol.rst``) and I1 to I13 (``design.rst``).
 The maintainer's part is played by the test. Between any two system calls of
 the process under test it can lock, unlink or replace something.
 """
