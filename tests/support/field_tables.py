@@ -37,7 +37,7 @@ def tables() -> dict[str, tuple[Field, ...]]:
 
 
 def span(table: str, member: str) -> slice:
-    """Where a field lies; of a text, not its length."""
+    """Return the bytes of a field; of a text, not its length."""
     field, = (field for field in tables()[table]
               if field.member == member and field.kind != 'LENGTH')
     return slice(field.offset, field.offset + field.size)

@@ -65,7 +65,7 @@ void gd_fields_begin(const gd_sealed *sealed, uint8_t *out);
 /* Writes the checksum, and returns it. */
 uint64_t gd_fields_seal(const gd_sealed *sealed, uint64_t seed,
                         uint8_t *out);
-/* Whether magic and checksum are right. */
+/* True if magic and checksum are right. */
 bool gd_fields_verify(const gd_sealed *sealed, uint64_t seed,
                       const uint8_t *in);
 /* GD_CORRUPT, which calls the file name, unless magic and checksum are right;

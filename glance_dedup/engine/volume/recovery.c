@@ -9,7 +9,7 @@
 #include "engine/volume/directory.h"
 #include "engine/volume/state.h"
 
-/* What a scan of one journal fills in. */
+/* The result of scanning one journal. */
 typedef struct recovery {
     gd_volume *volume;
     gd_journal *journal;
