@@ -249,8 +249,8 @@ gd_slices_read(const gd_slices *slices, const gd_object *object, void *out,
                                                : (size_t)(GD_SLICE - from);
         gd_error why;
         GD_TRY(say_unavailable(
-     read_slice(slices, object, slice, last - slice, at, here, from,
-                &why), slice, &why, name, err));
+            read_slice(slices, object, slice, last - slice, at, here, from,
+                       &why), slice, &why, name, err));
         at += here;
         offset += here;
         length -= here;

@@ -187,8 +187,8 @@ gd_rewrite_source_read(const gd_rewrite_source *x, gd_decoder *w,
                        gd_error *err)
 {
     GD_TRY(gd_group_read_segment(
- x->leased->group, &x->leased->entries[slots[0]], slots[0], w->coder,
- w->in, w->plain, header, err));
+        x->leased->group, &x->leased->entries[slots[0]], slots[0], w->coder,
+        w->in, w->plain, header, err));
     *read += GD_SEGMENT_HEADER + (uint64_t)header->stored_length;
     for (uint32_t i = 0, n; i < count; i += n) {
         n = count - i;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * newest.c - reads and writes a volume's newest head, whoever owns the volume.
+ * newest.c - reads and writes the newest head of a volume, owned or not.
  */
 #include "engine/volume/directory.h"
 #include "engine/volume/state.h"

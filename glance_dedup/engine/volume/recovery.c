@@ -220,7 +220,7 @@ begin_journal(gd_volume *volume, bool *named, gd_error *err)
             gd_volume_release_frozen(volume);
             gd_overlay_clear(&volume->stale);
         }
-        /* What was read, and is removed now, was and is ours. */
+        /* The journals that were read, and are removed now, belong to us. */
         s = gd_volume_confirm(volume, volume->active, err);
     }
     if (s == GD_OK) {
