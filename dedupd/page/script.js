@@ -786,10 +786,12 @@
 
   // -- savings ----------------------------------------------------------------
 
-  // Rows {label, size, zeros, fresh, stored, images}, most saved first.
+  // Rows {label, size, zeros, fresh, stored, images}, most saved first. As in
+  // all figures, what is saved is a share of the bytes that are not zeros.
   function bars(list, button, rows, all, nothing) {
-    rows.sort((a, b) => (b.size - b.stored) - (a.size - a.stored)
-      || b.size - a.size);
+    const plain = (row) => row.size - row.zeros;
+    const saving = (row) => plain(row) - row.stored;
+    rows.sort((a, b) => saving(b) - saving(a) || b.size - a.size);
     const shown = rows.slice(0, all ? MORE_ROWS : ROWS);
     button.hidden = rows.length <= ROWS;
     setText(button, all ? 'Show less' : 'Show more');
@@ -797,12 +799,12 @@
     list.replaceChildren(...shown.map((row) => {
       const bar = el('div', { class: 'split', 'aria-hidden': 'true' });
       splitBar(bar, parts(row.size, row.zeros, row.fresh, row.stored), scale);
-      const saved = row.size - row.stored;
+      const saved = saving(row);
       return el('li', null,
         el('div', { class: 'row' }, row.label,
            el('span', null, el('strong', null,
                                el('data', { value: saved }, bytes(saved))),
-              ` of ${bytes(row.size)} saved, ${share(saved, row.size)}`)),
+              ` of ${bytes(plain(row))} saved, ${share(saved, plain(row))}`)),
         bar);
     }));
     if (rows.length > shown.length && all) {

@@ -266,11 +266,20 @@ def test_savings(browser, daemon):
     images = daemon.get('/v1/images')['images']
     assert browser.element('images-more').is_displayed()
     browser.element('images-more').click()
-    saved = {i['image_id']: i['size'] - i['stored_bytes'] for i in images}
-    rows = {row.find_element(CSS, 'bdi').text: float(row.find_element(
-        CSS, 'data').get_dom_attribute('value'))
-        for row in browser.all('#images > li')}
+    saved = {i['image_id']: i['size'] - i['zero_bytes'] - i['stored_bytes']
+             for i in images}
+    found = {row.find_element(CSS, 'bdi').text: row
+             for row in browser.all('#images > li')}
+    rows = {name: float(row.find_element(CSS, 'data').get_dom_attribute(
+        'value')) for name, row in found.items()}
     assert rows == saved
+    # As ``image show`` has it: of the bytes that are not zeros.
+    for image in images:
+        shown = re.search(r'saved, (-?[\d.]+)\s%',
+                          found[image['image_id']].text)
+        percent = 100 * saved[image['image_id']] / (
+            image['size'] - image['zero_bytes'])
+        assert float(shown[1]) == pytest.approx(percent, abs=.06)
     # The largest comes first.
     assert list(rows.values()) == sorted(rows.values(), reverse=True)
     projects = {}
