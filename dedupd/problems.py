@@ -65,7 +65,7 @@ def _unreadable(status: Fields) -> Problems:
 def _filter(status: Fields) -> Problems:
     error = _part(status, 'filter').get('filter_error')
     if error:
-        yield CRITICAL, (
+        yield WARNING, (
             'There is no fingerprint filter on this host, so new images are '
             f'stored without finding duplicates: {error}')
 

@@ -786,7 +786,7 @@ def test_no_filter(browser, tmp_path):
         assert b'dedupd_filter_available 0.0' in it.request(
             'GET', '/metrics').body
         browser.show(it.url)
-        assert browser.text('health').startswith('Trouble')
+        assert browser.text('health').startswith('Attention')
         assert error in browser.text('notices')
         assert error in browser.text('filter')
         browser.need_silence()

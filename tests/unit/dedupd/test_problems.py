@@ -35,7 +35,7 @@ def test_nothing():
     ('repository', {'maintained': False}, 'warning', 'start dedupd'),
     ('repository', {'trial': {'verdict': 'not tried', 'valid': False}},
      'warning', 'mount is not tried: run "glance-dedup repository try-'),
-    ('filter', {'filter_error': 'no room'}, 'critical', 'no room'),
+    ('filter', {'filter_error': 'no room'}, 'warning', 'no room'),
     ('volumes', {'broken': 3}, 'critical', '3 volumes broken.'),
     ('tasks', {'merge': {'last': {'error': 'no room'}}}, 'warning',
      'The task merge failed: no room'),
