@@ -121,8 +121,8 @@ Directory of the repository that the daemon serves and maintains.
 It is the same as ``dedup_store_datadir`` of the store in
 ``glance-api.conf``. The repository must exist: the daemon does not
 create one. If a repository has several daemons, on one host or
-several, one is the maintainer. The others only serve reads until it
-ends.
+several, one is the maintainer. The others are helpers: they serve
+reads, and do portions of scrubs, recompression and merging.
 
 Possible values:
     * An absolute path
@@ -395,10 +395,11 @@ Related options:
 Address on which the status page, ``/metrics`` and ``/healthcheck``
 are served to everyone, without TLS.
 
-It shows names of images and projects, and figures. It gives neither
-content nor control. But if projects share blocks (``dedup_store_scope
-= global``), a user who has uploaded an image sees there how much of
-it was stored before: let only operators reach it.
+It shows ids of images and projects, and figures; names of images only
+if ``glance_cloud`` is set. It gives neither content nor control. But
+if projects share blocks (``dedup_store_scope = global``), a user who
+has uploaded an image sees there how much of it was stored before: let
+only operators reach it.
 
 Possible values:
     * ADDRESS:PORT, for IPv6 [ADDRESS]:PORT
@@ -577,7 +578,7 @@ All other tasks, and requests for one, go first.
 Seconds between two searches for groups to move to the object store.
 
 The repository must be attached to one (``glance-dedup cold attach``).
-See the guide on cold groups.
+See the guide on tiers in Swift or S3.
 """, 'tier_age_hours'),
     _number('tier_age_hours', 720, 0, 1 << 20, """
 Hours for which a group must not have changed, before it moves to the
@@ -892,7 +893,7 @@ listen``. They are asked for missing blocks before ``peer`` is.
 The host itself may be in the list, so all hosts of a rack can have
 the same one. ``peer_ca`` verifies the certificates. Without
 ``peer_cert`` the neighbours see the tokens of this host's callers, as
-``peer`` does. See the guide on a compute host's images.
+``peer`` does. See the guide on image caches.
 
 Possible values:
     * A list of https://HOST:PORT, at most 100
@@ -929,7 +930,7 @@ Related options:
                help="""
 Nova's directory of base images, in which ``dedupd-nova-base`` keeps
 links, so that Nova starts servers before their images have been
-copied. See the guide on a compute host's images.
+copied. See the guide on instant start.
 
 Possible values:
     * An absolute path: ``_base`` in Nova's ``instances_path``

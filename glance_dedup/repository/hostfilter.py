@@ -85,8 +85,8 @@ def _directory_for(path: str | None) -> str:
         raise PermissionError(
             1, f'{path}, which belongs to {access.user_name(found.st_uid)}, '
             f'is not a directory that only {access.user_name(uid)} may '
-            'change. Remove it, and have systemd-tmpfiles make the directory '
-            'at each boot (etc/tmpfiles.d/glance-dedup.conf)')
+            'change. Remove it and run systemd-tmpfiles --create, with the '
+            "package's glance-dedup.conf in a directory tmpfiles.d")
     return path
 
 
