@@ -229,7 +229,8 @@ def test_the_figures_of_the_comparison_stand_in_the_guide():
                            re.MULTILINE | re.DOTALL)[0]
     figures = re.findall(r'(\d+\.\d) (?:s|MB)\b', comparison)
     assert len(figures) > 10
-    guide = (documents.SOURCE / 'admin' / 'cache.rst').read_text()
+    guide = (documents.SOURCE / 'contributor' / 'measurements'
+             / 'compute-hosts.rst').read_text()
     for figure in figures:
         assert re.search(rf'^     - {re.escape(figure)}$', guide,
                          re.MULTILINE), figure

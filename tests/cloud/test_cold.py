@@ -109,7 +109,7 @@ def test_an_image_comes_out_of_swift(cloud, tmp_path):
 
 def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
     """The commands and the file of the page, with the cloud's Keystone."""
-    page = documents.SOURCE / 'admin' / 'cold.rst'
+    page = documents.SOURCE / 'admin' / 'object-storage.rst'
     found = [block for block in documents.blocks(page)
              if block.section == 'Credentials for Swift']
     lines = [line.text for block in found if block.language == 'console'

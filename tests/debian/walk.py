@@ -34,7 +34,7 @@ from tests.support import monitoring
 PAGE = documents.SOURCE / 'install' / 'packages.rst'
 INDEX = documents.SOURCE / 'install' / 'index.rst'
 MIGRATION = documents.SOURCE / 'admin' / 'migration.rst'
-BACKUP = documents.SOURCE / 'admin' / 'backup.rst'
+BACKUP = documents.SOURCE / 'admin' / 'repository-backup.rst'
 NAMES = ('python3-glance-dedup', 'dedupd', 'dedupd-nova-base',
          'glance-dedup-doc')
 MIB = 1 << 20

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('rsync')]
 
 configure = stores.configure
 
-PAGE = documents.SOURCE / 'admin' / 'backup.rst'
+PAGE = documents.SOURCE / 'admin' / 'repository-backup.rst'
 MIB = 1 << 20
 COMMAND_SECONDS = 100
 

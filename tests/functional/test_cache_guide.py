@@ -22,7 +22,7 @@ from tests.support import documents
 
 pytestmark = pytest.mark.slow
 
-PAGE = documents.SOURCE / 'admin' / 'cache.rst'
+PAGE = documents.SOURCE / 'admin' / 'image-cache.rst'
 VENV = '/opt/glance-dedup'
 CONF = '/etc/dedupd/dedupd-cache.conf'
 CACHE = 'http://127.0.0.1:9292'

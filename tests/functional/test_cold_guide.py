@@ -31,7 +31,9 @@ pytestmark = pytest.mark.slow
 
 pytest_plugins = ['tests.support.object_fixtures']
 
-PAGE = documents.SOURCE / 'admin' / 'cold.rst'
+PAGE = documents.SOURCE / 'admin' / 'object-storage.rst'
+MEASURED = (documents.SOURCE / 'contributor' / 'measurements'
+            / 'hosts-and-sites.rst')
 REPOSITORY = '/var/lib/glance/dedup'
 CREDENTIALS = '/etc/glance-dedup/cold.conf'
 ENDPOINT = 'https://s3.example.org'
@@ -175,8 +177,8 @@ def test_the_options_are_dedupds(tmp_path):
 
 
 def costs():
-    """The rows of the page's table: PUT, GET, and HEAD and LIST."""
-    text = PAGE.read_text().partition('\nWhat it costs\n')[2]
+    """Return the rows of the measured table: PUT, GET, and HEAD and LIST."""
+    text = MEASURED.read_text().partition('\nAn object store\n')[2]
     rows = re.findall(r'   \* - (.+)\n     - (.+)\n     - (.+)\n     - (.+)\n',
                       text)
     return {row[0]: row[1:] for row in rows}
@@ -229,7 +231,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
             two = run(('one', 4096), ('two', 4096))
         assert idle == rows['a run that finds nothing to do']
         assert less(eight, four, 4) == rows['a group becomes cold']
-        assert less(second, idle) == rows['a snapshot']
+        assert less(second, idle) == rows['a metadata backup']
         assert less(two, second, 2) == rows['the recipe of a new image']
         assert repositories.read_all(repo, 'image')
         with cold.connect(cold.need(repo.path)) as store:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs('rsync')]
 
 pytest_plugins = ['tests.support.object_fixtures']
 
-PAGE = documents.SOURCE / 'admin' / 'cold-recovery.rst'
+PAGE = documents.SOURCE / 'admin' / 'disaster-recovery.rst'
 SLOTS = 256
 SIZE = SLOTS * 4096
 LIMIT = 120
