@@ -317,8 +317,7 @@ What tells uploads which blocks may be stored already.
 
 The filter suits nearly every repository. The others know every
 block exactly and survive a restart of the host, but take space and
-write access on a disk, and memory as page cache. Blocks that other
-hosts store are not in them until they are rebuilt. With ``dtb`` only
+write access on a disk, and memory as page cache. With ``dtb`` only
 the first process that stores has an index; the others miss
 duplicates, so set glance-api's ``workers`` to 1.
 
