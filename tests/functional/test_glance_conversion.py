@@ -3,7 +3,7 @@
 """Glance's import plugin ``image_conversion`` in front of the store.
 
 In a compressed qcow2 image no block is like any other's. Glance can make a raw
-one of it on its way in; doc/source/contributor/measurements/space.rst says how.
+one of it on its way in; ``contributor/measurements/space.rst`` says how.
 """
 
 import json
