@@ -8,13 +8,17 @@ has it open, and while the whole of it is here: a server that is shut off may
 start again. Nova's own image cache manager removes that link once no server
 needs it, and it is not put back.
 
-An image that is not here whole has a link only while dedupd answers, and has
-not found that the storing host has another image under its id. Otherwise Nova
-downloads it as if there were no links.
+An image that is not here whole has a link only while dedupd can fetch it. The
+link goes when dedupd has found that the storing host has another image under
+the id, and when dedupd has not answered for two minutes. Then Nova downloads
+the image as if there were no links. A restart of dedupd takes less, and
+removes no link: Nova opens an image several times while it makes a server, and
+fails if the link goes in between.
 """
 
 from collections.abc import Callable
 from collections.abc import Collection
+import time
 
 from oslo_log import log
 
@@ -28,6 +32,8 @@ LOG = log.getLogger(__name__)
 
 #: Seconds between two refreshes.
 INTERVAL = 60.0
+#: Seconds without an answer after which dedupd is not waited for any more.
+AWAY = 120.0
 
 Offers = dict[str, offers_module.Offer]
 
@@ -51,6 +57,8 @@ class Keeper:
         self._wrong_images = wrong_images
         self._catalogue: catalogue_module.Catalogue | None = None
         self._told: dict[str, str] = {}
+        # When dedupd answered last, by the monotonic clock.
+        self._answered = time.monotonic()
         # Until Glance answers, it is believed to have what it had.
         self._shown = self._saved = self._offered = file.offers()
         contents.show(self._shown, frozenset())
@@ -106,6 +114,10 @@ class Keeper:
 
     def _link(self) -> None:
         wrong = self._wrong_images()
+        if wrong is not None:
+            self._answered = time.monotonic()
+        is_restarting = (wrong is None
+                         and time.monotonic() < self._answered + AWAY)
         for image_id, offer in self._shown.items():
             comes = wrong is not None and image_id not in wrong
             if comes or self._contents.is_here(offer):
@@ -113,6 +125,6 @@ class Keeper:
                 # away it may have lost its link, which its servers need to
                 # start again.
                 self._links.put(image_id)
-            elif image_id in self._offered:
+            elif image_id in self._offered and not is_restarting:
                 self._links.remove(image_id)
         self._links.sweep(self._shown)

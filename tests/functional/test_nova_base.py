@@ -37,10 +37,11 @@ WAITS = 'A read of image'
 #: nobody: FUSE wants a user with a name.
 USER = 65534
 noise = repositories.noise
-# Looks at everything more often.
-PROGRAM = ['-c', 'from dedupd.novabase import contents, keeper, main; '
-           'import sys; keeper.INTERVAL = 0.2; contents.PAUSE = 0.1; '
-           'sys.exit(main.main())']
+# Looks at everything more often, and waits for dedupd for AWAY seconds.
+PROGRAM = ('from dedupd.novabase import contents, keeper, main; import sys; '
+           'keeper.INTERVAL = 0.2; contents.PAUSE = 0.1; keeper.AWAY = {}; '
+           'sys.exit(main.main())')
+AWAY = 0.2
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -93,7 +94,12 @@ class Host:
         self._environment = {
             **os.environ, 'PYTHONPATH': str(daemons.ROOT),
             'OS_CLIENT_CONFIG_FILE': str(clouds)}
+        self.away = AWAY
         self.process = None
+
+    @property
+    def program(self):
+        return ['-c', PROGRAM.format(self.away)]
 
     def __enter__(self):
         self.daemon.start().wait_for_catalog()
@@ -107,7 +113,7 @@ class Host:
     def mount(self):
         with open(self._errors, 'ab') as errors:
             self.process = subprocess.Popen(
-                [*self.prefix, sys.executable, *PROGRAM, '--config-file',
+                [*self.prefix, sys.executable, *self.program, '--config-file',
                  self.daemon.config], cwd=daemons.ROOT, stderr=errors,
                 stdin=subprocess.DEVNULL, stdout=errors,
                 env=self._environment)
@@ -115,7 +121,7 @@ class Host:
                 self.wait_for(pathlib.Path(
                     self.seen(f'{self.mounted}.socket')).exists)
                 subprocess.run(
-                    [*self.mounter, sys.executable, *PROGRAM, 'mount',
+                    [*self.mounter, sys.executable, *self.program, 'mount',
                      '--config-file', self.daemon.config], check=True,
                     cwd=daemons.ROOT, env=self._environment, stderr=errors,
                     timeout=LIMIT)
@@ -296,7 +302,7 @@ def test_a_read_waits_while_dedupd_is_away_and_stat_does_not(host, ops):
             host.wait_for(lambda: WAITS in host.text())
             # What has arrived, a MiB, may be of a few of them.
             assert sum(reading.done() for reading in reads) < len(reads) // 2
-            # The link goes as soon as it is known that dedupd is away.
+            # The link goes soon after it is known that dedupd is away.
             names = subprocess.run(
                 ['ls', '-l', host.mounted], check=True, capture_output=True,
                 timeout=LIMIT, text=True).stdout
@@ -538,6 +544,22 @@ def test_without_dedupd_nova_downloads_what_is_not_here(host, ops):
     assert read(host.path(here)) == content(17)
     host.daemon.start()
     host.wait_for_link(missing)
+
+
+def test_a_restart_of_dedupd_removes_no_link(host, ops):
+    """Nova may be about to open the image again."""
+    image_id = store(ops, content(25))
+    host.unmount()
+    host.away = 10 * LIMIT
+    host.mount()
+    link = host.wait_for_link(image_id)
+    host.daemon.kill()
+    # The second look begins when the first has dealt with the links.
+    host.wait_for(
+        lambda: host.text().count('dedupd does not answer') >= 2)
+    assert link.is_symlink()
+    host.daemon.start()
+    assert read(link) == content(25)
 
 
 # Long: Glance starts again.
