@@ -5,11 +5,11 @@
  *     directmap REPOSITORY ID BLOCK SLOTS SEGMENT DIGEST
  *         BACKEND DIRECTORY CAPACITY CACHE EVERY SECONDS OPERATIONS
  *
- * There is no journal and no recipe.  Two key-value stores (kv.h) in DIRECTORY,
- * each with room for CAPACITY keys, are all the metadata:
+ * There is no journal and no recipe.  Two stores in DIRECTORY, each with room for
+ * CAPACITY keys, are all the metadata:
  *
- *     sparse   the first 8 bytes of a block's fingerprint -> its address
- *     linear   a block's number on the disk -> its address
+ *     sparse   the first 8 bytes of a block's fingerprint -> its address (kv.h)
+ *     linear   a block's number on the disk -> its address (linearmap.h)
  *
  * They share CACHE bytes of memory.  A write looks its blocks up in the first,
  * stores those that are new in the groups of the repository, and puts their
@@ -30,8 +30,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "benchmarks/linearmap.h"
 #include "engine/base/coding.h"
-#include "engine/kv/kv.h"
 #include "engine/read/blockreader.h"
 #include "engine/write/packer.h"
 
@@ -43,7 +43,8 @@ typedef struct disk {
     gd_packer *packer;
     gd_block_reader *reader;
     gd_hasher *hasher;
-    gd_kv *sparse, *linear;
+    gd_kv *sparse;
+    linear_map *linear;
     uint32_t block;
     uint64_t every, since; /* writes for a sync point, and since the last one */
     uint64_t operations, bytes, new, points;
@@ -94,7 +95,7 @@ sync_point(disk *d)
 {
     sync_blocks(d);
     need(gd_kv_commit(d->sparse, &err));
-    need(gd_kv_commit(d->linear, &err));
+    need(linear_map_commit(d->linear, &err));
     d->since = 0;
     d->points++;
 }
@@ -135,7 +136,7 @@ static void
 write_blocks(disk *d, uint64_t first, const uint8_t *ids, size_t count)
 {
     gd_fingerprint fps[MOST];
-    gd_kv_pair known[MOST], places[MOST];
+    gd_kv_pair known[MOST];
     uint64_t keys[MOST], values[MOST];
     size_t added = 0;
     fingerprint_all(d, ids, count, fps);
@@ -149,13 +150,12 @@ write_blocks(disk *d, uint64_t first, const uint8_t *ids, size_t count)
             values[i] = (uint64_t)at.group << SLOT_BITS | at.slot;
             known[added++] = (gd_kv_pair){keys[i], values[i]};
         }
-        places[i] = (gd_kv_pair){first + i, values[i]};
     }
     if (added > 0) {
         need(gd_packer_flush(d->packer, &err));
         need(gd_kv_put_batch(d->sparse, known, added, &err));
     }
-    need(gd_kv_put_batch(d->linear, places, count, &err));
+    need(linear_map_put(d->linear, first, values, count, &err));
 }
 
 /* ---- reading ---- */
@@ -163,12 +163,9 @@ write_blocks(disk *d, uint64_t first, const uint8_t *ids, size_t count)
 static void
 read_blocks(disk *d, uint64_t first, size_t count)
 {
-    uint64_t keys[MOST], values[MOST];
-    for (size_t i = 0; i < count; i++) {
-        keys[i] = first + i;
-    }
+    uint64_t values[MOST];
     sync_blocks(d); /* the reader sees nothing before */
-    need(gd_kv_get_batch(d->linear, keys, values, count, &err));
+    need(linear_map_get(d->linear, first, values, count, &err));
     for (size_t i = 0; i < count; i++) {
         uint8_t *out = d->data + i * d->block;
         gd_entry entry;
@@ -274,12 +271,13 @@ open_stores(disk *d, char **argv)
         }
     }
     /* A sparse pair takes twice what a linear one does. */
-    gd_kv_options sparse = {GD_KV_SPARSE, capacity, cache / 3 * 2};
-    gd_kv_options linear = {GD_KV_LINEAR, capacity, cache / 3};
+    gd_kv_options sparse = {capacity, cache / 3 * 2};
+    gd_kv_options linear = {capacity, cache / 3};
     snprintf(path, sizeof path, "%s/sparse", argv[2]);
     need(gd_kv_open(d->repo->env, backend, path, &sparse, &d->sparse, &err));
     snprintf(path, sizeof path, "%s/linear", argv[2]);
-    need(gd_kv_open(d->repo->env, backend, path, &linear, &d->linear, &err));
+    need(linear_map_open(d->repo->env, backend, path, &linear, &d->linear,
+                         &err));
 }
 
 static void
@@ -311,7 +309,7 @@ static void
 close_disk(disk *d)
 {
     const gd_env *env = d->repo->env;
-    gd_kv_close(d->linear);
+    linear_map_close(d->linear);
     gd_kv_close(d->sparse);
     env->release(env, d->data);
     gd_hasher_close(env, d->hasher);
@@ -335,14 +333,14 @@ main(int argc, char **argv)
     open_disk(&d, argv);
     open_stores(&d, argv + 6);
     double seconds = operate_all(&d, ops, size, strtod(argv[12], NULL));
-    gd_kv_stats a, b;
-    gd_kv_get_stats(d.sparse, &a);
-    gd_kv_get_stats(d.linear, &b);
+    gd_kv_stats stats;
+    gd_kv_get_stats(d.sparse, &stats);
     printf("{\"seconds\": %.6f, \"hashing\": %.0f, \"operations\": %" PRIu64
            ", \"bytes\": %" PRIu64 ", \"new\": %" PRIu64 ", \"points\": "
            "%" PRIu64 ", \"memory\": %" PRIu64 "}\n", seconds,
            d.hashed > 0 ? (double)d.hashed / d.hashing : 0,
-           d.operations, d.bytes, d.new, d.points, a.memory + b.memory);
+           d.operations, d.bytes, d.new, d.points,
+           stats.memory + linear_map_memory(d.linear));
     close_disk(&d);
     free(ops);
     return 0;

@@ -638,7 +638,7 @@ def main() -> None:
             for path in args.trace or ()]
     with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
           tempfile.TemporaryDirectory(dir=args.filter_dir) as filters):
-        bench = Bench(d, filters, synthetic.build(d, 'directmap'),
+        bench = Bench(d, filters, synthetic.build(d, 'directmap', 'linearmap'),
                       scale.seconds)
         show_limits(bench, scale)
         for data in real:

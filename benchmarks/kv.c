@@ -2,13 +2,12 @@
 /*
  * kv.c - the rates of one metadata backend.
  *
- *     kv BACKEND KIND PATH KEYS CACHE_BYTES BATCH COMMIT
+ *     kv BACKEND PATH KEYS CACHE_BYTES BATCH COMMIT
  *
- * puts KEYS keys in random order (KIND sparse) or ascending (linear), BATCH at
- * a time, with a commit after every COMMIT keys (0: only at the end), closes the
- * store and, unless it is in memory alone, opens it again; then looks up as
- * many keys of it in random order, and, if it is sparse, as many that are
- * absent.  Prints the seconds of putting, finding and not finding, by the clock
+ * puts KEYS keys in random order, BATCH at a time, with a commit after every
+ * COMMIT keys (0: only at the end), closes the store and, unless it is in memory
+ * alone, opens it again; then looks up as many keys of it in random order, and
+ * as many that are absent.  Prints the seconds of putting, finding and not finding, by the clock
  * and then of processor time; the bytes of memory of its own, and of files
  * mapped, by which the process grew; and the calls of the backend to the disk:
  * reads, bytes read, writes, bytes written and syncs.
@@ -36,9 +35,9 @@ need(gd_status s)
 }
 
 static uint64_t
-key_of(gd_kv_kind kind, uint64_t n)
+key_of(uint64_t n)
 {
-    return kind == GD_KV_LINEAR ? n : gd_checksum(&n, sizeof n, 1);
+    return gd_checksum(&n, sizeof n, 1);
 }
 
 /* Seconds of the clock, and of processor time of all threads. */
@@ -80,15 +79,14 @@ resident(const char *what)
 }
 
 static void
-put_all(gd_kv *kv, gd_kv_kind kind, uint64_t keys, size_t batch,
-        uint64_t commit)
+put_all(gd_kv *kv, uint64_t keys, size_t batch, uint64_t commit)
 {
     static gd_kv_pair pairs[MOST];
     uint64_t pending = 0;
     for (uint64_t at = 0; at < keys; at += batch) {
         size_t n = keys - at < batch ? (size_t)(keys - at) : batch;
         for (size_t i = 0; i < n; i++) {
-            pairs[i] = (gd_kv_pair){key_of(kind, at + i), at + i + 1};
+            pairs[i] = (gd_kv_pair){key_of(at + i), at + i + 1};
         }
         need(gd_kv_put_batch(kv, pairs, n, &err));
         pending += n;
@@ -103,8 +101,7 @@ put_all(gd_kv *kv, gd_kv_kind kind, uint64_t keys, size_t batch,
 /* Looks up numbers from first on, in random order; returns how many are
  * there. */
 static uint64_t
-get_all(gd_kv *kv, gd_kv_kind kind, uint64_t first, uint64_t keys,
-        size_t batch)
+get_all(gd_kv *kv, uint64_t first, uint64_t keys, size_t batch)
 {
     static uint64_t wanted[MOST], values[MOST];
     uint64_t found = 0;
@@ -113,7 +110,7 @@ get_all(gd_kv *kv, gd_kv_kind kind, uint64_t first, uint64_t keys,
         for (size_t i = 0; i < n; i++) {
             uint64_t draw = at + i;
             draw = gd_checksum(&draw, sizeof draw, 2);
-            wanted[i] = key_of(kind, first + draw % keys);
+            wanted[i] = key_of(first + draw % keys);
         }
         need(gd_kv_get_batch(kv, wanted, values, n, &err));
         for (size_t i = 0; i < n; i++) {
@@ -140,44 +137,41 @@ backend_of(const char *name)
 int
 main(int argc, char **argv)
 {
-    if (argc != 8) {
+    if (argc != 7) {
         fprintf(stderr,
-                "kv: BACKEND KIND PATH KEYS CACHE_BYTES BATCH COMMIT\n");
+                "kv: BACKEND PATH KEYS CACHE_BYTES BATCH COMMIT\n");
         return 1;
     }
     gd_kv_backend backend = backend_of(argv[1]);
     gd_kv_options options = {
-        .kind = strcmp(argv[2], "linear") == 0 ? GD_KV_LINEAR : GD_KV_SPARSE,
-        .capacity = strtoull(argv[4], NULL, 10),
-        .cache = strtoull(argv[5], NULL, 10),
+        .capacity = strtoull(argv[3], NULL, 10),
+        .cache = strtoull(argv[4], NULL, 10),
     };
-    uint64_t keys = options.capacity, commit = strtoull(argv[7], NULL, 10);
-    size_t batch = strtoul(argv[6], NULL, 10);
+    uint64_t keys = options.capacity, commit = strtoull(argv[6], NULL, 10);
+    size_t batch = strtoul(argv[5], NULL, 10);
     batch = batch > 0 && batch < MOST ? batch : MOST;
     const gd_env *env = gd_env_posix();
     gd_kv *kv;
     gd_kv_stats put, stats;
     uint64_t own = resident("RssAnon"), mapped = resident("RssFile");
-    spent start = since((spent){0, 0}), to_put, to_hit, to_miss = {0, 0};
-    need(gd_kv_open(env, backend, argv[3], &options, &kv, &err));
-    put_all(kv, options.kind, keys, batch, commit);
+    spent start = since((spent){0, 0}), to_put, to_hit, to_miss;
+    need(gd_kv_open(env, backend, argv[2], &options, &kv, &err));
+    put_all(kv, keys, batch, commit);
     to_put = since(start);
     gd_kv_get_stats(kv, &put);
     if (backend != GD_KV_INRAM) {
         gd_kv_close(kv);
-        need(gd_kv_open(env, backend, argv[3], &options, &kv, &err));
+        need(gd_kv_open(env, backend, argv[2], &options, &kv, &err));
     }
     start = since((spent){0, 0});
-    if (get_all(kv, options.kind, 0, keys, batch) + put.dropped < keys) {
+    if (get_all(kv, 0, keys, batch) + put.dropped < keys) {
         fprintf(stderr, "kv: keys are missing\n");
         return 1;
     }
     to_hit = since(start);
-    if (options.kind == GD_KV_SPARSE) {
-        start = since((spent){0, 0});
-        (void)get_all(kv, options.kind, keys, keys, batch);
-        to_miss = since(start);
-    }
+    start = since((spent){0, 0});
+    (void)get_all(kv, keys, keys, batch);
+    to_miss = since(start);
     gd_kv_get_stats(kv, &stats);
     printf("%.6f %.6f %.6f %.6f %.6f %.6f %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64
            " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n",

@@ -5,7 +5,7 @@
 Run it from a checkout; gcc and the engine's libraries are needed::
 
     python benchmarks/kv.py [--keys 100000,1000000,10000000]
-        [--backends inram,dtb,lmdb,leveldb] [--kind sparse] [--cache-mib 64]
+        [--backends inram,dtb,lmdb,leveldb] [--cache-mib 64]
         [--batch 1024] [--commit 0] [--rounds 3] [--dir DIR]
 
 For each number of keys and each backend a new process makes a store in DIR
@@ -69,7 +69,7 @@ def run(program: str, backend: str, keys: int,
     """Measure one backend once, in a new process and an empty store."""
     with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-kv-') as d:
         result = subprocess.run(
-            [program, backend, args.kind, os.path.join(d, 'store'), str(keys),
+            [program, backend, os.path.join(d, 'store'), str(keys),
              str(args.cache_mib * MIB), str(args.batch), str(args.commit)],
             check=True, capture_output=True, text=True, timeout=LIMIT)
         words = result.stdout.split()
@@ -82,7 +82,7 @@ def show(backend: str, keys: int, runs: list[Run]) -> None:
     row = f'{keys:11,}  {backend:8}'
     medians = [statistics.median(values) for values in zip(*runs)]
     for seconds in medians[:3]:
-        row += f'{keys / seconds / 1000:8.0f}' if seconds else f'{"-":>8}'
+        row += f'{keys / seconds / 1000:8.0f}'
     for seconds in medians[3:6]:
         row += f'{seconds / keys * 1e9:8.0f}'
     last = runs[-1]
@@ -101,8 +101,6 @@ def main() -> None:
     parser.add_argument('--backends', default=','.join(BACKENDS),
                         type=lambda text: text.split(','),
                         help='which (default: %(default)s)')
-    parser.add_argument('--kind', choices=('sparse', 'linear'),
-                        default='sparse')
     parser.add_argument('--cache-mib', type=int, default=64,
                         help='for DTB and LevelDB (default: %(default)s)')
     parser.add_argument('--batch', type=int, default=1024,

@@ -207,7 +207,7 @@ repository_attach_store(PyObject *object, PyObject *args)
         return NULL;
     }
     const char *c_path = PyBytes_AsString(path);
-    gd_kv_options options = {GD_KV_SPARSE, capacity, cache};
+    gd_kv_options options = {capacity, cache};
     if (!gd_kv_backend_parse(name, &backend)) {
         PyErr_Format(PyExc_ValueError, "there is no metadata backend '%s'",
                      name);

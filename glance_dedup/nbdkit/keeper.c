@@ -72,7 +72,7 @@ open_index(gd_repo *repo, const gd_nbdkit_settings *settings, gd_error *err)
         return gd_repo_attach_filter(repo, settings->index_path,
                                      settings->index_bytes, err);
     }
-    gd_kv_options options = {GD_KV_SPARSE, settings->index_keys,
+    gd_kv_options options = {settings->index_keys,
                              settings->index_bytes};
     return gd_repo_attach_store(repo, settings->index, settings->index_path,
                                 &options, err);

@@ -38,7 +38,7 @@ def traces(dmdedup):
 @pytest.fixture(scope='module')
 def program(dmdedup, tmp_path_factory):
     return dmdedup.synthetic.build(str(tmp_path_factory.mktemp('program')),
-                                   'directmap')
+                                   'directmap', 'linearmap')
 
 
 class Disk:

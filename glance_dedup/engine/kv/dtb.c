@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dtb.c - the backend on the disk: a hash table, or an array, of pages, read
- * and changed through a cache (dtbpage.h, pagecache.h).
+ * dtb.c - the backend on the disk: a hash table of pages, read and changed
+ * through a cache (dtbpage.h, pagecache.h).
  *
- * A key of a sparse store lies in the page that its hash names, or, if that one
- * was full, in one of those after it.  A page says whether it was ever full, so
+ * A key lies in the page that its hash names, or, if that one was full, in one
+ * of those after it.  A page says whether it was ever full, so
  * that one read mostly tells that a key is absent.
  *
  * The file is locked as long as it is open: it serves one process.  Its space
@@ -53,45 +53,6 @@ dtb_commit(gd_kv *kv, gd_error *err)
     return gd_pagecache_sync(of(kv)->cache, err);
 }
 
-/* ---- linear ---- */
-
-/* The value's place in its page, until the page cache is used again. */
-static gd_status
-linear_at(dtb *t, uint64_t key, bool change, uint8_t **at, gd_error *err)
-{
-    uint8_t *page;
-    GD_TRY(gd_pagecache_get(t->cache, 1 + key / GD_DTB_VALUES, change,
-                            &page, err));
-    *at = gd_dtb_slot(page, key % GD_DTB_VALUES);
-    return GD_OK;
-}
-
-static gd_status
-linear_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
-           gd_error *err)
-{
-    gd_status s = GD_OK;
-    for (size_t i = 0; s == GD_OK && i < count; i++) {
-        uint8_t *at;
-        s = linear_at(of(kv), keys[i], false, &at, err);
-        values[i] = s == GD_OK ? gd_get64(at) : 0;
-    }
-    return s;
-}
-
-static gd_status
-linear_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
-{
-    for (size_t i = 0; i < count; i++) {
-        uint8_t *at;
-        GD_TRY(linear_at(of(kv), pairs[i].key, true, &at, err));
-        gd_put64(at, pairs[i].value);
-    }
-    return GD_OK;
-}
-
-/* ---- sparse ---- */
-
 /* Where a key is, or may be put. */
 typedef struct spot {
     uint64_t page; /* with the key; 0: absent */
@@ -136,7 +97,7 @@ search(dtb *t, uint64_t key, spot *found, gd_error *err)
 }
 
 static gd_status
-sparse_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
+dtb_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
            gd_error *err)
 {
     gd_status s = GD_OK;
@@ -195,7 +156,7 @@ put_one(dtb *t, gd_kv_pair pair, gd_error *err)
 }
 
 static gd_status
-sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
+dtb_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         GD_TRY(put_one(of(kv), pairs[i], err));
@@ -205,11 +166,8 @@ sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 
 /* ---- opening ---- */
 
-static const gd_kv_calls LINEAR = {
-    dtb_close, linear_get, linear_put, dtb_commit, false,
-};
-static const gd_kv_calls SPARSE = {
-    dtb_close, sparse_get, sparse_put, dtb_commit, false,
+static const gd_kv_calls CALLS = {
+    dtb_close, dtb_get, dtb_put, dtb_commit, false,
 };
 
 /* Where the file system has no direct I/O, the kernel's page cache is used,
@@ -309,7 +267,6 @@ open_table(dtb *t, gd_error *err)
         .name = t->name,
         .pages = t->pages,
         .seed = t->seed,
-        .empties_damaged = t->kv.options.kind == GD_KV_SPARSE,
     };
     return gd_pagecache_open(env, &file, t->kv.options.cache, &t->kv.stats,
                              &t->cache, err);
@@ -323,13 +280,9 @@ gd_dtb_open(const gd_env *env, const char *path, const gd_kv_options *options,
     if (t == NULL) {
         return GD_NOMEM;
     }
-    t->kv = (gd_kv){
-        .env = env,
-        .calls = options->kind == GD_KV_LINEAR ? &LINEAR : &SPARSE,
-        .options = *options,
-    };
+    t->kv = (gd_kv){.env = env, .calls = &CALLS, .options = *options};
     t->fd = -1;
-    t->pages = gd_dtb_pages(options->kind, options->capacity);
+    t->pages = gd_dtb_pages(options->capacity);
     t->name = gd_calloc(env, strlen(path) + 1, 1, err);
     gd_status s = t->name == NULL ? GD_NOMEM : GD_OK;
     if (s == GD_OK) {

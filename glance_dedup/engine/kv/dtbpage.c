@@ -15,16 +15,12 @@ enum {
     HEADER_SUM = 56,
 };
 
-/* A tenth of a sparse store's places stays free, as in Dmdedup. */
+/* A tenth of the places stays free, as in Dmdedup. */
 uint64_t
-gd_dtb_pages(gd_kv_kind kind, uint64_t capacity)
+gd_dtb_pages(uint64_t capacity)
 {
-    uint64_t per_page = GD_DTB_VALUES, places = capacity;
-    if (kind == GD_KV_SPARSE) {
-        per_page = GD_DTB_KEYS;
-        places = capacity + capacity / 9 + 1;
-    }
-    return (places + per_page - 1) / per_page;
+    uint64_t places = capacity + capacity / 9 + 1;
+    return (places + GD_DTB_KEYS - 1) / GD_DTB_KEYS;
 }
 
 void
@@ -34,7 +30,6 @@ gd_dtb_header_encode(uint8_t page[GD_DTB_PAGE], const gd_kv_options *options,
     memset(page, 0, GD_DTB_PAGE);
     memcpy(page, "GDKVTABL", 8);
     gd_put32(page + 8, VERSION);
-    gd_put32(page + 12, options->kind == GD_KV_LINEAR);
     gd_put64(page + 16, options->capacity);
     gd_put64(page + 24, seed);
     gd_put64(page + HEADER_SUM, gd_checksum(page, HEADER_SUM, 0));

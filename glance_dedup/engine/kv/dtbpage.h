@@ -8,7 +8,7 @@
  *
  *      0  8  "GDKVTABL"
  *      8  4  version: 1
- *     12  4  kind: 0 sparse, 1 linear
+ *     12  4  zeros
  *     16  8  capacity, keys
  *     24  8  seed of the pages' checksums and of the hash
  *     32 24  zeros
@@ -18,11 +18,10 @@
  * Each other page:
  *
  *      0  8  checksum of the bytes after it, with seed + the page's number
- *      8  2  number of keys (sparse)
- *     10  2  1: a key that belongs here lies in the next page (sparse)
+ *      8  2  number of keys
+ *     10  2  1: a key that belongs here lies in the next page
  *     12  4  zeros
- *     16     sparse: 255 keys of 8 bytes, then 255 values of 8 bytes
- *            linear: 510 values of 8 bytes; 0: absent
+ *     16     255 keys of 8 bytes, then 255 values of 8 bytes
  *
  * A page is valid if and only if (1) its checksum is right, or all of it is
  * zeros, which is an empty page; and (2) its number of keys is at most 255.
@@ -35,16 +34,15 @@
 
 enum {
     GD_DTB_PAGE = 4096,
-    GD_DTB_KEYS = 255,   /* in a page of a sparse store */
-    GD_DTB_VALUES = 510, /* in one of a linear store */
+    GD_DTB_KEYS = 255, /* in a page */
 };
 
 /* How many pages the store has behind the header. */
-uint64_t gd_dtb_pages(gd_kv_kind kind, uint64_t capacity);
+uint64_t gd_dtb_pages(uint64_t capacity);
 
 void gd_dtb_header_encode(uint8_t page[GD_DTB_PAGE],
                           const gd_kv_options *options, uint64_t seed);
-/* False if it is no header of a store with this kind and capacity. */
+/* False if it is no header of a store with this capacity. */
 bool gd_dtb_header_decode(const uint8_t page[GD_DTB_PAGE],
                           const gd_kv_options *options, uint64_t *seed);
 
@@ -52,7 +50,7 @@ bool gd_dtb_header_decode(const uint8_t page[GD_DTB_PAGE],
 void gd_dtb_seal(uint8_t *page, uint64_t number, uint64_t seed);
 bool gd_dtb_is_valid(const uint8_t *page, uint64_t number, uint64_t seed);
 
-/* ---- a valid page of a sparse store ---- */
+/* ---- a valid page ---- */
 
 /* The page that a key belongs to, from 1 to pages. */
 uint64_t gd_dtb_home(uint64_t key, uint64_t seed, uint64_t pages);
@@ -66,13 +64,5 @@ gd_kv_pair gd_dtb_pair(const uint8_t *page, unsigned place);
 void gd_dtb_set_value(uint8_t *page, unsigned place, uint64_t value);
 /* REQUIRES: the count is below GD_DTB_KEYS, and the key is absent. */
 void gd_dtb_add(uint8_t *page, gd_kv_pair pair);
-
-/* ---- a valid page of a linear store ---- */
-
-static inline uint8_t *
-gd_dtb_slot(uint8_t *page, unsigned slot)
-{
-    return page + 16 + 8 * slot;
-}
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * inram.c - the backend in memory: an array for a linear store, and for a
- * sparse one a hash table with open addressing.
+ * inram.c - the backend in memory: a hash table with open addressing.
  *
  * Nothing is on the disk, as in Dmdedup's INRAM: a commit does nothing, and a
  * store that is opened is empty.
@@ -17,8 +16,7 @@ enum { AHEAD = 8 }; /* places fetched while earlier ones are read */
 
 typedef struct inram {
     gd_kv kv;
-    uint64_t *values; /* of a linear store */
-    gd_kv_pair *pairs; /* of a sparse one; value 0: a free place */
+    gd_kv_pair *pairs; /* value 0: a free place */
     uint64_t places;
     uint64_t used;
     uint64_t seed;
@@ -33,7 +31,6 @@ of(gd_kv *kv)
 static void
 inram_close(gd_kv *kv)
 {
-    kv->env->release(kv->env, of(kv)->values);
     kv->env->release(kv->env, of(kv)->pairs);
     kv->env->release(kv->env, kv);
 }
@@ -45,31 +42,6 @@ inram_commit(gd_kv *kv, gd_error *err)
     (void)err;
     return GD_OK;
 }
-
-/* ---- linear ---- */
-
-static gd_status
-linear_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
-           gd_error *err)
-{
-    (void)err;
-    for (size_t i = 0; i < count; i++) {
-        values[i] = of(kv)->values[keys[i]];
-    }
-    return GD_OK;
-}
-
-static gd_status
-linear_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
-{
-    (void)err;
-    for (size_t i = 0; i < count; i++) {
-        of(kv)->values[pairs[i].key] = pairs[i].value;
-    }
-    return GD_OK;
-}
-
-/* ---- sparse ---- */
 
 static uint64_t
 home_of(const inram *t, uint64_t key)
@@ -96,7 +68,7 @@ find_place(const inram *t, uint64_t key)
 }
 
 static gd_status
-sparse_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
+inram_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
            gd_error *err)
 {
     const inram *t = of(kv);
@@ -111,7 +83,7 @@ sparse_get(gd_kv *kv, const uint64_t *keys, uint64_t *values, size_t count,
 }
 
 static gd_status
-sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
+inram_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 {
     inram *t = of(kv);
     (void)err;
@@ -132,23 +104,14 @@ sparse_put(gd_kv *kv, const gd_kv_pair *pairs, size_t count, gd_error *err)
 
 /* ---- opening ---- */
 
-static const gd_kv_calls LINEAR = {
-    inram_close, linear_get, linear_put, inram_commit, true,
-};
-static const gd_kv_calls SPARSE = {
-    inram_close, sparse_get, sparse_put, inram_commit, true,
+static const gd_kv_calls CALLS = {
+    inram_close, inram_get, inram_put, inram_commit, true,
 };
 
 static gd_status
 make_table(inram *t, gd_error *err)
 {
     gd_kv *kv = &t->kv;
-    if (kv->options.kind == GD_KV_LINEAR) {
-        kv->stats.memory = kv->options.capacity * sizeof *t->values;
-        t->values =
-            gd_calloc(kv->env, kv->options.capacity, sizeof *t->values, err);
-        return t->values == NULL ? GD_NOMEM : GD_OK;
-    }
     t->places = kv->options.capacity + kv->options.capacity / 4 + 1;
     kv->stats.memory = t->places * sizeof *t->pairs;
     t->pairs = gd_calloc(kv->env, t->places, sizeof *t->pairs, err);
@@ -168,11 +131,7 @@ gd_inram_open(const gd_env *env, const char *path,
     if (t == NULL) {
         return GD_NOMEM;
     }
-    t->kv = (gd_kv){
-        .env = env,
-        .calls = options->kind == GD_KV_LINEAR ? &LINEAR : &SPARSE,
-        .options = *options,
-    };
+    t->kv = (gd_kv){.env = env, .calls = &CALLS, .options = *options};
     gd_status s = make_table(t, err);
     if (s != GD_OK) {
         inram_close(&t->kv);

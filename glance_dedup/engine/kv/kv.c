@@ -77,33 +77,12 @@ gd_kv_remove(const gd_env *env, gd_kv_backend backend, const char *path,
     return BACKENDS[backend].remove(env, path, err);
 }
 
-static gd_status
-check_key(const gd_kv *kv, uint64_t key, gd_error *err)
-{
-    if (kv->options.kind == GD_KV_LINEAR && key >= kv->options.capacity) {
-        return gd_fail(err, GD_INVALID,
-                       "number %llu is not in the index, which has %llu",
-                       (unsigned long long)key,
-                       (unsigned long long)kv->options.capacity);
-    }
-    return GD_OK;
-}
-
-static gd_status
-check_keys(const gd_kv *kv, const uint64_t *keys, size_t count, gd_error *err)
-{
-    for (size_t i = 0; i < count; i++) {
-        GD_TRY(check_key(kv, keys[i], err));
-    }
-    return GD_OK;
-}
-
 gd_status
 gd_kv_get_batch(gd_kv *kv, const uint64_t *keys, uint64_t *values,
                 size_t count, gd_error *err)
 {
-    gd_status s = check_keys(kv, keys, count, err);
-    if (s == GD_OK && count > 0) {
+    gd_status s = GD_OK;
+    if (count > 0) {
         s = kv->calls->get(kv, keys, values, count, err);
         kv->stats.gets += count;
         for (size_t i = 0; s == GD_OK && i < count; i++) {
@@ -118,7 +97,6 @@ gd_kv_put_batch(gd_kv *kv, const gd_kv_pair *pairs, size_t count,
                 gd_error *err)
 {
     for (size_t i = 0; i < count; i++) {
-        GD_TRY(check_key(kv, pairs[i].key, err));
         if (pairs[i].value == 0) {
             return gd_fail(err, GD_INVALID,
                            "an index cannot hold the value 0");

@@ -2,19 +2,15 @@
 /*
  * kv.h - key-value stores for hints, with one interface for all backends.
  *
- * Two kinds of stores (as in Dmdedup: Tarasov et al., OLS 2014):
- *
- *   sparse   any 8 bytes, the first of a fingerprint -> an address
- *   linear   a number below the capacity -> an address
- *
- * A value is 64 bits and never 0: 0 says that a key is absent.  The last value
- * put for a key is the one that counts.
+ * A store leads from a key, the first 8 bytes of a fingerprint, to an address.
+ * These are the sparse stores of Dmdedup (Tarasov et al., OLS 2014).  A value is
+ * 64 bits and never 0: 0 says that a key is absent.  The last value put for a
+ * key is the one that counts.
  *
  * Everything in a store is a hint: the caller verifies what it finds (I5).  A
- * store may therefore lose keys in a crash, and a sparse one may drop keys
- * above its capacity.  It must not harm the process, whatever its file holds
- * (I10); hints.rst, "Metadata backends", says how far each backend keeps
- * this.
+ * store may therefore lose keys in a crash, and drop keys above its capacity.
+ * It must not harm the process, whatever its file holds (I10); hints.rst,
+ * "Metadata backends", says how far each backend keeps this.
  *
  * A store belongs to one thread at a time, and to the process that opened it:
  * a child must neither use nor close it after fork.  With LMDB, the thread that
@@ -39,12 +35,9 @@ typedef enum gd_kv_backend {
     GD_KV_BACKENDS,
 } gd_kv_backend;
 
-typedef enum gd_kv_kind { GD_KV_SPARSE, GD_KV_LINEAR } gd_kv_kind;
-
 #define GD_KV_MAX_CAPACITY (UINT64_C(1) << 36)
 
 typedef struct gd_kv_options {
-    gd_kv_kind kind;
     uint64_t capacity; /* keys that the store holds at least; 1 to
                         * GD_KV_MAX_CAPACITY */
     uint64_t cache;    /* bytes of memory for DTB's and LevelDB's caches */
@@ -62,7 +55,7 @@ typedef struct gd_kv_stats {
     uint64_t found;
     uint64_t puts;
     uint64_t dropped;    /* puts that found no room */
-    uint64_t damaged;    /* pages of a sparse store that were emptied */
+    uint64_t damaged;    /* damaged pages that were emptied */
     uint64_t reads;      /* calls to the disk, and their bytes */
     uint64_t writes;
     uint64_t bytes_read;
@@ -96,9 +89,8 @@ gd_status gd_kv_remove(const gd_env *env, gd_kv_backend backend,
                        const char *path, gd_error *err);
 
 /* Fills in the value of each key, or 0.  After an error the values are not
- * defined.  GD_INVALID: a key of a linear store is not below the capacity (for
- * all calls).  GD_CORRUPT: the store is damaged; close it and open it again
- * after gd_kv_remove. */
+ * defined.  GD_CORRUPT: the store is damaged; close it and open it again after
+ * gd_kv_remove. */
 gd_status gd_kv_get_batch(gd_kv *kv, const uint64_t *keys, uint64_t *values,
                           size_t count, gd_error *err);
 /* Later gets find the pairs at once; a crash may lose them until they are

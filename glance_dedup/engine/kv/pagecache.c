@@ -196,7 +196,8 @@ find_victim(gd_pagecache *cache)
     }
 }
 
-/* A page behind the end of the file is damaged, too: somebody cut the file. */
+/* A damaged page counts as empty.  One behind the end of the file is damaged,
+ * too: somebody cut the file. */
 static gd_status
 read_page(gd_pagecache *cache, uint64_t number, uint8_t *page, gd_error *err)
 {
@@ -209,10 +210,6 @@ read_page(gd_pagecache *cache, uint64_t number, uint8_t *page, gd_error *err)
     cache->stats->bytes_read += GD_DTB_PAGE;
     if (s == GD_OK && gd_dtb_is_valid(page, number, cache->file.seed)) {
         return GD_OK;
-    }
-    if (!cache->file.empties_damaged) {
-        return gd_fail(err, GD_CORRUPT, "page %llu of %s is damaged",
-                       (unsigned long long)number, cache->file.name);
     }
     cache->stats->damaged++;
     memset(page, 0, GD_DTB_PAGE);

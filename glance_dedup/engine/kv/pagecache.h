@@ -26,8 +26,6 @@ typedef struct gd_pagecache_file {
     const char *name;
     uint64_t pages; /* behind the header */
     uint64_t seed;
-    /* A damaged page counts as empty; otherwise it is an error. */
-    bool empties_damaged;
 } gd_pagecache_file;
 
 /* budget is in bytes.  Counts go to stats. */

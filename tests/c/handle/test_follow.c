@@ -41,7 +41,7 @@ static void
 open_index(void)
 {
     char path[256];
-    gd_kv_options options = {GD_KV_SPARSE, 1 << 16, 1 << 20};
+    gd_kv_options options = {1 << 16, 1 << 20};
     t.repo = scratch_repo(&t.x);
     snprintf(path, sizeof path, "%s/hints", t.x.dir);
     gd_status s =

@@ -67,7 +67,7 @@ setup(int kind)
     x->dir = check_mkdir_shm();
     snprintf(x->path, sizeof x->path, "%s/store", x->dir);
     x->kind = kind;
-    x->options = (gd_kv_options){GD_KV_SPARSE, 4 * ENTRIES, CACHE};
+    x->options = (gd_kv_options){4 * ENTRIES, CACHE};
     for (uint64_t n = 0; n < ENTRIES; n++) {
         x->entries[n].state = n % 10 == 9 ? GD_ENTRY_FREED : GD_ENTRY_LIVE;
         for (unsigned i = 0; i < GD_FINGERPRINT_SIZE; i += 8) {

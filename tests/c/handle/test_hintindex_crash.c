@@ -131,7 +131,7 @@ take(void *arg, size_t i, gd_address hint)
 static gd_hintindex *
 open_index(gd_kv_backend backend, const char *path)
 {
-    static const gd_kv_options options = {GD_KV_SPARSE, 4 * ENTRIES, 1 << 20};
+    static const gd_kv_options options = {4 * ENTRIES, 1 << 20};
     gd_hintindex *index;
     gd_error err;
     if (!CHECK_INT(gd_hintindex_of_store(gd_env_posix(), backend, path,

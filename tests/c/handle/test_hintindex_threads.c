@@ -68,7 +68,7 @@ static void
 run_threads(gd_kv_backend backend)
 {
     char *dir = check_mkdir_shm(), path[256];
-    gd_kv_options options = {GD_KV_SPARSE, THREADS * ENTRIES, 0};
+    gd_kv_options options = {THREADS * ENTRIES, 0};
     gd_hintindex *index;
     gd_error err;
     pthread_t threads[THREADS];

@@ -29,9 +29,9 @@ typedef struct fixture {
 } fixture;
 
 static uint64_t
-key_of(const fixture *x, uint64_t n)
+key_of(uint64_t n)
 {
-    return x->options.kind == GD_KV_LINEAR ? n : gd_checksum(&n, 8, 3);
+    return gd_checksum(&n, 8, 3);
 }
 
 static gd_status
@@ -53,7 +53,7 @@ put_all(fixture *x)
 {
     gd_kv_pair pairs[KEYS];
     for (uint64_t n = 0; n < KEYS; n++) {
-        pairs[n] = (gd_kv_pair){key_of(x, n), n + 1};
+        pairs[n] = (gd_kv_pair){key_of(n), n + 1};
     }
     return gd_kv_put_batch(x->kv, pairs, KEYS, &x->err);
 }
@@ -64,7 +64,7 @@ count_keys(fixture *x)
 {
     int found = 0;
     for (uint64_t n = 0; n < KEYS; n++) {
-        uint64_t key = key_of(x, n), value;
+        uint64_t key = key_of(n), value;
         if (gd_kv_get_batch(x->kv, &key, &value, 1, &x->err) != GD_OK) {
             CHECK(x->err.text[0] != '\0');
             return -1;
@@ -92,13 +92,13 @@ file_io(fixture *x, const char *mode)
 
 /* A store with all keys, closed; its file is in bytes. */
 static void
-setup(fixture *x, gd_kv_kind kind)
+setup(fixture *x)
 {
     memset(x, 0, sizeof *x);
     fault_env_init(&x->f);
     x->dir = check_mkdir_shm();
     snprintf(x->path, sizeof x->path, "%s/store", x->dir);
-    x->options = (gd_kv_options){kind, KEYS, CACHE};
+    x->options = (gd_kv_options){KEYS, CACHE};
     CHECK_INT(open_store(x), GD_OK);
     CHECK_INT(put_all(x), GD_OK);
     CHECK_INT(gd_kv_commit(x->kv, &x->err), GD_OK);
@@ -120,10 +120,10 @@ teardown(fixture *x)
 /* ---- damage ---- */
 
 static void
-run_flips(gd_kv_kind kind)
+test_flips(void)
 {
     fixture x;
-    setup(&x, kind);
+    setup(&x);
     for (unsigned i = 0; i < FLIPS; i++) {
         size_t at = gd_checksum(&i, sizeof i, 9) % x.length;
         uint8_t was = x.bytes[at];
@@ -132,28 +132,14 @@ run_flips(gd_kv_kind kind)
         CHECK_INT(open_store(&x), GD_OK);
         int found = count_keys(&x);
         CHECK(found < KEYS); /* everything in the file is covered */
-        if (kind == GD_KV_SPARSE || at < GD_DTB_PAGE) {
-            CHECK(found >= 0);
-            CHECK((found == 0) == (at < GD_DTB_PAGE));
-        } else {
-            CHECK_INT(x.err.status, GD_CORRUPT);
-            CHECK_CONTAINS(x.err.text, "is damaged");
-        }
-        if (kind == GD_KV_SPARSE) { /* and it can be filled again */
-            CHECK_INT(put_all(&x), GD_OK);
-            CHECK_INT(count_keys(&x), KEYS);
-        }
+        CHECK(found >= 0);
+        CHECK((found == 0) == (at < GD_DTB_PAGE));
+        CHECK_INT(put_all(&x), GD_OK); /* and it can be filled again */
+        CHECK_INT(count_keys(&x), KEYS);
         close_store(&x);
         x.bytes[at] = was;
     }
     teardown(&x);
-}
-
-static void
-test_flips(void)
-{
-    run_flips(GD_KV_SPARSE);
-    run_flips(GD_KV_LINEAR);
 }
 
 /* Pages that have right checksums, and lie. */
@@ -161,7 +147,7 @@ static void
 test_hostile_pages(void)
 {
     fixture x;
-    setup(&x, GD_KV_SPARSE);
+    setup(&x);
     uint64_t seed = gd_get64(x.bytes + 24);
     for (unsigned count = 0; count <= UINT16_MAX; count += 257) {
         for (size_t page = 1; page < x.length / GD_DTB_PAGE; page++) {
@@ -184,7 +170,7 @@ static void
 test_swapped_pages(void)
 {
     fixture x;
-    setup(&x, GD_KV_SPARSE);
+    setup(&x);
     uint8_t page[GD_DTB_PAGE];
     memcpy(page, x.bytes + GD_DTB_PAGE, GD_DTB_PAGE);
     memcpy(x.bytes + GD_DTB_PAGE, x.bytes + 2 * GD_DTB_PAGE, GD_DTB_PAGE);
@@ -204,7 +190,7 @@ static void
 test_torn_pages(void)
 {
     fixture x;
-    setup(&x, GD_KV_SPARSE);
+    setup(&x);
     for (size_t at = GD_DTB_PAGE; at < x.length; at += GD_DTB_PAGE) {
         memset(x.bytes + at + 2048, 0, 2048);
     }
@@ -219,16 +205,14 @@ test_torn_pages(void)
 static void
 test_cut_while_open(void)
 {
-    for (gd_kv_kind kind = GD_KV_SPARSE; kind <= GD_KV_LINEAR; kind++) {
-        fixture x;
-        setup(&x, kind);
-        CHECK_INT(open_store(&x), GD_OK);
-        CHECK_INT(truncate(x.path, 0), 0);
-        CHECK_INT(count_keys(&x), kind == GD_KV_SPARSE ? 0 : -1);
-        (void)put_all(&x);
-        (void)gd_kv_commit(x.kv, &x.err);
-        teardown(&x);
-    }
+    fixture x;
+    setup(&x);
+    CHECK_INT(open_store(&x), GD_OK);
+    CHECK_INT(truncate(x.path, 0), 0);
+    CHECK_INT(count_keys(&x), 0);
+    (void)put_all(&x);
+    (void)gd_kv_commit(x.kv, &x.err);
+    teardown(&x);
 }
 
 /* Other options: the contents are lost, and nothing else. */
@@ -236,15 +220,11 @@ static void
 test_other_options(void)
 {
     fixture x;
-    setup(&x, GD_KV_SPARSE);
+    setup(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(count_keys(&x), KEYS);
     close_store(&x);
     x.options.capacity++;
-    CHECK_INT(open_store(&x), GD_OK);
-    CHECK_INT(count_keys(&x), 0);
-    close_store(&x);
-    x.options.kind = GD_KV_LINEAR;
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(count_keys(&x), 0);
     teardown(&x);
@@ -298,22 +278,20 @@ run_faults(fixture *x, fault_call call, int sys_errno, bool forever)
 static void
 test_faults(void)
 {
-    for (gd_kv_kind kind = GD_KV_SPARSE; kind <= GD_KV_LINEAR; kind++) {
-        fixture x;
-        setup(&x, kind);
-        run_faults(&x, FAULT_ANY, EIO, false);
-        run_faults(&x, FAULT_ANY, EIO, true);
-        run_faults(&x, FAULT_PWRITEV, ENOSPC, true);
-        run_faults(&x, FAULT_ALLOC, ENOMEM, false);
-        teardown(&x);
-    }
+    fixture x;
+    setup(&x);
+    run_faults(&x, FAULT_ANY, EIO, false);
+    run_faults(&x, FAULT_ANY, EIO, true);
+    run_faults(&x, FAULT_PWRITEV, ENOSPC, true);
+    run_faults(&x, FAULT_ALLOC, ENOMEM, false);
+    teardown(&x);
 }
 
 static void
 test_failed_sync(void)
 {
     fixture x;
-    setup(&x, GD_KV_SPARSE);
+    setup(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(put_all(&x), GD_OK);
     fault_env_fail(&x.f, FAULT_FDATASYNC, 1, EIO, false);
@@ -332,7 +310,7 @@ static void
 test_no_direct_io(void)
 {
     fixture x;
-    setup(&x, GD_KV_SPARSE);
+    setup(&x);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, EINVAL, false);
     fault_env_interrupt(&x.f, 2);
     CHECK_INT(open_store(&x), GD_OK);

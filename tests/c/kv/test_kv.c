@@ -44,11 +44,8 @@ draw(fixture *x, uint64_t below)
 
 /* The extremes are keys, too. */
 static uint64_t
-key_of(const fixture *x, uint64_t n)
+key_of(uint64_t n)
 {
-    if (x->options.kind == GD_KV_LINEAR) {
-        return n;
-    }
     return n == 0 ? 0 : n == 1 ? UINT64_MAX : gd_checksum(&n, sizeof n, 1);
 }
 
@@ -67,14 +64,14 @@ close_store(fixture *x)
 }
 
 static void
-setup(fixture *x, gd_kv_backend backend, gd_kv_kind kind, uint64_t capacity)
+setup(fixture *x, gd_kv_backend backend, uint64_t capacity)
 {
     memset(x, 0, sizeof *x);
     fault_env_init(&x->f);
     x->dir = check_mkdir();
     snprintf(x->path, sizeof x->path, "%s/store", x->dir);
     x->backend = backend;
-    x->options = (gd_kv_options){kind, capacity, CACHE};
+    x->options = (gd_kv_options){capacity, CACHE};
     if (!CHECK_INT(open_store(x), GD_OK)) {
         fprintf(stderr, "%s: %s\n", gd_kv_backend_name(backend), x->err.text);
         exit(1);
@@ -100,7 +97,7 @@ put_some(fixture *x)
     for (size_t i = 0; i < count; i++) {
         uint64_t n = draw(x, KEYS);
         x->model[n] = 1 + draw(x, UINT64_C(1) << 40);
-        pairs[i] = (gd_kv_pair){key_of(x, n), x->model[n]};
+        pairs[i] = (gd_kv_pair){key_of(n), x->model[n]};
     }
     CHECK_INT(gd_kv_put_batch(x->kv, pairs, count, &x->err), GD_OK);
 }
@@ -110,7 +107,7 @@ get_range(fixture *x, uint64_t first, size_t count)
 {
     uint64_t keys[BATCH] = {0}, values[BATCH];
     for (size_t i = 0; i < count; i++) {
-        keys[i] = key_of(x, first + i);
+        keys[i] = key_of(first + i);
     }
     bool good =
         CHECK_INT(gd_kv_get_batch(x->kv, keys, values, count, &x->err), GD_OK);
@@ -143,10 +140,10 @@ reopen(fixture *x)
 }
 
 static void
-run_model(gd_kv_backend backend, gd_kv_kind kind)
+run_model(gd_kv_backend backend)
 {
     fixture *x = malloc(sizeof *x);
-    setup(x, backend, kind, KEYS);
+    setup(x, backend, KEYS);
     for (unsigned round = 0; round < ROUNDS; round++) {
         switch (draw(x, 16)) {
         case 0:
@@ -175,8 +172,7 @@ static void
 test_model(void)
 {
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
-        run_model(b, GD_KV_SPARSE);
-        run_model(b, GD_KV_LINEAR);
+        run_model(b);
     }
 }
 
@@ -185,14 +181,14 @@ test_model(void)
 static void
 put_one(fixture *x, uint64_t n, uint64_t value)
 {
-    gd_kv_pair pair = {key_of(x, n), value};
+    gd_kv_pair pair = {key_of(n), value};
     CHECK_INT(gd_kv_put_batch(x->kv, &pair, 1, &x->err), GD_OK);
 }
 
 static uint64_t
 get_one(fixture *x, uint64_t n)
 {
-    uint64_t key = key_of(x, n), value = 0;
+    uint64_t key = key_of(n), value = 0;
     CHECK_INT(gd_kv_get_batch(x->kv, &key, &value, 1, &x->err), GD_OK);
     return value;
 }
@@ -204,7 +200,7 @@ test_small(void)
     enum { STEPS = 3000, MOST = 9 };
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
-        setup(x, b, GD_KV_SPARSE, MOST);
+        setup(x, b, MOST);
         for (unsigned step = 0; step < STEPS; step++) {
             uint64_t n = draw(x, MOST);
             if (step % 50 == 0) {
@@ -227,7 +223,7 @@ test_full(void)
     enum { CAPACITY = 1000, PUT = 5000 };
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
-        setup(x, b, GD_KV_SPARSE, CAPACITY);
+        setup(x, b, CAPACITY);
         for (uint64_t n = 0; n < PUT; n++) {
             put_one(x, n, n + 1);
         }
@@ -258,14 +254,9 @@ test_arguments(void)
 {
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
-        setup(x, b, GD_KV_LINEAR, 10);
-        gd_kv_pair far = {10, 1}, nothing = {1, 0};
-        uint64_t key = 10, value;
-        CHECK_INT(gd_kv_put_batch(x->kv, &far, 1, &x->err), GD_INVALID);
-        CHECK_CONTAINS(x->err.text, "number 10 is not in the index");
+        setup(x, b, 10);
+        gd_kv_pair nothing = {1, 0};
         CHECK_INT(gd_kv_put_batch(x->kv, &nothing, 1, &x->err), GD_INVALID);
-        CHECK_INT(gd_kv_get_batch(x->kv, &key, &value, 1, &x->err),
-                  GD_INVALID);
         close_store(x);
         x->options.capacity = 0;
         CHECK_INT(open_store(x), GD_INVALID);
@@ -307,8 +298,8 @@ test_put_behind(void)
         fixture *x = malloc(sizeof *x);
         static const uint64_t syncs[GD_KV_BACKENDS] = {0, 2, 1, 1};
         gd_kv_stats before, after;
-        setup(x, b, GD_KV_SPARSE, KEYS);
-        const gd_kv_pair behind[] = {{key_of(x, 2), 22}, {key_of(x, 1), 12}};
+        setup(x, b, KEYS);
+        const gd_kv_pair behind[] = {{key_of(2), 22}, {key_of(1), 12}};
         gd_kv_get_stats(x->kv, &before);
         put_one(x, 1, 11);
         CHECK_INT(gd_kv_put_behind(x->kv, behind, 2, &x->err), GD_OK);
@@ -333,7 +324,7 @@ test_two_processes(void)
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
         int start[2], status;
-        setup(x, b, GD_KV_SPARSE, KEYS);
+        setup(x, b, KEYS);
         close_store(x);
         CHECK_INT(pipe(start), 0);
         pid_t child = fork();
@@ -360,7 +351,7 @@ test_twice_in_one_process(void)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
-        setup(x, b, GD_KV_SPARSE, KEYS);
+        setup(x, b, KEYS);
         gd_kv *other;
         CHECK_INT(gd_kv_open(&x->f.env, b, x->path, &x->options, &other,
                              &x->err), GD_BUSY);
@@ -399,7 +390,7 @@ test_random_files(void)
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
         static uint64_t noise[3 * 4096 / 8];
-        setup(x, b, GD_KV_SPARSE, KEYS);
+        setup(x, b, KEYS);
         for (size_t length = 0; length <= sizeof noise; length += 4096) {
             char path[PATH + 16];
             put_one(x, 1, 11);
@@ -430,7 +421,7 @@ test_cut_files(void)
     for (gd_kv_backend b = GD_KV_DTB; b <= GD_KV_LMDB; b++) {
         fixture *x = malloc(sizeof *x);
         struct stat st;
-        setup(x, b, GD_KV_SPARSE, KEYS);
+        setup(x, b, KEYS);
         for (uint64_t n = 0; n < KEYS; n++) {
             put_one(x, n, n + 1);
         }
@@ -453,7 +444,7 @@ test_files_of_others(void)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
-        setup(x, b, GD_KV_SPARSE, KEYS);
+        setup(x, b, KEYS);
         close_store(x);
         CHECK_INT(chmod(x->path, 0777), 0);
         CHECK_INT(open_store(x), GD_DENIED);
@@ -481,7 +472,7 @@ test_files_of_others(void)
 static void
 test_without_libraries(void)
 {
-    gd_kv_options options = {GD_KV_SPARSE, 1, 0};
+    gd_kv_options options = {1, 0};
     gd_kv *kv;
     gd_error err;
     CHECK_INT(gd_kv_open(gd_env_posix(), GD_KV_LMDB, "/nowhere/store",

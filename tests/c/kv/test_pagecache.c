@@ -32,7 +32,7 @@ setup(fixture *x, uint64_t budget)
     CHECK_INT(gd_open(&x->f.env, AT_FDCWD, x->path, O_RDWR | O_CREAT, 0600,
                       &x->fd, &x->err), GD_OK);
     CHECK_INT(ftruncate(x->fd, (PAGES + 1) * GD_DTB_PAGE), 0);
-    gd_pagecache_file file = {x->fd, x->path, PAGES, 5, false};
+    gd_pagecache_file file = {x->fd, x->path, PAGES, 5};
     CHECK_INT(gd_pagecache_open(&x->f.env, &file, budget, &x->stats, &x->cache,
                                 &x->err), GD_OK);
 }
