@@ -654,15 +654,6 @@ Possible values:
     * A number up to 100; larger ones write more to free less
 
 """),
-    _number('collect_evacuate_share', 10, 0, 100, """
-Percentage of a full block group's blocks in use below which
-collection stores these again in other groups, and removes the group.
-
-Possible values:
-    * 0: no group is evacuated
-    * A number up to 100
-
-"""),
     _rate('collect_rate_mib', 0, """
 The most MiB that collection reads from and writes to the disk in a
 second.

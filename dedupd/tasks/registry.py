@@ -44,7 +44,7 @@ def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
     from glance_dedup.maintenance import counting
 
     shares = {'live_share': options.collect_live_share,
-              'evacuate_share': options.collect_evacuate_share}
+              'evacuate_share': collector.EVACUATE_SHARE}
     if dry_run:
         return collector.plan(maintainer, pace, **shares)
     return collector.run_once(
@@ -171,8 +171,7 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
         return function(
             maintainer, pace, held,
             held.limit if limit_mib is None else limit_mib << 20, coming,
-            live_share=options.collect_live_share,
-            evacuate_share=options.collect_evacuate_share)
+            live_share=options.collect_live_share)
 
 
 def _rebuild(maintainer: Maintainer, pace: task.Pace,

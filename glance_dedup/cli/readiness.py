@@ -6,7 +6,6 @@ As in OpenStack's other services, an operator installs the new software, has
 these checks made, and then restarts the services.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 import functools
 import importlib.metadata
@@ -26,7 +25,6 @@ from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import glanceoptions
 from glance_dedup.cli import settings
-from glance_dedup.repository import layout
 
 
 # The options of dedupd that have to be equal to those of Glance's store.
@@ -52,12 +50,6 @@ def _judged(failures: list[str], warnings: list[str], fine: str
     if failures:
         return _failure(*failures, *warnings)
     return _warning(*warnings) if warnings else _success(fine)
-
-
-def _option_of(glance: glanceoptions.Options, store: str
-               ) -> Callable[[str], typing.Any]:
-    """Return what gives the value of a store's option, without its prefix."""
-    return lambda name: glance.value(store, f'dedup_store_{name}')
 
 
 class Checks(upgradecheck.UpgradeCommands):
@@ -226,38 +218,17 @@ class Checks(upgradecheck.UpgradeCommands):
                             'that may read it, or correct it.')
         invalid = found.invalid()
         return _judged(
-            invalid or [*self._other_creation(found)], found.unknown(),
+            invalid or [*self._relative(found)], found.unknown(),
             f'{path} has no option of the store that would be ignored or '
             f'refused; stores: {", ".join(found.stores) or "none"}.')
 
     @staticmethod
-    def _other_creation(glance: glanceoptions.Options) -> Iterator[str]:
-        """Yield what no repository can have, or one settled otherwise."""
-        from glance_dedup.driver import creation
-        from glance_dedup.repository import parameters
-
+    def _relative(glance: glanceoptions.Options) -> Iterator[str]:
         for store in glance.stores:
-            option = _option_of(glance, store)
-            path = option('datadir')
+            path = glance.value(store, 'dedup_store_datadir')
             if not os.path.isabs(path) or '\0' in path:
                 yield (f'[{store}] dedup_store_datadir must be an absolute '
                        f'path, not {path!r}. Correct the option.')
-                continue
-            try:
-                found = layout.read_parameters(path)
-                shared = access.is_shared(os.stat(path))
-            except exceptions.ImageNotFound:
-                # glance-api creates it.
-                try:
-                    parameters.Parameters.choose(**creation.chosen(option))
-                except exceptions.InvalidParameter as e:
-                    yield f'[{store}] {e}. Correct the option.'
-            except (exceptions.RepositoryError, OSError):
-                continue    # another check says so
-            else:
-                for sentence in creation.differences(
-                        option, path, found, shared):
-                    yield f'[{store}] {sentence}'
 
     def agreement(self) -> upgradecheck.Result:
         """Whether Glance and dedupd use the repository in the same way."""

@@ -4,41 +4,15 @@
 
 The options stand in the group of a store that ``enabled_backends`` gives the
 type ``dedup``, or in ``[backend_defaults]`` for all such stores at once.
-
-Options that only matter when a repository is created have no default value of
-their own. If one is unset, an existing repository keeps its value, and a new
-one gets the value of ``sample_default``.
 """
-
-import contextlib
 
 from oslo_config import cfg
 from oslo_config import types
 
 from glance_dedup.base import locations
 
-#: Options that ``Repository.create`` takes; they are fixed from then on.
-CREATION_OPTIONS = ('block_size', 'cutting', 'group_slots', 'segment_size',
-                    'fingerprint', 'compare')
-
 # A pebibyte.
-_MOST_MIB = 1 << 30
-
-_CREATION_NOTE = """
-This is a property of the repository, chosen once, when it is
-created. For a repository that exists, leave the option unset; a
-value that disagrees with the repository disables adding images to
-the store, with a message that names both.
-"""
-
-
-class _DirectIO(types.String):
-    """A word, or a boolean: the option's type in earlier releases."""
-
-    def __call__(self, value):
-        with contextlib.suppress(ValueError):
-            value = 'on' if types.Boolean()(value) else 'off'
-        return super().__call__(value)
+_MAX_MIB = 1 << 30
 
 
 dedup_opts = [
@@ -48,9 +22,11 @@ dedup_opts = [
 Directory of the repository in which the store keeps its images.
 
 If the directory does not exist or is empty, a repository is created
-in it when glance-api starts. Every store needs a directory of its
-own. Several glance-api processes and hosts may use one directory
-together, if it is on a file system that they share.
+in it when glance-api starts. One with other properties than the
+default ones, such as the size of blocks, has to be created before,
+with ``glance-dedup repository create``. Every store needs a directory
+of its own. Several glance-api processes and hosts may use one
+directory together, if it is on a file system that they share.
 
 If the directory is a mount point, create the repository with
 ``glance-dedup repository create`` and make the directory below the
@@ -116,106 +92,6 @@ Without this, the same blocks always take up the same space.
 
 Related options:
     * ``dedup_store_codec``
-
-"""),
-    cfg.IntOpt('dedup_store_block_size',
-               min=512,
-               max=65536,
-               sample_default=4096,
-               help="""
-Size of a block, the unit of deduplication, in bytes.
-
-Smaller blocks find more duplicates and need more memory, metadata
-and time. 4096 is the block size of nearly every file system inside
-an image.
-""" + _CREATION_NOTE + """
-Possible values:
-    * A power of two from 512 to 65536
-
-Related options:
-    * ``dedup_store_cutting``
-    * ``dedup_store_segment_size``
-
-"""),
-    cfg.StrOpt('dedup_store_cutting',
-               sample_default='fixed',
-               help="""
-Where images are cut into blocks.
-
-With ``fixed``, an image is cut every ``dedup_store_block_size``
-bytes. That suits disk images, in which files begin at multiples of
-4096 bytes. With ``gear``, a block ends where its last 64 bytes say
-so. So equal data is found at any offset: in archives, and in file
-systems with smaller blocks. Blocks then have 2048 to 16384 bytes, and
-about 4096 on average.
-``dedup_store_block_size``, if it is set, is the size of the largest
-ones.
-""" + _CREATION_NOTE + """
-Possible values:
-    * ``fixed``
-    * ``gear``, or ``gear MINIMUM AVERAGE`` with the sizes of the
-      smallest block, at least 64, and of an average one, a power of
-      two, in bytes, for example ``gear 2048 4096``; minimum, average
-      and ``dedup_store_block_size`` must be in ascending order
-
-Related options:
-    * ``dedup_store_block_size``
-
-"""),
-    cfg.IntOpt('dedup_store_group_slots',
-               min=64,
-               max=32768,
-               sample_default=32768,
-               help="""
-Number of blocks in a block group, the file in which blocks are
-stored.
-
-Smaller groups are for tests.
-""" + _CREATION_NOTE),
-    cfg.IntOpt('dedup_store_segment_size',
-               min=512,
-               max=1048576,
-               sample_default=65536,
-               help="""
-How many bytes of consecutive new blocks are compressed together.
-
-Larger segments compress better. But to read a single block, its whole
-segment is read. A segment must not be smaller than a block.
-""" + _CREATION_NOTE + """
-Possible values:
-    * A power of two, at least ``dedup_store_block_size``, at most
-      1048576
-
-Related options:
-    * ``dedup_store_block_size``
-
-"""),
-    cfg.StrOpt('dedup_store_fingerprint',
-               sample_default='sha256',
-               help="""
-Name of the digest by which equal blocks are found.
-""" + _CREATION_NOTE + """
-Possible values:
-    * A digest of OpenSSL of 160 bits or more, for example
-      ``sha256``, ``sha512-256``, ``blake2s256`` or ``sha3-256``
-    * ``xxh3-128``, much faster, or a digest that is broken, such as
-      ``sha1``: blocks can be made to collide, so these need
-      ``dedup_store_compare = value``, and damaged blocks stay damaged
-
-Related options:
-    * ``dedup_store_compare``
-
-"""),
-    cfg.StrOpt('dedup_store_compare',
-               sample_default='hash',
-               choices=[('hash', 'Blocks of equal fingerprints are equal.'),
-                        ('value', 'Blocks of equal fingerprints are read and '
-                                  'compared byte by byte.')],
-               help="""
-When two blocks count as equal.
-""" + _CREATION_NOTE + """
-Related options:
-    * ``dedup_store_fingerprint``
 
 """),
     cfg.StrOpt('dedup_store_scope',
@@ -360,10 +236,10 @@ Possible values:
     * An integer of at least 1
 
 """),
-    cfg.Opt('dedup_store_direct_io',
-            type=_DirectIO(choices=('auto', 'on', 'off')),
-            default='auto',
-            help="""
+    cfg.StrOpt('dedup_store_direct_io',
+               default='auto',
+               choices=('auto', 'on', 'off'),
+               help="""
 Whether new blocks are written beside the page cache.
 
 This saves the processor time that filling the page cache takes, and
@@ -374,30 +250,10 @@ Possible values:
     * auto: wherever it costs an upload less. Each process measures
       both ways while it stores new blocks. It does not choose this way
       unless the disk takes 500 MB/s
-    * on (or another word for true): always, if the file system
-      supports it
-    * off (or another word for false): never. Choose it if servers
-      boot from images just after their upload, and the memory has
-      room for them
+    * on: always, if the file system supports it
+    * off: never. Choose it if servers boot from images just after
+      their upload, and the memory has room for them
 
-"""),
-    cfg.BoolOpt('dedup_store_group_access',
-                sample_default=False,
-                help="""
-Whether all members of a group may use the repository.
-
-If so, the repository's directory gets the mode 2770, and everything
-below it 2770 or 0660, whatever the umask of the process that makes
-it. The group is that of the directory. Otherwise only the owner may
-use it: 0700 and 0600. A process of another user is refused, even
-root's.
-
-This is chosen once, when the repository is created. For an existing
-repository leave the option unset: a value that disagrees with it
-disables adding images to the store.
-
-Only the user to whom the directory belongs may collect and merge;
-run dedupd as that user, and with the umask 0007.
 """),
     cfg.IntOpt('dedup_store_reserve_mib',
                default=64,
@@ -451,7 +307,7 @@ Related options:
     cfg.IntOpt('dedup_store_project_limit_mib',
                default=0,
                min=0,
-               max=_MOST_MIB,
+               max=_MAX_MIB,
                help="""
 The most that each project may store here, in MiB of the disk.
 
@@ -477,7 +333,7 @@ Related options:
 
 """),
     cfg.Opt('dedup_store_project_limits_mib',
-            type=types.Dict(types.Integer(min=0, max=_MOST_MIB)),
+            type=types.Dict(types.Integer(min=0, max=_MAX_MIB)),
             default={},
             help="""
 Projects with another limit than ``dedup_store_project_limit_mib``.

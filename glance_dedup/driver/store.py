@@ -56,7 +56,6 @@ from glance_dedup.base import locations
 from glance_dedup.base import tracing
 from glance_dedup.base import workers
 from glance_dedup.client import slices
-from glance_dedup.driver import creation
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import limits
 from glance_dedup.driver import opts
@@ -352,7 +351,7 @@ class Store(driver.Store):
                 self._limit = workers.TimeLimit(self._option('timeout'),
                                                 self._storage)
                 self._adopt(may_create=True)
-                self._check_parameters(self._repository)
+                self._check_socket()
         except exceptions.BadStoreConfiguration as exc:
             LOG.error('%s', exc)
             raise
@@ -382,17 +381,11 @@ class Store(driver.Store):
                 raise
         with contextlib.suppress(dedup_exceptions.ImageExists):
             # If the repository exists now, another process was faster.
-            repository.Repository.create(
-                path, group_access=bool(self._option('group_access')),
-                **creation.chosen(self._option))
+            repository.Repository.create(path)
             LOG.info('Created a repository in %s', path)
         return repository.Repository(path, **settings)
 
-    def _check_parameters(self, opened: Any) -> None:
-        for sentence in creation.differences(
-                self._option, opened.path, opened.parameters,
-                opened.group_access):
-            raise self._bad(sentence)
+    def _check_socket(self) -> None:
         path = self._option('dedupd_socket')
         if path and not os.path.isabs(path):
             raise self._bad('dedup_store_dedupd_socket must be an absolute '

@@ -43,11 +43,6 @@ def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
             f'{name}: {value!r} is not a power of two from {low} to {high}')
 
 
-def full_cutting(cutting: str) -> str:
-    """A cutting as ``repository.json`` has it, with its numbers."""
-    return GEAR if cutting == 'gear' else cutting
-
-
 @dataclasses.dataclass(frozen=True)
 class Parameters:
     """A repository's parameters, fixed when it was created.
@@ -80,7 +75,8 @@ class Parameters:
         if block_size is None:
             block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
         found = cls(secrets.token_hex(16), block_size, group_slots,
-                    segment_size, fingerprint, compare, full_cutting(cutting))
+                    segment_size, fingerprint, compare,
+                    GEAR if cutting == 'gear' else cutting)
         found.validate()
         return found
 

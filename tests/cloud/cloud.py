@@ -214,10 +214,6 @@ class Cloud:
         for section, values in settings_module.parse(
                 words, self.stores).items():
             settings.setdefault(section, {}).update(values)
-        for name, options in self.stores.items():
-            if options['type'] == 'dedup':
-                settings_module.check_repository(
-                    {**options, **settings.get(name, {})})
         self.state.set_glance({**self.state.glance, 'settings': settings})
 
     def _need_no_other_repository(self):
@@ -254,17 +250,14 @@ class Cloud:
         for options in self.stores.values():
             if options['type'] == 'dedup':
                 with contextlib.suppress(exceptions.ImageExists):
-                    self._make_repository(options)
+                    self._make_repository(options['dedup_store_datadir'])
 
-    def _make_repository(self, options):
-        path = options['dedup_store_datadir']
-        chosen = settings_module.creation(options)
+    def _make_repository(self, path):
         if not self.state.swift or path != self.repository:
-            repository.Repository.create(path, **chosen)
+            repository.Repository.create(path)
             return
         # Small images fill a group, too: only full ones move.
-        repository.Repository.create(
-            path, **{'group_slots': GROUP_SLOTS, **chosen})
+        repository.Repository.create(path, group_slots=GROUP_SLOTS)
 
     # -- for services ------------------------------------------------------
 

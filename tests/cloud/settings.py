@@ -13,10 +13,6 @@ import warnings
 
 from oslo_config import cfg
 
-from glance_dedup.base import exceptions
-from glance_dedup.driver import opts
-from glance_dedup.repository import parameters
-from glance_dedup.repository import repository
 from tests.cloud import service
 
 #: Who lists Glance's options, apart from its stores.
@@ -126,42 +122,3 @@ class _Known:
             raise service.CloudError(
                 f'Glance cannot have {section}.{option}={value}: {exc}.\n'
                 'What to do: give it another value.') from exc
-
-
-def creation(options):
-    """What a store's options say of its repository, to be created with.
-
-    :param options: of a store of the type dedup
-    """
-    types = {option.dest: option.type for option in opts.dedup_opts}
-    chosen = {}
-    for name in (*opts.CREATION_OPTIONS, 'group_access'):
-        value = options.get(f'dedup_store_{name}')
-        if value is not None:
-            chosen[name] = types[f'dedup_store_{name}'](str(value))
-    return chosen
-
-
-def check_repository(options):
-    """See that a store's repository is what its options say, if it is there.
-
-    :param options: of a store of the type dedup
-    :raises CloudError: if it was created with other parameters
-    """
-    path = options['dedup_store_datadir']
-    with contextlib.ExitStack() as stack:
-        try:
-            opened = stack.enter_context(repository.Repository(path))
-        except exceptions.ImageNotFound:
-            return
-        for name, value in creation(options).items():
-            if name == 'cutting':
-                value = parameters.full_cutting(value)
-            found = (opened.group_access if name == 'group_access'
-                     else getattr(opened.parameters, name))
-            if value != found:
-                raise service.CloudError(
-                    f'The repository in {path} was created with '
-                    f'{name} = {found}, and that cannot be changed.\n'
-                    'What to do: tools/cloud down, which removes it, and '
-                    'then tools/cloud up with all options.')

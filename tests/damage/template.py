@@ -23,6 +23,7 @@ import types
 from unittest import mock
 
 from dedupd.cache import index as index_module
+from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import registry
 from glance_dedup.base import task
@@ -138,11 +139,12 @@ def run(worker, name, **arguments):
     :param worker: a maintainer or a helper
     """
     options = types.SimpleNamespace(
-        collect_live_share=100, collect_evacuate_share=30, merge_exclude=[],
+        collect_live_share=100, merge_exclude=[],
         recompress_codec='zstd', recompress_level=1,
         recompress_order='similar', spare_threshold=2, scrub_cold_mib=0)
     # Files are exchanged though nothing is gained.
-    with mock.patch.object(recompressor, '_WORTH', -1):
+    with (mock.patch.object(recompressor, '_WORTH', -1),
+          mock.patch.object(collector, 'EVACUATE_SHARE', 30)):
         return registry.run(name, worker, task.Pace(), options, **arguments)
 
 

@@ -45,7 +45,7 @@ KINDS = [storm.UPLOADER, storm.UPLOADER, storm.DELETER, storm.READER,
 INTERVALS = {'collect_interval': 1, 'merge_interval': 1, 'scrub_interval': 2,
              'scrub_rate_mib': 0, 'recompress_interval': 1,
              'recompress_rate_mib': 0, 'spare_threshold': 8,
-             'collect_live_share': 60, 'collect_evacuate_share': 30}
+             'collect_live_share': 60}
 #: Descriptors of groups that a process keeps open, as fpcache.h says; those
 #: of a group that is gone are among them until others take their place.
 CACHED_GROUPS = 64
@@ -103,6 +103,9 @@ class Soak:
         daemon = daemons.Daemon(self.path, **INTERVALS)
         daemon.program = daemons.impatient(
             account=1, TRIAL_INTERVAL=0.3, RETRY_INTERVAL=1.0)
+        daemon.program[1] = (
+            'from dedupd.tasks import collector\n'
+            'collector.EVACUATE_SHARE = 30\n' + daemon.program[1])
         return daemon
 
     def start_glance(self):

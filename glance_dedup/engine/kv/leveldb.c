@@ -4,9 +4,8 @@
  *
  * The store is a directory.  LevelDB locks it for one process.  Puts go to its
  * log without a sync, which a commit adds.  Blocks are verified by their
- * checksums when they are read.  Keys are stored big-endian, so that the
- * neighbours of a linear store are neighbours there, too.  The number of keys
- * is not limited: LevelDB does not know how many it has.
+ * checksums when they are read.  Keys are stored big-endian.  The number of
+ * keys is not limited: LevelDB does not know how many it has.
  *
  * The library makes its system calls and threads itself.
  */

@@ -216,11 +216,6 @@ def test_an_option_that_dedupd_ignores_is_a_warning(created, tmp_path):
     ('[fast]\ndedup_store_codec = lz5', FAILURE, 'lz5'),
     ('[backend_defaults]\ndedup_store_threads = x', FAILURE, 'threads'),
     ('[backend_defaults]\ndedup_store_codec = zstd', SUCCESS, 'fast'),
-    ('[fast]\ndedup_store_block_size = 65536', FAILURE,
-     '[fast] dedup_store_block_size is 65536, but the repository in'),
-    ('[backend_defaults]\ndedup_store_group_access = true', FAILURE,
-     'dedup_store_group_access is True, but the directory'),
-    ('[fast]\ndedup_store_block_size = 4096', SUCCESS, 'fast'),
     ('[fast]\nother_option = x', SUCCESS, 'fast')])
 def test_options_of_glance(created, tmp_path, line, code, words):
     file = tmp_path / 'glance-api.conf'
@@ -230,30 +225,6 @@ def test_options_of_glance(created, tmp_path, line, code, words):
         'Options of Glance']
     assert found[0] == code, found
     assert words in found[1]
-
-
-@pytest.mark.parametrize('place, line, code, words', [
-    ('new', 'block_size = 5000', FAILURE, '[slow] block_size: 5000'),
-    ('new', 'fingerprint = weak-8', FAILURE, 'weak-8'),
-    ('new', 'cutting = gear 1 2', FAILURE, '[slow] cutting: '),
-    ('new', 'block_size = 8192', SUCCESS, 'slow'),
-    ('other', 'block_size = 8192', FAILURE,
-     '[slow] dedup_store_block_size is 8192, but the repository in'),
-    ('other', 'block_size = 4096', SUCCESS, 'slow')])
-def test_options_of_another_store(created, tmp_path, place, line, code, words):
-    """Its repository is another one, or is created by glance-api."""
-    repositories.create(tmp_path / 'other')
-    file = tmp_path / 'glance-api.conf'
-    file.write_text(
-        GLANCE.format(path=created.path, index='filter').replace(
-            'enabled_backends = ', 'enabled_backends = slow:dedup, ')
-        + f'[slow]\ndedup_store_datadir = {tmp_path / place}\n'
-        f'dedup_store_{line}\n')
-    found = check(created, '--glance-config-file', file)[1][
-        'Options of Glance']
-    assert found[0] == code, found
-    assert words in found[1]
-    assert not (tmp_path / 'new').exists()
 
 
 def test_a_relative_directory_is_a_failure(created, tmp_path):

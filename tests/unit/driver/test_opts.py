@@ -12,7 +12,6 @@ import pytest
 
 from glance_dedup.driver import opts
 from glance_dedup.driver import store
-from glance_dedup.repository import repository
 
 BY_NAME = {opt.name: opt for opt in opts.dedup_opts}
 
@@ -24,9 +23,6 @@ def test_every_option(opt):
     assert max(map(len, opt.help.splitlines())) < 72
     if isinstance(opt, cfg.IntOpt):
         assert opt.type.min is not None
-    if 'is a property of the repository' in opt.help:
-        assert opt.default is None and opt.sample_default is not None
-        assert opt.name[len('dedup_store_'):] in opts.CREATION_OPTIONS
 
 
 def test_names_are_unique_and_the_store_has_them():
@@ -34,24 +30,9 @@ def test_names_are_unique_and_the_store_has_them():
     assert store.Store.OPTIONS is opts.dedup_opts
 
 
-def test_sample_defaults_are_what_the_repository_takes(tmp_path):
-    """What the help says of an unset option is what a repository gets."""
-    repository.Repository.create(str(tmp_path / 'repository'))
-    with repository.Repository(str(tmp_path / 'repository'),
-                               filter_dir=str(tmp_path),
-                               filter_mib=1) as opened:
-        for name in opts.CREATION_OPTIONS:
-            assert (getattr(opened.parameters, name)
-                    == BY_NAME[f'dedup_store_{name}'].sample_default)
-
-
 @pytest.mark.parametrize('name,good,bad', [
     ('codec', ['none', 'lz4', 'zstd'], ['', 'LZ5', 'gzip']),
     ('codec_level', ['0', '19'], ['-1', '20', 'x']),
-    ('block_size', ['512', '65536'], ['0', '511', '65537', '4k']),
-    ('group_slots', ['64', '32768'], ['63', '32769']),
-    ('segment_size', ['512', '1048576'], ['511', '1048577']),
-    ('compare', ['hash', 'value'], ['bytes']),
     ('index', ['filter', 'lmdb', 'dtb'], ['', 'inram', 'leveldb']),
     ('filter_mib', ['1', '4096'], ['0', '-1', '1.5']),
     ('threads', ['1', '64'], ['0', '-1', '65', '100000']),

@@ -16,6 +16,7 @@ import pytest
 
 from glance_dedup.base import filesystem
 from glance_dedup.driver import store as dedup_store
+from glance_dedup.repository import repository
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
@@ -81,27 +82,15 @@ def test_a_repository_that_is_there_is_used(configure):
     assert get(url) == b'data'
 
 
-def test_creation_options(configure):
-    store = configure(one={
-        'dedup_store_block_size': 8192, 'dedup_store_group_slots': 128,
-        'dedup_store_segment_size': 131072,
-        'dedup_store_fingerprint': 'xxh3-128',
-        'dedup_store_compare': 'value'})
-    found = repo(store).parameters
-    assert (found.block_size, found.group_slots, found.segment_size,
-            found.fingerprint, found.compare) == (
-                8192, 128, 131072, 'xxh3-128', 'value')
-
-
-def test_content_defined_cutting(configure):
-    store = configure(one={'dedup_store_cutting': 'gear'})
-    assert repo(store).parameters.cutting == 'gear 2048 4096'
-    assert repo(store).parameters.block_size == 16384
-    url = add(b'data')[0]
-    for number, same in enumerate(('gear', 'gear 2048 4096', None)):
-        configure(one={'dedup_store_cutting': same})
-        add(b'more', f'more-{number}')
-        assert get(url) == b'data'
+@pytest.mark.parametrize('chosen', [
+    {}, {'block_size': 8192, 'group_slots': 128, 'segment_size': 131072,
+         'fingerprint': 'xxh3-128', 'compare': 'value'},
+    {'cutting': 'gear'}, {'group_access': True}], ids=str)
+def test_a_repository_of_any_kind_is_used(configure, tmp_path, chosen):
+    repository.Repository.create(str(tmp_path / 'one'), **chosen)
+    store = configure(one={})
+    assert repo(store).group_access == ('group_access' in chosen)
+    assert get(add(b'data')[0]) == b'data'
 
 
 def test_the_codec_yields_where_told_to(configure):
@@ -111,8 +100,7 @@ def test_the_codec_yields_where_told_to(configure):
 
 
 @pytest.mark.parametrize('chosen, meant', [
-    (None, 'auto'), ('auto', 'auto'), ('on', 'on'), ('off', 'off'),
-    (True, 'on'), ('True', 'on'), ('yes', 'on'), ('0', 'off')])
+    (None, 'auto'), ('auto', 'auto'), ('on', 'on'), ('off', 'off')])
 def test_beside_the_page_cache_where_told_to(configure, chosen, meant):
     store = configure(one={} if chosen is None
                       else {'dedup_store_direct_io': chosen})
@@ -133,26 +121,10 @@ def test_threads_are_those_of_the_machine_unless_told_otherwise(configure):
     reason='this glance_store has no [backend_defaults]')
 def test_options_for_all_stores(configure, tmp_path):
     configure(backend_defaults={'type': 'http'})
-    CONF.set_override('dedup_store_block_size', 16384, 'backend_defaults')
-    one, two = configure(one={}, two={'dedup_store_block_size': 512})
-    assert repo(one).parameters.block_size == 16384
-    assert repo(two).parameters.block_size == 512
-
-
-@pytest.mark.parametrize('name,value', [
-    ('block_size', 512), ('group_slots', 64), ('segment_size', 32768),
-    ('cutting', 'gear 1024 4096'), ('fingerprint', 'sha512-256'),
-    ('compare', 'value')])
-def test_an_option_that_disagrees(configure, name, value):
-    configure(one={})
-    url = add(b'data')[0]
-    store = configure(one={f'dedup_store_{name}': value})
-    with pytest.raises(exceptions.BadStoreConfiguration) as caught:
-        store.configure_add()
-    assert f'dedup_store_{name} is {value}' in str(caught.value)
-    with pytest.raises(exceptions.StoreAddDisabled):
-        add(b'more', 'more')
-    assert get(url) == b'data'  # reading goes on
+    CONF.set_override('dedup_store_threads', 7, 'backend_defaults')
+    one, two = configure(one={}, two={'dedup_store_threads': 3})
+    assert options(one)['threads'] == 7
+    assert options(two)['threads'] == 3
 
 
 def test_file_system_without_locks(configure, monkeypatch):
@@ -178,15 +150,7 @@ def test_file_system_without_locks(configure, monkeypatch):
     {'dedup_store_datadir': 'relative'},
     {'dedup_store_datadir': '/a\0b'},
     {'dedup_store_datadir': ''},
-    {'dedup_store_block_size': 3000},
-    {'dedup_store_segment_size': 1024},
-    {'dedup_store_cutting': 'rabin'},
-    {'dedup_store_cutting': 'gear 4096 2048'},
-    {'dedup_store_cutting': 'gear', 'dedup_store_block_size': 4096},
-    {'dedup_store_fingerprint': 'md5'},
-    {'dedup_store_fingerprint': 'none-such'},
     {'dedup_store_codec': 'lz4', 'dedup_store_codec_level': 3},
-    {'dedup_store_fingerprint': 'xxh3-128'},
 ], ids=str)
 def test_bad_configurations(configure, values):
     store = configure(one=values)
@@ -200,10 +164,9 @@ def test_bad_configurations(configure, values):
 
 
 @pytest.mark.parametrize('name,value', [
-    ('block_size', '3'), ('block_size', 'x'), ('filter_mib', '0'),
-    ('codec', 'gzip'), ('compare', 'luck'), ('timeout', '-1'),
-    ('threads', '-1'), ('threads', '0'), ('codec_level', '20'),
-    ('group_slots', '65536')])
+    ('filter_mib', '0'), ('filter_mib', 'x'), ('codec', 'gzip'),
+    ('timeout', '-1'), ('threads', '-1'), ('threads', '0'),
+    ('codec_level', '20')])
 def test_values_that_do_not_parse(configure, tmp_path, name, value):
     """They come from a file, so the option's type sees them only when read."""
     path = tmp_path / 'glance.conf'
@@ -235,18 +198,6 @@ def test_no_share_of_a_known_size_is_asked_for_by_default(configure):
     configure(one={})
     with pytest.raises(exceptions.Invalid, match='only 4'):
         add(b'data', size=1 << 60)
-
-
-def test_a_repository_of_a_group(configure, tmp_path):
-    store = configure(one={'dedup_store_group_access': True})
-    assert repo(store).group_access
-    assert (tmp_path / 'one').stat().st_mode & 0o7777 == 0o2770
-    assert repo(configure(one={})).group_access
-    store = configure(one={'dedup_store_group_access': False})
-    with pytest.raises(exceptions.BadStoreConfiguration,
-                       match='group_access is False, but .*one says True'):
-        store.configure_add()
-    assert not repo(configure(two={})).group_access
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root becomes others')
