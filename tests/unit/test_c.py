@@ -79,9 +79,7 @@ def test_a_check_that_fails_in_support(tmp_path):
     (tmp_path / 'main.c').write_text(
         '#include "tests/c/support/check.h"\n'
         'void other(void);\n'
-        'static void test_other(void) { other(); }\n'
-        'int main(int argc, char **argv)\n'
-        '{ BEGIN(argc, argv); RUN(test_other); return REPORT(); }\n')
+        'TEST(test_other) { other(); }\n')
     program = tmp_path / 'program'
     status, output = native.execute(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', f'-I{TOP}', *tmp_path.glob('*.c'),

@@ -7,8 +7,7 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/fault_env.h"
 
-static void
-test_grows_and_keeps(void)
+TEST(test_grows_and_keeps)
 {
     fault_env f;
     gd_error err;
@@ -32,8 +31,7 @@ test_grows_and_keeps(void)
     fault_env_destroy(&f);
 }
 
-static void
-test_no_memory(void)
+TEST(test_no_memory)
 {
     fault_env f;
     gd_error err;
@@ -53,13 +51,4 @@ test_no_memory(void)
     f.env.release(&f.env, items);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_grows_and_keeps);
-    RUN(test_no_memory);
-    return REPORT();
 }

@@ -8,8 +8,7 @@
 #include "tests/c/support/reference_xxh3.h"
 #include "tests/c/support/scratch_repository.h"
 
-static void
-test_bytes_are_little_endian(void)
+TEST(test_bytes_are_little_endian)
 {
     uint8_t b[8];
     gd_put16(b, 0x0102);
@@ -20,8 +19,7 @@ test_bytes_are_little_endian(void)
     CHECK(memcmp(b, "\x08\x07\x06\x05\x04\x03\x02\x01", 8) == 0);
 }
 
-static void
-test_every_alignment_comes_back(void)
+TEST(test_every_alignment_comes_back)
 {
     uint8_t b[24];
     for (size_t at = 0; at < 16; at++) {
@@ -38,16 +36,14 @@ test_every_alignment_comes_back(void)
 }
 
 /* As computed by python-xxhash. */
-static void
-test_checksum_is_xxh3(void)
+TEST(test_checksum_is_xxh3)
 {
     CHECK(gd_checksum("", 0, 0) == 0x2d06800538d394c2);
     CHECK(gd_checksum("abc", 3, 0) == 0x78af5f94892f3950);
     CHECK(gd_checksum("abc", 3, 7) == 0x48ff56f569e39912);
 }
 
-static void
-test_checksum_sees_every_bit(void)
+TEST(test_checksum_sees_every_bit)
 {
     uint8_t data[64] = {0};
     uint64_t right = gd_checksum(data, sizeof data, 1);
@@ -61,8 +57,7 @@ test_checksum_sees_every_bit(void)
 }
 
 /* Whatever code the library chooses. */
-static void
-test_checksum_equals_the_reference(void)
+TEST(test_checksum_equals_the_reference)
 {
     enum { LONGEST = 1 << 20 };
     uint8_t *data = malloc(LONGEST + 7);
@@ -77,16 +72,4 @@ test_checksum_equals_the_reference(void)
         }
     }
     free(data);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_bytes_are_little_endian);
-    RUN(test_every_alignment_comes_back);
-    RUN(test_checksum_is_xxh3);
-    RUN(test_checksum_equals_the_reference);
-    RUN(test_checksum_sees_every_bit);
-    return REPORT();
 }

@@ -58,8 +58,7 @@ read_data(fixture *x, uint8_t *out, gd_error *err)
     return gd_read_full(x->env, x->fd, out, SIZE, 10, x->path, err);
 }
 
-static void
-test_short_and_interrupted(void)
+TEST(test_short_and_interrupted)
 {
     fixture x;
     gd_error err;
@@ -79,8 +78,7 @@ test_short_and_interrupted(void)
     teardown(&x);
 }
 
-static void
-test_open_is_interrupted(void)
+TEST(test_open_is_interrupted)
 {
     fixture x;
     gd_error err;
@@ -119,8 +117,7 @@ count_sleep(const gd_env *env, unsigned ms)
     slept_ms += ms;
 }
 
-static void
-test_open_waits_for_a_lease(void)
+TEST(test_open_waits_for_a_lease)
 {
     fixture x;
     gd_error err;
@@ -143,8 +140,7 @@ test_open_waits_for_a_lease(void)
     teardown(&x);
 }
 
-static void
-test_end_of_file_is_damage(void)
+TEST(test_end_of_file_is_damage)
 {
     fixture x;
     gd_error err;
@@ -158,8 +154,7 @@ test_end_of_file_is_damage(void)
     teardown(&x);
 }
 
-static void
-test_errors_name_file_and_offset(void)
+TEST(test_errors_name_file_and_offset)
 {
     fixture x;
     gd_error err;
@@ -181,8 +176,7 @@ test_errors_name_file_and_offset(void)
 }
 
 /* More pieces than one call takes, some of them empty. */
-static void
-test_many_pieces(void)
+TEST(test_many_pieces)
 {
     enum { PIECES = 1700, PIECE = 3 };
     fixture x;
@@ -217,8 +211,7 @@ write_nothing(const gd_env *env, int fd, const struct iovec *iov, int count,
     return 0;
 }
 
-static void
-test_writing_nothing_is_an_end(void)
+TEST(test_writing_nothing_is_an_end)
 {
     fixture x;
     gd_error err;
@@ -228,8 +221,7 @@ test_writing_nothing_is_an_end(void)
     teardown(&x);
 }
 
-static void
-test_open(void)
+TEST(test_open)
 {
     fixture x;
     gd_error err;
@@ -252,8 +244,7 @@ test_open(void)
     teardown(&x);
 }
 
-static void
-test_sync_dir(void)
+TEST(test_sync_dir)
 {
     fixture x;
     gd_error err;
@@ -268,8 +259,7 @@ test_sync_dir(void)
     teardown(&x);
 }
 
-static void
-test_same_file(void)
+TEST(test_same_file)
 {
     fixture x;
     char other[256];
@@ -286,8 +276,7 @@ test_same_file(void)
 }
 
 /* A name that is missing is asked for anew: another host may have made it. */
-static void
-test_missing_names(void)
+TEST(test_missing_names)
 {
     fixture x;
     gd_error err;
@@ -341,8 +330,7 @@ check_replaced_names(int error, int flags)
     teardown(&x);
 }
 
-static void
-test_replaced_names(void)
+TEST(test_replaced_names)
 {
     check_replaced_names(ESTALE, O_RDWR | O_CREAT);
     check_replaced_names(ENOENT, O_RDWR);
@@ -350,8 +338,7 @@ test_replaced_names(void)
 
 /* Whether a name leads to an open file is asked of the server; a file that it
  * has no more has no name. */
-static void
-test_same_file_is_asked_anew(void)
+TEST(test_same_file_is_asked_anew)
 {
     fixture x;
     gd_error err;
@@ -377,8 +364,7 @@ test_same_file_is_asked_anew(void)
     teardown(&x);
 }
 
-static void
-test_locks(void)
+TEST(test_locks)
 {
     fixture x;
     gd_error err;
@@ -413,8 +399,7 @@ count_name(void *arg, const char *name)
     ++*(int *)arg;
 }
 
-static void
-test_list(void)
+TEST(test_list)
 {
     fixture x;
     int names = 0;
@@ -429,8 +414,7 @@ test_list(void)
     teardown(&x);
 }
 
-static void
-test_names(void)
+TEST(test_names)
 {
     fixture x;
     char other[256], gone[256];
@@ -454,8 +438,7 @@ test_names(void)
     teardown(&x);
 }
 
-static void
-test_calloc(void)
+TEST(test_calloc)
 {
     fault_env f;
     gd_error err;
@@ -479,8 +462,7 @@ test_calloc(void)
     fault_env_destroy(&f);
 }
 
-static void
-test_random_and_clock(void)
+TEST(test_random_and_clock)
 {
     const gd_env *env = gd_env_posix();
     uint8_t a[300] = {0}, b[300] = {0};
@@ -494,8 +476,7 @@ test_random_and_clock(void)
     env->sleep_ms(env, 1);
 }
 
-static void
-test_faults_once_and_forever(void)
+TEST(test_faults_once_and_forever)
 {
     fixture x;
     setup(&x);
@@ -519,8 +500,7 @@ test_faults_once_and_forever(void)
     teardown(&x);
 }
 
-static void
-test_fault_names(void)
+TEST(test_fault_names)
 {
     for (fault_call call = 0; call < FAULT_CALLS; call++) {
         REQUIRE(fault_call_name(call) != NULL);
@@ -529,8 +509,7 @@ test_fault_names(void)
     CHECK_INT(fault_call_by_name("nonsense"), FAULT_CALLS);
 }
 
-static void
-test_leaks_are_seen(void)
+TEST(test_leaks_are_seen)
 {
     fixture x;
     gd_error err;
@@ -553,8 +532,7 @@ test_leaks_are_seen(void)
 
 /* A large mapping begins where a large page can; what is in it is in the
  * file, before it is asked for large pages and after. */
-static void
-test_mapping(void)
+TEST(test_mapping)
 {
     enum { LARGE = 2 << 20 };
     fixture x;
@@ -575,33 +553,4 @@ test_mapping(void)
         }
     }
     teardown(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_short_and_interrupted);
-    RUN(test_open_is_interrupted);
-    RUN(test_open_waits_for_a_lease);
-    RUN(test_end_of_file_is_damage);
-    RUN(test_errors_name_file_and_offset);
-    RUN(test_many_pieces);
-    RUN(test_writing_nothing_is_an_end);
-    RUN(test_open);
-    RUN(test_sync_dir);
-    RUN(test_same_file);
-    RUN(test_missing_names);
-    RUN(test_replaced_names);
-    RUN(test_same_file_is_asked_anew);
-    RUN(test_locks);
-    RUN(test_list);
-    RUN(test_names);
-    RUN(test_calloc);
-    RUN(test_random_and_clock);
-    RUN(test_faults_once_and_forever);
-    RUN(test_fault_names);
-    RUN(test_leaks_are_seen);
-    RUN(test_mapping);
-    return REPORT();
 }

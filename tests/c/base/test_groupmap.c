@@ -9,8 +9,7 @@
 
 enum { KEYS = 3000 };
 
-static void
-test_absent_groups_count_zero(void)
+TEST(test_absent_groups_count_zero)
 {
     gd_groupmap map;
     gd_groupmap_init(&map, gd_env_posix());
@@ -42,8 +41,7 @@ key(unsigned i)
     }
 }
 
-static void
-test_agrees_with_an_array(void)
+TEST(test_agrees_with_an_array)
 {
     fault_env f;
     static uint32_t wanted[KEYS];
@@ -69,8 +67,7 @@ test_agrees_with_an_array(void)
 }
 
 /* Without memory nothing is lost, and it goes on when there is some again. */
-static void
-test_out_of_memory(void)
+TEST(test_out_of_memory)
 {
     fault_env f;
     gd_groupmap map;
@@ -102,14 +99,4 @@ test_out_of_memory(void)
     gd_groupmap_free(&map);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_absent_groups_count_zero);
-    RUN(test_agrees_with_an_array);
-    RUN(test_out_of_memory);
-    return REPORT();
 }

@@ -75,8 +75,7 @@ list(fixture *x, const char *directory)
                    &x->count, &x->err);
 }
 
-static void
-test_sorted(void)
+TEST(test_sorted)
 {
     fixture x;
     begin(&x);
@@ -89,8 +88,7 @@ test_sorted(void)
     end(&x);
 }
 
-static void
-test_no_directory(void)
+TEST(test_no_directory)
 {
     fixture x;
     begin(&x);
@@ -100,8 +98,7 @@ test_no_directory(void)
     end(&x);
 }
 
-static void
-test_no_memory(void)
+TEST(test_no_memory)
 {
     fixture x;
     begin(&x);
@@ -113,14 +110,4 @@ test_no_memory(void)
         CHECK(strcmp(x.err.text, "no memory for the numbers") == 0);
     }
     end(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_sorted);
-    RUN(test_no_directory);
-    RUN(test_no_memory);
-    return REPORT();
 }

@@ -62,8 +62,7 @@ finish_counting(gd_pool *pool, counting *c)
     return mistakes;
 }
 
-static void
-test_no_threads(void)
+TEST(test_no_threads)
 {
     gd_pool *pool;
     gd_error err;
@@ -78,8 +77,7 @@ test_no_threads(void)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-static void
-test_one_waiter(void)
+TEST(test_one_waiter)
 {
     gd_pool *pool;
     gd_error err;
@@ -93,8 +91,7 @@ test_one_waiter(void)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-static void
-test_jobs_waited_for_in_any_order(void)
+TEST(test_jobs_waited_for_in_any_order)
 {
     enum { JOBS = 5 };
     gd_pool *pool;
@@ -150,8 +147,7 @@ check_many_waiters(unsigned threads)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-static void
-test_many_waiters(void)
+TEST(test_many_waiters)
 {
     check_many_waiters(THREADS);
     check_many_waiters(1);
@@ -167,8 +163,7 @@ meet_run(void *arg, size_t task, unsigned worker)
     pthread_barrier_wait(arg);
 }
 
-static void
-test_waiter_and_thread_work_side_by_side(void)
+TEST(test_waiter_and_thread_work_side_by_side)
 {
     gd_pool *pool;
     gd_error err;
@@ -192,8 +187,7 @@ pause_for(int round)
     usleep((useconds_t)(round * 37 % 400));
 }
 
-static void
-test_jobs_after_any_gap(void)
+TEST(test_jobs_after_any_gap)
 {
     gd_pool *pool;
     gd_error err;
@@ -211,8 +205,7 @@ test_jobs_after_any_gap(void)
 }
 
 /* Both threads must come, one of which may watch, and be counted on once. */
-static void
-test_two_jobs_in_a_gap(void)
+TEST(test_two_jobs_in_a_gap)
 {
     gd_pool *pool;
     gd_error err;
@@ -255,8 +248,7 @@ run_with(unsigned threads)
 }
 
 /* As many threads as the pool has work on it, the caller among them. */
-static void
-test_run(void)
+TEST(test_run)
 {
     run_with(0);
     run_with(1);
@@ -280,8 +272,7 @@ slow_run(void *arg, size_t task, unsigned worker)
     s->done[task] = true;
 }
 
-static void
-test_slow_tasks_are_waited_for(void)
+TEST(test_slow_tasks_are_waited_for)
 {
     gd_pool *pool;
     gd_error err;
@@ -314,8 +305,7 @@ outer_run(void *arg, size_t task, unsigned worker)
     o->mistakes[task] = finish_counting(o->pool, &c);
 }
 
-static void
-test_job_within_a_job(void)
+TEST(test_job_within_a_job)
 {
     gd_pool *pool;
     gd_error err;
@@ -353,8 +343,7 @@ signals_run(void *arg, size_t task, unsigned worker)
     }
 }
 
-static void
-test_threads_block_signals(void)
+TEST(test_threads_block_signals)
 {
     gd_pool *pool;
     gd_error err;
@@ -377,8 +366,7 @@ test_threads_block_signals(void)
 }
 
 /* The child has none of the threads: closing must not wait for them. */
-static void
-test_close_after_fork(void)
+TEST(test_close_after_fork)
 {
     gd_pool *pool;
     gd_error err;
@@ -400,8 +388,7 @@ test_close_after_fork(void)
     gd_pool_close(gd_env_posix(), pool);
 }
 
-static void
-test_refusals(void)
+TEST(test_refusals)
 {
     fault_env f;
     gd_pool *pool;
@@ -417,24 +404,4 @@ test_refusals(void)
     gd_pool_close(&f.env, NULL);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_no_threads);
-    RUN(test_one_waiter);
-    RUN(test_jobs_waited_for_in_any_order);
-    RUN(test_many_waiters);
-    RUN(test_waiter_and_thread_work_side_by_side);
-    RUN(test_jobs_after_any_gap);
-    RUN(test_two_jobs_in_a_gap);
-    RUN(test_run);
-    RUN(test_slow_tasks_are_waited_for);
-    RUN(test_job_within_a_job);
-    RUN(test_threads_block_signals);
-    RUN(test_close_after_fork);
-    RUN(test_refusals);
-    return REPORT();
 }

@@ -85,8 +85,7 @@ open_and_mark(fixture *x)
     return mark == 'M';
 }
 
-static void
-test_made_once_then_opened(void)
+TEST(test_made_once_then_opened)
 {
     fixture x;
     setup(&x);
@@ -106,8 +105,7 @@ scribble(const fixture *x, const void *data, size_t len, off_t offset)
     close(fd);
 }
 
-static void
-test_any_other_head_is_replaced(void)
+TEST(test_any_other_head_is_replaced)
 {
     fixture x;
     setup(&x);
@@ -123,8 +121,7 @@ test_any_other_head_is_replaced(void)
     teardown(&x);
 }
 
-static void
-test_any_other_size_is_replaced(void)
+TEST(test_any_other_size_is_replaced)
 {
     static const off_t sizes[] = {0, 1, HEAD - 1, HEAD, 4096, SIZE - 1,
                                   SIZE + 1, 10 * SIZE};
@@ -138,8 +135,7 @@ test_any_other_size_is_replaced(void)
     teardown(&x);
 }
 
-static void
-test_holes_are_replaced(void)
+TEST(test_holes_are_replaced)
 {
     fixture x;
     setup(&x);
@@ -151,8 +147,7 @@ test_holes_are_replaced(void)
     teardown(&x);
 }
 
-static void
-test_writable_by_others_is_replaced(void)
+TEST(test_writable_by_others_is_replaced)
 {
     fixture x;
     setup(&x);
@@ -178,8 +173,7 @@ sleep_not(const gd_env *env, unsigned ms)
 }
 
 /* To give a file away one has to be root; to be somebody else is easier. */
-static void
-test_of_another_user_is_replaced(void)
+TEST(test_of_another_user_is_replaced)
 {
     fixture x;
     int fd;
@@ -197,8 +191,7 @@ test_of_another_user_is_replaced(void)
     teardown(&x);
 }
 
-static void
-test_symbolic_link_is_replaced(void)
+TEST(test_symbolic_link_is_replaced)
 {
     fixture x;
     setup(&x);
@@ -213,8 +206,7 @@ test_symbolic_link_is_replaced(void)
     teardown(&x);
 }
 
-static void
-test_fifo_is_replaced(void)
+TEST(test_fifo_is_replaced)
 {
     fixture x;
     setup(&x);
@@ -225,8 +217,7 @@ test_fifo_is_replaced(void)
     teardown(&x);
 }
 
-static void
-test_directory_is_an_error(void)
+TEST(test_directory_is_an_error)
 {
     fixture x;
     int fd;
@@ -251,8 +242,7 @@ make_temporary(const fixture *x, off_t size)
     close(fd);
 }
 
-static void
-test_takes_over_from_a_dead_creator(void)
+TEST(test_takes_over_from_a_dead_creator)
 {
     fixture x;
     setup(&x);
@@ -301,8 +291,7 @@ lock_as_other(const fixture *x)
     CHECK_INT(real->lock(real, other_fd, CREATION_LOCK, F_WRLCK), 0);
 }
 
-static void
-test_waits_for_another_creator(void)
+TEST(test_waits_for_another_creator)
 {
     fixture x;
     setup(&x);
@@ -315,8 +304,7 @@ test_waits_for_another_creator(void)
     teardown(&x);
 }
 
-static void
-test_gives_up_waiting(void)
+TEST(test_gives_up_waiting)
 {
     fixture x;
     int fd;
@@ -357,8 +345,7 @@ lock_too_late(const gd_env *env, int fd, uint64_t byte, short type)
 
 /* What we lock as PATH.new is PATH by then, in use by the other one.  He
  * wanted another head, so that we replace it; but his own file stays whole. */
-static void
-test_other_is_done_before_the_lock(void)
+TEST(test_other_is_done_before_the_lock)
 {
     fixture x;
     uint8_t mark = 0;
@@ -390,8 +377,7 @@ open_too_late(const gd_env *env, int dir, const char *path, int flags,
     return counted_openat(env, dir, path, flags, mode);
 }
 
-static void
-test_other_is_done_before_the_open(void)
+TEST(test_other_is_done_before_the_open)
 {
     fixture x;
     setup(&x);
@@ -404,8 +390,7 @@ test_other_is_done_before_the_open(void)
     teardown(&x);
 }
 
-static void
-test_no_room(void)
+TEST(test_no_room)
 {
     fixture x;
     int fd;
@@ -421,8 +406,7 @@ test_no_room(void)
     teardown(&x);
 }
 
-static void
-test_interrupted_and_short(void)
+TEST(test_interrupted_and_short)
 {
     fixture x;
     setup(&x);
@@ -466,8 +450,7 @@ check_every_fault(fixture *x, fault_call kind, bool replace, bool forever)
     }
 }
 
-static void
-test_every_call_fails(void)
+TEST(test_every_call_fails)
 {
     fixture x;
     setup(&x);
@@ -530,8 +513,7 @@ check_race(fixture *x, bool replace)
     CHECK(!exists(x->temporary));
 }
 
-static void
-test_many_processes_at_once(void)
+TEST(test_many_processes_at_once)
 {
     fixture x;
     setup(&x);
@@ -539,29 +521,4 @@ test_many_processes_at_once(void)
         check_race(&x, round % 2);
     }
     teardown(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_made_once_then_opened);
-    RUN(test_any_other_head_is_replaced);
-    RUN(test_any_other_size_is_replaced);
-    RUN(test_holes_are_replaced);
-    RUN(test_writable_by_others_is_replaced);
-    RUN(test_of_another_user_is_replaced);
-    RUN(test_symbolic_link_is_replaced);
-    RUN(test_fifo_is_replaced);
-    RUN(test_directory_is_an_error);
-    RUN(test_takes_over_from_a_dead_creator);
-    RUN(test_waits_for_another_creator);
-    RUN(test_gives_up_waiting);
-    RUN(test_other_is_done_before_the_lock);
-    RUN(test_other_is_done_before_the_open);
-    RUN(test_no_room);
-    RUN(test_interrupted_and_short);
-    RUN(test_every_call_fails);
-    RUN(test_many_processes_at_once);
-    return REPORT();
 }

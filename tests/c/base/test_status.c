@@ -8,8 +8,7 @@
 
 #include "tests/c/support/check.h"
 
-static void
-test_fail_fills_in(void)
+TEST(test_fail_fills_in)
 {
     gd_error err = {.sys_errno = 99};
     CHECK_INT(gd_fail(&err, GD_CORRUPT, "%s at %d", "group 7", 4096),
@@ -19,15 +18,13 @@ test_fail_fills_in(void)
     CHECK(strcmp(err.text, "group 7 at 4096") == 0);
 }
 
-static void
-test_error_may_be_null(void)
+TEST(test_error_may_be_null)
 {
     CHECK_INT(gd_fail(NULL, GD_BUSY, "nobody reads this"), GD_BUSY);
     CHECK_INT(gd_fail_errno(NULL, ENOSPC, "nor this"), GD_NOSPACE);
 }
 
-static void
-test_errno_chooses_status(void)
+TEST(test_errno_chooses_status)
 {
     static const struct {
         int sys_errno;
@@ -47,8 +44,7 @@ test_errno_chooses_status(void)
     }
 }
 
-static void
-test_errno_appends_words(void)
+TEST(test_errno_appends_words)
 {
     gd_error err;
     gd_fail_errno(&err, EIO, "cannot read %s at offset %d", "x", 5);
@@ -56,8 +52,7 @@ test_errno_appends_words(void)
           0);
 }
 
-static void
-test_long_text_is_cut(void)
+TEST(test_long_text_is_cut)
 {
     char name[2 * GD_ERROR_TEXT];
     memset(name, 'n', sizeof name);
@@ -70,8 +65,7 @@ test_long_text_is_cut(void)
     CHECK_INT(err.status, GD_IO);
 }
 
-static void
-test_names_differ(void)
+TEST(test_names_differ)
 {
     for (int a = GD_OK; a <= GD_CLOSED; a++) {
         CHECK(strcmp(gd_status_name(a), "unknown") != 0);
@@ -80,17 +74,4 @@ test_names_differ(void)
         }
     }
     CHECK(strcmp(gd_status_name((gd_status)77), "unknown") == 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_fail_fills_in);
-    RUN(test_error_may_be_null);
-    RUN(test_errno_chooses_status);
-    RUN(test_errno_appends_words);
-    RUN(test_long_text_is_cut);
-    RUN(test_names_differ);
-    return REPORT();
 }

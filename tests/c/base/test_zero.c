@@ -48,8 +48,7 @@ check_zeros_exact(size_t len)
     free(data);
 }
 
-static void
-test_zeros(void)
+TEST(test_zeros)
 {
     for (size_t offset = 0; offset <= 17; offset++) {
         for (size_t len = 0; len <= 350; len++) {
@@ -65,12 +64,4 @@ test_zeros(void)
     for (size_t len = 0; len <= 1100; len++) {
         check_zeros_exact(len);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_zeros);
-    return REPORT();
 }

@@ -66,8 +66,7 @@ take(const uint8_t *bytes, size_t length)
     return s;
 }
 
-static void
-test_twins_and_zeros(void)
+TEST(test_twins_and_zeros)
 {
     gd_estimated sums[2] = {{0}};
     gd_estimate_totals totals;
@@ -96,8 +95,7 @@ test_twins_and_zeros(void)
 }
 
 /* Equal blocks are counted or left out alike. */
-static void
-test_full_table(void)
+TEST(test_full_table)
 {
     gd_estimated sums[3] = {{0}};
     gd_estimate_totals totals;
@@ -119,8 +117,7 @@ test_full_table(void)
 
 /* Two images, of which each has half of the blocks that resemble each other:
  * in the order of similarity they lie together. */
-static void
-test_similar_blocks(void)
+TEST(test_similar_blocks)
 {
     gd_estimate_totals totals;
     gd_estimated sums[2] = {{0}};
@@ -138,8 +135,7 @@ test_similar_blocks(void)
     finish();
 }
 
-static void
-test_bad_parameters(void)
+TEST(test_bad_parameters)
 {
     gd_chunker chunker;
     gd_estimate_params params = {.segment_size = BLOCK / 2};
@@ -157,8 +153,7 @@ test_bad_parameters(void)
 }
 
 /* Whichever allocation fails: an error, and nothing is left. */
-static void
-test_no_memory(void)
+TEST(test_no_memory)
 {
     fill(3, SIZE);
     for (uint64_t nth = 1;; nth++) {
@@ -183,16 +178,4 @@ test_no_memory(void)
             break;
         }
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_twins_and_zeros);
-    RUN(test_full_table);
-    RUN(test_similar_blocks);
-    RUN(test_bad_parameters);
-    RUN(test_no_memory);
-    return REPORT();
 }

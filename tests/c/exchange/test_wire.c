@@ -133,8 +133,7 @@ check_description(gd_image *image, const uint8_t *data, size_t length)
     return extents;
 }
 
-static void
-test_describe(void)
+TEST(test_describe)
 {
     static uint8_t data[3000 * BLOCK + 77];
     setup(32768, GD_CODEC_LZ4);
@@ -154,8 +153,7 @@ test_describe(void)
 }
 
 /* I7: what the entries say must be what the image was committed with. */
-static void
-test_describe_verifies(void)
+TEST(test_describe_verifies)
 {
     static uint8_t data[20 * BLOCK];
     uint8_t *page;
@@ -330,8 +328,7 @@ check_ranges(gd_image *image, const uint8_t *data, size_t size,
     check_received(&r, data, ranges, count);
 }
 
-static void
-test_frames_of_any_ranges(void)
+TEST(test_frames_of_any_ranges)
 {
     enum { BLOCKS = 2000, SIZE = BLOCKS * BLOCK + 77 };
     static uint8_t data[SIZE];
@@ -367,8 +364,7 @@ test_frames_of_any_ranges(void)
 }
 
 /* A whole image goes out as it is stored. */
-static void
-test_frames_as_stored(void)
+TEST(test_frames_as_stored)
 {
     static uint8_t data[64 * BLOCK];
     gd_range all = {0, sizeof data};
@@ -394,8 +390,7 @@ holds(const gd_frames *frames, const uint8_t *block)
 
 /* The blocks of a segment that were not asked for do not go out, in whatever
  * form, whoever they are of. */
-static void
-test_nothing_else_goes_out(void)
+TEST(test_nothing_else_goes_out)
 {
     static uint8_t data[2 * SEGMENT];
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
@@ -429,8 +424,7 @@ test_nothing_else_goes_out(void)
 
 /* Another image's blocks in the same segment, and those of an image that is
  * gone: its entry is freed, but its bytes are still there. */
-static void
-test_other_images_blocks(void)
+TEST(test_other_images_blocks)
 {
     static uint8_t data[SEGMENT];
     const gd_entry freed = {.state = GD_ENTRY_FREED};
@@ -459,8 +453,7 @@ test_other_images_blocks(void)
 }
 
 /* A block that an image has many times goes out once. */
-static void
-test_repeated_blocks(void)
+TEST(test_repeated_blocks)
 {
     static uint8_t data[40 * BLOCK];
     const gd_range all = {0, sizeof data}, some = {8 * BLOCK, 20 * BLOCK};
@@ -485,8 +478,7 @@ test_repeated_blocks(void)
 }
 
 /* More than a megabyte of single blocks: several plain frames. */
-static void
-test_large_frames(void)
+TEST(test_large_frames)
 {
     enum { SIZE = 9 << 20 };
     static uint8_t data[SIZE];
@@ -517,8 +509,7 @@ test_large_frames(void)
     teardown();
 }
 
-static void
-test_bad_ranges(void)
+TEST(test_bad_ranges)
 {
     enum { SIZE = 40 * BLOCK + 77 };
     static uint8_t data[SIZE];
@@ -567,8 +558,7 @@ test_bad_ranges(void)
 }
 
 /* I7: every byte of a segment's blocks, as it is stored and in pieces. */
-static void
-test_damaged_blocks_do_not_go_out(void)
+TEST(test_damaged_blocks_do_not_go_out)
 {
     static uint8_t data[2 * SEGMENT];
     const gd_range all = {0, sizeof data}, some = {BLOCK, 2 * SEGMENT - BLOCK};
@@ -598,8 +588,7 @@ test_damaged_blocks_do_not_go_out(void)
 }
 
 /* The old file of a rewritten group is at hand, without what was appended. */
-static void
-test_rewritten_group(void)
+TEST(test_rewritten_group)
 {
     static uint8_t data[40 * BLOCK];
     const gd_range all = {0, sizeof data};
@@ -631,8 +620,7 @@ test_rewritten_group(void)
     }
 }
 
-static void
-test_golden_frame(void)
+TEST(test_golden_frame)
 {
     uint8_t data[BLOCK];
     gd_frames frames;
@@ -662,8 +650,7 @@ test_golden_frame(void)
     teardown();
 }
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     static const int errors[] = {EIO, ENOMEM};
     static uint8_t data[100 * BLOCK];
@@ -704,24 +691,4 @@ test_failures(void)
         CHECK(failed > 5);
     }
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_describe);
-    RUN(test_describe_verifies);
-    RUN(test_frames_of_any_ranges);
-    RUN(test_frames_as_stored);
-    RUN(test_nothing_else_goes_out);
-    RUN(test_other_images_blocks);
-    RUN(test_repeated_blocks);
-    RUN(test_large_frames);
-    RUN(test_bad_ranges);
-    RUN(test_damaged_blocks_do_not_go_out);
-    RUN(test_rewritten_group);
-    RUN(test_golden_frame);
-    RUN(test_failures);
-    return REPORT();
 }

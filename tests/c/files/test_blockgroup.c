@@ -92,8 +92,7 @@ draw_known(const gd_env *env, void *buf, size_t len)
     return 0;
 }
 
-static void
-test_known_header(void)
+TEST(test_known_header)
 {
     static const golden known[] = {
         {0, "474447524f5550000100000001000000"
@@ -125,8 +124,7 @@ test_known_header(void)
     teardown(&t);
 }
 
-static void
-test_every_flip_of_the_header(void)
+TEST(test_every_flip_of_the_header)
 {
     fixture t;
     setup(&t);
@@ -162,8 +160,7 @@ open_with(fixture *t, size_t offset, uint64_t value, size_t length)
     return s;
 }
 
-static void
-test_bounds_of_the_header(void)
+TEST(test_bounds_of_the_header)
 {
     static const struct {
         size_t offset;
@@ -209,8 +206,7 @@ test_bounds_of_the_header(void)
     teardown(&t);
 }
 
-static void
-test_what_is_no_group(void)
+TEST(test_what_is_no_group)
 {
     fixture t;
     setup(&t);
@@ -259,8 +255,7 @@ read_sequence(fixture *t)
 }
 
 /* Nothing could supersede it. */
-static void
-test_record_with_an_impossible_sequence(void)
+TEST(test_record_with_an_impossible_sequence)
 {
     static const uint64_t sequences[] = {UINT64_MAX, UINT64_C(1) << 63};
     fixture t;
@@ -278,8 +273,7 @@ test_record_with_an_impossible_sequence(void)
     teardown(&t);
 }
 
-static void
-test_known_record(void)
+TEST(test_known_record)
 {
     static const golden known[] = {{0, "05"},
                                    {8, "03"},
@@ -315,8 +309,7 @@ test_known_record(void)
 
 /* What was recompressed: all blocks, or those of the first slots.  Older
  * programs know only bytes 32 and 33, and write the next six as zeros. */
-static void
-test_what_a_codec_covers(void)
+TEST(test_what_a_codec_covers)
 {
     static const struct {
         uint32_t count, covered;
@@ -348,8 +341,7 @@ test_what_a_codec_covers(void)
     }
 }
 
-static void
-test_the_higher_record_counts(void)
+TEST(test_the_higher_record_counts)
 {
     fixture t;
     uint8_t zeros[512] = {0}, raw[512];
@@ -370,8 +362,7 @@ test_the_higher_record_counts(void)
     teardown(&t);
 }
 
-static void
-test_every_flip_of_a_record(void)
+TEST(test_every_flip_of_a_record)
 {
     fixture t;
     setup(&t);
@@ -391,8 +382,7 @@ test_every_flip_of_a_record(void)
 }
 
 /* More slots than the group has; and the record of another group. */
-static void
-test_records_that_do_not_fit(void)
+TEST(test_records_that_do_not_fit)
 {
     fixture t;
     gd_published record = {.sequence = 9, .count = 65};
@@ -442,8 +432,7 @@ check_entries(fixture *t, uint32_t first, uint32_t count, uint32_t slots)
 
 /* Every run of slots, over none, one and several borders of sectors: what lies
  * beside it stays, and so do the zeros at the sectors' ends. */
-static void
-test_entries_across_sectors(void)
+TEST(test_entries_across_sectors)
 {
     enum { SLOTS = 100 };
     static gd_entry entries[SLOTS];
@@ -479,8 +468,7 @@ test_entries_across_sectors(void)
 }
 
 /* Later entries of a sector leave the earlier ones' bytes as they were. */
-static void
-test_entries_join_a_sector(void)
+TEST(test_entries_join_a_sector)
 {
     fixture t;
     setup(&t);
@@ -494,8 +482,7 @@ test_entries_join_a_sector(void)
     teardown(&t);
 }
 
-static void
-test_bounds_of_entries(void)
+TEST(test_bounds_of_entries)
 {
     gd_entry entries[64];
     fixture t;
@@ -519,8 +506,7 @@ test_bounds_of_entries(void)
     teardown(&t);
 }
 
-static void
-test_load_store(void)
+TEST(test_load_store)
 {
     gd_entry entries[64];
     gd_fpstore *store;
@@ -579,8 +565,7 @@ write_segment(fixture *t, uint8_t plain[200])
                       .state = GD_ENTRY_LIVE};
 }
 
-static void
-test_read_segment(void)
+TEST(test_read_segment)
 {
     static uint8_t in[GD_SEGMENT_HEADER + GD_SEGMENT_MAX];
     static uint8_t plain[GD_SEGMENT_MAX];
@@ -635,8 +620,7 @@ create(fixture *t, uint32_t *number)
                            t->locks, number, &t->x.err);
 }
 
-static void
-test_create_counts_up(void)
+TEST(test_create_counts_up)
 {
     fixture t;
     uint32_t number;
@@ -661,8 +645,7 @@ test_create_counts_up(void)
 
 /* Its lease is held by somebody who is about to make it, or its name was taken
  * after the look at the directory: the next number. */
-static void
-test_create_beside_others(void)
+TEST(test_create_beside_others)
 {
     fixture t;
     gd_locks *other;
@@ -683,8 +666,7 @@ test_create_beside_others(void)
 }
 
 /* Processes that create at the same time get groups of their own. */
-static void
-test_create_under_contention(void)
+TEST(test_create_under_contention)
 {
     enum { PROCESSES = 4, EACH = 25 };
     fixture t;
@@ -738,8 +720,7 @@ test_create_under_contention(void)
 
 /* The steps in order, each failing: no group, or one that is whole; never a
  * lease that is kept, nor a spool file. */
-static void
-test_create_fails(void)
+TEST(test_create_fails)
 {
     static const struct {
         fault_call call;
@@ -778,30 +759,4 @@ test_create_fails(void)
     CHECK_INT(create(&t, &number), GD_OK);
     CHECK_INT(number, 4);
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_known_header);
-    RUN(test_every_flip_of_the_header);
-    RUN(test_bounds_of_the_header);
-    RUN(test_what_is_no_group);
-    RUN(test_known_record);
-    RUN(test_what_a_codec_covers);
-    RUN(test_record_with_an_impossible_sequence);
-    RUN(test_the_higher_record_counts);
-    RUN(test_every_flip_of_a_record);
-    RUN(test_records_that_do_not_fit);
-    RUN(test_entries_across_sectors);
-    RUN(test_entries_join_a_sector);
-    RUN(test_bounds_of_entries);
-    RUN(test_load_store);
-    RUN(test_read_segment);
-    RUN(test_create_counts_up);
-    RUN(test_create_beside_others);
-    RUN(test_create_under_contention);
-    RUN(test_create_fails);
-    return REPORT();
 }

@@ -98,8 +98,7 @@ path_of(const char *name)
 }
 
 /* The names and numbers are part of the format. */
-static void
-test_names(void)
+TEST(test_names)
 {
     gd_feature feature;
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
@@ -115,8 +114,7 @@ test_names(void)
     CHECK_CONTAINS(x.err.text, "there is no feature 'col'");
 }
 
-static void
-test_set(void)
+TEST(test_set)
 {
     uint32_t found;
     setup();
@@ -135,8 +133,7 @@ test_set(void)
 }
 
 /* N15.1, also if the process that made the file was killed before the sync. */
-static void
-test_each_call_syncs(void)
+TEST(test_each_call_syncs)
 {
     setup();
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
@@ -153,8 +150,7 @@ test_each_call_syncs(void)
 }
 
 /* A handle does it once for each feature. */
-static void
-test_a_handle(void)
+TEST(test_a_handle)
 {
     setup();
     gd_repo *repo = scratch_repo(&x);
@@ -186,8 +182,7 @@ look_and_sync(const gd_env *env, int fd)
 
 /* N15.2: older programs are out until the file is durable; this one's peers,
  * and newer ones, stay in. */
-static void
-test_older_programs_are_out(void)
+TEST(test_older_programs_are_out)
 {
     setup();
     CHECK_INT(gd_locks_share_features(locks, GD_FEATURE_COUNT, &x.err), GD_OK);
@@ -203,8 +198,7 @@ test_older_programs_are_out(void)
     teardown();
 }
 
-static void
-test_an_older_program_is_open(void)
+TEST(test_an_older_program_is_open)
 {
     setup();
     for (unsigned known = 0; known <= GD_FEATURE_COLD; known++) {
@@ -233,8 +227,7 @@ sleep_and_let_go(const gd_env *env, unsigned ms)
     }
 }
 
-static void
-test_an_older_program_is_waited_for(void)
+TEST(test_an_older_program_is_waited_for)
 {
     setup();
     sleeps = 0;
@@ -268,8 +261,7 @@ check_unknown(const char *name, const char *shown)
     teardown();
 }
 
-static void
-test_unknown_features(void)
+TEST(test_unknown_features)
 {
     check_unknown("of-the-future", "of-the-future'");
     check_unknown("Volumes", "Volumes'");
@@ -293,8 +285,7 @@ set_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 /* N15.3: they are read when the handle has its byte. */
-static void
-test_a_feature_that_is_set_meanwhile(void)
+TEST(test_a_feature_that_is_set_meanwhile)
 {
     gd_repo *repo;
     setup();
@@ -306,8 +297,7 @@ test_a_feature_that_is_set_meanwhile(void)
 }
 
 /* A name counts, whatever has it: the feature was set, and is not removed. */
-static void
-test_names_of_other_things(void)
+TEST(test_names_of_other_things)
 {
     uint32_t found;
     setup();
@@ -324,8 +314,7 @@ test_names_of_other_things(void)
 }
 
 /* Never GD_NOTFOUND, by which callers mean an image. */
-static void
-test_no_directory(void)
+TEST(test_no_directory)
 {
     uint32_t found;
     gd_repo *repo;
@@ -379,28 +368,8 @@ fail_one_read(fault_call call, uint64_t n)
     return failed;
 }
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     sweep_faults(fail_one_set, 1);
     sweep_faults(fail_one_read, 1);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_names);
-    RUN(test_set);
-    RUN(test_each_call_syncs);
-    RUN(test_a_handle);
-    RUN(test_older_programs_are_out);
-    RUN(test_an_older_program_is_open);
-    RUN(test_an_older_program_is_waited_for);
-    RUN(test_unknown_features);
-    RUN(test_a_feature_that_is_set_meanwhile);
-    RUN(test_names_of_other_things);
-    RUN(test_no_directory);
-    RUN(test_failures);
-    return REPORT();
 }

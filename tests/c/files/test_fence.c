@@ -43,8 +43,7 @@ get(char catalog)
 }
 
 /* As format-derived.rst has them. */
-static void
-test_bytes(void)
+TEST(test_bytes)
 {
     uint8_t raw[2 * RECORD];
     char hex[17];
@@ -70,8 +69,7 @@ test_bytes(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-static void
-test_newest_counts(void)
+TEST(test_newest_counts)
 {
     scratch_init(&x);
     CHECK_INT(get('a'), -1);
@@ -97,8 +95,7 @@ test_newest_counts(void)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-static void
-test_never_goes_back(void)
+TEST(test_never_goes_back)
 {
     scratch_init(&x);
     CHECK_INT(put('a', 8), GD_OK);
@@ -119,8 +116,7 @@ test_never_goes_back(void)
 
 /* Each write is durable before the next step: the directory first, so that no
  * record is in a file that a crash takes away. */
-static void
-test_order(void)
+TEST(test_order)
 {
     char trace[256];
     scratch_init(&x);
@@ -159,8 +155,7 @@ tear(uint64_t nth, char catalog, uint64_t sequence, uint64_t offset)
 
 /* A torn write never leaves less than there was: also where the sequence skips
  * one, and would come to lie on the newest record. */
-static void
-test_torn(void)
+TEST(test_torn)
 {
     scratch_init(&x);
     CHECK_INT(put('a', 10), GD_OK);
@@ -179,8 +174,7 @@ test_torn(void)
 
 /* Nothing is written over the newest record unless the one in between is
  * durable. */
-static void
-test_between_fails(void)
+TEST(test_between_fails)
 {
     static const fault_call calls[] = {FAULT_PWRITEV, FAULT_FSYNC};
     char trace[256];
@@ -200,8 +194,7 @@ test_between_fails(void)
 
 /* Whatever fails, the fence is what it was or what was to be written; and what
  * is reported as written was fsynced. */
-static void
-test_failures(void)
+TEST(test_failures)
 {
     for (uint64_t skip = 1; skip < 3; skip++) {
         for (uint64_t n = 1;; n++) {
@@ -237,8 +230,7 @@ test_failures(void)
 }
 
 /* I10: no link is followed, nor is anything read that is not a record. */
-static void
-test_strange_files(void)
+TEST(test_strange_files)
 {
     gd_fence fence;
     bool found;
@@ -255,19 +247,4 @@ test_strange_files(void)
     CHECK_INT(put('a', 1), GD_OK);
     CHECK_INT(get('a'), 1);
     CHECK_INT(scratch_destroy(&x), 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_bytes);
-    RUN(test_newest_counts);
-    RUN(test_never_goes_back);
-    RUN(test_order);
-    RUN(test_torn);
-    RUN(test_between_fails);
-    RUN(test_failures);
-    RUN(test_strange_files);
-    return REPORT();
 }

@@ -24,8 +24,7 @@ mode_of(const char *name)
     return st.st_mode & 07777;
 }
 
-static void
-test_modes(void)
+TEST(test_modes)
 {
     static const mode_t umasks[] = {0, 022, 077, 0777};
     for (size_t i = 0; i < 2 * sizeof umasks / sizeof *umasks; i++) {
@@ -49,8 +48,7 @@ test_modes(void)
     }
 }
 
-static void
-test_mode_cannot_be_had(void)
+TEST(test_mode_cannot_be_had)
 {
     int fd;
     scratch_init(&x);
@@ -97,8 +95,7 @@ put_plant(const char *what, const char *name)
     REQUIRE(rc == 0);
 }
 
-static void
-test_what_is_not_ours(void)
+TEST(test_what_is_not_ours)
 {
     for (size_t i = 0; i < sizeof plants / sizeof *plants; i++) {
         int fd;
@@ -120,8 +117,7 @@ test_what_is_not_ours(void)
     }
 }
 
-static void
-test_directories(void)
+TEST(test_directories)
 {
     static const char *const names[] = {"groups", "images", "spool", "locks",
                                         "quarantine", "spares"};
@@ -143,15 +139,4 @@ test_directories(void)
         CHECK_INT(scratch_count(&x, "elsewhere", "", NULL), 0);
         CHECK_INT(scratch_destroy(&x), 0);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_modes);
-    RUN(test_mode_cannot_be_had);
-    RUN(test_what_is_not_ours);
-    RUN(test_directories);
-    return REPORT();
 }

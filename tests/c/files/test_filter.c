@@ -17,8 +17,7 @@ enum {
 
 /* ---- hints ---- */
 
-static void
-test_insert_lookup_remove(void)
+TEST(test_insert_lookup_remove)
 {
     enum { MANY = FILTER_PLACES / 2 };
     filter_fixture x;
@@ -49,8 +48,7 @@ test_insert_lookup_remove(void)
     filter_teardown(&x);
 }
 
-static void
-test_bounds_of_addresses(void)
+TEST(test_bounds_of_addresses)
 {
     static const gd_address good[] = {
         {1, 0}, {1, GD_MAX_SLOTS - 1}, {GD_MAX_GROUP, 0},
@@ -79,8 +77,7 @@ test_bounds_of_addresses(void)
     filter_teardown(&x);
 }
 
-static void
-test_the_same_hint_is_kept_once(void)
+TEST(test_the_same_hint_is_kept_once)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -95,8 +92,7 @@ test_the_same_hint_is_kept_once(void)
 }
 
 /* Copies of one block: as many as two buckets have places. */
-static void
-test_many_addresses_of_one_fingerprint(void)
+TEST(test_many_addresses_of_one_fingerprint)
 {
     filter_fixture x;
     gd_fingerprint fp = filter_fingerprint(1);
@@ -117,8 +113,7 @@ test_many_addresses_of_one_fingerprint(void)
 }
 
 /* A fingerprint always has two buckets, never one twice. */
-static void
-test_two_buckets(void)
+TEST(test_two_buckets)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -140,8 +135,7 @@ test_two_buckets(void)
 }
 
 /* A digest of 8 bits: its few fingerprints still lie apart. */
-static void
-test_weak_fingerprints_spread(void)
+TEST(test_weak_fingerprints_spread)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -159,8 +153,7 @@ test_weak_fingerprints_spread(void)
     filter_teardown(&x);
 }
 
-static void
-test_few_false_candidates(void)
+TEST(test_few_false_candidates)
 {
     enum { ASKED = 200000 };
     filter_fixture x;
@@ -182,8 +175,7 @@ test_few_false_candidates(void)
 
 /* ---- the sampling level ---- */
 
-static void
-test_level_halves_the_filter(void)
+TEST(test_level_halves_the_filter)
 {
     filter_fixture x;
     uint64_t n = 0;
@@ -205,8 +197,7 @@ test_level_halves_the_filter(void)
 }
 
 /* Whoever has a hint at a level had one at each lower level. */
-static void
-test_levels_are_nested(void)
+TEST(test_levels_are_nested)
 {
     enum { MANY = 6 * FILTER_PLACES };
     filter_fixture x;
@@ -228,8 +219,7 @@ test_levels_are_nested(void)
     filter_teardown(&x);
 }
 
-static void
-test_much_more_than_fits(void)
+TEST(test_much_more_than_fits)
 {
     enum { MANY = 40 * FILTER_PLACES };
     filter_fixture x;
@@ -247,8 +237,7 @@ test_much_more_than_fits(void)
     filter_teardown(&x);
 }
 
-static void
-test_clear(void)
+TEST(test_clear)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -275,8 +264,7 @@ test_clear(void)
 
 /* ---- the file ---- */
 
-static void
-test_budget(void)
+TEST(test_budget)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL + 63); /* rounded down to whole buckets */
@@ -300,8 +288,7 @@ test_budget(void)
     filter_teardown(&x);
 }
 
-static void
-test_hints_outlive_the_process(void)
+TEST(test_hints_outlive_the_process)
 {
     filter_fixture x;
     gd_filter *second;
@@ -326,8 +313,7 @@ test_hints_outlive_the_process(void)
     filter_teardown(&x);
 }
 
-static void
-test_foreign_files_are_replaced(void)
+TEST(test_foreign_files_are_replaced)
 {
     static const uint8_t other[16] = "repository no 2";
     filter_fixture x;
@@ -365,8 +351,7 @@ overwrite(const filter_fixture *x, const void *data, size_t len, off_t offset)
     close(fd);
 }
 
-static void
-test_damaged_headers_are_replaced(void)
+TEST(test_damaged_headers_are_replaced)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -412,8 +397,7 @@ use_garbage(filter_fixture *x)
 }
 
 /* Whatever is behind the header: no harm, and clearing mends it. */
-static void
-test_garbage_is_harmless(void)
+TEST(test_garbage_is_harmless)
 {
     static uint8_t garbage[FILTER_SMALL];
     filter_fixture x;
@@ -439,8 +423,7 @@ test_garbage_is_harmless(void)
 
 /* A hint's group may be 0 only by foreign hands.  Every word of the filter
  * becomes a hint for block 1 but for its group. */
-static void
-test_group_0_is_no_candidate(void)
+TEST(test_group_0_is_no_candidate)
 {
     static uint8_t words[FILTER_SMALL];
     filter_fixture x;
@@ -471,8 +454,7 @@ test_group_0_is_no_candidate(void)
     filter_teardown(&x);
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -497,8 +479,7 @@ test_faults(void)
 
 /* ---- following the groups ---- */
 
-static void
-test_position(void)
+TEST(test_position)
 {
     filter_fixture x;
     gd_position saved = {.newest = 9, .complete = true}, loaded;
@@ -523,8 +504,7 @@ test_position(void)
 }
 
 /* Files of version 1, whose header was shorter. */
-static void
-test_old_layout_is_replaced(void)
+TEST(test_old_layout_is_replaced)
 {
     filter_fixture x;
     uint8_t fixed[FIXED_SIZE];
@@ -543,31 +523,4 @@ test_old_layout_is_replaced(void)
     CHECK_INT(filter_stats_of(x.filter).bytes, 2 * FILTER_SMALL);
     CHECK(!filter_finds(x.filter, 1));
     filter_teardown(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_insert_lookup_remove);
-    RUN(test_bounds_of_addresses);
-    RUN(test_the_same_hint_is_kept_once);
-    RUN(test_many_addresses_of_one_fingerprint);
-    RUN(test_two_buckets);
-    RUN(test_weak_fingerprints_spread);
-    RUN(test_few_false_candidates);
-    RUN(test_level_halves_the_filter);
-    RUN(test_levels_are_nested);
-    RUN(test_much_more_than_fits);
-    RUN(test_clear);
-    RUN(test_budget);
-    RUN(test_hints_outlive_the_process);
-    RUN(test_foreign_files_are_replaced);
-    RUN(test_damaged_headers_are_replaced);
-    RUN(test_garbage_is_harmless);
-    RUN(test_group_0_is_no_candidate);
-    RUN(test_faults);
-    RUN(test_position);
-    RUN(test_old_layout_is_replaced);
-    return REPORT();
 }

@@ -11,8 +11,7 @@
 
 /* ---- the rebuild lock ---- */
 
-static void
-test_rebuild_lock(void)
+TEST(test_rebuild_lock)
 {
     filter_fixture x;
     gd_filter *second;
@@ -51,8 +50,7 @@ take_for_dead(const char *path)
     return fd;
 }
 
-static void
-test_users_lock(void)
+TEST(test_users_lock)
 {
     filter_fixture x;
     gd_filter *second;
@@ -97,8 +95,7 @@ unlink_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
     return gd_env_posix()->lock(env, fd, byte, type);
 }
 
-static void
-test_unlinked_while_it_is_opened(void)
+TEST(test_unlinked_while_it_is_opened)
 {
     filter_fixture x;
     gd_filter *second;
@@ -127,8 +124,7 @@ wait_for(pid_t child)
     CHECK_INT(status, 0);
 }
 
-static void
-test_rebuild_lock_dies_with_the_process(void)
+TEST(test_rebuild_lock_dies_with_the_process)
 {
     filter_fixture x;
     filter_setup(&x, FILTER_SMALL);
@@ -184,8 +180,7 @@ check_work(const filter_fixture *x)
               WORKERS * EACH / 5 * 4);
 }
 
-static void
-test_several_processes(void)
+TEST(test_several_processes)
 {
     filter_fixture x;
     pid_t children[WORKERS];
@@ -236,8 +231,7 @@ start_workers(gd_filter *filter, worker workers[WORKERS])
     }
 }
 
-static void
-test_several_threads(void)
+TEST(test_several_threads)
 {
     filter_fixture x;
     worker workers[WORKERS];
@@ -277,8 +271,7 @@ contestant_main(void *arg)
 }
 
 /* No hint overwrites another: what is counted is there. */
-static void
-test_threads_in_the_same_buckets(void)
+TEST(test_threads_in_the_same_buckets)
 {
     filter_fixture x;
     pthread_barrier_t barrier;
@@ -309,8 +302,7 @@ test_threads_in_the_same_buckets(void)
 
 /* Far too small for them, and cleared all the time: nobody falls over, and
  * the counts come out right enough for the filter to go on. */
-static void
-test_threads_in_a_full_filter(void)
+TEST(test_threads_in_a_full_filter)
 {
     filter_fixture x;
     worker workers[WORKERS];
@@ -331,19 +323,4 @@ test_threads_in_a_full_filter(void)
     CHECK(found > FILTER_PLACES / 4);
     CHECK(found <= FILTER_PLACES);
     filter_teardown(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_rebuild_lock);
-    RUN(test_users_lock);
-    RUN(test_unlinked_while_it_is_opened);
-    RUN(test_rebuild_lock_dies_with_the_process);
-    RUN(test_several_processes);
-    RUN(test_several_threads);
-    RUN(test_threads_in_the_same_buckets);
-    RUN(test_threads_in_a_full_filter);
-    return REPORT();
 }

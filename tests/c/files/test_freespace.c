@@ -52,8 +52,7 @@ ask(uint64_t reserve, uint64_t bytes)
                               &x.err);
 }
 
-static void
-test_check(void)
+TEST(test_check)
 {
     setup(0, 0);
     CHECK_INT(ask(0, 0), GD_OK); /* nothing is kept */
@@ -85,8 +84,7 @@ test_check(void)
 }
 
 /* A tenth of the file system at most; nothing without a reserve. */
-static void
-test_room_to_move(void)
+TEST(test_room_to_move)
 {
     gd_freespace keep = {.reserve = 8 * MIB, .moving = 100 * MIB};
     CHECK_INT(gd_freespace_kept(keep, 2000 * MIB), 108 * MIB);
@@ -96,8 +94,7 @@ test_room_to_move(void)
 }
 
 /* No reason to refuse anything. */
-static void
-test_unknown(void)
+TEST(test_unknown)
 {
     scratch_init(&x);
     fault_env_fail(&x.f, FAULT_FREE_SPACE, 1, EIO, true);
@@ -130,8 +127,7 @@ store(gd_repo *repo, const char *id, unsigned seed, size_t blocks)
     return s;
 }
 
-static void
-test_storing(void)
+TEST(test_storing)
 {
     setup(8 * MIB, 16 * MIB);
     gd_repo *repo = scratch_repo(&x);
@@ -169,8 +165,7 @@ test_storing(void)
 }
 
 /* A fingerprint store is 1.8 MiB. */
-static void
-test_a_group_is_not_made(void)
+TEST(test_a_group_is_not_made)
 {
     setup(8 * MIB, 9 * MIB);
     x.params.group_slots = 32768;
@@ -186,8 +181,7 @@ test_a_group_is_not_made(void)
 
 /* Once for a bundle of segments, and for the batch's recipe: not for a
  * block. */
-static void
-test_is_asked_seldom(void)
+TEST(test_is_asked_seldom)
 {
     scratch_init(&x);
     x.params.reserve = 1;
@@ -200,8 +194,7 @@ test_is_asked_seldom(void)
 }
 
 /* What stores besides uploads, and can wait. */
-static void
-test_maintenance_that_stores(void)
+TEST(test_maintenance_that_stores)
 {
     uint64_t bytes;
     setup(8 * MIB, 16 * MIB);
@@ -258,8 +251,7 @@ test_maintenance_that_stores(void)
 }
 
 /* What a full disk cannot do without: a name in the spool. */
-static void
-test_delete_takes_the_reserve(void)
+TEST(test_delete_takes_the_reserve)
 {
     static const int errors[] = {ENOSPC, EDQUOT};
     for (size_t i = 0; i < 2; i++) {
@@ -290,19 +282,4 @@ test_delete_takes_the_reserve(void)
         gd_repo_close(repo);
         CHECK_INT(scratch_destroy(&x), 0);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_check);
-    RUN(test_room_to_move);
-    RUN(test_unknown);
-    RUN(test_storing);
-    RUN(test_a_group_is_not_made);
-    RUN(test_is_asked_seldom);
-    RUN(test_maintenance_that_stores);
-    RUN(test_delete_takes_the_reserve);
-    return REPORT();
 }

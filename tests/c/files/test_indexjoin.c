@@ -116,8 +116,7 @@ request(size_t i, uint64_t number)
     requests[i] = (gd_item){key_of(number), i};
 }
 
-static void
-test_requests(void)
+TEST(test_requests)
 {
     static const size_t counts[] = {0, 1, 2, 50, 3000, REQUESTS};
     uint64_t seed = 5;
@@ -142,8 +141,7 @@ test_requests(void)
 }
 
 /* Frames between few requests are not read. */
-static void
-test_few_requests_read_little(void)
+TEST(test_few_requests_read_little)
 {
     begin();
     uint64_t before = fault_env_count(&x.f, FAULT_PREAD);
@@ -160,8 +158,7 @@ test_few_requests_read_little(void)
 }
 
 /* A damaged file is hints that are missing. */
-static void
-test_damaged_file(void)
+TEST(test_damaged_file)
 {
     char name[GD_NAME_SIZE];
     begin();
@@ -182,8 +179,7 @@ test_damaged_file(void)
 }
 
 /* Whatever fails, wrong addresses are never told. */
-static void
-test_faults(void)
+TEST(test_faults)
 {
     bool failed = true;
     for (uint64_t n = 1; failed; n += SWEEP_STRIDE) {
@@ -208,15 +204,4 @@ test_faults(void)
         }
         end();
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_requests);
-    RUN(test_few_requests_read_little);
-    RUN(test_damaged_file);
-    RUN(test_faults);
-    return REPORT();
 }

@@ -62,8 +62,7 @@ is_free(const fixture *t, uint64_t byte)
 #define FEATURE_BYTE(known) ((UINT64_C(1) << 35) + (known))
 
 /* The bytes of format.rst, and no others. */
-static void
-test_which_bytes(void)
+TEST(test_which_bytes)
 {
     fixture t;
     setup(&t);
@@ -87,8 +86,7 @@ test_which_bytes(void)
     teardown(&t);
 }
 
-static void
-test_share_is_counted(void)
+TEST(test_share_is_counted)
 {
     fixture t;
     setup(&t);
@@ -111,8 +109,7 @@ test_share_is_counted(void)
     teardown(&t);
 }
 
-static void
-test_the_collector_refuses(void)
+TEST(test_the_collector_refuses)
 {
     fixture t;
     setup(&t);
@@ -131,8 +128,7 @@ test_the_collector_refuses(void)
 
 /* The mark of intent keeps new sharers out, also of a handle that shares
  * already; those that are in stay. */
-static void
-test_intent_refuses(void)
+TEST(test_intent_refuses)
 {
     fixture t;
     setup(&t);
@@ -151,8 +147,7 @@ test_intent_refuses(void)
     teardown(&t);
 }
 
-static void
-test_one_lease(void)
+TEST(test_one_lease)
 {
     fixture t;
     setup(&t);
@@ -175,8 +170,7 @@ test_one_lease(void)
     teardown(&t);
 }
 
-static void
-test_closing_releases(void)
+TEST(test_closing_releases)
 {
     fixture t;
     gd_locks *c;
@@ -191,8 +185,7 @@ test_closing_releases(void)
 
 /* ---- the collector's ---- */
 
-static void
-test_exclude(void)
+TEST(test_exclude)
 {
     fixture t;
     setup(&t);
@@ -222,8 +215,7 @@ test_exclude(void)
 
 /* The exclusive lock is refused where this process shares the group: the kernel
  * would turn the one into the other. */
-static void
-test_exclude_is_refused(void)
+TEST(test_exclude_is_refused)
 {
     fixture t;
     setup(&t);
@@ -243,8 +235,7 @@ test_exclude_is_refused(void)
     teardown(&t);
 }
 
-static void
-test_announce(void)
+TEST(test_announce)
 {
     fixture t;
     setup(&t);
@@ -295,8 +286,7 @@ lock_and_replace(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 /* I4: who comes later would lock the other file. */
-static void
-test_maintainer_lock_of_a_file_that_was_replaced(void)
+TEST(test_maintainer_lock_of_a_file_that_was_replaced)
 {
     fixture t;
     gd_error err;
@@ -308,8 +298,7 @@ test_maintainer_lock_of_a_file_that_was_replaced(void)
     teardown(&t);
 }
 
-static void
-test_look_for_intent(void)
+TEST(test_look_for_intent)
 {
     fixture t;
     setup(&t);
@@ -329,8 +318,7 @@ test_look_for_intent(void)
     teardown(&t);
 }
 
-static void
-test_confirm(void)
+TEST(test_confirm)
 {
     fixture t;
     setup(&t);
@@ -352,8 +340,7 @@ test_confirm(void)
 }
 
 /* Also for a process that believes that it has the lock. */
-static void
-test_share_after_locks_were_lost(void)
+TEST(test_share_after_locks_were_lost)
 {
     fixture t;
     setup(&t);
@@ -367,8 +354,7 @@ test_share_after_locks_were_lost(void)
     teardown(&t);
 }
 
-static void
-test_maintainer_lock(void)
+TEST(test_maintainer_lock)
 {
     fixture t;
     gd_error err;
@@ -410,8 +396,7 @@ tell_and_wait(int to, bool good)
 }
 
 /* Another process sees what is held here, and what it holds goes with it. */
-static void
-test_across_processes(void)
+TEST(test_across_processes)
 {
     fixture t;
     int pipes[2];
@@ -454,8 +439,7 @@ count_sleep(const gd_env *env, unsigned ms)
     slept_ms += ms;
 }
 
-static void
-test_image_lock(void)
+TEST(test_image_lock)
 {
     fixture t;
     gd_error err;
@@ -502,8 +486,7 @@ sleep_and_let_go(const gd_env *env, unsigned ms)
     }
 }
 
-static void
-test_image_lock_is_waited_for(void)
+TEST(test_image_lock_is_waited_for)
 {
     fixture t;
     gd_error err;
@@ -521,8 +504,7 @@ test_image_lock_is_waited_for(void)
 }
 
 /* Who looks for a volume shares the byte, and keeps a rename out. */
-static void
-test_names_lock(void)
+TEST(test_names_lock)
 {
     const gd_env *env = gd_env_posix();
     const uint64_t byte = UINT64_C(1) << 62;
@@ -548,8 +530,7 @@ test_names_lock(void)
 
 /* ---- the feature bytes ---- */
 
-static void
-test_feature_byte_is_shared(void)
+TEST(test_feature_byte_is_shared)
 {
     fixture t;
     setup(&t);
@@ -570,8 +551,7 @@ test_feature_byte_is_shared(void)
 }
 
 /* Programs that know f features or fewer do not know feature number f. */
-static void
-test_excluding_a_feature(void)
+TEST(test_excluding_a_feature)
 {
     fixture t;
     setup(&t);
@@ -637,8 +617,7 @@ hold_features(const fixture *t)
 
 /* A killed process lets go of it, and a forked child that closes what it
  * inherited does not. */
-static void
-test_feature_byte_across_processes(void)
+TEST(test_feature_byte_across_processes)
 {
     fixture t;
     int status;
@@ -664,8 +643,7 @@ test_feature_byte_across_processes(void)
 }
 
 /* Each handle holds the byte of its program while it is open. */
-static void
-test_a_handle_holds_its_features(void)
+TEST(test_a_handle_holds_its_features)
 {
     fixture t;
     gd_repo *one, *two;
@@ -692,8 +670,7 @@ test_a_handle_holds_its_features(void)
     teardown(&t);
 }
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     fixture t;
     gd_error err;
@@ -730,34 +707,4 @@ test_failures(void)
     CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_GROUP_LOCKS), 0);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_IO);
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_which_bytes);
-    RUN(test_share_is_counted);
-    RUN(test_the_collector_refuses);
-    RUN(test_intent_refuses);
-    RUN(test_one_lease);
-    RUN(test_closing_releases);
-    RUN(test_across_processes);
-    RUN(test_exclude);
-    RUN(test_exclude_is_refused);
-    RUN(test_announce);
-    RUN(test_look_for_intent);
-    RUN(test_confirm);
-    RUN(test_share_after_locks_were_lost);
-    RUN(test_maintainer_lock);
-    RUN(test_maintainer_lock_of_a_file_that_was_replaced);
-    RUN(test_image_lock);
-    RUN(test_image_lock_is_waited_for);
-    RUN(test_names_lock);
-    RUN(test_feature_byte_is_shared);
-    RUN(test_excluding_a_feature);
-    RUN(test_feature_byte_across_processes);
-    RUN(test_a_handle_holds_its_features);
-    RUN(test_failures);
-    return REPORT();
 }

@@ -24,8 +24,7 @@ is_known(uint32_t group, uint32_t first, uint32_t end)
     return a == first && b == end;
 }
 
-static void
-test_ranges(void)
+TEST(test_ranges)
 {
     memset(&own, 0, sizeof own);
     note(7, 0, 10); /* before the first epoch */
@@ -45,8 +44,7 @@ test_ranges(void)
     CHECK(is_known(GD_MAX_GROUP, 0, GD_MAX_SLOTS));
 }
 
-static void
-test_epochs(void)
+TEST(test_epochs)
 {
     memset(&own, 0, sizeof own);
     gd_own_begin_epoch(&own);
@@ -68,8 +66,7 @@ test_epochs(void)
 }
 
 /* Whatever is in the memory. */
-static void
-test_garbage(void)
+TEST(test_garbage)
 {
     for (unsigned byte = 0; byte < 256; byte++) {
         memset(&own, (int)byte, sizeof own);
@@ -79,14 +76,4 @@ test_garbage(void)
             CHECK(first <= end && end <= GD_MAX_SLOTS);
         }
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_ranges);
-    RUN(test_epochs);
-    RUN(test_garbage);
-    return REPORT();
 }

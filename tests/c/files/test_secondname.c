@@ -72,8 +72,7 @@ lose_name(const char *name)
     CHECK_INT(unlinkat(x.root, name, 0), 0);
 }
 
-static void
-test_n14_1_a_second_name_is_made_and_removed(void)
+TEST(test_n14_1_a_second_name_is_made_and_removed)
 {
     setup(true);
     CHECK_INT(put("one"), GD_OK);
@@ -90,8 +89,7 @@ test_n14_1_a_second_name_is_made_and_removed(void)
     teardown();
 }
 
-static void
-test_a_local_file_system_has_none(void)
+TEST(test_a_local_file_system_has_none)
 {
     setup(false);
     CHECK_INT(put("one"), GD_OK);
@@ -105,8 +103,7 @@ test_a_local_file_system_has_none(void)
     teardown();
 }
 
-static void
-test_n14_2_an_image_is_found_by_either_name(void)
+TEST(test_n14_2_an_image_is_found_by_either_name)
 {
     setup(true);
     CHECK_INT(put("one"), GD_OK);
@@ -116,8 +113,7 @@ test_n14_2_an_image_is_found_by_either_name(void)
     teardown();
 }
 
-static void
-test_n14_2_groups_are_listed_by_either_name(void)
+TEST(test_n14_2_groups_are_listed_by_either_name)
 {
     uint32_t *numbers;
     size_t count;
@@ -145,8 +141,7 @@ test_n14_2_groups_are_listed_by_either_name(void)
     teardown();
 }
 
-static void
-test_names_of_groups(void)
+TEST(test_names_of_groups)
 {
     uint32_t number = 0;
     CHECK(gd_any_group_name_parse("0000002a", &number) && number == 42);
@@ -160,8 +155,7 @@ test_names_of_groups(void)
     }
 }
 
-static void
-test_n14_3_names_are_settled(void)
+TEST(test_n14_3_names_are_settled)
 {
     setup(true);
     CHECK_INT(put("one"), GD_OK);
@@ -180,8 +174,7 @@ test_n14_3_names_are_settled(void)
     teardown();
 }
 
-static void
-test_n14_3_a_deleted_image_does_not_come_back(void)
+TEST(test_n14_3_a_deleted_image_does_not_come_back)
 {
     for (int lost = 0; lost < 2; lost++) {
         setup(true);
@@ -201,8 +194,7 @@ test_n14_3_a_deleted_image_does_not_come_back(void)
     }
 }
 
-static void
-test_n14_3_a_maintainer_settles_all_images(void)
+TEST(test_n14_3_a_maintainer_settles_all_images)
 {
     char id[GD_IMAGE_ID_MAX + 1], name[GD_NAME_SIZE];
     memset(id, 'a', GD_IMAGE_ID_MAX);
@@ -224,8 +216,7 @@ test_n14_3_a_maintainer_settles_all_images(void)
     teardown();
 }
 
-static void
-test_n14_4_a_second_upload_is_refused_in_the_gap(void)
+TEST(test_n14_4_a_second_upload_is_refused_in_the_gap)
 {
     setup(true);
     CHECK_INT(put("one"), GD_OK);
@@ -254,25 +245,7 @@ fail_one(fault_call call, uint64_t n)
     return failed;
 }
 
-static void
-test_errors_lose_nothing(void)
+TEST(test_errors_lose_nothing)
 {
     sweep_faults(fail_one, 1);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_n14_1_a_second_name_is_made_and_removed);
-    RUN(test_a_local_file_system_has_none);
-    RUN(test_n14_2_an_image_is_found_by_either_name);
-    RUN(test_n14_2_groups_are_listed_by_either_name);
-    RUN(test_names_of_groups);
-    RUN(test_n14_3_names_are_settled);
-    RUN(test_n14_3_a_deleted_image_does_not_come_back);
-    RUN(test_n14_3_a_maintainer_settles_all_images);
-    RUN(test_n14_4_a_second_upload_is_refused_in_the_gap);
-    RUN(test_errors_lose_nothing);
-    return REPORT();
 }

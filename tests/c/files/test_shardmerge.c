@@ -248,8 +248,7 @@ check_bags(const bag *got, const bag *wanted)
 
 static bag all, gone, kept, pairs, got_kept, got_pairs, run;
 
-static void
-test_like_the_model(void)
+TEST(test_like_the_model)
 {
     for (uint64_t round = 1; round <= 40; round++) {
         uint64_t seed = round;
@@ -285,8 +284,7 @@ test_like_the_model(void)
 }
 
 /* Pairs first, then the shard, then the removals; each name durable. */
-static void
-test_order(void)
+TEST(test_order)
 {
     gd_merge_result result;
     begin();
@@ -309,8 +307,7 @@ test_order(void)
 }
 
 /* Runs that a crash left, or that are read again, make no pairs. */
-static void
-test_record_with_the_same_address(void)
+TEST(test_record_with_the_same_address)
 {
     bool complete;
     size_t count;
@@ -329,8 +326,7 @@ test_record_with_the_same_address(void)
     end();
 }
 
-static void
-test_two_at_once(void)
+TEST(test_two_at_once)
 {
     gd_shard_merge *one, *two;
     gd_shards *other;
@@ -360,8 +356,7 @@ test_two_at_once(void)
 }
 
 /* A split needs the lock of the runs; until it can be had, merges go on. */
-static void
-test_split(void)
+TEST(test_split)
 {
     gd_merge_result result;
     uint64_t seed = 3;
@@ -461,8 +456,7 @@ list_amid_merges(const gd_env *env, int dir, const char *path,
                : real_list(env, dir, path, visit, arg);
 }
 
-static void
-test_listing_while_others_merge(void)
+TEST(test_listing_while_others_merge)
 {
     gd_index_list list;
     begin();
@@ -526,8 +520,7 @@ link_after_others(const gd_env *env, int dir, const char *old,
 
 /* Its generation is no longer the highest, and nobody else has merged the last
  * run.  The second time, it has looked just before. */
-static void
-test_two_at_once_without_locks(void)
+TEST(test_two_at_once_without_locks)
 {
     const gd_index_id last = {GD_INDEX_RUN, 0, 0, UINT64_MAX};
     for (int at_the_link = 0; at_the_link < 2; at_the_link++) {
@@ -568,8 +561,7 @@ test_two_at_once_without_locks(void)
 }
 
 /* Its checksums are right, but not its order. */
-static void
-test_unsorted(void)
+TEST(test_unsorted)
 {
     static const gd_index_kind kinds[] = {GD_INDEX_SHARD, GD_INDEX_RUN,
                                           GD_INDEX_GONE};
@@ -590,8 +582,7 @@ test_unsorted(void)
     }
 }
 
-static void
-test_catalog_of_the_cursors(void)
+TEST(test_catalog_of_the_cursors)
 {
     static const uint8_t later_id[GD_ID_SIZE] = "a later catalog";
     const gd_index_id first = {GD_INDEX_CURSORS, 0, 0, 5};
@@ -620,8 +611,7 @@ test_catalog_of_the_cursors(void)
     end();
 }
 
-static void
-test_which_shards_count(void)
+TEST(test_which_shards_count)
 {
     gd_index_list list;
     uint64_t next;
@@ -665,8 +655,7 @@ test_which_shards_count(void)
     end();
 }
 
-static void
-test_dead_makers(void)
+TEST(test_dead_makers)
 {
     gd_index_writer *writer;
     const gd_index_id id = {GD_INDEX_RUN, 0, 0, 5};
@@ -686,8 +675,7 @@ test_dead_makers(void)
     end();
 }
 
-static void
-test_find(void)
+TEST(test_find)
 {
     uint64_t seed = 8, address;
     begin();
@@ -728,8 +716,7 @@ find_current(gd_index_id *id)
 
 /* Searching finds the records of both frames of a shard.  A damaged byte is
  * noticed, and so is a frame at the place of the other one. */
-static void
-test_several_frames(void)
+TEST(test_several_frames)
 {
     enum { FRAME = GD_PACKED_FRAME, STEP = 97 };
     static uint8_t bytes[2 * FRAME];
@@ -770,8 +757,7 @@ test_several_frames(void)
 }
 
 /* Any damaged byte of any file, and any wrong length, is noticed. */
-static void
-test_damage(void)
+TEST(test_damage)
 {
     char name[GD_NAME_SIZE];
     gd_merge_result result;
@@ -835,8 +821,7 @@ prepare_fault(void)
 /* Everything fails from the nth call on, as if the process were killed there;
  * then the machine crashes, too.  What was found until then may be taken in
  * before the repeated merge, or not. */
-static void
-test_killed_at_each_call(void)
+TEST(test_killed_at_each_call)
 {
     bool died = true;
     for (uint64_t n = 1; died; n++) {
@@ -869,8 +854,7 @@ test_killed_at_each_call(void)
     }
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     static const int errors[] = {EIO, ENOSPC, EINTR, EMFILE, ENOMEM};
     for (fault_call call = 0; call < FAULT_CALLS; call++) {
@@ -894,27 +878,4 @@ test_faults(void)
             end();
         }
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_like_the_model);
-    RUN(test_order);
-    RUN(test_record_with_the_same_address);
-    RUN(test_two_at_once);
-    RUN(test_split);
-    RUN(test_listing_while_others_merge);
-    RUN(test_two_at_once_without_locks);
-    RUN(test_unsorted);
-    RUN(test_catalog_of_the_cursors);
-    RUN(test_which_shards_count);
-    RUN(test_dead_makers);
-    RUN(test_find);
-    RUN(test_several_frames);
-    RUN(test_damage);
-    RUN(test_killed_at_each_call);
-    RUN(test_faults);
-    return REPORT();
 }

@@ -103,8 +103,7 @@ read_range(fixture *t, uint64_t offset, size_t length)
     return s;
 }
 
-static void
-test_ranges(void)
+TEST(test_ranges)
 {
     fixture t;
     setup(&t);
@@ -127,8 +126,7 @@ test_ranges(void)
     teardown(&t);
 }
 
-static void
-test_behind_the_end(void)
+TEST(test_behind_the_end)
 {
     fixture t;
     setup(&t);
@@ -140,8 +138,7 @@ test_behind_the_end(void)
     teardown(&t);
 }
 
-static void
-test_the_source_fails(void)
+TEST(test_the_source_fails)
 {
     fixture t;
     setup(&t);
@@ -155,8 +152,7 @@ test_the_source_fails(void)
     teardown(&t);
 }
 
-static void
-test_forgotten_slices_are_fetched_again(void)
+TEST(test_forgotten_slices_are_fetched_again)
 {
     fixture t;
     setup(&t);
@@ -171,8 +167,7 @@ test_forgotten_slices_are_fetched_again(void)
     teardown(&t);
 }
 
-static void
-test_announcements(void)
+TEST(test_announcements)
 {
     fixture t;
     setup(&t);
@@ -203,8 +198,7 @@ test_announcements(void)
     teardown(&t);
 }
 
-static void
-test_counts(void)
+TEST(test_counts)
 {
     fixture t;
     setup(&t);
@@ -236,8 +230,7 @@ fail_one(fault_call call, uint64_t n)
 }
 
 /* The source puts slices there while the disk is full. */
-static void
-test_slices_in_memory(void)
+TEST(test_slices_in_memory)
 {
     fixture t;
     setup(&t);
@@ -255,14 +248,12 @@ test_slices_in_memory(void)
     teardown(&t);
 }
 
-static void
-test_each_call_fails(void)
+TEST(test_each_call_fails)
 {
     sweep_faults(fail_one, 1);
 }
 
-static void
-test_no_directory(void)
+TEST(test_no_directory)
 {
     fixture t;
     gd_slices *none;
@@ -276,20 +267,4 @@ test_no_directory(void)
     CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/", NULL, &source, &none,
                              &t.x.err), GD_INVALID);
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_ranges);
-    RUN(test_behind_the_end);
-    RUN(test_the_source_fails);
-    RUN(test_forgotten_slices_are_fetched_again);
-    RUN(test_announcements);
-    RUN(test_counts);
-    RUN(test_each_call_fails);
-    RUN(test_slices_in_memory);
-    RUN(test_no_directory);
-    return REPORT();
 }

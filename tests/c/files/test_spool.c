@@ -251,8 +251,7 @@ is_same(const char *a, const char *b)
 
 /* ---- creating ---- */
 
-static void
-test_create(void)
+TEST(test_create)
 {
     gd_spool_file a, b;
     char name[GD_NAME_SIZE];
@@ -301,8 +300,7 @@ seize_and_unlink(void)
 }
 
 /* N7.1 */
-static void
-test_create_meets_the_maintainer(void)
+TEST(test_create_meets_the_maintainer)
 {
     gd_spool_file file;
     setup();
@@ -321,8 +319,7 @@ test_create_meets_the_maintainer(void)
     teardown();
 }
 
-static void
-test_create_fails(void)
+TEST(test_create_fails)
 {
     gd_spool_file file;
     setup();
@@ -345,8 +342,7 @@ test_create_fails(void)
 
 /* N7.1: another host's maintainer unlinks the file, and the next call of this
  * host reports that there is none. */
-static void
-test_create_of_what_is_gone(void)
+TEST(test_create_of_what_is_gone)
 {
     static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_LOCK};
     gd_spool_file file;
@@ -370,8 +366,7 @@ test_create_of_what_is_gone(void)
 /* ---- committing ---- */
 
 /* N8.2, N8.3: this order and no other. */
-static void
-test_commit(void)
+TEST(test_commit)
 {
     bool linked = false;
     setup();
@@ -389,8 +384,7 @@ test_commit(void)
     teardown();
 }
 
-static void
-test_commit_twice_on_one_id(void)
+TEST(test_commit_twice_on_one_id)
 {
     bool linked;
     setup();
@@ -407,8 +401,7 @@ test_commit_twice_on_one_id(void)
     teardown();
 }
 
-static void
-test_commit_of_a_bad_id(void)
+TEST(test_commit_of_a_bad_id)
 {
     bool linked = true;
     setup();
@@ -420,8 +413,7 @@ test_commit_of_a_bad_id(void)
 }
 
 /* What the name leads to decides, not what the call said. */
-static void
-test_link_made_but_reported_as_failed(void)
+TEST(test_link_made_but_reported_as_failed)
 {
     bool linked = false;
     setup();
@@ -445,8 +437,7 @@ test_link_made_but_reported_as_failed(void)
     teardown();
 }
 
-static void
-test_commit_fails(void)
+TEST(test_commit_fails)
 {
     static const struct {
         fault_call call;
@@ -482,8 +473,7 @@ test_commit_fails(void)
 }
 
 /* Not even what the name leads to can be found out: the entry must stay. */
-static void
-test_commit_of_uncertain_outcome(void)
+TEST(test_commit_of_uncertain_outcome)
 {
     bool linked = false;
     setup();
@@ -509,8 +499,7 @@ test_commit_of_uncertain_outcome(void)
 
 /* ---- opening ---- */
 
-static void
-test_is_read(void)
+TEST(test_is_read)
 {
     const gd_env *env = gd_env_posix();
     setup();
@@ -539,8 +528,7 @@ test_is_read(void)
     teardown();
 }
 
-static void
-test_open(void)
+TEST(test_open)
 {
     int fd, other;
     setup();
@@ -588,8 +576,7 @@ replace_meanwhile(void)
 
 /* N11: deleted, or deleted and stored anew, between opening and locking, and
  * between locking and the look at the name. */
-static void
-test_open_during_delete(void)
+TEST(test_open_during_delete)
 {
     gd_recipe recipe;
     setup();
@@ -621,8 +608,7 @@ test_open_during_delete(void)
 /* ---- deleting ---- */
 
 /* N9.3 to N9.6 */
-static void
-test_delete(void)
+TEST(test_delete)
 {
     char name[GD_NAME_SIZE];
     int fd;
@@ -653,8 +639,7 @@ test_delete(void)
     teardown();
 }
 
-static void
-test_delete_of_an_upload(void)
+TEST(test_delete_of_an_upload)
 {
     uint8_t first[GD_ID_SIZE], second[GD_ID_SIZE];
     setup();
@@ -679,8 +664,7 @@ test_delete_of_an_upload(void)
 
 /* Each step failing: as long as images/ has the name the image is whole, and
  * another delete ends it; once linked, the spool entry stays. */
-static void
-test_delete_fails(void)
+TEST(test_delete_fails)
 {
     static const struct {
         fault_call call;
@@ -718,8 +702,7 @@ test_delete_fails(void)
     }
 }
 
-static void
-test_delete_waits_for_the_image_lock(void)
+TEST(test_delete_waits_for_the_image_lock)
 {
     int lock;
     setup();
@@ -750,8 +733,7 @@ unlink_and_look(const gd_env *env, int dir, const char *name)
 }
 
 /* N9.7: until then no merge may take the name. */
-static void
-test_delete_keeps_the_image_lock(void)
+TEST(test_delete_keeps_the_image_lock)
 {
     setup();
     store("a", 4096, NULL);
@@ -766,8 +748,7 @@ test_delete_keeps_the_image_lock(void)
 
 /* Four processes: of those that commit one id, one succeeds; of those that
  * delete it, one. */
-static void
-test_races(void)
+TEST(test_races)
 {
     enum { PROCESSES = 4, ROUNDS = 40 };
     setup();
@@ -810,30 +791,4 @@ test_races(void)
         CHECK(!scratch_exists(&x, "images/a"));
     }
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_create);
-    RUN(test_create_meets_the_maintainer);
-    RUN(test_create_fails);
-    RUN(test_create_of_what_is_gone);
-    RUN(test_commit);
-    RUN(test_commit_twice_on_one_id);
-    RUN(test_commit_of_a_bad_id);
-    RUN(test_link_made_but_reported_as_failed);
-    RUN(test_commit_fails);
-    RUN(test_commit_of_uncertain_outcome);
-    RUN(test_is_read);
-    RUN(test_open);
-    RUN(test_open_during_delete);
-    RUN(test_delete);
-    RUN(test_delete_of_an_upload);
-    RUN(test_delete_fails);
-    RUN(test_delete_waits_for_the_image_lock);
-    RUN(test_delete_keeps_the_image_lock);
-    RUN(test_races);
-    return REPORT();
 }

@@ -80,8 +80,7 @@ is_live(fixture *t)
 
 /* ---- what is there ---- */
 
-static void
-test_listing(void)
+TEST(test_listing)
 {
     static const char *const names[] = {
         "spool/X-00000000000000000000000000000001",
@@ -124,8 +123,7 @@ test_listing(void)
     teardown(&t);
 }
 
-static void
-test_committed(void)
+TEST(test_committed)
 {
     fixture t;
     setup(&t);
@@ -170,8 +168,7 @@ test_committed(void)
 
 /* N4.3: an entry that was not complete at the first look is committed before
  * the second.  Taken for a dead one its blocks would be freed. */
-static void
-test_completed_between_two_looks(void)
+TEST(test_completed_between_two_looks)
 {
     fixture t;
     gd_transaction *transaction;
@@ -196,8 +193,7 @@ test_completed_between_two_looks(void)
 }
 
 /* A look that failed is an error and never "not live". */
-static void
-test_a_look_that_fails(void)
+TEST(test_a_look_that_fails)
 {
     fixture t;
     bool live;
@@ -222,8 +218,7 @@ test_a_look_that_fails(void)
 }
 
 /* N3: the two bytes, apart; in use by others, and no more. */
-static void
-test_locks(void)
+TEST(test_locks)
 {
     fixture t;
     gd_image *image;
@@ -279,8 +274,7 @@ seal_header(const scratch *x, const char *name)
     scratch_write(x, name, page, sizeof page, 0);
 }
 
-static void
-test_damaged_headers(void)
+TEST(test_damaged_headers)
 {
     fixture t;
     char name[GD_NAME_SIZE];
@@ -315,8 +309,7 @@ test_damaged_headers(void)
 }
 
 /* Never written: not damage, unless the recipe was committed. */
-static void
-test_incomplete(void)
+TEST(test_incomplete)
 {
     static const uint8_t zeros[2 * GD_RECIPE_PAGE];
     static const size_t lengths[] = {0, 1, GD_RECIPE_PAGE - 1, GD_RECIPE_PAGE,
@@ -347,8 +340,7 @@ test_incomplete(void)
     teardown(&t);
 }
 
-static void
-test_strange_files(void)
+TEST(test_strange_files)
 {
     fixture t;
     const char *name = "spool/T-000000000000000000000000000000aa";
@@ -365,8 +357,7 @@ test_strange_files(void)
 
 /* ---- runs ---- */
 
-static void
-test_runs(void)
+TEST(test_runs)
 {
     fixture t;
     gd_run *runs;
@@ -461,8 +452,7 @@ runs_of(fixture *t, const gd_extent *extents, uint32_t count, uint64_t size)
 
 /* Extents that would make the accounts count what is not there, or leave out
  * what is. */
-static void
-test_hostile_extents(void)
+TEST(test_hostile_extents)
 {
     fixture t;
     static gd_extent extents[200];
@@ -493,8 +483,7 @@ test_hostile_extents(void)
 
 /* ---- settling ---- */
 
-static void
-test_unlink(void)
+TEST(test_unlink)
 {
     fixture t;
     setup(&t);
@@ -512,8 +501,7 @@ test_unlink(void)
     teardown(&t);
 }
 
-static void
-test_set_aside(void)
+TEST(test_set_aside)
 {
     fixture t;
     char name[GD_NAME_SIZE], second[GD_NAME_SIZE], trace[256];
@@ -552,8 +540,7 @@ test_set_aside(void)
     teardown(&t);
 }
 
-static void
-test_delete(void)
+TEST(test_delete)
 {
     fixture t;
     char trace[256];
@@ -592,8 +579,7 @@ is_same(fixture *t, const char *image_id)
                                   t->entry.inode, t->entry.modified);
 }
 
-static void
-test_the_same_file(void)
+TEST(test_the_same_file)
 {
     fixture t;
     setup(&t);
@@ -615,25 +601,4 @@ test_the_same_file(void)
     CHECK(!is_same(&t, "one"));
     gd_spool_entry_close(&t.entry);
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_listing);
-    RUN(test_committed);
-    RUN(test_completed_between_two_looks);
-    RUN(test_a_look_that_fails);
-    RUN(test_locks);
-    RUN(test_damaged_headers);
-    RUN(test_incomplete);
-    RUN(test_strange_files);
-    RUN(test_runs);
-    RUN(test_hostile_extents);
-    RUN(test_unlink);
-    RUN(test_set_aside);
-    RUN(test_delete);
-    RUN(test_the_same_file);
-    return REPORT();
 }

@@ -6,8 +6,7 @@
 
 #include "tests/c/support/check.h"
 
-static void
-test_block_sizes(void)
+TEST(test_block_sizes)
 {
     gd_chunker c;
     gd_error err;
@@ -26,8 +25,7 @@ test_block_sizes(void)
     CHECK_CONTAINS(err.text, "512 to 65536");
 }
 
-static void
-test_one_cut(void)
+TEST(test_one_cut)
 {
     gd_chunker c;
     gd_error err;
@@ -46,8 +44,7 @@ test_one_cut(void)
 
 /* Streams of every length around a few blocks, given in portions of every
  * kind: all blocks are whole but the last. */
-static void
-test_streams(void)
+TEST(test_streams)
 {
     enum { SIZE = 512, MOST = 4 * SIZE + 2 };
     static uint8_t data[MOST];
@@ -71,14 +68,4 @@ test_streams(void)
             CHECK_INT(blocks, (len + SIZE - 1) / SIZE);
         }
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_block_sizes);
-    RUN(test_one_cut);
-    RUN(test_streams);
-    return REPORT();
 }

@@ -141,8 +141,7 @@ pairs_of(const fixture *t)
     return (gd_pairs){t->pairs, t->count};
 }
 
-static void
-test_sorting(void)
+TEST(test_sorting)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
@@ -181,8 +180,7 @@ test_sorting(void)
     }
 }
 
-static void
-test_no_address(void)
+TEST(test_no_address)
 {
     uint8_t pairs[16], out[16];
     gd_error err;
@@ -195,8 +193,7 @@ test_no_address(void)
     CHECK_INT(gd_pairs_sort(gd_env_posix(), pairs, &n, &err), GD_INVALID);
 }
 
-static void
-test_without(void)
+TEST(test_without)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
@@ -224,8 +221,7 @@ test_without(void)
     }
 }
 
-static void
-test_judging(void)
+TEST(test_judging)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
@@ -251,8 +247,7 @@ test_judging(void)
 }
 
 /* The lengths are looked at, too, and all of the fingerprint. */
-static void
-test_what_is_equal(void)
+TEST(test_what_is_equal)
 {
     fixture t;
     uint8_t equal[16], stale[16];
@@ -276,8 +271,7 @@ test_what_is_equal(void)
     CHECK_INT(equals, 0);
 }
 
-static void
-test_revising(void)
+TEST(test_revising)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
@@ -325,8 +319,7 @@ stays_in(const fixture *t, const uint8_t *sorted, size_t count, uint64_t kept)
     return lowest_used != 0 ? lowest_used : used ? lowest : 0;
 }
 
-static void
-test_choosing(void)
+TEST(test_choosing)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
@@ -371,8 +364,7 @@ test_choosing(void)
     }
 }
 
-static void
-test_unknown_block(void)
+TEST(test_unknown_block)
 {
     fixture t;
     uint8_t a[64], b[64];
@@ -395,8 +387,7 @@ put_replacement(uint8_t *out, size_t i, uint64_t old, uint64_t new)
     put_pair(out, 2 * i + 1, 512, 9);
 }
 
-static void
-test_replacements(void)
+TEST(test_replacements)
 {
     uint8_t r[5 * GD_REPLACEMENT_SIZE];
     put_replacement(r, 0, 30, 5);
@@ -414,8 +405,7 @@ test_replacements(void)
 }
 
 /* As simply as can be: each old address once, and none that is new, too. */
-static void
-test_any_replacements(void)
+TEST(test_any_replacements)
 {
     enum { REPLACEMENTS = 60 };
     uint64_t seed = 7;
@@ -442,8 +432,7 @@ test_any_replacements(void)
     }
 }
 
-static void
-test_pairs_of_a_group(void)
+TEST(test_pairs_of_a_group)
 {
     enum { GROUP = 5 };
     const uint64_t first = (uint64_t)GROUP << GD_SLOT_BITS, other = 32768;
@@ -468,8 +457,7 @@ test_pairs_of_a_group(void)
     }
 }
 
-static void
-test_no_memory(void)
+TEST(test_no_memory)
 {
     fixture t;
     gd_error err;
@@ -486,23 +474,4 @@ test_no_memory(void)
     CHECK_INT(gd_pairs_sort(&f.env, t.pairs, &n, &err), GD_NOMEM);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_sorting);
-    RUN(test_no_address);
-    RUN(test_without);
-    RUN(test_judging);
-    RUN(test_what_is_equal);
-    RUN(test_revising);
-    RUN(test_choosing);
-    RUN(test_unknown_block);
-    RUN(test_replacements);
-    RUN(test_any_replacements);
-    RUN(test_pairs_of_a_group);
-    RUN(test_no_memory);
-    return REPORT();
 }

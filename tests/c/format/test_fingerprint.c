@@ -96,8 +96,7 @@ check_digest(const char *name, bool cryptographic, const char *empty,
     fault_env_destroy(&f);
 }
 
-static void
-test_sha256(void)
+TEST(test_sha256)
 {
     const char *empty = "e3b0c44298fc1c149afbf4c8996fb924"
                         "27ae41e4649b934ca495991b7852b855";
@@ -109,8 +108,7 @@ test_sha256(void)
     check_digest("SHA2-256", true, empty, abc, pattern);
 }
 
-static void
-test_sha512_256(void)
+TEST(test_sha512_256)
 {
     check_digest("sha512-256", true,
                  "c672b8d1ef56ed28ab87c3622c511406"
@@ -121,8 +119,7 @@ test_sha512_256(void)
                  "c98cd537d03e2097216c31e8578e1917");
 }
 
-static void
-test_blake2s256(void)
+TEST(test_blake2s256)
 {
     check_digest("blake2s256", true,
                  "69217a3079908094e11121d042354a7c"
@@ -133,8 +130,7 @@ test_blake2s256(void)
                  "8b77fc785653b555c94f3fbe8e273e1f");
 }
 
-static void
-test_sha3_256(void)
+TEST(test_sha3_256)
 {
     check_digest("sha3-256", true,
                  "a7ffc6f8bf1ed76651c14756a061d662"
@@ -145,8 +141,7 @@ test_sha3_256(void)
                  "b6bbecc3b9f861c993d7f8e76923e79a");
 }
 
-static void
-test_long_digest_is_cut(void)
+TEST(test_long_digest_is_cut)
 {
     check_digest("sha512", true,
                  "cf83e1357eefb8bdf1542850d66d8007"
@@ -157,16 +152,14 @@ test_long_digest_is_cut(void)
                  "3adbbf1bb39707ce51361769917f4036");
 }
 
-static void
-test_short_digest_is_padded(void)
+TEST(test_short_digest_is_padded)
 {
     check_digest("sha1", false, "da39a3ee5e6b4b0d3255bfef95601890afd80709",
                  "a9993e364706816aba3e25717850c26c9cd0d89d",
                  "802ef0459e70257df1d8af2aeedc3f5b9e8d63aa");
 }
 
-static void
-test_xxh3(void)
+TEST(test_xxh3)
 {
     check_digest("xxh3-128", false, "99aa06d3014798d86001c324468d497f",
                  "06b05ab6733a618578af5f94892f3950",
@@ -176,14 +169,12 @@ test_xxh3(void)
                  "cde3f47d2ed204cd5a73a95c9a8b3549");
 }
 
-static void
-test_weak(void)
+TEST(test_weak)
 {
     check_digest("weak-8", false, "e3", "ba", "f9");
 }
 
-static void
-test_xxh3_equals_the_reference(void)
+TEST(test_xxh3_equals_the_reference)
 {
     static uint8_t data[70000];
     gd_digest *digest;
@@ -276,8 +267,7 @@ check_counts(many *m, const gd_scope *scope, unsigned shift)
     }
 }
 
-static void
-test_many(void)
+TEST(test_many)
 {
     static const char *const names[] = {"sha256", "sha512-256", "xxh3-128",
                                         "weak-8"};
@@ -296,8 +286,7 @@ test_many(void)
 }
 
 /* Each allocation fails once, also those that only make it quicker. */
-static void
-test_many_without_memory(void)
+TEST(test_many_without_memory)
 {
     static const gd_scope scope = {{9, 8, 7}};
     static many m;
@@ -327,8 +316,7 @@ check_refused(const char *name, const char *why)
     CHECK_CONTAINS(err.text, "sha256"); /* an example of a right one */
 }
 
-static void
-test_refusals(void)
+TEST(test_refusals)
 {
     check_refused("md5", "128 bits");
     check_refused("null", "0 bits");
@@ -348,8 +336,7 @@ test_refusals(void)
 }
 
 /* Python's ssl module takes what it finds in the queue for its own error. */
-static void
-test_openssl_queue_stays_clean(void)
+TEST(test_openssl_queue_stays_clean)
 {
     gd_digest *digest;
     gd_error err;
@@ -358,8 +345,7 @@ test_openssl_queue_stays_clean(void)
     CHECK_INT(ERR_peek_error(), 0);
 }
 
-static void
-test_out_of_memory(void)
+TEST(test_out_of_memory)
 {
     fault_env f;
     gd_error err;
@@ -380,8 +366,7 @@ test_out_of_memory(void)
     fault_env_destroy(&f);
 }
 
-static void
-test_equality(void)
+TEST(test_equality)
 {
     gd_fingerprint a, b;
     memset(&a, 1, sizeof a);
@@ -392,26 +377,4 @@ test_equality(void)
         CHECK(!gd_fingerprint_equal(&a, &b));
         b = a;
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_sha256);
-    RUN(test_sha512_256);
-    RUN(test_blake2s256);
-    RUN(test_sha3_256);
-    RUN(test_long_digest_is_cut);
-    RUN(test_short_digest_is_padded);
-    RUN(test_xxh3);
-    RUN(test_weak);
-    RUN(test_xxh3_equals_the_reference);
-    RUN(test_many);
-    RUN(test_many_without_memory);
-    RUN(test_refusals);
-    RUN(test_openssl_queue_stays_clean);
-    RUN(test_out_of_memory);
-    RUN(test_equality);
-    return REPORT();
 }

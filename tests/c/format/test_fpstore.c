@@ -57,8 +57,7 @@ through_disk(const gd_entry *entry, const gd_entry_bounds *bounds)
 
 /* ---- places ---- */
 
-static void
-test_places(void)
+TEST(test_places)
 {
     CHECK_INT(gd_entry_offset(0), 4096);
     CHECK_INT(gd_entry_offset(8), 4096 + 8 * 56);
@@ -82,8 +81,7 @@ test_places(void)
 
 /* ---- on the disk ---- */
 
-static void
-test_known_bytes(void)
+TEST(test_known_bytes)
 {
     static const golden live[] = {
         {0, "a0a1a2a3a4a5a6a7a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebf"
@@ -114,8 +112,7 @@ test_known_bytes(void)
     CHECK(same_entry(&entry, &back));
 }
 
-static void
-test_round_trips(void)
+TEST(test_round_trips)
 {
     uint64_t state = 5;
     for (int i = 0; i < 2000; i++) {
@@ -136,8 +133,7 @@ test_round_trips(void)
     }
 }
 
-static void
-test_empty(void)
+TEST(test_empty)
 {
     uint8_t raw[GD_ENTRY_SIZE] = {0};
     gd_entry entry = sample();
@@ -147,8 +143,7 @@ test_empty(void)
 }
 
 /* Every bit of an entry counts, whatever its state. */
-static void
-test_every_flip_is_noticed(void)
+TEST(test_every_flip_is_noticed)
 {
     for (int state = GD_ENTRY_LIVE; state <= GD_ENTRY_DAMAGED; state++) {
         uint8_t raw[GD_ENTRY_SIZE];
@@ -167,8 +162,7 @@ test_every_flip_is_noticed(void)
 }
 
 /* An entry is valid in its own group and slot only. */
-static void
-test_elsewhere_is_invalid(void)
+TEST(test_elsewhere_is_invalid)
 {
     uint8_t raw[GD_ENTRY_SIZE];
     gd_entry entry = sample(), back;
@@ -184,8 +178,7 @@ test_elsewhere_is_invalid(void)
 }
 
 /* The checksum is right; a field is not. */
-static void
-test_bounds(void)
+TEST(test_bounds)
 {
     static const gd_entry_bounds bounds = {
         .seed = SEED, .slots = 64, .max_block = 4096};
@@ -228,8 +221,7 @@ test_bounds(void)
 }
 
 /* Whatever the bytes, with a right checksum: never more than the bounds. */
-static void
-test_hostile_entries(void)
+TEST(test_hostile_entries)
 {
     uint64_t state = 77;
     unsigned live = 0;
@@ -273,8 +265,7 @@ count_found(const gd_fpstore *store, const gd_fingerprint *fp, uint32_t *last)
     return found;
 }
 
-static void
-test_build(void)
+TEST(test_build)
 {
     enum { SLOTS = 1000 };
     fault_env f;
@@ -320,8 +311,7 @@ test_build(void)
 }
 
 /* Several slots with one fingerprint; the table filled to its last slot. */
-static void
-test_add(void)
+TEST(test_add)
 {
     enum { SLOTS = 64 };
     fault_env f;
@@ -396,8 +386,7 @@ crafted(int kind, uint32_t number)
     return fp;
 }
 
-static void
-test_crafted_fingerprints(void)
+TEST(test_crafted_fingerprints)
 {
     enum { SLOTS = 32768, FAR = 1000 };
     fault_env f;
@@ -427,8 +416,7 @@ test_crafted_fingerprints(void)
     fault_env_destroy(&f);
 }
 
-static void
-test_out_of_memory(void)
+TEST(test_out_of_memory)
 {
     fault_env f;
     gd_fpstore *store;
@@ -443,23 +431,4 @@ test_out_of_memory(void)
         CHECK_INT(fault_env_leaks(&f), 0);
     }
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_places);
-    RUN(test_known_bytes);
-    RUN(test_round_trips);
-    RUN(test_empty);
-    RUN(test_every_flip_is_noticed);
-    RUN(test_elsewhere_is_invalid);
-    RUN(test_bounds);
-    RUN(test_hostile_entries);
-    RUN(test_build);
-    RUN(test_add);
-    RUN(test_crafted_fingerprints);
-    RUN(test_out_of_memory);
-    return REPORT();
 }

@@ -19,8 +19,7 @@ setup(void)
     REQUIRE(gd_chunker_gear(&c, MINIMUM, AVERAGE, MAXIMUM, &err) == GD_OK);
 }
 
-static void
-test_limits(void)
+TEST(test_limits)
 {
     static const size_t good[][3] = {{64, 128, 512},
                                      {100, 128, 512},
@@ -92,8 +91,7 @@ ask(const uint8_t *data, size_t len, size_t known, bool last)
     return cut;
 }
 
-static void
-test_reference(void)
+TEST(test_reference)
 {
     static uint8_t data[SIZE];
     for (uint64_t seed = 1; seed < 6; seed++) {
@@ -109,8 +107,7 @@ test_reference(void)
 }
 
 /* However many bytes are at hand, and however many of them were before. */
-static void
-test_what_is_at_hand(void)
+TEST(test_what_is_at_hand)
 {
     static uint8_t data[3 * MAXIMUM];
     for (uint64_t seed = 1; seed < 40; seed++) {
@@ -148,8 +145,7 @@ mark_ends(const uint8_t *data, size_t len, uint8_t *marks)
 }
 
 /* Behind bytes that were put in or taken out, cuts soon are where they were. */
-static void
-test_resynchronises(void)
+TEST(test_resynchronises)
 {
     static uint8_t data[SIZE], moved[SIZE + 6000];
     static uint8_t ends[SIZE + 1], moved_ends[SIZE + 6001];
@@ -171,8 +167,7 @@ test_resynchronises(void)
     CHECK(furthest < 20 * AVERAGE);
 }
 
-static void
-test_lengths(void)
+TEST(test_lengths)
 {
     static uint8_t data[SIZE];
     size_t blocks = 0, close = 0, at = 0;
@@ -191,8 +186,7 @@ test_lengths(void)
 }
 
 /* Where zeros end a block begins, wherever they are. */
-static void
-test_zeros(void)
+TEST(test_zeros)
 {
     static uint8_t data[8 * MAXIMUM];
     static uint8_t ends[sizeof data + 1];
@@ -216,8 +210,7 @@ test_zeros(void)
 
 /* A repository is cut like this for ever.  (tests/support/gear_reference.py, which was written
  * from the format alone, has the same.) */
-static void
-test_golden(void)
+TEST(test_golden)
 {
     static const size_t expected[] = {1062, 1286, 2291, 1191, 1376, 1063, 366,
                                       1103, 1414, 1749, 1197, 663,  1105, 518};
@@ -237,14 +230,6 @@ test_golden(void)
 int
 main(int argc, char **argv)
 {
-    BEGIN(argc, argv);
     setup();
-    RUN(test_limits);
-    RUN(test_reference);
-    RUN(test_what_is_at_hand);
-    RUN(test_resynchronises);
-    RUN(test_lengths);
-    RUN(test_zeros);
-    RUN(test_golden);
-    return REPORT();
+    return check_main(argc, argv);
 }

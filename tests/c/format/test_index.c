@@ -49,8 +49,7 @@ fill(uint8_t *out, size_t count, unsigned kinds, uint64_t *seed)
     }
 }
 
-static void
-test_record(void)
+TEST(test_record)
 {
     uint8_t record[R];
     put(record, UINT64_C(0x8123456789abcdef), UINT64_C(0xfedcba9876));
@@ -62,8 +61,7 @@ test_record(void)
     CHECK_INT(gd_index_shard(gd_index_key(record), 16), 0x8123);
 }
 
-static void
-test_records_of_entries(void)
+TEST(test_records_of_entries)
 {
     static uint8_t entries[5 * GD_LISTED_ENTRY];
     uint8_t out[5 * R];
@@ -81,8 +79,7 @@ test_records_of_entries(void)
     CHECK_INT(gd_index_address(out + R), 7 << 15 | 103);
 }
 
-static void
-test_sort(void)
+TEST(test_sort)
 {
     static uint8_t records[MOST * R], wanted[MOST * R];
     static const unsigned kinds[] = {0, 1, 2, 40, ALIKE};
@@ -108,14 +105,4 @@ test_sort(void)
     CHECK_INT(gd_index_sort(&f.env, records, 9, NULL), GD_NOMEM);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_record);
-    RUN(test_records_of_entries);
-    RUN(test_sort);
-    return REPORT();
 }

@@ -22,8 +22,7 @@ head_of(gd_index_kind kind, uint64_t items)
     return head;
 }
 
-static void
-test_bytes(void)
+TEST(test_bytes)
 {
     uint8_t raw[GD_INDEX_HEAD];
     char hex[17];
@@ -55,8 +54,7 @@ test_bytes(void)
 }
 
 /* Every byte is looked at, and so are name, catalog and length. */
-static void
-test_what_is_refused(void)
+TEST(test_what_is_refused)
 {
     uint8_t raw[GD_INDEX_HEAD];
     gd_index_head head = head_of(GD_INDEX_RUN, 6000), back;
@@ -101,8 +99,7 @@ test_what_is_refused(void)
     }
 }
 
-static void
-test_packed(void)
+TEST(test_packed)
 {
     uint8_t raw[GD_INDEX_HEAD];
     gd_index_head head = head_of(GD_INDEX_SHARD, 5000), back;
@@ -142,8 +139,7 @@ test_packed(void)
     CHECK_INT(gd_index_frames(&back), 0);
 }
 
-static void
-test_names(void)
+TEST(test_names)
 {
     static const char *const bad[] = {
         "shard-03-0005.112233445566778", "shard-03-0005.11223344556677889",
@@ -180,8 +176,7 @@ check_items(gd_index_kind kind, uint8_t *items, size_t count,
     return gd_index_frame_check(&head, 0, items, before, &err);
 }
 
-static void
-test_records_of_a_frame(void)
+TEST(test_records_of_a_frame)
 {
     enum { R = GD_INDEX_RECORD };
     const uint64_t key = UINT64_C(0x7123456789abcdef);
@@ -204,8 +199,7 @@ test_records_of_a_frame(void)
     CHECK_INT(check_items(GD_INDEX_RUN, items, 1, NULL), GD_CORRUPT);
 }
 
-static void
-test_pairs_and_cursors_of_a_frame(void)
+TEST(test_pairs_and_cursors_of_a_frame)
 {
     uint8_t items[16 + 8];
     gd_put64(items, 1 << 15);
@@ -236,8 +230,7 @@ test_pairs_and_cursors_of_a_frame(void)
 }
 
 /* A frame in another's place is noticed, and so is any changed bit. */
-static void
-test_checksum(void)
+TEST(test_checksum)
 {
     uint8_t items[GD_INDEX_RECORD + 8];
     gd_index_head head = head_of(GD_INDEX_RUN, 20000);
@@ -260,8 +253,7 @@ test_checksum(void)
     CHECK_INT(gd_index_frame_check(&head, 1, items, NULL, &err), GD_CORRUPT);
 }
 
-static void
-test_geometry(void)
+TEST(test_geometry)
 {
     CHECK_INT(gd_index_frame_items(GD_INDEX_SHARD), 5040);
     CHECK_INT(gd_index_frame_items(GD_INDEX_PAIRS), 4095);
@@ -279,19 +271,4 @@ test_geometry(void)
         CHECK_INT(gd_index_frame_start(&head, frames),
                   512 + items * 13 + frames * 8);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_bytes);
-    RUN(test_what_is_refused);
-    RUN(test_packed);
-    RUN(test_names);
-    RUN(test_records_of_a_frame);
-    RUN(test_pairs_and_cursors_of_a_frame);
-    RUN(test_checksum);
-    RUN(test_geometry);
-    return REPORT();
 }

@@ -49,8 +49,7 @@ check_vector(const uint8_t *own_key, size_t len, const char *wanted)
     CHECK_CONTAINS(hex, wanted);
 }
 
-static void
-test_vectors(void)
+TEST(test_vectors)
 {
     fill();
     check_vector(zeros, 0, "530f8afbc74536b9a963b4f1c4cb738b");
@@ -65,8 +64,7 @@ test_vectors(void)
 
 /* Each bit of the data and of the key counts, also in the last bytes, which
  * fill no block of the cipher. */
-static void
-test_each_bit_counts(void)
+TEST(test_each_bit_counts)
 {
     uint8_t out[GD_KEYED_DIGEST_SIZE], other[GD_KEYED_DIGEST_SIZE];
     enum { LENGTH = 16 + 3 };
@@ -118,8 +116,7 @@ own_free(void *data, const char *file, int line)
 }
 
 /* From each allocation on, all fail: a digest is right, or there is none. */
-static void
-test_without_memory(void)
+TEST(test_without_memory)
 {
     uint8_t right[GD_KEYED_DIGEST_SIZE], out[GD_KEYED_DIGEST_SIZE];
     gd_error err;
@@ -149,9 +146,5 @@ main(int argc, char **argv)
     if (CRYPTO_set_mem_functions(own_malloc, own_realloc, own_free) != 1) {
         return 1;
     }
-    BEGIN(argc, argv);
-    RUN(test_vectors);
-    RUN(test_each_bit_counts);
-    RUN(test_without_memory);
-    return REPORT();
+    return check_main(argc, argv);
 }

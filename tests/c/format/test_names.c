@@ -8,8 +8,7 @@
 #include "engine/format/address.h"
 #include "tests/c/support/check.h"
 
-static void
-test_group_names(void)
+TEST(test_group_names)
 {
     static const struct {
         uint32_t group;
@@ -29,8 +28,7 @@ test_group_names(void)
     }
 }
 
-static void
-test_what_is_no_group_name(void)
+TEST(test_what_is_no_group_name)
 {
     static const char *const names[] = {
         "",          "0",         "0000001",   "000000001", "00000000",
@@ -45,8 +43,7 @@ test_what_is_no_group_name(void)
     }
 }
 
-static void
-test_image_names(void)
+TEST(test_image_names)
 {
     char id[GD_IMAGE_ID_MAX + 2], name[GD_NAME_SIZE], wanted[GD_NAME_SIZE];
     gd_error err;
@@ -68,8 +65,7 @@ test_image_names(void)
 }
 
 /* All other bytes, at the start, in the middle and at the end. */
-static void
-test_characters_of_image_ids(void)
+TEST(test_characters_of_image_ids)
 {
     static const char good[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                "abcdefghijklmnopqrstuvwxyz0123456789_-";
@@ -84,8 +80,7 @@ test_characters_of_image_ids(void)
     }
 }
 
-static void
-test_spool_names(void)
+TEST(test_spool_names)
 {
     static const uint8_t id[GD_ID_SIZE] = {0, 1, 0xab, 255, [15] = 0x10};
     char name[GD_NAME_SIZE];
@@ -98,8 +93,7 @@ test_spool_names(void)
 }
 
 /* Made and parsed, each kind there and back. */
-static void
-test_parsed_spool_names(void)
+TEST(test_parsed_spool_names)
 {
     static const gd_spool_kind kinds[] = {
         GD_SPOOL_STORE,  GD_SPOOL_DELETED,  GD_SPOOL_GROUP,
@@ -134,17 +128,4 @@ test_parsed_spool_names(void)
     char name[GD_NAME_SIZE];
     gd_spares_name(0x1ab, name);
     CHECK(strcmp(name, "spares/000001ab") == 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_group_names);
-    RUN(test_what_is_no_group_name);
-    RUN(test_image_names);
-    RUN(test_characters_of_image_ids);
-    RUN(test_spool_names);
-    RUN(test_parsed_spool_names);
-    return REPORT();
 }

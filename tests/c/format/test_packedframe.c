@@ -60,8 +60,7 @@ next_number(uint64_t *state)
     return mixed * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-static void
-test_bytes(void)
+TEST(test_bytes)
 {
     begin();
     CHECK(add(0x0102030405060708, 0x8001));
@@ -78,8 +77,7 @@ test_bytes(void)
           gd_checksum(f.bytes, f.length - 8, SEED));
 }
 
-static void
-test_one_record_and_the_widest(void)
+TEST(test_one_record_and_the_widest)
 {
     static const uint64_t keys[] = {0, 1, UINT64_MAX};
     for (size_t i = 0; i < 3; i++) {
@@ -98,8 +96,7 @@ test_one_record_and_the_widest(void)
 }
 
 /* Any widths: the last records end at each bit of a byte. */
-static void
-test_widths(void)
+TEST(test_widths)
 {
     uint64_t state = 1;
     for (unsigned width = 0; width <= 64; width++) {
@@ -117,8 +114,7 @@ test_widths(void)
 }
 
 /* As many as it says, of random fingerprints and addresses: 68 bits each. */
-static void
-test_a_full_frame(void)
+TEST(test_a_full_frame)
 {
     enum { RECORDS = 1000000 };
     uint64_t state = 7, key = 0;
@@ -148,8 +144,7 @@ test_a_full_frame(void)
 }
 
 /* Every byte is looked at. */
-static void
-test_damage(void)
+TEST(test_damage)
 {
     begin();
     for (uint64_t i = 0; i < 50; i++) {
@@ -180,8 +175,7 @@ unpacks_with(size_t at, uint8_t value)
 }
 
 /* A frame with a valid checksum is not read out of bounds either. */
-static void
-test_heads_that_cannot_be(void)
+TEST(test_heads_that_cannot_be)
 {
     begin();
     for (uint64_t i = 0; i < 8; i++) {
@@ -201,17 +195,4 @@ test_heads_that_cannot_be(void)
     CHECK(unpacks_with(13, 40));
     CHECK(!unpacks_with(13, 41));
     CHECK(!unpacks_with(9, 0x20)); /* 8200 */
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_bytes);
-    RUN(test_one_record_and_the_widest);
-    RUN(test_widths);
-    RUN(test_a_full_frame);
-    RUN(test_damage);
-    RUN(test_heads_that_cannot_be);
-    return REPORT();
 }

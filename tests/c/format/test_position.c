@@ -49,8 +49,7 @@ check_round_trip(void)
     CHECK(memcmp(again.open, p.open, p.count * sizeof *p.open) == 0);
 }
 
-static void
-test_list(void)
+TEST(test_list)
 {
     memset(&p, 0, sizeof p);
     check_round_trip();
@@ -82,8 +81,7 @@ test_list(void)
     check_round_trip();
 }
 
-static void
-test_limits(void)
+TEST(test_limits)
 {
     memset(&p, 0, sizeof p);
     p.newest = GD_MAX_GROUP;
@@ -103,8 +101,7 @@ is_taken(void)
     return taken;
 }
 
-static void
-test_what_is_no_position(void)
+TEST(test_what_is_no_position)
 {
     static gd_position good, found;
     memset(&p, 0, sizeof p);
@@ -145,14 +142,4 @@ test_what_is_no_position(void)
     words[2] |= UINT64_C(2000) << 32; /* more than there is room for */
     CHECK_INT(gd_position_length(words), GD_POSITION_WORDS);
     CHECK(!gd_position_decode(words, &found));
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_list);
-    RUN(test_limits);
-    RUN(test_what_is_no_position);
-    return REPORT();
 }

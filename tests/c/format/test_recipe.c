@@ -127,8 +127,7 @@ write_known(fixture *t)
     finish(t);
 }
 
-static void
-test_known_bytes(void)
+TEST(test_known_bytes)
 {
     static const golden first[] = {
         {0, "474452454349504501"},
@@ -167,8 +166,7 @@ test_known_bytes(void)
 }
 
 /* What is no hash is none, and the image can be read all the same. */
-static void
-test_hash(void)
+TEST(test_hash)
 {
     static const golden known[] = {{0, "06000200736861353132"}, {36, "abcd"}};
     fixture t;
@@ -200,8 +198,7 @@ test_hash(void)
     teardown(&t);
 }
 
-static void
-test_empty_image(void)
+TEST(test_empty_image)
 {
     fixture t;
     gd_recipe_page page;
@@ -216,8 +213,7 @@ test_empty_image(void)
 }
 
 /* Until it is finished, its first page is no header. */
-static void
-test_incomplete(void)
+TEST(test_incomplete)
 {
     fixture t;
     setup(&t);
@@ -232,8 +228,7 @@ test_incomplete(void)
     teardown(&t);
 }
 
-static void
-test_what_is_merged(void)
+TEST(test_what_is_merged)
 {
     static const struct {
         uint32_t group, slot; /* group 0: zeros */
@@ -267,8 +262,7 @@ test_what_is_merged(void)
 
 /* 1024 blocks are one extent, the next block begins another, of the same
  * fragment; each digest is of its own blocks. */
-static void
-test_longest_extent(void)
+TEST(test_longest_extent)
 {
     static gd_fingerprint fps[3000];
     fixture t;
@@ -348,8 +342,7 @@ check_seek(fixture *t, uint64_t offset, uint32_t wanted)
 /* Around the borders of a page, of the writer's buffer of sixteen, and of the
  * binary search: every extent is read back, and found by its first and by its
  * last byte. */
-static void
-test_many_pages(void)
+TEST(test_many_pages)
 {
     static const uint32_t counts[] = {1,    2,    101,  102,  103,
                                       204,  205,  306,  1631, 1632,
@@ -381,8 +374,7 @@ test_many_pages(void)
     teardown(&t);
 }
 
-static void
-test_pages_that_are_not_there(void)
+TEST(test_pages_that_are_not_there)
 {
     static const uint64_t numbers[] = {0, 4, 5, 1 << 20, UINT64_C(1) << 52,
                                        (UINT64_C(1) << 52) + 1, UINT64_MAX};
@@ -419,8 +411,7 @@ read_all(fixture *t)
     return s;
 }
 
-static void
-test_every_flip_is_noticed(void)
+TEST(test_every_flip_is_noticed)
 {
     fixture t;
     setup(&t);
@@ -440,8 +431,7 @@ test_every_flip_is_noticed(void)
     teardown(&t);
 }
 
-static void
-test_another_length(void)
+TEST(test_another_length)
 {
     static const uint64_t lengths[] = {0,     1,     4095,  4096,  4097,
                                        8192,  12287, 16383, 16385, 20480};
@@ -459,8 +449,7 @@ test_another_length(void)
     teardown(&t);
 }
 
-static void
-test_exchanged_pages(void)
+TEST(test_exchanged_pages)
 {
     fixture t;
     uint8_t first[4096], second[4096], foreign[4096];
@@ -517,8 +506,7 @@ with_value(fixture *t, uint64_t page, size_t offset, uint64_t value,
     return s;
 }
 
-static void
-test_bounds_of_the_header(void)
+TEST(test_bounds_of_the_header)
 {
     static const struct {
         size_t offset;
@@ -576,8 +564,7 @@ test_bounds_of_the_header(void)
 }
 
 /* Even with as many pages as it says, a seek ends. */
-static void
-test_more_pages_than_bytes(void)
+TEST(test_more_pages_than_bytes)
 {
     fixture t;
     gd_recipe_page page;
@@ -601,8 +588,7 @@ test_more_pages_than_bytes(void)
     teardown(&t);
 }
 
-static void
-test_bounds_of_extents(void)
+TEST(test_bounds_of_extents)
 {
     enum { FIRST = 8, SECOND = 48, THIRD = 88 };
     static const struct {
@@ -660,8 +646,7 @@ test_bounds_of_extents(void)
 }
 
 /* Any bytes under a right checksum: an error, or what is within bounds. */
-static void
-test_hostile_pages(void)
+TEST(test_hostile_pages)
 {
     fixture t;
     uint64_t state = 4;
@@ -683,8 +668,7 @@ test_hostile_pages(void)
 
 /* ---- failures ---- */
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     fixture t;
     gd_recipe_writer *writer;
@@ -732,27 +716,4 @@ test_failures(void)
     fault_env_interrupt(&t.x.f, 3);
     CHECK_INT(read_all(&t), GD_OK);
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_known_bytes);
-    RUN(test_hash);
-    RUN(test_empty_image);
-    RUN(test_incomplete);
-    RUN(test_what_is_merged);
-    RUN(test_longest_extent);
-    RUN(test_many_pages);
-    RUN(test_pages_that_are_not_there);
-    RUN(test_every_flip_is_noticed);
-    RUN(test_another_length);
-    RUN(test_exchanged_pages);
-    RUN(test_bounds_of_the_header);
-    RUN(test_more_pages_than_bytes);
-    RUN(test_bounds_of_extents);
-    RUN(test_hostile_pages);
-    RUN(test_failures);
-    return REPORT();
 }

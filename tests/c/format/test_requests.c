@@ -17,8 +17,7 @@ enum { R = GD_INDEX_RECORD, MOST = 500 };
 static uint8_t records[MOST * R], out[MOST * R], more[MOST * R];
 static gd_item items[MOST], sorted_room[MOST], others[MOST];
 
-static void
-test_make(void)
+TEST(test_make)
 {
     uint8_t scanned[3 * GD_SCANNED_SIZE] = {0};
     memset(scanned, 0xa1, GD_FINGERPRINT_SIZE);
@@ -32,8 +31,7 @@ test_make(void)
     CHECK_INT(gd_requests_make(scanned, 0, 0, out), 0);
 }
 
-static void
-test_split(void)
+TEST(test_split)
 {
     uint64_t seed = 1;
     size_t counts[10];
@@ -69,8 +67,7 @@ some_requests(size_t count, uint64_t seed)
     return gd_sort_items(items, sorted_room, count);
 }
 
-static void
-test_answer(void)
+TEST(test_answer)
 {
     static uint64_t addresses[MOST];
     const gd_item *requests = some_requests(MOST, 3);
@@ -98,8 +95,7 @@ test_answer(void)
     CHECK(waiting > 0);
 }
 
-static void
-test_resolve(void)
+TEST(test_resolve)
 {
     const gd_item *requests = some_requests(MOST, 4);
     size_t count = 0, at = 0;
@@ -120,8 +116,7 @@ test_resolve(void)
     CHECK_INT(gd_requests_resolve(requests, MOST, others, 0, out), 0);
 }
 
-static void
-test_fill(void)
+TEST(test_fill)
 {
     uint8_t places[8 * 8] = {0};
     const uint64_t rank = UINT64_C(9) << GD_NUMBER_BITS;
@@ -133,16 +128,4 @@ test_fill(void)
     CHECK_INT(gd_get64(places + 7 * 8), GD_ANSWER_WAIT);
     CHECK(!gd_answers_fill(records, 2, 100, places, 7));
     CHECK(!gd_answers_fill(records, 2, 101, places, 8));
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_make);
-    RUN(test_split);
-    RUN(test_answer);
-    RUN(test_resolve);
-    RUN(test_fill);
-    return REPORT();
 }

@@ -48,8 +48,7 @@ decode_header(gd_segment_header *header)
                                     "groups/00000001", 77, &x.err);
 }
 
-static void
-test_known_bytes(void)
+TEST(test_known_bytes)
 {
     static const golden known[] = {
         {0, "47445347010003003d0000000030000005"}, {24, "28af6d4647682be8"}};
@@ -97,8 +96,7 @@ scribble(size_t at)
 /* The checksum is that of the format, whatever earlier calls left on the
  * stack: xxHash's streaming state keeps a seed's secret from one use to the
  * next. */
-static void
-test_checksum_is_repeatable(void)
+TEST(test_checksum_is_repeatable)
 {
     static const gd_segment_header header = {
         .codec = GD_CODEC_NONE, .blocks = 1, .plain_length = 4096,
@@ -146,8 +144,7 @@ decode(const gd_segment_header *header)
                              x.back, "groups/00000001", 77, &x.err);
 }
 
-static void
-test_every_flip_is_noticed(void)
+TEST(test_every_flip_is_noticed)
 {
     setup();
     gd_segment_header header;
@@ -168,8 +165,7 @@ test_every_flip_is_noticed(void)
     teardown();
 }
 
-static void
-test_bounds_of_headers(void)
+TEST(test_bounds_of_headers)
 {
     static const struct {
         gd_segment_header header;
@@ -244,8 +240,7 @@ decode_listed(size_t length, gd_segment_header *header)
                                     "groups/00000001", 77, &x.err);
 }
 
-static void
-test_a_list(void)
+TEST(test_a_list)
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
     static const golden known[] = {
@@ -278,8 +273,7 @@ test_a_list(void)
 
 /* The list alone says which slots there are: whatever follows it, and however
  * short it is. */
-static void
-test_what_follows_a_list(void)
+TEST(test_what_follows_a_list)
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
     gd_segment_header header;
@@ -302,8 +296,7 @@ test_what_follows_a_list(void)
 }
 
 /* No change of the list is taken for another list. */
-static void
-test_each_bit_of_a_list(void)
+TEST(test_each_bit_of_a_list)
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
     gd_segment_header header;
@@ -325,8 +318,7 @@ test_each_bit_of_a_list(void)
 }
 
 /* Lists that are wrong though their checksums are right. */
-static void
-test_wrong_lists(void)
+TEST(test_wrong_lists)
 {
     static const uint16_t wrong[][LISTED_BLOCKS] = {
         {3, 7, 7, 999},    /* one twice */
@@ -378,8 +370,7 @@ test_wrong_lists(void)
 
 /* ---- codecs ---- */
 
-static void
-test_round_trips(void)
+TEST(test_round_trips)
 {
     static const size_t lengths[] = {1, 2, 15, 16, 17, 31, 32, 500, 4096,
                                      4097, 12345, 65535, LENGTH};
@@ -408,8 +399,7 @@ test_round_trips(void)
 }
 
 /* The last byte of a sixteenth decides; out has no more room than plain. */
-static void
-test_what_does_not_pay(void)
+TEST(test_what_does_not_pay)
 {
     setup();
     fill_random(x.plain, LENGTH, 9);
@@ -435,8 +425,7 @@ test_what_does_not_pay(void)
 
 /* Cut short, longer, noise, another codec, and every bit flipped: an error, or
  * bytes; never beyond the lengths that the header names. */
-static void
-test_hostile_bytes(void)
+TEST(test_hostile_bytes)
 {
     setup();
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
@@ -478,8 +467,7 @@ test_hostile_bytes(void)
 
 /* ---- parameters ---- */
 
-static void
-test_names_and_levels(void)
+TEST(test_names_and_levels)
 {
     gd_codec codec;
     gd_error err;
@@ -500,23 +488,4 @@ test_names_and_levels(void)
         CHECK_INT(gd_codec_check_level(GD_CODEC_LZ4, level, &err), other);
         CHECK_INT(gd_codec_check_level(GD_CODEC_NONE, level, &err), other);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_known_bytes);
-    RUN(test_checksum_is_repeatable);
-    RUN(test_every_flip_is_noticed);
-    RUN(test_bounds_of_headers);
-    RUN(test_a_list);
-    RUN(test_what_follows_a_list);
-    RUN(test_each_bit_of_a_list);
-    RUN(test_wrong_lists);
-    RUN(test_round_trips);
-    RUN(test_what_does_not_pay);
-    RUN(test_hostile_bytes);
-    RUN(test_names_and_levels);
-    return REPORT();
 }

@@ -95,8 +95,7 @@ static const size_t lengths[] = {
 };
 enum { LENGTHS = sizeof lengths / sizeof *lengths };
 
-static void
-test_all_counts_and_lengths(void)
+TEST(test_all_counts_and_lengths)
 {
     static uint8_t data[2 * 65536];
     static const gd_scope scope = {{1, 2, 3, 0, 255}};
@@ -116,8 +115,7 @@ test_all_counts_and_lengths(void)
 }
 
 /* What lies behind a block may not be there. */
-static void
-test_nothing_beyond_a_block_is_read(void)
+TEST(test_nothing_beyond_a_block_is_read)
 {
     uint8_t *pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -137,8 +135,7 @@ test_nothing_beyond_a_block_is_read(void)
 }
 
 /* And the blocks asked for afterwards are none the worse for it. */
-static void
-test_too_long(void)
+TEST(test_too_long)
 {
     static uint8_t data[GD_SHA256MB_LONGEST + 1];
     fill_random(data, sizeof data, 9);
@@ -159,8 +156,7 @@ test_too_long(void)
     teardown();
 }
 
-static void
-test_out_of_memory(void)
+TEST(test_out_of_memory)
 {
     static uint8_t data[4096];
     if (setup()) {
@@ -175,15 +171,4 @@ test_out_of_memory(void)
         CHECK(gd_sha256mb_open(&t.f.env) == NULL);
     }
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_all_counts_and_lengths);
-    RUN(test_nothing_beyond_a_block_is_read);
-    RUN(test_too_long);
-    RUN(test_out_of_memory);
-    return REPORT();
 }

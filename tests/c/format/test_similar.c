@@ -41,8 +41,7 @@ check_unchanged(uint32_t count)
     }
 }
 
-static void
-test_few(void)
+TEST(test_few)
 {
     memset(features, 0, sizeof features);
     for (uint32_t count = 0; count < 20; count++) {
@@ -50,8 +49,7 @@ test_few(void)
     }
 }
 
-static void
-test_all_equal(void)
+TEST(test_all_equal)
 {
     uint8_t block[BLOCK];
     fill_random(block, sizeof block, 1);
@@ -61,8 +59,7 @@ test_all_equal(void)
     check_unchanged(MOST);
 }
 
-static void
-test_all_different(void)
+TEST(test_all_different)
 {
     uint8_t block[BLOCK];
     for (uint32_t i = 0; i < MOST; i++) {
@@ -72,8 +69,7 @@ test_all_different(void)
     check_unchanged(MOST);
 }
 
-static void
-test_without_features(void)
+TEST(test_without_features)
 {
     uint8_t block[BLOCK] = {0};
     gd_similar_features_of(block, 0, &features[0]);
@@ -88,8 +84,7 @@ test_without_features(void)
 }
 
 /* Values that all belong at one place of a table. */
-static void
-test_crowded_tables(void)
+TEST(test_crowded_tables)
 {
     uint64_t seed = 5;
     for (uint32_t i = 0; i < MOST; i++) {
@@ -127,8 +122,7 @@ check_order(uint32_t count, const uint32_t *wanted)
     }
 }
 
-static void
-test_three_features_in_common(void)
+TEST(test_three_features_in_common)
 {
     set_features(0, "aaaaaaaaaaaa");
     set_features(1, "bbbbbbbbbbbb");
@@ -139,8 +133,7 @@ test_three_features_in_common(void)
 }
 
 /* The first or the last of two clusters, whichever has more. */
-static void
-test_most_features_in_common(void)
+TEST(test_most_features_in_common)
 {
     set_features(0, "aaaaaaaaaaaa");
     set_features(1, "bbbbbbbbbbbb");
@@ -156,8 +149,7 @@ test_most_features_in_common(void)
 }
 
 /* Blocks without features resemble none, not even each other. */
-static void
-test_no_features_in_common(void)
+TEST(test_no_features_in_common)
 {
     set_features(0, "............");
     set_features(1, "aaaaaaaaaaaa");
@@ -168,8 +160,7 @@ test_no_features_in_common(void)
 
 /* Families whose members differ in some bytes and in where they begin, and come
  * by turns. */
-static void
-test_families(void)
+TEST(test_families)
 {
     enum { FAMILIES = 100, MEMBERS = 10 };
     static uint8_t data[BLOCK + 64];
@@ -190,20 +181,4 @@ test_families(void)
     /* At most FAMILIES * (MEMBERS - 1) pairs. */
     CHECK(together > FAMILIES * (MEMBERS - 1) * 9 / 10);
     CHECK_INT(order[0], 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_few);
-    RUN(test_all_equal);
-    RUN(test_all_different);
-    RUN(test_without_features);
-    RUN(test_crowded_tables);
-    RUN(test_three_features_in_common);
-    RUN(test_most_features_in_common);
-    RUN(test_no_features_in_common);
-    RUN(test_families);
-    return REPORT();
 }

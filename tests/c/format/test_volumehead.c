@@ -76,8 +76,7 @@ decode_sealed(uint8_t raw[GD_VOLUME_HEAD])
     return decode(raw, &head);
 }
 
-static void
-test_known_bytes(void)
+TEST(test_known_bytes)
 {
     static const golden wanted[] = {
         {0, "4744564f4c4a0000" "0100" "0000" "07000000"
@@ -110,8 +109,7 @@ test_known_bytes(void)
     CHECK_INT(again.counters.prefetched, 12);
 }
 
-static void
-test_damaged_bytes(void)
+TEST(test_damaged_bytes)
 {
     const gd_volume_head head = example();
     gd_volume_head again;
@@ -141,8 +139,7 @@ typedef struct bound {
     gd_status status;
 } bound;
 
-static void
-test_bounds(void)
+TEST(test_bounds)
 {
     static const bound bounds[] = {
         {12, 4, 0, GD_CORRUPT},             /* no journal's number */
@@ -204,8 +201,7 @@ test_bounds(void)
     }
 }
 
-static void
-test_other_bounds(void)
+TEST(test_other_bounds)
 {
     gd_volume_head head = example(), again;
     uint8_t raw[GD_VOLUME_HEAD];
@@ -261,8 +257,7 @@ decode_marks(gd_volume_head *head, const gd_volume_mark *marks,
     return s;
 }
 
-static void
-test_marks(void)
+TEST(test_marks)
 {
     static const golden wanted[] = {{0, "01000000000000000300000000000000"
                                         "0400000000000000ffffffffffffffff"}};
@@ -286,8 +281,7 @@ test_marks(void)
     }
 }
 
-static void
-test_damaged_marks(void)
+TEST(test_damaged_marks)
 {
     static const gd_volume_mark marks[] = {{0, 3}, {4, 1}};
     gd_volume_mark got[2];
@@ -307,26 +301,11 @@ test_damaged_marks(void)
               GD_CORRUPT);
 }
 
-static void
-test_where_records_begin(void)
+TEST(test_where_records_begin)
 {
     CHECK_INT(gd_volume_records_start(0), 4096);
     CHECK_INT(gd_volume_records_start(1), 8192);
     CHECK_INT(gd_volume_records_start(256), 8192);
     CHECK_INT(gd_volume_records_start(257), 12288);
     CHECK_INT(gd_volume_records_start(UINT32_MAX), 4096 + (INT64_C(1) << 36));
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_known_bytes);
-    RUN(test_damaged_bytes);
-    RUN(test_bounds);
-    RUN(test_other_bounds);
-    RUN(test_marks);
-    RUN(test_damaged_marks);
-    RUN(test_where_records_begin);
-    return REPORT();
 }

@@ -41,8 +41,7 @@ allowed(uint32_t kind, uint64_t offset, uint64_t length)
     return decode(raw, SEED, SIZE);
 }
 
-static void
-test_known_bytes(void)
+TEST(test_known_bytes)
 {
     static const golden wanted[] = {
         {0, "47445652" "01000000" "1817161514131211" "00f00f0000000000"
@@ -59,8 +58,7 @@ test_known_bytes(void)
           again.checksum == example.checksum);
 }
 
-static void
-test_damaged_bytes(void)
+TEST(test_damaged_bytes)
 {
     uint8_t raw[GD_RECORD_HEAD];
     gd_record_encode(&example, SEED, raw);
@@ -74,8 +72,7 @@ test_damaged_bytes(void)
     CHECK(!decode(raw, SEED, SIZE - 1)); /* beyond the volume's end */
 }
 
-static void
-test_bounds(void)
+TEST(test_bounds)
 {
     CHECK(!allowed(0, 0, 1));
     CHECK(!allowed(5, 0, 1));
@@ -102,8 +99,7 @@ test_bounds(void)
     CHECK(!allowed(GD_RECORD_STORED, 0, 1));
 }
 
-static void
-test_sizes(void)
+TEST(test_sizes)
 {
     gd_record record = {.kind = GD_RECORD_BYTES};
     static const uint64_t sizes[][2] = {
@@ -117,15 +113,4 @@ test_sizes(void)
     record.kind = GD_RECORD_MARK;
     record.length = UINT64_MAX;
     CHECK_INT(gd_record_size(&record), GD_RECORD_HEAD);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_known_bytes);
-    RUN(test_damaged_bytes);
-    RUN(test_bounds);
-    RUN(test_sizes);
-    return REPORT();
 }

@@ -205,8 +205,7 @@ list_next(void)
 
 /* ---- tests ---- */
 
-static void
-test_groups_that_grow(void)
+TEST(test_groups_that_grow)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         setup(kind);
@@ -234,8 +233,7 @@ test_groups_that_grow(void)
 }
 
 /* What is known outlives the handle, where the index does. */
-static void
-test_another_handle(void)
+TEST(test_another_handle)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         setup(kind);
@@ -254,8 +252,7 @@ test_another_handle(void)
 
 /* A look that finds nothing asks for the groups that may grow, and for one
  * name. */
-static void
-test_an_idle_look(void)
+TEST(test_an_idle_look)
 {
     setup(FILTER);
     for (int i = 0; i < 50; i++) {
@@ -276,8 +273,7 @@ test_an_idle_look(void)
 
 /* However many calls it takes, all groups are listed once to begin with, and in
  * the end for those that were made meanwhile. */
-static void
-test_filling(void)
+TEST(test_filling)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         setup(kind);
@@ -304,8 +300,7 @@ test_filling(void)
     }
 }
 
-static void
-test_when_it_is_due(void)
+TEST(test_when_it_is_due)
 {
     setup(FILTER);
     CHECK(!gd_follow_is_due(t.others, 0)); /* has no index */
@@ -326,8 +321,7 @@ test_when_it_is_due(void)
 }
 
 /* Entries that this process published are in its index already. */
-static void
-test_own_blocks(void)
+TEST(test_own_blocks)
 {
     static uint8_t data[SLOTS * 3 * 4096];
     for (int kind = 0; kind <= FILTER; kind++) {
@@ -354,8 +348,7 @@ test_own_blocks(void)
     }
 }
 
-static void
-test_poisoned_group(void)
+TEST(test_poisoned_group)
 {
     setup(FILTER);
     uint32_t number = make_group();
@@ -378,8 +371,7 @@ remove_group(uint32_t number)
     must(unlinkat(t.x.root, name, 0) == 0);
 }
 
-static void
-test_removed_groups(void)
+TEST(test_removed_groups)
 {
     setup(FILTER);
     for (int i = 0; i < 4; i++) {
@@ -401,8 +393,7 @@ test_removed_groups(void)
     teardown();
 }
 
-static void
-test_count_that_goes_back(void)
+TEST(test_count_that_goes_back)
 {
     setup(FILTER);
     publish(make_group(), 0, 40);
@@ -422,8 +413,7 @@ test_count_that_goes_back(void)
 }
 
 /* What cannot be read now is read when it can. */
-static void
-test_damaged_group(void)
+TEST(test_damaged_group)
 {
     char name[GD_NAME_SIZE];
     setup(FILTER);
@@ -450,8 +440,7 @@ test_damaged_group(void)
 
 /* A file system may show a record that is newer than the entries that it shows:
  * those that were missed are read at the next look. */
-static void
-test_entries_older_than_their_record(void)
+TEST(test_entries_older_than_their_record)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         setup(kind);
@@ -488,8 +477,7 @@ test_entries_older_than_their_record(void)
 }
 
 /* More groups may grow than the list has room for. */
-static void
-test_many_open_groups(void)
+TEST(test_many_open_groups)
 {
     setup(FILTER);
     for (int i = 0; i < MANY; i++) {
@@ -527,8 +515,7 @@ test_many_open_groups(void)
     teardown();
 }
 
-static void
-test_two_at_once(void)
+TEST(test_two_at_once)
 {
     setup(FILTER);
     publish(make_group(), 0, 20);
@@ -569,8 +556,7 @@ prepare(int kind)
 }
 
 /* Each call fails once, and from then on. */
-static void
-test_faults(void)
+TEST(test_faults)
 {
     static const int errnos[] = {EIO, ENOENT, ESTALE, EMFILE};
     for (int kind = GD_KV_DTB; kind <= FILTER; kind++) {
@@ -634,8 +620,7 @@ follow_and_die(uint64_t nth)
     _exit(0);
 }
 
-static void
-test_kill(void)
+TEST(test_kill)
 {
     int status = 1;
     for (uint64_t nth = 0; status != 0; nth++) {
@@ -652,8 +637,7 @@ test_kill(void)
 }
 
 /* A process that is killed while it saves leaves half a position. */
-static void
-test_torn_position(void)
+TEST(test_torn_position)
 {
     char name[] = "hints";
     for (uint64_t at = 4096; at < 4096 + 6 * 8; at++) {
@@ -665,27 +649,4 @@ test_torn_position(void)
         check_everything();
         teardown();
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_groups_that_grow);
-    RUN(test_another_handle);
-    RUN(test_an_idle_look);
-    RUN(test_filling);
-    RUN(test_when_it_is_due);
-    RUN(test_own_blocks);
-    RUN(test_poisoned_group);
-    RUN(test_removed_groups);
-    RUN(test_count_that_goes_back);
-    RUN(test_damaged_group);
-    RUN(test_entries_older_than_their_record);
-    RUN(test_many_open_groups);
-    RUN(test_two_at_once);
-    RUN(test_faults);
-    RUN(test_kill);
-    RUN(test_torn_position);
-    return REPORT();
 }

@@ -97,8 +97,7 @@ lend_store(fixture *t, uint32_t number, bool cold_wanted)
 
 /* ---- groups ---- */
 
-static void
-test_lent_to_several(void)
+TEST(test_lent_to_several)
 {
     fixture t;
     setup(&t, 2);
@@ -117,8 +116,7 @@ test_lent_to_several(void)
 
 /* On a shared file system it is not lent to readers, who would read beside the
  * page cache, nor to another fresh look. */
-static void
-test_n13_2_a_fresh_group_is_not_kept(void)
+TEST(test_n13_2_a_fresh_group_is_not_kept)
 {
     fixture t;
     setup(&t, 1);
@@ -141,8 +139,7 @@ test_n13_2_a_fresh_group_is_not_kept(void)
 
 /* N7.2: an open file may show what it had been, so a fresh one is another, of
  * a name that was asked for before.  Whoever has the old one keeps it. */
-static void
-test_fresh_is_opened_again(void)
+TEST(test_fresh_is_opened_again)
 {
     fixture t;
     setup(&t, 1);
@@ -167,8 +164,7 @@ test_fresh_is_opened_again(void)
     teardown(&t);
 }
 
-static void
-test_bounded_descriptors(void)
+TEST(test_bounded_descriptors)
 {
     enum { GROUPS = GD_CACHED_GROUPS + 10 };
     fixture t;
@@ -204,8 +200,7 @@ test_bounded_descriptors(void)
 }
 
 /* A file that was replaced by its group's rewriting. */
-static void
-test_fresh(void)
+TEST(test_fresh)
 {
     fixture t;
     uint8_t bytes[8192];
@@ -238,8 +233,7 @@ test_fresh(void)
 
 /* ---- stores ---- */
 
-static void
-test_store_is_kept(void)
+TEST(test_store_is_kept)
 {
     fixture t;
     setup(&t, 1);
@@ -256,8 +250,7 @@ test_store_is_kept(void)
 }
 
 /* N7.2: more was published, or something published has changed. */
-static void
-test_store_out_of_date(void)
+TEST(test_store_out_of_date)
 {
     fixture t;
     setup(&t, 1);
@@ -312,8 +305,7 @@ remove_identity(fixture *t, const char *name)
 
 /* The store that is cached is of a group that was lost since; its number was
  * given to another.  Sequence, generation and count are the same. */
-static void
-test_number_used_again(void)
+TEST(test_number_used_again)
 {
     for (int known = 0; known < 2; known++) {
         fixture t;
@@ -349,8 +341,7 @@ test_number_used_again(void)
 }
 
 /* The same file, with what it was before. */
-static void
-test_rolled_back(void)
+TEST(test_rolled_back)
 {
     fixture t;
     setup(&t, 1);
@@ -367,8 +358,7 @@ test_rolled_back(void)
     teardown(&t);
 }
 
-static void
-test_bounded_stores(void)
+TEST(test_bounded_stores)
 {
     enum { GROUPS = GD_CACHED_STORES + 4 };
     fixture t;
@@ -403,8 +393,7 @@ test_bounded_stores(void)
     teardown(&t);
 }
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     fixture t;
     gd_group *group;
@@ -442,22 +431,4 @@ test_failures(void)
               GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "groups/00000002");
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_lent_to_several);
-    RUN(test_bounded_descriptors);
-    RUN(test_n13_2_a_fresh_group_is_not_kept);
-    RUN(test_fresh_is_opened_again);
-    RUN(test_fresh);
-    RUN(test_store_is_kept);
-    RUN(test_store_out_of_date);
-    RUN(test_number_used_again);
-    RUN(test_rolled_back);
-    RUN(test_bounded_stores);
-    RUN(test_failures);
-    return REPORT();
 }

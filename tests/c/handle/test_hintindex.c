@@ -162,8 +162,7 @@ save(fixture *x, uint32_t newest, bool complete)
     return save_with(x, &(gd_entry_range){0}, newest, complete);
 }
 
-static void
-test_hints(void)
+TEST(test_hints)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         fixture *x = setup(kind);
@@ -182,8 +181,7 @@ test_hints(void)
     }
 }
 
-static void
-test_kept(void)
+TEST(test_kept)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         fixture *x = setup(kind);
@@ -219,8 +217,7 @@ test_kept(void)
 }
 
 /* Values that are no addresses, and a cursor that is none. */
-static void
-test_wrong_values(void)
+TEST(test_wrong_values)
 {
     for (int kind = GD_KV_DTB; kind < GD_KV_BACKENDS; kind++) {
         fixture *x = setup(kind);
@@ -250,8 +247,7 @@ test_wrong_values(void)
 }
 
 /* More than fit: hints are dropped, and counted. */
-static void
-test_full(void)
+TEST(test_full)
 {
     fixture *x = setup(GD_KV_DTB);
     close_index(x);
@@ -265,8 +261,7 @@ test_full(void)
 }
 
 /* Each system call and allocation fails once. */
-static void
-test_faults(void)
+TEST(test_faults)
 {
     for (uint64_t n = 1;; n++) {
         fixture *x = setup(GD_KV_DTB);
@@ -297,8 +292,7 @@ test_faults(void)
 }
 
 /* What is saved with a position is found, and kept with it. */
-static void
-test_saved_with_the_position(void)
+TEST(test_saved_with_the_position)
 {
     for (int kind = 0; kind <= FILTER; kind++) {
         fixture *x = setup(kind);
@@ -314,8 +308,7 @@ test_saved_with_the_position(void)
 }
 
 /* Whenever a commit breaks off, a position that is there has its hints. */
-static void
-test_order_of_a_commit(void)
+TEST(test_order_of_a_commit)
 {
     bool failed = true;
     for (uint64_t n = 1; failed; n += 3) {
@@ -339,8 +332,7 @@ test_order_of_a_commit(void)
 }
 
 /* The store became empty between the load and the save. */
-static void
-test_emptied_during_a_look(void)
+TEST(test_emptied_during_a_look)
 {
     for (int kind = 0; kind < GD_KV_BACKENDS; kind++) {
         fixture *x = setup(kind);
@@ -360,8 +352,7 @@ test_emptied_during_a_look(void)
 }
 
 /* What is damaged while it is used is replaced. */
-static void
-test_damage_while_open(void)
+TEST(test_damage_while_open)
 {
     fixture *x = setup(GD_KV_DTB);
     add(x, 1, 0);
@@ -382,20 +373,4 @@ test_damage_while_open(void)
     CHECK_INT(open_index(x), GD_OK);
     CHECK(!stats_of(x).complete);
     teardown(x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_hints);
-    RUN(test_kept);
-    RUN(test_wrong_values);
-    RUN(test_full);
-    RUN(test_faults);
-    RUN(test_saved_with_the_position);
-    RUN(test_order_of_a_commit);
-    RUN(test_emptied_during_a_look);
-    RUN(test_damage_while_open);
-    return REPORT();
 }

@@ -175,8 +175,7 @@ check_copy(gd_kv_backend backend, unsigned number)
     return stats.complete;
 }
 
-static void
-test_killed(void)
+TEST(test_killed)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         char path[PATH];
@@ -204,12 +203,4 @@ test_killed(void)
         index->close(index);
         check_rmdir(dir);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_killed);
-    return REPORT();
 }

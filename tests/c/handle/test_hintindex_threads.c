@@ -90,17 +90,8 @@ run_threads(gd_kv_backend backend)
     check_rmdir(dir);
 }
 
-static void
-test_threads(void)
+TEST(test_threads)
 {
     run_threads(GD_KV_DTB);
     run_threads(GD_KV_LMDB);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_threads);
-    return REPORT();
 }

@@ -95,8 +95,7 @@ stats(void)
 
 /* By number, file and place: a rewritten group has the number of the old one,
  * and other segments in the same places. */
-static void
-test_found_by_file_and_place(void)
+TEST(test_found_by_file_and_place)
 {
     setup(1 << 20);
     CHECK(!has(&groups[0], 8192, 1));
@@ -122,8 +121,7 @@ test_found_by_file_and_place(void)
 }
 
 /* Many more than the first buckets, to be told apart all the same. */
-static void
-test_many(void)
+TEST(test_many)
 {
     enum { MANY = 20000 };
     setup(UINT64_C(1) << 30);
@@ -140,8 +138,7 @@ test_many(void)
 }
 
 /* The one longest unused goes first. */
-static void
-test_budget(void)
+TEST(test_budget)
 {
     setup(1 << 20);
     keep(&groups[0], 1, 1);
@@ -173,8 +170,7 @@ test_budget(void)
     teardown();
 }
 
-static void
-test_without_a_budget(void)
+TEST(test_without_a_budget)
 {
     setup(0);
     CHECK(!gd_segcache_enabled(cache));
@@ -190,8 +186,7 @@ test_without_a_budget(void)
 
 /* Segments whose blocks follow each other are then not kept, and as long as
  * there is none of the others, nobody looks for one. */
-static void
-test_lists_only(void)
+TEST(test_lists_only)
 {
     setup(1 << 20);
     const gd_segment_header plain = {.codec = GD_CODEC_LZ4, .blocks = 3,
@@ -223,8 +218,7 @@ test_lists_only(void)
 }
 
 /* What is lent stays, whatever happens to the cache. */
-static void
-test_lent(void)
+TEST(test_lent)
 {
     setup(1 << 20);
     keep(&groups[0], 1, 1);
@@ -253,8 +247,7 @@ test_lent(void)
 }
 
 /* Two threads decoded the same segment: the first one's is kept. */
-static void
-test_kept_twice(void)
+TEST(test_kept_twice)
 {
     setup(1 << 20);
     gd_cached_segment *one = make(1, LENGTH), *two = make(2, LENGTH);
@@ -268,8 +261,7 @@ test_kept_twice(void)
     teardown();
 }
 
-static void
-test_out_of_memory(void)
+TEST(test_out_of_memory)
 {
     setup(1 << 20);
     fault_env_fail(&f, FAULT_ALLOC, 1, ENOMEM, true);
@@ -317,8 +309,7 @@ use(void *arg)
     return NULL;
 }
 
-static void
-test_threads(void)
+TEST(test_threads)
 {
     pthread_t threads[4];
     setup(60 * LENGTH);
@@ -332,20 +323,4 @@ test_threads(void)
     gd_segcache_set_budget(cache, 10 * LENGTH);
     CHECK(stats().bytes <= 10 * LENGTH);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_found_by_file_and_place);
-    RUN(test_many);
-    RUN(test_budget);
-    RUN(test_without_a_budget);
-    RUN(test_lists_only);
-    RUN(test_lent);
-    RUN(test_kept_twice);
-    RUN(test_out_of_memory);
-    RUN(test_threads);
-    return REPORT();
 }

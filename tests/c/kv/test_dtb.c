@@ -119,8 +119,7 @@ teardown(fixture *x)
 
 /* ---- damage ---- */
 
-static void
-test_flips(void)
+TEST(test_flips)
 {
     fixture x;
     setup(&x);
@@ -143,8 +142,7 @@ test_flips(void)
 }
 
 /* Pages that have right checksums, and lie. */
-static void
-test_hostile_pages(void)
+TEST(test_hostile_pages)
 {
     fixture x;
     setup(&x);
@@ -166,8 +164,7 @@ test_hostile_pages(void)
     teardown(&x);
 }
 
-static void
-test_swapped_pages(void)
+TEST(test_swapped_pages)
 {
     fixture x;
     setup(&x);
@@ -186,8 +183,7 @@ test_swapped_pages(void)
 }
 
 /* A write that lost power: half of each page is old, that is, zeros. */
-static void
-test_torn_pages(void)
+TEST(test_torn_pages)
 {
     fixture x;
     setup(&x);
@@ -202,8 +198,7 @@ test_torn_pages(void)
     teardown(&x);
 }
 
-static void
-test_cut_while_open(void)
+TEST(test_cut_while_open)
 {
     fixture x;
     setup(&x);
@@ -216,8 +211,7 @@ test_cut_while_open(void)
 }
 
 /* Other options: the contents are lost, and nothing else. */
-static void
-test_other_options(void)
+TEST(test_other_options)
 {
     fixture x;
     setup(&x);
@@ -275,8 +269,7 @@ run_faults(fixture *x, fault_call call, int sys_errno, bool forever)
     }
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     fixture x;
     setup(&x);
@@ -287,8 +280,7 @@ test_faults(void)
     teardown(&x);
 }
 
-static void
-test_failed_sync(void)
+TEST(test_failed_sync)
 {
     fixture x;
     setup(&x);
@@ -306,8 +298,7 @@ test_failed_sync(void)
     teardown(&x);
 }
 
-static void
-test_no_direct_io(void)
+TEST(test_no_direct_io)
 {
     fixture x;
     setup(&x);
@@ -320,20 +311,4 @@ test_no_direct_io(void)
     CHECK_INT(gd_kv_commit(x.kv, &x.err), GD_OK);
     CHECK_INT(count_keys(&x), KEYS);
     teardown(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_flips);
-    RUN(test_hostile_pages);
-    RUN(test_swapped_pages);
-    RUN(test_torn_pages);
-    RUN(test_cut_while_open);
-    RUN(test_other_options);
-    RUN(test_faults);
-    RUN(test_failed_sync);
-    RUN(test_no_direct_io);
-    return REPORT();
 }

@@ -168,8 +168,7 @@ run_model(gd_kv_backend backend)
     free(x);
 }
 
-static void
-test_model(void)
+TEST(test_model)
 {
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         run_model(b);
@@ -194,8 +193,7 @@ get_one(fixture *x, uint64_t n)
 }
 
 /* A table of few places: probes go round its end. */
-static void
-test_small(void)
+TEST(test_small)
 {
     enum { STEPS = 3000, MOST = 9 };
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
@@ -217,8 +215,7 @@ test_small(void)
 
 /* ---- full ---- */
 
-static void
-test_full(void)
+TEST(test_full)
 {
     enum { CAPACITY = 1000, PUT = 5000 };
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
@@ -249,8 +246,7 @@ test_full(void)
 
 /* ---- arguments ---- */
 
-static void
-test_arguments(void)
+TEST(test_arguments)
 {
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
@@ -291,8 +287,7 @@ other_process(fixture *x, int start)
 
 /* Pairs behind others: after the commit both are durable.  Only DTB commits
  * what was put before on its own. */
-static void
-test_put_behind(void)
+TEST(test_put_behind)
 {
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
@@ -318,8 +313,7 @@ test_put_behind(void)
     }
 }
 
-static void
-test_two_processes(void)
+TEST(test_two_processes)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
@@ -346,8 +340,7 @@ test_two_processes(void)
     }
 }
 
-static void
-test_twice_in_one_process(void)
+TEST(test_twice_in_one_process)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
@@ -384,8 +377,7 @@ write_file(const char *path, const void *data, size_t length)
     fclose(file);
 }
 
-static void
-test_random_files(void)
+TEST(test_random_files)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
@@ -415,8 +407,7 @@ test_random_files(void)
     }
 }
 
-static void
-test_cut_files(void)
+TEST(test_cut_files)
 {
     for (gd_kv_backend b = GD_KV_DTB; b <= GD_KV_LMDB; b++) {
         fixture *x = malloc(sizeof *x);
@@ -439,8 +430,7 @@ test_cut_files(void)
     }
 }
 
-static void
-test_files_of_others(void)
+TEST(test_files_of_others)
 {
     for (gd_kv_backend b = GD_KV_DTB; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
@@ -483,8 +473,7 @@ test_without_libraries(void)
     CHECK_CONTAINS(err.text, "libleveldb1d");
 }
 
-static void
-test_missing_libraries(void)
+TEST(test_missing_libraries)
 {
     static const char *const NAMES[] = {
         "liblmdb.so.0", "liblmdb.so", "libleveldb.so.1d", "libleveldb.so.1",
@@ -510,20 +499,9 @@ test_missing_libraries(void)
 int
 main(int argc, char **argv)
 {
-    BEGIN(argc, argv);
-    RUN(test_model);
-    RUN(test_small);
-    RUN(test_full);
-    RUN(test_arguments);
-    RUN(test_put_behind);
-    RUN(test_two_processes);
-    RUN(test_twice_in_one_process);
-    RUN(test_random_files);
-    RUN(test_cut_files);
-    RUN(test_files_of_others);
-    RUN(test_missing_libraries);
-    if (argc > 1) { /* for test_missing_libraries alone */
-        RUN(test_without_libraries);
+    if (argc == 2 && strcmp(argv[1], "test_without_libraries") == 0) {
+        test_without_libraries();
+        return check_failures > 0;
     }
-    return REPORT();
+    return check_main(argc, argv);
 }

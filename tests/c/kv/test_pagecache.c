@@ -62,8 +62,7 @@ change(fixture *x, uint64_t number)
     memset(get(x, number, true) + 16, (int)number, GD_DTB_PAGE - 16);
 }
 
-static void
-test_dirty_limit(void)
+TEST(test_dirty_limit)
 {
     fixture x;
     setup(&x, FRAMES * GD_DTB_PAGE);
@@ -85,8 +84,7 @@ test_dirty_limit(void)
 }
 
 /* Each page that comes back has what it had, also those written on the way. */
-static void
-test_all_pages(void)
+TEST(test_all_pages)
 {
     fixture x;
     setup(&x, FRAMES * GD_DTB_PAGE);
@@ -103,8 +101,7 @@ test_all_pages(void)
 }
 
 /* The same in no order: the hand meets changed pages everywhere. */
-static void
-test_any_order(void)
+TEST(test_any_order)
 {
     fixture x;
     uint8_t wanted[PAGES + 1] = {0};
@@ -123,8 +120,7 @@ test_any_order(void)
 
 /* A page that is used again and again stays, while others pass through: it
  * leaves once at most, when the hand first comes round. */
-static void
-test_clock(void)
+TEST(test_clock)
 {
     fixture x;
     setup(&x, FRAMES * GD_DTB_PAGE);
@@ -137,8 +133,7 @@ test_clock(void)
     teardown(&x);
 }
 
-static void
-test_budget(void)
+TEST(test_budget)
 {
     fixture x;
     setup(&x, 0);
@@ -157,8 +152,7 @@ test_budget(void)
 }
 
 /* A page that could not be written stays changed, and is written later. */
-static void
-test_failed_write(void)
+TEST(test_failed_write)
 {
     fixture x;
     uint8_t *page;
@@ -177,17 +171,4 @@ test_failed_write(void)
     CHECK_INT(gd_pagecache_sync(x.cache, &x.err), GD_OK);
     CHECK_INT(x.stats.bytes_written, DIRTY * GD_DTB_PAGE);
     teardown(&x);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_dirty_limit);
-    RUN(test_all_pages);
-    RUN(test_any_order);
-    RUN(test_clock);
-    RUN(test_budget);
-    RUN(test_failed_write);
-    return REPORT();
 }

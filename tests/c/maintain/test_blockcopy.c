@@ -117,8 +117,7 @@ open_copy(void)
     return copy;
 }
 
-static void
-test_all_blocks(void)
+TEST(test_all_blocks)
 {
     setup();
     const uint8_t *pairs;
@@ -156,8 +155,7 @@ test_all_blocks(void)
 }
 
 /* A group that copies went to may be the next to be cleared. */
-static void
-test_group_that_copies_are_in(void)
+TEST(test_group_that_copies_are_in)
 {
     setup();
     const uint8_t *pairs;
@@ -186,8 +184,7 @@ test_group_that_copies_are_in(void)
     teardown();
 }
 
-static void
-test_blocks_that_do_not_verify(void)
+TEST(test_blocks_that_do_not_verify)
 {
     setup();
     const uint8_t *pairs;
@@ -225,8 +222,7 @@ test_blocks_that_do_not_verify(void)
     teardown();
 }
 
-static void
-test_nothing(void)
+TEST(test_nothing)
 {
     setup();
     const uint8_t *pairs;
@@ -277,8 +273,7 @@ copy_with_fault(fault_call call, uint64_t nth, int sys_errno)
     return !fault;
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     static const struct {
         fault_call call;
@@ -293,16 +288,4 @@ test_faults(void)
         }
         CHECK(finished);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_all_blocks);
-    RUN(test_group_that_copies_are_in);
-    RUN(test_blocks_that_do_not_verify);
-    RUN(test_nothing);
-    RUN(test_faults);
-    return REPORT();
 }

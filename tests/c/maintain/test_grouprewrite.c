@@ -13,8 +13,7 @@
 
 /* ---- what it makes ---- */
 
-static void
-test_all_live(void)
+TEST(test_all_live)
 {
     rewrite_fixture t;
     gd_published old, record;
@@ -63,8 +62,7 @@ test_all_live(void)
 }
 
 /* Dead slots at a segment's start, within it, at its end, and all of it. */
-static void
-test_partly_dead(void)
+TEST(test_partly_dead)
 {
     rewrite_fixture t;
     gd_published record;
@@ -101,8 +99,7 @@ test_partly_dead(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_states_stay(void)
+TEST(test_states_stay)
 {
     static const uint32_t slot = 5;
     rewrite_fixture t;
@@ -151,8 +148,7 @@ test_states_stay(void)
 }
 
 /* An entry that was lost without a trace is no end: those behind it stay. */
-static void
-test_hole_among_the_entries(void)
+TEST(test_hole_among_the_entries)
 {
     enum { HOLE = 20 };
     static const uint8_t zeros[GD_ENTRY_SIZE];
@@ -172,8 +168,7 @@ test_hole_among_the_entries(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_codecs(void)
+TEST(test_codecs)
 {
     static const gd_codec codecs[] = {GD_CODEC_ZSTD, GD_CODEC_NONE,
                                       GD_CODEC_LZ4, GD_CODEC_ZSTD};
@@ -229,8 +224,7 @@ check_refused(rewrite_fixture *t, gd_status wanted, const char *words)
 }
 
 /* More of them than are verified in one go. */
-static void
-test_many_blocks_in_a_segment(void)
+TEST(test_many_blocks_in_a_segment)
 {
     enum { MANY = 200, SMALL = 512 };
     static uint8_t data[MANY * SMALL];
@@ -257,8 +251,7 @@ test_many_blocks_in_a_segment(void)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-static void
-test_damage(void)
+TEST(test_damage)
 {
     rewrite_fixture t;
     gd_published record;
@@ -299,8 +292,7 @@ test_damage(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_not_published(void)
+TEST(test_not_published)
 {
     rewrite_fixture t;
     gd_group *group;
@@ -337,8 +329,7 @@ test_not_published(void)
 /* ---- others who have the old file ---- */
 
 /* Another handle's reader has the old file open, its writer the old store. */
-static void
-test_other_handles(void)
+TEST(test_other_handles)
 {
     rewrite_fixture t;
     gd_image *image;
@@ -385,8 +376,7 @@ test_other_handles(void)
 }
 
 /* Its space comes back only when nobody has it open. */
-static void
-test_old_file_is_closed(void)
+TEST(test_old_file_is_closed)
 {
     rewrite_fixture t;
     rewrite_setup(&t, false);
@@ -402,8 +392,7 @@ test_old_file_is_closed(void)
 
 /* ---- failures ---- */
 
-static void
-test_no_space(void)
+TEST(test_no_space)
 {
     rewrite_fixture t;
     rewrite_setup(&t, false);
@@ -432,8 +421,7 @@ rewrite_without_name(rewrite_fixture *t, uint32_t number)
 
 /* The directory's fsync failed: a crash may bring the old file back, so nobody
  * may append to the new one before the directory is synced. */
-static void
-test_name_not_durable(void)
+TEST(test_name_not_durable)
 {
     rewrite_fixture t;
     gd_published record;
@@ -469,8 +457,7 @@ test_name_not_durable(void)
 }
 
 /* And nobody frees in it: the old file would come back with the blocks alive. */
-static void
-test_freeing_settles_the_name(void)
+TEST(test_freeing_settles_the_name)
 {
     rewrite_fixture t;
     gd_published record;
@@ -492,8 +479,7 @@ test_freeing_settles_the_name(void)
 
 /* The new file was seen, and a crash took it away: what is freed in the old one
  * must not look to another host like what it has cached of the new one. */
-static void
-test_old_file_comes_back(void)
+TEST(test_old_file_comes_back)
 {
     rewrite_fixture t;
     gd_fpstore *store;
@@ -528,8 +514,7 @@ rename_and_fail(const gd_env *env, int dir, const char *from, const char *to)
     return renameat(dir, from, dir, to) == 0 ? -EIO : -errno;
 }
 
-static void
-test_rename_done_after_all(void)
+TEST(test_rename_done_after_all)
 {
     rewrite_fixture t;
     gd_published record;
@@ -577,31 +562,7 @@ fail_one(fault_call call, uint64_t n)
     return hit;
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     sweep_faults(fail_one, SWEEP_STRIDE);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_all_live);
-    RUN(test_partly_dead);
-    RUN(test_states_stay);
-    RUN(test_hole_among_the_entries);
-    RUN(test_codecs);
-    RUN(test_many_blocks_in_a_segment);
-    RUN(test_damage);
-    RUN(test_not_published);
-    RUN(test_other_handles);
-    RUN(test_old_file_is_closed);
-    RUN(test_no_space);
-    RUN(test_name_not_durable);
-    RUN(test_freeing_settles_the_name);
-    RUN(test_old_file_comes_back);
-    RUN(test_rename_done_after_all);
-    RUN(test_faults);
-    return REPORT();
 }

@@ -253,8 +253,7 @@ forget_all(const fixture *t)
 
 /* ---- tests ---- */
 
-static void
-test_only_the_metadata_stays(void)
+TEST(test_only_the_metadata_stays)
 {
     fixture t;
     setup(&t);
@@ -277,8 +276,7 @@ test_only_the_metadata_stays(void)
     teardown(&t);
 }
 
-static void
-test_packed_anew(void)
+TEST(test_packed_anew)
 {
     static const gd_packing similar = {
         .codec = GD_CODEC_ZSTD, .level = 1, .similar = true};
@@ -290,8 +288,7 @@ test_packed_anew(void)
 }
 
 /* A process that ends in the middle leaves the old file. */
-static void
-test_ended_before_the_exchange(void)
+TEST(test_ended_before_the_exchange)
 {
     for (until last = WRITTEN; last < EXCHANGED; last++) {
         fixture t;
@@ -307,8 +304,7 @@ test_ended_before_the_exchange(void)
     }
 }
 
-static void
-test_not_exchanged_with_its_segments(void)
+TEST(test_not_exchanged_with_its_segments)
 {
     fixture t;
     gd_owned_group *owned;
@@ -328,8 +324,7 @@ test_not_exchanged_with_its_segments(void)
 }
 
 /* N15.1: they are set before the first byte of the new file. */
-static void
-test_the_features(void)
+TEST(test_the_features)
 {
     fixture t;
     setup(&t);
@@ -348,8 +343,7 @@ test_the_features(void)
     teardown(&t);
 }
 
-static void
-test_unavailable_is_no_damage(void)
+TEST(test_unavailable_is_no_damage)
 {
     fixture t;
     gd_scrub_result found;
@@ -374,8 +368,7 @@ test_unavailable_is_no_damage(void)
     teardown(&t);
 }
 
-static void
-test_nothing_to_ask(void)
+TEST(test_nothing_to_ask)
 {
     fixture t;
     setup(&t);
@@ -386,8 +379,7 @@ test_nothing_to_ask(void)
     teardown(&t);
 }
 
-static void
-test_slices_that_are_evicted_at_once(void)
+TEST(test_slices_that_are_evicted_at_once)
 {
     fixture t;
     setup(&t);
@@ -400,8 +392,7 @@ test_slices_that_are_evicted_at_once(void)
 
 /* A slice that is short, long, empty or full of others' bytes is fetched
  * again. */
-static void
-test_wrong_slices(void)
+TEST(test_wrong_slices)
 {
     fixture t;
     setup(&t);
@@ -420,8 +411,7 @@ test_wrong_slices(void)
 }
 
 /* What is no file makes way for one, and nobody waits for a FIFO. */
-static void
-test_slices_that_are_no_files(void)
+TEST(test_slices_that_are_no_files)
 {
     fixture t;
     char path[512];
@@ -449,8 +439,7 @@ spoil_slice(const fixture *t, uint32_t slice)
 }
 
 /* Nothing is judged by what this host alone has. */
-static void
-test_a_scrub_past_wrong_slices(void)
+TEST(test_a_scrub_past_wrong_slices)
 {
     fixture t;
     gd_scrub_result found;
@@ -480,8 +469,7 @@ spoil_entry(const fixture *t, uint32_t slot)
 }
 
 /* Blocks are judged only where they were asked for. */
-static void
-test_a_scrub_of_a_part(void)
+TEST(test_a_scrub_of_a_part)
 {
     fixture t;
     gd_scrub_result found;
@@ -546,8 +534,7 @@ entry_of(fixture *t, uint32_t slot)
     return entry;
 }
 
-static void
-test_damage_is_marked_and_kept(void)
+TEST(test_damage_is_marked_and_kept)
 {
     fixture t;
     gd_scrub_result found;
@@ -577,8 +564,7 @@ test_damage_is_marked_and_kept(void)
     teardown(&t);
 }
 
-static void
-test_nothing_is_marked_without_the_object(void)
+TEST(test_nothing_is_marked_without_the_object)
 {
     fixture t;
     gd_quarantine_name name;
@@ -594,8 +580,7 @@ test_nothing_is_marked_without_the_object(void)
 }
 
 /* An upload goes on without a hit, and asks once. */
-static void
-test_comparing_asks_once_in_vain(void)
+TEST(test_comparing_asks_once_in_vain)
 {
     fixture t;
     gd_compare *compare;
@@ -622,8 +607,7 @@ test_comparing_asks_once_in_vain(void)
     teardown(&t);
 }
 
-static void
-test_a_damaged_object(void)
+TEST(test_a_damaged_object)
 {
     fixture t;
     setup(&t);
@@ -637,8 +621,7 @@ test_a_damaged_object(void)
 }
 
 /* What old readers have open stays readable, also after the exchange. */
-static void
-test_who_has_the_old_file_reads_on(void)
+TEST(test_who_has_the_old_file_reads_on)
 {
     fixture t;
     setup(&t);
@@ -658,8 +641,7 @@ test_who_has_the_old_file_reads_on(void)
     teardown(&t);
 }
 
-static void
-test_blocks_are_freed_without_the_object(void)
+TEST(test_blocks_are_freed_without_the_object)
 {
     fixture t;
     gd_owned_group *owned;
@@ -691,8 +673,7 @@ test_blocks_are_freed_without_the_object(void)
 
 /* Half of the blocks are gone: the others become a smaller object, or go back
  * to the disk. */
-static void
-test_rewritten(void)
+TEST(test_rewritten)
 {
     for (int cold = 0; cold < 2; cold++) {
         fixture t;
@@ -735,8 +716,7 @@ test_rewritten(void)
     }
 }
 
-static void
-test_headers_that_are_wrong(void)
+TEST(test_headers_that_are_wrong)
 {
     fixture t;
     setup(&t);
@@ -760,31 +740,4 @@ test_headers_that_are_wrong(void)
                             &group, &t.x.err), GD_VERSION);
     close(fd);
     teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_only_the_metadata_stays);
-    RUN(test_packed_anew);
-    RUN(test_ended_before_the_exchange);
-    RUN(test_not_exchanged_with_its_segments);
-    RUN(test_the_features);
-    RUN(test_unavailable_is_no_damage);
-    RUN(test_nothing_to_ask);
-    RUN(test_slices_that_are_evicted_at_once);
-    RUN(test_wrong_slices);
-    RUN(test_slices_that_are_no_files);
-    RUN(test_a_scrub_past_wrong_slices);
-    RUN(test_a_scrub_of_a_part);
-    RUN(test_damage_is_marked_and_kept);
-    RUN(test_nothing_is_marked_without_the_object);
-    RUN(test_comparing_asks_once_in_vain);
-    RUN(test_a_damaged_object);
-    RUN(test_who_has_the_old_file_reads_on);
-    RUN(test_blocks_are_freed_without_the_object);
-    RUN(test_rewritten);
-    RUN(test_headers_that_are_wrong);
-    return REPORT();
 }

@@ -72,8 +72,7 @@ recompress(rewrite_fixture *t, const gd_packing *packing)
 }
 
 /* The record says how many slots the codec is of, whatever is appended. */
-static void
-test_appended_later(void)
+TEST(test_appended_later)
 {
     rewrite_fixture t;
     gd_published old, record;
@@ -109,8 +108,7 @@ test_appended_later(void)
 
 /* Segments are appended behind segments with lists, and packed with them
  * later. */
-static void
-test_appended_to_lists(void)
+TEST(test_appended_to_lists)
 {
     rewrite_fixture t;
     gd_published record;
@@ -148,8 +146,7 @@ test_appended_to_lists(void)
 
 /* A record that a crash took back: committed recipes name what lies behind
  * it. */
-static void
-test_tail_is_settled(void)
+TEST(test_tail_is_settled)
 {
     rewrite_fixture t;
     gd_published record;
@@ -171,8 +168,7 @@ test_tail_is_settled(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_lease_is_refused(void)
+TEST(test_lease_is_refused)
 {
     rewrite_fixture t;
     rewrite_setup(&t, false);
@@ -187,8 +183,7 @@ test_lease_is_refused(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_note_codec(void)
+TEST(test_note_codec)
 {
     rewrite_fixture t;
     gd_published record;
@@ -228,8 +223,7 @@ rename_late(const gd_env *env, int dir, const char *from, const char *to)
 
 /* The locks of the maintainer, or of the collector, fall between its last look
  * and the rename, and a writer on another host stores an image. */
-static void
-test_locks_are_lost(void)
+TEST(test_locks_are_lost)
 {
     for (int collector = 0; collector < 2; collector++) {
         rewrite_fixture t;
@@ -289,22 +283,7 @@ fail_one(fault_call call, uint64_t n)
     return hit;
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     sweep_faults(fail_one, 1);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_appended_later);
-    RUN(test_appended_to_lists);
-    RUN(test_tail_is_settled);
-    RUN(test_lease_is_refused);
-    RUN(test_note_codec);
-    RUN(test_locks_are_lost);
-    RUN(test_faults);
-    return REPORT();
 }

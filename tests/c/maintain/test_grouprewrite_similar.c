@@ -172,8 +172,7 @@ end_of_file(fixture *t)
 
 /* ---- what is made ---- */
 
-static void
-test_similar_blocks_lie_together(void)
+TEST(test_similar_blocks_lie_together)
 {
     fixture t;
     unsigned listed;
@@ -204,8 +203,7 @@ test_similar_blocks_lie_together(void)
     teardown(&t);
 }
 
-static void
-test_the_order_is_the_same_again(void)
+TEST(test_the_order_is_the_same_again)
 {
     fixture t;
     setup(&t, fill_alike);
@@ -234,8 +232,7 @@ fill_flat(uint8_t *data)
 }
 
 /* No block resembles another, or all do. */
-static void
-test_degenerate_blocks(void)
+TEST(test_degenerate_blocks)
 {
     void (*const fills[])(uint8_t *) = {fill_noise, fill_flat};
     for (int i = 0; i < 2; i++) {
@@ -252,8 +249,7 @@ test_degenerate_blocks(void)
 }
 
 /* Blocks of one byte, and of all lengths up to a few. */
-static void
-test_short_blocks(void)
+TEST(test_short_blocks)
 {
     enum { IMAGES = 256 };
     fixture t;
@@ -294,8 +290,7 @@ test_short_blocks(void)
 
 /* ---- freeing and keeping ---- */
 
-static void
-test_whole_segments_are_kept(void)
+TEST(test_whole_segments_are_kept)
 {
     fixture t;
     unsigned listed;
@@ -311,8 +306,7 @@ test_whole_segments_are_kept(void)
     teardown(&t);
 }
 
-static void
-test_what_lives_is_packed_again(void)
+TEST(test_what_lives_is_packed_again)
 {
     fixture t;
     unsigned listed;
@@ -335,8 +329,7 @@ test_what_lives_is_packed_again(void)
     teardown(&t);
 }
 
-static void
-test_usage_counts_each_segment_once(void)
+TEST(test_usage_counts_each_segment_once)
 {
     fixture t;
     gd_usage used = {0};
@@ -354,8 +347,7 @@ test_usage_counts_each_segment_once(void)
 
 /* ---- scrubbing, and damage ---- */
 
-static void
-test_scrub_reads_each_segment_once(void)
+TEST(test_scrub_reads_each_segment_once)
 {
     fixture t;
     gd_scrub_result found;
@@ -372,8 +364,7 @@ test_scrub_reads_each_segment_once(void)
 }
 
 /* Two slots of a list are swapped, and each checksum is right or not. */
-static void
-test_swapped_slots_are_an_error(void)
+TEST(test_swapped_slots_are_an_error)
 {
     for (int mended = 0; mended < 2; mended++) {
         fixture t;
@@ -426,8 +417,7 @@ test_swapped_slots_are_an_error(void)
 /* ---- versions ---- */
 
 /* N15.1: it is set before the first byte of the new file, and only for lists. */
-static void
-test_the_feature(void)
+TEST(test_the_feature)
 {
     fixture t;
     setup(&t, fill_alike);
@@ -448,8 +438,7 @@ test_the_feature(void)
 }
 
 /* A reader goes by the version in the group's header. */
-static void
-test_the_header_has_another_version(void)
+TEST(test_the_header_has_another_version)
 {
     fixture t;
     uint8_t before[512], after[512];
@@ -500,27 +489,7 @@ fail_one(fault_call call, uint64_t n)
     return hit;
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     sweep_faults(fail_one, SWEEP_STRIDE);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_similar_blocks_lie_together);
-    RUN(test_the_order_is_the_same_again);
-    RUN(test_degenerate_blocks);
-    RUN(test_short_blocks);
-    RUN(test_whole_segments_are_kept);
-    RUN(test_what_lives_is_packed_again);
-    RUN(test_usage_counts_each_segment_once);
-    RUN(test_scrub_reads_each_segment_once);
-    RUN(test_swapped_slots_are_an_error);
-    RUN(test_the_feature);
-    RUN(test_the_header_has_another_version);
-    RUN(test_faults);
-    return REPORT();
 }

@@ -72,8 +72,7 @@ end(rewrite_fixture *t, gd_group_rewrite *r)
 
 /* Uploads find the group's duplicates meanwhile, and put off the exchange as
  * long as they name them. */
-static void
-test_two_stages(void)
+TEST(test_two_stages)
 {
     rewrite_fixture t;
     gd_published old, record;
@@ -122,8 +121,7 @@ test_two_stages(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_segments_are_joined(void)
+TEST(test_segments_are_joined)
 {
     rewrite_fixture t;
     gd_published record;
@@ -155,8 +153,7 @@ test_segments_are_joined(void)
 }
 
 /* What no codec made smaller is joined with its like only. */
-static void
-test_raw_segments_stay_apart(void)
+TEST(test_raw_segments_stay_apart)
 {
     rewrite_fixture t;
     gd_published record;
@@ -188,8 +185,7 @@ test_raw_segments_stay_apart(void)
     rewrite_teardown(&t);
 }
 
-static void
-test_only_what_is_sealed(void)
+TEST(test_only_what_is_sealed)
 {
     rewrite_fixture t;
     gd_published record;
@@ -268,8 +264,7 @@ read_remembered(const gd_env *env, int fd, void *buf, size_t len,
 }
 
 /* On a file system that asks the server only when a file is opened. */
-static void
-test_changed_behind_what_is_remembered(void)
+TEST(test_changed_behind_what_is_remembered)
 {
     for (int kind = 0; kind < 2; kind++) {
         rewrite_fixture t;
@@ -291,8 +286,7 @@ test_changed_behind_what_is_remembered(void)
     }
 }
 
-static void
-test_changed_meanwhile(void)
+TEST(test_changed_meanwhile)
 {
     for (int kind = 0; kind < 3; kind++) {
         rewrite_fixture t;
@@ -376,8 +370,7 @@ sync_late(const gd_env *env, int fd)
  * (1), or after the rename (2).  Whatever the process does then, the
  * maintainer's changes stay, and its generation, too: else stores that others
  * cached before the blocks were freed would be believed (N7.2). */
-static void
-test_locks_are_lost(void)
+TEST(test_locks_are_lost)
 {
     for (int moment = 0; moment < 3; moment++) {
         rewrite_fixture t;
@@ -415,8 +408,7 @@ test_locks_are_lost(void)
 }
 
 /* Another process has the lease, and has changed nothing yet. */
-static void
-test_lease_is_lost(void)
+TEST(test_lease_is_lost)
 {
     rewrite_fixture t;
     struct stat before, after;
@@ -450,8 +442,7 @@ no_free_space(const gd_env *env, int fd, gd_space *space)
 
 /* A rewriting ends for the collector, and when the disk is full; and its space
  * comes back. */
-static void
-test_makes_way(void)
+TEST(test_makes_way)
 {
     for (int full = 0; full < 2; full++) {
         rewrite_fixture t;
@@ -481,8 +472,7 @@ test_makes_way(void)
 }
 
 /* The collector itself rewrites, whatever it has announced. */
-static void
-test_the_collector_makes_no_way(void)
+TEST(test_the_collector_makes_no_way)
 {
     rewrite_fixture t;
     rewrite_setup(&t, true);
@@ -511,8 +501,7 @@ read_wrongly(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
     return n;
 }
 
-static void
-test_read_back(void)
+TEST(test_read_back)
 {
     for (int texts = 0; texts < 2; texts++) {
         rewrite_fixture t;
@@ -533,8 +522,7 @@ test_read_back(void)
     }
 }
 
-static void
-test_note_codec(void)
+TEST(test_note_codec)
 {
     rewrite_fixture t;
     gd_published old, record;
@@ -599,28 +587,7 @@ fail_one(fault_call call, uint64_t n)
     return hit;
 }
 
-static void
-test_stages_with_faults(void)
+TEST(test_stages_with_faults)
 {
     sweep_faults(fail_one, SWEEP_STRIDE);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_two_stages);
-    RUN(test_segments_are_joined);
-    RUN(test_raw_segments_stay_apart);
-    RUN(test_only_what_is_sealed);
-    RUN(test_changed_meanwhile);
-    RUN(test_changed_behind_what_is_remembered);
-    RUN(test_locks_are_lost);
-    RUN(test_lease_is_lost);
-    RUN(test_makes_way);
-    RUN(test_the_collector_makes_no_way);
-    RUN(test_read_back);
-    RUN(test_note_codec);
-    RUN(test_stages_with_faults);
-    return REPORT();
 }

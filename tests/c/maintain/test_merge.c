@@ -193,8 +193,7 @@ check_step(size_t step)
     CHECK_INT(spooled("X-"), 0);
 }
 
-static void
-test_merge(void)
+TEST(test_merge)
 {
     static const size_t steps[] = {1, 2, 7};
     for (size_t i = 0; i < 3; i++) {
@@ -209,8 +208,7 @@ test_merge(void)
 
 /* An extent is cut anew where its blocks no longer follow one another, and
  * joined where they now do. */
-static void
-test_extents_are_cut_anew(void)
+TEST(test_extents_are_cut_anew)
 {
     setup("sha256", false);
     uint8_t pairs[2 * BLOCKS * PAIR];
@@ -230,8 +228,7 @@ test_extents_are_cut_anew(void)
     teardown();
 }
 
-static void
-test_nothing_to_merge(void)
+TEST(test_nothing_to_merge)
 {
     setup("sha256", false);
     uint8_t pairs[2 * BLOCKS * PAIR];
@@ -249,8 +246,7 @@ test_nothing_to_merge(void)
     teardown();
 }
 
-static void
-test_bad_mappings(void)
+TEST(test_bad_mappings)
 {
     setup("sha256", false);
     uint8_t pairs[2 * PAIR] = {0};
@@ -312,8 +308,7 @@ set_state(uint64_t number, uint8_t state)
     gd_group_close(group);
 }
 
-static void
-test_unequal_blocks(void)
+TEST(test_unequal_blocks)
 {
     setup("sha256", false);
     places old = places_of("old"), new = places_of("new");
@@ -323,8 +318,7 @@ test_unequal_blocks(void)
     teardown();
 }
 
-static void
-test_target_that_is_not_live(void)
+TEST(test_target_that_is_not_live)
 {
     static const uint8_t states[] = {GD_ENTRY_FREED, GD_ENTRY_DAMAGED,
                                      GD_ENTRY_VOID};
@@ -338,8 +332,7 @@ test_target_that_is_not_live(void)
     }
 }
 
-static void
-test_target_that_is_not_published(void)
+TEST(test_target_that_is_not_published)
 {
     setup("sha256", false);
     places old = places_of("old"), new = places_of("new");
@@ -359,8 +352,7 @@ test_target_that_is_not_published(void)
 
 /* Equal fingerprints of unequal blocks: the block stays where it is, and the
  * others are merged. */
-static void
-test_collisions(void)
+TEST(test_collisions)
 {
     setup("weak-8", true);
     gd_fingerprint fps[BLOCKS];
@@ -418,8 +410,7 @@ fingerprint(const uint8_t *block, gd_fingerprint *out)
 
 /* More of them than the list has room for at first: all are kept, and nothing
  * leaks. */
-static void
-test_many_collisions(void)
+TEST(test_many_collisions)
 {
     static uint8_t twins[LENGTH];
     static const uint8_t zeros[BLOCK];
@@ -472,8 +463,7 @@ check_healing(const char *digest, bool by_value)
     teardown();
 }
 
-static void
-test_healing(void)
+TEST(test_healing)
 {
     check_healing("sha256", false);
     check_healing("xxh3-128", true);
@@ -520,8 +510,7 @@ check_lost(const char *digest, bool by_value, bool healed)
     teardown();
 }
 
-static void
-test_lost_block(void)
+TEST(test_lost_block)
 {
     check_lost("sha256", false, true);
     check_lost("sha256", true, true);
@@ -530,8 +519,7 @@ test_lost_block(void)
 }
 
 /* What is not marked may be readable the next time: nobody has judged it. */
-static void
-test_unmarked_damage(void)
+TEST(test_unmarked_damage)
 {
     setup("sha256", true);
     places old = places_of("old"), new = places_of("new");
@@ -556,8 +544,7 @@ rename_and_look(const gd_env *env, int dir, const char *from, const char *to)
 }
 
 /* With another block's fingerprint in its place, and the entry valid (I7). */
-static void
-test_exchanged_entry(void)
+TEST(test_exchanged_entry)
 {
     setup("sha256", false);
     places old = places_of("old"), new = places_of("new");
@@ -577,8 +564,7 @@ test_exchanged_entry(void)
 
 /* ---- others at work ---- */
 
-static void
-test_group_locks(void)
+TEST(test_group_locks)
 {
     setup("sha256", false);
     gd_repo *collector = scratch_repo(&x);
@@ -600,8 +586,7 @@ test_group_locks(void)
 
 /* Also the groups of blocks that stay are held: only their being named by M
  * keeps them, once the old recipe is gone. */
-static void
-test_groups_that_stay_are_locked(void)
+TEST(test_groups_that_stay_are_locked)
 {
     setup("sha256", false);
     gd_repo *collector = scratch_repo(&x);
@@ -622,8 +607,7 @@ test_groups_that_stay_are_locked(void)
     teardown();
 }
 
-static void
-test_image_is_deleted(void)
+TEST(test_image_is_deleted)
 {
     setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
@@ -637,8 +621,7 @@ test_image_is_deleted(void)
 }
 
 /* N10.4: the same id, but another upload. */
-static void
-test_image_is_replaced(void)
+TEST(test_image_is_replaced)
 {
     setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
@@ -656,8 +639,7 @@ test_image_is_replaced(void)
 
 /* Who deletes holds the image lock from before it looks at the image: an
  * exchange meanwhile could put back what he is about to unlink. */
-static void
-test_image_lock_is_held(void)
+TEST(test_image_lock_is_held)
 {
     setup("sha256", false);
     int lock;
@@ -680,8 +662,7 @@ test_image_lock_is_held(void)
 }
 
 /* As long as the merge is open nobody may judge M to be dead. */
-static void
-test_writers_lock(void)
+TEST(test_writers_lock)
 {
     setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
@@ -698,8 +679,7 @@ test_writers_lock(void)
 /* ---- faults ---- */
 
 /* Each step's sync, by what is left if it fails (N10.2, 5, 7). */
-static void
-test_syncs(void)
+TEST(test_syncs)
 {
     static const struct {
         unsigned nth;
@@ -777,8 +757,7 @@ sweep(fault_call call, int sys_errno, bool by_value)
     CHECK(finished);
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     sweep(FAULT_ANY, EIO, false);
     sweep(FAULT_ANY, ENOSPC, true);
@@ -795,8 +774,7 @@ lying_rename(const gd_env *env, int dir, const char *from, const char *to)
     return -EIO;
 }
 
-static void
-test_rename_that_lies(void)
+TEST(test_rename_that_lies)
 {
     setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
@@ -806,33 +784,4 @@ test_rename_that_lies(void)
     CHECK_INT(spooled("X-"), 0);
     CHECK(reads("new", data));
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_merge);
-    RUN(test_extents_are_cut_anew);
-    RUN(test_nothing_to_merge);
-    RUN(test_bad_mappings);
-    RUN(test_unequal_blocks);
-    RUN(test_target_that_is_not_live);
-    RUN(test_target_that_is_not_published);
-    RUN(test_collisions);
-    RUN(test_many_collisions);
-    RUN(test_healing);
-    RUN(test_lost_block);
-    RUN(test_unmarked_damage);
-    RUN(test_exchanged_entry);
-    RUN(test_group_locks);
-    RUN(test_groups_that_stay_are_locked);
-    RUN(test_image_is_deleted);
-    RUN(test_image_is_replaced);
-    RUN(test_image_lock_is_held);
-    RUN(test_writers_lock);
-    RUN(test_syncs);
-    RUN(test_faults);
-    RUN(test_rename_that_lies);
-    return REPORT();
 }

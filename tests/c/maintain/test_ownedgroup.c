@@ -10,8 +10,7 @@
 
 /* ---- entering ---- */
 
-static void
-test_entering(void)
+TEST(test_entering)
 {
     owned_fixture t;
     gd_locks *other;
@@ -52,8 +51,7 @@ test_entering(void)
 
 /* A group that was just made may still be open for who found it in the spool,
  * and has its writer's byte. */
-static void
-test_who_looks_through_the_spool_keeps_nobody_out(void)
+TEST(test_who_looks_through_the_spool_keeps_nobody_out)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -95,8 +93,7 @@ note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
 
 /* The lease last: whoever has it next may exclude others at once, and in one
  * process both would be the same lock. */
-static void
-test_leaving(void)
+TEST(test_leaving)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -114,8 +111,7 @@ test_leaving(void)
 
 /* What was read before the locks were held may be of a file that is gone, and
  * what was published since would be lost (I4). */
-static void
-test_replaced_before_the_lock(void)
+TEST(test_replaced_before_the_lock)
 {
     owned_fixture t;
     struct stat st;
@@ -135,8 +131,7 @@ test_replaced_before_the_lock(void)
 }
 
 /* Every call of it fails once: nothing stays locked, nor open. */
-static void
-test_entering_fails(void)
+TEST(test_entering_fails)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -172,8 +167,7 @@ unlink_group(owned_fixture *t)
     return removed;
 }
 
-static void
-test_unlink(void)
+TEST(test_unlink)
 {
     owned_fixture t;
     static const uint32_t slot = 0;
@@ -216,8 +210,7 @@ test_unlink(void)
 }
 
 /* The name may go late, when a writer has leased the group (I4). */
-static void
-test_unlink_keeps_writers_out(void)
+TEST(test_unlink_keeps_writers_out)
 {
     owned_fixture t;
     gd_published record;
@@ -240,8 +233,7 @@ test_unlink_keeps_writers_out(void)
     owned_teardown(&t);
 }
 
-static void
-test_unlink_is_refused(void)
+TEST(test_unlink_is_refused)
 {
     owned_fixture t;
     bool removed;
@@ -286,8 +278,7 @@ list_and_overtake(const gd_env *env, int dir, const char *path,
 }
 
 /* A number is never used again, also by one who was slow to take it. */
-static void
-test_numbers_are_not_used_again(void)
+TEST(test_numbers_are_not_used_again)
 {
     owned_fixture t;
     uint32_t number;
@@ -357,25 +348,7 @@ fail_one(fault_call call, uint64_t n)
     return hit;
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     sweep_faults(fail_one, SWEEP_STRIDE);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_entering);
-    RUN(test_who_looks_through_the_spool_keeps_nobody_out);
-    RUN(test_leaving);
-    RUN(test_replaced_before_the_lock);
-    RUN(test_entering_fails);
-    RUN(test_unlink);
-    RUN(test_unlink_keeps_writers_out);
-    RUN(test_unlink_is_refused);
-    RUN(test_numbers_are_not_used_again);
-    RUN(test_faults);
-    return REPORT();
 }

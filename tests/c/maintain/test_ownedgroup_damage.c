@@ -20,8 +20,7 @@ check_live_bytes(owned_fixture *t, uint64_t bytes, uint64_t kept)
     CHECK_INT(got_kept, kept);
 }
 
-static void
-test_live_bytes(void)
+TEST(test_live_bytes)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -48,8 +47,7 @@ test_live_bytes(void)
 
 /* ---- damage ---- */
 
-static void
-test_mark_damaged(void)
+TEST(test_mark_damaged)
 {
     static const uint32_t slots[] = {17, 3, 20, 4};
     owned_fixture t;
@@ -116,8 +114,7 @@ test_mark_damaged(void)
 }
 
 /* Nothing is marked before the copies and their directory are durable. */
-static void
-test_marking_without_a_copy(void)
+TEST(test_marking_without_a_copy)
 {
     static const uint32_t slots[] = {17, 3};
     for (uint64_t n = 1; n <= 3; n++) {
@@ -138,8 +135,7 @@ test_marking_without_a_copy(void)
 }
 
 /* What cannot be read is zeros in the quarantine; the rest is there. */
-static void
-test_salvage(void)
+TEST(test_salvage)
 {
     static const uint32_t slot = 50;
     owned_fixture t;
@@ -163,15 +159,4 @@ test_salvage(void)
     gd_owned_group_close(t.owned);
     free(saved);
     owned_teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_live_bytes);
-    RUN(test_mark_damaged);
-    RUN(test_marking_without_a_copy);
-    RUN(test_salvage);
-    return REPORT();
 }

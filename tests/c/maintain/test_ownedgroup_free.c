@@ -14,8 +14,7 @@
 
 /* ---- freeing ---- */
 
-static void
-test_free(void)
+TEST(test_free)
 {
     owned_fixture t;
     uint32_t freed;
@@ -56,8 +55,7 @@ test_free(void)
     owned_teardown(&t);
 }
 
-static void
-test_only_published_slots(void)
+TEST(test_only_published_slots)
 {
     owned_fixture t;
     uint32_t freed;
@@ -78,8 +76,7 @@ test_only_published_slots(void)
 
 /* The generation is durable before any entry changes, entries before any hole;
  * see ownedgroup.h for what each wrong order would cost. */
-static void
-test_order(void)
+TEST(test_order)
 {
     owned_fixture t;
     uint32_t freed;
@@ -116,8 +113,7 @@ test_order(void)
 /* The handle of another process has a fingerprint store cached.  Whatever
  * becomes of the collector while it frees, that store is not believed as soon
  * as an entry is free (N7.2). */
-static void
-test_cached_stores(void)
+TEST(test_cached_stores)
 {
     for (uint64_t n = 1; n <= 6; n++) {
         owned_fixture t;
@@ -156,8 +152,7 @@ test_cached_stores(void)
 
 /* A generation that another host saw, and that a crash, or the failed fdatasync
  * itself, then took away, is not given to what is freed after that. */
-static void
-test_generation_that_is_lost(void)
+TEST(test_generation_that_is_lost)
 {
     enum { RECORDS = 1024 };
     owned_fixture t;
@@ -192,8 +187,7 @@ test_generation_that_is_lost(void)
 
 /* A sync that failed leaves entries that no upload will come to, since the group
  * is poisoned: they are the collector's (I8). */
-static void
-test_tail_of_a_poisoned_group(void)
+TEST(test_tail_of_a_poisoned_group)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -223,8 +217,7 @@ test_tail_of_a_poisoned_group(void)
 
 /* The mark was lost, too, so a writer may come some day.  The collector comes
  * first. */
-static void
-test_tail_of_a_group_whose_poison_is_lost(void)
+TEST(test_tail_of_a_group_whose_poison_is_lost)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -248,8 +241,7 @@ test_tail_of_a_group_whose_poison_is_lost(void)
 }
 
 /* Of a writer that was killed before its sync point. */
-static void
-test_bytes_that_no_entry_names(void)
+TEST(test_bytes_that_no_entry_names)
 {
     enum { MORE = 100000 };
     owned_fixture t;
@@ -273,8 +265,7 @@ test_bytes_that_no_entry_names(void)
 
 /* What an earlier collector freed may not be on the disk, if its fdatasync
  * failed: the entries are written again before anything is punched. */
-static void
-test_freed_by_another(void)
+TEST(test_freed_by_another)
 {
     owned_fixture t;
     uint32_t freed;
@@ -303,8 +294,7 @@ test_freed_by_another(void)
 
 /* ---- punching ---- */
 
-static void
-test_punch(void)
+TEST(test_punch)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -333,8 +323,7 @@ test_punch(void)
 }
 
 /* A committed recipe may name entries beyond the published count (N7.3). */
-static void
-test_tail_is_recovered(void)
+TEST(test_tail_is_recovered)
 {
     for (int below = 0; below < 2; below++) {
         owned_fixture t;
@@ -373,8 +362,7 @@ test_tail_is_recovered(void)
     owned_teardown(&t);
 }
 
-static void
-test_invalid_entries(void)
+TEST(test_invalid_entries)
 {
     owned_fixture t;
     owned_setup(&t);
@@ -394,8 +382,7 @@ test_invalid_entries(void)
     owned_teardown(&t);
 }
 
-static void
-test_punch_fails(void)
+TEST(test_punch_fails)
 {
     owned_fixture t;
     uint64_t bytes;
@@ -411,24 +398,4 @@ test_punch_fails(void)
     CHECK(owned_punch(&t) > 0);
     gd_owned_group_close(t.owned);
     owned_teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_free);
-    RUN(test_only_published_slots);
-    RUN(test_order);
-    RUN(test_cached_stores);
-    RUN(test_generation_that_is_lost);
-    RUN(test_tail_of_a_poisoned_group);
-    RUN(test_tail_of_a_group_whose_poison_is_lost);
-    RUN(test_bytes_that_no_entry_names);
-    RUN(test_freed_by_another);
-    RUN(test_punch);
-    RUN(test_tail_is_recovered);
-    RUN(test_invalid_entries);
-    RUN(test_punch_fails);
-    return REPORT();
 }

@@ -41,8 +41,7 @@ enter_empty(owned_fixture *t)
     need_freed(t, 0, SLOTS / 2);
 }
 
-static void
-test_it_takes_the_place_of_an_empty_group(void)
+TEST(test_it_takes_the_place_of_an_empty_group)
 {
     owned_fixture t;
     uint8_t before[HEADER_SIZE], after[HEADER_SIZE];
@@ -68,8 +67,7 @@ test_it_takes_the_place_of_an_empty_group(void)
 }
 
 /* It is a group like any other: nothing that reads groups needs to know it. */
-static void
-test_it_reads_as_a_group_without_blocks(void)
+TEST(test_it_reads_as_a_group_without_blocks)
 {
     owned_fixture t;
     gd_published record;
@@ -94,8 +92,7 @@ test_it_reads_as_a_group_without_blocks(void)
 }
 
 /* New numbers are counted from it, and nobody appends to it. */
-static void
-test_the_next_group_has_the_next_number(void)
+TEST(test_the_next_group_has_the_next_number)
 {
     owned_fixture t;
     bool removed;
@@ -116,8 +113,7 @@ test_the_next_group_has_the_next_number(void)
     owned_teardown(&t);
 }
 
-static void
-test_a_group_with_blocks_stays(void)
+TEST(test_a_group_with_blocks_stays)
 {
     owned_fixture t;
     gd_quarantine_name *names;
@@ -150,8 +146,7 @@ test_a_group_with_blocks_stays(void)
 
 /* A group that was poisoned before its first sync point has all of its
  * fingerprint store. */
-static void
-test_a_group_that_never_had_a_block(void)
+TEST(test_a_group_that_never_had_a_block)
 {
     owned_fixture t;
     gd_group *group;
@@ -176,8 +171,7 @@ test_a_group_that_never_had_a_block(void)
 
 /* I4: the rename may come late, when a writer has leased the old file.  So the
  * mark is durable before it; and the new file is whole before it. */
-static void
-test_order(void)
+TEST(test_order)
 {
     owned_fixture t;
     uint64_t bytes;
@@ -205,8 +199,7 @@ test_order(void)
 
 /* Until groups/ is synced a crash may bring the old file back: the mark says
  * that it must be, before anything in the group changes. */
-static void
-test_it_is_unsettled(void)
+TEST(test_it_is_unsettled)
 {
     owned_fixture t;
     uint64_t bytes;
@@ -253,23 +246,7 @@ fail_one(fault_call call, uint64_t n)
     return hit;
 }
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     sweep_faults(fail_one, SWEEP_STRIDE);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_it_takes_the_place_of_an_empty_group);
-    RUN(test_it_reads_as_a_group_without_blocks);
-    RUN(test_the_next_group_has_the_next_number);
-    RUN(test_a_group_with_blocks_stays);
-    RUN(test_a_group_that_never_had_a_block);
-    RUN(test_order);
-    RUN(test_it_is_unsettled);
-    RUN(test_faults);
-    return REPORT();
 }

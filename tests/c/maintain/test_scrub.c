@@ -92,8 +92,7 @@ segment_end(uint32_t slot)
 
 /* ---- what is right ---- */
 
-static void
-test_good(void)
+TEST(test_good)
 {
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup((gd_codec)codec);
@@ -115,8 +114,7 @@ test_good(void)
 }
 
 /* More of them than are verified in one go. */
-static void
-test_many_blocks_in_a_segment(void)
+TEST(test_many_blocks_in_a_segment)
 {
     enum { MANY = 200 };
     static const int damaged[] = {3, 63, 64, 130, 199, -1};
@@ -146,8 +144,7 @@ test_many_blocks_in_a_segment(void)
     teardown();
 }
 
-static void
-test_part_of_a_group(void)
+TEST(test_part_of_a_group)
 {
     setup(GD_CODEC_LZ4);
     gd_scrub_result found;
@@ -171,8 +168,7 @@ test_part_of_a_group(void)
     teardown();
 }
 
-static void
-test_states_that_are_not_live(void)
+TEST(test_states_that_are_not_live)
 {
     setup(GD_CODEC_LZ4);
     static const gd_entry freed = {.state = GD_ENTRY_FREED};
@@ -186,8 +182,7 @@ test_states_that_are_not_live(void)
 
 /* ---- what is not ---- */
 
-static void
-test_every_byte_of_a_segment(void)
+TEST(test_every_byte_of_a_segment)
 {
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup((gd_codec)codec);
@@ -213,8 +208,7 @@ test_every_byte_of_a_segment(void)
     }
 }
 
-static void
-test_every_byte_of_an_entry(void)
+TEST(test_every_byte_of_an_entry)
 {
     setup(GD_CODEC_LZ4);
     for (int at = 0; at < GD_ENTRY_SIZE; at++) {
@@ -228,8 +222,7 @@ test_every_byte_of_an_entry(void)
     teardown();
 }
 
-static void
-test_wrong_fingerprint(void)
+TEST(test_wrong_fingerprint)
 {
     setup(GD_CODEC_LZ4);
     gd_entry entry = entries[2];
@@ -251,8 +244,7 @@ test_wrong_fingerprint(void)
 }
 
 /* Entries that contradict one another about their segment. */
-static void
-test_entries_that_disagree(void)
+TEST(test_entries_that_disagree)
 {
     setup(GD_CODEC_LZ4);
     gd_entry entry = entries[4];
@@ -274,8 +266,7 @@ test_entries_that_disagree(void)
     teardown();
 }
 
-static void
-test_truncated(void)
+TEST(test_truncated)
 {
     setup(GD_CODEC_NONE);
     scratch_truncate(&x, GROUP_1, segment_end(11) - 1);
@@ -369,8 +360,7 @@ remove_group(void)
     x.env->unlinkat(x.env, x.root, GROUP_1);
 }
 
-static void
-test_what_changes_meanwhile_is_no_damage(void)
+TEST(test_what_changes_meanwhile_is_no_damage)
 {
     static const struct {
         void (*act)(void);
@@ -395,8 +385,7 @@ test_what_changes_meanwhile_is_no_damage(void)
     }
 }
 
-static void
-test_group_removed_meanwhile(void)
+TEST(test_group_removed_meanwhile)
 {
     setup(GD_CODEC_NONE);
     scratch_flip(&x, GROUP_1, entries[4].segment + 40, 1);
@@ -474,8 +463,7 @@ scrub_past_cache(forgetful *t, int refused)
     repo->env = before;
 }
 
-static void
-test_disk_is_read_and_not_the_cache(void)
+TEST(test_disk_is_read_and_not_the_cache)
 {
     setup(GD_CODEC_NONE);
     forgetful t;
@@ -489,8 +477,7 @@ test_disk_is_read_and_not_the_cache(void)
 }
 
 /* A rewritten group must not be judged by the entries of the old one. */
-static void
-test_direct_reads_are_of_the_file_with_the_entries(void)
+TEST(test_direct_reads_are_of_the_file_with_the_entries)
 {
     setup(GD_CODEC_NONE);
     turn t = {.env = *gd_env_posix(), .real = gd_env_posix(),
@@ -509,8 +496,7 @@ test_direct_reads_are_of_the_file_with_the_entries(void)
 /* ---- threads ---- */
 
 /* More than two windows, judged by any number of threads. */
-static void
-test_threads_judge_alike(void)
+TEST(test_threads_judge_alike)
 {
     enum { SEGMENT = 65536, SLOTS = 8 * GD_WINDOW / SEGMENT };
     static uint8_t large[SLOTS * SEGMENT];
@@ -588,8 +574,7 @@ verdicts_with(uint64_t from, uint64_t to, int number, int failures)
 }
 
 /* An error of the disk is damage, of exactly what could not be read. */
-static void
-test_unreadable_place(void)
+TEST(test_unreadable_place)
 {
     setup(GD_CODEC_NONE);
     uint64_t from = entries[8].segment, to = segment_end(8);
@@ -604,8 +589,7 @@ test_unreadable_place(void)
     teardown();
 }
 
-static void
-test_no_fault_is_taken_for_damage(void)
+TEST(test_no_fault_is_taken_for_damage)
 {
     setup(GD_CODEC_NONE);
     static const fault_call kinds[] = {FAULT_ANY, FAULT_ALLOC};
@@ -633,27 +617,4 @@ test_no_fault_is_taken_for_damage(void)
         }
     }
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_good);
-    RUN(test_many_blocks_in_a_segment);
-    RUN(test_part_of_a_group);
-    RUN(test_states_that_are_not_live);
-    RUN(test_every_byte_of_a_segment);
-    RUN(test_every_byte_of_an_entry);
-    RUN(test_wrong_fingerprint);
-    RUN(test_entries_that_disagree);
-    RUN(test_truncated);
-    RUN(test_what_changes_meanwhile_is_no_damage);
-    RUN(test_group_removed_meanwhile);
-    RUN(test_disk_is_read_and_not_the_cache);
-    RUN(test_direct_reads_are_of_the_file_with_the_entries);
-    RUN(test_threads_judge_alike);
-    RUN(test_unreadable_place);
-    RUN(test_no_fault_is_taken_for_damage);
-    return REPORT();
 }

@@ -103,8 +103,7 @@ count_equal(int first, int end)
 
 /* ---- equal or not ---- */
 
-static void
-test_every_codec(void)
+TEST(test_every_codec)
 {
     for (gd_codec codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup(codec, "xxh3-128");
@@ -118,8 +117,7 @@ test_every_codec(void)
     }
 }
 
-static void
-test_every_byte_counts(void)
+TEST(test_every_byte_counts)
 {
     setup(GD_CODEC_LZ4, "xxh3-128");
     for (int at = 0; at < BLOCK; at++) {
@@ -132,8 +130,7 @@ test_every_byte_counts(void)
 }
 
 /* Equal fingerprints, other bytes. */
-static void
-test_false_friends(void)
+TEST(test_false_friends)
 {
     setup(GD_CODEC_NONE, "weak-8");
     int friends = 0;
@@ -148,8 +145,7 @@ test_false_friends(void)
     teardown();
 }
 
-static void
-test_other_lengths_and_places(void)
+TEST(test_other_lengths_and_places)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     CHECK(is_equal(3, 3));
@@ -170,8 +166,7 @@ test_other_lengths_and_places(void)
 
 /* ---- what is stored is not as it should be ---- */
 
-static void
-test_damage(void)
+TEST(test_damage)
 {
     const uint64_t start = gd_data_start(SLOTS);
     const uint64_t segment = GD_SEGMENT_HEADER + IN_SEGMENT * BLOCK;
@@ -221,8 +216,7 @@ read_entries(uint32_t slot, uint32_t count, gd_entry *entries)
     gd_group_close(group);
 }
 
-static void
-test_only_live_blocks(void)
+TEST(test_only_live_blocks)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     static const uint8_t states[] = {GD_ENTRY_FREED, GD_ENTRY_VOID,
@@ -240,8 +234,7 @@ test_only_live_blocks(void)
 }
 
 /* Entries that were read along with others, before they were published. */
-static void
-test_published_since(void)
+TEST(test_published_since)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     static const gd_entry empty[20];
@@ -255,8 +248,7 @@ test_published_since(void)
 }
 
 /* An entry leads into another segment than the one that it is of. */
-static void
-test_entry_of_another_segment(void)
+TEST(test_entry_of_another_segment)
 {
     setup(GD_CODEC_NONE, "weak-8");
     gd_entry entries[2];
@@ -272,8 +264,7 @@ test_entry_of_another_segment(void)
 }
 
 /* Entries of the one group are not taken for those of the other. */
-static void
-test_namesakes_in_two_groups(void)
+TEST(test_namesakes_in_two_groups)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     gd_entry entry;
@@ -300,8 +291,7 @@ users_of(uint32_t number)
     return users;
 }
 
-static void
-test_groups_are_given_back(void)
+TEST(test_groups_are_given_back)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     CHECK(is_equal(0, 0));
@@ -322,8 +312,7 @@ test_groups_are_given_back(void)
 /* ---- calls ---- */
 
 /* One for the entries, one for each segment; two for opening a group. */
-static void
-test_neighbours_cost_few_calls(void)
+TEST(test_neighbours_cost_few_calls)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     CHECK(is_equal(SLOTS, SLOTS));
@@ -341,8 +330,7 @@ test_neighbours_cost_few_calls(void)
 }
 
 /* What cannot be read once is unequal once. */
-static void
-test_failures(void)
+TEST(test_failures)
 {
     setup(GD_CODEC_LZ4, "xxh3-128");
     for (int kind = 0; kind < 2; kind++) {
@@ -363,8 +351,7 @@ test_failures(void)
     teardown();
 }
 
-static void
-test_open_without_memory(void)
+TEST(test_open_without_memory)
 {
     setup(GD_CODEC_NONE, "xxh3-128");
     gd_compare_close(t.compare);
@@ -379,24 +366,4 @@ test_open_without_memory(void)
     CHECK(n > 4);
     fault_env_heal(&t.x.f);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_every_codec);
-    RUN(test_every_byte_counts);
-    RUN(test_false_friends);
-    RUN(test_other_lengths_and_places);
-    RUN(test_damage);
-    RUN(test_only_live_blocks);
-    RUN(test_published_since);
-    RUN(test_entry_of_another_segment);
-    RUN(test_namesakes_in_two_groups);
-    RUN(test_groups_are_given_back);
-    RUN(test_neighbours_cost_few_calls);
-    RUN(test_failures);
-    RUN(test_open_without_memory);
-    return REPORT();
 }

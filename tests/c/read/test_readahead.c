@@ -126,8 +126,7 @@ data_requests(ino_t group, uint64_t start, uint64_t *bytes)
 /* ---- a range here and there ---- */
 
 /* The recipe, the entries, the segment: three seeks, once. */
-static void
-test_one_range(void)
+TEST(test_one_range)
 {
     static uint8_t data[4 * MIB];
     setup(32768);
@@ -171,8 +170,7 @@ test_one_range(void)
 }
 
 /* Damage is for the read to find. */
-static void
-test_damage(void)
+TEST(test_damage)
 {
     static uint8_t data[16 * BLOCK];
     uint8_t byte;
@@ -206,8 +204,7 @@ test_damage(void)
 
 /* Each byte that is needed is asked for once, before it is read, and never too
  * far ahead, whatever the pieces. */
-static void
-test_reading_on(void)
+TEST_SINGLE(test_reading_on)
 {
     enum { SIZE = 90 * MIB, SLOTS = 4096 };
     static const size_t pieces[] = {4 * MIB, MIB + BLOCK, 100000};
@@ -253,8 +250,7 @@ test_reading_on(void)
 }
 
 /* However long the image. */
-static void
-test_farthest(void)
+TEST_SINGLE(test_farthest)
 {
     enum { SIZE = 25 * MIB, TIMES = 8 };
     uint8_t *data = malloc((size_t)SIZE * TIMES);
@@ -276,8 +272,7 @@ test_farthest(void)
 
 /* What lies in many places is asked for farther ahead, so that more of them
  * are neighbours. */
-static void
-test_scattered(void)
+TEST_SINGLE(test_scattered)
 {
     enum { BASE = 4 * MIB, PLACES = 4, TIMES = 1040 };
     size_t size = (size_t)TIMES * PLACES * SEGMENT, used = 0;
@@ -304,8 +299,7 @@ test_scattered(void)
 }
 
 /* Whoever does not read on is not read ahead for. */
-static void
-test_jumps(void)
+TEST_SINGLE(test_jumps)
 {
     enum { SIZE = 24 * MIB };
     uint64_t bytes;
@@ -351,8 +345,7 @@ read_meanwhile(const gd_env *env, int fd, uint64_t offset, uint64_t length)
 }
 
 /* Nobody waits for another's asking, nor does it at the same time. */
-static void
-test_asking_at_once(void)
+TEST(test_asking_at_once)
 {
     static uint8_t data[4 * MIB];
     setup(1024);
@@ -394,8 +387,7 @@ read_pieces(void *arg)
     return NULL;
 }
 
-static void
-test_threads(void)
+TEST(test_threads)
 {
     enum { SIZE = 40 * MIB, THREADS = 4 };
     uint8_t *data = malloc(SIZE);
@@ -421,8 +413,7 @@ test_threads(void)
 
 /* An image whose blocks lie backwards: its groups, and what lies in them, are
  * asked for forwards. */
-static void
-test_order(void)
+TEST(test_order)
 {
     enum { SIZE = 4 * MIB };
     static uint8_t data[SIZE], turned[SIZE];
@@ -455,8 +446,7 @@ test_order(void)
 }
 
 /* A rewritten group may have its segments in any order. */
-static void
-test_order_in_a_group(void)
+TEST(test_order_in_a_group)
 {
     static uint8_t data[2 * SEGMENT], bytes[2 * STORED];
     uint64_t start = gd_data_start(64);
@@ -504,8 +494,7 @@ requests_for_every(const uint8_t *data, unsigned every, uint64_t *bytes)
 }
 
 /* Gaps are read over, but no more in vain than is wanted. */
-static void
-test_gaps(void)
+TEST(test_gaps)
 {
     static uint8_t data[4 * MIB];
     uint64_t bytes;
@@ -526,8 +515,7 @@ test_gaps(void)
 
 /* ---- the segment cache ---- */
 
-static void
-test_cached_segments(void)
+TEST(test_cached_segments)
 {
     static uint8_t data[2 * MIB];
     uint64_t bytes, start = gd_data_start(32768);
@@ -548,23 +536,4 @@ test_cached_segments(void)
     CHECK_INT(data_requests(inode_of(GROUP_1), start, &bytes), 0);
     gd_image_close(image);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_one_range);
-    RUN(test_damage);
-    RUN_SINGLE(test_reading_on);
-    RUN_SINGLE(test_farthest);
-    RUN_SINGLE(test_scattered);
-    RUN_SINGLE(test_jumps);
-    RUN(test_asking_at_once);
-    RUN(test_threads);
-    RUN(test_order);
-    RUN(test_order_in_a_group);
-    RUN(test_gaps);
-    RUN(test_cached_segments);
-    return REPORT();
 }

@@ -67,8 +67,7 @@ get(const char *image_id, const uint8_t *data, size_t length)
 
 /* On a shared file system, what does not verify is read again beside the page
  * cache before it counts as damaged. */
-static void
-test_n13_3_old_pages_are_read_again(void)
+TEST(test_n13_3_old_pages_are_read_again)
 {
     enum { SIZE = 200 * 512 + 77, HEADER = 1536 };
     static uint8_t data[SIZE];
@@ -90,8 +89,7 @@ test_n13_3_old_pages_are_read_again(void)
 }
 
 /* What is appended there is read back, and found again by another handle. */
-static void
-test_written_and_read_beside_the_page_cache(void)
+TEST(test_written_and_read_beside_the_page_cache)
 {
     enum { SIZE = 150 * 512 };
     static uint8_t data[SIZE];
@@ -128,8 +126,7 @@ check_range(gd_image *image, const uint8_t *data, size_t size, uint64_t from,
     }
 }
 
-static void
-test_ranges(void)
+TEST(test_ranges)
 {
     enum { SIZE = 300 * 512 + 77 };
     static uint8_t data[SIZE];
@@ -161,8 +158,7 @@ test_ranges(void)
 }
 
 /* Windows of 4 MiB, big segments, and reads that join neighbours. */
-static void
-test_windows(void)
+TEST(test_windows)
 {
     enum { SIZE = (9 << 20) + 99 };
     static uint8_t data[SIZE];
@@ -187,8 +183,7 @@ test_windows(void)
 }
 
 /* Extents on many pages, each of one block, in no order in the group. */
-static void
-test_many_extents(void)
+TEST(test_many_extents)
 {
     enum { BLOCKS = 2000 };
     static uint8_t data[BLOCKS * 512];
@@ -229,8 +224,7 @@ test_many_extents(void)
 
 /* ---- opening ---- */
 
-static void
-test_open(void)
+TEST(test_open)
 {
     uint8_t data[5000], upload_id[GD_ID_SIZE];
     gd_image *image;
@@ -257,8 +251,7 @@ test_open(void)
 }
 
 /* I12 */
-static void
-test_deleted_while_open(void)
+TEST(test_deleted_while_open)
 {
     static uint8_t data[100 * 512];
     setup(512, 64, 4096, GD_CODEC_LZ4);
@@ -302,8 +295,7 @@ check_every_byte(const char *name, const uint8_t *data, size_t length,
     CHECK(opened == 0 || strncmp(name, "groups/", 7) == 0);
 }
 
-static void
-test_every_byte(void)
+TEST(test_every_byte)
 {
     static uint8_t data[30 * 512 + 11];
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
@@ -317,8 +309,7 @@ test_every_byte(void)
 }
 
 /* The bytes of every block and every entry are refused, unread bytes aside. */
-static void
-test_every_stored_byte_counts(void)
+TEST(test_every_stored_byte_counts)
 {
     static uint8_t data[20 * 512];
     setup(512, 64, 4096, GD_CODEC_NONE);
@@ -342,8 +333,7 @@ test_every_stored_byte_counts(void)
     teardown();
 }
 
-static void
-test_cut_off_files(void)
+TEST(test_cut_off_files)
 {
     static uint8_t data[30 * 512];
     setup(512, 64, 4096, GD_CODEC_LZ4);
@@ -392,8 +382,7 @@ read_entry(uint32_t slot)
 
 /* Entries that are valid in themselves, but not what the image was committed
  * with, or not what the segments say. */
-static void
-test_entries_that_lie(void)
+TEST(test_entries_that_lie)
 {
     static uint8_t data[20 * 512];
     setup(512, 64, 4096, GD_CODEC_NONE);
@@ -462,8 +451,7 @@ test_entries_that_lie(void)
 }
 
 /* Compressed bytes of any kind, under a right header. */
-static void
-test_hostile_segments(void)
+TEST(test_hostile_segments)
 {
     static uint8_t data[8 * 512], kept[8192];
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
@@ -491,8 +479,7 @@ test_hostile_segments(void)
 
 /* I7: a group put back from an older copy, where the slots were used for
  * something else since. */
-static void
-test_older_copy_of_a_group(void)
+TEST(test_older_copy_of_a_group)
 {
     static uint8_t data[20 * 512], others[20 * 512];
     uint8_t *first;
@@ -523,8 +510,7 @@ test_older_copy_of_a_group(void)
 
 /* The collector rewrote the group, and it was appended to, while this handle
  * had the old file open: what looks like damage is looked up by name. */
-static void
-test_rewritten_group(void)
+TEST(test_rewritten_group)
 {
     static uint8_t data[40 * 512];
     setup(512, 64, 4096, GD_CODEC_NONE);
@@ -549,8 +535,7 @@ test_rewritten_group(void)
 /* ---- failures ---- */
 
 /* Each call failing once: an error of its kind, or all bytes. */
-static void
-test_failures(void)
+TEST(test_failures)
 {
     static const int errors[] = {EIO, ENOMEM};
     static uint8_t data[100 * 512];
@@ -586,8 +571,7 @@ test_failures(void)
 }
 
 /* A disk that goes on failing is not damage. */
-static void
-test_failing_disk(void)
+TEST(test_failing_disk)
 {
     static uint8_t data[100 * 512];
     setup(512, 64, 4096, GD_CODEC_LZ4);
@@ -617,8 +601,7 @@ cache_stats(void)
 }
 
 /* Exact with any budget, and from memory when all has room. */
-static void
-test_cached_ranges(void)
+TEST(test_cached_ranges)
 {
     enum { SIZE = 900 * 512 + 77 };
     static uint8_t data[SIZE];
@@ -655,8 +638,7 @@ test_cached_ranges(void)
 }
 
 /* Also a read of a single byte keeps the whole segment, for all images. */
-static void
-test_cache_is_shared(void)
+TEST(test_cache_is_shared)
 {
     static uint8_t data[32 * 512];
     setup(512, 64, 4096, GD_CODEC_LZ4);
@@ -678,8 +660,7 @@ test_cache_is_shared(void)
 
 /* What is taken out of the cache is verified, too (I7), and what does not
  * verify is read from the disk, and kept anew. */
-static void
-test_damaged_cache(void)
+TEST(test_damaged_cache)
 {
     static uint8_t data[8 * 512];
     setup(512, 64, 4096, GD_CODEC_LZ4);
@@ -705,8 +686,7 @@ test_damaged_cache(void)
 
 /* The rewritten file has another segment in the same place: the old file's are
  * not taken for it. */
-static void
-test_cache_of_a_rewritten_group(void)
+TEST(test_cache_of_a_rewritten_group)
 {
     static uint8_t data[16 * 512], bytes[8192 + 2 * (4096 + 32)];
     setup(512, 64, 4096, GD_CODEC_NONE);
@@ -736,31 +716,4 @@ test_cache_of_a_rewritten_group(void)
     CHECK_INT(get("a", data, sizeof data), GD_OK);
     CHECK_INT(cache_stats().hits, 2);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_n13_3_old_pages_are_read_again);
-    RUN(test_written_and_read_beside_the_page_cache);
-    RUN(test_ranges);
-    RUN(test_windows);
-    RUN(test_many_extents);
-    RUN(test_open);
-    RUN(test_deleted_while_open);
-    RUN(test_every_byte);
-    RUN(test_every_stored_byte_counts);
-    RUN(test_cut_off_files);
-    RUN(test_entries_that_lie);
-    RUN(test_hostile_segments);
-    RUN(test_older_copy_of_a_group);
-    RUN(test_rewritten_group);
-    RUN(test_failures);
-    RUN(test_failing_disk);
-    RUN(test_cached_ranges);
-    RUN(test_cache_is_shared);
-    RUN(test_damaged_cache);
-    RUN(test_cache_of_a_rewritten_group);
-    return REPORT();
 }

@@ -155,8 +155,7 @@ spare_reads(void)
 
 /* ---- writing and finding ---- */
 
-static void
-test_write_and_read(void)
+TEST(test_write_and_read)
 {
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup((gd_codec)codec);
@@ -191,8 +190,7 @@ test_write_and_read(void)
 }
 
 /* By all that is known of it. */
-static void
-test_only_that_block(void)
+TEST(test_only_that_block)
 {
     uint8_t out[BLOCK];
     bool found;
@@ -219,8 +217,7 @@ test_only_that_block(void)
 
 /* Other processes' files are noticed, but the directory is not listed for every
  * block that is missed. */
-static void
-test_listing(void)
+TEST(test_listing)
 {
     setup(GD_CODEC_LZ4);
     gd_repo *other = scratch_repo_filter(&x);
@@ -245,8 +242,7 @@ test_listing(void)
     teardown();
 }
 
-static void
-test_what_is_refused(void)
+TEST(test_what_is_refused)
 {
     uint64_t bytes;
     setup(GD_CODEC_LZ4);
@@ -264,8 +260,7 @@ test_what_is_refused(void)
 }
 
 /* A block that is damaged now keeps the copy that it has. */
-static void
-test_written_anew_from_itself(void)
+TEST(test_written_anew_from_itself)
 {
     setup(GD_CODEC_NONE);
     CHECK_INT(write_spares(addresses, 10), GD_OK);
@@ -287,8 +282,7 @@ test_written_anew_from_itself(void)
 
 /* ---- in the place of damaged blocks ---- */
 
-static void
-test_read_of_damaged_blocks(void)
+TEST(test_read_of_damaged_blocks)
 {
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
         setup((gd_codec)codec);
@@ -333,8 +327,7 @@ test_read_of_damaged_blocks(void)
 }
 
 /* The data part of the group is gone altogether. */
-static void
-test_lost_segments(void)
+TEST(test_lost_segments)
 {
     setup(GD_CODEC_LZ4);
     CHECK_INT(write_spares(addresses, BLOCKS), GD_OK);
@@ -362,8 +355,7 @@ pread_or_not(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
                                  : good_pread(env, fd, buf, len, offset);
 }
 
-static void
-test_unreadable_segments(void)
+TEST(test_unreadable_segments)
 {
     struct stat st;
     setup(GD_CODEC_LZ4);
@@ -384,8 +376,7 @@ test_unreadable_segments(void)
 }
 
 /* Every byte of the copies, while they are needed: never wrong data. */
-static void
-test_every_byte_of_a_spare(void)
+TEST(test_every_byte_of_a_spare)
 {
     unsigned refused = 0;
     setup(GD_CODEC_NONE);
@@ -421,8 +412,7 @@ test_every_byte_of_a_spare(void)
 
 /* ---- failures ---- */
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     static const int errors[] = {EIO, ENOSPC, ENOMEM};
     static const gd_status statuses[] = {GD_IO, GD_NOSPACE, GD_NOMEM};
@@ -463,8 +453,7 @@ test_failures(void)
 }
 
 /* Durable before it has its name. */
-static void
-test_nothing_unsynced_gets_the_name(void)
+TEST(test_nothing_unsynced_gets_the_name)
 {
     for (uint64_t n = 1; n <= 6; n++) {
         uint64_t bytes;
@@ -484,8 +473,7 @@ test_nothing_unsynced_gets_the_name(void)
 
 /* Where another block may have the fingerprint nothing is copied by it (I5).
  * What an earlier version wrote is removed all the same. */
-static void
-test_weak_fingerprints(void)
+TEST(test_weak_fingerprints)
 {
     static const char *const weak[] = {"xxh3-128", "sha1"};
     for (size_t i = 0; i < 2; i++) {
@@ -502,23 +490,4 @@ test_weak_fingerprints(void)
         teardown();
     }
     digest = "sha256";
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_write_and_read);
-    RUN(test_only_that_block);
-    RUN(test_listing);
-    RUN(test_what_is_refused);
-    RUN(test_written_anew_from_itself);
-    RUN(test_read_of_damaged_blocks);
-    RUN(test_lost_segments);
-    RUN(test_unreadable_segments);
-    RUN(test_every_byte_of_a_spare);
-    RUN(test_failures);
-    RUN(test_nothing_unsynced_gets_the_name);
-    RUN(test_weak_fingerprints);
-    return REPORT();
 }

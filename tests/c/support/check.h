@@ -2,8 +2,13 @@
 /*
  * check.h - the smallest frame for tests in C.
  *
- * A test is a function without arguments; main runs each with RUN and returns
- * REPORT().  A failed CHECK prints where and what, and counts against the test
+ * A program runs its tests, each of which is a function, in their order:
+ *
+ *     TEST(test_something)
+ *     {
+ *     }
+ *
+ * A failed CHECK prints where and what, and counts against the test
  * it is in; the test goes on, so that it can clean up.  REQUIRE leaves the
  * test at once: for what the rest of it depends on.  Checks belong to the
  * thread that runs the tests; other threads count their own failures.
@@ -23,23 +28,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-typedef struct check_state {
-    int argc;
-    char **argv;
-    unsigned failures; /* failed checks of the test under way */
-    unsigned passed;   /* tests */
-    unsigned failed;
-} check_state;
-
-/* One for a program and what supports it: a check counts wherever it fails. */
-extern check_state check_all;
+/* Failed checks of the test under way.  There is one count for a program and what
+ * supports it: a check counts wherever it fails. */
+extern unsigned check_failures;
 
 static inline bool
 check_note(bool good, const char *file, int line, const char *what)
 {
     if (!good) {
         fprintf(stderr, "%s:%d: failed: %s\n", file, line, what);
-        check_all.failures++;
+        check_failures++;
     }
     return good;
 }
@@ -51,7 +49,7 @@ check_ints(int64_t got, int64_t wanted, const char *file, int line,
     if (got != wanted) {
         fprintf(stderr, "%s:%d: failed: %s: %" PRId64 ", not %" PRId64 "\n",
                 file, line, what, got, wanted);
-        check_all.failures++;
+        check_failures++;
     }
     return got == wanted;
 }
@@ -62,7 +60,7 @@ check_text(const char *text, const char *part, const char *file, int line)
     if (strstr(text, part) == NULL) {
         fprintf(stderr, "%s:%d: failed: \"%s\" is not in \"%s\"\n", file, line,
                 part, text);
-        check_all.failures++;
+        check_failures++;
         return false;
     }
     return true;
@@ -84,58 +82,34 @@ check_text(const char *text, const char *part, const char *file, int line)
         }                                                                     \
     } while (0)
 
-static inline bool
-check_wanted(const char *name)
-{
-    for (int i = 1; i < check_all.argc; i++) {
-        if (strcmp(check_all.argv[i], name) == 0) {
-            return true;
-        }
-    }
-    return check_all.argc <= 1;
-}
+/* A test that a program has; line is where. */
+typedef struct check_test {
+    const char *name;
+    void (*run)(void);
+    int line;
+    struct check_test *next;
+} check_test;
 
-static inline void
-check_run(void (*test)(void), const char *name)
-{
-    if (!check_wanted(name)) {
-        return;
-    }
-    check_all.failures = 0;
-    test();
-    if (check_all.failures == 0) {
-        check_all.passed++;
-    } else {
-        check_all.failed++;
-        fprintf(stderr, "FAILED %s\n", name);
-    }
-}
+void check_add(check_test *test);
+/* Runs the tests, or those that the arguments name; returns the exit status.  It
+ * is all that main does, unless the program has a main of its own. */
+int check_main(int argc, char **argv);
 
-static inline void
-check_begin(int argc, char **argv)
-{
-    check_all.argc = argc;
-    check_all.argv = argv;
-}
+#define TEST(name)                                                            \
+    static void name(void);                                                   \
+    __attribute__((constructor)) static void add_##name(void)                 \
+    {                                                                         \
+        static check_test test = {#name, name, __LINE__, NULL};               \
+        check_add(&test);                                                     \
+    }                                                                         \
+    static void name(void)
 
-/* The exit status. */
-static inline int
-check_report(void)
-{
-    printf("%u passed, %u failed\n", check_all.passed, check_all.failed);
-    return check_all.failed == 0 && check_all.passed > 0 ? 0 : 1;
-}
-
-#define BEGIN(argc, argv) check_begin((argc), (argv))
-#define RUN(test) check_run((test), #test)
-#define REPORT() check_report()
-
-/* For a test of one thread that takes long: in it, the thread sanitizer has
- * nothing to find, and makes it many times slower. */
+/* A test of one thread that takes long: in it, the thread sanitizer has nothing
+ * to find, and makes it many times slower. */
 #ifdef __SANITIZE_THREAD__
-#define RUN_SINGLE(test) ((void)(test))
+#define TEST_SINGLE(name) __attribute__((unused)) static void name(void)
 #else
-#define RUN_SINGLE(test) RUN(test)
+#define TEST_SINGLE(name) TEST(name)
 #endif
 
 /* A new empty directory below base; free it with check_rmdir. */

@@ -321,7 +321,7 @@ static bool
 run_case(const fault_case *c)
 {
     world w;
-    unsigned before = check_all.failures;
+    unsigned before = check_failures;
     open_world(&w, c->task);
     uint64_t faults = fault_env_faults(&w.x.f);
     fault_env_fail(&w.x.f, c->call, c->nth, c->sys_errno, c->forever);
@@ -343,7 +343,7 @@ run_case(const fault_case *c)
     check_usable(&w, c);
     crash(&w);
     gd_repo_close(w.repo);
-    if (check_all.failures > before) {
+    if (check_failures > before) {
         char text[200];
         print_case(c, text);
         fprintf(stderr, "GLANCE_DEDUP_FAULTS=%s%s%s\n", text,
@@ -419,7 +419,7 @@ try_case(plan *p, fault_case c)
 static void
 sweep(plan *p, fault_case c, unsigned samples)
 {
-    unsigned before = check_all.failures;
+    unsigned before = check_failures;
     uint64_t count = p->counts[c.call];
     if (count == 0) {
         return;
@@ -432,7 +432,7 @@ sweep(plan *p, fault_case c, unsigned samples)
         return;
     }
     c.nth = 1;
-    while (check_all.failures == before && try_case(p, c)) {
+    while (check_failures == before && try_case(p, c)) {
         c.nth++; /* after a fault there may be more calls than without */
     }
 }
@@ -522,10 +522,10 @@ run_fault_tasks(const fault_task *tasks, size_t count)
     const char *seed = getenv("GLANCE_DEDUP_SEED");
     plan p = {.all = which != NULL && strncmp(which, "all", 3) == 0,
               .seed = seed != NULL ? strtoull(seed, NULL, 10) : 1};
-    check_all.failures = 0;
+    check_failures = 0;
     if (which != NULL && which[0] != '\0' && !p.all) {
         run_named(which, tasks, count);
-        return check_all.failures;
+        return check_failures;
     }
     for (size_t i = 0; i < count; i++) {
         if (!p.all || which[3] != ':' || strcmp(which + 4, tasks[i].name) == 0) {
@@ -533,5 +533,5 @@ run_fault_tasks(const fault_task *tasks, size_t count)
         }
     }
     printf("%llu cases\n", (unsigned long long)p.tried);
-    return check_all.failures;
+    return check_failures;
 }

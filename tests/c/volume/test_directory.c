@@ -13,8 +13,7 @@
 #include "tests/c/support/sector_model.h"
 
 /* The crash came before the lock had a name, or after it had none any more. */
-static void
-test_without_a_lock(void)
+TEST(test_without_a_lock)
 {
     gd_volume_head head;
     model_setup(0);
@@ -33,8 +32,7 @@ test_without_a_lock(void)
 }
 
 /* Somebody put a file there: the directory stays. */
-static void
-test_without_a_lock_but_with_something(void)
+TEST(test_without_a_lock_but_with_something)
 {
     model_setup(0);
     CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
@@ -43,12 +41,4 @@ test_without_a_lock_but_with_something(void)
               GD_NOTFOUND);
     CHECK_INT(faccessat(the_repo->root, "volumes/disk/x", F_OK, 0), 0);
     model_teardown();
-}
-
-int
-main(void)
-{
-    RUN(test_without_a_lock);
-    RUN(test_without_a_lock_but_with_something);
-    return REPORT();
 }

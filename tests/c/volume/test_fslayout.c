@@ -95,8 +95,7 @@ make_ext(uint8_t *at)
                                       .desc_size = 64});
 }
 
-static void
-test_ext(void)
+TEST(test_ext)
 {
     memset(disk, 0, SIZE);
     uint8_t *sb = make_ext(disk);
@@ -121,8 +120,7 @@ test_ext(void)
     CHECK_RANGES({2048, 1024}, {20 * 1024, 8192});
 }
 
-static void
-test_journal(void)
+TEST(test_journal)
 {
     memset(disk, 0, SIZE);
     uint8_t *sb = make_ext(disk), *node = sb + EXT_JOURNAL_EXTENTS;
@@ -172,8 +170,7 @@ make_xfs(uint8_t *sb)
     sb[124] = 8;
 }
 
-static void
-test_xfs(void)
+TEST(test_xfs)
 {
     memset(disk, 0, SIZE);
     make_xfs(disk);
@@ -192,8 +189,7 @@ test_xfs(void)
 
 /* ---- partitions ---- */
 
-static void
-test_mbr(void)
+TEST(test_mbr)
 {
     memset(disk, 0, SIZE);
     gd_put16(disk + 510, 0xaa55);
@@ -219,8 +215,7 @@ test_mbr(void)
     unreadable = false;
 }
 
-static void
-test_gpt(void)
+TEST(test_gpt)
 {
     memset(disk, 0, SIZE);
     gd_put16(disk + 510, 0xaa55);
@@ -246,8 +241,7 @@ test_gpt(void)
 
 /* ---- looking up ---- */
 
-static void
-test_next(void)
+TEST(test_next)
 {
     found = (gd_fslayout){.count = 3,
                           .ranges = {{10, 5}, {20, 1}, {30, 10}}};
@@ -267,8 +261,7 @@ test_next(void)
 /* ---- hostile disks ---- */
 
 /* All fields that matter, of any value, on disks of any size. */
-static void
-test_any_numbers(void)
+TEST(test_any_numbers)
 {
     uint64_t dice = 1;
     for (int round = 0; round < 20000 / SWEEP_STRIDE; round++) {
@@ -297,8 +290,7 @@ test_any_numbers(void)
 
 /* Most groups and partitions that can be said to be there: the work is
  * bounded. */
-static void
-test_large_numbers(void)
+TEST(test_large_numbers)
 {
     memset(disk, 0, SIZE);
     uint8_t *sb = make_ext(disk);
@@ -313,19 +305,4 @@ test_large_numbers(void)
     find(UINT64_C(1) << 46);
     CHECK_INT(found.count, 1); /* all are among the descriptors */
     CHECK(bytes_read < MOST_READ / 2);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_ext);
-    RUN(test_journal);
-    RUN(test_xfs);
-    RUN(test_mbr);
-    RUN(test_gpt);
-    RUN(test_next);
-    RUN(test_any_numbers);
-    RUN(test_large_numbers);
-    return REPORT();
 }

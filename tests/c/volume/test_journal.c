@@ -193,8 +193,7 @@ records_before(uint64_t offset)
 
 /* ---- tests ---- */
 
-static void
-test_found_again(void)
+TEST(test_found_again)
 {
     setup();
     check_scan(0, GD_OK, 0);
@@ -207,8 +206,7 @@ test_found_again(void)
     teardown();
 }
 
-static void
-test_batches(void)
+TEST(test_batches)
 {
     static uint8_t data[GD_RECORD_DATA];
     gd_append batch[GD_JOURNAL_BATCH];
@@ -231,8 +229,7 @@ test_batches(void)
 }
 
 /* A head that is cut off, or of something else, is refused. */
-static void
-test_head_is_checked(void)
+TEST(test_head_is_checked)
 {
     size_t count;
     uint8_t other[GD_ID_SIZE] = {9};
@@ -265,8 +262,7 @@ test_head_is_checked(void)
 }
 
 /* The file ends anywhere: the whole records in front of that are found. */
-static void
-test_cut_off(void)
+TEST(test_cut_off)
 {
     setup();
     append_some(false);
@@ -285,8 +281,7 @@ test_cut_off(void)
 }
 
 /* A crash leaves some sectors as they were before the write: zeros. */
-static void
-test_torn(void)
+TEST(test_torn)
 {
     static const uint8_t nothing[512];
     uint8_t sector[512];
@@ -309,8 +304,7 @@ test_torn(void)
 
 /* Each damaged byte, but for those that only fill up, ends the records where
  * nothing says that they were durable. */
-static void
-test_last_record_damaged(void)
+TEST(test_last_record_damaged)
 {
     setup();
     append_some(false);
@@ -324,8 +318,7 @@ test_last_record_damaged(void)
 }
 
 /* V5: a record that was synced is not lost in silence. */
-static void
-test_durable_record_damaged(void)
+TEST(test_durable_record_damaged)
 {
     setup();
     append_some(true); /* 5, 6 and 7 say that 1 to 4 are durable */
@@ -347,8 +340,7 @@ test_durable_record_damaged(void)
 }
 
 /* The proof may be far behind, across the window of a scan. */
-static void
-test_proof_far_behind(void)
+TEST(test_proof_far_behind)
 {
     static uint8_t data[GD_RECORD_DATA];
     setup();
@@ -379,8 +371,7 @@ put_record(gd_record record, uint64_t seed, uint64_t at)
 }
 
 /* What is no record of this journal, behind its end. */
-static void
-test_not_the_next_record(void)
+TEST(test_not_the_next_record)
 {
     static const uint8_t nothing[GD_RECORD_HEAD];
     setup();
@@ -426,8 +417,7 @@ test_not_the_next_record(void)
     teardown();
 }
 
-static void
-test_garbage_behind(void)
+TEST(test_garbage_behind)
 {
     static uint8_t garbage[200000];
     setup();
@@ -447,8 +437,7 @@ test_garbage_behind(void)
 
 /* A guest writes what looks like records, at every alignment; it does not know
  * the seed. */
-static void
-test_guest_forges_records(void)
+TEST(test_guest_forges_records)
 {
     setup();
     append(GD_RECORD_BYTES, 0, 100);
@@ -477,8 +466,7 @@ test_guest_forges_records(void)
 /* ---- appends that fail ---- */
 
 /* What a failed append leaves must not be found behind a later one. */
-static void
-test_failed_append_is_gone(void)
+TEST(test_failed_append_is_gone)
 {
     uint8_t *data = t.data[MOST - 1];
     for (unsigned nth = 2; nth <= 4; nth++) {
@@ -505,8 +493,7 @@ test_failed_append_is_gone(void)
 }
 
 /* If that cannot be had, nothing is appended. */
-static void
-test_failed_append_cannot_be_removed(void)
+TEST(test_failed_append_cannot_be_removed)
 {
     setup();
     uint8_t *data = t.data[MOST - 1];
@@ -531,8 +518,7 @@ file_size(void)
 
 /* Records take their place, and the file becomes no longer; when they are used
  * up, as many are written again as the journal has bytes, within bounds. */
-static void
-test_zeros_ahead(void)
+TEST(test_zeros_ahead)
 {
     static uint8_t data[GD_RECORD_DATA];
     setup();
@@ -572,8 +558,7 @@ test_zeros_ahead(void)
 
 /* A crash leaves zeros where sectors of records were not written, or the file
  * as it was before the zeros. */
-static void
-test_torn_over_zeros(void)
+TEST(test_torn_over_zeros)
 {
     static const uint8_t nothing[512];
     uint8_t sector[512];
@@ -599,8 +584,7 @@ test_torn_over_zeros(void)
 
 /* What a failed append has left is not covered by zeros, but cut off, with the
  * zeros behind it; then there are new ones. */
-static void
-test_failed_append_over_zeros(void)
+TEST(test_failed_append_over_zeros)
 {
     setup();
     append(GD_RECORD_BYTES, 0, 100);
@@ -630,8 +614,7 @@ test_failed_append_over_zeros(void)
 }
 
 /* The journal needs no zeros. */
-static void
-test_no_zeros_ahead(void)
+TEST(test_no_zeros_ahead)
 {
     for (unsigned nth = 1; nth <= 2; nth++) {
         setup();
@@ -651,8 +634,7 @@ test_no_zeros_ahead(void)
 /* ---- making one ---- */
 
 /* Whatever fails, there is a whole journal or none. */
-static void
-test_create_under_faults(void)
+TEST(test_create_under_faults)
 {
     gd_journal *other;
     bool named;
@@ -677,8 +659,7 @@ test_create_under_faults(void)
 }
 
 /* V2: a name when the head is durable, and a durable name before records. */
-static void
-test_order_of_creating(void)
+TEST(test_order_of_creating)
 {
     gd_journal *other;
     bool named;
@@ -695,8 +676,7 @@ test_order_of_creating(void)
 }
 
 /* Who was cut off does not replace what the next owner made (V1). */
-static void
-test_another_owner_has_made_it(void)
+TEST(test_another_owner_has_made_it)
 {
     gd_journal *mine, *other;
     bool named;
@@ -718,8 +698,7 @@ test_another_owner_has_made_it(void)
 }
 
 /* So that a file system can tell the owner of lost locks by errors. */
-static void
-test_holds_a_lock(void)
+TEST(test_holds_a_lock)
 {
     gd_journal *made;
     bool named;
@@ -737,8 +716,7 @@ test_holds_a_lock(void)
     teardown();
 }
 
-static void
-test_last_number(void)
+TEST(test_last_number)
 {
     gd_journal *other;
     bool named;
@@ -750,33 +728,4 @@ test_last_number(void)
     CHECK(!named);
     CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 1);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_found_again);
-    RUN(test_batches);
-    RUN(test_head_is_checked);
-    RUN(test_cut_off);
-    RUN(test_torn);
-    RUN(test_last_record_damaged);
-    RUN(test_durable_record_damaged);
-    RUN(test_proof_far_behind);
-    RUN(test_not_the_next_record);
-    RUN(test_garbage_behind);
-    RUN(test_guest_forges_records);
-    RUN(test_failed_append_is_gone);
-    RUN(test_failed_append_cannot_be_removed);
-    RUN(test_zeros_ahead);
-    RUN(test_torn_over_zeros);
-    RUN(test_failed_append_over_zeros);
-    RUN(test_no_zeros_ahead);
-    RUN(test_create_under_faults);
-    RUN(test_order_of_creating);
-    RUN(test_another_owner_has_made_it);
-    RUN(test_holds_a_lock);
-    RUN(test_last_number);
-    return REPORT();
 }

@@ -225,7 +225,7 @@ static bool
 run_case(const work *w, const fault *f, uint64_t nth, outcome what,
          bool clone)
 {
-    unsigned failures = check_all.failures;
+    unsigned failures = check_failures;
     begin(clone);
     fault_env_fail(FAULTS, f->call, nth, f->sys_errno, f->forever);
     gd_status s = w->run();
@@ -244,13 +244,13 @@ run_case(const work *w, const fault *f, uint64_t nth, outcome what,
         model_crash();
     }
     finish();
-    if (check_all.failures > failures) {
+    if (check_failures > failures) {
         fprintf(stderr, "%s, %s number %" PRIu64 "%s, errno %d, outcome %d, "
                 "%s\n", w->name, fault_call_name(f->call), nth,
                 f->forever ? " and on" : "", f->sys_errno, (int)what,
                 clone ? "clone" : "new");
     }
-    return met && check_all.failures < 20;
+    return met && check_failures < 20;
 }
 
 static void
@@ -268,37 +268,32 @@ sweep(const work *w)
     }
 }
 
-static void
-test_faults_in_requests(void)
+TEST(test_faults_in_requests)
 {
     for (size_t i = 0; i < 3; i++) {
         sweep(&works[i]);
     }
 }
 
-static void
-test_faults_in_checkpoint(void)
+TEST(test_faults_in_checkpoint)
 {
     sweep(&works[3]);
     sweep(&works[4]);
 }
 
-static void
-test_faults_in_snapshot(void)
+TEST(test_faults_in_snapshot)
 {
     sweep(&works[5]);
 }
 
-static void
-test_faults_in_resize(void)
+TEST(test_faults_in_resize)
 {
     for (size_t i = 6; i < 9; i++) {
         sweep(&works[i]);
     }
 }
 
-static void
-test_faults_in_recovery(void)
+TEST(test_faults_in_recovery)
 {
     for (size_t i = 9; i < sizeof works / sizeof *works; i++) {
         sweep(&works[i]);
@@ -365,10 +360,10 @@ sweep_names(void (*interrupt)(const fault *f, uint64_t nth, bool clone,
         for (int clone = 0; clone < 2; clone++) {
             bool met = true;
             for (uint64_t nth = 1 + 7 * turn++ % stride;
-                 met && check_all.failures < 20; nth += stride) {
-                unsigned failures = check_all.failures;
+                 met && check_failures < 20; nth += stride) {
+                unsigned failures = check_failures;
                 interrupt(&faults[i], nth, clone == 1, &met);
-                if (check_all.failures > failures) {
+                if (check_failures > failures) {
                     fprintf(stderr, "%s number %" PRIu64 "%s, errno %d, %s\n",
                             fault_call_name(faults[i].call), nth,
                             faults[i].forever ? " and on" : "",
@@ -379,22 +374,19 @@ sweep_names(void (*interrupt)(const fault *f, uint64_t nth, bool clone,
     }
 }
 
-static void
-test_making_is_interrupted(void)
+TEST(test_making_is_interrupted)
 {
     sweep_names(interrupt_making);
 }
 
-static void
-test_deleting_is_interrupted(void)
+TEST(test_deleting_is_interrupted)
 {
     sweep_names(interrupt_deleting);
 }
 
 /* V9: no recipe goes before the directory has the state durably, also if an
  * attempt before could not sync it. */
-static void
-test_deleting_is_durable_first(void)
+TEST(test_deleting_is_durable_first)
 {
     char done[4096];
     begin(false);
@@ -415,8 +407,7 @@ test_deleting_is_durable_first(void)
 
 /* V3, V4: a sync fails; the next owner finds what the page cache has, and its
  * first flush makes it durable. */
-static void
-test_failed_sync(void)
+TEST(test_failed_sync)
 {
     begin(false);
     CHECK_OK(model_write(20, 30));
@@ -445,8 +436,7 @@ test_failed_sync(void)
 
 /* The machine crashes before the next owner has flushed: it had promised
  * nothing, and the volume opens. */
-static void
-test_crash_after_recovery(void)
+TEST(test_crash_after_recovery)
 {
     for (int failed = 0; failed < 2; failed++) {
         for (int more = 0; more < 2; more++) {
@@ -476,8 +466,7 @@ test_crash_after_recovery(void)
 
 /* Parts that a volume loses and gets back begin anew, also for what has their
  * recipes open. */
-static void
-test_part_comes_back(void)
+TEST(test_part_comes_back)
 {
     model_setup(0);
     CHECK_OK(model_create(4 * P));
@@ -495,8 +484,7 @@ test_part_comes_back(void)
 }
 
 /* A checkpoint fails behind its first part, and the next one goes on there. */
-static void
-test_checkpoint_goes_on(void)
+TEST(test_checkpoint_goes_on)
 {
     for (uint64_t nth = 1; nth <= 3; nth++) {
         begin(false);
@@ -512,8 +500,7 @@ test_checkpoint_goes_on(void)
 
 /* Where nobody can know which journal the next owner finds, nothing more is
  * written to the old one. */
-static void
-test_journal_that_may_be_there(void)
+TEST(test_journal_that_may_be_there)
 {
     begin(false);
     fault_env_fail(FAULTS, FAULT_FSYNC, 1, EIO, false);
@@ -527,8 +514,7 @@ test_journal_that_may_be_there(void)
 }
 
 /* A record that has changed on the disk is not read (I7). */
-static void
-test_damaged_record_is_not_read(void)
+TEST(test_damaged_record_is_not_read)
 {
     char name[GD_NAME_SIZE];
     uint8_t data[512];
@@ -562,8 +548,7 @@ write_behind_sync(const gd_env *env, int fd)
 }
 
 /* V3: a sync makes durable what was there when it began. */
-static void
-test_write_during_sync(void)
+TEST(test_write_during_sync)
 {
     begin(false);
     real_fdatasync = the_scratch.f.env.fdatasync;
@@ -586,8 +571,7 @@ journal_size(void)
 
 /* A guest that flushes each write: the file seldom becomes longer, since zeros
  * are written ahead.  None of them comes over a record. */
-static void
-test_many_flushes(void)
+TEST(test_many_flushes)
 {
     unsigned grown = 0;
     model_setup(0);
@@ -618,8 +602,7 @@ little_room(const gd_env *env, int fd, gd_space *space)
 
 /* Zeros are no reason to go below the reserve, nor is a large flush one to
  * write them. */
-static void
-test_flushes_without_zeros(void)
+TEST(test_flushes_without_zeros)
 {
     gd_volume_info info;
     begin(false);
@@ -655,8 +638,7 @@ count_pread(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
 }
 
 /* An opening reads each journal once, also when a checkpoint was not ended. */
-static void
-test_journals_are_read_once(void)
+TEST(test_journals_are_read_once)
 {
     begin(false);
     CHECK_OK(model_write(0, 4 * P));
@@ -681,8 +663,7 @@ test_journals_are_read_once(void)
 }
 
 /* Old records do not come back over newer ones when a write failed between. */
-static void
-test_failed_write_is_overwritten(void)
+TEST(test_failed_write_is_overwritten)
 {
     begin(false);
     fault_env_shorten(FAULTS, 65536 + 56);
@@ -696,8 +677,7 @@ test_failed_write_is_overwritten(void)
 }
 
 /* A recipe that is marked is missing: no other bytes in its place (V7). */
-static void
-test_missing_recipe(void)
+TEST(test_missing_recipe)
 {
     char name[GD_NAME_SIZE];
     uint8_t byte[512];
@@ -749,8 +729,7 @@ spoil(int how, const char *name, uint64_t end)
 
 /* A needed journal is missing, ends early, is damaged, or is another
  * volume's. */
-static void
-test_spoiled_chain(void)
+TEST(test_spoiled_chain)
 {
     for (int how = 0; how < 4; how++) {
         char first[GD_NAME_SIZE];
@@ -785,8 +764,7 @@ test_spoiled_chain(void)
 
 /* Journals of owners that were killed cannot be stored for want of space: the
  * volume can be opened, read and written all the same. */
-static void
-test_opened_on_a_full_disk(void)
+TEST(test_opened_on_a_full_disk)
 {
     begin(false);
     for (unsigned i = 0; i < 8; i++) {
@@ -803,8 +781,7 @@ test_opened_on_a_full_disk(void)
 
 /* There is no room for the owner's own journal: all can be read, nothing can be
  * written.  When there is room, a checkpoint makes it writable. */
-static void
-test_opened_without_room_for_a_journal(void)
+TEST(test_opened_without_room_for_a_journal)
 {
     static const fault_call calls[] = {FAULT_PWRITEV, FAULT_LINKAT};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -839,8 +816,7 @@ test_opened_without_room_for_a_journal(void)
 
 /* A head claims that billions of journals are needed: no memory is taken for
  * them. */
-static void
-test_long_chain(void)
+TEST(test_long_chain)
 {
     char name[GD_NAME_SIZE];
     gd_volume_head head;
@@ -859,8 +835,7 @@ test_long_chain(void)
 
 /* V8: journals that are not needed any more mean nothing when a crash brings
  * them back. */
-static void
-test_old_journal_comes_back(void)
+TEST(test_old_journal_comes_back)
 {
     static uint8_t old[1 << 20];
     char name[GD_NAME_SIZE];
@@ -885,7 +860,7 @@ static void
 run_random(uint64_t seed)
 {
     begin(seed % 2 == 0);
-    for (int i = 0; i < 150 / SWEEP_STRIDE && check_all.failures == 0; i++) {
+    for (int i = 0; i < 150 / SWEEP_STRIDE && check_failures == 0; i++) {
         uint64_t first = next_random(&seed) % model_sectors();
         uint64_t count = 1 + next_random(&seed) % 40;
         count = minimum(count, model_sectors() - first);
@@ -938,12 +913,11 @@ run_random(uint64_t seed)
     finish();
 }
 
-static void
-test_random(void)
+TEST(test_random)
 {
     for (uint64_t seed = 1; seed <= 40 / SWEEP_STRIDE; seed++) {
         run_random(seed);
-        if (check_all.failures > 0) {
+        if (check_failures > 0) {
             fprintf(stderr, "seed %" PRIu64 "\n", seed);
             return;
         }
@@ -954,33 +928,6 @@ int
 main(int argc, char **argv)
 {
     const char *wanted = getenv("GLANCE_DEDUP_FAULTS");
-    BEGIN(argc, argv);
     stride = wanted != NULL && strcmp(wanted, "all") == 0 ? 1 : stride;
-    RUN(test_failed_sync);
-    RUN(test_crash_after_recovery);
-    RUN(test_part_comes_back);
-    RUN(test_checkpoint_goes_on);
-    RUN(test_journal_that_may_be_there);
-    RUN(test_damaged_record_is_not_read);
-    RUN(test_write_during_sync);
-    RUN(test_many_flushes);
-    RUN(test_flushes_without_zeros);
-    RUN(test_journals_are_read_once);
-    RUN(test_failed_write_is_overwritten);
-    RUN(test_missing_recipe);
-    RUN(test_spoiled_chain);
-    RUN(test_opened_on_a_full_disk);
-    RUN(test_opened_without_room_for_a_journal);
-    RUN(test_long_chain);
-    RUN(test_old_journal_comes_back);
-    RUN(test_deleting_is_durable_first);
-    RUN(test_making_is_interrupted);
-    RUN(test_deleting_is_interrupted);
-    RUN(test_faults_in_requests);
-    RUN(test_faults_in_checkpoint);
-    RUN(test_faults_in_snapshot);
-    RUN(test_faults_in_resize);
-    RUN(test_faults_in_recovery);
-    RUN(test_random);
-    return REPORT();
+    return check_main(argc, argv);
 }

@@ -107,8 +107,7 @@ run_random(uint64_t seed, uint64_t longest)
     fault_env_destroy(&f);
 }
 
-static void
-test_random(void)
+TEST(test_random)
 {
     static const uint64_t longest[] = {1, 3, 40, SIZE};
     for (uint64_t seed = 1; seed <= 8; seed++) {
@@ -117,8 +116,7 @@ test_random(void)
 }
 
 /* Out of memory, nothing changes. */
-static void
-test_no_memory(void)
+TEST(test_no_memory)
 {
     fault_env f;
     gd_overlay overlay;
@@ -146,13 +144,4 @@ test_no_memory(void)
     gd_overlay_clear(&overlay);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_random);
-    RUN(test_no_memory);
-    return REPORT();
 }

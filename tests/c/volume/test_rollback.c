@@ -118,8 +118,7 @@ delete(const char *name)
 
 /* ---- rolling back ---- */
 
-static void
-test_roll_back(void)
+TEST(test_roll_back)
 {
     for (int clone = 0; clone < 2; clone++) {
         gd_volume_head head;
@@ -146,8 +145,7 @@ test_roll_back(void)
 }
 
 /* Parts that are zeros in the image get no recipe. */
-static void
-test_roll_back_to_zeros(void)
+TEST(test_roll_back_to_zeros)
 {
     gd_recipe_header header;
     begin(true);
@@ -177,8 +175,7 @@ test_roll_back_to_zeros(void)
     model_teardown();
 }
 
-static void
-test_refused(void)
+TEST(test_refused)
 {
     begin(false);
     learn_image();
@@ -212,8 +209,7 @@ test_refused(void)
 
 /* ---- renaming ---- */
 
-static void
-test_rename(void)
+TEST(test_rename)
 {
     gd_volume_plan plan = {.size = SECTOR, .project = ""};
     gd_volume *volume;
@@ -259,11 +255,10 @@ end_at(fault_call call, uint64_t nth, bool crash, bool *met,
     }
 }
 
-static void
-test_roll_back_is_interrupted(void)
+TEST(test_roll_back_is_interrupted)
 {
     bool met = true;
-    for (uint64_t nth = 1; met && check_all.failures < 20;
+    for (uint64_t nth = 1; met && check_failures < 20;
          nth += SWEEP_STRIDE) {
         for (int crash = 0; crash < 2; crash++) {
             gd_status s;
@@ -290,11 +285,10 @@ rename_disk(void)
     return gd_volume_rename(the_repo, "disk", "other", &the_scratch.err);
 }
 
-static void
-test_rename_is_interrupted(void)
+TEST(test_rename_is_interrupted)
 {
     bool met = true;
-    for (uint64_t nth = 1; met && check_all.failures < 20; nth++) {
+    for (uint64_t nth = 1; met && check_failures < 20; nth++) {
         gd_volume_head head;
         gd_status s;
         begin(nth % 2 == 0);
@@ -308,17 +302,4 @@ test_rename_is_interrupted(void)
         delete(new ? "other" : "disk");
         model_teardown();
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_roll_back);
-    RUN(test_roll_back_to_zeros);
-    RUN(test_refused);
-    RUN(test_rename);
-    RUN(test_roll_back_is_interrupted);
-    RUN(test_rename_is_interrupted);
-    return REPORT();
 }

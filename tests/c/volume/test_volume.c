@@ -180,8 +180,7 @@ check_extents(uint64_t offset, uint64_t length)
 
 /* ---- tests ---- */
 
-static void
-test_new_volume_is_zeros(void)
+TEST(test_new_volume_is_zeros)
 {
     gd_volume_info info;
     setup_volume(SIZE);
@@ -195,8 +194,7 @@ test_new_volume_is_zeros(void)
     teardown();
 }
 
-static void
-test_written_bytes_are_read(void)
+TEST(test_written_bytes_are_read)
 {
     setup_volume(SIZE);
     put(0, 1, 1);
@@ -217,7 +215,7 @@ static void
 run_random(uint64_t seed)
 {
     setup_volume(SIZE);
-    for (int i = 0; i < 400 / SWEEP_STRIDE && check_all.failures == 0; i++) {
+    for (int i = 0; i < 400 / SWEEP_STRIDE && check_failures == 0; i++) {
         uint64_t offset = next_random(&seed) % size;
         uint64_t longest = next_random(&seed) % 3 == 0 ? SIZE : 10000;
         uint64_t length = next_random(&seed) % longest;
@@ -269,8 +267,7 @@ run_random(uint64_t seed)
     teardown();
 }
 
-static void
-test_random(void)
+TEST(test_random)
 {
     for (uint64_t seed = 1; seed <= 12 / SWEEP_STRIDE; seed++) {
         run_random(seed);
@@ -278,8 +275,7 @@ test_random(void)
 }
 
 /* A clone has the image's bytes, also when the image is gone. */
-static void
-test_clone(void)
+TEST(test_clone)
 {
     static uint8_t data[3 * PART + 700];
     setup();
@@ -314,8 +310,7 @@ test_clone(void)
 }
 
 /* Trimming a large empty volume costs nothing. */
-static void
-test_zeros_over_nothing(void)
+TEST(test_zeros_over_nothing)
 {
     setup();
     CHECK_OK(create("disk", UINT64_C(1) << 30, NULL));
@@ -329,8 +324,7 @@ test_zeros_over_nothing(void)
     teardown();
 }
 
-static void
-test_ranges_are_checked(void)
+TEST(test_ranges_are_checked)
 {
     uint8_t byte = 0;
     setup_volume(SIZE);
@@ -346,8 +340,7 @@ test_ranges_are_checked(void)
     teardown();
 }
 
-static void
-test_bad_sizes_and_names(void)
+TEST(test_bad_sizes_and_names)
 {
     static const uint64_t sizes[] = {0, 1, 513, (UINT64_C(1) << 46) + 512,
                                      UINT64_C(1) << 63, UINT64_MAX};
@@ -374,8 +367,7 @@ test_bad_sizes_and_names(void)
     teardown();
 }
 
-static void
-test_ids_of_recipes(void)
+TEST(test_ids_of_recipes)
 {
     static const char *const ids[] = {
         "v_0123456789abcdef0123456789abcdef_base_0",
@@ -429,8 +421,7 @@ check_strange_edition(const gd_scope *scope, uint64_t length, gd_status wanted)
 }
 
 /* A recipe of the right name is not believed for that. */
-static void
-test_strange_editions(void)
+TEST(test_strange_editions)
 {
     const gd_scope same = {{0}}, other = {{1}};
     check_strange_edition(&same, PART, GD_OK);
@@ -439,8 +430,7 @@ test_strange_editions(void)
 }
 
 /* N15.1: only what makes a volume sets it, and nothing is there before. */
-static void
-test_the_feature(void)
+TEST(test_the_feature)
 {
     gd_volume_head head;
     setup();
@@ -466,8 +456,7 @@ test_the_feature(void)
     teardown();
 }
 
-static void
-test_one_owner(void)
+TEST(test_one_owner)
 {
     gd_volume *other;
     gd_volume_head head;
@@ -482,22 +471,4 @@ test_one_owner(void)
     volume = NULL;
     CHECK_INT(create("disk", SIZE, NULL), GD_EXISTS);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_new_volume_is_zeros);
-    RUN(test_written_bytes_are_read);
-    RUN(test_random);
-    RUN(test_clone);
-    RUN(test_zeros_over_nothing);
-    RUN(test_ranges_are_checked);
-    RUN(test_bad_sizes_and_names);
-    RUN(test_ids_of_recipes);
-    RUN(test_strange_editions);
-    RUN(test_the_feature);
-    RUN(test_one_owner);
-    return REPORT();
 }

@@ -271,8 +271,7 @@ setup(void)
     atomic_store(&resizes, 0);
 }
 
-static void
-test_all_at_once(void)
+TEST(test_all_at_once)
 {
     static void *(*const others[])(void *) = {
         read_all,       read_all,     flush_often, flush_often,
@@ -300,12 +299,4 @@ test_all_at_once(void)
     CHECK_INT(atomic_load(&odd), 0);
     gd_repo_close(repo);
     CHECK_INT(scratch_destroy(&x), 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_all_at_once);
-    return REPORT();
 }

@@ -78,8 +78,7 @@ checkpoint(void)
 
 /* ---- said ---- */
 
-static void
-test_no_dedup(void)
+TEST(test_no_dedup)
 {
     setup();
     gd_volume_set_dedup(volume, false);
@@ -122,8 +121,7 @@ make_ext(uint8_t *out)
 }
 
 /* The superblock is in the journal when it is looked at first. */
-static void
-test_metadata(void)
+TEST(test_metadata)
 {
     setup();
     memcpy(model + PART, "some bytes", 10);
@@ -145,8 +143,7 @@ test_metadata(void)
 /* Blocks that are partly in a range are looked for: of a file system with blocks
  * of 1024, whose inode table ends in the middle of one of ours, and whose
  * journal begins with the next. */
-static void
-test_parts_of_blocks(void)
+TEST(test_parts_of_blocks)
 {
     setup();
     fill_random(model, PART, 1);
@@ -169,8 +166,7 @@ test_parts_of_blocks(void)
 
 /* A copy is found without any filter, since its groups were named; not the next
  * copy, which nobody announced. */
-static void
-test_prefetch(void)
+TEST(test_prefetch)
 {
     setup();
     fill_random(model, PART, 1);
@@ -195,8 +191,7 @@ test_prefetch(void)
 }
 
 /* Of more groups than are kept, the last ones are. */
-static void
-test_many_groups(void)
+TEST(test_many_groups)
 {
     setup();
     the_scratch.params.group_slots = 64;
@@ -213,16 +208,4 @@ test_many_groups(void)
     CHECK(c.prefetched >= PART);
     CHECK_INT(c.duplicate, c.prefetched);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_no_dedup);
-    RUN(test_metadata);
-    RUN(test_parts_of_blocks);
-    RUN(test_prefetch);
-    RUN(test_many_groups);
-    return REPORT();
 }

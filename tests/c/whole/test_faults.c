@@ -325,16 +325,7 @@ static const fault_task TASKS[] = {
      .again = GD_EXISTS},
 };
 
-static void
-test_faults(void)
+TEST(test_faults)
 {
     CHECK_INT(run_fault_tasks(TASKS, sizeof TASKS / sizeof TASKS[0]), 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_faults);
-    return REPORT();
 }

@@ -272,8 +272,7 @@ run(unsigned pool_threads, bool by_value)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-static void
-test_beside_the_maintainer(void)
+TEST(test_beside_the_maintainer)
 {
     run(POOL, false);
     run(0, true);
@@ -316,8 +315,7 @@ hurt_group(const gd_address addresses[SPARED])
 }
 
 /* Readers find damaged blocks' copies while these are written anew. */
-static void
-test_spare_copies_are_shared(void)
+TEST(test_spare_copies_are_shared)
 {
     pthread_t threads[READERS + 1];
     gd_address addresses[SPARED];
@@ -346,8 +344,7 @@ test_spare_copies_are_shared(void)
 }
 
 /* Handles come and go, each with a pool that has just been at work. */
-static void
-test_pools_shut_down(void)
+TEST(test_pools_shut_down)
 {
     start(POOL, false);
     for (int i = 0; i < 6; i++) {
@@ -361,14 +358,4 @@ test_pools_shut_down(void)
     gd_repo_close(repo);
     x.env = &x.f.env;
     CHECK_INT(scratch_destroy(&x), 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_beside_the_maintainer);
-    RUN(test_spare_copies_are_shared);
-    RUN(test_pools_shut_down);
-    return REPORT();
 }

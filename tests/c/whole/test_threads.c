@@ -175,22 +175,19 @@ run(bool by_value, unsigned pool_threads)
     CHECK_INT(scratch_destroy(&x), 0);
 }
 
-static void
-test_threads_by_hash(void)
+TEST(test_threads_by_hash)
 {
     run(false, 2);
     run(false, 0);
 }
 
-static void
-test_threads_by_value(void)
+TEST(test_threads_by_value)
 {
     run(true, 1);
 }
 
 /* Of segments that the pool decodes, one is damaged. */
-static void
-test_damage_among_many(void)
+TEST(test_damage_among_many)
 {
     static uint8_t data[64 * 4096];
     bool equal;
@@ -231,8 +228,7 @@ read_cached(void *arg)
     return NULL;
 }
 
-static void
-test_cached_segments(void)
+TEST(test_cached_segments)
 {
     static uint8_t data[64 * 4096];
     pthread_t threads[THREADS];
@@ -265,15 +261,4 @@ test_cached_segments(void)
     gd_repo_close(repo);
     x.env = counting;
     CHECK_INT(scratch_destroy(&x), 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_threads_by_hash);
-    RUN(test_threads_by_value);
-    RUN(test_damage_among_many);
-    RUN(test_cached_segments);
-    return REPORT();
 }

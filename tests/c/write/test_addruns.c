@@ -80,8 +80,7 @@ check_same_extents(const char *a, const char *b)
     gd_image_close(other);
 }
 
-static void
-test_whole_image(void)
+TEST(test_whole_image)
 {
     gd_recipe_header header;
     setup_source();
@@ -144,8 +143,7 @@ run_parts(uint64_t seed)
     teardown_source();
 }
 
-static void
-test_parts(void)
+TEST(test_parts)
 {
     for (uint64_t seed = 0; seed < 40; seed += SWEEP_STRIDE) {
         run_parts(seed);
@@ -153,8 +151,7 @@ test_parts(void)
 }
 
 /* Blocks of another scope may not be named: they are stored in this one. */
-static void
-test_another_scope(void)
+TEST(test_another_scope)
 {
     static const gd_scope scope = {{1, 2, 3}};
     gd_transaction *transaction;
@@ -191,8 +188,7 @@ first_group(uint64_t *bytes)
 }
 
 /* The collector is at work in a group: its blocks are stored elsewhere. */
-static void
-test_a_lock_is_refused(void)
+TEST(test_a_lock_is_refused)
 {
     gd_recipe_header header;
     setup_source();
@@ -210,8 +206,7 @@ test_a_lock_is_refused(void)
 }
 
 /* I6: from the call on, until the recipe counts. */
-static void
-test_the_blocks_stay(void)
+TEST(test_the_blocks_stay)
 {
     size_t spooled;
     setup_source();
@@ -245,8 +240,7 @@ check_refused(gd_transaction *transaction, gd_image *image, uint64_t from,
     }
 }
 
-static void
-test_what_is_refused(void)
+TEST(test_what_is_refused)
 {
     gd_recipe_header header;
     setup_source();
@@ -277,8 +271,7 @@ test_what_is_refused(void)
 
 /* I7: of a split extent, other entries than those it was committed with are
  * not taken. */
-static void
-test_damaged_entries(void)
+TEST(test_damaged_entries)
 {
     uint64_t stored;
     char name[GD_NAME_SIZE];
@@ -304,18 +297,4 @@ test_damaged_entries(void)
                                       &the_scratch.err), GD_CLOSED);
     gd_transaction_end(transaction);
     teardown_source();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_whole_image);
-    RUN(test_parts);
-    RUN(test_another_scope);
-    RUN(test_a_lock_is_refused);
-    RUN(test_the_blocks_stay);
-    RUN(test_what_is_refused);
-    RUN(test_damaged_entries);
-    return REPORT();
 }

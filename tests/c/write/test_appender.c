@@ -10,8 +10,7 @@
 
 /* ---- appending ---- */
 
-static void
-test_append_and_sync(void)
+TEST(test_append_and_sync)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -59,8 +58,7 @@ test_append_and_sync(void)
 
 /* Entries, fdatasync, record: an entry never precedes its data, the record
  * never precedes its entries' fdatasync. */
-static void
-test_order_of_a_sync_point(void)
+TEST(test_order_of_a_sync_point)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -82,8 +80,7 @@ test_order_of_a_sync_point(void)
     appender_teardown(&t);
 }
 
-static void
-test_lease_and_share(void)
+TEST(test_lease_and_share)
 {
     appender_fixture t;
     gd_locks *other;
@@ -115,8 +112,7 @@ lock_no_file(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 /* So that a file system can tell it of lost locks by errors (I4). */
-static void
-test_holds_a_lock_on_the_file(void)
+TEST(test_holds_a_lock_on_the_file)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -155,8 +151,7 @@ lock_too_late(const gd_env *env, int fd, uint64_t byte, short type)
     return gd_env_posix()->lock(gd_env_posix(), fd, byte, type);
 }
 
-static void
-test_lease_is_lost_before_the_file_is_locked(void)
+TEST(test_lease_is_lost_before_the_file_is_locked)
 {
     for (int direct = 0; direct < 2; direct++) {
         appender_fixture t;
@@ -176,8 +171,7 @@ test_lease_is_lost_before_the_file_is_locked(void)
     }
 }
 
-static void
-test_close_cuts_what_is_not_synced(void)
+TEST(test_close_cuts_what_is_not_synced)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -208,8 +202,7 @@ test_close_cuts_what_is_not_synced(void)
 
 /* ---- failed sync points ---- */
 
-static void
-test_failed_fdatasync_poisons(void)
+TEST(test_failed_fdatasync_poisons)
 {
     appender_fixture t;
     bool cold;
@@ -261,8 +254,7 @@ fill(appender_fixture *t, gd_appender *appender, int failing_sync,
 
 /* Else a crash of the machine leaves as many tails to be renewed as groups were
  * filled before it (I8). */
-static void
-test_record_of_a_full_group_is_synced(void)
+TEST(test_record_of_a_full_group_is_synced)
 {
     appender_fixture t;
     uint64_t syncs;
@@ -285,8 +277,7 @@ test_record_of_a_full_group_is_synced(void)
 }
 
 /* The mark could not be written either: then there is a tail like others. */
-static void
-test_poison_that_is_lost(void)
+TEST(test_poison_that_is_lost)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -316,8 +307,7 @@ test_poison_that_is_lost(void)
 
 /* The entries could be written in part only, or the record not: the slots of
  * entries that are on the disk are used up. */
-static void
-test_other_failures_of_a_sync_point(void)
+TEST(test_other_failures_of_a_sync_point)
 {
     for (uint64_t n = 1; n <= 4; n++) {
         appender_fixture t;
@@ -348,21 +338,4 @@ test_other_failures_of_a_sync_point(void)
         CHECK(n == 1 ? used == 5 : used > 5);
         appender_teardown(&t);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_append_and_sync);
-    RUN(test_order_of_a_sync_point);
-    RUN(test_lease_and_share);
-    RUN(test_holds_a_lock_on_the_file);
-    RUN(test_lease_is_lost_before_the_file_is_locked);
-    RUN(test_close_cuts_what_is_not_synced);
-    RUN(test_failed_fdatasync_poisons);
-    RUN(test_record_of_a_full_group_is_synced);
-    RUN(test_poison_that_is_lost);
-    RUN(test_other_failures_of_a_sync_point);
-    return REPORT();
 }

@@ -48,8 +48,7 @@ check_next_writer(appender_fixture *t)
     CHECK_INT(read_group_contents(t, 1).published.count, 35);
 }
 
-static void
-test_whole_tail_is_renewed(void)
+TEST(test_whole_tail_is_renewed)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -73,8 +72,7 @@ test_whole_tail_is_renewed(void)
 }
 
 /* Both records lost: everything is a tail. */
-static void
-test_no_record_at_all(void)
+TEST(test_no_record_at_all)
 {
     appender_fixture t;
     uint8_t lost[512] = {0};
@@ -89,8 +87,7 @@ test_no_record_at_all(void)
 
 /* Only what does not verify goes: a block, or all where the header is torn, or
  * none, where it is the segment's own checksum. */
-static void
-test_torn_segment(void)
+TEST(test_torn_segment)
 {
     static const struct {
         uint64_t place;
@@ -119,8 +116,7 @@ test_torn_segment(void)
 }
 
 /* The file ends in the last segment, or behind the published part. */
-static void
-test_data_that_is_missing(void)
+TEST(test_data_that_is_missing)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -139,8 +135,7 @@ test_data_that_is_missing(void)
 }
 
 /* Gaps become void; what is torn stays as it is, and so do the others. */
-static void
-test_torn_entries(void)
+TEST(test_torn_entries)
 {
     appender_fixture t;
     uint8_t zeros[GD_ENTRY_SIZE] = {0};
@@ -175,8 +170,7 @@ write_entry(appender_fixture *t, uint32_t slot, const gd_entry *entry)
 }
 
 /* Entries that are whole but name what they should not. */
-static void
-test_entries_that_lie(void)
+TEST(test_entries_that_lie)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -206,8 +200,7 @@ test_entries_that_lie(void)
 }
 
 /* What was void, freed or damaged in the tail is so still. */
-static void
-test_other_states_are_kept(void)
+TEST(test_other_states_are_kept)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -232,8 +225,7 @@ test_other_states_are_kept(void)
 
 /* However thin it is, and however far behind the record: a slot that was used
  * once is used up, and so are all before it. */
-static void
-test_tail_of_a_large_group(void)
+TEST(test_tail_of_a_large_group)
 {
     static const uint32_t slots[] = {0, 1023, 1024, 2500, 4094};
     const gd_entry freed = {.state = GD_ENTRY_FREED};
@@ -261,8 +253,7 @@ test_tail_of_a_large_group(void)
 }
 
 /* A tail up to the last slot leaves no room, but it is made durable. */
-static void
-test_tail_that_fills_the_group(void)
+TEST(test_tail_that_fills_the_group)
 {
     appender_fixture t;
     uint8_t lost[512] = {0};
@@ -282,8 +273,7 @@ test_tail_that_fills_the_group(void)
 
 /* Whatever call fails once while the tail is treated, no block of it is given
  * up: committed recipes may name them. */
-static void
-test_tail_survives_any_failure(void)
+TEST(test_tail_survives_any_failure)
 {
     static const int errors[] = {EIO, ENOSPC, ENOMEM};
     for (int kind = 0; kind < 3; kind++) {
@@ -311,7 +301,7 @@ test_tail_survives_any_failure(void)
             CHECK(poisoned ? number > 1 && c.published.count == 10
                            : c.published.count >= 30 || number > 1);
             check_live_slots(&t, 1, 0, 30);
-            if (check_all.failures > 0) {
+            if (check_failures > 0) {
                 fprintf(stderr, "call %u, error %d\n", (unsigned)n,
                         errors[kind]);
                 struck = false;
@@ -321,8 +311,7 @@ test_tail_survives_any_failure(void)
     }
 }
 
-static void
-test_failed_fdatasync_of_a_tail(void)
+TEST(test_failed_fdatasync_of_a_tail)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -338,22 +327,4 @@ test_failed_fdatasync_of_a_tail(void)
     check_left_alone(&t);
     check_live_slots(&t, 1, 0, 30); /* a committed recipe may be lucky */
     appender_teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_whole_tail_is_renewed);
-    RUN(test_no_record_at_all);
-    RUN(test_torn_segment);
-    RUN(test_data_that_is_missing);
-    RUN(test_torn_entries);
-    RUN(test_entries_that_lie);
-    RUN(test_other_states_are_kept);
-    RUN(test_tail_of_a_large_group);
-    RUN(test_tail_that_fills_the_group);
-    RUN(test_tail_survives_any_failure);
-    RUN(test_failed_fdatasync_of_a_tail);
-    return REPORT();
 }

@@ -28,8 +28,7 @@ segment(gd_compress_policy *policy, bool pays)
 
 /* However long nothing pays, little is lost when something does again: a quarter
  * of that stretch, and never more than seven segments. */
-static void
-test_what_is_lost(void)
+TEST(test_what_is_lost)
 {
     for (unsigned noise = 0; noise < 200; noise++) {
         gd_compress_policy policy = {0};
@@ -52,8 +51,7 @@ test_what_is_lost(void)
 }
 
 /* At the very beginning, too. */
-static void
-test_what_is_saved(void)
+TEST(test_what_is_saved)
 {
     gd_compress_policy policy = {0};
     unsigned tried = 0;
@@ -64,8 +62,7 @@ test_what_is_saved(void)
 }
 
 /* After one that did not pay, it is found out quickly whether the next would. */
-static void
-test_quick_tries(void)
+TEST(test_quick_tries)
 {
     gd_compress_policy policy = {0};
     uint64_t number;
@@ -105,8 +102,7 @@ work(void *arg)
 }
 
 /* The same bound with any number of threads, in whatever order they report. */
-static void
-test_many_threads(void)
+TEST(test_many_threads)
 {
     static crowd c;
     pthread_t threads[THREADS];
@@ -127,8 +123,7 @@ test_many_threads(void)
 
 /* ---- no processor to spare ---- */
 
-static void
-test_shares(void)
+TEST(test_shares)
 {
     unsigned before = 0;
     CHECK_INT(gd_compress_policy_share(0, 0), 0);
@@ -146,8 +141,7 @@ test_shares(void)
 }
 
 /* Spread evenly: any run has its share, but for one. */
-static void
-test_spread(void)
+TEST(test_spread)
 {
     for (unsigned share = 0; share <= GD_COMPRESS_SHARES; share++) {
         gd_compress_policy policy = {.share = share};
@@ -168,8 +162,7 @@ bundle(gd_compress_policy *policy, int64_t elapsed, int64_t worked)
 }
 
 /* One bundle that had to wait is chance; several are not; nor is quiet. */
-static void
-test_bundles_before(void)
+TEST(test_bundles_before)
 {
     gd_compress_policy policy = {0};
     for (int i = 0; i < 20; i++) {
@@ -193,8 +186,7 @@ test_bundles_before(void)
 }
 
 /* The real clocks: work takes the time of a processor, waiting takes none. */
-static void
-test_watch(void)
+TEST(test_watch)
 {
     const gd_env *env = gd_env_posix();
     gd_compress_policy policy = {0};
@@ -211,19 +203,4 @@ test_watch(void)
     gd_compress_policy_stop(&policy, env, &watch);
     CHECK(atomic_load(&policy.elapsed) >= 900000000);
     CHECK(atomic_load(&policy.worked) - worked < 900000000);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_what_is_lost);
-    RUN(test_what_is_saved);
-    RUN(test_quick_tries);
-    RUN(test_many_threads);
-    RUN(test_shares);
-    RUN(test_spread);
-    RUN(test_bundles_before);
-    RUN(test_watch);
-    return REPORT();
 }

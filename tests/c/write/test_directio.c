@@ -163,8 +163,7 @@ is_right(fixture *t)
     return good;
 }
 
-static void
-test_many_appends(void)
+TEST(test_many_appends)
 {
     uint64_t random = 7;
     for (int round = 0; round < 12; round++) {
@@ -181,8 +180,7 @@ test_many_appends(void)
     }
 }
 
-static void
-test_whole_pages(void)
+TEST(test_whole_pages)
 {
     static const size_t before[] = {0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE};
     static const size_t lengths[] = {1,        PAGE - 1, PAGE,     PAGE + 1,
@@ -205,8 +203,7 @@ test_whole_pages(void)
 }
 
 /* Somebody wrote in between, the usual way. */
-static void
-test_goes_where_it_is_told(void)
+TEST(test_goes_where_it_is_told)
 {
     fixture t;
     uint64_t random = 9;
@@ -221,8 +218,7 @@ test_goes_where_it_is_told(void)
     teardown(&t);
 }
 
-static void
-test_what_cannot_be_opened(void)
+TEST(test_what_cannot_be_opened)
 {
     static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_ALLOC};
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
@@ -239,8 +235,7 @@ test_what_cannot_be_opened(void)
 }
 
 /* Of its own: the group's other open file has another. */
-static void
-test_holds_a_lock_on_the_file(void)
+TEST(test_holds_a_lock_on_the_file)
 {
     fixture t;
     setup(&t, 100);
@@ -255,8 +250,7 @@ test_holds_a_lock_on_the_file(void)
     teardown(&t);
 }
 
-static void
-test_another_file_under_the_name(void)
+TEST(test_another_file_under_the_name)
 {
     fixture t;
     setup(&t, 100);
@@ -274,8 +268,7 @@ test_another_file_under_the_name(void)
 }
 
 /* What was there is left as it was, whatever fails. */
-static void
-test_what_cannot_be_written(void)
+TEST(test_what_cannot_be_written)
 {
     enum { HEAD, FIRST, LATER, SHORT, CASES };
     for (int i = 0; i < CASES; i++) {
@@ -299,8 +292,7 @@ test_what_cannot_be_written(void)
     }
 }
 
-static void
-test_interrupted(void)
+TEST(test_interrupted)
 {
     fixture t;
     uint64_t random = 12;
@@ -441,8 +433,7 @@ store_under(fault_call call, uint64_t nth, int sys_errno, size_t shorten)
     close_writer(&t);
 }
 
-static void
-test_a_writer_falls_back(void)
+TEST(test_a_writer_falls_back)
 {
     store_under(FAULT_PREAD, 1, EIO, 0);
     store_under(FAULT_PWRITEV, 1, EINVAL, 0);
@@ -452,8 +443,7 @@ test_a_writer_falls_back(void)
     store_under(FAULT_PWRITEV, 1000, EIO, 100);
 }
 
-static void
-test_a_writer_cuts_the_file_to_its_end(void)
+TEST(test_a_writer_cuts_the_file_to_its_end)
 {
     for (int synced = 0; synced < 2; synced++) {
         writer t;
@@ -474,8 +464,7 @@ test_a_writer_cuts_the_file_to_its_end(void)
 }
 
 /* Entries may be on the disk: nothing is cut; and what fails is told. */
-static void
-test_a_poisoned_group_is_not_cut(void)
+TEST(test_a_poisoned_group_is_not_cut)
 {
     writer t;
     open_writer(&t);
@@ -502,8 +491,7 @@ test_a_poisoned_group_is_not_cut(void)
 }
 
 /* A writer was killed: its zeros stay, and the next goes on behind them. */
-static void
-test_behind_a_writer_that_was_killed(void)
+TEST(test_behind_a_writer_that_was_killed)
 {
     writer t;
     open_writer(&t);
@@ -523,8 +511,7 @@ test_behind_a_writer_that_was_killed(void)
 }
 
 /* Where the choice is free, each stretch may go another way. */
-static void
-test_the_way_changes_at_sync_points(void)
+TEST(test_the_way_changes_at_sync_points)
 {
     writer t;
     open_writer(&t);
@@ -552,8 +539,7 @@ test_the_way_changes_at_sync_points(void)
 }
 
 /* What failed is not tried again soon, whichever group is next. */
-static void
-test_a_failure_is_remembered(void)
+TEST(test_a_failure_is_remembered)
 {
     for (int opens = 0; opens < 2; opens++) {
         writer t;
@@ -581,25 +567,4 @@ test_a_failure_is_remembered(void)
         check_file(&t);
         close_writer(&t);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_many_appends);
-    RUN(test_whole_pages);
-    RUN(test_goes_where_it_is_told);
-    RUN(test_what_cannot_be_opened);
-    RUN(test_holds_a_lock_on_the_file);
-    RUN(test_another_file_under_the_name);
-    RUN(test_what_cannot_be_written);
-    RUN(test_interrupted);
-    RUN(test_a_writer_falls_back);
-    RUN(test_a_writer_cuts_the_file_to_its_end);
-    RUN(test_a_poisoned_group_is_not_cut);
-    RUN(test_behind_a_writer_that_was_killed);
-    RUN(test_the_way_changes_at_sync_points);
-    RUN(test_a_failure_is_remembered);
-    return REPORT();
 }

@@ -9,8 +9,7 @@
 
 /* ---- which group ---- */
 
-static void
-test_fullest_group(void)
+TEST(test_fullest_group)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -41,8 +40,7 @@ test_fullest_group(void)
     appender_teardown(&t);
 }
 
-static void
-test_full_group(void)
+TEST(test_full_group)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -65,8 +63,7 @@ test_full_group(void)
 }
 
 /* The newest 256 are looked at. */
-static void
-test_look_back(void)
+TEST(test_look_back)
 {
     appender_fixture t;
     uint32_t number = 0;
@@ -86,8 +83,7 @@ test_look_back(void)
     appender_teardown(&t);
 }
 
-static void
-test_what_is_left_alone(void)
+TEST(test_what_is_left_alone)
 {
     enum { SHORT, NO_STORE, HEADER, FOREIGN, EMPTY, LONG, CASES };
     for (int i = 0; i < CASES; i++) {
@@ -126,8 +122,7 @@ test_what_is_left_alone(void)
     }
 }
 
-static void
-test_the_collector_is_in_it(void)
+TEST(test_the_collector_is_in_it)
 {
     appender_fixture t;
     appender_setup(&t);
@@ -146,8 +141,7 @@ test_the_collector_is_in_it(void)
 
 /* I1: made, but its maker failed to make its name durable: that is done before
  * the first block goes in. */
-static void
-test_name_is_made_durable(void)
+TEST(test_name_is_made_durable)
 {
     appender_fixture t;
     gd_appender *appender;
@@ -170,17 +164,4 @@ test_name_is_made_durable(void)
     CHECK_INT(store_segments(&t, 1), 1);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FSYNC), syncs + 1);
     appender_teardown(&t);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_fullest_group);
-    RUN(test_full_group);
-    RUN(test_look_back);
-    RUN(test_what_is_left_alone);
-    RUN(test_the_collector_is_in_it);
-    RUN(test_name_is_made_durable);
-    return REPORT();
 }

@@ -51,8 +51,7 @@ find(size_t first, size_t end)
     }
 }
 
-static void
-test_most_first(void)
+TEST(test_most_first)
 {
     uint32_t groups[16];
     setup();
@@ -76,8 +75,7 @@ test_most_first(void)
 
 /* What another group chosen has is no reason to choose one, as long as it may
  * be found there. */
-static void
-test_copies(void)
+TEST(test_copies)
 {
     uint32_t groups[16];
     setup();
@@ -90,8 +88,7 @@ test_copies(void)
     teardown();
 }
 
-static void
-test_copies_of_all(void)
+TEST(test_copies_of_all)
 {
     uint32_t groups[16];
     setup();
@@ -111,8 +108,7 @@ test_copies_of_all(void)
 }
 
 /* The group chosen had nothing: the copies are worth a try. */
-static void
-test_second_choice(void)
+TEST(test_second_choice)
 {
     uint32_t groups[16];
     setup();
@@ -128,8 +124,7 @@ test_second_choice(void)
 }
 
 /* More than there is room for: some are forgotten, nothing else. */
-static void
-test_too_many(void)
+TEST(test_too_many)
 {
     static uint32_t groups[BLOCKS];
     setup();
@@ -152,8 +147,7 @@ test_too_many(void)
     teardown();
 }
 
-static void
-test_without_memory(void)
+TEST(test_without_memory)
 {
     setup();
     gd_hints *other;
@@ -162,17 +156,4 @@ test_without_memory(void)
     CHECK_INT(gd_hints_open(&f.env, &other, &err), GD_NOMEM);
     gd_hints_close(&f.env, other);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_most_first);
-    RUN(test_copies);
-    RUN(test_copies_of_all);
-    RUN(test_second_choice);
-    RUN(test_too_many);
-    RUN(test_without_memory);
-    return REPORT();
 }

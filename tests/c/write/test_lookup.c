@@ -142,8 +142,7 @@ empty_filter(void)
 
 /* ---- hits ---- */
 
-static void
-test_stored_blocks_are_found(void)
+TEST(test_stored_blocks_are_found)
 {
     setup("sha256", false);
     CHECK_INT(look_up(0, 100), 0);
@@ -167,8 +166,7 @@ test_stored_blocks_are_found(void)
     teardown();
 }
 
-static void
-test_without_a_filter(void)
+TEST(test_without_a_filter)
 {
     setup("sha256", false);
     store("a", 0, 100);
@@ -183,8 +181,7 @@ test_without_a_filter(void)
 }
 
 /* One hint is enough for a whole group. */
-static void
-test_neighbours_of_a_hit(void)
+TEST(test_neighbours_of_a_hit)
 {
     setup("sha256", false);
     store("a", 0, 100);
@@ -205,8 +202,7 @@ test_neighbours_of_a_hit(void)
 
 /* A group has blocks twice: those behind the last hit are taken, so that what
  * is a run in the image is one in the group. */
-static void
-test_runs_stay_together(void)
+TEST(test_runs_stay_together)
 {
     setup("sha256", false);
     store("a", 1, 4);
@@ -243,8 +239,7 @@ store_stairs(void)
 }
 
 /* Four cold loads to a batch, those with most hints first. */
-static void
-test_cold_loads_are_few(void)
+TEST(test_cold_loads_are_few)
 {
     setup("sha256", false);
     size_t count = store_stairs();
@@ -261,8 +256,7 @@ test_cold_loads_are_few(void)
 }
 
 /* An upload that was killed leaves hints to what a collection removes. */
-static void
-test_removed_groups_cost_no_load(void)
+TEST(test_removed_groups_cost_no_load)
 {
     setup("sha256", false);
     size_t count = store_stairs();
@@ -329,8 +323,7 @@ note_what_is_asked(void)
 }
 
 /* Hints decide which stores are loaded, their place on the disk when. */
-static void
-test_loads_in_disk_order(void)
+TEST(test_loads_in_disk_order)
 {
     static const uint32_t order[] = {2, 3, 5, 6};
     setup("sha256", false);
@@ -386,8 +379,7 @@ store_twice(void)
 
 /* Of two groups that have the same blocks one is enough; the other one stands
  * in if that one cannot be had. */
-static void
-test_copies_are_not_loaded(void)
+TEST(test_copies_are_not_loaded)
 {
     setup("sha256", false);
     store_twice();
@@ -409,8 +401,7 @@ test_copies_are_not_loaded(void)
 }
 
 /* A store that was chosen, but of which the one before it had everything. */
-static void
-test_chosen_in_vain(void)
+TEST(test_chosen_in_vain)
 {
     setup("sha256", false);
     store_twice();
@@ -426,8 +417,7 @@ test_chosen_in_vain(void)
 }
 
 /* More groups, one after the other, than stores are kept at hand. */
-static void
-test_many_groups(void)
+TEST(test_many_groups)
 {
     setup("sha256", false);
     store("a", 0, 9 * 64);
@@ -456,8 +446,7 @@ note_settled(const gd_env *env, void *address, size_t length)
 }
 
 /* Once, when the last group is in the filter. */
-static void
-test_rebuilt_filters_are_settled(void)
+TEST(test_rebuilt_filters_are_settled)
 {
     gd_followed followed = {.more = true};
     setup("sha256", false);
@@ -480,8 +469,7 @@ test_rebuilt_filters_are_settled(void)
 
 /* ---- what is no hit ---- */
 
-static void
-test_the_collector_is_in_it(void)
+TEST(test_the_collector_is_in_it)
 {
     setup("sha256", false);
     store("a", 0, 100);
@@ -497,8 +485,7 @@ test_the_collector_is_in_it(void)
     teardown();
 }
 
-static void
-test_hints_that_lead_nowhere(void)
+TEST(test_hints_that_lead_nowhere)
 {
     static const gd_address wrong[] = {{1, 30}, {1, 63}, {9, 1}};
     setup("sha256", false);
@@ -524,8 +511,7 @@ test_hints_that_lead_nowhere(void)
 }
 
 /* Slots that were published after their store was loaded. */
-static void
-test_published_since(void)
+TEST(test_published_since)
 {
     setup("sha256", false);
     store("a", 0, 30);
@@ -560,8 +546,7 @@ write_entry(uint32_t slot, gd_entry_state state)
 }
 
 /* The handle's cached store has them still as live. */
-static void
-test_freed_meanwhile(void)
+TEST(test_freed_meanwhile)
 {
     setup("sha256", false);
     store("a", 0, 40);
@@ -582,8 +567,7 @@ test_freed_meanwhile(void)
 
 /* Group 1 is lost, and another upload makes one with its number: what this
  * process knew of it leads nowhere. */
-static void
-test_group_lost(void)
+TEST(test_group_lost)
 {
     bool equal;
     setup("sha256", false);
@@ -609,8 +593,7 @@ test_group_lost(void)
 
 /* With a digest of 8 bits most blocks have namesakes; none of them is taken
  * for another. */
-static void
-test_namesakes(void)
+TEST(test_namesakes)
 {
     setup("weak-8", true);
     store("a", 0, 60);
@@ -641,8 +624,7 @@ compare_ahead(size_t first, size_t end)
     }
 }
 
-static void
-test_compared_ahead(void)
+TEST(test_compared_ahead)
 {
     setup("sha256", true);
     store("a", 0, 100);
@@ -664,8 +646,7 @@ test_compared_ahead(void)
 }
 
 /* A block of which only a namesake was compared is looked for all the same. */
-static void
-test_namesakes_compared_ahead(void)
+TEST(test_namesakes_compared_ahead)
 {
     setup("weak-8", true);
     store("a", 0, 60);
@@ -690,8 +671,7 @@ test_namesakes_compared_ahead(void)
 }
 
 /* What was compared ahead says nothing about another slot of the group. */
-static void
-test_compared_ahead_in_another_slot(void)
+TEST(test_compared_ahead_in_another_slot)
 {
     setup("weak-8", true);
     take_blocks(0, MOST);
@@ -719,8 +699,7 @@ test_compared_ahead_in_another_slot(void)
     teardown();
 }
 
-static void
-test_damaged_blocks_are_not_equal(void)
+TEST(test_damaged_blocks_are_not_equal)
 {
     setup("sha256", true);
     store("a", 0, 40);
@@ -743,8 +722,7 @@ test_damaged_blocks_are_not_equal(void)
 /* ---- failures ---- */
 
 /* Whatever fails in a look-up counts as a miss, once. */
-static void
-test_failures_are_misses(void)
+TEST(test_failures_are_misses)
 {
     setup("sha256", true);
     store("a", 0, 100);
@@ -770,8 +748,7 @@ test_failures_are_misses(void)
     teardown();
 }
 
-static void
-test_open_without_memory(void)
+TEST(test_open_without_memory)
 {
     setup("sha256", true);
     gd_lookup_close(t.lookup);
@@ -785,34 +762,4 @@ test_open_without_memory(void)
     CHECK(n > 4);
     fault_env_heal(&t.x.f);
     teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_stored_blocks_are_found);
-    RUN(test_without_a_filter);
-    RUN(test_neighbours_of_a_hit);
-    RUN(test_runs_stay_together);
-    RUN(test_cold_loads_are_few);
-    RUN(test_removed_groups_cost_no_load);
-    RUN(test_loads_in_disk_order);
-    RUN(test_copies_are_not_loaded);
-    RUN(test_chosen_in_vain);
-    RUN(test_many_groups);
-    RUN(test_rebuilt_filters_are_settled);
-    RUN(test_the_collector_is_in_it);
-    RUN(test_hints_that_lead_nowhere);
-    RUN(test_published_since);
-    RUN(test_freed_meanwhile);
-    RUN(test_group_lost);
-    RUN(test_namesakes);
-    RUN(test_compared_ahead);
-    RUN(test_namesakes_compared_ahead);
-    RUN(test_compared_ahead_in_another_slot);
-    RUN(test_damaged_blocks_are_not_equal);
-    RUN(test_failures_are_misses);
-    RUN(test_open_without_memory);
-    return REPORT();
 }

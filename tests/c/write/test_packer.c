@@ -204,8 +204,7 @@ run_random(uint32_t block, uint32_t segment, gd_codec codec, unsigned threads,
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-static void
-test_random_blocks(void)
+TEST(test_random_blocks)
 {
     static const uint32_t sizes[][2] = {
         {512, 512}, {512, 4096}, {4096, 65536}, {4096, 4096}, {16384, 65536}};
@@ -217,8 +216,7 @@ test_random_blocks(void)
 }
 
 /* Data that lies in one piece, and data just behind the carried bytes. */
-static void
-test_neighbouring_data(void)
+TEST(test_neighbouring_data)
 {
     fixture t;
     gd_fingerprint fp = {{1}};
@@ -258,8 +256,7 @@ check_found(fixture *t)
 
 /* Waiting, carried, appended and synced; by hash, and by value with a digest
  * of 8 bits, where most are namesakes. */
-static void
-test_find(void)
+TEST(test_find)
 {
     for (int by_value = 0; by_value < 3; by_value++) {
         fixture t;
@@ -308,8 +305,7 @@ shorter_namesake(fixture *t, uint64_t seed, uint32_t length)
     return length;
 }
 
-static void
-test_length_counts(void)
+TEST(test_length_counts)
 {
     fixture t;
     scratch_init(&t.x);
@@ -348,8 +344,7 @@ check_damage(uint64_t at, uint32_t group)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-static void
-test_damaged_blocks_are_not_found(void)
+TEST(test_damaged_blocks_are_not_found)
 {
     check_damage(8192 + 32 + 77, 0);
     check_damage(8192, 0); /* the segment's magic */
@@ -397,8 +392,7 @@ add_blocks(fixture *t, uint32_t count, bool noise)
     }
 }
 
-static void
-test_noise_and_text(void)
+TEST(test_noise_and_text)
 {
     enum { NOISE = 205 }; /* the last of it is tried: the most is lost */
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
@@ -427,8 +421,7 @@ test_noise_and_text(void)
 }
 
 /* What is found to pay by a quick try is compressed as well as anything. */
-static void
-test_level_after_noise(void)
+TEST(test_level_after_noise)
 {
     static uint8_t plain[65536], out[65536], quick_out[65536];
     fixture t;
@@ -514,8 +507,7 @@ store_in_crowd(int crowd, bool yields, gd_codec codec)
     return raw;
 }
 
-static void
-test_crowds(void)
+TEST(test_crowds)
 {
     CHECK_INT(store_in_crowd(1, true, GD_CODEC_LZ4), 0);
     CHECK_INT(store_in_crowd(3, true, GD_CODEC_LZ4), 0);
@@ -532,8 +524,7 @@ test_crowds(void)
 
 /* ---- giving up ---- */
 
-static void
-test_close_without_sync(void)
+TEST(test_close_without_sync)
 {
     fixture t;
     scratch_init(&t.x);
@@ -565,8 +556,7 @@ test_close_without_sync(void)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-static void
-test_failures(void)
+TEST(test_failures)
 {
     fixture t;
     gd_packer *packer;
@@ -607,8 +597,7 @@ test_failures(void)
 }
 
 /* Another scope is another group; what was added before is synced. */
-static void
-test_scopes(void)
+TEST(test_scopes)
 {
     fixture t;
     const gd_scope scopes[] = {gd_global_scope, {{1}}, {{2}}};
@@ -639,22 +628,4 @@ test_scopes(void)
     check_stored(&t);
     close_all(&t);
     CHECK_INT(scratch_destroy(&t.x), 0);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_random_blocks);
-    RUN(test_neighbouring_data);
-    RUN(test_find);
-    RUN(test_length_counts);
-    RUN(test_damaged_blocks_are_not_found);
-    RUN(test_noise_and_text);
-    RUN(test_level_after_noise);
-    RUN(test_crowds);
-    RUN(test_close_without_sync);
-    RUN(test_failures);
-    RUN(test_scopes);
-    return REPORT();
 }

@@ -110,16 +110,14 @@ try_twins(uint32_t block_size, unsigned threads, uint64_t seed)
     teardown();
 }
 
-static void
-test_twins_at_all_block_sizes(void)
+TEST(test_twins_at_all_block_sizes)
 {
     for (uint32_t block = 1024; block <= 65536; block *= 2) {
         try_twins(block, block == 4096 ? 2 : 0, block);
     }
 }
 
-static void
-test_twins_at_all_phases(void)
+TEST(test_twins_at_all_phases)
 {
     enum { LENGTH = 300 * 4096 };
     gd_recipe_header header;
@@ -140,8 +138,7 @@ test_twins_at_all_phases(void)
 }
 
 /* A twin of fewer than a batch is found at its commit. */
-static void
-test_small_twins(void)
+TEST(test_small_twins)
 {
     enum { BLOCK = 4096 };
     static const size_t blocks[] = {15, 16, 17, 100};
@@ -176,8 +173,7 @@ fill_filter(uint64_t seed)
     } while (stats.level < 4);
 }
 
-static void
-test_twins_with_few_hints(void)
+TEST(test_twins_with_few_hints)
 {
     enum { LENGTH = 9 * MIB };
     gd_recipe_header header;
@@ -192,8 +188,7 @@ test_twins_with_few_hints(void)
     teardown();
 }
 
-static void
-test_twins_by_value(void)
+TEST(test_twins_by_value)
 {
     enum { LENGTH = 5 * MIB };
     gd_recipe_header header;
@@ -239,8 +234,7 @@ compose(uint8_t *out, size_t most, const uint8_t *from, size_t length,
     return at;
 }
 
-static void
-test_all_bytes_stay(void)
+TEST(test_all_bytes_stay)
 {
     enum { LENGTH = 6 * MIB, IMAGES = 24 };
     gd_recipe_header header;
@@ -265,8 +259,7 @@ test_all_bytes_stay(void)
 }
 
 /* Each block, as cut, is counted once, and so is each one of zeros. */
-static void
-test_counts(void)
+TEST(test_counts)
 {
     enum { BLOCK = 4096, LENGTH = 400 * BLOCK };
     gd_recipe_header header;
@@ -289,8 +282,7 @@ test_counts(void)
 }
 
 /* Back to where it was cut at first, after some megabytes. */
-static void
-test_phase_lost_and_found(void)
+TEST(test_phase_lost_and_found)
 {
     enum { PART = 4 * MIB };
     gd_recipe_header header;
@@ -308,8 +300,7 @@ test_phase_lost_and_found(void)
 /* ---- what is not found ---- */
 
 /* Filled blocks are equal at all phases, and in all images. */
-static void
-test_what_recurs_is_no_find(void)
+TEST(test_what_recurs_is_no_find)
 {
     enum { BLOCK = 4096, PART = 32 * BLOCK };
     setup(BLOCK);
@@ -328,8 +319,7 @@ test_what_recurs_is_no_find(void)
 }
 
 /* One find is chance; so are more, if as many are found without. */
-static void
-test_few_finds_are_not_followed(void)
+TEST(test_few_finds_are_not_followed)
 {
     enum { BLOCK = 4096, PART = 32 * BLOCK };
     setup(BLOCK);
@@ -370,16 +360,14 @@ try_finds(unsigned finds, unsigned wanted)
     teardown();
 }
 
-static void
-test_finds_are_worth_it(void)
+TEST(test_finds_are_worth_it)
 {
     try_finds(8, 0);
     try_finds(9, 1);
 }
 
 /* What was stored by this very transaction counts as found. */
-static void
-test_own_blocks_are_found(void)
+TEST(test_own_blocks_are_found)
 {
     enum { BLOCK = 4096, HALF = 1024 * BLOCK };
     gd_transaction *transaction;
@@ -400,8 +388,7 @@ test_own_blocks_are_found(void)
     teardown();
 }
 
-static void
-test_unique_data_is_hardly_sampled(void)
+TEST(test_unique_data_is_hardly_sampled)
 {
     enum { BLOCKS = MOST / 1024 };
     setup(4096);
@@ -419,8 +406,7 @@ test_unique_data_is_hardly_sampled(void)
 }
 
 /* In the long run: one block in 16. */
-static void
-test_samples_are_paid_for(void)
+TEST(test_samples_are_paid_for)
 {
     enum { BLOCKS = 64, BATCHES = 4000 };
     static gd_block blocks[BLOCKS];
@@ -458,8 +444,7 @@ test_samples_are_paid_for(void)
 }
 
 /* Another phase at each block: little is found, nothing twice as long. */
-static void
-test_another_phase_at_each_block(void)
+TEST(test_another_phase_at_each_block)
 {
     enum { BLOCK = 4096, STEP = BLOCK + SECTOR, BLOCKS = MOST / STEP };
     gd_recipe_header header;
@@ -499,8 +484,7 @@ try_without(uint32_t block_size, uint32_t minimum, uint32_t average,
     teardown();
 }
 
-static void
-test_where_there_is_no_other_phase(void)
+TEST(test_where_there_is_no_other_phase)
 {
     try_without(512, 0, 0, true);
     try_without(16384, 1024, 4096, true);
@@ -508,8 +492,7 @@ test_where_there_is_no_other_phase(void)
 }
 
 /* Who finds blocks by fingerprint, and adds them, has cut already. */
-static void
-test_told_blocks_are_not_cut_anew(void)
+TEST(test_told_blocks_are_not_cut_anew)
 {
     enum { BLOCK = 4096, BLOCKS = 1500, LENGTH = BLOCKS * BLOCK };
     gd_transaction *transaction;
@@ -539,8 +522,7 @@ test_told_blocks_are_not_cut_anew(void)
 }
 
 /* A sync point in the middle is none of a phase. */
-static void
-test_keeping(void)
+TEST(test_keeping)
 {
     enum { LENGTH = 5 * MIB };
     gd_transaction *transaction;
@@ -600,8 +582,7 @@ put_under_fault(fault_call call, uint64_t n, int sys_errno, bool *struck)
     return s;
 }
 
-static void
-test_faults_while_cutting_anew(void)
+TEST(test_faults_while_cutting_anew)
 {
     static const struct {
         fault_call call;
@@ -622,30 +603,4 @@ test_faults_while_cutting_anew(void)
          * into, the batch stays as it is. */
         CHECK(plain >= (k == 0 ? 1 : 3));
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_twins_at_all_block_sizes);
-    RUN(test_twins_at_all_phases);
-    RUN(test_small_twins);
-    RUN(test_twins_with_few_hints);
-    RUN(test_twins_by_value);
-    RUN(test_all_bytes_stay);
-    RUN(test_counts);
-    RUN(test_phase_lost_and_found);
-    RUN(test_what_recurs_is_no_find);
-    RUN(test_few_finds_are_not_followed);
-    RUN(test_finds_are_worth_it);
-    RUN(test_own_blocks_are_found);
-    RUN(test_unique_data_is_hardly_sampled);
-    RUN(test_samples_are_paid_for);
-    RUN(test_another_phase_at_each_block);
-    RUN(test_where_there_is_no_other_phase);
-    RUN(test_told_blocks_are_not_cut_anew);
-    RUN(test_keeping);
-    RUN(test_faults_while_cutting_anew);
-    return REPORT();
 }

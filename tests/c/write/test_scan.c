@@ -61,8 +61,7 @@ need_stored(const gd_scope *scope)
     the_repo->env->release(the_repo->env, scanned);
 }
 
-static void
-test_scan(void)
+TEST(test_scan)
 {
     static const uint32_t cuts[][2] = {{0, 0}, {1024, 2048}};
     for (unsigned i = 0; i < 2; i++) {
@@ -75,8 +74,7 @@ test_scan(void)
     }
 }
 
-static void
-test_refusals(void)
+TEST(test_refusals)
 {
     uint8_t *scanned;
     size_t count;
@@ -99,13 +97,4 @@ test_refusals(void)
     CHECK_INT(gd_scan(the_repo, &gd_global_scope, data, LENGTH, &scanned,
                       &count, &the_scratch.err), GD_INVALID);
     transaction_teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_scan);
-    RUN(test_refusals);
-    return REPORT();
 }

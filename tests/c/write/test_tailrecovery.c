@@ -83,8 +83,7 @@ count_state(const fixture *t, gd_entry_state state)
     return n;
 }
 
-static void
-test_threads_make_no_difference(void)
+TEST(test_threads_make_no_difference)
 {
     static fixture one, many;
     setup(&one, 0);
@@ -136,8 +135,7 @@ count_torn(fixture *t, const gd_entry *entries)
  * damage: so a segment of which anything is used has its checksum again, and a
  * header without garbage.  Nothing else of it changes, and a second owner, after
  * a crash, has nothing left to do. */
-static void
-test_checksums_are_mended(void)
+TEST(test_checksums_are_mended)
 {
     static fixture t;
     static uint8_t before[SEGMENTS * SEGMENT], after[sizeof before];
@@ -167,8 +165,7 @@ test_checksums_are_mended(void)
 }
 
 /* Nothing is written over what could not be read. */
-static void
-test_reading_fails(void)
+TEST(test_reading_fails)
 {
     for (uint64_t n = 1; n <= SEGMENTS; n += 31) {
         static fixture t;
@@ -188,8 +185,7 @@ test_reading_fails(void)
 
 /* A thread that cannot have what it needs says so, or does without: it never
  * takes a block for damaged. */
-static void
-test_no_memory(void)
+TEST(test_no_memory)
 {
     static fixture good, t;
     bool struck = true;
@@ -210,15 +206,4 @@ test_no_memory(void)
     }
     CHECK(!struck);
     teardown(&good);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_threads_make_no_difference);
-    RUN(test_checksums_are_mended);
-    RUN(test_reading_fails);
-    RUN(test_no_memory);
-    return REPORT();
 }

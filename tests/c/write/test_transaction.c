@@ -85,8 +85,7 @@ run_images(const kind *k, uint64_t seed)
     transaction_teardown();
 }
 
-static void
-test_random_images(void)
+TEST(test_random_images)
 {
     static const kind kinds[] = {
         {4096, 64, 65536, "sha256", false, GD_CODEC_LZ4, 0, true},
@@ -107,8 +106,7 @@ test_random_images(void)
 }
 
 /* Around the borders of blocks and of the batches of 4 MiB. */
-static void
-test_sizes(void)
+TEST(test_sizes)
 {
     enum { BATCH = 4 << 20 };
     static const size_t sizes[] = {0,         1,     4095,      4096,
@@ -130,8 +128,7 @@ test_sizes(void)
     transaction_teardown();
 }
 
-static void
-test_zeros(void)
+TEST(test_zeros)
 {
     static uint8_t data[20 << 20];
     gd_recipe_header header;
@@ -157,8 +154,7 @@ test_zeros(void)
 }
 
 /* Within an image, in the group now open, and between images. */
-static void
-test_duplicates_are_stored_once(void)
+TEST(test_duplicates_are_stored_once)
 {
     static uint8_t data[200 * 4096];
     gd_recipe_header header;
@@ -183,8 +179,7 @@ test_duplicates_are_stored_once(void)
 
 /* ---- one image, several transactions ---- */
 
-static void
-test_interleaved(void)
+TEST(test_interleaved)
 {
     enum { TRANSACTIONS = 3, LENGTH = 900 * 512 + 77 };
     static uint8_t data[TRANSACTIONS][LENGTH];
@@ -225,8 +220,7 @@ test_interleaved(void)
     transaction_teardown();
 }
 
-static void
-test_one_id_twice(void)
+TEST(test_one_id_twice)
 {
     uint8_t data[10000];
     gd_transaction *refused;
@@ -257,8 +251,7 @@ test_one_id_twice(void)
     transaction_teardown();
 }
 
-static void
-test_what_is_refused(void)
+TEST(test_what_is_refused)
 {
     char project[GD_PROJECT_MAX + 2];
     gd_transaction *transaction;
@@ -299,8 +292,7 @@ test_what_is_refused(void)
 /* Large writes are not copied before they are fingerprinted: the caller may do
  * with the memory what it likes as soon as the call returns.  Odd lengths, so
  * that blocks cross from one write to the next; small ones in between. */
-static void
-test_large_writes(void)
+TEST(test_large_writes)
 {
     enum { LARGE = (1 << 20) + 777, SMALL = 5000, WRITES = 9 };
     static uint8_t data[WRITES * LARGE], lent[LARGE];
@@ -369,8 +361,7 @@ change_at_pread(const gd_env *env, int fd, void *buf, size_t len,
  * must be an error now, since reading could not notice it.  The change comes
  * behind the fingerprint, with the first batch (kind 0), or with one behind
  * duplicates, before (1) or after (2) what is new was looked at once more. */
-static void
-test_changed_in_memory(void)
+TEST(test_changed_in_memory)
 {
     enum { PIECE = 1 << 20 };
     static uint8_t known[2 * PIECE], data[PIECE];
@@ -410,8 +401,7 @@ test_changed_in_memory(void)
     }
 }
 
-static void
-test_abort(void)
+TEST(test_abort)
 {
     static uint8_t data[9 << 20];
     gd_recipe_header header;
@@ -437,8 +427,7 @@ test_abort(void)
 
 /* Groups that were full before the abort were synced: what they hold is found
  * by the next upload. */
-static void
-test_abort_after_sync_points(void)
+TEST(test_abort_after_sync_points)
 {
     static uint8_t data[5 << 20];
     gd_recipe_header header;
@@ -456,8 +445,7 @@ test_abort_after_sync_points(void)
 
 /* I1: after a failed fdatasync the upload fails; the next one stores all of it
  * anew, in another group, and is whole. */
-static void
-test_failed_sync_at_the_commit(void)
+TEST(test_failed_sync_at_the_commit)
 {
     static uint8_t data[40 * 4096];
     gd_recipe_header header;
@@ -498,8 +486,7 @@ test_failed_sync_at_the_commit(void)
 }
 
 /* N8.6: after the link an error is reported, and the image stays. */
-static void
-test_failure_after_the_link(void)
+TEST(test_failure_after_the_link)
 {
     uint8_t data[10000];
     gd_recipe_header header;
@@ -543,8 +530,7 @@ await_acknowledgement(int fd)
 /* A child that stores images without end is killed at any moment, every other
  * one not before it has acknowledged one; what it acknowledged is there, and
  * the repository goes on. */
-static void
-test_killed_writers(void)
+TEST(test_killed_writers)
 {
     enum { KILLS = 25, LENGTH = 300 * 512, ROOM = 10000 };
     static uint8_t data[LENGTH];
@@ -601,25 +587,4 @@ test_killed_writers(void)
     store_in_one("last", data, LENGTH, LENGTH, NULL);
     check_stored_image("last", data, LENGTH);
     transaction_teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_random_images);
-    RUN(test_sizes);
-    RUN(test_zeros);
-    RUN(test_duplicates_are_stored_once);
-    RUN(test_interleaved);
-    RUN(test_one_id_twice);
-    RUN(test_what_is_refused);
-    RUN(test_large_writes);
-    RUN(test_changed_in_memory);
-    RUN(test_abort);
-    RUN(test_abort_after_sync_points);
-    RUN(test_failed_sync_at_the_commit);
-    RUN(test_failure_after_the_link);
-    RUN(test_killed_writers);
-    return REPORT();
 }

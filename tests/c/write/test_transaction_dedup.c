@@ -55,8 +55,7 @@ hints(void)
 
 /* Nothing is asked, nothing is noted, and later uploads find the blocks only by
  * their neighbours: here by none. */
-static void
-test_off(void)
+TEST(test_off)
 {
     setup(false);
     CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
@@ -72,8 +71,7 @@ test_off(void)
 }
 
 /* Others find what was only not looked for. */
-static void
-test_skip(void)
+TEST(test_skip)
 {
     setup(false);
     CHECK_INT(put("first", one, GD_DEDUP_SKIP), BLOCKS);
@@ -99,16 +97,14 @@ check_probe(bool by_value)
     transaction_teardown();
 }
 
-static void
-test_probe(void)
+TEST(test_probe)
 {
     check_probe(false);
     check_probe(true);
 }
 
 /* With few hints a sample is larger, without an index it finds nothing. */
-static void
-test_probe_without_index(void)
+TEST(test_probe_without_index)
 {
     setup(false);
     gd_repo_close(the_repo);
@@ -119,8 +115,7 @@ test_probe_without_index(void)
 }
 
 /* Blocks that lie at another phase are found, unless a hint says to skip. */
-static void
-test_no_phases(void)
+TEST(test_no_phases)
 {
     setup(false);
     put("first", one, GD_DEDUP_ALL);
@@ -138,8 +133,7 @@ test_no_phases(void)
 
 /* Stores that are expected answer without any index; a group of another scope,
  * and one that does not exist, are left out. */
-static void
-test_expect(void)
+TEST(test_expect)
 {
     gd_recipe_header header;
     bool linked;
@@ -163,17 +157,4 @@ test_expect(void)
         gd_transaction_end(t);
     }
     transaction_teardown();
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_off);
-    RUN(test_skip);
-    RUN(test_probe);
-    RUN(test_probe_without_index);
-    RUN(test_no_phases);
-    RUN(test_expect);
-    return REPORT();
 }

@@ -88,8 +88,7 @@ commit(gd_transaction *transaction, gd_recipe_header *header)
 }
 
 /* More at once than are looked up in one go. */
-static void
-test_find_and_add_many(void)
+TEST(test_find_and_add_many)
 {
     enum { BLOCKS = 200, MANY = 9001 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
@@ -138,8 +137,7 @@ find_at(gd_transaction *transaction, pulled *p)
 }
 
 /* What others say of addresses is believed of no block that is not there. */
-static void
-test_find_at(void)
+TEST(test_find_at)
 {
     enum { BLOCKS = 100 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
@@ -182,8 +180,7 @@ test_find_at(void)
 
 /* What one transaction stores for the image of another counts as the image's,
  * once. */
-static void
-test_credit(void)
+TEST(test_credit)
 {
     enum { BLOCKS = 30 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
@@ -220,8 +217,7 @@ test_credit(void)
 
 /* A group that a collector has is not waited for, and its blocks are not
  * there. */
-static void
-test_find_at_without_the_lock(void)
+TEST(test_find_at_without_the_lock)
 {
     enum { BLOCKS = 20 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
@@ -245,8 +241,7 @@ test_find_at_without_the_lock(void)
 
 /* Blocks of several groups, each for itself and in no order of theirs, between
  * written ones and zeros. */
-static void
-test_find_and_add(void)
+TEST(test_find_and_add)
 {
     enum { BLOCKS = 200, NEW = 6 * PULL_BLOCK };
     static uint8_t data[BLOCKS * PULL_BLOCK + 99], own[NEW], want[300000];
@@ -296,8 +291,7 @@ test_find_and_add(void)
     transaction_teardown();
 }
 
-static void
-test_find_what_is_not_there(void)
+TEST(test_find_what_is_not_there)
 {
     static uint8_t data[20 * PULL_BLOCK];
     static pulled p;
@@ -326,8 +320,7 @@ test_find_what_is_not_there(void)
 
 /* What this transaction wrote itself: not synced yet, synced, and in a group
  * that is full. */
-static void
-test_find_own_blocks(void)
+TEST(test_find_own_blocks)
 {
     enum { BLOCKS = 100 };
     static uint8_t data[BLOCKS * PULL_BLOCK], want[4 * sizeof data];
@@ -372,8 +365,7 @@ test_find_own_blocks(void)
 }
 
 /* What was written is known without a sync point, and goes with an abort. */
-static void
-test_measure(void)
+TEST(test_measure)
 {
     static uint8_t data[100 * PULL_BLOCK];
     uint64_t stored, found;
@@ -406,8 +398,7 @@ test_measure(void)
 }
 
 /* Each address that find did not return, whoever names it. */
-static void
-test_add_takes_nothing_on_trust(void)
+TEST(test_add_takes_nothing_on_trust)
 {
     enum { BLOCKS = 130 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
@@ -485,8 +476,7 @@ test_add_takes_nothing_on_trust(void)
 }
 
 /* I6 */
-static void
-test_find_holds_the_lock(void)
+TEST(test_find_holds_the_lock)
 {
     static uint8_t data[10 * PULL_BLOCK];
     static pulled p;
@@ -514,8 +504,7 @@ test_find_holds_the_lock(void)
     transaction_teardown();
 }
 
-static void
-test_add_within_a_block(void)
+TEST(test_add_within_a_block)
 {
     static uint8_t data[4 * PULL_BLOCK], want[8 * PULL_BLOCK];
     static pulled p;
@@ -552,8 +541,7 @@ test_add_within_a_block(void)
 }
 
 /* I5: nobody has bytes to compare. */
-static void
-test_find_by_value(void)
+TEST(test_find_by_value)
 {
     static uint8_t data[10 * PULL_BLOCK];
     static pulled p;
@@ -576,8 +564,7 @@ test_find_by_value(void)
 }
 
 /* What was kept is found by the next; what was not kept is cut off. */
-static void
-test_keep(void)
+TEST(test_keep)
 {
     static uint8_t data[100 * PULL_BLOCK];
     static pulled p;
@@ -650,8 +637,7 @@ pull_once(const uint8_t *data, pulled *p)
     return s;
 }
 
-static void
-test_failures_while_pulling(void)
+TEST(test_failures_while_pulling)
 {
     static const int errors[] = {EIO, ENOMEM};
     static uint8_t data[100 * PULL_BLOCK];
@@ -685,25 +671,4 @@ test_failures_while_pulling(void)
         }
         CHECK(failed > 15 / SWEEP_STRIDE);
     }
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_find_and_add_many);
-    RUN(test_measure);
-    RUN(test_find_at);
-    RUN(test_credit);
-    RUN(test_find_at_without_the_lock);
-    RUN(test_find_and_add);
-    RUN(test_find_what_is_not_there);
-    RUN(test_find_own_blocks);
-    RUN(test_add_takes_nothing_on_trust);
-    RUN(test_find_holds_the_lock);
-    RUN(test_add_within_a_block);
-    RUN(test_find_by_value);
-    RUN(test_keep);
-    RUN(test_failures_while_pulling);
-    return REPORT();
 }

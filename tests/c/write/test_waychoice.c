@@ -66,8 +66,7 @@ expect_best(gd_way best, int64_t through, int64_t beside, bool fast)
     CHECK_INT(others, 1);
 }
 
-static void
-test_the_cheaper_way(void)
+TEST(test_the_cheaper_way)
 {
     start();
     expect_trials(1000, 300, true);
@@ -77,8 +76,7 @@ test_the_cheaper_way(void)
     expect_best(GD_WAY_THROUGH, 300, 1000, true);
 }
 
-static void
-test_a_slow_disk(void)
+TEST(test_a_slow_disk)
 {
     start();
     expect_trials(1000, 300, false);
@@ -100,8 +98,7 @@ test_a_slow_disk(void)
 }
 
 /* What has become dearer is given up; one stretch decides little. */
-static void
-test_costs_change(void)
+TEST(test_costs_change)
 {
     start();
     expect_trials(400, 300, true);
@@ -112,8 +109,7 @@ test_costs_change(void)
 }
 
 /* Small uploads tell nothing; of those of many, few go the unknown way. */
-static void
-test_small_uploads(void)
+TEST(test_small_uploads)
 {
     start();
     for (int i = 0; i < 1000; i++) {
@@ -127,8 +123,7 @@ test_small_uploads(void)
     CHECK(beside > 0 && beside <= 1 + 1000 * (unsigned)MIB / GD_WAY_TRIAL);
 }
 
-static void
-test_refused(void)
+TEST(test_refused)
 {
     start();
     expect_trials(1000, 300, true);
@@ -141,16 +136,4 @@ test_refused(void)
     /* It was tried again just now, and worked. */
     CHECK_INT(done, GD_WAY_AGAIN);
     CHECK_INT(go(GD_WAY_LONG, 1000, 300, true).way, GD_WAY_BESIDE);
-}
-
-int
-main(int argc, char **argv)
-{
-    BEGIN(argc, argv);
-    RUN(test_the_cheaper_way);
-    RUN(test_a_slow_disk);
-    RUN(test_costs_change);
-    RUN(test_small_uploads);
-    RUN(test_refused);
-    return REPORT();
 }
