@@ -85,14 +85,13 @@ open_and_mark(fixture *x)
     return mark == 'M';
 }
 
-TEST(test_made_once_then_opened)
+static fixture x;
+
+TEST_WITH(test_made_once_then_opened, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     CHECK(!open_and_mark(&x));
     CHECK(open_and_mark(&x));
     CHECK(open_and_mark(&x));
-    teardown(&x);
 }
 
 /* Writes into the file as it lies there. */
@@ -105,10 +104,8 @@ scribble(const fixture *x, const void *data, size_t len, off_t offset)
     close(fd);
 }
 
-TEST(test_any_other_head_is_replaced)
+TEST_WITH(test_any_other_head_is_replaced, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     open_and_mark(&x);
     for (unsigned i = 0; i < HEAD; i++) {
         uint8_t wrong = x.head[i] ^ 0x10;
@@ -118,7 +115,6 @@ TEST(test_any_other_head_is_replaced)
     }
     x.head[20]++; /* somebody asks for another one */
     CHECK(!open_and_mark(&x));
-    teardown(&x);
 }
 
 TEST(test_any_other_size_is_replaced)
@@ -135,28 +131,22 @@ TEST(test_any_other_size_is_replaced)
     teardown(&x);
 }
 
-TEST(test_holes_are_replaced)
+TEST_WITH(test_holes_are_replaced, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     open_and_mark(&x);
     CHECK_INT(truncate(x.path, HEAD), 0);
     CHECK_INT(truncate(x.path, SIZE), 0);
     scribble(&x, "M", 1, SIZE - 1);
     CHECK(!open_and_mark(&x));
-    teardown(&x);
 }
 
-TEST(test_writable_by_others_is_replaced)
+TEST_WITH(test_writable_by_others_is_replaced, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     open_and_mark(&x);
     CHECK_INT(chmod(x.path, 0620), 0);
     CHECK(!open_and_mark(&x));
     CHECK_INT(chmod(x.path, 0602), 0);
     CHECK(!open_and_mark(&x));
-    teardown(&x);
 }
 
 static uid_t
@@ -191,10 +181,8 @@ TEST(test_of_another_user_is_replaced)
     teardown(&x);
 }
 
-TEST(test_symbolic_link_is_replaced)
+TEST_WITH(test_symbolic_link_is_replaced, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     open_and_mark(&x);
     CHECK_INT(rename(x.path, x.other), 0);
     CHECK_INT(symlink(x.other, x.path), 0);
@@ -203,18 +191,14 @@ TEST(test_symbolic_link_is_replaced)
     CHECK_INT(lstat(x.path, &st), 0);
     CHECK(S_ISREG(st.st_mode));
     CHECK(exists(x.other));
-    teardown(&x);
 }
 
-TEST(test_fifo_is_replaced)
+TEST_WITH(test_fifo_is_replaced, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     alarm(60); /* opening one may wait for its other end */
     CHECK_INT(mkfifo(x.path, 0600), 0);
     CHECK(!open_and_mark(&x));
     alarm(0);
-    teardown(&x);
 }
 
 TEST(test_directory_is_an_error)
@@ -242,10 +226,8 @@ make_temporary(const fixture *x, off_t size)
     close(fd);
 }
 
-TEST(test_takes_over_from_a_dead_creator)
+TEST_WITH(test_takes_over_from_a_dead_creator, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     make_temporary(&x, 7);
     CHECK(!open_and_mark(&x));
     CHECK_INT(unlink(x.path), 0);
@@ -258,7 +240,6 @@ TEST(test_takes_over_from_a_dead_creator)
     CHECK_INT(unlink(x.path), 0);
     CHECK_INT(mkfifo(x.temporary, 0600), 0);
     CHECK(!open_and_mark(&x));
-    teardown(&x);
 }
 
 /* What another creator does while we wait. */
@@ -291,17 +272,14 @@ lock_as_other(const fixture *x)
     CHECK_INT(real->lock(real, other_fd, CREATION_LOCK, F_WRLCK), 0);
 }
 
-TEST(test_waits_for_another_creator)
+TEST_WITH(test_waits_for_another_creator, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     waiting = &x;
     waits = 0;
     lock_as_other(&x);
     x.f.env.sleep_ms = sleep_while_other_works;
     CHECK(open_and_mark(&x)); /* the other's file */
     CHECK_INT(waits, 3);
-    teardown(&x);
 }
 
 TEST(test_gives_up_waiting)
@@ -377,17 +355,14 @@ open_too_late(const gd_env *env, int dir, const char *path, int flags,
     return counted_openat(env, dir, path, flags, mode);
 }
 
-TEST(test_other_is_done_before_the_open)
+TEST_WITH(test_other_is_done_before_the_open, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     waiting = &x;
     waits = 0;
     counted_openat = x.f.env.openat;
     x.f.env.openat = open_too_late;
     CHECK(open_and_mark(&x));
     CHECK_INT(waits, 1);
-    teardown(&x);
 }
 
 TEST(test_no_room)
@@ -406,16 +381,13 @@ TEST(test_no_room)
     teardown(&x);
 }
 
-TEST(test_interrupted_and_short)
+TEST_WITH(test_interrupted_and_short, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     fault_env_interrupt(&x.f, 2);
     fault_env_shorten(&x.f, 5);
     CHECK(!open_and_mark(&x));
     CHECK(open_and_mark(&x));
     fault_env_heal(&x.f);
-    teardown(&x);
 }
 
 /* Each call of creating, or of replacing, fails in turn. */
@@ -450,16 +422,13 @@ check_every_fault(fixture *x, fault_call kind, bool replace, bool forever)
     }
 }
 
-TEST(test_every_call_fails)
+TEST_WITH(test_every_call_fails, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     for (int replace = 0; replace < 2; replace++) {
         check_every_fault(&x, FAULT_ANY, replace, false);
         check_every_fault(&x, FAULT_ANY, replace, true);
         check_every_fault(&x, FAULT_ALLOC, replace, false);
     }
-    teardown(&x);
 }
 
 /* Opens and adds one to a byte of its own.  Exits with 0 if all went well. */
@@ -513,12 +482,9 @@ check_race(fixture *x, bool replace)
     CHECK(!exists(x->temporary));
 }
 
-TEST(test_many_processes_at_once)
+TEST_WITH(test_many_processes_at_once, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     for (int round = 0; round < 25; round++) {
         check_race(&x, round % 2);
     }
-    teardown(&x);
 }

@@ -124,10 +124,10 @@ TEST(test_known_header)
     teardown(&t);
 }
 
-TEST(test_every_flip_of_the_header)
+static fixture t;
+
+TEST_WITH(test_every_flip_of_the_header, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     for (uint64_t at = 0; at < 512; at++) {
         for (int bit = 0; bit < 8; bit++) {
             scratch_flip(&t.x, NAME, at, (uint8_t)(1 << bit));
@@ -140,7 +140,6 @@ TEST(test_every_flip_of_the_header)
         }
     }
     CHECK_INT(try_open(&t), GD_OK);
-    teardown(&t);
 }
 
 /* Puts a value into the header, and makes the checksum right. */
@@ -206,10 +205,8 @@ TEST(test_bounds_of_the_header)
     teardown(&t);
 }
 
-TEST(test_what_is_no_group)
+TEST_WITH(test_what_is_no_group, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     for (uint64_t length = 0; length < 512; length += 73) {
         scratch_truncate(&t.x, NAME, length);
         CHECK_INT(try_open(&t), GD_CORRUPT);
@@ -223,7 +220,6 @@ TEST(test_what_is_no_group)
     CHECK_INT(mkdirat(t.x.root, NAME, 0700), 0);
     CHECK_INT(try_open(&t), GD_CORRUPT); /* not a file */
     CHECK_INT(unlinkat(t.x.root, NAME, AT_REMOVEDIR), 0);
-    teardown(&t);
 }
 
 /* ---- published records ---- */
@@ -362,10 +358,8 @@ TEST(test_the_higher_record_counts)
     teardown(&t);
 }
 
-TEST(test_every_flip_of_a_record)
+TEST_WITH(test_every_flip_of_a_record, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     write_record(&t, 3);
     write_record(&t, 4); /* at 512 */
     for (uint64_t at = 0; at < 512; at++) {
@@ -378,7 +372,6 @@ TEST(test_every_flip_of_a_record)
         CHECK_INT(read_sequence(&t), 4);
         scratch_flip(&t.x, NAME, 1024 + at, with);
     }
-    teardown(&t);
 }
 
 /* More slots than the group has; and the record of another group. */
@@ -468,10 +461,8 @@ TEST(test_entries_across_sectors)
 }
 
 /* Later entries of a sector leave the earlier ones' bytes as they were. */
-TEST(test_entries_join_a_sector)
+TEST_WITH(test_entries_join_a_sector, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     for (uint32_t slot = 0; slot < 64; slot++) {
         gd_entry entry = some_entry(slot, 64);
         CHECK_INT(gd_group_write_entries(t.group, slot, 1, &entry, &t.x.err),
@@ -479,7 +470,6 @@ TEST(test_entries_join_a_sector)
         check_entries(&t, 0, slot + 1, 64);
     }
     CHECK_INT(scratch_size(&t.x, NAME), 8192);
-    teardown(&t);
 }
 
 TEST(test_bounds_of_entries)

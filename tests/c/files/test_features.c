@@ -133,9 +133,8 @@ TEST(test_set)
 }
 
 /* N15.1, also if the process that made the file was killed before the sync. */
-TEST(test_each_call_syncs)
+TEST_WITH(test_each_call_syncs, setup(), teardown())
 {
-    setup();
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
     CHECK_INT(set(GD_FEATURE_COLD), GD_IO);
     CHECK_CONTAINS(x.err.text, "features");
@@ -146,13 +145,11 @@ TEST(test_each_call_syncs)
     scratch_check_trace(&x, "fsync");
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
     CHECK_INT(set(GD_FEATURE_COLD), GD_IO);
-    teardown();
 }
 
 /* A handle does it once for each feature. */
-TEST(test_a_handle)
+TEST_WITH(test_a_handle, setup(), teardown())
 {
-    setup();
     gd_repo *repo = scratch_repo(&x);
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
     CHECK_INT(gd_repo_use_feature(repo, GD_FEATURE_COLD, &x.err), GD_IO);
@@ -165,7 +162,6 @@ TEST(test_a_handle)
     CHECK_INT(gd_repo_use_feature(repo, GD_FEATURE_VOLUMES, &x.err), GD_OK);
     CHECK(scratch_exists(&x, "features/volumes"));
     gd_repo_close(repo);
-    teardown();
 }
 
 static int (*real_fsync)(const gd_env *env, int fd);
@@ -182,9 +178,8 @@ look_and_sync(const gd_env *env, int fd)
 
 /* N15.2: older programs are out until the file is durable; this one's peers,
  * and newer ones, stay in. */
-TEST(test_older_programs_are_out)
+TEST_WITH(test_older_programs_are_out, setup(), teardown())
 {
-    setup();
     CHECK_INT(gd_locks_share_features(locks, GD_FEATURE_COUNT, &x.err), GD_OK);
     real_fsync = x.f.env.fsync;
     x.f.env.fsync = look_and_sync;
@@ -195,12 +190,10 @@ TEST(test_older_programs_are_out)
     /* It is set already, so only programs have it open that know it. */
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
     CHECK(!gd_feature_is_set(x.env, x.root, GD_FEATURE_VOLUMES));
-    teardown();
 }
 
-TEST(test_an_older_program_is_open)
+TEST_WITH(test_an_older_program_is_open, setup(), teardown())
 {
-    setup();
     for (unsigned known = 0; known <= GD_FEATURE_COLD; known++) {
         CHECK(raw_lock(known, F_RDLCK) >= 0);
         CHECK_INT(set(GD_FEATURE_COLD), GD_BUSY);
@@ -212,7 +205,6 @@ TEST(test_an_older_program_is_open)
     }
     CHECK(raw_lock(1, F_RDLCK) >= 0);
     CHECK_INT(set(GD_FEATURE_VOLUMES), GD_OK); /* it knows volumes */
-    teardown();
 }
 
 static unsigned sleeps;
@@ -227,16 +219,14 @@ sleep_and_let_go(const gd_env *env, unsigned ms)
     }
 }
 
-TEST(test_an_older_program_is_waited_for)
+TEST_WITH(test_an_older_program_is_waited_for, setup(), teardown())
 {
-    setup();
     sleeps = 0;
     x.f.env.sleep_ms = sleep_and_let_go;
     CHECK(raw_lock(0, F_RDLCK) >= 0);
     CHECK_INT(set(GD_FEATURE_VOLUMES), GD_OK);
     CHECK_INT(sleeps, 3);
     CHECK(is_free());
-    teardown();
 }
 
 /* ---- what is in features/ ---- */

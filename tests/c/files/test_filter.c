@@ -77,10 +77,11 @@ TEST(test_bounds_of_addresses)
     filter_teardown(&x);
 }
 
-TEST(test_the_same_hint_is_kept_once)
+static filter_fixture x;
+
+TEST_WITH(test_the_same_hint_is_kept_once, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (int i = 0; i < 50; i++) {
         filter_insert(x.filter, 7);
     }
@@ -88,7 +89,6 @@ TEST(test_the_same_hint_is_kept_once)
     gd_fingerprint fp = filter_fingerprint(7);
     gd_filter_remove(x.filter, &fp, filter_address(7));
     CHECK_INT(filter_stats_of(x.filter).hints, 0);
-    filter_teardown(&x);
 }
 
 /* Copies of one block: as many as two buckets have places. */
@@ -113,10 +113,9 @@ TEST(test_many_addresses_of_one_fingerprint)
 }
 
 /* A fingerprint always has two buckets, never one twice. */
-TEST(test_two_buckets)
+TEST_WITH(test_two_buckets, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (uint64_t n = 0; n < 3000; n++) {
         gd_fingerprint fp = filter_fingerprint(n);
         gd_address found[GD_FILTER_CANDIDATES];
@@ -131,14 +130,12 @@ TEST(test_two_buckets)
     }
     CHECK_INT(filter_stats_of(x.filter).dropped, 0);
     CHECK_INT(filter_stats_of(x.filter).hints, 0);
-    filter_teardown(&x);
 }
 
 /* A digest of 8 bits: its few fingerprints still lie apart. */
-TEST(test_weak_fingerprints_spread)
+TEST_WITH(test_weak_fingerprints_spread, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (uint32_t n = 0; n < 256; n++) {
         gd_fingerprint fp = {{(uint8_t)n}};
         gd_filter_insert(x.filter, &fp, (gd_address){1, n});
@@ -150,7 +147,6 @@ TEST(test_weak_fingerprints_spread)
         CHECK_INT(gd_filter_lookup(x.filter, &fp, found), 1);
         CHECK_INT(found[0].slot, n);
     }
-    filter_teardown(&x);
 }
 
 TEST(test_few_false_candidates)
@@ -237,10 +233,8 @@ TEST(test_much_more_than_fits)
     filter_teardown(&x);
 }
 
-TEST(test_clear)
+TEST_WITH(test_clear, filter_setup(&x, FILTER_SMALL), filter_teardown(&x))
 {
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (uint64_t n = 0; n < 10 * FILTER_PLACES; n++) {
         filter_insert(x.filter, n);
     }
@@ -259,7 +253,6 @@ TEST(test_clear)
         filter_insert(x.filter, n);
     }
     CHECK_INT(filter_stats_of(x.filter).hints, FILTER_PLACES / 2);
-    filter_teardown(&x);
 }
 
 /* ---- the file ---- */
@@ -351,10 +344,9 @@ overwrite(const filter_fixture *x, const void *data, size_t len, off_t offset)
     close(fd);
 }
 
-TEST(test_damaged_headers_are_replaced)
+TEST_WITH(test_damaged_headers_are_replaced, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (unsigned i = 0; i < FIXED_SIZE; i++) {
         filter_insert(x.filter, 1);
         filter_close(&x);
@@ -362,7 +354,6 @@ TEST(test_damaged_headers_are_replaced)
         CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
         CHECK(!filter_finds(x.filter, 1));
     }
-    filter_teardown(&x);
 }
 
 /* A random number generator for the garbage: the same in every run. */
@@ -454,10 +445,8 @@ TEST(test_group_0_is_no_candidate)
     filter_teardown(&x);
 }
 
-TEST(test_faults)
+TEST_WITH(test_faults, filter_setup(&x, FILTER_SMALL), filter_teardown(&x))
 {
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     filter_close(&x);
     CHECK_INT(unlink(x.path), 0);
     fault_env_fail(&x.f, FAULT_FALLOCATE, 1, ENOSPC, true);
@@ -474,7 +463,6 @@ TEST(test_faults)
     CHECK_INT(fault_env_leaks(&x.f), 0);
     CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
     gd_filter_close(x.env, NULL);
-    filter_teardown(&x);
 }
 
 /* ---- following the groups ---- */

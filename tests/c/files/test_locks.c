@@ -61,11 +61,11 @@ is_free(const fixture *t, uint64_t byte)
 #define INTENT_BYTE(group) ((UINT64_C(1) << 33) + (group))
 #define FEATURE_BYTE(known) ((UINT64_C(1) << 35) + (known))
 
+static fixture t;
+
 /* The bytes of format.rst, and no others. */
-TEST(test_which_bytes)
+TEST_WITH(test_which_bytes, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     const uint32_t group = 0x1ffffff;
     CHECK_INT(gd_locks_share(t.a, group, NULL), GD_OK);
     CHECK(!is_free(&t, SHARE_BYTE(group)));
@@ -83,13 +83,10 @@ TEST(test_which_bytes)
     gd_locks_unshare(t.a, group);
     CHECK(is_free(&t, group));
     CHECK(is_free(&t, SHARE_BYTE(group)));
-    teardown(&t);
 }
 
-TEST(test_share_is_counted)
+TEST_WITH(test_share_is_counted, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     for (int i = 0; i < 3; i++) {
         CHECK_INT(gd_locks_share(t.a, 5, NULL), GD_OK);
     }
@@ -106,13 +103,10 @@ TEST(test_share_is_counted)
     gd_locks_unshare(t.a, 6); /* never shared */
     CHECK_INT(gd_locks_share(t.a, 5, NULL), GD_OK);
     CHECK(!is_free(&t, SHARE_BYTE(5)));
-    teardown(&t);
 }
 
-TEST(test_the_collector_refuses)
+TEST_WITH(test_the_collector_refuses, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     gd_error err = {.text = "as it was"};
     CHECK_INT(raw_lock(&t, SHARE_BYTE(9), F_WRLCK), 0);
     CHECK_INT(gd_locks_share(t.a, 9, &err), GD_BUSY);
@@ -123,15 +117,12 @@ TEST(test_the_collector_refuses)
     CHECK_INT(gd_locks_share(t.a, 9, &err), GD_OK);
     gd_locks_unshare(t.a, 9);
     CHECK(is_free(&t, SHARE_BYTE(9)));
-    teardown(&t);
 }
 
 /* The mark of intent keeps new sharers out, also of a handle that shares
  * already; those that are in stay. */
-TEST(test_intent_refuses)
+TEST_WITH(test_intent_refuses, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_OK);
     CHECK_INT(raw_lock(&t, INTENT_BYTE(9), F_WRLCK), 0);
     CHECK_INT(gd_locks_share(t.b, 9, NULL), GD_BUSY);
@@ -144,13 +135,10 @@ TEST(test_intent_refuses)
     raw_lock(&t, INTENT_BYTE(9), F_UNLCK);
     CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_OK);
     CHECK(is_free(&t, INTENT_BYTE(9))); /* the look at it left no lock */
-    teardown(&t);
 }
 
-TEST(test_one_lease)
+TEST_WITH(test_one_lease, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     gd_error err = {.text = "as it was"};
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_BUSY);
@@ -167,7 +155,6 @@ TEST(test_one_lease)
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
     /* Lease and group lock are two things. */
     CHECK_INT(gd_locks_share(t.b, 3, &err), GD_OK);
-    teardown(&t);
 }
 
 TEST(test_closing_releases)
@@ -185,10 +172,8 @@ TEST(test_closing_releases)
 
 /* ---- the collector's ---- */
 
-TEST(test_exclude)
+TEST_WITH(test_exclude, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     gd_error err = {.text = "as it was"};
     CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_OK);
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
@@ -210,15 +195,12 @@ TEST(test_exclude)
     gd_locks_admit(t.a, 7);
     CHECK(is_free(&t, SHARE_BYTE(7)));
     CHECK_INT(gd_locks_share(t.a, 7, &err), GD_OK);
-    teardown(&t);
 }
 
 /* The exclusive lock is refused where this process shares the group: the kernel
  * would turn the one into the other. */
-TEST(test_exclude_is_refused)
+TEST_WITH(test_exclude_is_refused, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
@@ -232,13 +214,10 @@ TEST(test_exclude_is_refused)
     CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
     gd_locks_unshare(t.b, 7);
     CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
-    teardown(&t);
 }
 
-TEST(test_announce)
+TEST_WITH(test_announce, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_BUSY);
@@ -266,7 +245,6 @@ TEST(test_announce)
     }
     CHECK(!is_free(&t, INTENT_BYTE(300)));
     CHECK_INT(gd_locks_announce(t.b, 7, NULL), GD_OK);
-    teardown(&t);
 }
 
 static int
@@ -298,10 +276,8 @@ TEST(test_maintainer_lock_of_a_file_that_was_replaced)
     teardown(&t);
 }
 
-TEST(test_look_for_intent)
+TEST_WITH(test_look_for_intent, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_BUSY);
@@ -315,13 +291,10 @@ TEST(test_look_for_intent)
     CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_OK);
     /* Asking leaves nothing behind. */
     CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
-    teardown(&t);
 }
 
-TEST(test_confirm)
+TEST_WITH(test_confirm, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_confirm(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_BUSY);
@@ -336,14 +309,11 @@ TEST(test_confirm)
     scratch_drop_locks();
     CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_OK);
     CHECK_INT(gd_locks_confirm(t.a, 5, NULL), GD_BUSY);
-    teardown(&t);
 }
 
 /* Also for a process that believes that it has the lock. */
-TEST(test_share_after_locks_were_lost)
+TEST_WITH(test_share_after_locks_were_lost, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_OK);
     scratch_drop_locks();
     CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_OK);
@@ -351,7 +321,6 @@ TEST(test_share_after_locks_were_lost)
     gd_locks_admit(t.b, 4);
     CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_BUSY);
-    teardown(&t);
 }
 
 TEST(test_maintainer_lock)
@@ -530,10 +499,8 @@ TEST(test_names_lock)
 
 /* ---- the feature bytes ---- */
 
-TEST(test_feature_byte_is_shared)
+TEST_WITH(test_feature_byte_is_shared, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_locks_share_features(t.a, 3, NULL), GD_OK);
     CHECK_INT(gd_locks_share_features(t.b, 3, NULL), GD_OK);
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(3), F_RDLCK), 0); /* shared */
@@ -547,14 +514,11 @@ TEST(test_feature_byte_is_shared)
     gd_error err = {.text = "as it was"};
     CHECK_INT(gd_locks_share_features(t.b, 2, &err), GD_BUSY);
     CHECK(strcmp(err.text, "as it was") == 0);
-    teardown(&t);
 }
 
 /* Programs that know f features or fewer do not know feature number f. */
-TEST(test_excluding_a_feature)
+TEST_WITH(test_excluding_a_feature, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     gd_error err = {.text = "as it was"};
     CHECK_INT(gd_locks_share_features(t.a, 3, &err), GD_OK);
     CHECK_INT(gd_locks_share_features(t.b, 3, &err), GD_OK);
@@ -585,7 +549,6 @@ TEST(test_excluding_a_feature)
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(2), F_RDLCK), 0);
     CHECK_INT(gd_locks_exclude_features(t.a, 1, &err), GD_OK);
     CHECK(strcmp(err.text, "as it was") == 0);
-    teardown(&t);
 }
 
 static int

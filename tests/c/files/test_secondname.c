@@ -72,9 +72,9 @@ lose_name(const char *name)
     CHECK_INT(unlinkat(x.root, name, 0), 0);
 }
 
-TEST(test_n14_1_a_second_name_is_made_and_removed)
+TEST_WITH(test_n14_1_a_second_name_is_made_and_removed, setup(true),
+          teardown())
 {
-    setup(true);
     CHECK_INT(put("one"), GD_OK);
     for (int twice = 0; twice < 2; twice++) {
         CHECK_INT(gd_second_name_make(x.env, x.root, &x.params, "images/one",
@@ -86,12 +86,10 @@ TEST(test_n14_1_a_second_name_is_made_and_removed)
     CHECK(scratch_exists(&x, "images/one"));
     CHECK_INT(gd_second_name_make(x.env, x.root, &x.params, "images/other",
                                   &x.err), GD_NOTFOUND);
-    teardown();
 }
 
-TEST(test_a_local_file_system_has_none)
+TEST_WITH(test_a_local_file_system_has_none, setup(false), teardown())
 {
-    setup(false);
     CHECK_INT(put("one"), GD_OK);
     CHECK_INT(gd_second_name_make(x.env, x.root, &x.params, "images/one",
                                   &x.err), GD_OK);
@@ -100,17 +98,14 @@ TEST(test_a_local_file_system_has_none)
     CHECK_INT(settle("images/one"), GD_OK);
     CHECK_INT(gd_settle_images(x.env, x.root, &x.params, &x.err), GD_OK);
     CHECK_INT(fault_env_count(&x.f, FAULT_FSTATAT), looks);
-    teardown();
 }
 
-TEST(test_n14_2_an_image_is_found_by_either_name)
+TEST_WITH(test_n14_2_an_image_is_found_by_either_name, setup(true), teardown())
 {
-    setup(true);
     CHECK_INT(put("one"), GD_OK);
     lose_name("images/one");
     CHECK_INT(get("one"), GD_OK);
     CHECK_INT(get("two"), GD_NOTFOUND);
-    teardown();
 }
 
 TEST(test_n14_2_groups_are_listed_by_either_name)
@@ -155,9 +150,8 @@ TEST(test_names_of_groups)
     }
 }
 
-TEST(test_n14_3_names_are_settled)
+TEST_WITH(test_n14_3_names_are_settled, setup(true), teardown())
 {
-    setup(true);
     CHECK_INT(put("one"), GD_OK);
     CHECK_INT(settle("images/one"), GD_OK);
     CHECK_INT(settle("images/none"), GD_OK);
@@ -171,7 +165,6 @@ TEST(test_n14_3_names_are_settled)
     CHECK(scratch_exists(&x, "images/one"));
     CHECK(!scratch_exists(&x, "images/one~"));
     CHECK_INT(get("one"), GD_OK);
-    teardown();
 }
 
 TEST(test_n14_3_a_deleted_image_does_not_come_back)
@@ -216,15 +209,14 @@ TEST(test_n14_3_a_maintainer_settles_all_images)
     teardown();
 }
 
-TEST(test_n14_4_a_second_upload_is_refused_in_the_gap)
+TEST_WITH(test_n14_4_a_second_upload_is_refused_in_the_gap, setup(true),
+          teardown())
 {
-    setup(true);
     CHECK_INT(put("one"), GD_OK);
     lose_name("images/one");
     CHECK_INT(put("one"), GD_EXISTS);
     CHECK_INT(get("one"), GD_OK);
     CHECK(!scratch_exists(&x, "images/one~"));
-    teardown();
 }
 
 static bool

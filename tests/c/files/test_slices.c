@@ -103,10 +103,10 @@ read_range(fixture *t, uint64_t offset, size_t length)
     return s;
 }
 
-TEST(test_ranges)
+static fixture t;
+
+TEST_WITH(test_ranges, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     const struct {
         uint64_t offset;
         size_t length;
@@ -123,25 +123,19 @@ TEST(test_ranges)
         CHECK_INT(t.fetched - before, ranges[i].slices);
     }
     CHECK_INT(t.fetches, 4); /* slices behind one another by one call */
-    teardown(&t);
 }
 
-TEST(test_behind_the_end)
+TEST_WITH(test_behind_the_end, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(read_range(&t, LENGTH, 1), GD_CORRUPT);
     CHECK_INT(read_range(&t, LENGTH - 1, 2), GD_CORRUPT);
     CHECK_INT(read_range(&t, UINT64_MAX, 2), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "groups/00000001");
     CHECK_INT(t.fetches, 0);
-    teardown(&t);
 }
 
-TEST(test_the_source_fails)
+TEST_WITH(test_the_source_fails, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     t.answer = GD_UNAVAILABLE;
     CHECK_INT(read_range(&t, 0, 1), GD_UNAVAILABLE);
     CHECK_CONTAINS(t.x.err.text, "refused");
@@ -149,13 +143,10 @@ TEST(test_the_source_fails)
     CHECK_INT(read_range(&t, 0, 1), GD_NOSPACE);
     t.answer = GD_OK;
     CHECK_INT(read_range(&t, 0, 1), GD_OK);
-    teardown(&t);
 }
 
-TEST(test_forgotten_slices_are_fetched_again)
+TEST_WITH(test_forgotten_slices_are_fetched_again, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(read_range(&t, 0, LENGTH), GD_OK);
     CHECK_INT(t.fetched, 4);
     gd_slices_forget(t.slices, &t.object, GD_SLICE - 1, 2);
@@ -164,13 +155,10 @@ TEST(test_forgotten_slices_are_fetched_again)
     CHECK_INT(t.fetched, 4);
     CHECK_INT(read_range(&t, 0, 2 * GD_SLICE), GD_OK);
     CHECK_INT(t.fetched, 6);
-    teardown(&t);
 }
 
-TEST(test_announcements)
+TEST_WITH(test_announcements, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     gd_slices_expect(t.slices, &t.object, GD_SLICE, 1);
     CHECK_INT(t.first, 1);
     CHECK_INT(t.expected, 1);
@@ -195,13 +183,10 @@ TEST(test_announcements)
     gd_slices_expect(t.slices, &t.object, LENGTH, 1);
     gd_slices_expect(t.slices, &t.object, 0, 0);
     CHECK_INT(t.expected, 0);
-    teardown(&t);
 }
 
-TEST(test_counts)
+TEST_WITH(test_counts, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(read_range(&t, GD_SLICE - 1, 2), GD_OK);
     gd_slice_counts counts = gd_slices_get_counts(t.slices);
     CHECK_INT(counts.reads, 2);
@@ -210,7 +195,6 @@ TEST(test_counts)
     counts = gd_slices_get_counts(t.slices);
     CHECK_INT(counts.reads, 3);
     CHECK_INT(counts.misses, 1);
-    teardown(&t);
 }
 
 /* Each call fails once: an error, or what was asked for. */
@@ -230,10 +214,8 @@ fail_one(fault_call call, uint64_t n)
 }
 
 /* The source puts slices there while the disk is full. */
-TEST(test_slices_in_memory)
+TEST_WITH(test_slices_in_memory, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(read_range(&t, 0, 100), GD_OK);
     t.disk_is_full = true;
     CHECK_INT(read_range(&t, GD_SLICE - 10, GD_SLICE), GD_OK);
@@ -245,7 +227,6 @@ TEST(test_slices_in_memory)
     gd_slices_forget(t.slices, &t.object, 0, 2 * GD_SLICE);
     CHECK_INT(read_range(&t, 0, 2 * GD_SLICE), GD_OK);
     CHECK_INT(t.fetched, 4);
-    teardown(&t);
 }
 
 TEST(test_each_call_fails)

@@ -123,10 +123,10 @@ TEST(test_listing)
     teardown(&t);
 }
 
-TEST(test_committed)
+static fixture t;
+
+TEST_WITH(test_committed, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
     CHECK(t.entry.complete && t.entry.damage.status == GD_OK);
@@ -163,7 +163,6 @@ TEST(test_committed)
                   t.x.env, t.x.root, &t.x.params,
                   "T-00000000000000000000000000000000", &t.entry, &t.x.err),
               GD_NOTFOUND);
-    teardown(&t);
 }
 
 /* N4.3: an entry that was not complete at the first look is committed before
@@ -483,10 +482,8 @@ TEST(test_hostile_extents)
 
 /* ---- settling ---- */
 
-TEST(test_unlink)
+TEST_WITH(test_unlink, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
     CHECK_INT(gd_spool_entry_unlink(&t.entry, &t.x.err), GD_OK);
@@ -498,7 +495,6 @@ TEST(test_unlink)
     CHECK_INT(gd_spool_entry_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
     CHECK(scratch_exists(&t.x, t.entry.name));
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }
 
 TEST(test_set_aside)
@@ -579,10 +575,8 @@ is_same(fixture *t, const char *image_id)
                                   t->entry.inode, t->entry.modified);
 }
 
-TEST(test_the_same_file)
+TEST_WITH(test_the_same_file, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(put(&t, "two"), GD_OK);
     CHECK_INT(open_image(&t, "one"), GD_OK);
@@ -600,5 +594,4 @@ TEST(test_the_same_file)
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK(!is_same(&t, "one"));
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }

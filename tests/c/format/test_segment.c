@@ -144,9 +144,8 @@ decode(const gd_segment_header *header)
                              x.back, "groups/00000001", 77, &x.err);
 }
 
-TEST(test_every_flip_is_noticed)
+TEST_WITH(test_every_flip_is_noticed, setup(), teardown())
 {
-    setup();
     gd_segment_header header;
     REQUIRE(make_segment(GD_CODEC_LZ4, 0, 4096, &header));
     for (size_t at = 0; at < GD_SEGMENT_HEADER + header.stored_length; at++) {
@@ -162,7 +161,6 @@ TEST(test_every_flip_is_noticed)
         }
     }
     CHECK(gd_segment_intact(x.raw, &header, SEED));
-    teardown();
 }
 
 TEST(test_bounds_of_headers)
@@ -399,9 +397,8 @@ TEST(test_round_trips)
 }
 
 /* The last byte of a sixteenth decides; out has no more room than plain. */
-TEST(test_what_does_not_pay)
+TEST_WITH(test_what_does_not_pay, setup(), teardown())
 {
-    setup();
     fill_random(x.plain, LENGTH, 9);
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
         uint8_t *out = malloc(4096); /* so that a sanitizer sees its end */
@@ -420,14 +417,12 @@ TEST(test_what_does_not_pay)
         free(out);
         fill_random(x.plain, LENGTH, 9);
     }
-    teardown();
 }
 
 /* Cut short, longer, noise, another codec, and every bit flipped: an error, or
  * bytes; never beyond the lengths that the header names. */
-TEST(test_hostile_bytes)
+TEST_WITH(test_hostile_bytes, setup(), teardown())
 {
-    setup();
     for (int codec = GD_CODEC_LZ4; codec <= GD_CODEC_ZSTD; codec++) {
         gd_segment_header header;
         fill_image(x.plain, LENGTH, 4096, 4, 1);
@@ -462,7 +457,6 @@ TEST(test_hostile_bytes)
             CHECK(x.back[4096] == 0xee);
         }
     }
-    teardown();
 }
 
 /* ---- parameters ---- */

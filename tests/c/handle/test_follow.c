@@ -252,9 +252,8 @@ TEST(test_another_handle)
 
 /* A look that finds nothing asks for the groups that may grow, and for one
  * name. */
-TEST(test_an_idle_look)
+TEST_WITH(test_an_idle_look, setup(FILTER), teardown())
 {
-    setup(FILTER);
     for (int i = 0; i < 50; i++) {
         publish(make_group(), 0, SLOTS);
     }
@@ -268,7 +267,6 @@ TEST(test_an_idle_look)
     list_next();
     follow();
     CHECK_INT(fault_env_count(&t.x.f, FAULT_LIST), lists + 1);
-    teardown();
 }
 
 /* However many calls it takes, all groups are listed once to begin with, and in
@@ -300,9 +298,8 @@ TEST(test_filling)
     }
 }
 
-TEST(test_when_it_is_due)
+TEST_WITH(test_when_it_is_due, setup(FILTER), teardown())
 {
-    setup(FILTER);
     CHECK(!gd_follow_is_due(t.others, 0)); /* has no index */
     CHECK(gd_follow_is_due(t.repo, 100000));
     follow();
@@ -317,7 +314,6 @@ TEST(test_when_it_is_due)
                 &(gd_look){.ended_ns = INT64_MAX});
     index->rebuild_unlock(index);
     CHECK(gd_follow_is_due(t.repo, 100000));
-    teardown();
 }
 
 /* Entries that this process published are in its index already. */
@@ -348,9 +344,8 @@ TEST(test_own_blocks)
     }
 }
 
-TEST(test_poisoned_group)
+TEST_WITH(test_poisoned_group, setup(FILTER), teardown())
 {
-    setup(FILTER);
     uint32_t number = make_group();
     publish(number, 0, 10);
     CHECK_INT(follow(), 10);
@@ -360,7 +355,6 @@ TEST(test_poisoned_group)
     uint64_t opened = fault_env_count(&t.x.f, FAULT_OPENAT);
     follow();
     CHECK_INT(fault_env_count(&t.x.f, FAULT_OPENAT), opened);
-    teardown();
 }
 
 static void
@@ -371,9 +365,8 @@ remove_group(uint32_t number)
     must(unlinkat(t.x.root, name, 0) == 0);
 }
 
-TEST(test_removed_groups)
+TEST_WITH(test_removed_groups, setup(FILTER), teardown())
 {
-    setup(FILTER);
     for (int i = 0; i < 4; i++) {
         publish(make_group(), 0, 10);
     }
@@ -390,12 +383,10 @@ TEST(test_removed_groups)
     publish(2, 0, 20);
     CHECK_INT(follow(), 20);
     CHECK_INT(count_known(2, 0, 20), 20);
-    teardown();
 }
 
-TEST(test_count_that_goes_back)
+TEST_WITH(test_count_that_goes_back, setup(FILTER), teardown())
 {
-    setup(FILTER);
     publish(make_group(), 0, 40);
     CHECK_INT(follow(), 40);
     set_record(1, 20, 0);
@@ -409,7 +400,6 @@ TEST(test_count_that_goes_back)
     publish(1, 0, 30);
     CHECK_INT(follow(), 30);
     CHECK_INT(follow(), 0);
-    teardown();
 }
 
 /* What cannot be read now is read when it can. */
@@ -477,9 +467,8 @@ TEST(test_entries_older_than_their_record)
 }
 
 /* More groups may grow than the list has room for. */
-TEST(test_many_open_groups)
+TEST_WITH(test_many_open_groups, setup(FILTER), teardown())
 {
-    setup(FILTER);
     for (int i = 0; i < MANY; i++) {
         publish(make_group(), 0, 2);
     }
@@ -512,12 +501,10 @@ TEST(test_many_open_groups)
     publish(90, 2, 4);
     CHECK_INT(follow(), 4);
     CHECK_INT(follow(), 0);
-    teardown();
 }
 
-TEST(test_two_at_once)
+TEST_WITH(test_two_at_once, setup(FILTER), teardown())
 {
-    setup(FILTER);
     publish(make_group(), 0, 20);
     gd_repo *second = t.repo;
     open_index(); /* of the same file */
@@ -530,7 +517,6 @@ TEST(test_two_at_once)
     CHECK_INT(gd_follow(second, 5, &t.last, &t.x.err), GD_OK);
     CHECK_INT(t.last.entries, 0);
     gd_repo_close(second);
-    teardown();
 }
 
 /* All that others did is known in the end. */

@@ -95,12 +95,12 @@ lend_store(fixture *t, uint32_t number, bool cold_wanted)
     return store;
 }
 
+static fixture t;
+
 /* ---- groups ---- */
 
-TEST(test_lent_to_several)
+TEST_WITH(test_lent_to_several, setup(&t, 2), teardown(&t))
 {
-    fixture t;
-    setup(&t, 2);
     uint64_t opened = fault_env_count(&t.x.f, FAULT_OPENAT);
     gd_group *a = lend(&t, 1, false), *b = lend(&t, 1, false);
     gd_group *c = lend(&t, 2, false);
@@ -111,15 +111,12 @@ TEST(test_lent_to_several)
     CHECK(lend(&t, 1, false) == a);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_OPENAT), opened + 2);
     gd_fpcache_return_group(t.cache, a);
-    teardown(&t);
 }
 
 /* On a shared file system it is not lent to readers, who would read beside the
  * page cache, nor to another fresh look. */
-TEST(test_n13_2_a_fresh_group_is_not_kept)
+TEST_WITH(test_n13_2_a_fresh_group_is_not_kept, setup(&t, 1), teardown(&t))
 {
-    fixture t;
-    setup(&t, 1);
     t.x.params.shared = true;
     t.x.f.shared = true;
     int64_t before = t.x.f.descriptors;
@@ -134,15 +131,12 @@ TEST(test_n13_2_a_fresh_group_is_not_kept)
     gd_fpcache_return_group(t.cache, cached);
     gd_fpcache_return_group(t.cache, cached);
     CHECK_INT(t.x.f.descriptors, before + 1);
-    teardown(&t);
 }
 
 /* N7.2: an open file may show what it had been, so a fresh one is another, of
  * a name that was asked for before.  Whoever has the old one keeps it. */
-TEST(test_fresh_is_opened_again)
+TEST_WITH(test_fresh_is_opened_again, setup(&t, 1), teardown(&t))
 {
-    fixture t;
-    setup(&t, 1);
     gd_group *old = lend(&t, 1, false);
     int64_t before = t.x.f.descriptors;
     uint64_t opened = fault_env_count(&t.x.f, FAULT_OPENAT);
@@ -161,7 +155,6 @@ TEST(test_fresh_is_opened_again)
     CHECK_INT(gd_fpcache_group(t.cache, 1, true, &new, &t.x.err), GD_IO);
     CHECK(new == NULL);
     CHECK_CONTAINS(t.x.err.text, "groups/00000001");
-    teardown(&t);
 }
 
 TEST(test_bounded_descriptors)
@@ -233,10 +226,8 @@ TEST(test_fresh)
 
 /* ---- stores ---- */
 
-TEST(test_store_is_kept)
+TEST_WITH(test_store_is_kept, setup(&t, 1), teardown(&t))
 {
-    fixture t;
-    setup(&t, 1);
     publish(&t, 1, 1, 0, 10);
     gd_fpstore *a = lend_store(&t, 1, true);
     gd_fpstore *b = lend_store(&t, 1, false);
@@ -246,14 +237,11 @@ TEST(test_store_is_kept)
     gd_fpcache_return_store(t.cache, b);
     CHECK(lend_store(&t, 1, false) == a);
     gd_fpcache_return_store(t.cache, a);
-    teardown(&t);
 }
 
 /* N7.2: more was published, or something published has changed. */
-TEST(test_store_out_of_date)
+TEST_WITH(test_store_out_of_date, setup(&t, 1), teardown(&t))
 {
-    fixture t;
-    setup(&t, 1);
     publish(&t, 1, 1, 0, 10);
     gd_fpstore *a = lend_store(&t, 1, true);
     publish(&t, 1, 2, 0, 11);
@@ -270,7 +258,6 @@ TEST(test_store_out_of_date)
     c = lend_store(&t, 1, true);
     CHECK_INT(c->generation, 0);
     gd_fpcache_return_store(t.cache, c);
-    teardown(&t);
 }
 
 /* The one inode number of all files: file systems give numbers out again. */
@@ -341,10 +328,8 @@ TEST(test_number_used_again)
 }
 
 /* The same file, with what it was before. */
-TEST(test_rolled_back)
+TEST_WITH(test_rolled_back, setup(&t, 1), teardown(&t))
 {
-    fixture t;
-    setup(&t, 1);
     publish(&t, 1, 2, 0, 10);
     gd_fpcache_return_store(t.cache, lend_store(&t, 1, true));
     scratch_truncate(&t.x, "groups/00000001", 512);
@@ -355,7 +340,6 @@ TEST(test_rolled_back)
     gd_fpcache_return_store(t.cache, store);
     publish(&t, 1, 3, 0, 7); /* another record, not another count */
     gd_fpcache_return_store(t.cache, lend_store(&t, 1, true));
-    teardown(&t);
 }
 
 TEST(test_bounded_stores)

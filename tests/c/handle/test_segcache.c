@@ -95,9 +95,8 @@ stats(void)
 
 /* By number, file and place: a rewritten group has the number of the old one,
  * and other segments in the same places. */
-TEST(test_found_by_file_and_place)
+TEST_WITH(test_found_by_file_and_place, setup(1 << 20), teardown())
 {
-    setup(1 << 20);
     CHECK(!has(&groups[0], 8192, 1));
     keep(&groups[0], 8192, 1);
     keep(&groups[0], 9192, 2);
@@ -117,7 +116,6 @@ TEST(test_found_by_file_and_place)
     CHECK(gd_segcache_has(cache, &groups[0], 8192));
     CHECK(!gd_segcache_has(cache, &groups[0], 1));
     CHECK_INT(stats().hits + stats().misses, 9);
-    teardown();
 }
 
 /* Many more than the first buckets, to be told apart all the same. */
@@ -138,9 +136,8 @@ TEST(test_many)
 }
 
 /* The one longest unused goes first. */
-TEST(test_budget)
+TEST_WITH(test_budget, setup(1 << 20), teardown())
 {
-    setup(1 << 20);
     keep(&groups[0], 1, 1);
     uint64_t one = stats().bytes;
     CHECK(one >= LENGTH && one < LENGTH + 200);
@@ -167,12 +164,10 @@ TEST(test_budget)
     gd_segcache_return(cache, large);
     CHECK(!gd_segcache_has(cache, &groups[0], 9));
     CHECK(has(&groups[0], 6, 6) && has(&groups[0], 5, 5));
-    teardown();
 }
 
-TEST(test_without_a_budget)
+TEST_WITH(test_without_a_budget, setup(0), teardown())
 {
-    setup(0);
     CHECK(!gd_segcache_enabled(cache));
     keep(&groups[0], 1, 1);
     CHECK(!has(&groups[0], 1, 1));
@@ -181,14 +176,12 @@ TEST(test_without_a_budget)
     CHECK(gd_segcache_enabled(cache));
     keep(&groups[0], 1, 1);
     CHECK(has(&groups[0], 1, 1));
-    teardown();
 }
 
 /* Segments whose blocks follow each other are then not kept, and as long as
  * there is none of the others, nobody looks for one. */
-TEST(test_lists_only)
+TEST_WITH(test_lists_only, setup(1 << 20), teardown())
 {
-    setup(1 << 20);
     const gd_segment_header plain = {.codec = GD_CODEC_LZ4, .blocks = 3,
                                      .plain_length = LENGTH,
                                      .stored_length = 7};
@@ -214,13 +207,11 @@ TEST(test_lists_only)
     gd_segcache_set_lists_only(cache, false);
     CHECK(gd_segcache_enabled(cache));
     CHECK(gd_segcache_takes(cache, &plain));
-    teardown();
 }
 
 /* What is lent stays, whatever happens to the cache. */
-TEST(test_lent)
+TEST_WITH(test_lent, setup(1 << 20), teardown())
 {
-    setup(1 << 20);
     keep(&groups[0], 1, 1);
     gd_cached_segment *first = gd_segcache_get(cache, &groups[0], 1);
     gd_cached_segment *again = gd_segcache_get(cache, &groups[0], 1);
@@ -243,13 +234,11 @@ TEST(test_lent)
     CHECK_INT(stats().bytes, 0);
     CHECK(is(first, 2));
     gd_segcache_return(cache, first);
-    teardown();
 }
 
 /* Two threads decoded the same segment: the first one's is kept. */
-TEST(test_kept_twice)
+TEST_WITH(test_kept_twice, setup(1 << 20), teardown())
 {
-    setup(1 << 20);
     gd_cached_segment *one = make(1, LENGTH), *two = make(2, LENGTH);
     gd_segcache_keep(cache, &groups[0], 1, one);
     gd_segcache_keep(cache, &groups[0], 1, two);
@@ -258,12 +247,10 @@ TEST(test_kept_twice)
     gd_segcache_return(cache, one);
     CHECK(has(&groups[0], 1, 1));
     gd_segcache_set_budget(cache, 0);
-    teardown();
 }
 
-TEST(test_out_of_memory)
+TEST_WITH(test_out_of_memory, setup(1 << 20), teardown())
 {
-    setup(1 << 20);
     fault_env_fail(&f, FAULT_ALLOC, 1, ENOMEM, true);
     CHECK(make(1, LENGTH) == NULL);
     fault_env_heal(&f);
@@ -275,7 +262,6 @@ TEST(test_out_of_memory)
     gd_segcache_keep(cache, &groups[0], 1, segment);
     CHECK(has(&groups[0], 1, 1));
     gd_segcache_return(cache, segment);
-    teardown();
 }
 
 /* ---- threads ---- */

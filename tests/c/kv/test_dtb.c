@@ -117,12 +117,12 @@ teardown(fixture *x)
     check_rmdir(x->dir);
 }
 
+static fixture x;
+
 /* ---- damage ---- */
 
-TEST(test_flips)
+TEST_WITH(test_flips, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     for (unsigned i = 0; i < FLIPS; i++) {
         size_t at = gd_checksum(&i, sizeof i, 9) % x.length;
         uint8_t was = x.bytes[at];
@@ -138,14 +138,11 @@ TEST(test_flips)
         close_store(&x);
         x.bytes[at] = was;
     }
-    teardown(&x);
 }
 
 /* Pages that have right checksums, and lie. */
-TEST(test_hostile_pages)
+TEST_WITH(test_hostile_pages, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     uint64_t seed = gd_get64(x.bytes + 24);
     for (unsigned count = 0; count <= UINT16_MAX; count += 257) {
         for (size_t page = 1; page < x.length / GD_DTB_PAGE; page++) {
@@ -161,13 +158,10 @@ TEST(test_hostile_pages)
         CHECK_INT(gd_kv_commit(x.kv, &x.err), GD_OK);
         close_store(&x);
     }
-    teardown(&x);
 }
 
-TEST(test_swapped_pages)
+TEST_WITH(test_swapped_pages, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     uint8_t page[GD_DTB_PAGE];
     memcpy(page, x.bytes + GD_DTB_PAGE, GD_DTB_PAGE);
     memcpy(x.bytes + GD_DTB_PAGE, x.bytes + 2 * GD_DTB_PAGE, GD_DTB_PAGE);
@@ -179,14 +173,11 @@ TEST(test_swapped_pages)
     gd_kv_stats stats;
     gd_kv_get_stats(x.kv, &stats);
     CHECK(stats.damaged >= 2);
-    teardown(&x);
 }
 
 /* A write that lost power: half of each page is old, that is, zeros. */
-TEST(test_torn_pages)
+TEST_WITH(test_torn_pages, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     for (size_t at = GD_DTB_PAGE; at < x.length; at += GD_DTB_PAGE) {
         memset(x.bytes + at + 2048, 0, 2048);
     }
@@ -195,33 +186,26 @@ TEST(test_torn_pages)
     CHECK_INT(count_keys(&x), 0);
     CHECK_INT(put_all(&x), GD_OK);
     CHECK_INT(count_keys(&x), KEYS);
-    teardown(&x);
 }
 
-TEST(test_cut_while_open)
+TEST_WITH(test_cut_while_open, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(truncate(x.path, 0), 0);
     CHECK_INT(count_keys(&x), 0);
     (void)put_all(&x);
     (void)gd_kv_commit(x.kv, &x.err);
-    teardown(&x);
 }
 
 /* Other options: the contents are lost, and nothing else. */
-TEST(test_other_options)
+TEST_WITH(test_other_options, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(count_keys(&x), KEYS);
     close_store(&x);
     x.options.capacity++;
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(count_keys(&x), 0);
-    teardown(&x);
 }
 
 /* ---- faults ---- */
@@ -269,21 +253,16 @@ run_faults(fixture *x, fault_call call, int sys_errno, bool forever)
     }
 }
 
-TEST(test_faults)
+TEST_WITH(test_faults, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     run_faults(&x, FAULT_ANY, EIO, false);
     run_faults(&x, FAULT_ANY, EIO, true);
     run_faults(&x, FAULT_PWRITEV, ENOSPC, true);
     run_faults(&x, FAULT_ALLOC, ENOMEM, false);
-    teardown(&x);
 }
 
-TEST(test_failed_sync)
+TEST_WITH(test_failed_sync, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(put_all(&x), GD_OK);
     fault_env_fail(&x.f, FAULT_FDATASYNC, 1, EIO, false);
@@ -295,13 +274,10 @@ TEST(test_failed_sync)
     close_store(&x);
     CHECK_INT(open_store(&x), GD_OK);
     CHECK_INT(gd_kv_commit(x.kv, &x.err), GD_OK);
-    teardown(&x);
 }
 
-TEST(test_no_direct_io)
+TEST_WITH(test_no_direct_io, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, EINVAL, false);
     fault_env_interrupt(&x.f, 2);
     CHECK_INT(open_store(&x), GD_OK);
@@ -310,5 +286,4 @@ TEST(test_no_direct_io)
     CHECK_INT(put_all(&x), GD_OK);
     CHECK_INT(gd_kv_commit(x.kv, &x.err), GD_OK);
     CHECK_INT(count_keys(&x), KEYS);
-    teardown(&x);
 }

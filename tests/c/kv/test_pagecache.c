@@ -62,10 +62,10 @@ change(fixture *x, uint64_t number)
     memset(get(x, number, true) + 16, (int)number, GD_DTB_PAGE - 16);
 }
 
-TEST(test_dirty_limit)
+static fixture x;
+
+TEST_WITH(test_dirty_limit, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
 {
-    fixture x;
-    setup(&x, FRAMES * GD_DTB_PAGE);
     for (uint64_t n = 1; n <= DIRTY; n++) {
         change(&x, n);
         change(&x, n);
@@ -80,14 +80,11 @@ TEST(test_dirty_limit)
     CHECK_INT(x.stats.syncs, 1);
     CHECK_INT(gd_pagecache_sync(x.cache, &x.err), GD_OK);
     CHECK_INT(x.stats.writes, 2);
-    teardown(&x);
 }
 
 /* Each page that comes back has what it had, also those written on the way. */
-TEST(test_all_pages)
+TEST_WITH(test_all_pages, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
 {
-    fixture x;
-    setup(&x, FRAMES * GD_DTB_PAGE);
     for (unsigned round = 0; round < 3; round++) {
         for (uint64_t n = PAGES; n >= 1; n--) {
             change(&x, n);
@@ -97,7 +94,6 @@ TEST(test_all_pages)
         }
     }
     CHECK(x.stats.reads >= 5 * (PAGES - FRAMES));
-    teardown(&x);
 }
 
 /* The same in no order: the hand meets changed pages everywhere. */
@@ -120,17 +116,14 @@ TEST(test_any_order)
 
 /* A page that is used again and again stays, while others pass through: it
  * leaves once at most, when the hand first comes round. */
-TEST(test_clock)
+TEST_WITH(test_clock, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
 {
-    fixture x;
-    setup(&x, FRAMES * GD_DTB_PAGE);
     for (uint64_t n = 2; n <= PAGES; n++) {
         get(&x, 1, false);
         get(&x, n, false);
     }
     CHECK(x.stats.reads <= PAGES + 1);
     CHECK_INT(x.stats.reads + x.stats.cache_hits, 2 * (PAGES - 1));
-    teardown(&x);
 }
 
 TEST(test_budget)

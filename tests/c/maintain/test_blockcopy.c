@@ -117,9 +117,8 @@ open_copy(void)
     return copy;
 }
 
-TEST(test_all_blocks)
+TEST_WITH(test_all_blocks, setup(), teardown())
 {
-    setup();
     const uint8_t *pairs;
     size_t count;
     gd_block_copy *copy = open_copy();
@@ -151,13 +150,11 @@ TEST(test_all_blocks)
     CHECK_INT(gd_locks_exclude(collector->locks, 3, NULL), GD_OK);
     gd_locks_admit(collector->locks, 3);
     gd_repo_close(collector);
-    teardown();
 }
 
 /* A group that copies went to may be the next to be cleared. */
-TEST(test_group_that_copies_are_in)
+TEST_WITH(test_group_that_copies_are_in, setup(), teardown())
 {
-    setup();
     const uint8_t *pairs;
     size_t count;
     gd_block_copy *copy = open_copy();
@@ -181,12 +178,10 @@ TEST(test_group_that_copies_are_in)
     }
     CHECK_INT(gd_get64(pairs + 2 * PAIR), first);
     gd_block_copy_close(copy);
-    teardown();
 }
 
-TEST(test_blocks_that_do_not_verify)
+TEST_WITH(test_blocks_that_do_not_verify, setup(), teardown())
 {
-    setup();
     const uint8_t *pairs;
     size_t count;
     uint8_t given[8 * 6];
@@ -219,12 +214,10 @@ TEST(test_blocks_that_do_not_verify)
     gd_put64(given, 5);
     CHECK_INT(gd_block_copy_add(copy, given, 1, &x.err), GD_INVALID);
     gd_block_copy_close(copy);
-    teardown();
 }
 
-TEST(test_nothing)
+TEST_WITH(test_nothing, setup(), teardown())
 {
-    setup();
     const uint8_t *pairs;
     size_t count;
     gd_block_copy *copy = open_copy();
@@ -233,7 +226,6 @@ TEST(test_nothing)
     CHECK_INT(count, 0);
     gd_block_copy_close(copy);
     CHECK_INT(scratch_count(&x, "groups", "", NULL), 2);
-    teardown();
 }
 
 /* A fault loses no block, and gives out no address of one that is not there. */

@@ -251,12 +251,12 @@ forget_all(const fixture *t)
     gd_slices_forget(t->slices, &t->facts, 0, t->facts.length);
 }
 
+static fixture t;
+
 /* ---- tests ---- */
 
-TEST(test_only_the_metadata_stays)
+TEST_WITH(test_only_the_metadata_stays, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     uint64_t before = file_size(&t);
     CHECK(before > LENGTH);
     CHECK_INT(make_cold(&t), GD_OK);
@@ -273,7 +273,6 @@ TEST(test_only_the_metadata_stays)
     unsigned fetched = atomic_load(&t.fetches);
     read_by_a_new_handle(&t, GD_OK); /* out of the slices */
     CHECK_INT(atomic_load(&t.fetches), fetched);
-    teardown(&t);
 }
 
 TEST(test_packed_anew)
@@ -324,10 +323,8 @@ TEST(test_not_exchanged_with_its_segments)
 }
 
 /* N15.1: they are set before the first byte of the new file. */
-TEST(test_the_features)
+TEST_WITH(test_the_features, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 0);
     CHECK_INT(renameat(t.x.root, "features", t.x.root, "away"), 0);
     CHECK_INT(make_cold(&t), GD_CORRUPT);
@@ -340,7 +337,6 @@ TEST(test_the_features)
     CHECK(scratch_exists(&t.x, "features/listed-segments"));
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 2);
     CHECK_INT(read_image(&t), GD_OK);
-    teardown(&t);
 }
 
 TEST(test_unavailable_is_no_damage)
@@ -368,34 +364,26 @@ TEST(test_unavailable_is_no_damage)
     teardown(&t);
 }
 
-TEST(test_nothing_to_ask)
+TEST_WITH(test_nothing_to_ask, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     t.x.params.slices = NULL;
     read_by_a_new_handle(&t, GD_UNAVAILABLE);
     CHECK_CONTAINS(t.x.err.text, GROUP_1);
-    teardown(&t);
 }
 
-TEST(test_slices_that_are_evicted_at_once)
+TEST_WITH(test_slices_that_are_evicted_at_once, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     t.loses = true;
     CHECK_INT(read_image(&t), GD_UNAVAILABLE);
     CHECK_CONTAINS(t.x.err.text, "too small");
-    teardown(&t);
 }
 
 /* A slice that is short, long, empty or full of others' bytes is fetched
  * again. */
-TEST(test_wrong_slices)
+TEST_WITH(test_wrong_slices, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     CHECK_INT(read_image(&t), GD_OK);
     uint8_t *other = calloc(1, GD_SLICE + 1);
@@ -407,7 +395,6 @@ TEST(test_wrong_slices)
         CHECK(atomic_load(&t.fetches) > before);
     }
     free(other);
-    teardown(&t);
 }
 
 /* What is no file makes way for one, and nobody waits for a FIFO. */
@@ -607,24 +594,19 @@ TEST(test_comparing_asks_once_in_vain)
     teardown(&t);
 }
 
-TEST(test_a_damaged_object)
+TEST_WITH(test_a_damaged_object, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     t.object[LENGTH / 2] ^= 1;
     CHECK_INT(read_image(&t), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, GROUP_1);
     t.object[LENGTH / 2] ^= 1;
     CHECK_INT(read_image(&t), GD_OK); /* what was wrong was not kept */
-    teardown(&t);
 }
 
 /* What old readers have open stays readable, also after the exchange. */
-TEST(test_who_has_the_old_file_reads_on)
+TEST_WITH(test_who_has_the_old_file_reads_on, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     gd_group *group = open_group(&t);
     uint8_t *before = malloc(LENGTH), *after = malloc(LENGTH);
     uint64_t start = gd_data_start(SLOTS);
@@ -638,7 +620,6 @@ TEST(test_who_has_the_old_file_reads_on)
     free(before);
     free(after);
     gd_group_close(group);
-    teardown(&t);
 }
 
 TEST(test_blocks_are_freed_without_the_object)
@@ -716,10 +697,8 @@ TEST(test_rewritten)
     }
 }
 
-TEST(test_headers_that_are_wrong)
+TEST_WITH(test_headers_that_are_wrong, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     uint8_t header[512];
     int fd = openat(t.x.root, GROUP_1, O_RDWR);
@@ -739,5 +718,4 @@ TEST(test_headers_that_are_wrong)
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDONLY,
                             &group, &t.x.err), GD_VERSION);
     close(fd);
-    teardown(&t);
 }

@@ -208,9 +208,8 @@ TEST(test_merge)
 
 /* An extent is cut anew where its blocks no longer follow one another, and
  * joined where they now do. */
-TEST(test_extents_are_cut_anew)
+TEST_WITH(test_extents_are_cut_anew, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     uint8_t pairs[2 * BLOCKS * PAIR];
     places old = places_of("old"), new = places_of("new");
     gd_merge *merge;
@@ -225,12 +224,10 @@ TEST(test_extents_are_cut_anew)
     CHECK(exchange(merge));
     gd_merge_close(merge);
     CHECK(reads("new", data));
-    teardown();
 }
 
-TEST(test_nothing_to_merge)
+TEST_WITH(test_nothing_to_merge, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     uint8_t pairs[2 * BLOCKS * PAIR];
     places old = places_of("old"), new = places_of("new");
     gd_merge *merge;
@@ -243,12 +240,10 @@ TEST(test_nothing_to_merge)
     CHECK(!done);
     gd_merge_close(merge);
     CHECK_INT(spooled("M-"), 0);
-    teardown();
 }
 
-TEST(test_bad_mappings)
+TEST_WITH(test_bad_mappings, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     uint8_t pairs[2 * PAIR] = {0};
     gd_merge *merge;
     gd_mapping two = {pairs, 2};
@@ -269,7 +264,6 @@ TEST(test_bad_mappings)
     CHECK_INT(gd_merge_open(repo, "none", (gd_mapping){NULL, 0}, &merge,
                             &x.err),
               GD_NOTFOUND);
-    teardown();
 }
 
 /* ---- what is not ---- */
@@ -308,14 +302,12 @@ set_state(uint64_t number, uint8_t state)
     gd_group_close(group);
 }
 
-TEST(test_unequal_blocks)
+TEST_WITH(test_unequal_blocks, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     places old = places_of("old"), new = places_of("new");
     expect(new.numbers[3], old.numbers[4], GD_CORRUPT, "is not equal");
     expect(new.numbers[3], old.numbers[3], GD_OK, "");
     CHECK(reads("new", data));
-    teardown();
 }
 
 TEST(test_target_that_is_not_live)
@@ -332,9 +324,9 @@ TEST(test_target_that_is_not_live)
     }
 }
 
-TEST(test_target_that_is_not_published)
+TEST_WITH(test_target_that_is_not_published, setup("sha256", false),
+          teardown())
 {
-    setup("sha256", false);
     places old = places_of("old"), new = places_of("new");
     gd_group *group;
     gd_published record;
@@ -347,14 +339,12 @@ TEST(test_target_that_is_not_published)
     gd_group_close(group);
     expect(new.numbers[3], old.numbers[3], GD_CORRUPT, "no live block");
     expect(new.numbers[2], old.numbers[2], GD_OK, "");
-    teardown();
 }
 
 /* Equal fingerprints of unequal blocks: the block stays where it is, and the
  * others are merged. */
-TEST(test_collisions)
+TEST_WITH(test_collisions, setup("weak-8", true), teardown())
 {
-    setup("weak-8", true);
     gd_fingerprint fps[BLOCKS];
     gd_hasher *hasher;
     places old = places_of("old"), new = places_of("new");
@@ -395,7 +385,6 @@ TEST(test_collisions)
     CHECK(gd_merge_recipe(merge) == NULL);
     gd_merge_close(merge);
     CHECK_INT(spooled("M-"), 1);
-    teardown();
 }
 
 static void
@@ -519,13 +508,11 @@ TEST(test_lost_block)
 }
 
 /* What is not marked may be readable the next time: nobody has judged it. */
-TEST(test_unmarked_damage)
+TEST_WITH(test_unmarked_damage, setup("sha256", true), teardown())
 {
-    setup("sha256", true);
     places old = places_of("old"), new = places_of("new");
     damage(new.numbers[3]);
     expect(new.numbers[3], old.numbers[3], GD_CORRUPT, "checksum");
-    teardown();
 }
 
 static int (*real_renameat)(const gd_env *env, int dir, const char *from,
@@ -544,9 +531,8 @@ rename_and_look(const gd_env *env, int dir, const char *from, const char *to)
 }
 
 /* With another block's fingerprint in its place, and the entry valid (I7). */
-TEST(test_exchanged_entry)
+TEST_WITH(test_exchanged_entry, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     places old = places_of("old"), new = places_of("new");
     gd_group *group;
     gd_entry entries[2];
@@ -559,14 +545,12 @@ TEST(test_exchanged_entry)
     CHECK_INT(gd_group_write_entries(group, slot, 2, entries, &x.err), GD_OK);
     gd_group_close(group);
     expect(new.numbers[0], old.numbers[0], GD_CORRUPT, "committed with");
-    teardown();
 }
 
 /* ---- others at work ---- */
 
-TEST(test_group_locks)
+TEST_WITH(test_group_locks, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     gd_repo *collector = scratch_repo(&x);
     places old = places_of("old"), new = places_of("new");
     uint32_t last = (uint32_t)(old.numbers[0] >> GD_SLOT_BITS);
@@ -581,14 +565,12 @@ TEST(test_group_locks)
     CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_OK);
     gd_locks_admit(collector->locks, last);
     gd_repo_close(collector);
-    teardown();
 }
 
 /* Also the groups of blocks that stay are held: only their being named by M
  * keeps them, once the old recipe is gone. */
-TEST(test_groups_that_stay_are_locked)
+TEST_WITH(test_groups_that_stay_are_locked, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     gd_repo *collector = scratch_repo(&x);
     places old = places_of("old"), new = places_of("new");
     uint32_t last = (uint32_t)(new.numbers[84] >> GD_SLOT_BITS);
@@ -604,12 +586,10 @@ TEST(test_groups_that_stay_are_locked)
     CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_OK);
     gd_locks_admit(collector->locks, last);
     gd_repo_close(collector);
-    teardown();
 }
 
-TEST(test_image_is_deleted)
+TEST_WITH(test_image_is_deleted, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
     CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "new", NULL, &x.err),
               GD_OK);
@@ -617,13 +597,11 @@ TEST(test_image_is_deleted)
     gd_merge_close(merge);
     CHECK(!scratch_exists(&x, "images/new"));
     CHECK_INT(spooled("O-"), 0);
-    teardown();
 }
 
 /* N10.4: the same id, but another upload. */
-TEST(test_image_is_replaced)
+TEST_WITH(test_image_is_replaced, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
     CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "new", NULL, &x.err),
               GD_OK);
@@ -634,14 +612,12 @@ TEST(test_image_is_replaced)
     CHECK(reads("new", other));
     CHECK_INT(spooled("O-"), 0);
     CHECK_INT(spooled("X-"), 0);
-    teardown();
 }
 
 /* Who deletes holds the image lock from before it looks at the image: an
  * exchange meanwhile could put back what he is about to unlink. */
-TEST(test_image_lock_is_held)
+TEST_WITH(test_image_lock_is_held, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     int lock;
     gd_merge *merge = merge_all("new", "old");
     CHECK_INT(gd_image_lock(x.env, x.root, "new", 0, &lock, &x.err), GD_OK);
@@ -658,13 +634,11 @@ TEST(test_image_lock_is_held)
     gd_image_unlock(x.env, lock);
     CHECK(!exchange(merge));
     gd_merge_close(merge);
-    teardown();
 }
 
 /* As long as the merge is open nobody may judge M to be dead. */
-TEST(test_writers_lock)
+TEST_WITH(test_writers_lock, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
     int fd;
     REQUIRE(gd_open(x.env, x.root, gd_merge_recipe(merge)->name, O_RDWR, 0,
@@ -673,7 +647,6 @@ TEST(test_writers_lock)
     gd_merge_close(merge);
     CHECK(x.env->lock(x.env, fd, GD_BYTE_WRITER, F_WRLCK) >= 0);
     x.env->close(x.env, fd);
-    teardown();
 }
 
 /* ---- faults ---- */
@@ -774,14 +747,12 @@ lying_rename(const gd_env *env, int dir, const char *from, const char *to)
     return -EIO;
 }
 
-TEST(test_rename_that_lies)
+TEST_WITH(test_rename_that_lies, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     gd_merge *merge = merge_all("new", "old");
     x.f.env.renameat = lying_rename;
     CHECK(exchange(merge));
     gd_merge_close(merge);
     CHECK_INT(spooled("X-"), 0);
     CHECK(reads("new", data));
-    teardown();
 }

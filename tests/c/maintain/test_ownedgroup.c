@@ -49,19 +49,19 @@ TEST(test_entering)
     owned_teardown(&t);
 }
 
+static owned_fixture t;
+
 /* A group that was just made may still be open for who found it in the spool,
  * and has its writer's byte. */
-TEST(test_who_looks_through_the_spool_keeps_nobody_out)
+TEST_WITH(test_who_looks_through_the_spool_keeps_nobody_out, owned_setup(&t),
+          owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->lock(env, raw, GD_BYTE_WRITER, F_WRLCK), 0);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     gd_owned_group_close(t.owned);
     close(raw);
-    owned_teardown(&t);
 }
 
 static int replaced_root; /* of the group that is to be replaced; -1: none */
@@ -93,10 +93,8 @@ note_unlock(const gd_env *env, int fd, uint64_t byte, short type)
 
 /* The lease last: whoever has it next may exclude others at once, and in one
  * process both would be the same lock. */
-TEST(test_leaving)
+TEST_WITH(test_leaving, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     real_lock = t.x.f.env.lock;
     t.x.f.env.lock = note_unlock;
@@ -106,7 +104,6 @@ TEST(test_leaving)
     CHECK_INT(unlocks, 2);
     CHECK_INT(unlocked[0], (UINT64_C(1) << 32) + 1);
     CHECK_INT(unlocked[1], 1);
-    owned_teardown(&t);
 }
 
 /* What was read before the locks were held may be of a file that is gone, and
@@ -131,10 +128,8 @@ TEST(test_replaced_before_the_lock)
 }
 
 /* Every call of it fails once: nothing stays locked, nor open. */
-TEST(test_entering_fails)
+TEST_WITH(test_entering_fails, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     for (int kind = 0; kind < 2; kind++) {
         fault_call call = kind == 0 ? FAULT_ANY : FAULT_ALLOC;
         for (uint64_t n = 1;; n++) {
@@ -154,7 +149,6 @@ TEST(test_entering_fails)
             }
         }
     }
-    owned_teardown(&t);
 }
 
 /* ---- removal ---- */

@@ -185,12 +185,12 @@ TEST(test_generation_that_is_lost)
     owned_teardown(&t);
 }
 
+static owned_fixture t;
+
 /* A sync that failed leaves entries that no upload will come to, since the group
  * is poisoned: they are the collector's (I8). */
-TEST(test_tail_of_a_poisoned_group)
+TEST_WITH(test_tail_of_a_poisoned_group, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     uint8_t *three = malloc(LENGTH);
     fill_random(three, LENGTH, 3);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
@@ -212,15 +212,13 @@ TEST(test_tail_of_a_poisoned_group)
     gd_owned_group_close(t.owned);
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));
     free(three);
-    owned_teardown(&t);
 }
 
 /* The mark was lost, too, so a writer may come some day.  The collector comes
  * first. */
-TEST(test_tail_of_a_group_whose_poison_is_lost)
+TEST_WITH(test_tail_of_a_group_whose_poison_is_lost, owned_setup(&t),
+          owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
     /* Data, entries, then the mark. */
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 3, EIO, false);
@@ -237,7 +235,6 @@ TEST(test_tail_of_a_group_whose_poison_is_lost)
     gd_owned_group_close(t.owned);
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));
     free(three);
-    owned_teardown(&t);
 }
 
 /* Of a writer that was killed before its sync point. */
@@ -294,10 +291,8 @@ TEST(test_freed_by_another)
 
 /* ---- punching ---- */
 
-TEST(test_punch)
+TEST_WITH(test_punch, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(owned_punch(&t), 0);
     need_freed(&t, 16, 16); /* the second segment, and */
@@ -319,7 +314,6 @@ TEST(test_punch)
     gd_owned_group_close(t.owned);
     CHECK_INT(record_of(&t).count, SLOTS);
     CHECK_INT(count_state(&t, GD_ENTRY_FREED), SLOTS);
-    owned_teardown(&t);
 }
 
 /* A committed recipe may name entries beyond the published count (N7.3). */
@@ -362,10 +356,8 @@ TEST(test_tail_is_recovered)
     owned_teardown(&t);
 }
 
-TEST(test_invalid_entries)
+TEST_WITH(test_invalid_entries, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
-    owned_setup(&t);
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(17) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     need_freed(&t, 0, 16);
@@ -379,7 +371,6 @@ TEST(test_invalid_entries)
     CHECK(owned_punch(&t) > 0);
     CHECK(is_untouched(&t, segment_offset(1), segment_offset(4)));
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }
 
 TEST(test_punch_fails)

@@ -144,9 +144,8 @@ TEST(test_many_blocks_in_a_segment)
     teardown();
 }
 
-TEST(test_part_of_a_group)
+TEST_WITH(test_part_of_a_group, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     gd_scrub_result found;
     CHECK_INT(gd_scrub(repo, 1, 5, 2, true, GD_SCRUB_ALL, &found, &x.err),
                        GD_OK);
@@ -165,19 +164,16 @@ TEST(test_part_of_a_group)
                        &x.err), GD_INVALID);
     CHECK_INT(gd_scrub(repo, 2, 0, 1, true, GD_SCRUB_ALL, &found, &x.err),
                        GD_NOTFOUND);
-    teardown();
 }
 
-TEST(test_states_that_are_not_live)
+TEST_WITH(test_states_that_are_not_live, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     static const gd_entry freed = {.state = GD_ENTRY_FREED};
     gd_entry damaged = entries[6];
     damaged.state = GD_ENTRY_DAMAGED;
     write_entry(5, &freed);
     write_entry(6, &damaged);
     CHECK_CONTAINS(verdicts(), "111110011111");
-    teardown();
 }
 
 /* ---- what is not ---- */
@@ -208,9 +204,8 @@ TEST(test_every_byte_of_a_segment)
     }
 }
 
-TEST(test_every_byte_of_an_entry)
+TEST_WITH(test_every_byte_of_an_entry, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     for (int at = 0; at < GD_ENTRY_SIZE; at++) {
         scratch_flip(&x, GROUP_1, gd_entry_offset(5) + at, 0x10);
         CHECK_CONTAINS(verdicts(), "111114111111");
@@ -219,12 +214,10 @@ TEST(test_every_byte_of_an_entry)
     static const uint8_t zeros[GD_ENTRY_SIZE];
     scratch_write(&x, GROUP_1, zeros, sizeof zeros, gd_entry_offset(11));
     CHECK_CONTAINS(verdicts(), "111111111114");
-    teardown();
 }
 
-TEST(test_wrong_fingerprint)
+TEST_WITH(test_wrong_fingerprint, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     gd_entry entry = entries[2];
     entry.fingerprint.bytes[31] ^= 1;
     write_entry(2, &entry);
@@ -240,13 +233,11 @@ TEST(test_wrong_fingerprint)
                      &x.err) == GD_OK);
     CHECK(found.verdicts[8] >= GD_VERDICT_WORN);
     x.env->release(x.env, found.verdicts);
-    teardown();
 }
 
 /* Entries that contradict one another about their segment. */
-TEST(test_entries_that_disagree)
+TEST_WITH(test_entries_that_disagree, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     gd_entry entry = entries[4];
     entry.stored_length--;
     write_entry(4, &entry);
@@ -263,12 +254,10 @@ TEST(test_entries_that_disagree)
     entry.segment += 1000000;
     write_entry(4, &entry);
     CHECK_CONTAINS(verdicts(), "111131111111");
-    teardown();
 }
 
-TEST(test_truncated)
+TEST_WITH(test_truncated, setup(GD_CODEC_NONE), teardown())
 {
-    setup(GD_CODEC_NONE);
     scratch_truncate(&x, GROUP_1, segment_end(11) - 1);
     CHECK_CONTAINS(verdicts(), "111111113333");
     scratch_truncate(&x, GROUP_1, gd_entry_offset(9));
@@ -278,7 +267,6 @@ TEST(test_truncated)
     CHECK_INT(gd_scrub(repo, 1, 0, BLOCKS, true, GD_SCRUB_ALL, &found,
                        &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, GROUP_1);
-    teardown();
 }
 
 /* ---- two readings ---- */
@@ -385,9 +373,8 @@ TEST(test_what_changes_meanwhile_is_no_damage)
     }
 }
 
-TEST(test_group_removed_meanwhile)
+TEST_WITH(test_group_removed_meanwhile, setup(GD_CODEC_NONE), teardown())
 {
-    setup(GD_CODEC_NONE);
     scratch_flip(&x, GROUP_1, entries[4].segment + 40, 1);
     turn t = {.env = *gd_env_posix(), .real = gd_env_posix(),
               .act = remove_group};
@@ -399,7 +386,6 @@ TEST(test_group_removed_meanwhile)
                        &x.err), GD_NOTFOUND);
     CHECK(found.verdicts == NULL);
     repo->env = before;
-    teardown();
 }
 
 /* ---- the page cache ---- */
@@ -463,9 +449,9 @@ scrub_past_cache(forgetful *t, int refused)
     repo->env = before;
 }
 
-TEST(test_disk_is_read_and_not_the_cache)
+TEST_WITH(test_disk_is_read_and_not_the_cache, setup(GD_CODEC_NONE),
+          teardown())
 {
-    setup(GD_CODEC_NONE);
     forgetful t;
     scrub_past_cache(&t, 0);
     CHECK(t.direct < 0 || t.read_direct);
@@ -473,7 +459,6 @@ TEST(test_disk_is_read_and_not_the_cache)
     CHECK(t.dropped_to > t.dropped_from);
     CHECK_INT(t.dropped_from % 4096, 0); /* whole pages only are forgotten */
     CHECK_INT(t.dropped_to % 4096, 0);
-    teardown();
 }
 
 /* A rewritten group must not be judged by the entries of the old one. */
@@ -574,9 +559,8 @@ verdicts_with(uint64_t from, uint64_t to, int number, int failures)
 }
 
 /* An error of the disk is damage, of exactly what could not be read. */
-TEST(test_unreadable_place)
+TEST_WITH(test_unreadable_place, setup(GD_CODEC_NONE), teardown())
 {
-    setup(GD_CODEC_NONE);
     uint64_t from = entries[8].segment, to = segment_end(8);
     CHECK_CONTAINS(verdicts_with(from, to, EIO, 99), "111111113333");
     CHECK_CONTAINS(verdicts_with(from, to, EBADMSG, 99), "111111113333");
@@ -586,12 +570,10 @@ TEST(test_unreadable_place)
     CHECK_CONTAINS(verdicts_with(from, from + 512, EIO, 99), "111111111444");
     CHECK_CONTAINS(verdicts_with(0, 512, EIO, 99), "------------");
     CHECK_INT(x.err.sys_errno, EIO);
-    teardown();
 }
 
-TEST(test_no_fault_is_taken_for_damage)
+TEST_WITH(test_no_fault_is_taken_for_damage, setup(GD_CODEC_NONE), teardown())
 {
-    setup(GD_CODEC_NONE);
     static const fault_call kinds[] = {FAULT_ANY, FAULT_ALLOC};
     static const int numbers[] = {EMFILE, ENOMEM};
     for (int kind = 0; kind < 2; kind++) {
@@ -616,5 +598,4 @@ TEST(test_no_fault_is_taken_for_damage)
             fault_env_heal(&x.f);
         }
     }
-    teardown();
 }

@@ -117,22 +117,19 @@ TEST(test_every_codec)
     }
 }
 
-TEST(test_every_byte_counts)
+TEST_WITH(test_every_byte_counts, setup(GD_CODEC_LZ4, "xxh3-128"), teardown())
 {
-    setup(GD_CODEC_LZ4, "xxh3-128");
     for (int at = 0; at < BLOCK; at++) {
         t.data[20 * BLOCK + at] ^= 0x10;
         CHECK(!is_equal(20, 20));
         t.data[20 * BLOCK + at] ^= 0x10;
     }
     CHECK(is_equal(20, 20));
-    teardown();
 }
 
 /* Equal fingerprints, other bytes. */
-TEST(test_false_friends)
+TEST_WITH(test_false_friends, setup(GD_CODEC_NONE, "weak-8"), teardown())
 {
-    setup(GD_CODEC_NONE, "weak-8");
     int friends = 0;
     for (int i = 0; i < BLOCKS; i++) {
         for (int k = 0; k < BLOCKS; k++) {
@@ -142,12 +139,11 @@ TEST(test_false_friends)
         }
     }
     CHECK(friends > 10);
-    teardown();
 }
 
-TEST(test_other_lengths_and_places)
+TEST_WITH(test_other_lengths_and_places, setup(GD_CODEC_NONE, "xxh3-128"),
+          teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     CHECK(is_equal(3, 3));
     const uint8_t *data = t.data + 3 * BLOCK;
     const gd_fingerprint *fp = &t.fingerprints[3];
@@ -161,7 +157,6 @@ TEST(test_other_lengths_and_places)
         CHECK(!gd_compare_block(t.compare, nowhere[i], fp, data, BLOCK));
         CHECK(is_equal(3, 3));
     }
-    teardown();
 }
 
 /* ---- what is stored is not as it should be ---- */
@@ -216,9 +211,8 @@ read_entries(uint32_t slot, uint32_t count, gd_entry *entries)
     gd_group_close(group);
 }
 
-TEST(test_only_live_blocks)
+TEST_WITH(test_only_live_blocks, setup(GD_CODEC_NONE, "xxh3-128"), teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     static const uint8_t states[] = {GD_ENTRY_FREED, GD_ENTRY_VOID,
                                      GD_ENTRY_DAMAGED};
     gd_entry entries[3];
@@ -230,13 +224,11 @@ TEST(test_only_live_blocks)
     for (int i = 0; i < SLOTS; i++) {
         CHECK(is_equal(i, i) == (i < 7 || i > 9));
     }
-    teardown();
 }
 
 /* Entries that were read along with others, before they were published. */
-TEST(test_published_since)
+TEST_WITH(test_published_since, setup(GD_CODEC_NONE, "xxh3-128"), teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     static const gd_entry empty[20];
     gd_entry entries[20];
     read_entries(30, 20, entries);
@@ -244,13 +236,12 @@ TEST(test_published_since)
     CHECK_INT(count_equal(0, SLOTS), SLOTS - 20);
     write_entries(30, 20, entries);
     CHECK_INT(count_equal(0, SLOTS), SLOTS);
-    teardown();
 }
 
 /* An entry leads into another segment than the one that it is of. */
-TEST(test_entry_of_another_segment)
+TEST_WITH(test_entry_of_another_segment, setup(GD_CODEC_NONE, "weak-8"),
+          teardown())
 {
-    setup(GD_CODEC_NONE, "weak-8");
     gd_entry entries[2];
     read_entries(8, 1, &entries[0]);
     read_entries(16, 1, &entries[1]);
@@ -260,13 +251,12 @@ TEST(test_entry_of_another_segment)
     CHECK(!is_equal(8, 16));
     CHECK(is_equal(16, 16));
     CHECK(!is_equal(8, 16));
-    teardown();
 }
 
 /* Entries of the one group are not taken for those of the other. */
-TEST(test_namesakes_in_two_groups)
+TEST_WITH(test_namesakes_in_two_groups, setup(GD_CODEC_NONE, "xxh3-128"),
+          teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     gd_entry entry;
     read_entries(5, 1, &entry);
     entry.fingerprint = t.fingerprints[SLOTS + 5];
@@ -275,7 +265,6 @@ TEST(test_namesakes_in_two_groups)
     CHECK(!is_equal(5, SLOTS + 5));
     CHECK(is_equal(SLOTS + 5, SLOTS + 5));
     CHECK(!is_equal(5, SLOTS + 5));
-    teardown();
 }
 
 static unsigned
@@ -291,9 +280,9 @@ users_of(uint32_t number)
     return users;
 }
 
-TEST(test_groups_are_given_back)
+TEST_WITH(test_groups_are_given_back, setup(GD_CODEC_NONE, "xxh3-128"),
+          teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     CHECK(is_equal(0, 0));
     CHECK_INT(users_of(1), 1);
     CHECK(is_equal(SLOTS, SLOTS));
@@ -306,15 +295,14 @@ TEST(test_groups_are_given_back)
     gd_compare_close(t.compare);
     CHECK_INT(users_of(2), 0);
     CHECK_INT(gd_compare_open(t.repo, &t.compare, &t.x.err), GD_OK);
-    teardown();
 }
 
 /* ---- calls ---- */
 
 /* One for the entries, one for each segment; two for opening a group. */
-TEST(test_neighbours_cost_few_calls)
+TEST_WITH(test_neighbours_cost_few_calls, setup(GD_CODEC_NONE, "xxh3-128"),
+          teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     CHECK(is_equal(SLOTS, SLOTS));
     uint64_t before = fault_env_count(&t.x.f, FAULT_PREAD);
     CHECK_INT(count_equal(SLOTS, 2 * SLOTS), SLOTS);
@@ -326,13 +314,11 @@ TEST(test_neighbours_cost_few_calls)
     CHECK_INT(count_equal(BLOCKS - BLOCKS % IN_SEGMENT, BLOCKS),
               BLOCKS % IN_SEGMENT);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_ANY) - calls, 0);
-    teardown();
 }
 
 /* What cannot be read once is unequal once. */
-TEST(test_failures)
+TEST_WITH(test_failures, setup(GD_CODEC_LZ4, "xxh3-128"), teardown())
 {
-    setup(GD_CODEC_LZ4, "xxh3-128");
     for (int kind = 0; kind < 2; kind++) {
         bool struck = true;
         for (uint64_t n = 1; struck; n++) {
@@ -348,12 +334,11 @@ TEST(test_failures)
             CHECK_INT(count_equal(0, BLOCKS), BLOCKS);
         }
     }
-    teardown();
 }
 
-TEST(test_open_without_memory)
+TEST_WITH(test_open_without_memory, setup(GD_CODEC_NONE, "xxh3-128"),
+          teardown())
 {
-    setup(GD_CODEC_NONE, "xxh3-128");
     gd_compare_close(t.compare);
     gd_compare_close(NULL);
     gd_status s = GD_NOMEM;
@@ -365,5 +350,4 @@ TEST(test_open_without_memory)
     }
     CHECK(n > 4);
     fault_env_heal(&t.x.f);
-    teardown();
 }

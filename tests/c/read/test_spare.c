@@ -217,9 +217,8 @@ TEST(test_only_that_block)
 
 /* Other processes' files are noticed, but the directory is not listed for every
  * block that is missed. */
-TEST(test_listing)
+TEST_WITH(test_listing, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     gd_repo *other = scratch_repo_filter(&x);
     uint64_t bytes, lists;
     CHECK(!spare_is(1));
@@ -239,7 +238,6 @@ TEST(test_listing)
     CHECK(!spare_is(1));
     CHECK(spare_is(7));
     gd_repo_close(other);
-    teardown();
 }
 
 TEST(test_what_is_refused)
@@ -260,9 +258,8 @@ TEST(test_what_is_refused)
 }
 
 /* A block that is damaged now keeps the copy that it has. */
-TEST(test_written_anew_from_itself)
+TEST_WITH(test_written_anew_from_itself, setup(GD_CODEC_NONE), teardown())
 {
-    setup(GD_CODEC_NONE);
     CHECK_INT(write_spares(addresses, 10), GD_OK);
     spoil(3);
     mark_damaged(4);
@@ -277,7 +274,6 @@ TEST(test_written_anew_from_itself)
     CHECK_CONTAINS(x.err.text, "slot 25");
     clock_now++;
     CHECK(spare_is(3) && spare_is(19) && !spare_is(26));
-    teardown();
 }
 
 /* ---- in the place of damaged blocks ---- */
@@ -327,9 +323,8 @@ TEST(test_read_of_damaged_blocks)
 }
 
 /* The data part of the group is gone altogether. */
-TEST(test_lost_segments)
+TEST_WITH(test_lost_segments, setup(GD_CODEC_LZ4), teardown())
 {
-    setup(GD_CODEC_LZ4);
     CHECK_INT(write_spares(addresses, BLOCKS), GD_OK);
     scratch_truncate(&x, GROUP_1, 8192 + 100);
     CHECK_INT(get(), GD_OK);
@@ -339,7 +334,6 @@ TEST(test_lost_segments)
     write_entry(GROUP_1, 3, &freed);
     CHECK_INT(get(), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "holds no block");
-    teardown();
 }
 
 /* The disk refuses to read the group's file, which has that inode. */

@@ -104,6 +104,17 @@ int check_main(int argc, char **argv);
     }                                                                         \
     static void name(void)
 
+/* A test between two calls, of which the second comes also after a REQUIRE. */
+#define TEST_WITH(name, setup, teardown)                                      \
+    static void body_of_##name(void);                                         \
+    TEST(name)                                                                \
+    {                                                                         \
+        setup;                                                                \
+        body_of_##name();                                                     \
+        teardown;                                                             \
+    }                                                                         \
+    static void body_of_##name(void)
+
 /* A test of one thread that takes long: in it, the thread sanitizer has nothing
  * to find, and makes it many times slower. */
 #ifdef __SANITIZE_THREAD__

@@ -193,9 +193,8 @@ records_before(uint64_t offset)
 
 /* ---- tests ---- */
 
-TEST(test_found_again)
+TEST_WITH(test_found_again, setup(), teardown())
 {
-    setup();
     check_scan(0, GD_OK, 0);
     append_some(true);
     check_scan(0, GD_OK, 7);
@@ -203,7 +202,6 @@ TEST(test_found_again)
     check_scan(t.at[4], GD_OK, 4);
     check_scan(t.at[0], GD_OK, 0);
     CHECK_INT(t.journal->records, 5);
-    teardown();
 }
 
 TEST(test_batches)
@@ -262,9 +260,8 @@ TEST(test_head_is_checked)
 }
 
 /* The file ends anywhere: the whole records in front of that are found. */
-TEST(test_cut_off)
+TEST_WITH(test_cut_off, setup(), teardown())
 {
-    setup();
     append_some(false);
     uint64_t end = t.journal->end;
     for (uint64_t length = end; length >= t.at[0];
@@ -277,7 +274,6 @@ TEST(test_cut_off)
             check_scan(end, GD_CORRUPT, whole);
         }
     }
-    teardown();
 }
 
 /* A crash leaves some sectors as they were before the write: zeros. */
@@ -304,9 +300,8 @@ TEST(test_torn)
 
 /* Each damaged byte, but for those that only fill up, ends the records where
  * nothing says that they were durable. */
-TEST(test_last_record_damaged)
+TEST_WITH(test_last_record_damaged, setup(), teardown())
 {
-    setup();
     append_some(false);
     uint64_t end = t.at[6] + GD_RECORD_HEAD + 1029;
     for (uint64_t at = t.at[6]; at < t.journal->end; at++) {
@@ -314,13 +309,11 @@ TEST(test_last_record_damaged)
         check_scan(0, GD_OK, at < end ? 6 : 7);
         scratch_flip(&t.x, JOURNAL, at, 0x10);
     }
-    teardown();
 }
 
 /* V5: a record that was synced is not lost in silence. */
-TEST(test_durable_record_damaged)
+TEST_WITH(test_durable_record_damaged, setup(), teardown())
 {
-    setup();
     append_some(true); /* 5, 6 and 7 say that 1 to 4 are durable */
     for (size_t i = 0; i < t.count; i++) {
         scratch_flip(&t.x, JOURNAL, t.at[i] + 30, 1);
@@ -336,7 +329,6 @@ TEST(test_durable_record_damaged)
     check_scan(0, GD_CORRUPT, 3);
     scratch_flip(&t.x, JOURNAL, t.at[6] + 30, 1);
     check_scan(0, GD_OK, 3); /* none does */
-    teardown();
 }
 
 /* The proof may be far behind, across the window of a scan. */
@@ -437,9 +429,8 @@ TEST(test_garbage_behind)
 
 /* A guest writes what looks like records, at every alignment; it does not know
  * the seed. */
-TEST(test_guest_forges_records)
+TEST_WITH(test_guest_forges_records, setup(), teardown())
 {
-    setup();
     append(GD_RECORD_BYTES, 0, 100);
     sync_it();
     uint64_t base = t.journal->end;
@@ -460,7 +451,6 @@ TEST(test_guest_forges_records)
     check_scan(0, GD_OK, 2);
     scratch_flip(&t.x, JOURNAL, base, 1); /* its own head is torn */
     check_scan(0, GD_OK, 1);
-    teardown();
 }
 
 /* ---- appends that fail ---- */
@@ -493,9 +483,8 @@ TEST(test_failed_append_is_gone)
 }
 
 /* If that cannot be had, nothing is appended. */
-TEST(test_failed_append_cannot_be_removed)
+TEST_WITH(test_failed_append_cannot_be_removed, setup(), teardown())
 {
-    setup();
     uint8_t *data = t.data[MOST - 1];
     gd_append one = make_append(GD_RECORD_BYTES, 0, 512, data);
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 1, EIO, false);
@@ -505,7 +494,6 @@ TEST(test_failed_append_cannot_be_removed)
     CHECK_CONTAINS(t.x.err.text, JOURNAL);
     append(GD_RECORD_BYTES, 0, 100);
     check_scan(0, GD_OK, 1);
-    teardown();
 }
 
 /* ---- zeros ahead ---- */
@@ -584,9 +572,8 @@ TEST(test_torn_over_zeros)
 
 /* What a failed append has left is not covered by zeros, but cut off, with the
  * zeros behind it; then there are new ones. */
-TEST(test_failed_append_over_zeros)
+TEST_WITH(test_failed_append_over_zeros, setup(), teardown())
 {
-    setup();
     append(GD_RECORD_BYTES, 0, 100);
     gd_journal_write_ahead(t.journal);
     gd_append batch[3];
@@ -610,7 +597,6 @@ TEST(test_failed_append_over_zeros)
     CHECK(file_size() > t.journal->end);
     append(GD_RECORD_BYTES, 0, 100);
     check_scan(0, GD_OK, 4);
-    teardown();
 }
 
 /* The journal needs no zeros. */

@@ -78,9 +78,8 @@ checkpoint(void)
 
 /* ---- said ---- */
 
-TEST(test_no_dedup)
+TEST_WITH(test_no_dedup, setup(), teardown())
 {
-    setup();
     gd_volume_set_dedup(volume, false);
     fill_random(model, PART, 1);
     memset(model + BLOCK, 0, BLOCK);
@@ -98,7 +97,6 @@ TEST(test_no_dedup)
     memcpy(model + 3 * PART, model, PART);
     store(3 * PART, PART);
     CHECK_INT(checkpoint().skipped, c.skipped); /* it was looked for */
-    teardown();
 }
 
 /* ---- inferred ---- */
@@ -121,9 +119,8 @@ make_ext(uint8_t *out)
 }
 
 /* The superblock is in the journal when it is looked at first. */
-TEST(test_metadata)
+TEST_WITH(test_metadata, setup(), teardown())
 {
-    setup();
     memcpy(model + PART, "some bytes", 10);
     fill_random(model + PART + 16 * BLOCK, PART - 16 * BLOCK, 1);
     store(PART, PART);
@@ -137,15 +134,13 @@ TEST(test_metadata)
     CHECK_INT(c.skipped, (1 + 16 + 8) * BLOCK);
     CHECK_INT(c.duplicate, PART - 40 * BLOCK);
     CHECK_INT(c.read, SIZE);
-    teardown();
 }
 
 /* Blocks that are partly in a range are looked for: of a file system with blocks
  * of 1024, whose inode table ends in the middle of one of ours, and whose
  * journal begins with the next. */
-TEST(test_parts_of_blocks)
+TEST_WITH(test_parts_of_blocks, setup(), teardown())
 {
-    setup();
     fill_random(model, PART, 1);
     memset(model, 0, BLOCK);
     memset(model + BLOCK, 1, BLOCK);
@@ -159,16 +154,14 @@ TEST(test_parts_of_blocks)
     gd_put32(model + 2048 + 8, 130); /* to 161 */
     store(0, PART);
     CHECK_INT(checkpoint().skipped, (7 + 2) * BLOCK);
-    teardown();
 }
 
 /* ---- prefetching ---- */
 
 /* A copy is found without any filter, since its groups were named; not the next
  * copy, which nobody announced. */
-TEST(test_prefetch)
+TEST_WITH(test_prefetch, setup(), teardown())
 {
-    setup();
     fill_random(model, PART, 1);
     store(0, PART);
     checkpoint();
@@ -187,13 +180,11 @@ TEST(test_prefetch)
     c = checkpoint();
     CHECK_INT(c.prefetched, PART);
     CHECK_INT(c.duplicate, PART);
-    teardown();
 }
 
 /* Of more groups than are kept, the last ones are. */
-TEST(test_many_groups)
+TEST_WITH(test_many_groups, setup(), teardown())
 {
-    setup();
     the_scratch.params.group_slots = 64;
     open_it(true);
     fill_random(model, 2 * PART, 1);
@@ -207,5 +198,4 @@ TEST(test_many_groups)
     gd_volume_counters c = checkpoint();
     CHECK(c.prefetched >= PART);
     CHECK_INT(c.duplicate, c.prefetched);
-    teardown();
 }

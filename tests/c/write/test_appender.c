@@ -8,12 +8,12 @@
 #include "tests/c/support/appender_fixture.h"
 #include "tests/c/support/check.h"
 
+static appender_fixture t;
+
 /* ---- appending ---- */
 
-TEST(test_append_and_sync)
+TEST_WITH(test_append_and_sync, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(appender_number(appender), 1);
     CHECK_INT(gd_appender_room(appender), 64);
@@ -53,15 +53,13 @@ TEST(test_append_and_sync)
     check_live_slots(&t, 1, 0, 9);
     CHECK_INT(read_group_contents(&t, 1).published.sequence, 2);
     close_appender(&t, appender);
-    appender_teardown(&t);
 }
 
 /* Entries, fdatasync, record: an entry never precedes its data, the record
  * never precedes its entries' fdatasync. */
-TEST(test_order_of_a_sync_point)
+TEST_WITH(test_order_of_a_sync_point, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(append_segment(&t, appender, 5), GD_OK);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
@@ -77,7 +75,6 @@ TEST(test_order_of_a_sync_point)
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FDATASYNC), syncs);
     check_slot_states(&t, 2, 0, 5, GD_ENTRY_EMPTY);
     close_appender(&t, appender);
-    appender_teardown(&t);
 }
 
 TEST(test_lease_and_share)
@@ -112,10 +109,9 @@ lock_no_file(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 /* So that a file system can tell it of lost locks by errors (I4). */
-TEST(test_holds_a_lock_on_the_file)
+TEST_WITH(test_holds_a_lock_on_the_file, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     t.repo->params.direct_io = GD_DIRECT_ON;
     gd_appender *appender = open_appender(&t);
     const gd_env *env = gd_env_posix();
@@ -132,7 +128,6 @@ TEST(test_holds_a_lock_on_the_file)
                                &t.x.err), GD_IO);
     CHECK_INT(env->lock(env, raw, GD_BYTE_LESSEE, F_WRLCK), 0);
     close(raw);
-    appender_teardown(&t);
 }
 
 static gd_locks *successor;
@@ -171,10 +166,9 @@ TEST(test_lease_is_lost_before_the_file_is_locked)
     }
 }
 
-TEST(test_close_cuts_what_is_not_synced)
+TEST_WITH(test_close_cuts_what_is_not_synced, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     CHECK_INT(store_segments(&t, 2), 1);
     int64_t size = scratch_size(&t.x, GROUP_1);
     gd_appender *appender = open_appender(&t);
@@ -197,7 +191,6 @@ TEST(test_close_cuts_what_is_not_synced)
     CHECK_INT(scratch_size(&t.x, GROUP_1), size);
     CHECK_INT(store_segments(&t, 1), 1);
     check_live_slots(&t, 1, 0, 20);
-    appender_teardown(&t);
 }
 
 /* ---- failed sync points ---- */
@@ -277,10 +270,8 @@ TEST(test_record_of_a_full_group_is_synced)
 }
 
 /* The mark could not be written either: then there is a tail like others. */
-TEST(test_poison_that_is_lost)
+TEST_WITH(test_poison_that_is_lost, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     CHECK_INT(store_segments(&t, 1), 1);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(append_segment(&t, appender, 5), GD_OK);
@@ -302,7 +293,6 @@ TEST(test_poison_that_is_lost)
     }
     check_live_slots(&t, 1, 0, 10);
     close_appender(&t, appender);
-    appender_teardown(&t);
 }
 
 /* The entries could be written in part only, or the record not: the slots of

@@ -48,10 +48,11 @@ check_next_writer(appender_fixture *t)
     CHECK_INT(read_group_contents(t, 1).published.count, 35);
 }
 
-TEST(test_whole_tail_is_renewed)
+static appender_fixture t;
+
+TEST_WITH(test_whole_tail_is_renewed, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     make_tail(&t);
     group_contents before = read_group_contents(&t, 1);
     uint64_t writes = fault_env_count(&t.x.f, FAULT_PWRITEV);
@@ -68,7 +69,6 @@ TEST(test_whole_tail_is_renewed)
     CHECK_INT(hints_for(&t, 1, 10) + hints_for(&t, 1, 29), 2);
     check_next_writer(&t);
     check_live_slots(&t, 1, 0, 35);
-    appender_teardown(&t);
 }
 
 /* Both records lost: everything is a tail. */
@@ -170,10 +170,8 @@ write_entry(appender_fixture *t, uint32_t slot, const gd_entry *entry)
 }
 
 /* Entries that are whole but name what they should not. */
-TEST(test_entries_that_lie)
+TEST_WITH(test_entries_that_lie, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     make_tail(&t);
     group_contents c = read_group_contents(&t, 1);
     gd_entry lie = c.entries[11];
@@ -196,14 +194,12 @@ TEST(test_entries_that_lie)
             check_live_slots(&t, 1, slot, slot + 1);
         }
     }
-    appender_teardown(&t);
 }
 
 /* What was void, freed or damaged in the tail is so still. */
-TEST(test_other_states_are_kept)
+TEST_WITH(test_other_states_are_kept, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     make_tail(&t);
     group_contents c = read_group_contents(&t, 1);
     gd_entry entry = {.state = GD_ENTRY_VOID};
@@ -220,7 +216,6 @@ TEST(test_other_states_are_kept)
     CHECK(read_group_contents(&t, 1).entries[12].checksum ==
           c.entries[12].checksum);
     check_live_slots(&t, 1, 13, 30);
-    appender_teardown(&t);
 }
 
 /* However thin it is, and however far behind the record: a slot that was used
@@ -311,10 +306,9 @@ TEST(test_tail_survives_any_failure)
     }
 }
 
-TEST(test_failed_fdatasync_of_a_tail)
+TEST_WITH(test_failed_fdatasync_of_a_tail, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     make_tail(&t);
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FDATASYNC);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 1, EIO, false);
@@ -326,5 +320,4 @@ TEST(test_failed_fdatasync_of_a_tail)
     CHECK_INT(hints_for(&t, 1, 10), 0);
     check_left_alone(&t);
     check_live_slots(&t, 1, 0, 30); /* a committed recipe may be lucky */
-    appender_teardown(&t);
 }

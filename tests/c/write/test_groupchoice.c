@@ -7,12 +7,12 @@
 #include "tests/c/support/appender_fixture.h"
 #include "tests/c/support/check.h"
 
+static appender_fixture t;
+
 /* ---- which group ---- */
 
-TEST(test_fullest_group)
+TEST_WITH(test_fullest_group, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     gd_appender *a = open_appender(&t), *b = open_appender(&t),
                 *c = open_appender(&t);
     CHECK_INT(append_segment(&t, a, 4), GD_OK);
@@ -37,13 +37,10 @@ TEST(test_fullest_group)
     close_appender(&t, b);
     close_appender(&t, c);
     close_appender(&t, d);
-    appender_teardown(&t);
 }
 
-TEST(test_full_group)
+TEST_WITH(test_full_group, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     for (int handle = 0; handle < 2; handle++) {
         gd_appender *appender = open_appender(&t);
         CHECK_INT(appender_number(appender), 1 + handle);
@@ -59,7 +56,6 @@ TEST(test_full_group)
     CHECK_INT(store_segments(&t, 1), 3);
     check_live_slots(&t, 1, 0, 64);
     check_live_slots(&t, 2, 0, 64);
-    appender_teardown(&t);
 }
 
 /* The newest 256 are looked at. */
@@ -122,10 +118,9 @@ TEST(test_what_is_left_alone)
     }
 }
 
-TEST(test_the_collector_is_in_it)
+TEST_WITH(test_the_collector_is_in_it, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
-    appender_setup(&t);
     CHECK_INT(store_segments(&t, 2), 1);
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GD_FILE_GROUP_LOCKS, O_RDWR | O_CLOEXEC);
@@ -136,7 +131,6 @@ TEST(test_the_collector_is_in_it)
     close(raw);
     /* It is not remembered as one never to be used. */
     CHECK_INT(store_segments(&t, 1), 1);
-    appender_teardown(&t);
 }
 
 /* I1: made, but its maker failed to make its name durable: that is done before

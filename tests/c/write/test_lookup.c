@@ -142,9 +142,8 @@ empty_filter(void)
 
 /* ---- hits ---- */
 
-TEST(test_stored_blocks_are_found)
+TEST_WITH(test_stored_blocks_are_found, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     CHECK_INT(look_up(0, 100), 0);
     store("a", 0, 100);
     another_handle();
@@ -163,12 +162,10 @@ TEST(test_stored_blocks_are_found)
               GD_OK);
     CHECK_INT(look_up(0, 100), 100);
     CHECK_INT(COUNTER(cold_loads), 2); /* the handle's cache has them */
-    teardown();
 }
 
-TEST(test_without_a_filter)
+TEST_WITH(test_without_a_filter, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 0, 100);
     close_handle();
     t.repo = scratch_repo(&t.x);
@@ -177,13 +174,11 @@ TEST(test_without_a_filter)
               GD_OK);
     CHECK_INT(look_up(0, 100), 0);
     CHECK(!is_locked(1));
-    teardown();
 }
 
 /* One hint is enough for a whole group. */
-TEST(test_neighbours_of_a_hit)
+TEST_WITH(test_neighbours_of_a_hit, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 0, 100);
     another_handle();
     CHECK_INT(look_up(70, 71), 1);
@@ -197,14 +192,12 @@ TEST(test_neighbours_of_a_hit)
     CHECK_INT(look_up(80, 100), 20); /* without any hint */
     CHECK_INT(COUNTER(candidates), 1);
     CHECK(!is_locked(1));
-    teardown();
 }
 
 /* A group has blocks twice: those behind the last hit are taken, so that what
  * is a run in the image is one in the group. */
-TEST(test_runs_stay_together)
+TEST_WITH(test_runs_stay_together, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 1, 4);
     another_handle();
     empty_filter();
@@ -218,7 +211,6 @@ TEST(test_runs_stay_together)
             CHECK_INT(t.blocks[i].address.slot, 3 + i);
         }
     }
-    teardown();
 }
 
 /* Fills groups 1 to 7, and a batch in which group n has n blocks; returns its
@@ -239,9 +231,8 @@ store_stairs(void)
 }
 
 /* Four cold loads to a batch, those with most hints first. */
-TEST(test_cold_loads_are_few)
+TEST_WITH(test_cold_loads_are_few, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     size_t count = store_stairs();
     CHECK_INT(look_up(500, 500 + count), 7 + 6 + 5 + 4);
     CHECK_INT(COUNTER(cold_loads), 4);
@@ -252,13 +243,11 @@ TEST(test_cold_loads_are_few)
     CHECK_INT(look_up(500, 500 + count), count);
     CHECK_INT(COUNTER(cold_loads), 7);
     CHECK_INT(COUNTER(capped_loads), 3);
-    teardown();
 }
 
 /* An upload that was killed leaves hints to what a collection removes. */
-TEST(test_removed_groups_cost_no_load)
+TEST_WITH(test_removed_groups_cost_no_load, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     size_t count = store_stairs();
     for (int group = 4; group <= 7; group++) {
         char path[32];
@@ -268,7 +257,6 @@ TEST(test_removed_groups_cost_no_load)
     CHECK_INT(look_up(500, 500 + count), 3 + 2 + 1);
     CHECK_INT(COUNTER(cold_loads), 3);
     CHECK_INT(COUNTER(capped_loads), 0);
-    teardown();
 }
 
 /* What was asked of the disk, in order: 'r' for the read-ahead of a group, 's'
@@ -379,9 +367,8 @@ store_twice(void)
 
 /* Of two groups that have the same blocks one is enough; the other one stands
  * in if that one cannot be had. */
-TEST(test_copies_are_not_loaded)
+TEST_WITH(test_copies_are_not_loaded, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store_twice();
     CHECK_INT(look_up(0, 64), 64);
     CHECK_INT(COUNTER(cold_loads), 1);
@@ -397,13 +384,11 @@ TEST(test_copies_are_not_loaded)
     CHECK_INT(COUNTER(cold_loads), 1);
     CHECK_INT(COUNTER(lock_refusals), 1);
     close(fd);
-    teardown();
 }
 
 /* A store that was chosen, but of which the one before it had everything. */
-TEST(test_chosen_in_vain)
+TEST_WITH(test_chosen_in_vain, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store_twice();
     empty_filter();
     for (uint32_t i = 0; i < 64; i++) {
@@ -413,13 +398,11 @@ TEST(test_chosen_in_vain)
     CHECK_INT(look_up(0, 64), 64);
     check_addresses(0, 64);
     CHECK_INT(COUNTER(cold_loads), 1);
-    teardown();
 }
 
 /* More groups, one after the other, than stores are kept at hand. */
-TEST(test_many_groups)
+TEST_WITH(test_many_groups, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 0, 9 * 64);
     another_handle();
     for (int round = 0; round < 3; round++) {
@@ -431,7 +414,6 @@ TEST(test_many_groups)
     for (uint32_t group = 1; group <= 9; group++) {
         CHECK(is_locked(group)); /* once named, locked to the end */
     }
-    teardown();
 }
 
 static int settled;
@@ -469,9 +451,8 @@ TEST(test_rebuilt_filters_are_settled)
 
 /* ---- what is no hit ---- */
 
-TEST(test_the_collector_is_in_it)
+TEST_WITH(test_the_collector_is_in_it, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 0, 100);
     another_handle();
     const gd_env *env = gd_env_posix();
@@ -482,7 +463,6 @@ TEST(test_the_collector_is_in_it)
     CHECK_INT(COUNTER(lock_refusals), 1);
     close(fd);
     CHECK_INT(look_up(0, 100), 100);
-    teardown();
 }
 
 TEST(test_hints_that_lead_nowhere)
@@ -511,9 +491,8 @@ TEST(test_hints_that_lead_nowhere)
 }
 
 /* Slots that were published after their store was loaded. */
-TEST(test_published_since)
+TEST_WITH(test_published_since, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 0, 30);
     another_handle();
     CHECK_INT(look_up(0, 60), 30);
@@ -521,7 +500,6 @@ TEST(test_published_since)
     CHECK_INT(look_up(0, 60), 60);
     check_addresses(0, 60);
     CHECK_INT(COUNTER(false_candidates), 0);
-    teardown();
 }
 
 static void
@@ -546,9 +524,8 @@ write_entry(uint32_t slot, gd_entry_state state)
 }
 
 /* The handle's cached store has them still as live. */
-TEST(test_freed_meanwhile)
+TEST_WITH(test_freed_meanwhile, setup("sha256", false), teardown())
 {
-    setup("sha256", false);
     store("a", 0, 40);
     CHECK_INT(look_up(0, 40), 40);
     gd_lookup_close(t.lookup);
@@ -562,7 +539,6 @@ TEST(test_freed_meanwhile)
     for (size_t i = 0; i < 40; i++) {
         CHECK_INT(t.blocks[i].address.group, i < 7 || i > 10);
     }
-    teardown();
 }
 
 /* Group 1 is lost, and another upload makes one with its number: what this
@@ -593,9 +569,8 @@ TEST(test_group_lost)
 
 /* With a digest of 8 bits most blocks have namesakes; none of them is taken
  * for another. */
-TEST(test_namesakes)
+TEST_WITH(test_namesakes, setup("weak-8", true), teardown())
 {
-    setup("weak-8", true);
     store("a", 0, 60);
     another_handle();
     look_up(0, MOST);
@@ -609,7 +584,6 @@ TEST(test_namesakes)
         }
     }
     CHECK(COUNTER(compares) > 60);
-    teardown();
 }
 
 /* As the threads of the pool do it, each for its part. */
@@ -624,9 +598,8 @@ compare_ahead(size_t first, size_t end)
     }
 }
 
-TEST(test_compared_ahead)
+TEST_WITH(test_compared_ahead, setup("sha256", true), teardown())
 {
-    setup("sha256", true);
     store("a", 0, 100);
     another_handle();
     compare_ahead(0, 150); /* no store is at hand */
@@ -642,13 +615,11 @@ TEST(test_compared_ahead)
     gd_lookup_batch(t.lookup, t.blocks, 150, GD_COLD_LOADS);
     CHECK_INT(COUNTER(compares), 200); /* each once */
     check_addresses(0, 100);
-    teardown();
 }
 
 /* A block of which only a namesake was compared is looked for all the same. */
-TEST(test_namesakes_compared_ahead)
+TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
 {
-    setup("weak-8", true);
     store("a", 0, 60);
     another_handle();
     look_up(0, 60);
@@ -667,13 +638,12 @@ TEST(test_namesakes_compared_ahead)
         CHECK_INT(t.blocks[i].address.group, i < 60 ? 1 : 0);
         CHECK_INT(t.blocks[i].address.slot, i < 60 ? i : 0);
     }
-    teardown();
 }
 
 /* What was compared ahead says nothing about another slot of the group. */
-TEST(test_compared_ahead_in_another_slot)
+TEST_WITH(test_compared_ahead_in_another_slot, setup("weak-8", true),
+          teardown())
 {
-    setup("weak-8", true);
     take_blocks(0, MOST);
     size_t namesake = 1;
     while (namesake < MOST &&
@@ -696,12 +666,10 @@ TEST(test_compared_ahead_in_another_slot)
         CHECK_INT(t.blocks[i].address.group, 1);
         CHECK_INT(t.blocks[i].address.slot, 0);
     }
-    teardown();
 }
 
-TEST(test_damaged_blocks_are_not_equal)
+TEST_WITH(test_damaged_blocks_are_not_equal, setup("sha256", true), teardown())
 {
-    setup("sha256", true);
     store("a", 0, 40);
     another_handle();
     CHECK_INT(look_up(0, 40), 40);
@@ -716,15 +684,13 @@ TEST(test_damaged_blocks_are_not_equal)
     scratch_truncate(&t.x, "groups/00000001", 8192 + 3 * segment);
     another_handle();
     CHECK_INT(look_up(0, 40), 24 - 1 - 8);
-    teardown();
 }
 
 /* ---- failures ---- */
 
 /* Whatever fails in a look-up counts as a miss, once. */
-TEST(test_failures_are_misses)
+TEST_WITH(test_failures_are_misses, setup("sha256", true), teardown())
 {
-    setup("sha256", true);
     store("a", 0, 100);
     for (int kind = 0; kind < 2; kind++) {
         bool struck = true;
@@ -745,12 +711,10 @@ TEST(test_failures_are_misses)
             CHECK_INT(look_up(0, 100), 100);
         }
     }
-    teardown();
 }
 
-TEST(test_open_without_memory)
+TEST_WITH(test_open_without_memory, setup("sha256", true), teardown())
 {
-    setup("sha256", true);
     gd_lookup_close(t.lookup);
     gd_status s = GD_NOMEM;
     uint64_t n;
@@ -761,5 +725,4 @@ TEST(test_open_without_memory)
     }
     CHECK(n > 4);
     fault_env_heal(&t.x.f);
-    teardown();
 }

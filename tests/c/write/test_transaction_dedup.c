@@ -55,9 +55,8 @@ hints(void)
 
 /* Nothing is asked, nothing is noted, and later uploads find the blocks only by
  * their neighbours: here by none. */
-TEST(test_off)
+TEST_WITH(test_off, setup(false), transaction_teardown())
 {
-    setup(false);
     CHECK_INT(put("first", one, GD_DEDUP_OFF), BLOCKS);
     CHECK_INT(hints(), 0);
     CHECK_INT(put("again", one, GD_DEDUP_OFF), BLOCKS);
@@ -67,17 +66,14 @@ TEST(test_off)
     CHECK(hints() > 0);
     CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
     CHECK_INT(skipped(), 2 * BLOCKS);
-    transaction_teardown();
 }
 
 /* Others find what was only not looked for. */
-TEST(test_skip)
+TEST_WITH(test_skip, setup(false), transaction_teardown())
 {
-    setup(false);
     CHECK_INT(put("first", one, GD_DEDUP_SKIP), BLOCKS);
     CHECK_INT(put("again", one, GD_DEDUP_SKIP), BLOCKS);
     CHECK_INT(put("found", one, GD_DEDUP_ALL), 0);
-    transaction_teardown();
 }
 
 /* A second copy of a whole file is found, and of one that ends otherwise all
@@ -104,20 +100,17 @@ TEST(test_probe)
 }
 
 /* With few hints a sample is larger, without an index it finds nothing. */
-TEST(test_probe_without_index)
+TEST_WITH(test_probe_without_index, setup(false), transaction_teardown())
 {
-    setup(false);
     gd_repo_close(the_repo);
     the_repo = scratch_repo(&the_scratch);
     CHECK_INT(put("first", one, GD_DEDUP_PROBE), BLOCKS);
     CHECK_INT(put("again", one, GD_DEDUP_PROBE), BLOCKS);
-    transaction_teardown();
 }
 
 /* Blocks that lie at another phase are found, unless a hint says to skip. */
-TEST(test_no_phases)
+TEST_WITH(test_no_phases, setup(false), transaction_teardown())
 {
-    setup(false);
     put("first", one, GD_DEDUP_ALL);
     uint64_t samples = atomic_load(&the_repo->counters.phase_samples);
     memset(two, 0xee, 512);
@@ -128,7 +121,6 @@ TEST(test_no_phases)
     memset(two, 0xdd, 512);
     fill_random(two + SIZE / 2, SIZE / 2, 4);
     CHECK(put("looked-for", two, GD_DEDUP_ALL) < BLOCKS);
-    transaction_teardown();
 }
 
 /* Stores that are expected answer without any index; a group of another scope,
