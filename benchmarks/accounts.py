@@ -21,7 +21,6 @@ the process's memory at its peak is shown by
 No figure passes or fails; but if memory is bounded, the columns are alike.
 """
 
-import argparse
 from collections.abc import Iterable
 from collections.abc import Iterator
 import contextlib
@@ -29,10 +28,7 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
-from typing import Any
 
 import common
 from common import MIB
@@ -46,9 +42,6 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import repository
-
-#: Seconds for one step.
-PATIENCE = 3600
 
 BLOCK = 512
 SLOTS = 32768
@@ -97,13 +90,8 @@ class Bench:
                       itertools.chain([small[:KEPT]], pieces))
 
     def _put(self, image_id: str, pieces: Iterable[bytes]) -> None:
-        size = 0
-        with self._repo.begin(image_id) as transaction:
-            for piece in pieces:
-                transaction.write(piece)
-                size += len(piece)
-            transaction.commit()
-        self._held.note(image_id, size, None)
+        common.store(self._repo, image_id, pieces)
+        self._held.note(image_id, self._repo.stat(image_id).size, None)
 
     def counting(self) -> None:
         self._account()
@@ -172,37 +160,25 @@ def probe(directory: str, what: str, *arguments: str) -> None:
         json.dump(peak.bytes - before, sys.stdout)
 
 
-def in_a_process(*arguments: Any) -> int:
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', os.path.abspath(__file__), '--probe',
-         *map(str, arguments)], check=True, stdout=subprocess.PIPE,
-        timeout=PATIENCE)
-    return json.loads(done.stdout)
-
-
 def growths(directory: str, mib: int) -> list[int]:
     """Of all steps, for an image of this size."""
     repository.Repository.create(
         os.path.join(directory, 'repository'), block_size=BLOCK,
         group_slots=SLOTS)
-    in_a_process(directory, 'store', mib)
-    return [in_a_process(directory, step.replace('-', '').split()[0])
-            for step in STEPS]
+    common.in_a_process(__file__, directory, 'store', mib)
+    return [common.in_a_process(
+        __file__, directory, step.replace('-', '').split()[0])
+        for step in STEPS]
 
 
 def main() -> None:
     if sys.argv[1:2] == ['--probe']:
         return probe(*sys.argv[2:])
-    parser = argparse.ArgumentParser(description=(
-        'What keeping the accounts takes of the memory.'))
-    parser.add_argument('--mib', type=int, nargs='+',
-                        default=[512, 1024, 2048],
-                        help='sizes of the image (default: %(default)s)')
-    common.add_directory(parser)
-    args = parser.parse_args()
+    args = common.arguments(
+        __doc__, mib=([512, 1024, 2048], 'sizes of the image')).parse_args()
     columns = []
     for mib in args.mib:
-        with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+        with common.place(args.dir) as d:
             columns.append(growths(os.path.abspath(d), mib))
     print(f'{"growth, MiB; blocks, thousands:":32}' + ''.join(
         f'{mib * MIB // BLOCK // 1000:9}' for mib in args.mib))

@@ -37,7 +37,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 
 import arranging
@@ -88,7 +87,7 @@ class Collection:
     def __init__(self, args: argparse.Namespace) -> None:
         self._rng = random.Random(args.seed)
         self._changed = args.changed / 100
-        self._bases = list(args.sources)
+        self._bases = list(args.paths)
         self._size = args.mib * MIB
         self._count = 0
         self.digests: dict[str, str] = {}
@@ -296,38 +295,23 @@ def draw(ways: list[Aged], found: list[list[Figures]], args) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What deleting and adding do to reading.')
-    common.add_directory(parser)
-    for name, default, what in (
-            ('images', 26, 'how many are stored'),
-            ('mib', 256, 'of each of the images named'),
-            ('rounds', 50, 'of deleting and adding'),
-            ('exchanged', 3, 'images deleted, and added, in a round'),
-            ('every', 5, 'rounds, figures are taken'),
-            ('cold', 3, 'images that are read cold here, each time'),
-            ('group-slots', 32768, 'blocks in a group'),
-            ('worst', 8, 'images looked at, with --arrange'),
-            ('seed', 1, 'of what is chosen at random')):
-        parser.add_argument(f'--{name}', type=int, default=default,
-                            help=f'{what} (default: %(default)s)')
-    parser.add_argument('--changed', type=float, default=5, metavar='PERCENT',
-                        help='from one version to the next '
-                        '(default: %(default)s)')
-    parser.add_argument('--codec', default='lz4',
-                        choices=('none', 'lz4', 'zstd'))
+    parser = common.arguments(
+        __doc__, paths='+', mib=256, rounds=50, **disk.MODEL,
+        images=(26, 'how many are stored'),
+        exchanged=(3, 'images deleted, and added, in a round'),
+        every=(5, 'rounds, figures are taken'),
+        cold=(3, 'images that are read cold here, each time'),
+        group_slots=(32768, 'blocks in a group'),
+        worst=(8, 'images looked at, with --arrange'),
+        seed=(1, 'of what is chosen at random'),
+        changed=disk.VERSIONS['changed'], codec=('lz4', 'none or zstd'),
+        arrange=(False, 'show what other orders would do'))
     parser.add_argument('--tasks', action='append', metavar='TASK,...',
                         help='of a repository, in this order; may be repeated'
                         ' (default: collect,merge,collect)')
-    parser.add_argument('--arrange', action='store_true',
-                        help='show what other orders would do')
-    parser.add_argument('--seek-ms', type=float, default=8.5)
-    parser.add_argument('--mb-s', type=float, default=120)
     plot.argument(parser)
-    parser.add_argument('sources', nargs='+', metavar='IMAGE')
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir,
-                                     prefix='bench-') as directory:
+    with common.place(args.dir) as directory:
         ways = [Aged(directory, names, args) for names in dict.fromkeys(
             args.tasks or ['collect,merge,collect'])]
         print(f'{"round":5} {"tasks":28}{"extents":>9}{"KiB":>8}{"seeks":>8}'

@@ -27,7 +27,9 @@ import sys
 import tempfile
 from typing import NamedTuple
 
+import common
 from common import MIB
+import disk
 
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import maintainer as maintainer_module
@@ -256,12 +258,8 @@ def show(path: str, filter_dir: str, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What another order of blocks would do for reading.')
-    parser.add_argument('--worst', type=int, default=8,
-                        help='images looked at (default: %(default)s)')
-    parser.add_argument('--seek-ms', type=float, default=8.5)
-    parser.add_argument('--mb-s', type=float, default=120)
+    parser = common.arguments(
+        __doc__, directory=False, worst=(8, 'images looked at'), **disk.MODEL)
     parser.add_argument('repository', type=os.path.abspath)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix='bench-') as directory:

@@ -530,11 +530,8 @@ def main() -> None:
     if getattr(options, 'dirty_bits', False) and options.paths:
         parser.error('--dirty-bits is for disks that are made: nobody knows '
                      'what was written to a DISK')
-    top = tempfile.mkdtemp(prefix='batch-', dir=options.dir)
-    try:
+    with common.place(options.dir) as top:
         options.measure(options, top)
-    finally:
-        shutil.rmtree(top)
 
 
 if __name__ == '__main__':

@@ -177,18 +177,11 @@ def measure(cloud: cloud_module.Cloud, args: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n\n')[0])
-    parser.add_argument('--servers', type=int, default=4,
-                        help='the most at once (default: %(default)s)')
-    parser.add_argument('--rounds', type=int, default=3,
-                        help='how often (default: %(default)s)')
-    parser.add_argument('--own-mib', type=int, default=16,
-                        help='MiB of each image that are in no other '
-                        '(default: %(default)s)')
-    parser.add_argument('--cold', action='store_true')
-    parser.add_argument('--cloud', metavar='DIR',
-                        help='use the cloud that runs there')
-    common.add_directory(parser)
+    parser = common.arguments(
+        __doc__, rounds=3, servers=(4, 'the most at once'),
+        own_mib=(16, 'MiB of each image that are in no other'),
+        cold=(False, 'empty the page cache before each start'),
+        cloud=('', 'directory of a cloud that runs'))
     args = parser.parse_args()
     if args.cold and not common.can_empty_page_cache():
         parser.error('--cold: only root can empty the page cache')

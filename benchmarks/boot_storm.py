@@ -354,16 +354,12 @@ PARTS = ('start', 'storm', 'lazy')
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition('\n\n')[0])
-    parser.add_argument('--rounds', type=int, default=1,
-                        help='how often (default: %(default)s)')
-    parser.add_argument('--own-mib', type=int, default=8,
-                        help='MiB of each image that are in no other '
-                        '(default: %(default)s)')
+    parser = common.arguments(
+        __doc__, rounds=1,
+        own_mib=(8, 'MiB of each image that are in no other'))
     parser.add_argument('--part', action='append', choices=PARTS,
                         help='may be repeated (default: all)')
     plot.argument(parser)
-    common.add_directory(parser)
     args = parser.parse_args()
     args.part = args.part or PARTS
     if os.geteuid() != 0:

@@ -24,15 +24,12 @@ A few images fill a few groups, of which eight stores are kept at hand. With
 were 32 times as large.
 """
 
-import argparse
 import os
 import shutil
 import sys
-import tempfile
 
 import common
 import disk
-import engine
 
 from dedupd.tasks import merger
 from glance_dedup.base import task
@@ -40,8 +37,6 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
 BLOCK = 4096
-#: KiB. The least that the engine takes is 64.
-BUDGETS = [64, 128, 256, 512, 1024, 4096]
 
 
 def open_repository(path: str, directory: str,
@@ -107,25 +102,20 @@ def one_budget(directory: str, budget: int, slots: int, images: list[str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="What the filter's budget buys.")
-    disk.add_images(parser)
-    parser.add_argument('--budget', type=int, action='append', metavar='KIB',
-                        help=f'may be repeated (default: {BUDGETS})')
-    parser.add_argument('--group-slots', type=int, default=32768,
-                        help='blocks in a group (default: %(default)s)')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir,
-                                     prefix='bench-') as directory:
-        images = disk.with_versions(args.images, args.versions, args.changed,
+    args = common.arguments(
+        __doc__, paths='+', budget=('64,128,256,512,1024,4096', 'KiB'),
+        group_slots=(32768, 'blocks in a group'),
+        **disk.VERSIONS).parse_args()
+    with common.place(args.dir) as directory:
+        images = disk.with_versions(args.paths, args.versions, args.changed,
                                     directory)
         print('deduplicating exactly', file=sys.stderr)
-        unique, nonzero = engine.exact_unique(images, BLOCK)
+        unique, nonzero = common.exact_unique(images)
         print(f'{len(images)} images, {nonzero / common.GIB:.2f} GiB that is '
               f'not zeros, {unique / common.GIB:.2f} GiB unique\n')
         print(f'{"KiB":>8}{"MiB per TiB":>12}{"level":>7}{"inline":>10}'
               f'{"merged":>10}{"loads/GiB":>11}{"left out":>10}{"MB/s":>8}')
-        for budget in args.budget or BUDGETS:
+        for budget in map(int, args.budget.split(',')):
             one_budget(directory, budget << 10, args.group_slots, images,
                        nonzero, unique)
 

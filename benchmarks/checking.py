@@ -16,15 +16,12 @@ memory at its peak is shown, and the seconds that the check took.
 No figure passes or fails; but if memory is bounded, the columns are alike.
 """
 
-import argparse
 from collections.abc import Callable
 import contextlib
 import json
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 
 import common
@@ -36,37 +33,25 @@ from glance_dedup.check import checker as check
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
-#: Seconds for one check.
-PATIENCE = 3600
-
 BLOCK = 512
 BLOCKS = 1 << 16            # that the image in pieces is made of
 PIECE = MIB // BLOCK        # blocks that are written at once
 
 
-def store(repo: repository.Repository, image_id: str, *pieces: bytes) -> None:
-    with repo.begin(image_id) as transaction:
-        for piece in pieces:
-            transaction.write(piece)
-        transaction.commit()
-
-
 def store_in_pieces(repo: repository.Repository, thousands: int) -> None:
     rng = random.Random(1)
     whole = rng.randbytes(BLOCKS * BLOCK)
-    store(repo, 'whole', whole)
-    with repo.begin('pieces') as transaction:
-        for _ in range(thousands * 1000 // PIECE):
-            transaction.write(b''.join(
-                whole[BLOCK * n:BLOCK * (n + 1)]
-                for n in rng.choices(range(BLOCKS), k=PIECE)))
-        transaction.commit()
+    common.store(repo, 'whole', whole)
+    common.store(repo, 'pieces', (
+        b''.join(whole[BLOCK * n:BLOCK * (n + 1)]
+                 for n in rng.choices(range(BLOCKS), k=PIECE))
+        for _ in range(thousands * 1000 // PIECE)))
 
 
 def store_many(repo: repository.Repository, images: int) -> None:
     rng = random.Random(1)
     for number in range(images):
-        store(repo, f'image-{number}', rng.randbytes(BLOCK))
+        common.store(repo, f'image-{number}', rng.randbytes(BLOCK))
     with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
         accounting.run_once(maintainer, task.Pace())
 
@@ -92,28 +77,17 @@ def probe(path: str) -> None:
 
 
 def measure(directory: str, store_some: Callable, amount: int) -> list[float]:
-    with tempfile.TemporaryDirectory(dir=directory, prefix='bench-') as d:
+    with common.place(directory) as d:
         path = prepare(os.path.abspath(d), store_some, amount)
-        done = subprocess.run(
-            [sys.executable, '-W', 'ignore', os.path.abspath(__file__),
-             '--probe', path], check=True, stdout=subprocess.PIPE,
-            timeout=PATIENCE)
-    return json.loads(done.stdout)
+        return common.in_a_process(__file__, path)
 
 
 def main() -> None:
     if sys.argv[1:2] == ['--probe']:
         return probe(*sys.argv[2:])
-    parser = argparse.ArgumentParser(description=(
-        'What repository check takes of the memory.'))
-    parser.add_argument('--extents', type=int, nargs='+', metavar='THOUSANDS',
-                        default=[250, 1000, 4000],
-                        help='pieces of an image (default: %(default)s)')
-    parser.add_argument('--images', type=int, nargs='+',
-                        default=[1000, 4000, 16000],
-                        help='images of one block (default: %(default)s)')
-    common.add_directory(parser)
-    args = parser.parse_args()
+    args = common.arguments(
+        __doc__, extents=([250, 1000, 4000], 'thousands, of an image'),
+        images=([1000, 4000, 16000], 'images of one block')).parse_args()
     for what, store_some, amounts in (
             ('thousand extents', store_in_pieces, args.extents),
             ('images', store_many, args.images)):

@@ -27,14 +27,12 @@ put in behind its first MiB. It shows
 An image is read into memory. ``--plot`` draws the lengths.
 """
 
-import argparse
 import os
 import shutil
 import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 from typing import NamedTuple
 
 import common
@@ -223,30 +221,25 @@ def draw(results: dict[Cutting, Result], path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('images', nargs='+', metavar='IMAGE')
-    parser.add_argument('--rounds', type=int, default=3,
-                        help='how often (default: %(default)s)')
-    parser.add_argument('--cutting', default=CUTTINGS, metavar='LIST',
-                        help='ways to cut (default: %(default)s)')
-    common.add_directory(parser)
+    parser = common.arguments(__doc__, paths='+', rounds=3,
+                              cutting=(CUTTINGS, 'ways to cut'))
     plot.argument(parser)
     given = parser.parse_args()
     cuttings = [Cutting.parse(text) for text in given.cutting.split(',')]
     images = {}
-    for name in given.images:
+    for name in given.paths:
         with open(name, 'rb') as f:
             images[os.path.basename(name)] = f.read()
     images |= twins(list(images.values())[-1])
     results = {cutting: Result() for cutting in cuttings}
-    with tempfile.TemporaryDirectory(dir=given.dir) as directory:
+    with common.place(given.dir) as directory:
         program = synthetic.build(directory, 'chunking')
         common.warm_pages(sum(map(len, images.values())) // 2, directory)
         for number in range(given.rounds):
             for cutting, result in results.items():
                 print(f'round {number + 1}: {cutting}', file=sys.stderr)
                 result.store(cutting, images, directory)
-                result.cut(cutting, program, given.images[0])
+                result.cut(cutting, program, given.paths[0])
     show(results, images)
     if given.plot:
         draw(results, given.plot)

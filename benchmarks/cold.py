@@ -230,17 +230,13 @@ def bill(per_mib: dict[str, float], prices: Prices, tib: float,
 
 
 def main() -> None:
-    parser = common.arguments('What cold groups cost.', mib=1024, rounds=None)
+    parser = common.arguments(
+        __doc__, mib=1024, group_slots=(32768, 'blocks of a group'),
+        tib=(1.0, 'what is stored'),
+        downloads=(1.0, 'how often in a month as much as is stored is read '
+                   'past the cache'),
+        runs=(720.0, 'of the task in a month'))
     parser.add_argument('--store', choices=SERVERS, default='s3')
-    parser.add_argument('--group-slots', type=int, default=32768,
-                        help='blocks of a group (default: %(default)s)')
-    parser.add_argument('--tib', type=float, default=1.0,
-                        help='what is stored (default: %(default)s TiB)')
-    parser.add_argument('--downloads', type=float, default=1.0,
-                        help='how often in a month as much as is stored is '
-                        'read past the cache (default: %(default)s)')
-    parser.add_argument('--runs', type=float, default=720.0,
-                        help='of the task in a month (default: %(default)s)')
     for name, help in (('gib-month', 'of a GiB stored for a month'),
                        ('per-1000-puts', 'of 1,000 PUT'),
                        ('per-1000-gets', 'of 1,000 GET, HEAD or LIST'),

@@ -117,12 +117,9 @@ class Bench:
 
 
 def parse() -> argparse.Namespace:
-    parser = common.arguments(__doc__.partition('\n\n')[0], mib=128)
-    parser.add_argument('--latency-ms', type=float, default=20.0,
-                        help='of each request to the object store (default: '
-                        '%(default)s)')
-    parser.add_argument('--only', default=','.join(WAYS),
-                        help='which ways of reading (default: %(default)s)')
+    parser = common.arguments(
+        __doc__, mib=128, rounds=3, only=(','.join(WAYS), 'ways of reading'),
+        latency_ms=(20.0, 'of each request to the object store'))
     args = parser.parse_args()
     args.only = args.only.split(',')
     if not set(args.only) <= set(WAYS):

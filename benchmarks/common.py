@@ -8,8 +8,13 @@ beside it.
 
 import argparse
 from collections.abc import Callable, Iterator
+import concurrent.futures
 import contextlib
+import hashlib
+import json
 import os
+import pathlib
+import shutil
 import signal
 import statistics
 import subprocess
@@ -28,25 +33,104 @@ GIB = 1 << 30
 PIECE = 4 * MIB
 
 
-def arguments(description: str, mib: int = 512,
-              rounds: int | None = 3) -> argparse.ArgumentParser:
-    """A parser with the options that all benchmarks have.
+#: Options that mean the same in several benchmarks.
+OPTIONS = {'mib': 'how much data', 'rounds': 'how often'}
 
-    :param rounds: None: it has none
+
+def arguments(doc: str, *, paths: str = '', filter_dir: bool = False,
+              directory: bool = True, **options: Any
+              ) -> argparse.ArgumentParser:
+    """Return a parser with the options of a benchmark.
+
+    :param doc: its first sentence says what the benchmark shows
+    :param paths: how many images are named: ``*`` or ``+``; '': none
+    :param options: a default and what it means, by name; the meaning of
+        :data:`OPTIONS` may be left out. False is a flag, and a list takes one
+        value or several
     """
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument('--mib', type=int, default=mib,
-                        help='how much data (default: %(default)s)')
-    if rounds is not None:
-        parser.add_argument('--rounds', type=int, default=rounds,
-                            help='how often (default: %(default)s)')
-    add_directory(parser)
+    parser = argparse.ArgumentParser(description=' '.join(
+        doc.partition('\n\n')[0].split()))
+    for name, given in options.items():
+        default, what = (given if isinstance(given, tuple)
+                         else (given, OPTIONS[name]))
+        option = '--' + name.replace('_', '-')
+        if default is False:
+            parser.add_argument(option, action='store_true', help=what)
+            continue
+        several = isinstance(default, list)
+        parser.add_argument(
+            option, default=default, nargs='+' if several else None,
+            type=type(default[0] if several else default),
+            help=f'{what} (default: %(default)s)')
+    if filter_dir:
+        parser.add_argument('--filter-dir', default='/dev/shm',
+                            help='a tmpfs (default: %(default)s)')
+    if directory:
+        add_directory(parser)
+    if paths:
+        parser.add_argument('paths', nargs=paths, metavar='IMAGE')
     return parser
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--dir', default='.', type=os.path.abspath,
                         help='on which disk (default: the current directory)')
+
+
+def place(directory: str) -> tempfile.TemporaryDirectory:
+    """A directory for all that a benchmark makes."""
+    return tempfile.TemporaryDirectory(dir=directory, prefix='bench-')
+
+
+def count_rounds(rounds: int, what: str = 'round') -> Iterator[int]:
+    """Count rounds from 0, and report each."""
+    for number in range(rounds):
+        print(f'{what} {number + 1} of {rounds}', file=sys.stderr)
+        yield number
+
+
+def in_a_process(file: str, *arguments: Any, timeout: int = 3600) -> Any:
+    """Run a benchmark's :func:`probe` in a process of its own.
+
+    :returns: what it wrote to the standard output, as JSON
+    """
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', os.path.abspath(file), '--probe',
+         *map(str, arguments)], check=True, stdout=subprocess.PIPE,
+        timeout=timeout)
+    return json.loads(done.stdout)
+
+
+# -- repositories -------------------------------------------------------------
+
+#: Options of a repository that is made; the others are of one that is opened.
+CREATION = {'block_size', 'group_slots', 'segment_size', 'fingerprint',
+            'compare', 'cutting'}
+
+
+@contextlib.contextmanager
+def new_repository(directory: str, name: str = 'repository', warm: int = 0,
+                   **options: Any) -> Iterator[Any]:
+    """Make a repository, with its filter beside it, and open it.
+
+    Both are removed at the end.
+
+    :param warm: bytes, as for :func:`warm_pages`
+    """
+    from glance_dedup.repository import repository
+
+    path = os.path.join(directory, name)
+    warm_pages(warm, directory)
+    repository.Repository.create(path, **{
+        key: options.pop(key) for key in CREATION & options.keys()})
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, path)
+        repo = stack.enter_context(repository.Repository(path, **{
+            'codec': 'none', 'filter_dir': directory, **options}))
+        stack.callback(pathlib.Path(
+            directory, f'{repo.repository_id}.filter').unlink, missing_ok=True)
+        repo.statistics()
+        yield repo
 
 
 def remove_filters(directory: str) -> None:
@@ -56,7 +140,86 @@ def remove_filters(directory: str) -> None:
             os.unlink(os.path.join(directory, name))
 
 
+def store(repo: Any, image_id: str, data: Any, **how: Any) -> None:
+    """Store an image.
+
+    :param data: bytes, or pieces of them
+    """
+    pieces = data
+    if isinstance(data, bytes | bytearray | memoryview):
+        view = memoryview(data)
+        pieces = (view[at:at + PIECE] for at in range(0, len(view), PIECE))
+    with repo.begin(image_id, **how) as transaction:
+        for piece in pieces:
+            transaction.write(piece)
+        transaction.commit()
+
+
+def read_back(repo: Any, image_id: str) -> None:
+    buffer = bytearray(PIECE)
+    with repo.open_image(image_id) as image:
+        offset = 0
+        while n := image.readinto(buffer, offset):
+            offset += n
+
+
+def read_from_daemon(address: str, image_id: str) -> None:
+    from glance_dedup.client import daemon as daemon_module
+
+    with (daemon_module.Client(address) as far,
+          far.open_image(image_id) as stream):
+        while stream.read(stream.piece):
+            pass
+
+
+def cat(path: str) -> None:
+    subprocess.run(['cat', path], stdout=subprocess.DEVNULL, check=True)
+
+
+def all_at_once(function: Callable, arguments: list[tuple]) -> None:
+    """Call a function with each arguments, on threads of their own."""
+    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
+        for done in [pool.submit(function, *some) for some in arguments]:
+            done.result()
+
+
 # -- images -------------------------------------------------------------------
+
+def used_blocks(*paths: str, size: int = 4096) -> Iterator[bytes]:
+    """Yield the blocks of images that are not zeros."""
+    for path in paths:
+        with open(path, 'rb') as f:
+            while block := f.read(size):
+                if block.count(0) != len(block):
+                    yield block
+
+
+def distinct_blocks(paths: list[str], size: int) -> bytes:
+    """The distinct blocks of images that are not zeros, up to a size."""
+    found: dict[bytes, None] = {}
+    for block in used_blocks(*paths):
+        if len(found) * 4096 >= size:
+            break
+        found[block] = None
+    return b''.join(found)
+
+
+def exact_unique(paths: list[str], seen: set[bytes] | None = None
+                 ) -> tuple[int, int]:
+    """Distinct non-zero bytes of images, and all non-zero bytes.
+
+    :param seen: digests of the blocks that are there already
+    """
+    seen = set() if seen is None else seen
+    unique = nonzero = 0
+    for block in used_blocks(*paths):
+        nonzero += len(block)
+        digest = hashlib.sha256(block).digest()[:16]
+        if digest not in seen:
+            seen.add(digest)
+            unique += len(block)
+    return unique, nonzero
+
 
 def by_distribution(paths: list[str]) -> list[tuple[str, str]]:
     """Distributions and images, those of a distribution together.
@@ -203,6 +366,8 @@ class Peak:
     with its tables, are not among them: the system takes them back at will.
     """
 
+    INTERVAL = 0.002
+
     def __init__(self) -> None:
         self.bytes = self._now()
         self._end = threading.Event()
@@ -214,7 +379,7 @@ class Peak:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._end.wait(0.002):
+        while not self._end.wait(self.INTERVAL):
             self.bytes = max(self.bytes, self._now())
 
     @staticmethod

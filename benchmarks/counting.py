@@ -18,12 +18,9 @@ The table has the medians of wall and processor time, counters included, and
 the largest proportional set size (PSS) that a counter was seen to have.
 """
 
-import argparse
 import contextlib
 import os
 import statistics
-import tempfile
-import threading
 from typing import Any
 from typing import NamedTuple
 
@@ -68,31 +65,23 @@ def fill(repo: repository.Repository, images: int, runs: int) -> None:
             repo.copy(source, f'copy-{number}')
 
 
-class Watch:
+class Watch(common.Peak):
     """The largest PSS of a counter, while this is open."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
+    INTERVAL = 0.2
 
-    def close(self) -> None:
-        """Look no longer."""
-        self._end.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._end.wait(0.2):
-            with open(f'/proc/self/task/{os.getpid()}/children') as f:
-                children = f.read().split()
-            for pid in children:
-                with contextlib.suppress(OSError):
-                    with open(f'/proc/{pid}/cmdline') as f:
-                        counts = counter.__name__ in f.read()
-                    if counts:
-                        self.bytes = max(self.bytes,
-                                         common.memory(pid).proportional)
+    @staticmethod
+    def _now() -> int:
+        with open(f'/proc/self/task/{os.getpid()}/children') as f:
+            children = f.read().split()
+        largest = 0
+        for pid in children:
+            with contextlib.suppress(OSError):
+                with open(f'/proc/{pid}/cmdline') as f:
+                    counts = counter.__name__ in f.read()
+                if counts:
+                    largest = max(largest, common.memory(pid).proportional)
+        return largest
 
 
 def run(maintainer: maintainer_module.Maintainer, step: Step) -> Any:
@@ -130,24 +119,14 @@ def measure(repo: repository.Repository, rounds: int) -> None:
 
 def main() -> None:
     """Measure what the command line says."""
-    parser = argparse.ArgumentParser(
-        description='What it takes to compute the counts.')
-    parser.add_argument('--images', type=int, default=300,
-                        help='how many (default: %(default)s)')
-    parser.add_argument('--runs', type=int, default=10000,
-                        help='of each image (default: %(default)s)')
-    parser.add_argument('--rounds', type=int, default=3,
-                        help='(default: %(default)s)')
-    common.add_directory(parser)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
-        path = os.path.join(os.path.abspath(d), 'repository')
-        repository.Repository.create(path, block_size=BLOCK,
-                                     group_slots=32768)
-        with repository.Repository(path, codec='none', filter_mib=1,
-                                   filter_dir=os.path.abspath(d)) as repo:
-            fill(repo, args.images, args.runs)
-            measure(repo, args.rounds)
+    args = common.arguments(
+        __doc__, rounds=3, images=(300, 'how many'),
+        runs=(10000, 'of each image')).parse_args()
+    with (common.place(args.dir) as d,
+          common.new_repository(os.path.abspath(d), block_size=BLOCK,
+                                filter_mib=1) as repo):
+        fill(repo, args.images, args.runs)
+        measure(repo, args.rounds)
 
 
 if __name__ == '__main__':

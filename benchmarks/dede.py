@@ -41,18 +41,16 @@ that stays, which the page cache may still have.
 stores of the others. One host stores, and another looks.
 """
 
-import argparse
 import array
 from collections.abc import Iterator
 import contextlib
 import itertools
 import os
-import pathlib
 import random
 import shutil
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import common
 from common import MIB
@@ -223,10 +221,7 @@ def noise(mib: int, kind: str) -> Iterator[bytes]:
 def put_noise(repo: repository.Repository, mib: int) -> None:
     """Store the three images, without looking for duplicates."""
     for kind in ('base', 'twin', 'few'):
-        with repo.begin(kind, dedup=False) as transaction:
-            for piece in noise(mib, kind):
-                transaction.write(piece)
-            transaction.commit()
+        common.store(repo, kind, noise(mib, kind), dedup=False)
 
 
 def mapping_of(maintainer: maintainer_module.Maintainer) -> bytes:
@@ -257,9 +252,8 @@ def rates_of_stages(directory: str, filters: str, mib: int, policy: str
                     ) -> Iterator[Rate]:
     """Merge in parts: what is found, and images with few and with all."""
     blocks = mib * MIB // BLOCK
-    path = os.path.join(directory, 'repository')
-    repository.Repository.create(path, **POLICIES[policy])
-    with repository.Repository(path, codec='none', filter_dir=filters) as repo:
+    with common.new_repository(directory, filter_dir=filters,
+                               **POLICIES[policy]) as repo:
         put_noise(repo, mib)
         with maintainer_module.Maintainer(repo) as maintainer:
             accounting.run_once(maintainer, task.Pace())
@@ -274,20 +268,17 @@ def rates_of_stages(directory: str, filters: str, mib: int, policy: str
                 spent = common.timed(exchange, maintainer, image_id, mapping)
                 need(spent.result, shared)
                 yield Rate(name, blocks, spent.cpu, spent.wall)
-    shutil.rmtree(path)
 
 
 def rate_of_merging(directory: str, filters: str, mib: int, policy: str
                     ) -> Rate:
     """Merge as the task does."""
-    path = os.path.join(directory, 'repository')
-    repository.Repository.create(path, **POLICIES[policy])
-    with repository.Repository(path, codec='none', filter_dir=filters) as repo:
+    with common.new_repository(directory, filter_dir=filters,
+                               **POLICIES[policy]) as repo:
         put_noise(repo, mib)
         with maintainer_module.Maintainer(repo) as maintainer:
             accounting.run_once(maintainer, task.Pace())
             spent = common.timed(merger.run_once, maintainer, task.Pace())
-    shutil.rmtree(path)
     blocks = mib * MIB // BLOCK
     need(spent.result.merged_blocks, blocks + blocks // DIVIDED)
     return Rate('merging', spent.result.merged_blocks, spent.cpu, spent.wall)
@@ -372,12 +363,11 @@ def draw_indexes(found: dict[int, exactindex.Measured], directory: str
                log_x=True)
 
 
-def measure_savings(args: argparse.Namespace, directory: str, filters: str
-                    ) -> None:
+def measure_savings(args: Any, directory: str, filters: str) -> None:
     """Store images in each way; the first tables, and a figure."""
     scale = SCALES[args.scale]
-    images = args.images or hosts.made_images(directory, scale.images,
-                                              scale.mib)
+    images = args.paths or hosts.made_images(directory, scale.images,
+                                             scale.mib)
     counted = equalblocks.analyse(images, directory)
     if not counted.used:
         raise SystemExit('there are only zeros in these images')
@@ -387,31 +377,24 @@ def measure_savings(args: argparse.Namespace, directory: str, filters: str
     show_metadata(kept[WAYS[-1].name])
     if args.plot:
         draw_savings(kept, args.plot)
-    if not args.images:
+    if not args.paths:
         for path in images:
             os.unlink(path)
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description="DEDE's experiments, on this store.")
+    parser = common.arguments(__doc__, paths='*', filter_dir=True)
     parser.add_argument('--scale', choices=SCALES, default='full',
                         help='how much is done (default: %(default)s)')
     parser.add_argument('--only', choices=PARTS, action='append',
                         help='this part; may be repeated (default: all)')
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='a tmpfs (default: %(default)s)')
-    common.add_directory(parser)
     plot.argument(parser, 'DIR')
-    parser.add_argument('images', nargs='*', help='default: some are made')
     args = parser.parse_args()
-    if args.plot:
-        pathlib.Path(args.plot).mkdir(parents=True, exist_ok=True)
     scale, parts = SCALES[args.scale], args.only or PARTS
     scan = []
-    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
-          tempfile.TemporaryDirectory(dir=args.filter_dir) as filters):
+    with (common.place(args.dir) as d,
+          common.place(args.filter_dir) as filters):
         if 'savings' in parts:
             measure_savings(args, d, filters)
         if 'index' in parts:

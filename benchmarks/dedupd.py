@@ -24,13 +24,9 @@ the page cache needs root; without it the figures called cold are left out. No
 figure passes or fails.
 """
 
-import concurrent.futures
 import os
 import random
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -82,82 +78,50 @@ def similar_images(directory, size, count):
 
 # -- reading ------------------------------------------------------------------
 
-def read_plain(path):
-    subprocess.run(['cat', path], stdout=subprocess.DEVNULL, check=True)
-
-
-def read_directly(repo, image_id):
-    buffer = bytearray(PIECE)
-    with repo.open_image(image_id) as image:
-        offset = 0
-        while n := image.readinto(buffer, offset):
-            offset += n
-
-
-def read_through(address, image_id):
-    with daemon.Client(address) as far, far.open_image(image_id) as stream:
-        while stream.read(stream.piece):
-            pass
-
-
-def all_at_once(function, arguments):
-    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
-        for done in [pool.submit(function, *a) for a in arguments]:
-            done.result()
-
-
 def reading(table, directory, repo, address, plain, cold):
     size = os.path.getsize(plain[0])
 
     def measure(name, of, function, *args):
         table.add(name, size, timed(function, *args), of)
 
-    read_plain(plain[0])
-    read_directly(repo, 'image-0')
-    read_through(address, 'image-0')
-    measure('warm: cat of a plain file', None, read_plain, plain[0])
-    measure('warm: direct', 'warm: cat of a plain file', read_directly, repo,
-            'image-0')
-    measure('warm: through the socket', 'warm: direct', read_through, address,
-            'image-0')
+    common.cat(plain[0])
+    common.read_back(repo, 'image-0')
+    common.read_from_daemon(address, 'image-0')
+    measure('warm: cat of a plain file', None, common.cat, plain[0])
+    measure('warm: direct', 'warm: cat of a plain file', common.read_back,
+            repo, 'image-0')
+    measure('warm: through the socket', 'warm: direct',
+            common.read_from_daemon, address, 'image-0')
     if not cold:
         return
     last = len(plain) - 1
     common.empty_page_cache()
-    measure('cold: cat of a plain file', None, read_plain, plain[last])
+    measure('cold: cat of a plain file', None, common.cat, plain[last])
     common.empty_page_cache()
-    measure('cold: direct', 'cold: cat of a plain file', read_directly, repo,
-            f'image-{last}')
+    measure('cold: direct', 'cold: cat of a plain file', common.read_back,
+            repo, f'image-{last}')
     common.empty_page_cache()
-    measure('cold: through the socket', 'cold: direct', read_through, address,
-            f'image-{last}')
+    measure('cold: through the socket', 'cold: direct',
+            common.read_from_daemon, address, f'image-{last}')
 
     def many(name, function, arguments, of=None):
         common.empty_page_cache()
         before = bytes_read()
         table.add(name, len(arguments) * size,
-                  timed(all_at_once, function, arguments), of)
+                  timed(common.all_at_once, function, arguments), of)
         table.figure(f'{name}: from disk', (bytes_read() - before) / MIB,
                      'MiB')
 
-    many('eight plain files', read_plain, [(p,) for p in plain])
-    many('eight images, direct', read_directly,
+    many('eight plain files', common.cat, [(p,) for p in plain])
+    many('eight images, direct', common.read_back,
          [(repo, f'image-{i}') for i in range(len(plain))],
          of='eight plain files')
-    many('eight images, socket', read_through,
+    many('eight images, socket', common.read_from_daemon,
          [(address, f'image-{i}') for i in range(len(plain))],
          of='eight plain files')
 
 
 # -- maintenance --------------------------------------------------------------
-
-def store(repo, image_id, data):
-    view = memoryview(data)
-    with repo.begin(image_id) as transaction:
-        for i in range(0, len(view), PIECE):
-            transaction.write(view[i:i + PIECE])
-        transaction.commit()
-
 
 def store_twice(repo, data):
     """Two images at the same time, which cannot find each other's blocks."""
@@ -171,14 +135,11 @@ def store_twice(repo, data):
 
 
 def maintenance(table, directory, size):
-    path = os.path.join(directory, 'maintained')
-    repository.Repository.create(path)
     data = os.urandom(size)
     pace = task.Pace()
-    with repository.Repository(path, codec='none',
-                               filter_dir=directory) as repo:
-        keeper = maintainer_module.Maintainer(repo)
-        try:
+    with common.new_repository(directory, 'maintained') as repo:
+        path = repo.path
+        with maintainer_module.Maintainer(repo) as keeper:
             store_twice(repo, data)
             spent = timed(accounting.run_once, keeper, pace).wall
             table.figure('counting', 2 * size / spent / 1e9, 'GB/s logical')
@@ -202,9 +163,6 @@ def maintenance(table, directory, size):
                          (before - bytes_on_disk(path)) / before,
                          'of the disk')
             del empty, result
-        finally:
-            keeper.close()
-    shutil.rmtree(path)
 
 
 def bytes_on_disk(path):
@@ -214,16 +172,13 @@ def bytes_on_disk(path):
 
 def beside_upload(table, directory, size):
     """An upload's rate alone, and while maintenance goes on."""
-    path = os.path.join(directory, 'shared')
-    repository.Repository.create(path)
-    with repository.Repository(path, codec='none',
-                               filter_dir=directory) as repo:
-        store(repo, 'first', os.urandom(size))
+    with common.new_repository(directory, 'shared') as repo:
+        common.store(repo, 'first', os.urandom(size))
         table.add('upload alone', size,
-                  timed(store, repo, 'alone', os.urandom(size)))
+                  timed(common.store, repo, 'alone', os.urandom(size)))
         stop = threading.Event()
-        with repository.Repository(path, filter_dir=directory) as other:
-            keeper = maintainer_module.Maintainer(other)
+        with (repository.Repository(repo.path, filter_dir=directory) as other,
+              maintainer_module.Maintainer(other) as keeper):
 
             def work():
                 while not stop.is_set():
@@ -236,20 +191,16 @@ def beside_upload(table, directory, size):
             thread = threading.Thread(target=work)
             thread.start()
             try:
-                spent = timed(store, repo, 'beside', os.urandom(size))
+                spent = timed(common.store, repo, 'beside', os.urandom(size))
             finally:
                 stop.set()
                 thread.join()
-                keeper.close()
         table.add('upload beside maintenance', size, spent, 'upload alone')
-    shutil.rmtree(path)
 
 
 def pulling(table, directory, address, plain):
     """Pull two similar images into an empty repository."""
-    path = os.path.join(directory, 'puller')
-    repository.Repository.create(path)
-    with repository.Repository(path, filter_dir=directory) as repo:
+    with common.new_repository(directory, 'puller', codec='lz4') as repo:
         far = daemon.Client(address)
         pull.pull(repo, 'image-0', far)
         spent = timed(pull.pull, repo, 'image-1', far)
@@ -258,18 +209,14 @@ def pulling(table, directory, address, plain):
         table.figure('pull: received of missing',
                      spent.result.received_bytes / (size / 4),
                      '(1: nothing spared)')
-    shutil.rmtree(path)
 
 
 def one_round(table, directory, size, cold):
-    path = os.path.join(directory, 'repository')
     plain = similar_images(directory, size // READERS, READERS)
-    repository.Repository.create(path)
-    with repository.Repository(path, codec='lz4',
-                               filter_dir=directory) as repo:
+    with common.new_repository(directory, codec='lz4') as repo:
         for number, file in enumerate(plain):
             repo.put(f'image-{number}', file)
-        with common.daemon(directory, path) as (address, pid):
+        with common.daemon(directory, repo.path) as (address, pid):
             time.sleep(1)
             table.figure('daemon: memory when idle',
                          common.memory(pid).resident / MIB, 'MiB')
@@ -277,22 +224,19 @@ def one_round(table, directory, size, cold):
             pulling(table, directory, address, plain)
             table.figure('daemon: memory after reading',
                          common.memory(pid).resident / MIB, 'MiB')
-    shutil.rmtree(path)
     maintenance(table, directory, size)
     beside_upload(table, directory, size)
 
 
 def main():
-    args = common.arguments(
-        'What the daemon and the maintainer do per second.').parse_args()
+    args = common.arguments(__doc__, mib=512, rounds=3).parse_args()
     cold = common.can_empty_page_cache()
     if not cold:
         print('the page cache cannot be emptied: no cold figures',
               file=sys.stderr)
     table = common.Table()
-    for number in range(args.rounds):
-        print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
-        with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    for _ in common.count_rounds(args.rounds):
+        with common.place(args.dir) as d:
             one_round(table, d, args.mib * MIB, cold)
     table.show()
 

@@ -22,7 +22,6 @@ then, but for the line that says so. The seconds of look-ups are those of
 storing.
 """
 
-import argparse
 import json
 import os
 import random
@@ -30,12 +29,17 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 from typing import NamedTuple
 
 import common
 
 from glance_dedup.repository import repository
+
+#: Options of a disk, and of :func:`with_versions`.
+MODEL = {'seek_ms': (8.5, "of the model's disk"),
+         'mb_s': (120.0, 'read or written')}
+VERSIONS = {'versions': (4, 'of each image'),
+            'changed': (5.0, 'percent, from one version to the next')}
 
 BLOCK = 4096
 RANGE = 64 * 1024
@@ -269,32 +273,16 @@ def one_codec(directory: str, codec: str, images: list[str], args) -> None:
     common.remove_filters(directory)
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
-    """The options of :func:`with_versions`, and the directory."""
-    common.add_directory(parser)
-    parser.add_argument('--versions', type=int, default=4,
-                        help='of each image (default: %(default)s)')
-    parser.add_argument('--changed', type=float, default=5,
-                        help='per cent, from one version to the next '
-                        '(default: %(default)s)')
-    parser.add_argument('images', nargs='+')
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What a disk with a head has to do.')
-    add_images(parser)
+    parser = common.arguments(
+        __doc__, paths='+', ranges=(50, 'read of each image'),
+        **MODEL, **VERSIONS)
     parser.add_argument('--codec', action='append',
                         choices=('none', 'lz4', 'zstd'),
                         help='may be repeated (default: none and lz4)')
-    parser.add_argument('--ranges', type=int, default=50,
-                        help='read of each image (default: %(default)s)')
-    parser.add_argument('--seek-ms', type=float, default=8.5)
-    parser.add_argument('--mb-s', type=float, default=120)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir,
-                                     prefix='bench-') as directory:
-        images = with_versions(args.images, args.versions, args.changed,
+    with common.place(args.dir) as directory:
+        images = with_versions(args.paths, args.versions, args.changed,
                                directory)
         print(f'{"per image":34}{"reads":>8}{"seeks":>8}{"MiB":>9} '
               f'{"model s":>8}{"file":>7}{"ratio":>6} '

@@ -40,7 +40,6 @@ Dmdedup's authors did with 40 versions of Linux: 1.88 and 1.18 blocks for each
 one kept.
 """
 
-import argparse
 import collections
 from collections.abc import Callable, Iterator
 import contextlib
@@ -611,33 +610,26 @@ def show_hints(directory: str, filters: str, scale: Scale,
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description='The experiments of Dmdedup, on this store.')
+    parser = common.arguments(
+        __doc__, filter_dir=True,
+        quick=(False, 'as --scale quick, unless that is given'),
+        hints=(False, 'also measure what hints gain'))
     parser.add_argument('--scale', choices=SCALES,
                         help='how much is done (default: full)')
-    parser.add_argument('--quick', action='store_true',
-                        help='as --scale quick, unless that is given')
     parser.add_argument('--trace', metavar='FILE', action='append',
                         help='replay real traces, and nothing else')
     parser.add_argument('--trace-block', type=int, choices=(512, 4096),
                         default=4096,
                         help='bytes of their blocks (default: %(default)s)')
-    parser.add_argument('--hints', action='store_true',
-                        help='also measure what hints gain')
     parser.add_argument('--kernels', metavar='TAR', nargs='+', default=[],
                         help="also count tar files' equal blocks")
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='a tmpfs (default: %(default)s)')
-    common.add_directory(parser)
     plot.argument(parser, 'DIR')
     args = parser.parse_args()
-    if args.plot:
-        pathlib.Path(args.plot).mkdir(parents=True, exist_ok=True)
     scale = SCALES[args.scale or ('quick' if args.quick else 'full')]
     real = [trace(os.path.basename(path), path, args.trace_block, scale)
             for path in args.trace or ()]
-    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
-          tempfile.TemporaryDirectory(dir=args.filter_dir) as filters):
+    with (common.place(args.dir) as d,
+          common.place(args.filter_dir) as filters):
         bench = Bench(d, filters, synthetic.build(d, 'directmap', 'linearmap'),
                       scale.seconds)
         show_limits(bench, scale)

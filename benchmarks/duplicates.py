@@ -24,7 +24,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 
 import common
 import synthetic
@@ -42,19 +41,12 @@ from glance_dedup.repository import repository
 
 path, filter_dir, source, *image_ids = sys.argv[1:]
 with open(source, 'rb') as f:
-    data = memoryview(f.read())
-
-def store(repo, image_id):
-    with repo.begin(image_id) as transaction:
-        for i in range(0, len(data), common.PIECE):
-            transaction.write(data[i:i + common.PIECE])
-        transaction.commit()
-
+    data = f.read()
 for image_id in image_ids:
     with repository.Repository(path, codec='none',
                                filter_dir=filter_dir) as repo:
         repo.statistics()
-        spent = common.timed(store, repo, image_id)
+        spent = common.timed(common.store, repo, image_id, data)
         counts = repo.statistics()
 print(json.dumps([*spent[:3], counts['hits'], counts['cold_loads']]))
 '''
@@ -108,13 +100,10 @@ def one_round(table, ratios, number, args, directory, program):
 
 
 def main():
-    parser = common.arguments(
-        'Storing duplicates, against computing fingerprints.', mib=1024,
-        rounds=5)
-    parser.add_argument('--fingerprint', default='sha256')
-    parser.add_argument('--compare', default='hash')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    args = common.arguments(
+        __doc__, mib=1024, rounds=5, fingerprint=('sha256', 'the digest'),
+        compare=('hash', 'or value')).parse_args()
+    with common.place(args.dir) as d:
         path = os.path.join(d, 'repository')
         source = os.path.join(d, 'source')
         with open(source, 'wb') as f:
@@ -125,8 +114,7 @@ def main():
                                      compare=args.compare)
         put(d, path, source, 2, 'first')
         table, ratios = common.Table(), {}
-        for number in range(args.rounds):
-            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+        for number in common.count_rounds(args.rounds):
             loads = one_round(table, ratios, number, args, d, program)
         table.show()
         for where, found in ratios.items():

@@ -29,20 +29,19 @@ measured. No figure passes or fails.
 
 import concurrent.futures
 import hashlib
+import itertools
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 
 import common
 from common import GIB
 from common import MIB
 from common import PIECE
 from common import timed
-
-from glance_dedup.repository import repository
 
 
 def hash_all_cores(data):
@@ -70,64 +69,36 @@ def copy_and_sync(source, target):
         os.fsync(write.fileno())
 
 
-def store(repo, image_id, data):
-    view = memoryview(data)
-    with repo.begin(image_id) as transaction:
-        for i in range(0, len(view), PIECE):
-            transaction.write(view[i:i + PIECE])
-        transaction.commit()
-
-
-def store_zeros(repo, image_id, size):
-    zeros = bytes(PIECE)
-    with repo.begin(image_id) as transaction:
-        for _ in range(0, size, PIECE):
-            transaction.write(zeros)
-        transaction.commit()
-
-
-def read_back(repo, image_id):
-    buffer = bytearray(PIECE)
-    with repo.open_image(image_id) as image:
-        offset = 0
-        while n := image.readinto(buffer, offset):
-            offset += n
-
-
 def one_round(table, directory, data, source):
     """All measurements once, in a repository of its own."""
     size = len(data)
-    path = os.path.join(directory, 'repository')
     target = os.path.join(directory, 'copy')
-    repository.Repository.create(path)
-    with repository.Repository(path, codec='none',
-                               filter_dir=directory) as repo:
-        repo.statistics()
+    with common.new_repository(directory) as repo:
         table.add('memcpy', size, timed(copy_memory, data))
         table.add('sha256 on all processors', size,
                   timed(hash_all_cores, data))
         table.add('cp plus fsync', size,
                   timed(copy_and_sync, source, target))
         os.unlink(target)
-        table.add('store unique', size, timed(store, repo, 'one', data))
+        table.add('store unique', size, timed(common.store, repo, 'one', data))
         table.add('cp plus fsync', size,
                   timed(copy_and_sync, source, target))
         os.unlink(target)
         table.compare('store unique', 'cp plus fsync', 2)
-        table.add('store duplicates', size, timed(store, repo, 'two', data),
+        table.add('store duplicates', size,
+                  timed(common.store, repo, 'two', data),
                   'sha256 on all processors')
+        zeros = itertools.repeat(bytes(PIECE), 4 * size // PIECE)
         table.add('store zeros', 4 * size,
-                  timed(store_zeros, repo, 'zeros', 4 * size), 'memcpy')
+                  timed(common.store, repo, 'zeros', zeros), 'memcpy')
         table.add('read back (page cache)', size,
-                  timed(read_back, repo, 'one'), 'memcpy')
+                  timed(common.read_back, repo, 'one'), 'memcpy')
         figures = repo.statistics()
-        recipe = os.path.getsize(os.path.join(path, 'images', 'one'))
-        groups = [os.path.join(path, 'groups', n)
-                  for n in os.listdir(os.path.join(path, 'groups'))]
+        recipe = os.path.getsize(os.path.join(repo.path, 'images', 'one'))
+        groups = pathlib.Path(repo.path, 'groups').iterdir()
         stored = repo.stat('one').new_bytes
         metadata = sum(os.path.getsize(g) for g in groups) - stored + recipe
-    shutil.rmtree(path)
-    return figures, metadata / (stored / 2**30)
+    return figures, metadata / (stored / GIB)
 
 
 PROBE = '''
@@ -146,11 +117,7 @@ before = peak()
 with repo, open(source, 'rb') as stream:
     repo.put('one', stream)
     stored = peak()
-    buffer = bytearray(4 << 20)
-    with repo.open_image('one') as image:
-        offset = 0
-        while n := image.readinto(buffer, offset):
-            offset += n
+    common.read_back(repo, 'one')
 print(json.dumps([stored - before, peak() - before]))
 '''
 
@@ -171,61 +138,25 @@ def codecs(table, directory, title, data):
     """Stores the same data with each codec, in repositories of their own."""
     reference = None
     for codec in ('none', 'lz4', 'zstd'):
-        path = os.path.join(directory, codec)
         name = f'store {title}, {codec}'
-        repository.Repository.create(path)
-        common.warm_pages(len(data), directory)
-        with repository.Repository(path, codec=codec,
-                                   filter_dir=directory) as repo:
-            repo.statistics()
+        with common.new_repository(directory, codec=codec,
+                                   warm=len(data)) as repo:
             user = os.times().user
-            spent = timed(store, repo, 'one', data)
+            spent = timed(common.store, repo, 'one', data)
             user = os.times().user - user
-        shutil.rmtree(path)
         table.add(name, len(data), spent, reference)
         table.figure(f'{name}: user mode', user / (len(data) / GIB), 's/GiB',
                      reference and f'{reference}: user mode')
         reference = reference or name
 
 
-def not_zeros(images, limit):
-    """The first bytes of the images, so many, without blocks of zeros."""
-    data, zeros = bytearray(), bytes(4096)
-    for path in images:
-        with open(path, 'rb') as f:
-            while len(data) < limit and (block := f.read(4096)):
-                if block != zeros:
-                    data += block
-    return bytes(data)
-
-
-def exact_unique(images, block_size):
-    """Distinct non-zero bytes of the images, and all non-zero bytes."""
-    seen, unique, nonzero = set(), 0, 0
-    zeros = bytes(block_size)
-    for path in images:
-        with open(path, 'rb') as f:
-            while block := f.read(block_size):
-                if block == zeros[:len(block)]:
-                    continue
-                nonzero += len(block)
-                digest = hashlib.sha256(block).digest()[:16]
-                if digest not in seen:
-                    seen.add(digest)
-                    unique += len(block)
-    return unique, nonzero
-
-
 def real_images(directory, images):
     """Stores the images, and compares with an exact deduplication."""
-    unique, nonzero = exact_unique(images, 4096)
+    unique, nonzero = common.exact_unique(images)
     print(f'\nimages: {nonzero / MIB:.0f} MiB non-zero, exact deduplication '
           f'keeps {unique / nonzero:.1%}')
     for codec in ('none', 'lz4', 'zstd'):
-        path = os.path.join(directory, codec)
-        repository.Repository.create(path)
-        with repository.Repository(path, codec=codec,
-                                   filter_dir=directory) as repo:
+        with common.new_repository(directory, codec=codec) as repo:
             for i, image in enumerate(images):
                 repo.put(f'image-{i}', image)
             stats = [repo.stat(i) for i in repo.images()]
@@ -237,24 +168,22 @@ def real_images(directory, images):
               f'inline share of the exact savings {share:.2%}, '
               f'{counts["cold_loads"]} cold loads, '
               f'{counts["capped_loads"]} left out')
-        shutil.rmtree(path)
 
 
 def main():
-    parser = common.arguments('What the engine does per second and per GiB.')
-    parser.add_argument('images', nargs='*')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    args = common.arguments(__doc__, mib=512, rounds=3,
+                            paths='*').parse_args()
+    with common.place(args.dir) as d:
         data = os.urandom(args.mib * MIB)
         source = os.path.join(d, 'source')
         with open(source, 'wb') as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
-        images = not_zeros(args.images, len(data))
+        images = b''.join(itertools.islice(
+            common.used_blocks(*args.paths), len(data) // 4096))
         table = common.Table()
-        for number in range(args.rounds):
-            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+        for _ in common.count_rounds(args.rounds):
             figures, metadata = one_round(table, d, data, source)
             codecs(table, d, 'noise', data)
             if images:
@@ -270,8 +199,8 @@ def main():
               f'{figures["filter_hints"]} hints')
         print(f'metadata: {metadata / MIB:.2f} MiB per GiB stored without '
               f'compression')
-        if args.images:
-            real_images(d, args.images)
+        if args.paths:
+            real_images(d, args.paths)
 
 
 if __name__ == '__main__':

@@ -26,10 +26,8 @@ zeros in DIR. Three tables:
   a bound for whatever bases are chosen, of any image.
 """
 
-import argparse
 import json
 import os
-import pathlib
 import subprocess
 import tempfile
 from typing import NamedTuple
@@ -201,15 +199,10 @@ def draw(found: Analysis, directory: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What deduplication can save of images.')
-    common.add_directory(parser)
+    parser = common.arguments(__doc__, paths='+')
     plot.argument(parser, 'DIR')
-    parser.add_argument('images', nargs='+')
     args = parser.parse_args()
-    if args.plot:
-        pathlib.Path(args.plot).mkdir(parents=True, exist_ok=True)
-    found = analyse(args.images, args.dir)
+    found = analyse(args.paths, args.dir)
     if not found.used:
         raise SystemExit('there are only zeros in these images')
     show_sizes(found)

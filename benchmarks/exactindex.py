@@ -18,11 +18,9 @@ entries a second of the processor, and of the clock:
   is read and written. The entries are those of the index.
 """
 
-import argparse
 from collections.abc import Callable
 import contextlib
 import os
-import tempfile
 from typing import NamedTuple
 
 import common
@@ -109,12 +107,9 @@ def show(found: Measured) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="How fast merging's index takes in new blocks.")
-    parser.add_argument('--blocks', type=int, default=1_000_000)
-    common.add_directory(parser)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    args = common.arguments(__doc__,
+                            blocks=(1_000_000, 'how many')).parse_args()
+    with common.place(args.dir) as d:
         show(measure(os.path.join(d, 'repository'), args.blocks))
 
 

@@ -18,11 +18,8 @@ Bytes are those that the process read by system calls. In the first table they
 leave out the list of names, for which nobody counts them.
 """
 
-import contextlib
 import os
-import shutil
 import struct
-import tempfile
 import time
 import uuid
 
@@ -93,19 +90,9 @@ def head(what: str) -> None:
     print(f'\n{what:44}{"ms":>10}{"cpu ms":>10}{"KiB read":>14}')
 
 
-@contextlib.contextmanager
-def directory(place: str):
-    """A directory that goes with all that is in it."""
-    path = tempfile.mkdtemp(prefix='following-', dir=place)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
 def of_groups(place: str, count: int) -> None:
     """The first table's lines for so many groups."""
-    with directory(place) as top:
+    with common.place(place) as top:
         path = os.path.join(top, 'repository')
         repository_module.Repository.create(path)
         with repository_module.Repository(
@@ -125,12 +112,10 @@ def of_groups(place: str, count: int) -> None:
 def of_data(place: str, mib: int) -> dict[str, tuple[float, float, int]]:
     """What a look takes after a host stored so many MiB, by which host."""
     def put(repo: repository_module.Repository) -> None:
-        with repo.begin(str(uuid.uuid4())) as transaction:
-            for _ in range(mib):
-                transaction.write(os.urandom(common.MIB))
-            transaction.commit()
+        common.store(repo, str(uuid.uuid4()), (
+            os.urandom(common.MIB) for _ in range(mib)))
 
-    with directory(place) as top:
+    with common.place(place) as top:
         path = os.path.join(top, 'repository')
         repository_module.Repository.create(path)
 
@@ -150,10 +135,9 @@ def of_data(place: str, mib: int) -> dict[str, tuple[float, float, int]]:
 
 
 def main() -> None:
-    parser = common.arguments(__doc__.split('\n')[0], mib=1024, rounds=None)
-    parser.add_argument('--groups', default='1000,100000',
-                        help='how many there are (default: %(default)s)')
-    options = parser.parse_args()
+    options = common.arguments(
+        __doc__, mib=1024,
+        groups=('1000,100000', 'how many there are')).parse_args()
     head('a look at a repository of')
     for count in options.groups.split(','):
         of_groups(options.dir, int(count))

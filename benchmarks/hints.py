@@ -262,10 +262,8 @@ def gains(table: common.Table) -> list[Gain]:
 
 
 def main() -> None:
-    parser = common.arguments(__doc__.partition('\n')[0], mib=256, rounds=5)
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='a tmpfs (default: %(default)s)')
-    args = parser.parse_args()
+    args = common.arguments(__doc__, mib=256, rounds=5,
+                            filter_dir=True).parse_args()
     table = measure(args.dir, args.filter_dir, args.mib, args.rounds)
     table.show()
     print(f'\n{"gain":42}{"rate":>9}{"by processor time":>20}  Dmdedup, rate')

@@ -26,7 +26,6 @@ are of one release and have aged, and each differs from it in a seventh of its
 blocks.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -260,22 +259,12 @@ def show(found: dict[str, Kept], exact: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What several hosts save together.')
-    parser.add_argument('--hosts', type=int, default=HOSTS)
-    parser.add_argument('--images', type=int, default=24, dest='count',
-                        help='that are made (default: %(default)s)')
-    parser.add_argument('--mib', type=int, default=64,
-                        help='of each of these (default: %(default)s)')
-    parser.add_argument('--interval', type=float, default=5.0,
-                        help='seconds between looks (default: %(default)s)')
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='a tmpfs (default: %(default)s)')
-    common.add_directory(parser)
-    parser.add_argument('images', nargs='*', help='default: some are made')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
-        images = args.images or made_images(d, args.count, args.mib)
+    args = common.arguments(
+        __doc__, mib=64, paths='*', filter_dir=True,
+        hosts=(HOSTS, 'how many'), images=(24, 'that are made'),
+        interval=(5.0, 'seconds between looks')).parse_args()
+    with common.place(args.dir) as d:
+        images = args.paths or made_images(d, args.images, args.mib)
         exact = equalblocks.analyse(images, d).blocks.kept * BLOCK
         show({f'{args.hosts} hosts, {order}': store(
             order, images, d, args.filter_dir, args.hosts, args.interval)

@@ -36,7 +36,6 @@ import os
 import pathlib
 import random
 import statistics
-import tempfile
 import time
 
 import common
@@ -143,31 +142,19 @@ def show(subjects: list[Subject], writes: bool) -> None:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description='What each index costs.')
-    parser.add_argument('--blocks', type=int, default=1_000_000,
-                        help='how many (default: %(default)s)')
-    parser.add_argument('--index-mib', type=int, default=64,
-                        help='for the filter and caches '
-                        '(default: %(default)s)')
-    parser.add_argument('--indexes', default='filter,inram,dtb,lmdb,leveldb',
-                        type=lambda text: text.split(','),
-                        help='which (default: %(default)s)')
-    parser.add_argument('--rounds', type=int, default=5,
-                        help='how often (default: %(default)s)')
-    parser.add_argument('--writes', type=int, default=0,
-                        help='to a volume, of each kind (default: none)')
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='for the filter (default: %(default)s)')
-    common.add_directory(parser)
+    parser = common.arguments(
+        __doc__, rounds=5, filter_dir=True, blocks=(1_000_000, 'how many'),
+        index_mib=(64, 'for the filter and caches'),
+        indexes=('filter,inram,dtb,lmdb,leveldb', 'which'),
+        writes=(0, 'to a volume, of each kind'))
     args = parser.parse_args()
+    args.indexes = args.indexes.split(',')
     if args.blocks <= IMAGE or not set(args.indexes) <= set(
             hostfilter.INDEXES):
         parser.error(f'--blocks must be more than {IMAGE}, and --indexes some '
                      f'of {", ".join(hostfilter.INDEXES)}')
-    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
-          tempfile.TemporaryDirectory(dir=args.filter_dir,
-                                      prefix='bench-') as args.filter_dir,
+    with (common.place(args.dir) as d,
+          common.place(args.filter_dir) as args.filter_dir,
           contextlib.ExitStack() as stack):
         path = os.path.join(d, 'repository')
         synthetic.make(path, args.blocks, data=args.writes > 0)

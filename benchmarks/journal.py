@@ -24,7 +24,6 @@ a file that is mounted by a loop device has counts of its own::
     python benchmarks/journal.py --dir /mnt
 """
 
-import argparse
 from collections.abc import Callable
 import functools
 import os
@@ -36,7 +35,6 @@ from typing import NamedTuple
 import common
 
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 
 PAGE = 4096
 RECORD = 56 + PAGE
@@ -102,18 +100,16 @@ def into_file(directory: str, count: int, ahead: int = 0,
 
 
 def into_volume(directory: str, count: int) -> Result:
-    with tempfile.TemporaryDirectory(dir=directory) as place:
-        path = os.path.join(place, 'repository')
-        repository.Repository.create(path)
-        with repository.Repository(path, filter_dir=place) as repo:
-            openvolumes.create(repo, 'disk', count * PAGE)
-            with openvolumes.open_volume(repo, 'disk') as volume:
+    with (common.place(directory) as place,
+          common.new_repository(place, codec='lz4') as repo):
+        openvolumes.create(repo, 'disk', count * PAGE)
+        with openvolumes.open_volume(repo, 'disk') as volume:
 
-                def work() -> None:
-                    for n in range(count):
-                        volume.write(os.urandom(PAGE), n * PAGE)
-                        volume.flush()
-                return measured(directory, count, work)
+            def work() -> None:
+                for n in range(count):
+                    volume.write(os.urandom(PAGE), n * PAGE)
+                    volume.flush()
+            return measured(directory, count, work)
 
 
 def write_zeros(fd: int, size: int) -> None:
@@ -135,14 +131,8 @@ KINDS: dict[str, Callable[[str, int], Result]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='What a sync after each write costs the disk.')
-    parser.add_argument('--writes', type=int, default=300,
-                        help='of each file (default: %(default)s)')
-    parser.add_argument('--rounds', type=int, default=5,
-                        help='how often (default: %(default)s)')
-    common.add_directory(parser)
-    args = parser.parse_args()
+    args = common.arguments(__doc__, rounds=5,
+                            writes=(300, 'of each file')).parse_args()
     found: dict[str, list[Result]] = {kind: [] for kind in KINDS}
     for _ in range(args.rounds):
         for kind, run in KINDS.items():

@@ -34,7 +34,6 @@ import common
 from common import MIB
 import synthetic
 
-BACKENDS = ('inram', 'dtb', 'lmdb', 'leveldb')
 LIMIT = 24 * 3600
 
 
@@ -93,25 +92,13 @@ def show(backend: str, keys: int, runs: list[Run]) -> None:
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description='The rates of the metadata backends.')
-    parser.add_argument('--keys', default='100000,1000000,10000000',
-                        type=lambda text: [int(n) for n in text.split(',')],
-                        help='how many (default: %(default)s)')
-    parser.add_argument('--backends', default=','.join(BACKENDS),
-                        type=lambda text: text.split(','),
-                        help='which (default: %(default)s)')
-    parser.add_argument('--cache-mib', type=int, default=64,
-                        help='for DTB and LevelDB (default: %(default)s)')
-    parser.add_argument('--batch', type=int, default=1024,
-                        help='keys in one call (default: %(default)s)')
-    parser.add_argument('--commit', type=int, default=0,
-                        help='sync after so many keys (default: at the end)')
-    parser.add_argument('--rounds', type=int, default=3,
-                        help='how often (default: %(default)s)')
-    common.add_directory(parser)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    args = common.arguments(
+        __doc__, rounds=3, keys=('100000,1000000,10000000', 'how many'),
+        backends=('inram,dtb,lmdb,leveldb', 'which'),
+        cache_mib=(64, 'for DTB and LevelDB'),
+        batch=(1024, 'keys in one call'),
+        commit=(0, 'sync after so many keys; 0: at the end')).parse_args()
+    with common.place(args.dir) as d:
         program = synthetic.build(d, 'kv')
         names = f'{"put":>8}{"found":>8}{"absent":>8}'
         sizes = f'{"own":>9}{"mapped":>9}{"disk":>9}'
@@ -119,8 +106,8 @@ def main() -> None:
               f'{"processor, ns per key":>24}{"MiB":^27}{"written":>9}')
         print(f'{"keys":>11}  {"backend":8}{names}{names}{sizes}'
               f'{"per key":>9}', flush=True)
-        for keys in args.keys:
-            for backend in args.backends:
+        for keys in map(int, args.keys.split(',')):
+            for backend in args.backends.split(','):
                 show(backend, keys, [run(program, backend, keys, args)
                                      for _ in range(args.rounds)])
 

@@ -40,7 +40,6 @@ import random
 import shutil
 import sqlite3
 import subprocess
-import tempfile
 
 import batch
 import common
@@ -269,29 +268,19 @@ def measure(args: argparse.Namespace, top: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition('\n')[0].rstrip('.'))
-    parser.add_argument('--disks', type=int, default=40)
-    parser.add_argument('--mib', type=int, default=512, help='of each disk')
-    parser.add_argument('--nights', type=int, default=4)
-    parser.add_argument('--ranks', type=int, default=2)
-    parser.add_argument('--rows', type=int, default=40000,
-                        help='of the database, some 240 bytes each')
-    parser.add_argument('--debs', metavar='DIR',
-                        help='with packages that may be installed')
-    parser.add_argument('--updates', metavar='DIR',
-                        help='with newer packages, by root')
-    common.add_directory(parser)
+    parser = common.arguments(
+        __doc__, mib=512, disks=(40, 'how many'), nights=(4, 'how many'),
+        ranks=(2, 'how many'),
+        rows=(40000, 'of the database, some 240 bytes each'),
+        debs=('', 'directory of packages that may be installed'),
+        updates=('', 'directory of newer packages, by root'))
     plot.argument(parser)
     parser.add_argument('roots', metavar='ROOT', nargs='+')
     args = parser.parse_args()
     if args.nights < 2:
         parser.error('--nights is 2 at least: a disk ages between two')
-    top = tempfile.mkdtemp(prefix='levels-', dir=args.dir)
-    try:
+    with common.place(args.dir) as top:
         measure(args, top)
-    finally:
-        shutil.rmtree(top)
 
 
 if __name__ == '__main__':

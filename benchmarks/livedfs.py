@@ -448,7 +448,7 @@ def plot_space(found: list[Space], args) -> None:
 
 
 def space(directory: str, args) -> None:
-    images = common.by_distribution(args.images)
+    images = common.by_distribution(args.paths)
     path = os.path.join(directory, 'repository')
     found = store_all(path, directory, images)
     total = sum(os.stat(os.path.join(top, name)).st_blocks * 512
@@ -538,10 +538,9 @@ def plot_uploads(images: list[tuple[str, str]],
 
 
 def uploads(directory: str, args) -> None:
-    images = common.by_distribution(args.images)
+    images = common.by_distribution(args.paths)
     rows: list[dict[str, list[float]]] = [{} for _ in images]
-    for number in range(args.rounds):
-        print(f'B2, round {number + 1} of {args.rounds}', file=sys.stderr)
+    for _ in common.count_rounds(args.rounds, 'B2, round'):
         with tempfile.TemporaryDirectory(dir=directory) as d:
             upload_round(d, images, rows)
     show_uploads(images, rows)
@@ -554,8 +553,7 @@ def uploads(directory: str, args) -> None:
 def writing_and_reading(program: str, directory: str, filter_dir: str,
                         wanted: list[str], args) -> None:
     results = {name: Rounds() for name in wanted}
-    for number in range(args.rounds):
-        print(f'A, round {number + 1} of {args.rounds}', file=sys.stderr)
+    for _ in common.count_rounds(args.rounds, 'A, round'):
         one_round(program, directory, filter_dir, args, results)
     for experiment, rounds in results.items():
         show_rounds(experiment, rounds, args)
@@ -565,8 +563,7 @@ def writing_and_reading(program: str, directory: str, filter_dir: str,
 
 def recovery(program: str, directory: str, filter_dir: str, args) -> None:
     results: dict[str, list[dict]] = {}
-    for number in range(args.rounds):
-        print(f'A4, round {number + 1} of {args.rounds}', file=sys.stderr)
+    for _ in common.count_rounds(args.rounds, 'A4, round'):
         recovery_round(program, directory, filter_dir, args, results)
     show_recovery(results, args)
     if args.plot:
@@ -574,13 +571,13 @@ def recovery(program: str, directory: str, filter_dir: str, args) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = common.arguments('The experiments of LiveDFS, on this store.')
-    for name, what in (
-            ('--stores-elsewhere', 'fingerprint stores in files of their own'),
-            ('--single-loads', 'each entry read by itself'),
-            ('--no-combining', 'each block written by itself')):
-        parser.add_argument(name, action='store_true',
-                            help=f'measure it built otherwise, too: {what}')
+    parser = common.arguments(
+        __doc__, mib=512, rounds=3, paths='*',
+        stores_elsewhere=(False, 'also fingerprint stores in other files'),
+        single_loads=(False, 'also each entry read by itself'),
+        no_combining=(False, 'also each block written by itself'),
+        seek_ms=(8.5, "of the model's disk, to another place"),
+        near_ms=(4.2, 'within a file'), mb_s=(120.0, 'read or written'))
 
     def names(text: str) -> list[str]:
         found = text.split(',')
@@ -591,30 +588,23 @@ def parse() -> argparse.Namespace:
 
     parser.add_argument('--only', type=names, metavar='A1,B1',
                         help='these experiments (default: all that can be)')
-    parser.add_argument('--seek-ms', type=float, default=8.5)
-    parser.add_argument('--near-ms', type=float, default=4.2)
-    parser.add_argument('--mb-s', type=float, default=120)
     plot.argument(parser, 'DIR')
-    parser.add_argument('images', nargs='*')
     args = parser.parse_args()
     if args.only is None:
         args.only = [name for name in EXPERIMENTS
-                     if not (name.startswith('B') and not args.images
+                     if not (name.startswith('B') and not args.paths
                              or name == 'A4' and os.geteuid() != 0)]
         for name in sorted(set(EXPERIMENTS) - set(args.only)):
             print(f'{name} is left out: it needs '
                   + ('images' if name.startswith('B') else 'root'),
                   file=sys.stderr)
-    if args.plot:
-        pathlib.Path(args.plot).mkdir(parents=True, exist_ok=True)
     return args
 
 
 def main() -> None:
     args = parse()
-    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
-          tempfile.TemporaryDirectory(dir='/dev/shm',
-                                      prefix='bench-') as filter_dir):
+    with (common.place(args.dir) as d,
+          common.place('/dev/shm') as filter_dir):
         rates = [name for name in args.only if name in ('A1', 'A2', 'A3')]
         if rates or 'A4' in args.only:
             program = synthetic.build(d, 'livedfs', 'diskmodel')

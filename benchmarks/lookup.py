@@ -28,14 +28,12 @@ block that it has found. The loads of stores and the share of blocks found are
 given, too.
 """
 
-import argparse
 import contextlib
 import os
 import random
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 
 import common
@@ -162,7 +160,7 @@ def measure_budget(args, mib, directory, filter_dir, program):
 def numbers(text):
     found = sorted(int(n) for n in text.split(','))
     if found[0] <= IMAGE:
-        raise argparse.ArgumentTypeError(f'an image has {IMAGE} blocks')
+        raise SystemExit(f'an image has {IMAGE} blocks')
     return found
 
 
@@ -171,20 +169,13 @@ def budgets(text):
 
 
 def main():
-    parser = common.arguments(
-        'What a look-up costs, from a million blocks to a hundred.', rounds=15)
-    parser.add_argument('--blocks', type=numbers,
-                        default=numbers('1000000,3000000,10000000'),
-                        help='how many (default: 1000000,3000000,10000000)')
-    parser.add_argument('--budget', type=budgets, dest='budgets',
-                        default=budgets('all,64'),
-                        help='of the filter, MiB (default: all,64)')
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='for the filters (default: %(default)s)')
-    args = parser.parse_args()
-    with (tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d,
-          tempfile.TemporaryDirectory(dir=args.filter_dir,
-                                      prefix='bench-') as filter_dir):
+    args = common.arguments(
+        __doc__, rounds=15, filter_dir=True,
+        blocks=('1000000,3000000,10000000', 'how many'),
+        budget=('all,64', 'of the filter, MiB')).parse_args()
+    args.blocks, args.budgets = numbers(args.blocks), budgets(args.budget)
+    with (common.place(args.dir) as d,
+          common.place(args.filter_dir) as filter_dir):
         program = synthetic.build(d)
         for mib in args.budgets:
             measure_budget(args, mib, d, filter_dir, program)

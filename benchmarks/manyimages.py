@@ -23,7 +23,6 @@ many modules each command imports.
 No daemon runs. With ``--dir`` on a disk, syncs are part of the wall time.
 """
 
-import argparse
 from collections.abc import Iterator
 import contextlib
 import os
@@ -151,13 +150,8 @@ def median(each: list[tuple[float, float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='Measure small operations beside many images.')
-    parser.add_argument('--images', default='100,10000',
-                        help='numbers of images (default: %(default)s)')
-    parser.add_argument('--rounds', type=int, default=5,
-                        help='at most 8 (default: %(default)s)')
-    common.add_directory(parser)
+    parser = common.arguments(__doc__, rounds=5,
+                              images=('100,10000', 'how many'))
     args = parser.parse_args()
     if not 1 <= args.rounds <= 8:
         parser.error('--rounds is from 1 to 8')

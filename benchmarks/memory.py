@@ -23,11 +23,8 @@ is 1 MiB.  No figure passes or fails.
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from typing import Any
 
 import common
 from common import MIB
@@ -36,9 +33,6 @@ import upload
 
 from glance_dedup.client import daemon
 from glance_dedup.driver import store as dedup_store
-
-#: Seconds for a task of the daemon.
-PATIENCE = 600
 
 
 class Bench(upload.Bench):
@@ -60,7 +54,7 @@ class Bench(upload.Bench):
         return self.upload(self._store, self.parts(source, 1) * 2)
 
     def downloads(self, *urls: str) -> None:
-        upload.at_once(self._read, [(url,) for url in urls])
+        common.all_at_once(self._read, [(url,) for url in urls])
 
     def _read(self, url: str) -> None:
         place = location.Location('dedup', dedup_store.StoreLocation,
@@ -81,15 +75,6 @@ def probe(what: str, directory: str, socket: str, *arguments: str) -> None:
     json.dump([common.memory().peak - before, result], sys.stdout)
 
 
-def in_a_process(*arguments: Any) -> tuple[int, Any]:
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', os.path.abspath(__file__), '--probe',
-         *map(str, arguments)], check=True, stdout=subprocess.PIPE,
-        timeout=PATIENCE)
-    growth, result = json.loads(done.stdout)
-    return growth, result
-
-
 def show_growth(name: str, growth: int) -> None:
     print(f'{name:42}{growth / MIB:9.1f}', flush=True)
 
@@ -107,8 +92,9 @@ def daemon_at_work(directory: str, images: list[str]) -> None:
         time.sleep(3)
         show_memory('dedupd, idle', pid)
         for urls in (images[:1], images):
-            growth, _ = in_a_process('downloads', directory,
-                                     address.removeprefix('unix:'), *urls)
+            growth, _ = common.in_a_process(
+                __file__, 'downloads', directory,
+                address.removeprefix('unix:'), *urls)
             show_growth(f'download through dedupd, {len(urls)} at once',
                         growth)
         show_memory('dedupd, after these', pid)
@@ -123,12 +109,9 @@ def daemon_at_work(directory: str, images: list[str]) -> None:
 def main() -> None:
     if sys.argv[1:2] == ['--probe']:
         return probe(*sys.argv[2:])
-    parser = common.arguments("What the store's processes take of the memory.",
-                              rounds=None)
-    parser.add_argument('--clients', type=int, default=4,
-                        help='how many at once (default: %(default)s)')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    args = common.arguments(__doc__, mib=512,
+                            clients=(4, 'how many at once')).parse_args()
+    with common.place(args.dir) as d:
         d = os.path.abspath(d)
         source = os.path.join(d, 'source')
         upload.write_out(source, upload.half_random(args.mib * MIB))
@@ -136,12 +119,14 @@ def main() -> None:
         for clients in (1, args.clients):
             shutil.rmtree(os.path.join(d, 'store'), ignore_errors=True)
             os.mkdir(os.path.join(d, 'store'), 0o700)
-            growth, images = in_a_process('uploads', d, '', clients, source)
+            growth, images = common.in_a_process(
+                __file__, 'uploads', d, '', clients, source)
             show_growth(f'upload, {clients} at once', growth)
-            growth, _ = in_a_process('downloads', d, '', *images)
+            growth, _ = common.in_a_process(__file__, 'downloads', d, '',
+                                            *images)
             show_growth(f'download, {clients} at once', growth)
         upload.write_out(source, os.urandom(args.mib * MIB // 2))
-        in_a_process('twins', d, '', source)
+        common.in_a_process(__file__, 'twins', d, '', source)
         print(f'\n{"MiB":42}{"peak":>9}{"resident":>9}{"proport.":>9}')
         daemon_at_work(d, images)
 

@@ -27,7 +27,6 @@ Processor seconds, in brackets, and the memory, that of the largest, are of the
 peer's processes. What a file system does is the kernel's, and not in them.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 import contextlib
 import json
@@ -629,16 +628,11 @@ def own_mounts() -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description='the store beside its peers')
-    common.add_directory(parser)
+    parser = common.arguments(
+        __doc__, rounds=3,
+        restored=(2, 'how many images are restored against the clock'))
     parser.add_argument('--only', action='append', choices=PEERS,
                         help='only this peer; may be given again')
-    parser.add_argument('--rounds', type=int, default=3,
-                        help='of restoring (default: %(default)s)')
-    parser.add_argument('--restored', type=int, default=2, metavar='N',
-                        help='how many images are restored against the clock '
-                             '(default: %(default)s)')
     plot.argument(parser)
     parser.add_argument('images', nargs='+', metavar='IMAGE',
                         type=os.path.abspath)

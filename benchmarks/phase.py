@@ -28,16 +28,13 @@ passes or fails.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-import contextlib
 import functools
 import hashlib
 import io
 import os
 import random
 import resource
-import shutil
 import sys
-import tempfile
 from typing import Any
 
 import common
@@ -60,23 +57,6 @@ _storage = workers.Workers('benchmark-phase', 2)
 
 
 # -- storing ------------------------------------------------------------------
-
-@contextlib.contextmanager
-def fresh(directory: str, size: int, codec: str,
-          compare: str = 'hash') -> Iterator[repository.Repository]:
-    """A repository for so many bytes, which goes at the end."""
-    path = os.path.join(directory, 'repository')
-    common.warm_pages(size, directory)
-    repository.Repository.create(path, compare=compare)
-    try:
-        with repository.Repository(path, codec=codec,
-                                   filter_dir=directory) as repo:
-            repo.statistics()
-            yield repo
-    finally:
-        shutil.rmtree(path)
-        common.remove_filters(directory)
-
 
 def begin(repo: repository.Repository, image_id: str, samples: bool,
           **scope: str) -> openimages.Transaction:
@@ -115,20 +95,6 @@ def send(repo: repository.Repository, image_id: str, data: bytes,
 
 
 # -- data ---------------------------------------------------------------------
-
-def unique(images: list[str], size: int) -> bytes:
-    """Distinct blocks of the images, or noise."""
-    if not images:
-        return os.urandom(size)
-    seen, blocks = {bytes(BLOCK)}, []
-    for path in images:
-        with open(path, 'rb') as f:
-            while (block := f.read(BLOCK)) and len(blocks) * BLOCK < size:
-                if block not in seen:
-                    seen.add(block)
-                    blocks.append(block)
-    return b''.join(blocks)
-
 
 def each_block(stored: bytes) -> bytes:
     """The stored blocks, with a sector behind each."""
@@ -202,7 +168,8 @@ def measure_unique(table: common.Table, directory: str, data: bytes,
             ('unique, whole upload, lz4', send, 'lz4')):
         names = {False: f'{title}, no samples', True: title}
         for samples in (turn % 2 == 0, turn % 2 == 1):
-            with fresh(directory, size, codec) as repo:
+            with common.new_repository(directory, codec=codec,
+                                       warm=size) as repo:
                 add(table, names[samples], size, function, repo, 'one', data,
                     samples)
                 if samples:
@@ -223,7 +190,8 @@ def measure_changing(table: common.Table, directory: str, stored: bytes,
         names = {False: f'{title}, no samples', True: title}
         new = {}
         for samples in (turn % 2 == 0, turn % 2 == 1):
-            with fresh(directory, len(stored) + len(data), 'none') as repo:
+            with common.new_repository(
+                    directory, warm=len(stored) + len(data)) as repo:
                 store(repo, 'stored', stored)
                 before = repo.statistics()
                 add(table, names[samples], len(data), store, repo, 'one',
@@ -240,7 +208,7 @@ def measure_changing(table: common.Table, directory: str, stored: bytes,
 
 def show_twin(directory: str, path: str) -> None:
     known = {hashlib.sha256(block).digest()
-             for block in blocks_of(pieces_of(path))}
+             for block in common.used_blocks(path)}
     nonzero = lost = 0
     for block in blocks_of(twin_of(path)):
         nonzero += len(block)
@@ -257,7 +225,8 @@ def show_twin(directory: str, path: str) -> None:
             ("a project's scope", 'hash',
              {'project': 'one', 'scope': 'project'}),
             ('compared by value', 'value', {})):
-        with fresh(directory, nonzero, 'lz4', compare) as repo:
+        with common.new_repository(directory, codec='lz4', warm=nonzero,
+                                   compare=compare) as repo:
             store_pieces(repo, 'one', pieces_of(path), **scope)
             before = repo.statistics()
             spent = common.timed(functools.partial(
@@ -272,15 +241,14 @@ def show_twin(directory: str, path: str) -> None:
 
 
 def main() -> None:
-    parser = common.arguments('What finding blocks at other phases costs, and '
-                              'what it saves.', mib=256, rounds=5)
-    parser.add_argument('images', nargs='*')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
-        data = unique(args.images, args.mib * MIB)
+    args = common.arguments(__doc__, mib=256, rounds=5,
+                            paths='*').parse_args()
+    size = args.mib * MIB
+    with common.place(args.dir) as d:
+        data = (common.distinct_blocks(args.paths, size) if args.paths
+                else os.urandom(size))
         table = common.Table()
-        for turn in range(args.rounds):
-            print(f'round {turn + 1} of {args.rounds}', file=sys.stderr)
+        for turn in common.count_rounds(args.rounds):
             share = measure_unique(table, d, data, turn)
             changing = measure_changing(table, d, data, turn)
         table.show()
@@ -290,7 +258,7 @@ def main() -> None:
             print(f'{title}: {new / without:.4f} of the bytes '
                   f'that are new without samples, {samples:,} blocks sampled, '
                   f'{changes} changes')
-        for path in args.images:
+        for path in args.paths:
             print(f'twin of {path}', file=sys.stderr)
             show_twin(d, path)
 

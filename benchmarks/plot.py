@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import importlib.util
+import os
 from typing import Any
 
 #: Okabe and Ito's, without the yellow, which is too light for a line.
@@ -38,6 +39,8 @@ def argument(parser: argparse.ArgumentParser, what: str = 'FILE') -> None:
         if importlib.util.find_spec('matplotlib') is None:
             raise argparse.ArgumentTypeError(
                 'matplotlib is not installed; see benchmarks/requirements.txt')
+        if what == 'DIR':
+            os.makedirs(path, exist_ok=True)
         return path
     parser.add_argument('--plot', metavar=what, type=usable,
                         help='draw the figures, too, as SVG')

@@ -39,9 +39,7 @@ repository, and through a dedupd; cold, with what came from the disk, and what
 of the page cache the files fill afterwards. ``--storm 0`` leaves it out.
 """
 
-import argparse
 from collections.abc import Callable
-import concurrent.futures
 import contextlib
 import os
 import random
@@ -49,16 +47,13 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 import common
 from common import MIB
-from common import PIECE
 from common import timed
 import disk
 
-from glance_dedup.client import daemon
 from glance_dedup.repository import repository
 
 BLOCK = 4096
@@ -68,10 +63,6 @@ RECOMPRESSED = ('stored', 'similar')
 
 
 # -- ways to read -------------------------------------------------------------
-
-def cat(path: str) -> None:
-    subprocess.run(['cat', path], stdout=subprocess.DEVNULL, check=True)
-
 
 class Stored:
     """A repository that has the images."""
@@ -101,29 +92,9 @@ class Stored:
                                      filter_dir=self._filters)
 
 
-def restore(repo: repository.Repository, image_id: str) -> None:
-    buffer = bytearray(PIECE)
-    with repo.open_image(image_id) as image:
-        offset = 0
-        while n := image.readinto(buffer, offset):
-            offset += n
-
-
-def from_daemon(address: str, image_id: str) -> None:
-    with daemon.Client(address) as far, far.open_image(image_id) as stream:
-        while stream.read(stream.piece):
-            pass
-
-
 def one_by_one(function, arguments: list[tuple]) -> None:
     for some in arguments:
         function(*some)
-
-
-def all_at_once(function, arguments: list[tuple]) -> None:
-    with concurrent.futures.ThreadPoolExecutor(len(arguments)) as pool:
-        for done in [pool.submit(function, *a) for a in arguments]:
-            done.result()
 
 
 # -- what it cost -------------------------------------------------------------
@@ -178,36 +149,36 @@ class Measure:
 
 def restore_anew(one: Stored, image_id: str) -> None:
     with one.open() as repo:
-        restore(repo, image_id)
+        common.read_back(repo, image_id)
 
 
 def one_after_the_other(measure: Measure, stored: list[Stored],
                         plain: list[str]) -> None:
     files = [(path,) for path in plain]
     names = [f'image-{i}' for i in range(len(plain))]
-    measure.cold('cold: cat', None, plain, cat, files)
+    measure.cold('cold: cat', None, plain, common.cat, files)
     for one in stored:
         measure.cold(f'cold: {one.name}', 'cold: cat', [one.path],
                      restore_anew, [(one, name) for name in names])
-    one_by_one(cat, files)
-    measure('warm: cat', None, one_by_one, cat, files)
+    one_by_one(common.cat, files)
+    measure('warm: cat', None, one_by_one, common.cat, files)
     measure('warm: pread', 'warm: cat', one_by_one, disk.read_plain, files)
     for one in stored:
         for turn in range(2):
             with one.open() as repo:
                 images = [(repo, name) for name in names]
                 if turn == 0:
-                    one_by_one(restore, images)
+                    one_by_one(common.read_back, images)
                 else:
                     measure(f'warm: {one.name}', 'warm: cat', one_by_one,
-                            restore, images)
+                            common.read_back, images)
     for one in stored:
         with one.open() as repo:
             images = [(repo, name) for name in names]
             repo.handle().set_segment_cache(2 * measure.size)
-            one_by_one(restore, images)
-            measure(f'hot: {one.name}', 'warm: cat', one_by_one, restore,
-                    images)
+            one_by_one(common.read_back, images)
+            measure(f'hot: {one.name}', 'warm: cat', one_by_one,
+                    common.read_back, images)
 
 
 def through_the_socket(measure: Measure, stored: list[Stored],
@@ -217,9 +188,9 @@ def through_the_socket(measure: Measure, stored: list[Stored],
             with common.daemon(directory, one.path, cache_mib=mib) as (
                     address, _):
                 images = [(address, f'image-{i}') for i in range(len(plain))]
-                one_by_one(from_daemon, images)
+                one_by_one(common.read_from_daemon, images)
                 measure(f'{turn}: {one.name}, dedupd', f'{turn}: {one.name}',
-                        one_by_one, from_daemon, images)
+                        one_by_one, common.read_from_daemon, images)
 
 
 # -- to files -----------------------------------------------------------------
@@ -332,21 +303,22 @@ def storm(measure: Measure, stored: list[Stored], plain: list[str],
         table.figure(f'{name}: page cache', bytes_cached(*paths) / MIB, 'MiB',
                      None if name == reference else f'{reference}: page cache')
 
-    measure.cold(reference, None, plain, all_at_once,
-                 [(cat, [(path,) for path in plain])])
+    measure.cold(reference, None, plain, common.all_at_once,
+                 [(common.cat, [(path,) for path in plain])])
     cached(reference, *plain)
     names = [f'image-{i}' for i in range(len(plain))]
     for one in stored:
         name = f'storm: {one.name}'
         with one.open() as repo:
-            measure.cold(name, reference, [one.path], all_at_once,
-                         [(restore, [(repo, image) for image in names])])
+            measure.cold(
+                name, reference, [one.path], common.all_at_once,
+                [(common.read_back, [(repo, image) for image in names])])
         cached(name, one.path)
     one = stored[-1]
     name = f'storm: {one.name}, dedupd'
     disk.forget(one.path)
     with common.daemon(directory, one.path) as (address, _):
-        measure(name, reference, all_at_once, from_daemon,
+        measure(name, reference, common.all_at_once, common.read_from_daemon,
                 [(address, image_id) for image_id in names])
     cached(name, one.path)
 
@@ -366,8 +338,7 @@ def copied(images: list[str], directory: str) -> list[str]:
 @contextlib.contextmanager
 def prepared(sources: list[str], versions: int, args):
     """Yield a directory, plain files, and repositories that have them."""
-    with tempfile.TemporaryDirectory(dir=args.dir,
-                                     prefix='bench-') as directory:
+    with common.place(args.dir) as directory:
         plain = disk.with_versions(copied(sources, directory), versions,
                                    args.changed, directory)
         yield directory, plain, [
@@ -376,36 +347,29 @@ def prepared(sources: list[str], versions: int, args):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='Reading images back, beside plain files.')
-    disk.add_images(parser)
+    parser = common.arguments(
+        __doc__, paths='+', rounds=5, **disk.VERSIONS,
+        ranges=(500, 'blocks read from each'),
+        storm=(8, 'images read at once'))
     parser.set_defaults(versions=2)
     parser.add_argument('--codec', action='append', choices=CODECS,
                         help='may be repeated (default: all)')
-    parser.add_argument('--rounds', type=int, default=5,
-                        help='how often (default: %(default)s)')
-    parser.add_argument('--ranges', type=int, default=500,
-                        help='blocks read from each (default: %(default)s)')
-    parser.add_argument('--storm', type=int, default=8,
-                        help='images read at once (default: %(default)s)')
     args = parser.parse_args()
     table = common.Table()
-    with prepared(args.images, args.versions, args) as (
+    with prepared(args.paths, args.versions, args) as (
             directory, plain, stored):
         measure = Measure(table, sum(map(os.path.getsize, plain)))
-        for number in range(args.rounds):
-            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+        for number in common.count_rounds(args.rounds):
             one_after_the_other(measure, stored, plain)
             through_the_socket(measure, stored, plain, directory)
             to_files(measure, stored, plain, directory)
             if args.ranges:
                 small_ranges(table, stored, plain, args.ranges, number)
     if args.storm:
-        with prepared(args.images[:1], args.storm, args) as (
+        with prepared(args.paths[:1], args.storm, args) as (
                 directory, plain, stored):
             measure = Measure(table, sum(map(os.path.getsize, plain)))
-            for number in range(args.rounds):
-                print(f'storm {number + 1} of {args.rounds}', file=sys.stderr)
+            for _ in common.count_rounds(args.rounds, 'storm'):
                 storm(measure, stored, plain, directory)
     table.show()
 

@@ -26,13 +26,12 @@ Each as the median of the rounds with the lowest and the highest. Beside each
 rate stands its ratio to that of what is stored, of the same round.
 """
 
-import argparse
 import functools
 import os
 import random
 import shutil
 import sys
-import tempfile
+from typing import Any
 
 import common
 from common import PIECE
@@ -46,33 +45,11 @@ from glance_dedup.repository import space
 READS = 1000
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('images', nargs='+', metavar='IMAGE')
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--threads', default='1,2', metavar='LIST')
-    parser.add_argument(
-        '--codecs', default='lz4,zstd-3,zstd-3-similar,zstd-9-similar',
-        metavar='LIST')
-    parser.add_argument('--cache-mib', type=int, default=0)
-    parser.add_argument('--group-slots', type=int, default=32768)
-    common.add_directory(parser)
-    return parser.parse_args()
-
-
 def open_repository(path: str, threads: int, cache_mib: int = 0
                     ) -> repository.Repository:
     return repository.Repository(
         path, filter_dir=f'{path}-filter', threads=threads,
         segment_cache_mib=cache_mib)
-
-
-def store(repo: repository.Repository, images: list[str]) -> None:
-    for number, name in enumerate(images):
-        with open(name, 'rb') as f, repo.begin(f'image-{number}') as upload:
-            while data := f.read(PIECE):
-                upload.write(data)
-            upload.commit()
 
 
 def read(repo: repository.Repository) -> int:
@@ -106,7 +83,7 @@ def share(repo: repository.Repository) -> tuple[float, int]:
 
 
 def measure_reading(table: common.Table, path: str,
-                    options: argparse.Namespace, threads: int, name: str,
+                    options: Any, threads: int, name: str,
                     seed: int) -> None:
     reading, anywhere = f'reading, {name}', f'4 KiB anywhere, {name}'
     with open_repository(path, threads) as repo:
@@ -137,7 +114,7 @@ def measure(table: common.Table, repo: repository.Repository, codec: str,
     return name
 
 
-def one_round(table: common.Table, options: argparse.Namespace, path: str,
+def one_round(table: common.Table, options: Any, path: str,
               threads: int, seed: int) -> None:
     """Each codec anew from what was stored."""
     for codec in options.codecs.split(','):
@@ -145,7 +122,8 @@ def one_round(table: common.Table, options: argparse.Namespace, path: str,
         repository.Repository.create(path, group_slots=options.group_slots)
         try:
             with open_repository(path, threads) as repo:
-                store(repo, options.images)
+                for i, image in enumerate(options.paths):
+                    repo.put(f'image-{i}', image)
                 table.figure('blocks, as stored', share(repo)[0],
                              '% of plain')
             measure_reading(table, path, options, threads, 'as stored', seed)
@@ -157,18 +135,21 @@ def one_round(table: common.Table, options: argparse.Namespace, path: str,
             shutil.rmtree(path)
 
 
-def main() -> int:
-    options = arguments()
+def main() -> None:
+    options = common.arguments(
+        __doc__, rounds=3, paths='+', threads=('1,2', 'numbers of them'),
+        codecs=('lz4,zstd-3,zstd-3-similar,zstd-9-similar', 'to try'),
+        cache_mib=(0, 'for segments'),
+        group_slots=(32768, 'blocks in a group')).parse_args()
     table = common.Table()
-    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
-        for number in range(options.rounds):
+    with common.place(options.dir) as directory:
+        for number in common.count_rounds(options.rounds):
             for threads in map(int, options.threads.split(',')):
                 one_round(table, options,
                           os.path.join(directory, 'repository'), threads,
                           number)
     table.show()
-    return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

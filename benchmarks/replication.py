@@ -21,19 +21,14 @@ description alone. At last the other repository's images are compared with the
 files.
 """
 
-import argparse
-import hashlib
 import os
 import sys
-import tempfile
 
 import common
 
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.repository import repository
 from glance_dedup.transfer import send
-
-BLOCK = 4096
 
 
 def row(name: str, size: float, nonzero: float, unique: float, stored: float,
@@ -43,20 +38,6 @@ def row(name: str, size: float, nonzero: float, unique: float, stored: float,
         f'{figure / common.MIB:9.1f}'
         for figure in (size, nonzero, unique, stored, sent))
         + f'{share:>9}{wall:8.1f}', flush=True)
-
-
-def unique_bytes(path: str, seen: set[bytes]) -> int:
-    """Of the blocks of an image that were not seen before."""
-    found = 0
-    zeros = bytes(BLOCK)
-    with open(path, 'rb') as f:
-        while block := f.read(BLOCK):
-            if block != zeros[:len(block)]:
-                digest = hashlib.sha256(block).digest()[:16]
-                if digest not in seen:
-                    seen.add(digest)
-                    found += len(block)
-    return found
 
 
 def send_all(repo: repository.Repository, client: daemon_module.Client,
@@ -69,7 +50,7 @@ def send_all(repo: repository.Repository, client: daemon_module.Client,
         stat = repo.stat(f'image-{number}')
         spent = common.timed(send.send, repo, stat.image_id, client)
         figures = (stat.size, stat.size - stat.zero_bytes,
-                   unique_bytes(path, seen), stat.stored_bytes,
+                   common.exact_unique([path], seen)[0], stat.stored_bytes,
                    spent.result.sent_bytes, spent.wall)
         row(os.path.basename(path), *figures)
         sums = [a + b for a, b in zip(sums, figures)]
@@ -79,34 +60,27 @@ def send_all(repo: repository.Repository, client: daemon_module.Client,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='How many bytes taking images to another site sends.')
-    parser.add_argument('images', nargs='+', metavar='IMAGE',
-                        help='raw disk images')
-    parser.add_argument('--codec', default='lz4',
-                        help='of the repository at home '
-                        '(default: %(default)s)')
-    common.add_directory(parser)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir,
-                                     prefix='bench-') as directory:
+    args = common.arguments(
+        __doc__, paths='+',
+        codec=('lz4', 'of the repository at home')).parse_args()
+    with common.place(args.dir) as directory:
         home, away = (os.path.join(directory, name)
                       for name in ('home', 'away'))
         for path in (home, away):
             repository.Repository.create(path)
         with repository.Repository(home, codec=args.codec,
                                    filter_dir=directory) as repo:
-            for number, path in enumerate(args.images):
+            for number, path in enumerate(args.paths):
                 print(f'storing {path}', file=sys.stderr)
                 repo.put(f'image-{number}', path)
             with common.daemon(directory, away) as (address, _), \
                     daemon_module.Client(address) as client:
-                send_all(repo, client, args.images)
+                send_all(repo, client, args.paths)
                 again = sum(
                     send.send(repo, image_id, client).sent_bytes
                     for image_id in repo.images())
                 print(f'all once more: {again / common.MIB:.1f} MiB sent')
-        compare(away, directory, args.images)
+        compare(away, directory, args.paths)
 
 
 def compare(path: str, directory: str, images: list[str]) -> None:

@@ -28,6 +28,7 @@ import os
 import random
 import statistics
 
+import common
 import plot
 
 from glance_dedup.batch import rounds
@@ -146,16 +147,12 @@ def factors(args: argparse.Namespace, limits: rounds.Limits
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition('\n')[0].rstrip('.'))
-    parser.add_argument('--hosts', type=int, default=100)
-    parser.add_argument('--disks', type=int, default=25, help='on each host')
-    parser.add_argument('--weight', type=float, default=0.5,
-                        help='of the total time in the cost')
-    parser.add_argument('--overhead', type=float, default=120,
-                        help='seconds of each round besides its disks')
-    parser.add_argument('--rate', type=float, default=88,
-                        help='MB of virtual disk that a host reads per second')
+    parser = common.arguments(
+        __doc__, directory=False, hosts=(100, 'how many'),
+        disks=(25, 'on each host'),
+        weight=(0.5, 'of the total time in the cost'),
+        overhead=(120.0, 'seconds of each round besides its disks'),
+        rate=(88.0, 'MB of virtual disk that a host reads per second'))
     plot.argument(parser, 'DIR')
     args = parser.parse_args()
     limits = rounds.Limits(args.overhead)

@@ -241,10 +241,8 @@ def measure(kind: Plain | Volume, args: argparse.Namespace, data: str,
 
 
 def main() -> None:
-    parser = common.arguments(__doc__.partition('\n')[0], mib=256)
-    parser.add_argument('--servers', type=int, default=4,
-                        help='of each kind (default: %(default)s)')
-    args = parser.parse_args()
+    args = common.arguments(__doc__, mib=256, rounds=3,
+                            servers=(4, 'of each kind')).parse_args()
     table = common.Table()
     size = disk.images().raw.stat().st_size + UPDATE + args.mib * MIB
     with tempfile.TemporaryDirectory(dir=args.dir) as directory, \

@@ -11,28 +11,24 @@ order in which they came, and in that of the engine. It needs no repository and
 stores nothing. A line for each level and order.
 """
 
-import argparse
 import subprocess
-import tempfile
 
+import common
 import synthetic
 
 LIMIT = 24 * 3600
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('images', nargs='+', metavar='IMAGE')
-    parser.add_argument('--levels', default='3,9', metavar='LIST',
-                        help='of zstd')
-    parser.add_argument('--segment-kib', type=int, default=256)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
+    args = common.arguments(
+        __doc__, paths='+', levels=('3,9', 'of zstd'),
+        segment_kib=(256, 'of segments')).parse_args()
+    with common.place(args.dir) as directory:
         program = synthetic.build(directory, 'similar')
         for level in args.levels.split(','):
             print(f'zstd-{level}:', flush=True)
             subprocess.run([program, level, str(args.segment_kib),
-                            *args.images], check=True, timeout=LIMIT)
+                            *args.paths], check=True, timeout=LIMIT)
 
 
 if __name__ == '__main__':

@@ -394,18 +394,15 @@ def measure(args: argparse.Namespace, blocks: int, cold: bool) -> None:
     blocks = max(1, blocks // GROUP) * GROUP
     images = min(args.images, blocks)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(
-            tempfile.TemporaryDirectory(dir=args.dir, prefix='start-'))
-        filter_dir = stack.enter_context(
-            tempfile.TemporaryDirectory(dir='/dev/shm', prefix='start-'))
+        directory = stack.enter_context(common.place(args.dir))
+        filter_dir = stack.enter_context(common.place('/dev/shm'))
         place = Place(directory, (6 << 30) + 70 * blocks)
         stack.callback(place.close)
         subject = Subject(place, filter_dir, args.filter_mib)
         print(f'making {blocks} blocks', file=sys.stderr)
         made = subject.make(blocks, images)
         figures = Figures()
-        for number in range(args.rounds):
-            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+        for _ in common.count_rounds(args.rounds):
             one_round(subject, figures, cold)
         print(f'\n{blocks / 1e6:.1f} million blocks, {images} images')
         figures.show()
@@ -414,19 +411,11 @@ def measure(args: argparse.Namespace, blocks: int, cold: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description='How long it takes until a repository can be used.')
-    parser.add_argument('--blocks', default='1000000,10000000',
-                        help='how many, and how many then (default: '
-                        '%(default)s)')
-    parser.add_argument('--images', type=int, default=1000,
-                        help='that have them (default: %(default)s)')
-    parser.add_argument('--rounds', type=int, default=3,
-                        help='how often (default: %(default)s)')
-    parser.add_argument('--filter-mib', type=int, default=900,
-                        help="the filter's budget (default: %(default)s)")
-    common.add_directory(parser)
-    args = parser.parse_args()
+    args = common.arguments(
+        __doc__, rounds=3,
+        blocks=('1000000,10000000', 'how many, and how many then'),
+        images=(1000, 'that have them'),
+        filter_mib=(900, "the filter's budget")).parse_args()
     if os.geteuid() == 0 and shutil.which('mkfs.ext4') is None:
         raise SystemExit('there is no mkfs.ext4')
     cold = common.can_empty_page_cache()

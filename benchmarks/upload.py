@@ -29,14 +29,10 @@ that the kernel's threads need for writing back is that of the whole machine.
 No figure passes or fails.
 """
 
-from collections.abc import Callable
 import hashlib
 import os
 import random
 import shutil
-import sys
-import tempfile
-import threading
 from typing import Any
 import uuid
 
@@ -80,18 +76,6 @@ def half_random(size: int) -> bytes:
     return b''.join(rng.randbytes(2048) * 2 for _ in range(size // 4096))
 
 
-def distinct_blocks(images: list[str], size: int) -> bytes:
-    """The distinct blocks of images that are not zeros, up to a size."""
-    seen, blocks = {bytes(4096)}, []
-    for path in images:
-        with open(path, 'rb') as f:
-            while (block := f.read(4096)) and len(blocks) * 4096 < size:
-                if block not in seen:
-                    seen.add(block)
-                    blocks.append(block)
-    return b''.join(blocks)
-
-
 def write_out(path: str, data: bytes) -> int:
     with open(path, 'wb') as f:
         f.write(data)
@@ -100,25 +84,6 @@ def write_out(path: str, data: bytes) -> int:
 
 
 # -- uploading ----------------------------------------------------------------
-
-def at_once(function: Callable, arguments: list[tuple]) -> None:
-    """Run a function for each arguments, on threads of their own."""
-    failed = []
-
-    def run(*args):
-        try:
-            function(*args)
-        except BaseException as exc:
-            failed.append(exc)
-
-    threads = [threading.Thread(target=run, args=a) for a in arguments]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-
 
 def configuration() -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
@@ -173,7 +138,7 @@ class Bench:
                 with open(os.path.join(store.datadir, image_id), 'rb') as f:
                     os.fsync(f.fileno())
 
-        at_once(one, parts)
+        common.all_at_once(one, parts)
         return urls
 
     def _hashes(self, parts: list) -> None:
@@ -187,8 +152,8 @@ class Bench:
                     digest.update(memoryview(buffer)[:n])
                     size -= n
 
-        at_once(one, [(name, *part) for name in ('md5', 'sha512')
-                      for part in parts])
+        common.all_at_once(one, [(name, *part) for name in ('md5', 'sha512')
+                                 for part in parts])
 
     def _measure(self, title: str, name: str, parts: list,
                  uploads: dict[str, bool]) -> None:
@@ -222,24 +187,19 @@ class Bench:
 
 
 def main() -> None:
-    parser = common.arguments('What an upload costs, beside the file driver.',
-                              mib=384)
-    parser.add_argument('--clients', type=int, default=4,
-                        help='how many at once (default: %(default)s)')
-    parser.add_argument('images', nargs='*')
-    args = parser.parse_args()
+    args = common.arguments(__doc__, mib=384, rounds=3, paths='*',
+                            clients=(4, 'how many at once')).parse_args()
     size = args.mib * MIB
-    with tempfile.TemporaryDirectory(dir=args.dir, prefix='bench-') as d:
+    with common.place(args.dir) as d:
         d = os.path.abspath(d)
         sources = {title: os.path.join(d, f'source-{title}')
                    for title in ('random', 'image')}
         write_out(sources['random'], os.urandom(size))
         write_out(sources['image'],
-                  distinct_blocks(args.images, size) if args.images
+                  common.distinct_blocks(args.paths, size) if args.paths
                   else half_random(size))
         bench = Bench(d)
-        for number in range(args.rounds):
-            print(f'round {number + 1} of {args.rounds}', file=sys.stderr)
+        for _ in common.count_rounds(args.rounds):
             for clients in sorted({1, args.clients}):
                 for title, source in sources.items():
                     bench.round(title, source, clients)

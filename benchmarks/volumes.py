@@ -29,7 +29,6 @@ from collections.abc import Iterator
 import contextlib
 import os
 import random
-import tempfile
 import threading
 import time
 
@@ -217,14 +216,10 @@ class Bench:
 
 
 def main() -> None:
-    parser = common.arguments(__doc__.partition('\n')[0], mib=1024)
-    parser.add_argument('--writes', type=int, default=20000,
-                        help='random ones (default: %(default)s)')
-    parser.add_argument('--filter-dir', default='/dev/shm',
-                        help='a tmpfs (default: %(default)s)')
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir) as directory, \
-            tempfile.TemporaryDirectory(dir=args.filter_dir) as filters:
+    args = common.arguments(__doc__, mib=1024, rounds=3, filter_dir=True,
+                            writes=(20000, 'random ones')).parse_args()
+    with (common.place(args.dir) as directory,
+          common.place(args.filter_dir) as filters):
         bench = Bench(directory, filters, args.mib * MIB, args.writes)
         for number in range(args.rounds):
             bench.round(number)
