@@ -58,12 +58,12 @@ read_data(fixture *x, uint8_t *out, gd_error *err)
     return gd_read_full(x->env, x->fd, out, SIZE, 10, x->path, err);
 }
 
-TEST(test_short_and_interrupted)
+static fixture x;
+
+TEST_WITH(test_short_and_interrupted, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     uint8_t out[SIZE];
-    setup(&x);
     for (size_t most = 1; most <= SIZE; most = most * 5 + 2) {
         memset(out, 0, SIZE);
         fault_env_shorten(&x.f, most);
@@ -75,22 +75,18 @@ TEST(test_short_and_interrupted)
     }
     CHECK(fault_env_count(&x.f, FAULT_PREAD) > SIZE);
     fault_env_heal(&x.f);
-    teardown(&x);
 }
 
-TEST(test_open_is_interrupted)
+TEST_WITH(test_open_is_interrupted, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     int fd;
-    setup(&x);
     fault_env_interrupt(&x.f, 2);
     for (int i = 0; i < 4; i++) {
         CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDONLY, 0, &fd, &err),
                   GD_OK);
         x.env->close(x.env, fd);
     }
-    teardown(&x);
 }
 
 static unsigned refusals, slept_ms;
@@ -117,12 +113,10 @@ count_sleep(const gd_env *env, unsigned ms)
     slept_ms += ms;
 }
 
-TEST(test_open_waits_for_a_lease)
+TEST_WITH(test_open_waits_for_a_lease, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     int fd;
-    setup(&x);
     x.f.env.openat = open_leased;
     x.f.env.sleep_ms = count_sleep;
     refusals = 20;
@@ -137,29 +131,23 @@ TEST(test_open_waits_for_a_lease)
     CHECK_INT(err.sys_errno, EWOULDBLOCK);
     CHECK_CONTAINS(err.text, "has a lease on it");
     CHECK(slept_ms > 45000 && slept_ms < 120000);
-    teardown(&x);
 }
 
-TEST(test_end_of_file_is_damage)
+TEST_WITH(test_end_of_file_is_damage, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     uint8_t out[SIZE];
-    setup(&x);
     CHECK_INT(write_data(&x, &err), GD_OK);
     CHECK_INT(x.env->ftruncate(x.env, x.fd, 1000), 0);
     CHECK_INT(read_data(&x, out, &err), GD_CORRUPT);
     CHECK_CONTAINS(err.text, x.path);
     CHECK_CONTAINS(err.text, "offset 1000");
-    teardown(&x);
 }
 
-TEST(test_errors_name_file_and_offset)
+TEST_WITH(test_errors_name_file_and_offset, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     uint8_t out[SIZE];
-    setup(&x);
     fault_env_shorten(&x.f, 100);
     fault_env_fail(&x.f, FAULT_PWRITEV, 3, ENOSPC, false);
     CHECK_INT(write_data(&x, &err), GD_NOSPACE);
@@ -172,7 +160,6 @@ TEST(test_errors_name_file_and_offset)
     CHECK_CONTAINS(err.text, "offset 110:");
     CHECK_INT(read_data(&x, out, &err), GD_IO);
     CHECK_CONTAINS(err.text, "offset 10:");
-    teardown(&x);
 }
 
 /* More pieces than one call takes, some of them empty. */
@@ -211,23 +198,18 @@ write_nothing(const gd_env *env, int fd, const struct iovec *iov, int count,
     return 0;
 }
 
-TEST(test_writing_nothing_is_an_end)
+TEST_WITH(test_writing_nothing_is_an_end, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
-    setup(&x);
     x.f.env.pwritev = write_nothing;
     CHECK_INT(write_data(&x, &err), GD_NOSPACE);
-    teardown(&x);
 }
 
-TEST(test_open)
+TEST_WITH(test_open, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     char link[256];
     int fd;
-    setup(&x);
     CHECK((fcntl(x.fd, F_GETFD) & FD_CLOEXEC) != 0);
     snprintf(link, sizeof link, "%s/link", x.dir);
     CHECK_INT(symlink(x.path, link), 0);
@@ -241,14 +223,11 @@ TEST(test_open)
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDWR | O_CREAT | O_EXCL, 0600,
                       &fd, &err),
               GD_EXISTS);
-    teardown(&x);
 }
 
-TEST(test_sync_dir)
+TEST_WITH(test_sync_dir, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
-    setup(&x);
     CHECK_INT(gd_sync_dir(x.env, AT_FDCWD, x.dir, &err), GD_OK);
     CHECK_INT(gd_sync_dir(x.env, AT_FDCWD, "/proc/nonexistent", &err),
               GD_NOTFOUND);
@@ -256,14 +235,11 @@ TEST(test_sync_dir)
     fault_env_fail(&x.f, FAULT_FSYNC, 1, EIO, false);
     CHECK_INT(gd_sync_dir(x.env, AT_FDCWD, x.dir, &err), GD_IO);
     CHECK_CONTAINS(err.text, x.dir);
-    teardown(&x);
 }
 
-TEST(test_same_file)
+TEST_WITH(test_same_file, setup(&x), teardown(&x))
 {
-    fixture x;
     char other[256];
-    setup(&x);
     snprintf(other, sizeof other, "%s/other", x.dir);
     CHECK(gd_same_file(x.env, x.fd, AT_FDCWD, x.path));
     CHECK_INT(x.env->renameat(x.env, AT_FDCWD, x.path, other), 0);
@@ -272,16 +248,13 @@ TEST(test_same_file)
     /* A symbolic link is not the file it leads to. */
     CHECK_INT(symlink(other, x.path), 0);
     CHECK(!gd_same_file(x.env, x.fd, AT_FDCWD, x.path));
-    teardown(&x);
 }
 
 /* A name that is missing is asked for anew: another host may have made it. */
-TEST(test_missing_names)
+TEST_WITH(test_missing_names, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     int dir, fd;
-    setup(&x);
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.dir, O_RDONLY | O_DIRECTORY, 0, &dir,
                       &err),
               GD_OK);
@@ -302,7 +275,6 @@ TEST(test_missing_names)
               GD_NOTFOUND);
     CHECK_INT(fault_env_count(&x.f, FAULT_RENEW), 3);
     x.env->close(x.env, dir);
-    teardown(&x);
 }
 
 /* Another host replaced the file after this host looked its name up. */
@@ -338,13 +310,11 @@ TEST(test_replaced_names)
 
 /* Whether a name leads to an open file is asked of the server; a file that it
  * has no more has no name. */
-TEST(test_same_file_is_asked_anew)
+TEST_WITH(test_same_file_is_asked_anew, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     bool same;
     int dir;
-    setup(&x);
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.dir, O_RDONLY | O_DIRECTORY, 0, &dir,
                       &err),
               GD_OK);
@@ -361,15 +331,12 @@ TEST(test_same_file_is_asked_anew)
     }
     CHECK_INT(x.env->renew(x.env, dir, "gone/file"), -ENOENT);
     x.env->close(x.env, dir);
-    teardown(&x);
 }
 
-TEST(test_locks)
+TEST_WITH(test_locks, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     int second;
-    setup(&x);
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDWR, 0, &second, &err),
               GD_OK);
     CHECK_INT(x.env->lock(x.env, x.fd, 5, F_WRLCK), 0);
@@ -389,7 +356,6 @@ TEST(test_locks)
               GD_OK);
     CHECK_INT(x.env->lock(x.env, second, 5, F_RDLCK), -EAGAIN);
     x.env->close(x.env, second);
-    teardown(&x);
 }
 
 static void
@@ -414,12 +380,10 @@ TEST(test_list)
     teardown(&x);
 }
 
-TEST(test_names)
+TEST_WITH(test_names, setup(&x), teardown(&x))
 {
-    fixture x;
     char other[256], gone[256];
     struct stat st;
-    setup(&x);
     snprintf(other, sizeof other, "%s/other", x.dir);
     snprintf(gone, sizeof gone, "%s/gone", x.dir);
     CHECK_INT(x.env->linkat(x.env, AT_FDCWD, x.path, other), 0);
@@ -435,7 +399,6 @@ TEST(test_names)
     CHECK_INT(x.env->fallocate(x.env, -1, 0, 8192), -EBADF);
     CHECK_INT(x.env->fdatasync(x.env, x.fd), 0);
     CHECK_INT(x.env->fsync(x.env, -1), -EBADF);
-    teardown(&x);
 }
 
 TEST(test_calloc)
@@ -476,10 +439,8 @@ TEST(test_random_and_clock)
     env->sleep_ms(env, 1);
 }
 
-TEST(test_faults_once_and_forever)
+TEST_WITH(test_faults_once_and_forever, setup(&x), teardown(&x))
 {
-    fixture x;
-    setup(&x);
     fault_env_fail(&x.f, FAULT_FSYNC, 2, EIO, false);
     CHECK_INT(x.env->fsync(x.env, x.fd), 0);
     CHECK_INT(x.env->fsync(x.env, x.fd), -EIO);
@@ -497,7 +458,6 @@ TEST(test_faults_once_and_forever)
     CHECK_INT(x.env->fsync(x.env, x.fd), 0);
     CHECK_INT(x.env->fstat(x.env, x.fd, &st), -EIO);
     CHECK_INT(x.env->fsync(x.env, x.fd), 0);
-    teardown(&x);
 }
 
 TEST(test_fault_names)
@@ -509,12 +469,10 @@ TEST(test_fault_names)
     CHECK_INT(fault_call_by_name("nonsense"), FAULT_CALLS);
 }
 
-TEST(test_leaks_are_seen)
+TEST_WITH(test_leaks_are_seen, setup(&x), teardown(&x))
 {
-    fixture x;
     gd_error err;
     int fd;
-    setup(&x);
     CHECK_INT(gd_open(x.env, AT_FDCWD, x.path, O_RDWR, 0, &fd, &err), GD_OK);
     CHECK_INT(fault_env_leaks(&x.f), 2); /* this one and the fixture's */
     CHECK_INT(x.env->close(x.env, fd), 0);
@@ -527,16 +485,13 @@ TEST(test_leaks_are_seen)
     REQUIRE(mapping != NULL);
     CHECK_INT(fault_env_leaks(&x.f), 2);
     CHECK_INT(x.env->munmap(x.env, mapping, 4096), 0);
-    teardown(&x);
 }
 
 /* A large mapping begins where a large page can; what is in it is in the
  * file, before it is asked for large pages and after. */
-TEST(test_mapping)
+TEST_WITH(test_mapping, setup(&x), teardown(&x))
 {
     enum { LARGE = 2 << 20 };
-    fixture x;
-    setup(&x);
     for (size_t length = LARGE; length <= 3 * LARGE; length += LARGE + 5000) {
         CHECK_INT(x.env->ftruncate(x.env, x.fd, length), 0);
         for (int round = 0; round < 3; round++) {
@@ -552,5 +507,4 @@ TEST(test_mapping)
             CHECK_INT(x.env->munmap(x.env, mapping, length), 0);
         }
     }
-    teardown(&x);
 }

@@ -117,18 +117,15 @@ TEST_WITH(test_any_other_head_is_replaced, setup(&x), teardown(&x))
     CHECK(!open_and_mark(&x));
 }
 
-TEST(test_any_other_size_is_replaced)
+TEST_WITH(test_any_other_size_is_replaced, setup(&x), teardown(&x))
 {
     static const off_t sizes[] = {0, 1, HEAD - 1, HEAD, 4096, SIZE - 1,
                                   SIZE + 1, 10 * SIZE};
-    fixture x;
-    setup(&x);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         open_and_mark(&x);
         CHECK_INT(truncate(x.path, sizes[i]), 0);
         CHECK(!open_and_mark(&x));
     }
-    teardown(&x);
 }
 
 TEST_WITH(test_holes_are_replaced, setup(&x), teardown(&x))
@@ -163,11 +160,9 @@ sleep_not(const gd_env *env, unsigned ms)
 }
 
 /* To give a file away one has to be root; to be somebody else is easier. */
-TEST(test_of_another_user_is_replaced)
+TEST_WITH(test_of_another_user_is_replaced, setup(&x), teardown(&x))
 {
-    fixture x;
     int fd;
-    setup(&x);
     open_and_mark(&x);
     if (geteuid() == 0) {
         CHECK_INT(chown(x.path, 65534, 65534), 0);
@@ -178,7 +173,6 @@ TEST(test_of_another_user_is_replaced)
     x.f.env.sleep_ms = sleep_not;
     CHECK_INT(open_it(&x, &fd), GD_BUSY);
     CHECK(!exists(x.temporary));
-    teardown(&x);
 }
 
 TEST_WITH(test_symbolic_link_is_replaced, setup(&x), teardown(&x))
@@ -201,11 +195,9 @@ TEST_WITH(test_fifo_is_replaced, setup(&x), teardown(&x))
     alarm(0);
 }
 
-TEST(test_directory_is_an_error)
+TEST_WITH(test_directory_is_an_error, setup(&x), teardown(&x))
 {
-    fixture x;
     int fd;
-    setup(&x);
     CHECK_INT(mkdir(x.path, 0700), 0);
     CHECK_INT(open_it(&x, &fd), GD_IO);
     CHECK_INT(fd, -1);
@@ -213,7 +205,6 @@ TEST(test_directory_is_an_error)
     CHECK_INT(rmdir(x.path), 0);
     CHECK_INT(rmdir(x.dir), 0);
     CHECK_INT(open_it(&x, &fd), GD_NOTFOUND);
-    teardown(&x);
 }
 
 static void
@@ -282,11 +273,9 @@ TEST_WITH(test_waits_for_another_creator, setup(&x), teardown(&x))
     CHECK_INT(waits, 3);
 }
 
-TEST(test_gives_up_waiting)
+TEST_WITH(test_gives_up_waiting, setup(&x), teardown(&x))
 {
-    fixture x;
     int fd;
-    setup(&x);
     lock_as_other(&x);
     x.f.env.sleep_ms = sleep_not;
     CHECK_INT(open_it(&x, &fd), GD_BUSY);
@@ -294,7 +283,6 @@ TEST(test_gives_up_waiting)
     CHECK(exists(x.temporary)); /* still the other's */
     close(other_fd);
     CHECK(!open_and_mark(&x));
-    teardown(&x);
 }
 
 /* Another creator does all of its work just before a call of ours. */
@@ -365,11 +353,9 @@ TEST_WITH(test_other_is_done_before_the_open, setup(&x), teardown(&x))
     CHECK_INT(waits, 1);
 }
 
-TEST(test_no_room)
+TEST_WITH(test_no_room, setup(&x), teardown(&x))
 {
-    fixture x;
     int fd;
-    setup(&x);
     fault_env_fail(&x.f, FAULT_FALLOCATE, 1, ENOSPC, true);
     CHECK_INT(open_it(&x, &fd), GD_NOSPACE);
     CHECK_INT(fd, -1);
@@ -378,7 +364,6 @@ TEST(test_no_room)
     CHECK(!exists(x.temporary));
     fault_env_heal(&x.f);
     CHECK(!open_and_mark(&x));
-    teardown(&x);
 }
 
 TEST_WITH(test_interrupted_and_short, setup(&x), teardown(&x))

@@ -92,7 +92,9 @@ draw_known(const gd_env *env, void *buf, size_t len)
     return 0;
 }
 
-TEST(test_known_header)
+static fixture t;
+
+TEST_WITH(test_known_header, setup(&t), teardown(&t))
 {
     static const golden known[] = {
         {0, "474447524f5550000100000001000000"
@@ -100,9 +102,7 @@ TEST(test_known_header)
         {48, "4000000000100000736861323536"},
         {72, "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf"},
         {504, "27ad3eb49a490238"}};
-    fixture t;
     uint8_t raw[8192];
-    setup(&t);
     uint64_t seed = t.group->bounds.seed;
     make_first_again(&t);
     CHECK(t.group->bounds.seed != seed);
@@ -121,10 +121,7 @@ TEST(test_known_header)
     CHECK_INT(st.st_mode & 0777, 0600);
     CHECK_INT(st.st_nlink, 1);
     CHECK(st.st_blocks * 512 >= 8192); /* the store's room is there */
-    teardown(&t);
 }
-
-static fixture t;
 
 TEST_WITH(test_every_flip_of_the_header, setup(&t), teardown(&t))
 {
@@ -472,11 +469,9 @@ TEST_WITH(test_entries_join_a_sector, setup(&t), teardown(&t))
     CHECK_INT(scratch_size(&t.x, NAME), 8192);
 }
 
-TEST(test_bounds_of_entries)
+TEST_WITH(test_bounds_of_entries, setup(&t), teardown(&t))
 {
     gd_entry entries[64];
-    fixture t;
-    setup(&t);
     gd_error *err = &t.x.err;
     CHECK_INT(gd_group_read_entries(t.group, 64, 0, entries, err), GD_OK);
     CHECK_INT(gd_group_read_entries(t.group, 63, 1, entries, err), GD_OK);
@@ -493,15 +488,12 @@ TEST(test_bounds_of_entries)
     CHECK_CONTAINS(err->text, NAME);
     fault_env_fail(&t.x.f, FAULT_ALLOC, 1, ENOMEM, false);
     CHECK_INT(gd_group_read_entries(t.group, 0, 9, entries, err), GD_NOMEM);
-    teardown(&t);
 }
 
-TEST(test_load_store)
+TEST_WITH(test_load_store, setup(&t), teardown(&t))
 {
     gd_entry entries[64];
     gd_fpstore *store;
-    fixture t;
-    setup(&t);
     for (uint32_t slot = 0; slot < 64; slot++) {
         entries[slot] = some_entry(slot, 64);
     }
@@ -529,7 +521,6 @@ TEST(test_load_store)
         }
         gd_fpstore_free(t.x.env, store);
     }
-    teardown(&t);
 }
 
 /* ---- segments ---- */
@@ -555,15 +546,13 @@ write_segment(fixture *t, uint8_t plain[200])
                       .state = GD_ENTRY_LIVE};
 }
 
-TEST(test_read_segment)
+TEST_WITH(test_read_segment, setup(&t), teardown(&t))
 {
     static uint8_t in[GD_SEGMENT_HEADER + GD_SEGMENT_MAX];
     static uint8_t plain[GD_SEGMENT_MAX];
     uint8_t wanted[200];
     gd_segment_header header;
     gd_coder *coder;
-    fixture t;
-    setup(&t);
     CHECK_INT(gd_coder_open(t.x.env, &coder, &t.x.err), GD_OK);
     const gd_entry good = write_segment(&t, wanted);
     CHECK_INT(gd_group_read_segment(t.group, &good, 8, coder, in, plain,
@@ -598,7 +587,6 @@ TEST(test_read_segment)
                   GD_CORRUPT);
     }
     gd_coder_close(t.x.env, coder);
-    teardown(&t);
 }
 
 /* ---- creation ---- */
@@ -610,12 +598,10 @@ create(fixture *t, uint32_t *number)
                            t->locks, number, &t->x.err);
 }
 
-TEST(test_create_counts_up)
+TEST_WITH(test_create_counts_up, setup(&t), teardown(&t))
 {
-    fixture t;
     uint32_t number;
     char name[GD_NAME_SIZE];
-    setup(&t);
     CHECK_INT(create(&t, &number), GD_OK);
     CHECK_INT(number, 2);
     gd_group_name(7, name);
@@ -630,17 +616,14 @@ TEST(test_create_counts_up)
     gd_group_name(GD_MAX_GROUP, name);
     scratch_write(&t.x, name, "", 0, 0);
     CHECK_INT(create(&t, &number), GD_NOSPACE);
-    teardown(&t);
 }
 
 /* Its lease is held by somebody who is about to make it, or its name was taken
  * after the look at the directory: the next number. */
-TEST(test_create_beside_others)
+TEST_WITH(test_create_beside_others, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_locks *other;
     uint32_t number;
-    setup(&t);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &other, &t.x.err), GD_OK);
     CHECK_INT(gd_locks_lease(other, 2, NULL), GD_OK);
     CHECK_INT(create(&t, &number), GD_OK);
@@ -652,7 +635,6 @@ TEST(test_create_beside_others)
     CHECK_INT(gd_locks_lease(other, 5, NULL), GD_BUSY);
     CHECK_INT(scratch_count(&t.x, "spool", "", NULL), 0);
     gd_locks_close(other);
-    teardown(&t);
 }
 
 /* Processes that create at the same time get groups of their own. */

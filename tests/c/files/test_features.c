@@ -114,10 +114,9 @@ TEST(test_names)
     CHECK_CONTAINS(x.err.text, "there is no feature 'col'");
 }
 
-TEST(test_set)
+TEST_WITH(test_set, setup(), teardown())
 {
     uint32_t found;
-    setup();
     CHECK_INT(read_all(&found), GD_OK);
     CHECK_INT(found, 0);
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
@@ -129,7 +128,6 @@ TEST(test_set)
         CHECK_INT(found, (2 << i) - 1);
         CHECK(is_free());
     }
-    teardown();
 }
 
 /* N15.1, also if the process that made the file was killed before the sync. */
@@ -275,22 +273,19 @@ set_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 /* N15.3: they are read when the handle has its byte. */
-TEST(test_a_feature_that_is_set_meanwhile)
+TEST_WITH(test_a_feature_that_is_set_meanwhile, setup(), teardown())
 {
     gd_repo *repo;
-    setup();
     real_lock = x.f.env.lock;
     x.f.env.lock = set_and_lock;
     CHECK_INT(scratch_try_repo(&x, false, &repo), GD_VERSION);
     CHECK_CONTAINS(x.err.text, "'of-the-future'");
-    teardown();
 }
 
 /* A name counts, whatever has it: the feature was set, and is not removed. */
-TEST(test_names_of_other_things)
+TEST_WITH(test_names_of_other_things, setup(), teardown())
 {
     uint32_t found;
-    setup();
     CHECK_INT(mkdirat(x.root, "features/cold", 0700), 0);
     CHECK_INT(symlinkat("/elsewhere", x.root, "features/volumes"), 0);
     CHECK_INT(mkfifoat(x.root, "features/listed-segments", 0600), 0);
@@ -300,15 +295,13 @@ TEST(test_names_of_other_things)
         CHECK(gd_feature_is_set(x.env, x.root, (gd_feature)i));
         CHECK_INT(set((gd_feature)i), GD_OK);
     }
-    teardown();
 }
 
 /* Never GD_NOTFOUND, by which callers mean an image. */
-TEST(test_no_directory)
+TEST_WITH(test_no_directory, setup(), teardown())
 {
     uint32_t found;
     gd_repo *repo;
-    setup();
     CHECK_INT(unlinkat(x.root, "features", AT_REMOVEDIR), 0);
     CHECK_INT(read_all(&found), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "the directory features is missing");
@@ -319,7 +312,6 @@ TEST(test_no_directory)
     CHECK_INT(symlinkat("images", x.root, "features"), 0);
     CHECK(scratch_try_repo(&x, false, &repo) != GD_OK);
     CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
-    teardown();
 }
 
 /* ---- failures ---- */

@@ -15,13 +15,14 @@ enum {
     FIXED_SIZE = 64, /* of the header; after it comes what changes */
 };
 
+static filter_fixture x;
+
 /* ---- hints ---- */
 
-TEST(test_insert_lookup_remove)
+TEST_WITH(test_insert_lookup_remove, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
     enum { MANY = FILTER_PLACES / 2 };
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (uint64_t n = 0; n < MANY; n++) {
         CHECK(!filter_finds(x.filter, n));
         filter_insert(x.filter, n);
@@ -45,10 +46,10 @@ TEST(test_insert_lookup_remove)
     }
     CHECK_INT(filter_stats_of(x.filter).hints, MANY / 2);
     CHECK_INT(filter_count_found(x.filter, 0, MANY), MANY / 2);
-    filter_teardown(&x);
 }
 
-TEST(test_bounds_of_addresses)
+TEST_WITH(test_bounds_of_addresses, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
     static const gd_address good[] = {
         {1, 0}, {1, GD_MAX_SLOTS - 1}, {GD_MAX_GROUP, 0},
@@ -58,8 +59,6 @@ TEST(test_bounds_of_addresses)
         {0, 0}, {0, 5}, {GD_MAX_GROUP + 1, 0}, {1, GD_MAX_SLOTS},
         {UINT32_MAX, UINT32_MAX},
     };
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (uint64_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         gd_fingerprint fp = filter_fingerprint(i);
         gd_filter_insert(x.filter, &fp, good[i]);
@@ -74,10 +73,7 @@ TEST(test_bounds_of_addresses)
         CHECK_INT(gd_filter_lookup(x.filter, &fp, found), 0);
     }
     CHECK_INT(filter_stats_of(x.filter).hints, before);
-    filter_teardown(&x);
 }
-
-static filter_fixture x;
 
 TEST_WITH(test_the_same_hint_is_kept_once, filter_setup(&x, FILTER_SMALL),
           filter_teardown(&x))
@@ -193,12 +189,11 @@ TEST(test_level_halves_the_filter)
 }
 
 /* Whoever has a hint at a level had one at each lower level. */
-TEST(test_levels_are_nested)
+TEST_WITH(test_levels_are_nested, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
     enum { MANY = 6 * FILTER_PLACES };
-    filter_fixture x;
     static bool kept[MANY];
-    filter_setup(&x, FILTER_SMALL);
     memset(kept, true, sizeof kept);
     uint64_t n = 0;
     for (unsigned level = 0; level < 3; level++) {
@@ -212,14 +207,12 @@ TEST(test_levels_are_nested)
             kept[i] = found;
         }
     }
-    filter_teardown(&x);
 }
 
-TEST(test_much_more_than_fits)
+TEST_WITH(test_much_more_than_fits, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
     enum { MANY = 40 * FILTER_PLACES };
-    filter_fixture x;
-    filter_setup(&x, FILTER_SMALL);
     for (uint64_t n = 0; n < MANY; n++) {
         filter_insert(x.filter, n);
     }
@@ -230,7 +223,6 @@ TEST(test_much_more_than_fits)
     CHECK(stats.hints > FILTER_PLACES * 55 / 100);
     CHECK(stats.hints < FILTER_PLACES * 70 / 100);
     CHECK(stats.dropped < MANY / 100);
-    filter_teardown(&x);
 }
 
 TEST_WITH(test_clear, filter_setup(&x, FILTER_SMALL), filter_teardown(&x))
@@ -281,11 +273,10 @@ TEST(test_budget)
     filter_teardown(&x);
 }
 
-TEST(test_hints_outlive_the_process)
+TEST_WITH(test_hints_outlive_the_process, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
     gd_filter *second;
-    filter_setup(&x, FILTER_SMALL);
     filter_insert(x.filter, 1);
     filter_save(x.filter, 12345, true);
     CHECK_INT(gd_filter_open(x.env, x.path, FILTER_REPOSITORY,
@@ -303,15 +294,13 @@ TEST(test_hints_outlive_the_process)
     CHECK_INT(stats.rebuilt, 12345);
     CHECK(stats.complete);
     CHECK_INT(stats.look.behind, 0);
-    filter_teardown(&x);
 }
 
-TEST(test_foreign_files_are_replaced)
+TEST_WITH(test_foreign_files_are_replaced, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
     static const uint8_t other[16] = "repository no 2";
-    filter_fixture x;
     gd_filter *second;
-    filter_setup(&x, FILTER_SMALL);
     filter_insert(x.filter, 1);
     CHECK_INT(gd_filter_open(x.env, x.path, other, FILTER_SMALL, &second,
                              &x.err),
@@ -332,7 +321,6 @@ TEST(test_foreign_files_are_replaced)
     CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
     CHECK_INT(filter_stats_of(x.filter).bytes, FILTER_SMALL);
     CHECK(!filter_finds(x.filter, 3));
-    filter_teardown(&x);
 }
 
 static void
@@ -492,11 +480,10 @@ TEST(test_position)
 }
 
 /* Files of version 1, whose header was shorter. */
-TEST(test_old_layout_is_replaced)
+TEST_WITH(test_old_layout_is_replaced, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
     uint8_t fixed[FIXED_SIZE];
-    filter_setup(&x, FILTER_SMALL);
     filter_insert(x.filter, 1);
     int fd = open(x.path, O_RDONLY);
     CHECK_INT(pread(fd, fixed, sizeof fixed, 0), sizeof fixed);
@@ -510,5 +497,4 @@ TEST(test_old_layout_is_replaced)
     CHECK_INT(filter_open(&x, 2 * FILTER_SMALL), GD_OK);
     CHECK_INT(filter_stats_of(x.filter).bytes, 2 * FILTER_SMALL);
     CHECK(!filter_finds(x.filter, 1));
-    filter_teardown(&x);
 }

@@ -9,13 +9,14 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/filter_fixture.h"
 
+static filter_fixture x;
+
 /* ---- the rebuild lock ---- */
 
-TEST(test_rebuild_lock)
+TEST_WITH(test_rebuild_lock, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
     gd_filter *second;
-    filter_setup(&x, FILTER_SMALL);
     CHECK_INT(gd_filter_open(x.env, x.path, FILTER_REPOSITORY,
                              FILTER_SMALL, &second, &x.err),
               GD_OK);
@@ -31,7 +32,6 @@ TEST(test_rebuild_lock)
     fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
     CHECK(!gd_filter_rebuild_lock(x.filter));
     CHECK(gd_filter_rebuild_lock(x.filter));
-    filter_teardown(&x);
 }
 
 /* ---- the users' lock ---- */
@@ -50,11 +50,9 @@ take_for_dead(const char *path)
     return fd;
 }
 
-TEST(test_users_lock)
+TEST_WITH(test_users_lock, filter_setup(&x, FILTER_SMALL), filter_teardown(&x))
 {
-    filter_fixture x;
     gd_filter *second;
-    filter_setup(&x, FILTER_SMALL);
     CHECK_INT(gd_filter_open(x.env, x.path, FILTER_REPOSITORY,
                              FILTER_SMALL, &second, &x.err),
               GD_OK);
@@ -79,7 +77,6 @@ TEST(test_users_lock)
     /* Without locks there is a filter all the same. */
     fault_env_fail(&x.f, FAULT_LOCK, 1, ENOLCK, false);
     CHECK_INT(filter_open(&x, FILTER_SMALL), GD_OK);
-    filter_teardown(&x);
 }
 
 /* Somebody takes it for dead between its opening and its lock. */
@@ -95,12 +92,11 @@ unlink_and_lock(const gd_env *env, int fd, uint64_t byte, short type)
     return gd_env_posix()->lock(env, fd, byte, type);
 }
 
-TEST(test_unlinked_while_it_is_opened)
+TEST_WITH(test_unlinked_while_it_is_opened, filter_setup(&x, FILTER_SMALL),
+          filter_teardown(&x))
 {
-    filter_fixture x;
     gd_filter *second;
     struct stat before, after;
-    filter_setup(&x, FILTER_SMALL);
     CHECK_INT(stat(x.path, &before), 0);
     gd_env env = *gd_env_posix();
     env.lock = unlink_and_lock;
@@ -113,7 +109,6 @@ TEST(test_unlinked_while_it_is_opened)
     CHECK(before.st_ino != after.st_ino);
     CHECK_INT(take_for_dead(x.path), -1);
     gd_filter_close(&env, second);
-    filter_teardown(&x);
 }
 
 static void

@@ -157,17 +157,14 @@ TEST_WITH(test_one_lease, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_share(t.b, 3, &err), GD_OK);
 }
 
-TEST(test_closing_releases)
+TEST_WITH(test_closing_releases, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_locks *c;
-    setup(&t);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &t.x.err), GD_OK);
     CHECK_INT(gd_locks_lease(c, 3, NULL), GD_OK);
     CHECK_INT(gd_locks_share(c, 3, NULL), GD_OK);
     gd_locks_close(c);
     CHECK(is_free(&t, 3) && is_free(&t, SHARE_BYTE(3)));
-    teardown(&t);
 }
 
 /* ---- the collector's ---- */
@@ -264,16 +261,14 @@ lock_and_replace(const gd_env *env, int fd, uint64_t byte, short type)
 }
 
 /* I4: who comes later would lock the other file. */
-TEST(test_maintainer_lock_of_a_file_that_was_replaced)
+TEST_WITH(test_maintainer_lock_of_a_file_that_was_replaced, setup(&t),
+          teardown(&t))
 {
-    fixture t;
     gd_error err;
     int fd;
-    setup(&t);
     t.x.f.env.lock = lock_and_replace;
     CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &fd, &err), GD_BUSY);
     CHECK_INT(fd, -1);
-    teardown(&t);
 }
 
 TEST_WITH(test_look_for_intent, setup(&t), teardown(&t))
@@ -323,13 +318,11 @@ TEST_WITH(test_share_after_locks_were_lost, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_BUSY);
 }
 
-TEST(test_maintainer_lock)
+TEST_WITH(test_maintainer_lock, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_error err;
     struct stat st;
     int one, two;
-    setup(&t);
     CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &one, &err), GD_OK);
     CHECK_INT(fstatat(t.x.root, GD_FILE_MAINTAINER_LOCK, &st, 0), 0);
     CHECK_INT(st.st_mode & 0777, 0600);
@@ -350,7 +343,6 @@ TEST(test_maintainer_lock)
     CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_MAINTAINER_LOCK), 0);
     CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
     CHECK(!scratch_exists(&t.x, "elsewhere"));
-    teardown(&t);
 }
 
 /* Says one character, and waits until it is killed. */
@@ -408,12 +400,10 @@ count_sleep(const gd_env *env, unsigned ms)
     slept_ms += ms;
 }
 
-TEST(test_image_lock)
+TEST_WITH(test_image_lock, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_error err;
     int one, two, three;
-    setup(&t);
     t.x.f.env.sleep_ms = count_sleep;
     CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &one, &err),
               GD_OK);
@@ -439,7 +429,6 @@ TEST(test_image_lock)
               GD_OK);
     gd_image_unlock(t.x.env, two);
     gd_image_unlock(t.x.env, three);
-    teardown(&t);
 }
 
 static int sleeps;
@@ -455,12 +444,10 @@ sleep_and_let_go(const gd_env *env, unsigned ms)
     }
 }
 
-TEST(test_image_lock_is_waited_for)
+TEST_WITH(test_image_lock_is_waited_for, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_error err;
     int fd;
-    setup(&t);
     sleeps = 0;
     t.x.f.env.sleep_ms = sleep_and_let_go;
     CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 0, &sleeper_holds, &err),
@@ -469,7 +456,6 @@ TEST(test_image_lock_is_waited_for)
     CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 1000, &fd, &err), GD_OK);
     CHECK_INT(sleeps, 3);
     gd_image_unlock(t.x.env, fd);
-    teardown(&t);
 }
 
 /* Who looks for a volume shares the byte, and keeps a rename out. */
@@ -580,11 +566,9 @@ hold_features(const fixture *t)
 
 /* A killed process lets go of it, and a forked child that closes what it
  * inherited does not. */
-TEST(test_feature_byte_across_processes)
+TEST_WITH(test_feature_byte_across_processes, setup(&t), teardown(&t))
 {
-    fixture t;
     int status;
-    setup(&t);
     pid_t child = hold_features(&t);
     CHECK_INT(gd_locks_exclude_features(t.a, 1, NULL), GD_BUSY);
     CHECK_INT(kill(child, SIGKILL), 0);
@@ -602,15 +586,12 @@ TEST(test_feature_byte_across_processes)
     }
     CHECK_INT(waitpid(child, &status, 0), child);
     CHECK_INT(gd_locks_exclude_features(t.b, 1, NULL), GD_BUSY);
-    teardown(&t);
 }
 
 /* Each handle holds the byte of its program while it is open. */
-TEST(test_a_handle_holds_its_features)
+TEST_WITH(test_a_handle_holds_its_features, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_repo *one, *two;
-    setup(&t);
     one = scratch_repo(&t.x);
     two = scratch_repo(&t.x);
     CHECK(!is_free(&t, FEATURE_BYTE(GD_FEATURE_COUNT)));
@@ -630,16 +611,13 @@ TEST(test_a_handle_holds_its_features)
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
     CHECK_INT(scratch_try_repo(&t.x, false, &one), GD_IO);
     CHECK_CONTAINS(t.x.err.text, "locks/groups");
-    teardown(&t);
 }
 
-TEST(test_failures)
+TEST_WITH(test_failures, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_error err;
     gd_locks *c;
     int fd;
-    setup(&t);
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, true);
     CHECK_INT(gd_locks_share(t.a, 3, &err), GD_IO);
     CHECK_CONTAINS(err.text, "locks/groups");
@@ -669,5 +647,4 @@ TEST(test_failures)
     CHECK_CONTAINS(err.text, "locks/groups is missing");
     CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_GROUP_LOCKS), 0);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_IO);
-    teardown(&t);
 }

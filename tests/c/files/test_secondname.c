@@ -108,11 +108,10 @@ TEST_WITH(test_n14_2_an_image_is_found_by_either_name, setup(true), teardown())
     CHECK_INT(get("two"), GD_NOTFOUND);
 }
 
-TEST(test_n14_2_groups_are_listed_by_either_name)
+TEST_WITH(test_n14_2_groups_are_listed_by_either_name, setup(true), teardown())
 {
     uint32_t *numbers;
     size_t count;
-    setup(true);
     CHECK_INT(put("one"), GD_OK);
     for (int lost = 0; lost < 2; lost++) {
         CHECK_INT(gd_group_numbers(x.env, x.root, &numbers, &count, &x.err),
@@ -133,7 +132,6 @@ TEST(test_n14_2_groups_are_listed_by_either_name)
     CHECK_INT(put("two"), GD_OK);
     CHECK_INT(get("one"), GD_OK);
     CHECK_INT(get("two"), GD_OK);
-    teardown();
 }
 
 TEST(test_names_of_groups)

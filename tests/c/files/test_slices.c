@@ -234,11 +234,9 @@ TEST(test_each_call_fails)
     sweep_faults(fail_one, 1);
 }
 
-TEST(test_no_directory)
+TEST_WITH(test_no_directory, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_slices *none;
-    setup(&t);
     gd_slice_source source = {&t, fetch, expect};
     CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/slices", NULL, &source,
                              &none, &t.x.err), GD_NOTFOUND);
@@ -247,5 +245,4 @@ TEST(test_no_directory)
                              &none, &t.x.err), GD_NOTFOUND);
     CHECK_INT(gd_slices_open(t.x.env, "/nonexistent/", NULL, &source, &none,
                              &t.x.err), GD_INVALID);
-    teardown(&t);
 }

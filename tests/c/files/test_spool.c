@@ -251,11 +251,10 @@ is_same(const char *a, const char *b)
 
 /* ---- creating ---- */
 
-TEST(test_create)
+TEST_WITH(test_create, setup(), teardown())
 {
     gd_spool_file a, b;
     char name[GD_NAME_SIZE];
-    setup();
     CHECK_INT(create(&w.env, &a), GD_OK);
     CHECK_INT(create(&w.env, &b), GD_OK);
     CHECK(memcmp(a.id, b.id, GD_ID_SIZE) != 0);
@@ -275,7 +274,6 @@ TEST(test_create)
     gd_spool_discard(&w.env, x.root, &b);
     CHECK(!scratch_exists(&x, b.name));
     CHECK_INT(scratch_count(&x, "spool", "", NULL), 1);
-    teardown();
 }
 
 static char seized[GD_NAME_SIZE];
@@ -300,10 +298,9 @@ seize_and_unlink(void)
 }
 
 /* N7.1 */
-TEST(test_create_meets_the_maintainer)
+TEST_WITH(test_create_meets_the_maintainer, setup(), teardown())
 {
     gd_spool_file file;
-    setup();
     w.before_lock = seize;
     CHECK_INT(create(&w.env, &file), GD_OK);
     CHECK(strcmp(file.name, seized) != 0);
@@ -316,13 +313,11 @@ TEST(test_create_meets_the_maintainer)
     CHECK(strcmp(file.name, seized) != 0);
     CHECK(scratch_exists(&x, file.name));
     gd_spool_discard(&w.env, x.root, &file);
-    teardown();
 }
 
-TEST(test_create_fails)
+TEST_WITH(test_create_fails, setup(), teardown())
 {
     gd_spool_file file;
-    setup();
     fault_env_fail(&x.f, FAULT_RANDOM, 1, EIO, false);
     CHECK_INT(create(x.env, &file), GD_IO);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, ENOSPC, false);
@@ -337,16 +332,14 @@ TEST(test_create_fails)
     gd_spool_discard(x.env, x.root, &file);
     fault_env_fail(&x.f, FAULT_LOCK, 1, EAGAIN, true);
     CHECK_INT(create(x.env, &file), GD_BUSY);
-    teardown();
 }
 
 /* N7.1: another host's maintainer unlinks the file, and the next call of this
  * host reports that there is none. */
-TEST(test_create_of_what_is_gone)
+TEST_WITH(test_create_of_what_is_gone, setup(), teardown())
 {
     static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_LOCK};
     gd_spool_file file;
-    setup();
     static const int gone[] = {ENOENT, ESTALE};
     for (size_t i = 0; i < 2 * sizeof calls / sizeof *calls; i++) {
         fault_call call = calls[i / 2];
@@ -360,7 +353,6 @@ TEST(test_create_of_what_is_gone)
     fault_env_fail(&x.f, FAULT_OPENAT, 1, ENOENT, true);
     CHECK_INT(create(x.env, &file), GD_NOTFOUND); /* spool/ is missing */
     CHECK_CONTAINS(x.err.text, "spool/T-");
-    teardown();
 }
 
 /* ---- committing ---- */
@@ -384,10 +376,9 @@ TEST(test_commit)
     teardown();
 }
 
-TEST(test_commit_twice_on_one_id)
+TEST_WITH(test_commit_twice_on_one_id, setup(), teardown())
 {
     bool linked;
-    setup();
     gd_spool_file first = make_recipe("a", 4096);
     gd_spool_file second = make_recipe("a", 8192);
     CHECK_INT(commit(&first, "a", &linked), GD_OK);
@@ -398,7 +389,6 @@ TEST(test_commit_twice_on_one_id)
     gd_spool_discard(&w.env, x.root, &second);
     CHECK(is_same(first.name, "images/a"));
     gd_spool_close(&w.env, &first);
-    teardown();
 }
 
 TEST(test_commit_of_a_bad_id)
@@ -528,10 +518,9 @@ TEST(test_is_read)
     teardown();
 }
 
-TEST(test_open)
+TEST_WITH(test_open, setup(), teardown())
 {
     int fd, other;
-    setup();
     store("a", 4096, NULL);
     CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_OK);
     CHECK(is_locked("images/a", GD_BYTE_USERS));
@@ -557,7 +546,6 @@ TEST(test_open)
     CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_IO);
     fault_env_fail(&x.f, FAULT_LOCK, 1, EAGAIN, true);
     CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_BUSY);
-    teardown();
 }
 
 static void
@@ -576,10 +564,9 @@ replace_meanwhile(void)
 
 /* N11: deleted, or deleted and stored anew, between opening and locking, and
  * between locking and the look at the name. */
-TEST(test_open_during_delete)
+TEST_WITH(test_open_during_delete, setup(), teardown())
 {
     gd_recipe recipe;
-    setup();
     for (int when = 0; when < 4; when++) {
         int fd;
         void (*happens)(void) =
@@ -602,17 +589,15 @@ TEST(test_open_during_delete)
             delete_meanwhile();
         }
     }
-    teardown();
 }
 
 /* ---- deleting ---- */
 
 /* N9.3 to N9.6 */
-TEST(test_delete)
+TEST_WITH(test_delete, setup(), teardown())
 {
     char name[GD_NAME_SIZE];
     int fd;
-    setup();
     store("a", 4096, NULL);
     CHECK_INT(gd_spool_open_image(&w.env, x.root, &x.params, "a", &fd, &x.err), GD_OK);
     CHECK_INT(delete_image("a", NULL), GD_OK);
@@ -636,13 +621,11 @@ TEST(test_delete)
     store("a", 100, NULL); /* the id is free again */
     CHECK_INT(delete_image("a", NULL), GD_OK);
     CHECK_INT(scratch_count(&x, "spool", "D-", NULL), 2);
-    teardown();
 }
 
-TEST(test_delete_of_an_upload)
+TEST_WITH(test_delete_of_an_upload, setup(), teardown())
 {
     uint8_t first[GD_ID_SIZE], second[GD_ID_SIZE];
-    setup();
     store("a", 4096, first);
     memcpy(second, first, GD_ID_SIZE);
     second[15] ^= 1;
@@ -659,7 +642,6 @@ TEST(test_delete_of_an_upload)
     CHECK_INT(delete_image("a", second), GD_CORRUPT);
     CHECK(scratch_exists(&x, "images/a"));
     CHECK_INT(delete_image("a", NULL), GD_OK);
-    teardown();
 }
 
 /* Each step failing: as long as images/ has the name the image is whole, and
@@ -702,10 +684,9 @@ TEST(test_delete_fails)
     }
 }
 
-TEST(test_delete_waits_for_the_image_lock)
+TEST_WITH(test_delete_waits_for_the_image_lock, setup(), teardown())
 {
     int lock;
-    setup();
     store("a", 4096, NULL);
     store("b", 4096, NULL);
     CHECK_INT(gd_image_lock(x.env, x.root, "a", 0, &lock, &x.err), GD_OK);
@@ -715,7 +696,6 @@ TEST(test_delete_waits_for_the_image_lock)
     CHECK_INT(delete_image("b", NULL), GD_OK);
     gd_image_unlock(x.env, lock);
     CHECK_INT(delete_image("a", NULL), GD_OK);
-    teardown();
 }
 
 static int (*real_unlinkat)(const gd_env *env, int dir, const char *name);
@@ -733,25 +713,22 @@ unlink_and_look(const gd_env *env, int dir, const char *name)
 }
 
 /* N9.7: until then no merge may take the name. */
-TEST(test_delete_keeps_the_image_lock)
+TEST_WITH(test_delete_keeps_the_image_lock, setup(), teardown())
 {
-    setup();
     store("a", 4096, NULL);
     real_unlinkat = w.env.unlinkat;
     w.env.unlinkat = unlink_and_look;
     CHECK_INT(delete_image("a", NULL), GD_OK);
     CHECK_INT(lock_at_unlink, GD_BUSY);
-    teardown();
 }
 
 /* ---- races ---- */
 
 /* Four processes: of those that commit one id, one succeeds; of those that
  * delete it, one. */
-TEST(test_races)
+TEST_WITH(test_races, setup(), teardown())
 {
     enum { PROCESSES = 4, ROUNDS = 40 };
-    setup();
     x.params.lock_timeout_ms = 10000;
     w.env.sleep_ms = gd_env_posix()->sleep_ms;
     for (int round = 0; round < ROUNDS; round++) {
@@ -790,5 +767,4 @@ TEST(test_races)
         CHECK_INT(deleted, committed);
         CHECK(!scratch_exists(&x, "images/a"));
     }
-    teardown();
 }

@@ -78,19 +78,19 @@ is_live(fixture *t)
     return live;
 }
 
+static fixture t;
+
 /* ---- what is there ---- */
 
-TEST(test_listing)
+TEST_WITH(test_listing, setup(&t), teardown(&t))
 {
     static const char *const names[] = {
         "spool/X-00000000000000000000000000000001",
         "spool/M-00000000000000000000000000000002",
         "spool/D-ffffffffffffffffffffffffffffffff",
         "spool/strange", "spool/.T-0000000000000000000000000000000"};
-    fixture t;
     gd_spool_base *entries;
     size_t count;
-    setup(&t);
     CHECK_INT(gd_spool_entry_list(t.x.env, t.x.root, &entries, &count,
                                   &t.x.err), GD_OK);
     CHECK_INT(count, 0);
@@ -120,10 +120,7 @@ TEST(test_listing)
         CHECK_INT(gd_spool_entry_list(t.x.env, t.x.root, &entries, &count,
                                       &t.x.err), GD_NOMEM);
     }
-    teardown(&t);
 }
-
-static fixture t;
 
 TEST_WITH(test_committed, setup(&t), teardown(&t))
 {
@@ -167,13 +164,11 @@ TEST_WITH(test_committed, setup(&t), teardown(&t))
 
 /* N4.3: an entry that was not complete at the first look is committed before
  * the second.  Taken for a dead one its blocks would be freed. */
-TEST(test_completed_between_two_looks)
+TEST_WITH(test_completed_between_two_looks, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_transaction *transaction;
     gd_recipe_header header;
     bool linked;
-    setup(&t);
     CHECK_INT(gd_transaction_begin(t.repo, "one", "", &gd_global_scope,
                                    &transaction, &t.x.err), GD_OK);
     CHECK_INT(gd_transaction_write(transaction, t.data, LENGTH, &t.x.err),
@@ -188,15 +183,12 @@ TEST(test_completed_between_two_looks)
     CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_OK);
     CHECK(is_live(&t) && t.entry.complete);
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }
 
 /* A look that failed is an error and never "not live". */
-TEST(test_a_look_that_fails)
+TEST_WITH(test_a_look_that_fails, setup(&t), teardown(&t))
 {
-    fixture t;
     bool live;
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
     fault_env_fail(&t.x.f, FAULT_FSTATAT, 1, EIO, false);
@@ -213,16 +205,13 @@ TEST(test_a_look_that_fails)
         CHECK_INT(open_kind(&t, "T-"), GD_IO);
     }
     CHECK_INT(t.entry.fd, -1);
-    teardown(&t);
 }
 
 /* N3: the two bytes, apart; in use by others, and no more. */
-TEST(test_locks)
+TEST_WITH(test_locks, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_image *image;
     int other;
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(gd_image_open(t.repo, "one", NULL, &image, &t.x.err), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
@@ -242,7 +231,6 @@ TEST(test_locks)
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
     CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_IO);
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }
 
 /* ---- damage ---- */
@@ -273,12 +261,10 @@ seal_header(const scratch *x, const char *name)
     scratch_write(x, name, page, sizeof page, 0);
 }
 
-TEST(test_damaged_headers)
+TEST_WITH(test_damaged_headers, setup(&t), teardown(&t))
 {
-    fixture t;
     char name[GD_NAME_SIZE];
     uint8_t page[GD_RECIPE_PAGE];
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(scratch_count(&t.x, "spool", "T-", name), 1);
     scratch_read(&t.x, name, page, sizeof page, 0);
@@ -304,7 +290,6 @@ TEST(test_damaged_headers)
     scratch_write(&t.x, name, page, sizeof page, 0);
     scratch_truncate(&t.x, name, GD_RECIPE_PAGE);
     check_damage(&t, "pages");
-    teardown(&t);
 }
 
 /* Never written: not damage, unless the recipe was committed. */
@@ -356,13 +341,11 @@ TEST(test_strange_files)
 
 /* ---- runs ---- */
 
-TEST(test_runs)
+TEST_WITH(test_runs, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_run *runs;
     size_t count;
     uint64_t blocks;
-    setup(&t);
     memset(t.data + 5 * BLOCK, 0, 3 * BLOCK);
     memcpy(t.data + 20 * BLOCK, t.data, 4 * BLOCK);
     CHECK_INT(put(&t, "one"), GD_OK);
@@ -397,7 +380,6 @@ TEST(test_runs)
                                       &runs, &count, &t.x.err), GD_INVALID);
     }
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }
 
 /* A recipe of the extents given, in images/ and well sealed. */
@@ -451,11 +433,9 @@ runs_of(fixture *t, const gd_extent *extents, uint32_t count, uint64_t size)
 
 /* Extents that would make the accounts count what is not there, or leave out
  * what is. */
-TEST(test_hostile_extents)
+TEST_WITH(test_hostile_extents, setup(&t), teardown(&t))
 {
-    fixture t;
     static gd_extent extents[200];
-    setup(&t);
     for (uint32_t i = 0; i < 200; i++) {
         extents[i] = (gd_extent){.offset = (uint64_t)i * BLOCK,
                                  .length = BLOCK,
@@ -477,7 +457,6 @@ TEST(test_hostile_extents)
     CHECK_INT(runs_of(&t, extents, 200, 200 * BLOCK), GD_OK);
     extents[7].blocks = 2; /* beyond every group's end */
     CHECK_INT(runs_of(&t, extents, 200, 200 * BLOCK), GD_CORRUPT);
-    teardown(&t);
 }
 
 /* ---- settling ---- */
@@ -497,11 +476,9 @@ TEST_WITH(test_unlink, setup(&t), teardown(&t))
     gd_spool_entry_close(&t.entry);
 }
 
-TEST(test_set_aside)
+TEST_WITH(test_set_aside, setup(&t), teardown(&t))
 {
-    fixture t;
     char name[GD_NAME_SIZE], second[GD_NAME_SIZE], trace[256];
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_image(&t, "one"), GD_OK);
     fault_env_start_trace(&t.x.f);
@@ -533,15 +510,12 @@ TEST(test_set_aside)
     CHECK_INT(gd_spool_entry_set_aside(&t.entry, name, &t.x.err), GD_OK);
     CHECK(scratch_exists(&t.x, name));
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }
 
-TEST(test_delete)
+TEST_WITH(test_delete, setup(&t), teardown(&t))
 {
-    fixture t;
     char trace[256];
     int lock;
-    setup(&t);
     CHECK_INT(put(&t, "one"), GD_OK);
     scratch_flip(&t.x, "images/one", 100, 1);
     CHECK_INT(open_image(&t, "one"), GD_OK);
@@ -565,7 +539,6 @@ TEST(test_delete)
     CHECK_INT(open_kind(&t, "D-"), GD_OK);
     CHECK_INT(gd_spool_entry_delete(&t.entry, &t.x.err), GD_INVALID);
     gd_spool_entry_close(&t.entry);
-    teardown(&t);
 }
 
 static bool

@@ -127,7 +127,9 @@ write_known(fixture *t)
     finish(t);
 }
 
-TEST(test_known_bytes)
+static fixture t;
+
+TEST_WITH(test_known_bytes, setup(&t), teardown(&t))
 {
     static const golden first[] = {
         {0, "474452454349504501"},
@@ -148,9 +150,7 @@ TEST(test_known_bytes)
              "c666f9c7478ca43e004000000000000064"},
         {104, "0600000003000000010000000100000039fcc46addcaf070"},
         {4088, "fd8df4225b5ed112"}};
-    fixture t;
     uint8_t raw[8192];
-    setup(&t);
     write_known(&t);
     CHECK_INT(scratch_size(&t.x, NAME), sizeof raw);
     scratch_read(&t.x, NAME, raw, sizeof raw, 0);
@@ -162,16 +162,13 @@ TEST(test_known_bytes)
     CHECK_INT(back->extents, 3);
     CHECK_INT(back->fragments, 2);
     CHECK(memcmp(back, &t.header, sizeof t.header) == 0);
-    teardown(&t);
 }
 
 /* What is no hash is none, and the image can be read all the same. */
-TEST(test_hash)
+TEST_WITH(test_hash, setup(&t), teardown(&t))
 {
     static const golden known[] = {{0, "06000200736861353132"}, {36, "abcd"}};
-    fixture t;
     uint8_t raw[4096];
-    setup(&t);
     strcpy(t.header.hash.name, "sha512");
     memcpy(t.header.hash.value, "\xab\xcd", 2);
     t.header.hash.length = 2;
@@ -195,28 +192,22 @@ TEST(test_hash)
         CHECK_INT(t.recipe.header.hash.name[0], 0);
         CHECK_INT(t.recipe.header.size, 77);
     }
-    teardown(&t);
 }
 
-TEST(test_empty_image)
+TEST_WITH(test_empty_image, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_recipe_page page;
-    setup(&t);
     finish(&t);
     CHECK_INT(scratch_size(&t.x, NAME), 4096);
     CHECK_INT(t.recipe.header.size, 0);
     CHECK_INT(t.recipe.header.extents, 0);
     CHECK_INT(gd_recipe_read_page(&t.recipe, 1, &page, &t.x.err), GD_CORRUPT);
     CHECK_INT(page.number, 0);
-    teardown(&t);
 }
 
 /* Until it is finished, its first page is no header. */
-TEST(test_incomplete)
+TEST_WITH(test_incomplete, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     CHECK_INT(open_recipe(&t), GD_CORRUPT);
     for (uint32_t i = 0; i < 3500; i++) {
         add_block(&t, 1 + i % 2, i, i, 512);
@@ -225,7 +216,6 @@ TEST(test_incomplete)
     CHECK_INT(open_recipe(&t), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, NAME);
     finish(&t);
-    teardown(&t);
 }
 
 TEST(test_what_is_merged)
@@ -262,12 +252,10 @@ TEST(test_what_is_merged)
 
 /* 1024 blocks are one extent, the next block begins another, of the same
  * fragment; each digest is of its own blocks. */
-TEST(test_longest_extent)
+TEST_WITH(test_longest_extent, setup(&t), teardown(&t))
 {
     static gd_fingerprint fps[3000];
-    fixture t;
     gd_recipe_page page;
-    setup(&t);
     for (uint32_t i = 0; i < 3000; i++) {
         fps[i] = repeated(i);
         add_block(&t, 4, 100 + i, i, 512);
@@ -288,7 +276,6 @@ TEST(test_longest_extent)
             .digest = gd_checksum(&fps[1024 * i], blocks * sizeof fps[0], 0)};
         CHECK(same_extent(&page.extents[i], &wanted));
     }
-    teardown(&t);
 }
 
 /* ---- many pages ---- */
@@ -342,13 +329,11 @@ check_seek(fixture *t, uint64_t offset, uint32_t wanted)
 /* Around the borders of a page, of the writer's buffer of sixteen, and of the
  * binary search: every extent is read back, and found by its first and by its
  * last byte. */
-TEST(test_many_pages)
+TEST_WITH(test_many_pages, setup(&t), teardown(&t))
 {
     static const uint32_t counts[] = {1,    2,    101,  102,  103,
                                       204,  205,  306,  1631, 1632,
                                       1633, 1734, 3264, 3265, 9999};
-    fixture t;
-    setup(&t);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         uint32_t count = counts[i], pages = (count + 101) / 102;
         write_extents(&t, count);
@@ -371,7 +356,6 @@ TEST(test_many_pages)
         t.x.env->close(t.x.env, t.fd);
         begin(&t);
     }
-    teardown(&t);
 }
 
 TEST(test_pages_that_are_not_there)
@@ -411,10 +395,8 @@ read_all(fixture *t)
     return s;
 }
 
-TEST(test_every_flip_is_noticed)
+TEST_WITH(test_every_flip_is_noticed, setup(&t), teardown(&t))
 {
-    fixture t;
-    setup(&t);
     write_known(&t);
     for (uint64_t at = 0; at < 8192; at++) {
         for (int bit = at % 2; bit < 8; bit += 2) {
@@ -428,15 +410,12 @@ TEST(test_every_flip_is_noticed)
         }
     }
     CHECK_INT(read_all(&t), GD_OK);
-    teardown(&t);
 }
 
-TEST(test_another_length)
+TEST_WITH(test_another_length, setup(&t), teardown(&t))
 {
     static const uint64_t lengths[] = {0,     1,     4095,  4096,  4097,
                                        8192,  12287, 16383, 16385, 20480};
-    fixture t;
-    setup(&t);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         write_extents(&t, 300);
         CHECK_INT(scratch_size(&t.x, NAME), 16384);
@@ -446,14 +425,11 @@ TEST(test_another_length)
         t.x.env->close(t.x.env, t.fd);
         begin(&t);
     }
-    teardown(&t);
 }
 
-TEST(test_exchanged_pages)
+TEST_WITH(test_exchanged_pages, setup(&t), teardown(&t))
 {
-    fixture t;
     uint8_t first[4096], second[4096], foreign[4096];
-    setup(&t);
     t.transaction_id[3] ^= 1;
     memcpy(t.header.transaction_id, t.transaction_id, GD_ID_SIZE);
     t.x.env->close(t.x.env, t.fd);
@@ -483,7 +459,6 @@ TEST(test_exchanged_pages)
     scratch_write(&t.x, NAME, foreign, sizeof foreign, 4096);
     CHECK_INT(read_all(&t), GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "offset 4096");
-    teardown(&t);
 }
 
 /* ---- right checksums, wrong figures ---- */
@@ -564,13 +539,11 @@ TEST(test_bounds_of_the_header)
 }
 
 /* Even with as many pages as it says, a seek ends. */
-TEST(test_more_pages_than_bytes)
+TEST_WITH(test_more_pages_than_bytes, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_recipe_page page;
     uint32_t index;
     uint8_t raw[4096];
-    setup(&t);
     write_known(&t);
     scratch_read(&t.x, NAME, raw, sizeof raw, 0);
     gd_put64(raw + 80, INT64_MAX);
@@ -585,7 +558,6 @@ TEST(test_more_pages_than_bytes)
     CHECK_INT(open_recipe(&t), GD_OK);
     CHECK_INT(gd_recipe_seek(&t.recipe, 1 << 20, &page, &index, &t.x.err),
               GD_CORRUPT);
-    teardown(&t);
 }
 
 TEST(test_bounds_of_extents)
@@ -668,11 +640,9 @@ TEST(test_hostile_pages)
 
 /* ---- failures ---- */
 
-TEST(test_failures)
+TEST_WITH(test_failures, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_recipe_writer *writer;
-    setup(&t);
     fault_env_fail(&t.x.f, FAULT_ALLOC, 1, ENOMEM, false);
     CHECK_INT(gd_recipe_writer_open(t.x.env, t.fd, NAME, t.transaction_id,
                                     &writer, &t.x.err),
@@ -715,5 +685,4 @@ TEST(test_failures)
     fault_env_shorten(&t.x.f, 100);
     fault_env_interrupt(&t.x.f, 3);
     CHECK_INT(read_all(&t), GD_OK);
-    teardown(&t);
 }

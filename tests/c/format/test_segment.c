@@ -238,14 +238,13 @@ decode_listed(size_t length, gd_segment_header *header)
                                     "groups/00000001", 77, &x.err);
 }
 
-TEST(test_a_list)
+TEST_WITH(test_a_list, setup(), teardown())
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
     static const golden known[] = {
         {0, "474453470001040003000000900100009801000071a6793a"},
         {24, "03000700f401e703"}};
     gd_segment_header header;
-    setup();
     size_t length = make_listed(slots, LISTED_BLOCKS);
     memcpy(x.back, x.raw, 24); /* all but the checksum of the segment */
     memcpy(x.back + 24, x.raw + GD_SEGMENT_HEADER, 8);
@@ -266,16 +265,14 @@ TEST(test_a_list)
     /* Where no group may have lists, the byte with the layout means nothing. */
     CHECK_INT(decode_header(&header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "impossible segment header");
-    teardown();
 }
 
 /* The list alone says which slots there are: whatever follows it, and however
  * short it is. */
-TEST(test_what_follows_a_list)
+TEST_WITH(test_what_follows_a_list, setup(), teardown())
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
     gd_segment_header header;
-    setup();
     memset(x.plain, 0, 400);
     for (uint32_t blocks = 1; blocks <= LISTED_BLOCKS; blocks++) {
         size_t length = make_listed(slots, blocks);
@@ -290,15 +287,13 @@ TEST(test_what_follows_a_list)
                                     0, &x.err), GD_OK);
         CHECK(memcmp(x.back, x.plain, 400) == 0);
     }
-    teardown();
 }
 
 /* No change of the list is taken for another list. */
-TEST(test_each_bit_of_a_list)
+TEST_WITH(test_each_bit_of_a_list, setup(), teardown())
 {
     static const uint16_t slots[] = {3, 7, 500, 999};
     gd_segment_header header;
-    setup();
     size_t length = make_listed(slots, LISTED_BLOCKS);
     for (size_t bit = 0; bit < 8 * (size_t)(GD_SEGMENT_HEADER + 8); bit++) {
         bool of_segment = bit / 8 >= 24 && bit / 8 < GD_SEGMENT_HEADER;
@@ -312,11 +307,10 @@ TEST(test_each_bit_of_a_list)
         x.raw[bit / 8] ^= (uint8_t)(1 << bit % 8);
     }
     CHECK_INT(decode_listed(length, &header), GD_OK);
-    teardown();
 }
 
 /* Lists that are wrong though their checksums are right. */
-TEST(test_wrong_lists)
+TEST_WITH(test_wrong_lists, setup(), teardown())
 {
     static const uint16_t wrong[][LISTED_BLOCKS] = {
         {3, 7, 7, 999},    /* one twice */
@@ -327,7 +321,6 @@ TEST(test_wrong_lists)
         {3, 7, 500, 65535},
     };
     gd_segment_header header;
-    setup();
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         size_t length = make_listed(wrong[i], LISTED_BLOCKS);
         CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
@@ -363,16 +356,14 @@ TEST(test_wrong_lists)
     x.raw[5] = 2;
     CHECK_INT(decode_listed(length, &header), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "impossible segment header");
-    teardown();
 }
 
 /* ---- codecs ---- */
 
-TEST(test_round_trips)
+TEST_WITH(test_round_trips, setup(), teardown())
 {
     static const size_t lengths[] = {1, 2, 15, 16, 17, 31, 32, 500, 4096,
                                      4097, 12345, 65535, LENGTH};
-    setup();
     unsigned paid = 0;
     memset(x.plain, 't', 4096);
     for (int codec = GD_CODEC_NONE; codec <= GD_CODEC_ZSTD; codec++) {
@@ -393,7 +384,6 @@ TEST(test_round_trips)
         }
     }
     CHECK(paid >= 2 * 6);
-    teardown();
 }
 
 /* The last byte of a sixteenth decides; out has no more room than plain. */

@@ -403,10 +403,9 @@ TEST_WITH(test_count_that_goes_back, setup(FILTER), teardown())
 }
 
 /* What cannot be read now is read when it can. */
-TEST(test_damaged_group)
+TEST_WITH(test_damaged_group, setup(FILTER), teardown())
 {
     char name[GD_NAME_SIZE];
-    setup(FILTER);
     publish(make_group(), 0, 20);
     publish(make_group(), 0, 20);
     gd_group_name(1, name);
@@ -425,7 +424,6 @@ TEST(test_damaged_group)
     CHECK_INT(follow(), 20);
     CHECK_INT(count_known(1, 0, 20), 20);
     free(content);
-    teardown();
 }
 
 /* A file system may show a record that is newer than the entries that it shows:

@@ -193,11 +193,9 @@ TEST(test_bounded_descriptors)
 }
 
 /* A file that was replaced by its group's rewriting. */
-TEST(test_fresh)
+TEST_WITH(test_fresh, setup(&t, 1), teardown(&t))
 {
-    fixture t;
     uint8_t bytes[8192];
-    setup(&t, 1);
     gd_group *old = lend(&t, 1, false);
     scratch_read(&t.x, "groups/00000001", bytes, sizeof bytes, 0);
     scratch_write(&t.x, "spool/new", bytes, sizeof bytes, 0);
@@ -221,7 +219,6 @@ TEST(test_fresh)
               GD_NOTFOUND);
     CHECK_INT(gd_fpcache_group(t.cache, 1, false, &none, &t.x.err),
               GD_NOTFOUND);
-    teardown(&t);
 }
 
 /* ---- stores ---- */
@@ -377,13 +374,11 @@ TEST(test_bounded_stores)
     teardown(&t);
 }
 
-TEST(test_failures)
+TEST_WITH(test_failures, setup(&t, 2), teardown(&t))
 {
-    fixture t;
     gd_group *group;
     gd_fpstore *store;
     bool cold;
-    setup(&t, 2);
     publish(&t, 2, 1, 0, 20);
     for (int call = 0; call < FAULT_CALLS; call++) {
         for (uint64_t n = 1; n <= 4; n++) {
@@ -414,5 +409,4 @@ TEST(test_failures)
     CHECK_INT(gd_fpcache_store(t.cache, 2, &store, &cold, &t.x.err),
               GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "groups/00000002");
-    teardown(&t);
 }

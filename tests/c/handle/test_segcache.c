@@ -119,10 +119,9 @@ TEST_WITH(test_found_by_file_and_place, setup(1 << 20), teardown())
 }
 
 /* Many more than the first buckets, to be told apart all the same. */
-TEST(test_many)
+TEST_WITH(test_many, setup(UINT64_C(1) << 30), teardown())
 {
     enum { MANY = 20000 };
-    setup(UINT64_C(1) << 30);
     for (uint32_t i = 0; i < MANY; i++) {
         keep(&groups[i % 3], 8192 + i * 96, (uint8_t)i);
     }
@@ -132,7 +131,6 @@ TEST(test_many)
     }
     gd_segcache_set_budget(cache, 0);
     CHECK_INT(stats().bytes, 0);
-    teardown();
 }
 
 /* The one longest unused goes first. */

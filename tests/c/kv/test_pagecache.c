@@ -145,11 +145,9 @@ TEST(test_budget)
 }
 
 /* A page that could not be written stays changed, and is written later. */
-TEST(test_failed_write)
+TEST_WITH(test_failed_write, setup(&x, FRAMES * GD_DTB_PAGE), teardown(&x))
 {
-    fixture x;
     uint8_t *page;
-    setup(&x, FRAMES * GD_DTB_PAGE);
     for (uint64_t n = 1; n <= DIRTY; n++) {
         change(&x, 2 * n);
     }
@@ -163,5 +161,4 @@ TEST(test_failed_write)
     }
     CHECK_INT(gd_pagecache_sync(x.cache, &x.err), GD_OK);
     CHECK_INT(x.stats.bytes_written, DIRTY * GD_DTB_PAGE);
-    teardown(&x);
 }

@@ -11,16 +11,16 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/rewrite_fixture.h"
 
+static rewrite_fixture t;
+
 /* ---- what it makes ---- */
 
-TEST(test_all_live)
+TEST_WITH(test_all_live, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published old, record;
     gd_entry before[SLOTS], after[SLOTS];
     struct stat first, second;
     uint64_t bytes;
-    rewrite_setup(&t, true);
     CHECK_INT(check_group_file(&t, 1, &old, before), SLOTS);
     CHECK_INT(fstatat(t.x.root, GROUP_1, &first, 0), 0);
     size_t size = (size_t)first.st_size;
@@ -58,17 +58,14 @@ TEST(test_all_live)
           record.generation == generation);
     free(was);
     free(is);
-    rewrite_teardown(&t);
 }
 
 /* Dead slots at a segment's start, within it, at its end, and all of it. */
-TEST(test_partly_dead)
+TEST_WITH(test_partly_dead, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
     uint64_t bytes;
-    rewrite_setup(&t, false);
     CHECK_INT(rewrite_put(&t, "a", t.one + 3 * BLOCK, 5 * BLOCK), GD_OK);
     CHECK_INT(rewrite_put(&t, "b", t.one + 9 * BLOCK, 14 * BLOCK), GD_OK);
     CHECK_INT(rewrite_put(&t, "c", t.one + 50 * BLOCK, 14 * BLOCK), GD_OK);
@@ -96,19 +93,16 @@ TEST(test_partly_dead)
     CHECK_INT(check_group_file(&t, 1, &record, entries), 32);
     gd_owned_group_close(t.owned);
     CHECK(rewrite_is_image(&t, "b", t.one + 9 * BLOCK, 14 * BLOCK));
-    rewrite_teardown(&t);
 }
 
-TEST(test_states_stay)
+TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
     static const uint32_t slot = 5;
-    rewrite_fixture t;
     gd_quarantine_name *names;
     size_t count;
     gd_published old, record;
     gd_entry before[SLOTS], after[SLOTS];
     static const gd_entry void_entry = {.state = GD_ENTRY_VOID};
-    rewrite_setup(&t, true);
     own_group(&t, 1);
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, &slot, 1, &names, &count,
                                           &t.x.err), GD_OK);
@@ -144,18 +138,16 @@ TEST(test_states_stay)
     CHECK_INT(scratch_size(&t.x, "groups/00000002"), gd_data_start(SLOTS));
     CHECK_INT(rewrite_put(&t, "more", t.two, LENGTH), GD_OK);
     CHECK(rewrite_is_image(&t, "more", t.two, LENGTH));
-    rewrite_teardown(&t);
 }
 
 /* An entry that was lost without a trace is no end: those behind it stay. */
-TEST(test_hole_among_the_entries)
+TEST_WITH(test_hole_among_the_entries, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
     enum { HOLE = 20 };
     static const uint8_t zeros[GD_ENTRY_SIZE];
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     scratch_write(&t.x, GROUP_1, zeros, sizeof zeros, gd_entry_offset(HOLE));
     own_group(&t, 1);
     need_rewritten(&t);
@@ -165,18 +157,15 @@ TEST(test_hole_among_the_entries)
         CHECK_INT(entries[i].state,
                   i == HOLE ? GD_ENTRY_EMPTY : GD_ENTRY_LIVE);
     }
-    rewrite_teardown(&t);
 }
 
-TEST(test_codecs)
+TEST_WITH(test_codecs, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
     static const gd_codec codecs[] = {GD_CODEC_ZSTD, GD_CODEC_NONE,
                                       GD_CODEC_LZ4, GD_CODEC_ZSTD};
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
     uint64_t bytes, sizes[4];
-    rewrite_setup(&t, true);
     own_group(&t, 1);
     for (int i = 0; i < 4; i++) {
         gd_packing packing = {.codec = codecs[i]};
@@ -203,7 +192,6 @@ TEST(test_codecs)
     (void)check_group_file(&t, 1, &record, entries);
     CHECK_INT(entries[1].codec, GD_CODEC_ZSTD);
     gd_owned_group_close(t.owned);
-    rewrite_teardown(&t);
 }
 
 /* ---- what it refuses ---- */
@@ -251,12 +239,10 @@ TEST(test_many_blocks_in_a_segment)
     CHECK_INT(scratch_destroy(&t.x), 0);
 }
 
-TEST(test_damage)
+TEST_WITH(test_damage, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     uint64_t block_20 = gd_data_start(SLOTS) + WHOLE + GD_SEGMENT_HEADER +
                         4 * BLOCK + 77;
     scratch_flip(&t.x, GROUP_1, block_20, 1);
@@ -289,14 +275,11 @@ TEST(test_damage)
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(33) + 3, 1);
     scratch_truncate(&t.x, GROUP_1, record.end - 10);
     check_refused(&t, GD_CORRUPT, "ends at offset");
-    rewrite_teardown(&t);
 }
 
-TEST(test_not_published)
+TEST_WITH(test_not_published, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_group *group;
-    rewrite_setup(&t, false);
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDWR, &group,
                             &t.x.err), GD_OK);
     gd_published record = {
@@ -323,7 +306,6 @@ TEST(test_not_published)
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
     CHECK_INT(record.flags, GD_GROUP_POISONED | GD_GROUP_UNSETTLED);
-    rewrite_teardown(&t);
 }
 
 /* ---- others who have the old file ---- */
@@ -376,10 +358,9 @@ TEST(test_other_handles)
 }
 
 /* Its space comes back only when nobody has it open. */
-TEST(test_old_file_is_closed)
+TEST_WITH(test_old_file_is_closed, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
-    rewrite_setup(&t, false);
     CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
     int64_t open = t.x.f.descriptors;
     own_group(&t, 1);
@@ -387,20 +368,16 @@ TEST(test_old_file_is_closed)
     gd_owned_group_close(t.owned);
     CHECK_INT(t.x.f.descriptors, open - 1);
     CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
-    rewrite_teardown(&t);
 }
 
 /* ---- failures ---- */
 
-TEST(test_no_space)
+TEST_WITH(test_no_space, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
-    rewrite_setup(&t, false);
     fault_env_fail(&t.x.f, FAULT_FALLOCATE, 1, ENOSPC, false);
     check_refused(&t, GD_NOSPACE, "cannot write " GROUP_1);
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 4, ENOSPC, false);
     check_refused(&t, GD_NOSPACE, "spool/G-");
-    rewrite_teardown(&t);
 }
 
 /* Rewrites the group but for the last fsync, that of groups/. */
@@ -421,12 +398,11 @@ rewrite_without_name(rewrite_fixture *t, uint32_t number)
 
 /* The directory's fsync failed: a crash may bring the old file back, so nobody
  * may append to the new one before the directory is synced. */
-TEST(test_name_not_durable)
+TEST_WITH(test_name_not_durable, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     uint8_t *three = malloc(LENGTH);
     fill_random(three, LENGTH, 3);
     gd_repo *other = scratch_repo_filter(&t.x);
@@ -453,16 +429,14 @@ TEST(test_name_not_durable)
     CHECK_INT(record.count, SLOTS);
     gd_repo_close(other);
     free(three);
-    rewrite_teardown(&t);
 }
 
 /* And nobody frees in it: the old file would come back with the blocks alive. */
-TEST(test_freeing_settles_the_name)
+TEST_WITH(test_freeing_settles_the_name, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     rewrite_without_name(&t, 1);
     fault_env_fail(&t.x.f, FAULT_FSYNC, 1, EIO, false);
     CHECK_INT(gd_owned_group_open(t.repo, 1, &t.owned, &t.x.err), GD_IO);
@@ -474,17 +448,15 @@ TEST(test_freeing_settles_the_name)
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 48);
     CHECK_INT(record.flags, 0);
-    rewrite_teardown(&t);
 }
 
 /* The new file was seen, and a crash took it away: what is freed in the old one
  * must not look to another host like what it has cached of the new one. */
-TEST(test_old_file_comes_back)
+TEST_WITH(test_old_file_comes_back, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_fpstore *store;
     bool cold;
-    rewrite_setup(&t, false);
     gd_repo *other = scratch_repo_filter(&t.x);
     CHECK_INT(linkat(t.x.root, GROUP_1, t.x.root, "old", 0), 0);
     rewrite_without_name(&t, 1);
@@ -503,7 +475,6 @@ TEST(test_old_file_comes_back)
                         &t.x.err), GD_OK);
     CHECK(rewrite_is_image(&t, "again", t.one, LENGTH));
     gd_repo_close(other);
-    rewrite_teardown(&t);
 }
 
 /* A rename that reports an error may have happened all the same. */
@@ -514,12 +485,11 @@ rename_and_fail(const gd_env *env, int dir, const char *from, const char *to)
     return renameat(dir, from, dir, to) == 0 ? -EIO : -errno;
 }
 
-TEST(test_rename_done_after_all)
+TEST_WITH(test_rename_done_after_all, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     t.x.f.env.renameat = rename_and_fail;
     own_group(&t, 1);
     free_group_slots(&t, 0, 16);
@@ -527,7 +497,6 @@ TEST(test_rename_done_after_all)
     free_group_slots(&t, 16, 1);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 47);
-    rewrite_teardown(&t);
 }
 
 static bool

@@ -275,15 +275,12 @@ TEST_WITH(test_only_the_metadata_stays, setup(&t), teardown(&t))
     CHECK_INT(atomic_load(&t.fetches), fetched);
 }
 
-TEST(test_packed_anew)
+TEST_WITH(test_packed_anew, setup(&t), teardown(&t))
 {
     static const gd_packing similar = {
         .codec = GD_CODEC_ZSTD, .level = 1, .similar = true};
-    fixture t;
-    setup(&t);
     CHECK_INT(make_cold_until(&t, &similar, EXCHANGED), GD_OK);
     read_by_a_new_handle(&t, GD_OK);
-    teardown(&t);
 }
 
 /* A process that ends in the middle leaves the old file. */
@@ -303,12 +300,10 @@ TEST(test_ended_before_the_exchange)
     }
 }
 
-TEST(test_not_exchanged_with_its_segments)
+TEST_WITH(test_not_exchanged_with_its_segments, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_owned_group *owned;
     gd_group_rewrite *r;
-    setup(&t);
     REQUIRE(gd_owned_group_open(t.repo, 1, &owned, &t.x.err) == GD_OK);
     REQUIRE(gd_group_rewrite_open(owned->leased, NULL, true, &r, &t.x.err) ==
             GD_OK);
@@ -319,7 +314,6 @@ TEST(test_not_exchanged_with_its_segments)
     gd_group_rewrite_close(r);
     gd_owned_group_close(owned);
     CHECK_INT(read_image(&t), GD_OK);
-    teardown(&t);
 }
 
 /* N15.1: they are set before the first byte of the new file. */
@@ -339,11 +333,9 @@ TEST_WITH(test_the_features, setup(&t), teardown(&t))
     CHECK_INT(read_image(&t), GD_OK);
 }
 
-TEST(test_unavailable_is_no_damage)
+TEST_WITH(test_unavailable_is_no_damage, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_scrub_result found;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     uint8_t *object = t.object;
     t.object = NULL;
@@ -361,7 +353,6 @@ TEST(test_unavailable_is_no_damage)
         CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
     }
     t.x.env->release(t.x.env, found.verdicts);
-    teardown(&t);
 }
 
 TEST_WITH(test_nothing_to_ask, setup(&t), teardown(&t))
@@ -398,11 +389,9 @@ TEST_WITH(test_wrong_slices, setup(&t), teardown(&t))
 }
 
 /* What is no file makes way for one, and nobody waits for a FIFO. */
-TEST(test_slices_that_are_no_files)
+TEST_WITH(test_slices_that_are_no_files, setup(&t), teardown(&t))
 {
-    fixture t;
     char path[512];
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     CHECK_INT(read_image(&t), GD_OK);
     slice_path(&t, 1, path, sizeof path);
@@ -414,7 +403,6 @@ TEST(test_slices_that_are_no_files)
         read_by_a_new_handle(&t, GD_OK);
         CHECK(atomic_load(&t.fetches) > before);
     }
-    teardown(&t);
 }
 
 static void
@@ -426,11 +414,9 @@ spoil_slice(const fixture *t, uint32_t slice)
 }
 
 /* Nothing is judged by what this host alone has. */
-TEST(test_a_scrub_past_wrong_slices)
+TEST_WITH(test_a_scrub_past_wrong_slices, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_scrub_result found;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     CHECK_INT(read_image(&t), GD_OK);
     spoil_slice(&t, 1);
@@ -443,7 +429,6 @@ TEST(test_a_scrub_past_wrong_slices)
     /* Nor does a rewriting fail by it. */
     spoil_slice(&t, 1);
     CHECK_INT(make_cold(&t), GD_OK);
-    teardown(&t);
 }
 
 static void
@@ -456,11 +441,9 @@ spoil_entry(const fixture *t, uint32_t slot)
 }
 
 /* Blocks are judged only where they were asked for. */
-TEST(test_a_scrub_of_a_part)
+TEST_WITH(test_a_scrub_of_a_part, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_scrub_result found;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     uint8_t *object = t.object;
     t.object = NULL;
@@ -484,7 +467,6 @@ TEST(test_a_scrub_of_a_part)
     }
     CHECK(good >= GD_SLICE / BLOCK - 16 && good <= GD_SLICE / BLOCK + 16);
     t.x.env->release(t.x.env, found.verdicts);
-    teardown(&t);
 }
 
 static gd_status
@@ -521,12 +503,10 @@ entry_of(fixture *t, uint32_t slot)
     return entry;
 }
 
-TEST(test_damage_is_marked_and_kept)
+TEST_WITH(test_damage_is_marked_and_kept, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_scrub_result found;
     gd_quarantine_name name;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     gd_entry entry = entry_of(&t, 500);
     t.object[entry.segment + GD_SEGMENT_HEADER + entry.plain_offset] ^= 1;
@@ -548,14 +528,11 @@ TEST(test_damage_is_marked_and_kept)
     CHECK_INT(file_size(&t), gd_data_start(SLOTS));
     read_by_a_new_handle(&t, GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "quarantine");
-    teardown(&t);
 }
 
-TEST(test_nothing_is_marked_without_the_object)
+TEST_WITH(test_nothing_is_marked_without_the_object, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_quarantine_name name;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     uint8_t *object = t.object;
     t.object = NULL;
@@ -563,15 +540,12 @@ TEST(test_nothing_is_marked_without_the_object)
     CHECK_INT(entry_of(&t, 500).state, GD_ENTRY_LIVE);
     t.object = object;
     read_by_a_new_handle(&t, GD_OK);
-    teardown(&t);
 }
 
 /* An upload goes on without a hit, and asks once. */
-TEST(test_comparing_asks_once_in_vain)
+TEST_WITH(test_comparing_asks_once_in_vain, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_compare *compare;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     uint8_t *object = t.object;
     t.object = NULL;
@@ -591,7 +565,6 @@ TEST(test_comparing_asks_once_in_vain)
         gd_compare_close(compare);
         t.object = object;
     }
-    teardown(&t);
 }
 
 TEST_WITH(test_a_damaged_object, setup(&t), teardown(&t))
@@ -622,13 +595,11 @@ TEST_WITH(test_who_has_the_old_file_reads_on, setup(&t), teardown(&t))
     gd_group_close(group);
 }
 
-TEST(test_blocks_are_freed_without_the_object)
+TEST_WITH(test_blocks_are_freed_without_the_object, setup(&t), teardown(&t))
 {
-    fixture t;
     gd_owned_group *owned;
     uint32_t slots[SLOTS], freed;
     uint64_t bytes;
-    setup(&t);
     CHECK_INT(make_cold(&t), GD_OK);
     free(t.object);
     t.object = NULL;
@@ -649,7 +620,6 @@ TEST(test_blocks_are_freed_without_the_object)
     gd_group *group = open_group(&t);
     CHECK(!group->is_cold);
     gd_group_close(group);
-    teardown(&t);
 }
 
 /* Half of the blocks are gone: the others become a smaller object, or go back

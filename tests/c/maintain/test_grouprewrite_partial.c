@@ -71,14 +71,14 @@ recompress(rewrite_fixture *t, const gd_packing *packing)
     CHECK(is_spool_clean(t));
 }
 
+static rewrite_fixture t;
+
 /* The record says how many slots the codec is of, whatever is appended. */
-TEST(test_appended_later)
+TEST_WITH(test_appended_later, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published old, record;
     gd_entry before[SLOTS], after[SLOTS];
     gd_group_rewrite *r;
-    rewrite_setup(&t, false);
     (void)check_group_file(&t, 2, &old, before);
     REQUIRE(write_all(&t, &stored, &r) == GD_OK);
     fault_env_start_trace(&t.x.f);
@@ -103,18 +103,16 @@ TEST(test_appended_later)
     CHECK_INT(record.covered, SLOTS * 3 / 4);
     CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
     CHECK(rewrite_is_image(&t, "more", t.two + LENGTH / 2, LENGTH / 4));
-    rewrite_teardown(&t);
 }
 
 /* Segments are appended behind segments with lists, and packed with them
  * later. */
-TEST(test_appended_to_lists)
+TEST_WITH(test_appended_to_lists, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
     gd_group *group;
-    rewrite_setup(&t, false);
     uint8_t *alike = malloc(LENGTH / 2);
     for (uint32_t i = 0; i < SLOTS / 2; i++) {
         fill_random(alike + (size_t)i * BLOCK, BLOCK, 100 + i % 4);
@@ -141,18 +139,15 @@ TEST(test_appended_to_lists)
     CHECK(!record.similar && record.covered == SLOTS * 7 / 8);
     CHECK(rewrite_is_image(&t, "more", alike + LENGTH / 4, LENGTH / 8));
     free(alike);
-    rewrite_teardown(&t);
 }
 
 /* A record that a crash took back: committed recipes name what lies behind
  * it. */
-TEST(test_tail_is_settled)
+TEST_WITH(test_tail_is_settled, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
     gd_group *group;
-    rewrite_setup(&t, false);
     (void)check_group_file(&t, 2, &record, entries);
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 2, O_RDWR, &group,
                             &t.x.err), GD_OK);
@@ -165,13 +160,11 @@ TEST(test_tail_is_settled)
     CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS / 2);
     CHECK(record.count == SLOTS / 2 && record.covered == SLOTS / 2);
     CHECK(rewrite_is_image(&t, "two", t.two, LENGTH / 2));
-    rewrite_teardown(&t);
 }
 
-TEST(test_lease_is_refused)
+TEST_WITH(test_lease_is_refused, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
-    rewrite_setup(&t, false);
     CHECK_INT(gd_locks_lease(t.repo->locks, 2, &t.x.err), GD_OK);
     CHECK_INT(gd_leased_group_open_partial(t.repo, 2, &t.leased, &t.x.err),
               GD_BUSY);
@@ -180,15 +173,12 @@ TEST(test_lease_is_refused)
     CHECK_INT(gd_leased_group_open_partial(t.repo, 3, &t.leased, &t.x.err),
               GD_NOTFOUND);
     recompress(&t, &stored);
-    rewrite_teardown(&t);
 }
 
-TEST(test_note_codec)
+TEST_WITH(test_note_codec, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     REQUIRE(gd_leased_group_open_partial(t.repo, 2, &t.leased, &t.x.err) ==
             GD_OK);
     const gd_packing noted = {.codec = GD_CODEC_ZSTD, .level = 5,
@@ -198,7 +188,6 @@ TEST(test_note_codec)
     (void)check_group_file(&t, 2, &record, entries);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 5 &&
           record.similar && record.covered == SLOTS / 2);
-    rewrite_teardown(&t);
 }
 
 /* ---- a rename that comes late ---- */

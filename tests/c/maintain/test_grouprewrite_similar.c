@@ -203,16 +203,16 @@ TEST(test_similar_blocks_lie_together)
     teardown(&t);
 }
 
-TEST(test_the_order_is_the_same_again)
+static fixture t;
+
+TEST_WITH(test_the_order_is_the_same_again, setup(&t, fill_alike),
+          teardown(&t))
 {
-    fixture t;
-    setup(&t, fill_alike);
     CHECK_INT(rewrite(&t, &similar), GD_OK);
     uint64_t before = end_of_file(&t);
     CHECK_INT(rewrite(&t, &similar), GD_OK);
     CHECK_INT(end_of_file(&t), before);
     CHECK(is_image(&t));
-    teardown(&t);
 }
 
 static void
@@ -347,11 +347,10 @@ TEST(test_usage_counts_each_segment_once)
 
 /* ---- scrubbing, and damage ---- */
 
-TEST(test_scrub_reads_each_segment_once)
+TEST_WITH(test_scrub_reads_each_segment_once, setup(&t, fill_alike),
+          teardown(&t))
 {
-    fixture t;
     gd_scrub_result found;
-    setup(&t, fill_alike);
     CHECK_INT(rewrite(&t, &similar), GD_OK);
     REQUIRE(gd_scrub(t.repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
                      &t.x.err) == GD_OK);
@@ -360,7 +359,6 @@ TEST(test_scrub_reads_each_segment_once)
         CHECK_INT(found.verdicts[i], GD_VERDICT_GOOD);
     }
     t.x.env->release(t.x.env, found.verdicts);
-    teardown(&t);
 }
 
 /* Two slots of a list are swapped, and each checksum is right or not. */
@@ -417,10 +415,8 @@ TEST(test_swapped_slots_are_an_error)
 /* ---- versions ---- */
 
 /* N15.1: it is set before the first byte of the new file, and only for lists. */
-TEST(test_the_feature)
+TEST_WITH(test_the_feature, setup(&t, fill_alike), teardown(&t))
 {
-    fixture t;
-    setup(&t, fill_alike);
     CHECK_INT(rewrite(&t, &stored), GD_OK);
     CHECK(!look(&t));
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 0);
@@ -434,15 +430,13 @@ TEST(test_the_feature)
     CHECK(look(&t));
     CHECK(scratch_exists(&t.x, "features/listed-segments"));
     CHECK_INT(scratch_count(&t.x, "features", "", NULL), 1);
-    teardown(&t);
 }
 
 /* A reader goes by the version in the group's header. */
-TEST(test_the_header_has_another_version)
+TEST_WITH(test_the_header_has_another_version, setup(&t, fill_alike),
+          teardown(&t))
 {
-    fixture t;
     uint8_t before[512], after[512];
-    setup(&t, fill_alike);
     scratch_read(&t.x, GROUP_1, before, sizeof before, 0);
     CHECK_INT(rewrite(&t, &similar), GD_OK);
     scratch_read(&t.x, GROUP_1, after, sizeof after, 0);
@@ -459,7 +453,6 @@ TEST(test_the_header_has_another_version)
                             &group, &t.x.err), GD_VERSION);
     CHECK_CONTAINS(t.x.err.text,
                    GROUP_1 " has format version 4; this program knows up to 3");
-    teardown(&t);
 }
 
 /* ---- faults ---- */

@@ -70,15 +70,15 @@ end(rewrite_fixture *t, gd_group_rewrite *r)
     CHECK(is_spool_clean(t));
 }
 
+static rewrite_fixture t;
+
 /* Uploads find the group's duplicates meanwhile, and put off the exchange as
  * long as they name them. */
-TEST(test_two_stages)
+TEST_WITH(test_two_stages, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published old, record;
     gd_entry before[SLOTS], after[SLOTS];
     uint64_t sizes[2];
-    rewrite_setup(&t, true);
     (void)check_group_file(&t, 1, &old, before);
     gd_repo *other = scratch_repo_filter(&t.x);
     gd_group_rewrite *r = begin(&t, 1, 19);
@@ -118,15 +118,13 @@ TEST(test_two_stages)
     gd_owned_group_close(t.owned);
     (void)check_group_file(&t, 1, &record, after);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
-    rewrite_teardown(&t);
 }
 
-TEST(test_segments_are_joined)
+TEST_WITH(test_segments_are_joined, rewrite_setup(&t, true),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, true);
     CHECK_INT(rewrite_put(&t, "rest", t.two + LENGTH / 2, LENGTH / 2), GD_OK);
     gd_group_rewrite *r = begin(&t, 1, 0);
     go_through(&t, r);
@@ -149,16 +147,14 @@ TEST(test_segments_are_joined)
     CHECK_INT(check_group_file(&t, 2, &record, entries), SLOTS);
     CHECK_INT(entries[0].codec, GD_CODEC_NONE);
     CHECK_INT(entries[SLOTS - 1].segment, entries[0].segment);
-    rewrite_teardown(&t);
 }
 
 /* What no codec made smaller is joined with its like only. */
-TEST(test_raw_segments_stay_apart)
+TEST_WITH(test_raw_segments_stay_apart, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     for (size_t at = LENGTH / 2; at < LENGTH; at++) {
         t.one[at] = (uint8_t)('a' + at % (7 + at / BLOCK));
     }
@@ -182,15 +178,13 @@ TEST(test_raw_segments_stay_apart)
     CHECK(rewrite_is_image(&t, "mixed", t.one, LENGTH));
     CHECK(rewrite_is_image(&t, "rest", rest, LENGTH));
     free(rest);
-    rewrite_teardown(&t);
 }
 
-TEST(test_only_what_is_sealed)
+TEST_WITH(test_only_what_is_sealed, rewrite_setup(&t, false),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published record;
     gd_entry entries[SLOTS];
-    rewrite_setup(&t, false);
     CHECK_INT(gd_leased_group_open(t.repo, 2, &t.leased, &t.x.err), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "groups/00000002 is not sealed");
     CHECK_INT(gd_leased_group_open(t.repo, 3, &t.leased, &t.x.err),
@@ -211,7 +205,6 @@ TEST(test_only_what_is_sealed)
     /* Nothing of it is locked any more. */
     own_group(&t, 1);
     gd_owned_group_close(t.owned);
-    rewrite_teardown(&t);
 }
 
 /* By somebody who did not take the lease: kind 0 frees a slot, 1 writes a
@@ -408,11 +401,9 @@ TEST(test_locks_are_lost)
 }
 
 /* Another process has the lease, and has changed nothing yet. */
-TEST(test_lease_is_lost)
+TEST_WITH(test_lease_is_lost, rewrite_setup(&t, true), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     struct stat before, after;
-    rewrite_setup(&t, true);
     gd_repo *other = scratch_repo_filter(&t.x);
     gd_group_rewrite *r = begin(&t, 1, 1);
     go_through(&t, r);
@@ -429,7 +420,6 @@ TEST(test_lease_is_lost)
     end(&t, r);
     CHECK_INT(gd_locks_lease(t.repo->locks, 1, &t.x.err), GD_BUSY);
     gd_repo_close(other);
-    rewrite_teardown(&t);
 }
 
 static int
@@ -472,16 +462,14 @@ TEST(test_makes_way)
 }
 
 /* The collector itself rewrites, whatever it has announced. */
-TEST(test_the_collector_makes_no_way)
+TEST_WITH(test_the_collector_makes_no_way, rewrite_setup(&t, true),
+          rewrite_teardown(&t))
 {
-    rewrite_fixture t;
-    rewrite_setup(&t, true);
     CHECK_INT(gd_locks_announce(t.repo->locks, 1, &t.x.err), GD_OK);
     own_group(&t, 1);
     free_group_slots(&t, 3, 1);
     need_rewritten(&t);
     gd_owned_group_close(t.owned);
-    rewrite_teardown(&t);
 }
 
 /* What can be read of the new file is not what was verified. */
@@ -522,12 +510,10 @@ TEST(test_read_back)
     }
 }
 
-TEST(test_note_codec)
+TEST_WITH(test_note_codec, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
-    rewrite_fixture t;
     gd_published old, record;
     gd_entry before[SLOTS], after[SLOTS];
-    rewrite_setup(&t, false);
     (void)check_group_file(&t, 1, &old, before);
     gd_group_rewrite *r = begin(&t, 1, 0);
     go_through(&t, r);
@@ -542,7 +528,6 @@ TEST(test_note_codec)
     CHECK_INT(record.sequence, old.sequence + 1);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 3);
     CHECK(record.generation == old.generation && record.end == old.end);
-    rewrite_teardown(&t);
 }
 
 static bool

@@ -8,13 +8,13 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/owned_fixture.h"
 
+static owned_fixture t;
+
 /* ---- entering ---- */
 
-TEST(test_entering)
+TEST_WITH(test_entering, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     gd_locks *other;
-    owned_setup(&t);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &other, &t.x.err), GD_OK);
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK);
     CHECK_INT(owned_enter(&t, 1), GD_BUSY);
@@ -46,10 +46,7 @@ TEST(test_entering)
     CHECK_INT(gd_locks_lease(other, 77, NULL), GD_OK);
     CHECK_INT(gd_locks_exclude(other, 77, NULL), GD_OK);
     gd_locks_close(other);
-    owned_teardown(&t);
 }
-
-static owned_fixture t;
 
 /* A group that was just made may still be open for who found it in the spool,
  * and has its writer's byte. */
@@ -108,11 +105,9 @@ TEST_WITH(test_leaving, owned_setup(&t), owned_teardown(&t))
 
 /* What was read before the locks were held may be of a file that is gone, and
  * what was published since would be lost (I4). */
-TEST(test_replaced_before_the_lock)
+TEST_WITH(test_replaced_before_the_lock, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     struct stat st;
-    owned_setup(&t);
     int fd = openat(t.x.root, "spool/copy", O_WRONLY | O_CREAT, 0600);
     REQUIRE(fd >= 0 &&
             pwrite(fd, t.before, t.size, 0) == (ssize_t)t.size);
@@ -124,7 +119,6 @@ TEST(test_replaced_before_the_lock)
     CHECK_INT(fstatat(t.x.root, GROUP_1, &st, 0), 0);
     CHECK_INT(t.owned->leased->group->inode, st.st_ino);
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }
 
 /* Every call of it fails once: nothing stays locked, nor open. */
@@ -161,14 +155,12 @@ unlink_group(owned_fixture *t)
     return removed;
 }
 
-TEST(test_unlink)
+TEST_WITH(test_unlink, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     static const uint32_t slot = 0;
     gd_quarantine_name *names;
     size_t count;
     uint64_t bytes;
-    owned_setup(&t);
     CHECK(is_image(&t, "one", t.one, LENGTH));
     int64_t open = t.x.f.descriptors;
     CHECK_INT(owned_enter(&t, 1), GD_OK);
@@ -200,16 +192,13 @@ TEST(test_unlink)
                         &t.x.err), GD_OK);
     CHECK(is_image(&t, "again", t.one, LENGTH));
     CHECK(!scratch_exists(&t.x, GROUP_1));
-    owned_teardown(&t);
 }
 
 /* The name may go late, when a writer has leased the group (I4). */
-TEST(test_unlink_keeps_writers_out)
+TEST_WITH(test_unlink_keeps_writers_out, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     gd_published record;
     bool removed;
-    owned_setup(&t);
     set_record(&t, 63, segment_offset(4));
     static const uint8_t empty[GD_ENTRY_SIZE];
     scratch_write(&t.x, GROUP_1, empty, sizeof empty, gd_entry_offset(63));
@@ -224,14 +213,11 @@ TEST(test_unlink_keeps_writers_out)
     CHECK((record.flags & GD_GROUP_POISONED) != 0);
     CHECK(unlink_group(&t)); /* which takes no second mark */
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }
 
-TEST(test_unlink_is_refused)
+TEST_WITH(test_unlink_is_refused, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     bool removed;
-    owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     need_freed(&t, 0, 63);
     gd_owned_group_close(t.owned);
@@ -251,7 +237,6 @@ TEST(test_unlink_is_refused)
     CHECK_INT(gd_owned_group_unlink(t.owned, &removed, &t.x.err), GD_IO);
     CHECK(removed);
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }
 
 static int (*real_list)(const gd_env *, int, const char *,
@@ -272,11 +257,9 @@ list_and_overtake(const gd_env *env, int dir, const char *path,
 }
 
 /* A number is never used again, also by one who was slow to take it. */
-TEST(test_numbers_are_not_used_again)
+TEST_WITH(test_numbers_are_not_used_again, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     uint32_t number;
-    owned_setup(&t);
     real_list = t.x.f.env.list;
     t.x.f.env.list = list_and_overtake;
     racing = &t.x;
@@ -290,7 +273,6 @@ TEST(test_numbers_are_not_used_again)
     CHECK_INT(gd_locks_lease(other, 6, NULL), GD_BUSY);
     gd_locks_close(other);
     gd_locks_unlease(t.repo->locks, 6);
-    owned_teardown(&t);
 }
 
 /* ---- every call fails once ---- */

@@ -12,16 +12,16 @@
 
 #define GROUP_2 "groups/00000002"
 
+static owned_fixture t;
+
 /* ---- freeing ---- */
 
-TEST(test_free)
+TEST_WITH(test_free, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     uint32_t freed;
     gd_published record;
     gd_entry entries[SLOTS];
     static const gd_fingerprint zeros;
-    owned_setup(&t);
     gd_published old = record_of(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     need_freed(&t, 10, 20);
@@ -52,14 +52,11 @@ TEST(test_free)
     CHECK_INT(put_image(t.repo, "again", t.one, LENGTH, LENGTH, NULL,
                         &t.x.err), GD_OK);
     CHECK(is_image(&t, "again", t.one, LENGTH));
-    owned_teardown(&t);
 }
 
-TEST(test_only_published_slots)
+TEST_WITH(test_only_published_slots, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     uint32_t freed;
-    owned_setup(&t);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     CHECK_INT(t.owned->leased->published.count, SLOTS / 2);
     fault_env_start_trace(&t.x.f);
@@ -71,17 +68,14 @@ TEST(test_only_published_slots)
     scratch_check_trace(&t.x, "");
     CHECK_INT(free_slots(&t, 0, SLOTS / 2, &freed), GD_OK);
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }
 
 /* The generation is durable before any entry changes, entries before any hole;
  * see ownedgroup.h for what each wrong order would cost. */
-TEST(test_order)
+TEST_WITH(test_order, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     uint32_t freed;
     uint64_t bytes;
-    owned_setup(&t);
     gd_published old = record_of(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     fault_env_start_trace(&t.x.f);
@@ -107,7 +101,6 @@ TEST(test_order)
         gd_owned_group_close(t.owned);
     }
     CHECK_INT(record_of(&t).sequence, old.sequence + 4);
-    owned_teardown(&t);
 }
 
 /* The handle of another process has a fingerprint store cached.  Whatever
@@ -152,15 +145,13 @@ TEST(test_cached_stores)
 
 /* A generation that another host saw, and that a crash, or the failed fdatasync
  * itself, then took away, is not given to what is freed after that. */
-TEST(test_generation_that_is_lost)
+TEST_WITH(test_generation_that_is_lost, owned_setup(&t), owned_teardown(&t))
 {
     enum { RECORDS = 1024 };
-    owned_fixture t;
     gd_fpstore *store;
     bool cold;
     uint32_t freed;
     uint8_t records[RECORDS];
-    owned_setup(&t);
     gd_repo *other = scratch_repo_filter(&t.x);
     scratch_read(&t.x, GROUP_1, records, RECORDS, 512);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
@@ -182,10 +173,7 @@ TEST(test_generation_that_is_lost)
                         &t.x.err), GD_OK);
     CHECK(is_image(&t, "again", t.one, LENGTH));
     gd_repo_close(other);
-    owned_teardown(&t);
 }
-
-static owned_fixture t;
 
 /* A sync that failed leaves entries that no upload will come to, since the group
  * is poisoned: they are the collector's (I8). */
@@ -238,11 +226,9 @@ TEST_WITH(test_tail_of_a_group_whose_poison_is_lost, owned_setup(&t),
 }
 
 /* Of a writer that was killed before its sync point. */
-TEST(test_bytes_that_no_entry_names)
+TEST_WITH(test_bytes_that_no_entry_names, owned_setup(&t), owned_teardown(&t))
 {
     enum { MORE = 100000 };
-    owned_fixture t;
-    owned_setup(&t);
     uint8_t *more = calloc(1, MORE);
     int64_t size = scratch_size(&t.x, GROUP_2);
     scratch_write(&t.x, GROUP_2, more, MORE, (uint64_t)size);
@@ -257,17 +243,14 @@ TEST(test_bytes_that_no_entry_names)
     gd_owned_group_close(t.owned);
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));
     free(more);
-    owned_teardown(&t);
 }
 
 /* What an earlier collector freed may not be on the disk, if its fdatasync
  * failed: the entries are written again before anything is punched. */
-TEST(test_freed_by_another)
+TEST_WITH(test_freed_by_another, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     uint32_t freed;
     uint64_t bytes;
-    owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     fault_env_fail(&t.x.f, FAULT_FDATASYNC, 3, EIO, false);
     CHECK_INT(free_slots(&t, 0, 20, &freed), GD_IO);
@@ -286,7 +269,6 @@ TEST(test_freed_by_another)
     scratch_check_trace(&t.x, "pwritev");
     CHECK_INT(gd_owned_group_punch(t.owned, &bytes, &t.x.err), GD_CLOSED);
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }
 
 /* ---- punching ---- */
@@ -373,11 +355,9 @@ TEST_WITH(test_invalid_entries, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
 }
 
-TEST(test_punch_fails)
+TEST_WITH(test_punch_fails, owned_setup(&t), owned_teardown(&t))
 {
-    owned_fixture t;
     uint64_t bytes;
-    owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     need_freed(&t, 0, 16);
     fault_env_fail(&t.x.f, FAULT_PUNCH, 1, EOPNOTSUPP, false);
@@ -388,5 +368,4 @@ TEST(test_punch_fails)
     fault_env_fail(&t.x.f, FAULT_PUNCH, 1, EINTR, false);
     CHECK(owned_punch(&t) > 0);
     gd_owned_group_close(t.owned);
-    owned_teardown(&t);
 }

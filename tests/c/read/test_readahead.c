@@ -126,10 +126,9 @@ data_requests(ino_t group, uint64_t start, uint64_t *bytes)
 /* ---- a range here and there ---- */
 
 /* The recipe, the entries, the segment: three seeks, once. */
-TEST(test_one_range)
+TEST_WITH(test_one_range, setup(32768), teardown())
 {
     static uint8_t data[4 * MIB];
-    setup(32768);
     fill_random(data, sizeof data, 1);
     memset(data + MIB, 0, MIB);
     put("a", data, sizeof data);
@@ -166,16 +165,14 @@ TEST(test_one_range)
     read_range(image, data, MIB + 3 * BLOCK, SEGMENT);
     CHECK_INT(asked_count, 0);
     gd_image_close(image);
-    teardown();
 }
 
 /* Damage is for the read to find. */
-TEST(test_damage)
+TEST_WITH(test_damage, setup(64), teardown())
 {
     static uint8_t data[16 * BLOCK];
     uint8_t byte;
     size_t done;
-    setup(64);
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
     scratch_flip(&x, GROUP_1, gd_entry_offset(3), 1);
@@ -197,7 +194,6 @@ TEST(test_damage)
     CHECK_INT(gd_image_read(image, &byte, 1, 0, &done, &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "which is missing");
     gd_image_close(image);
-    teardown();
 }
 
 /* ---- reading on ---- */
@@ -345,10 +341,9 @@ read_meanwhile(const gd_env *env, int fd, uint64_t offset, uint64_t length)
 }
 
 /* Nobody waits for another's asking, nor does it at the same time. */
-TEST(test_asking_at_once)
+TEST_WITH(test_asking_at_once, setup(1024), teardown())
 {
     static uint8_t data[4 * MIB];
-    setup(1024);
     x.f.env.start_readahead = read_meanwhile;
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
@@ -357,7 +352,6 @@ TEST(test_asking_at_once)
     read_range(image, data, 0, 2 * MIB);
     CHECK(meanwhile.image == NULL && meanwhile.requests > 1);
     gd_image_close(image);
-    teardown();
 }
 
 /* As dedupd does: threads read the pieces of one image. */
@@ -494,11 +488,10 @@ requests_for_every(const uint8_t *data, unsigned every, uint64_t *bytes)
 }
 
 /* Gaps are read over, but no more in vain than is wanted. */
-TEST(test_gaps)
+TEST_WITH(test_gaps, setup(32768), teardown())
 {
     static uint8_t data[4 * MIB];
     uint64_t bytes;
-    setup(32768);
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
     /* One stretch, in requests of 512 KiB. */
@@ -510,7 +503,6 @@ TEST(test_gaps)
     CHECK_INT(bytes, 2 * 22 * STORED);
     CHECK_INT(requests_for_every(data, 16, &bytes), 4);
     CHECK_INT(bytes, 4 * STORED);
-    teardown();
 }
 
 /* ---- the segment cache ---- */

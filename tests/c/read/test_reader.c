@@ -224,11 +224,10 @@ TEST(test_many_extents)
 
 /* ---- opening ---- */
 
-TEST(test_open)
+TEST_WITH(test_open, setup(4096, 64, 65536, GD_CODEC_LZ4), teardown())
 {
     uint8_t data[5000], upload_id[GD_ID_SIZE];
     gd_image *image;
-    setup(4096, 64, 65536, GD_CODEC_LZ4);
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
     CHECK_INT(gd_image_open(repo, "b", NULL, &image, &x.err), GD_NOTFOUND);
@@ -247,14 +246,13 @@ TEST(test_open)
     CHECK_INT(linkat(x.root, "images/a", x.root, "images/c", 0), 0);
     CHECK_INT(gd_image_open(repo, "c", NULL, &image, &x.err), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, "images/c");
-    teardown();
 }
 
 /* I12 */
-TEST(test_deleted_while_open)
+TEST_WITH(test_deleted_while_open, setup(512, 64, 4096, GD_CODEC_LZ4),
+          teardown())
 {
     static uint8_t data[100 * 512];
-    setup(512, 64, 4096, GD_CODEC_LZ4);
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
     gd_image *image = need_image(repo, "a");
@@ -263,7 +261,6 @@ TEST(test_deleted_while_open)
     check_range(image, data, sizeof data, 0, sizeof data);
     gd_image_close(image);
     CHECK_INT(get("a", data, sizeof data), GD_NOTFOUND);
-    teardown();
 }
 
 /* ---- damage ---- */
@@ -309,10 +306,10 @@ TEST(test_every_byte)
 }
 
 /* The bytes of every block and every entry are refused, unread bytes aside. */
-TEST(test_every_stored_byte_counts)
+TEST_WITH(test_every_stored_byte_counts, setup(512, 64, 4096, GD_CODEC_NONE),
+          teardown())
 {
     static uint8_t data[20 * 512];
-    setup(512, 64, 4096, GD_CODEC_NONE);
     fill_random(data, sizeof data, 2);
     put("a", data, sizeof data);
     for (uint32_t slot = 0; slot < 20; slot++) {
@@ -330,13 +327,11 @@ TEST(test_every_stored_byte_counts)
         }
     }
     CHECK_INT(get("a", data, sizeof data), GD_OK);
-    teardown();
 }
 
-TEST(test_cut_off_files)
+TEST_WITH(test_cut_off_files, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[30 * 512];
-    setup(512, 64, 4096, GD_CODEC_LZ4);
     fill_random(data, sizeof data, 2);
     put("a", data, sizeof data);
     int64_t size = scratch_size(&x, GROUP_1);
@@ -354,7 +349,6 @@ TEST(test_cut_off_files)
     CHECK_INT(get("a", data, sizeof data), GD_CORRUPT);
     CHECK_CONTAINS(x.err.text, GROUP_1 ", which is missing");
     free(kept);
-    teardown();
 }
 
 static void
@@ -382,10 +376,10 @@ read_entry(uint32_t slot)
 
 /* Entries that are valid in themselves, but not what the image was committed
  * with, or not what the segments say. */
-TEST(test_entries_that_lie)
+TEST_WITH(test_entries_that_lie, setup(512, 64, 4096, GD_CODEC_NONE),
+          teardown())
 {
     static uint8_t data[20 * 512];
-    setup(512, 64, 4096, GD_CODEC_NONE);
     fill_random(data, sizeof data, 2);
     put("a", data, sizeof data);
     const gd_entry good = read_entry(3), other = read_entry(4),
@@ -447,7 +441,6 @@ TEST(test_entries_that_lie)
     CHECK_CONTAINS(x.err.text, "does not verify");
     write_entry(3, &good);
     CHECK_INT(get("a", data, sizeof data), GD_OK);
-    teardown();
 }
 
 /* Compressed bytes of any kind, under a right header. */
@@ -479,11 +472,11 @@ TEST(test_hostile_segments)
 
 /* I7: a group put back from an older copy, where the slots were used for
  * something else since. */
-TEST(test_older_copy_of_a_group)
+TEST_WITH(test_older_copy_of_a_group, setup(512, 64, 4096, GD_CODEC_NONE),
+          teardown())
 {
     static uint8_t data[20 * 512], others[20 * 512];
     uint8_t *first;
-    setup(512, 64, 4096, GD_CODEC_NONE);
     fill_random(data, sizeof data, 1);
     fill_random(others, sizeof others, 2);
     put("probe", data, 512);
@@ -505,15 +498,14 @@ TEST(test_older_copy_of_a_group)
     CHECK_CONTAINS(x.err.text, "do not hold the blocks");
     CHECK_INT(get("probe", data, 512), GD_OK);
     free(first);
-    teardown();
 }
 
 /* The collector rewrote the group, and it was appended to, while this handle
  * had the old file open: what looks like damage is looked up by name. */
-TEST(test_rewritten_group)
+TEST_WITH(test_rewritten_group, setup(512, 64, 4096, GD_CODEC_NONE),
+          teardown())
 {
     static uint8_t data[40 * 512];
-    setup(512, 64, 4096, GD_CODEC_NONE);
     fill_random(data, sizeof data, 1);
     put("a", data, 20 * 512);
     CHECK_INT(get("a", data, 20 * 512), GD_OK); /* the file is cached */
@@ -529,17 +521,15 @@ TEST(test_rewritten_group)
     gd_repo_close(other);
     CHECK_INT(get("b", data, sizeof data), GD_OK);
     CHECK_INT(get("a", data, 20 * 512), GD_OK);
-    teardown();
 }
 
 /* ---- failures ---- */
 
 /* Each call failing once: an error of its kind, or all bytes. */
-TEST(test_failures)
+TEST_WITH(test_failures, setup(512, 64, 4096, GD_CODEC_ZSTD), teardown())
 {
     static const int errors[] = {EIO, ENOMEM};
     static uint8_t data[100 * 512];
-    setup(512, 64, 4096, GD_CODEC_ZSTD);
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
     for (int kind = 0; kind < 2; kind++) {
@@ -567,14 +557,12 @@ TEST(test_failures)
     fault_env_interrupt(&x.f, 2);
     another_handle();
     CHECK_INT(get("a", data, sizeof data), GD_OK);
-    teardown();
 }
 
 /* A disk that goes on failing is not damage. */
-TEST(test_failing_disk)
+TEST_WITH(test_failing_disk, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[100 * 512];
-    setup(512, 64, 4096, GD_CODEC_LZ4);
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
     gd_image *image = need_image(repo, "a");
@@ -587,7 +575,6 @@ TEST(test_failing_disk)
     fault_env_heal(&x.f);
     CHECK_INT(gd_image_read(image, out, 512, 0, &done, &x.err), GD_OK);
     gd_image_close(image);
-    teardown();
 }
 
 /* ---- the segment cache ---- */
@@ -638,10 +625,9 @@ TEST(test_cached_ranges)
 }
 
 /* Also a read of a single byte keeps the whole segment, for all images. */
-TEST(test_cache_is_shared)
+TEST_WITH(test_cache_is_shared, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[32 * 512];
-    setup(512, 64, 4096, GD_CODEC_LZ4);
     gd_segcache_set_budget(repo->segcache, 1 << 20);
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
@@ -655,15 +641,13 @@ TEST(test_cache_is_shared)
     CHECK_INT(cache_stats().hits, 1);
     gd_image_close(a);
     gd_image_close(b);
-    teardown();
 }
 
 /* What is taken out of the cache is verified, too (I7), and what does not
  * verify is read from the disk, and kept anew. */
-TEST(test_damaged_cache)
+TEST_WITH(test_damaged_cache, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
 {
     static uint8_t data[8 * 512];
-    setup(512, 64, 4096, GD_CODEC_LZ4);
     gd_segcache_set_budget(repo->segcache, 1 << 20);
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
@@ -681,7 +665,6 @@ TEST(test_damaged_cache)
     gd_segcache_return(repo->segcache, segment);
     gd_fpcache_return_group(repo->cache, group);
     CHECK_INT(get("a", data, sizeof data), GD_OK);
-    teardown();
 }
 
 /* The rewritten file has another segment in the same place: the old file's are

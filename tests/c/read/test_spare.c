@@ -190,11 +190,10 @@ TEST(test_write_and_read)
 }
 
 /* By all that is known of it. */
-TEST(test_only_that_block)
+TEST_WITH(test_only_that_block, setup(GD_CODEC_LZ4), teardown())
 {
     uint8_t out[BLOCK];
     bool found;
-    setup(GD_CODEC_LZ4);
     CHECK_INT(write_spares(addresses, BLOCKS), GD_OK);
     gd_entry a = entry_of(GROUP_1, 4), b = entry_of(GROUP_1, 5);
     CHECK_INT(gd_spare_read(repo, &gd_global_scope, &a.fingerprint, BLOCK,
@@ -212,7 +211,6 @@ TEST(test_only_that_block)
                             b.checksum, out, &found, &x.err), GD_OK);
     CHECK(!found);
     CHECK(spare_is(4)); /* its namesake does not stand in its way */
-    teardown();
 }
 
 /* Other processes' files are noticed, but the directory is not listed for every
@@ -240,10 +238,9 @@ TEST_WITH(test_listing, setup(GD_CODEC_LZ4), teardown())
     gd_repo_close(other);
 }
 
-TEST(test_what_is_refused)
+TEST_WITH(test_what_is_refused, setup(GD_CODEC_LZ4), teardown())
 {
     uint64_t bytes;
-    setup(GD_CODEC_LZ4);
     CHECK_INT(gd_spare_write(repo, 0, addresses, 1, &bytes, &x.err),
               GD_INVALID);
     CHECK_INT(gd_spare_write(repo, 1, addresses, 32769, &bytes, &x.err),
@@ -254,7 +251,6 @@ TEST(test_what_is_refused)
     const gd_address nowhere = {77, 0};
     CHECK(write_spares(&nowhere, 1) != GD_OK);
     CHECK_INT(scratch_count(&x, "spool", "G-", NULL), 0);
-    teardown();
 }
 
 /* A block that is damaged now keeps the copy that it has. */
@@ -349,10 +345,9 @@ pread_or_not(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
                                  : good_pread(env, fd, buf, len, offset);
 }
 
-TEST(test_unreadable_segments)
+TEST_WITH(test_unreadable_segments, setup(GD_CODEC_LZ4), teardown())
 {
     struct stat st;
-    setup(GD_CODEC_LZ4);
     CHECK_INT(write_spares(addresses, BLOCKS - 1), GD_OK);
     REQUIRE(fstatat(repo->root, GROUP_1, &st, 0) == 0);
     bad_inode = st.st_ino;
@@ -366,7 +361,6 @@ TEST(test_unreadable_segments)
     clock_now++;
     CHECK_INT(get(), GD_OK);
     x.f.env.pread = good_pread;
-    teardown();
 }
 
 /* Every byte of the copies, while they are needed: never wrong data. */

@@ -204,11 +204,10 @@ TEST_WITH(test_found_again, setup(), teardown())
     CHECK_INT(t.journal->records, 5);
 }
 
-TEST(test_batches)
+TEST_WITH(test_batches, setup(), teardown())
 {
     static uint8_t data[GD_RECORD_DATA];
     gd_append batch[GD_JOURNAL_BATCH];
-    setup();
     fill_random(data, sizeof data, 1);
     for (size_t i = 0; i < GD_JOURNAL_BATCH; i++) {
         batch[i] = make_append(GD_RECORD_BYTES, i, sizeof data - i, data);
@@ -223,7 +222,6 @@ TEST(test_batches)
     }
     append(GD_RECORD_BYTES, 0, 1);
     check_scan(0, GD_OK, GD_JOURNAL_BATCH + 1);
-    teardown();
 }
 
 /* A head that is cut off, or of something else, is refused. */
@@ -277,11 +275,10 @@ TEST_WITH(test_cut_off, setup(), teardown())
 }
 
 /* A crash leaves some sectors as they were before the write: zeros. */
-TEST(test_torn)
+TEST_WITH(test_torn, setup(), teardown())
 {
     static const uint8_t nothing[512];
     uint8_t sector[512];
-    setup();
     append_some(false);
     for (uint64_t at = t.at[0]; at < t.journal->end; at += 512) {
         size_t length = t.journal->end - at < 512
@@ -295,7 +292,6 @@ TEST(test_torn)
         scratch_write(&t.x, JOURNAL, sector, length, at);
     }
     check_scan(0, GD_OK, t.count);
-    teardown();
 }
 
 /* Each damaged byte, but for those that only fill up, ends the records where
@@ -332,10 +328,9 @@ TEST_WITH(test_durable_record_damaged, setup(), teardown())
 }
 
 /* The proof may be far behind, across the window of a scan. */
-TEST(test_proof_far_behind)
+TEST_WITH(test_proof_far_behind, setup(), teardown())
 {
     static uint8_t data[GD_RECORD_DATA];
-    setup();
     append(GD_RECORD_BYTES, 0, 100);
     append(GD_RECORD_BYTES, 0, 100);
     uint64_t durable = t.journal->end;
@@ -351,7 +346,6 @@ TEST(test_proof_far_behind)
     scratch_flip(&t.x, JOURNAL, t.at[1], 1);
     check_scan(0, GD_CORRUPT, 1);
     CHECK_CONTAINS(t.x.err.text, "acknowledged");
-    teardown();
 }
 
 static void
@@ -363,10 +357,9 @@ put_record(gd_record record, uint64_t seed, uint64_t at)
 }
 
 /* What is no record of this journal, behind its end. */
-TEST(test_not_the_next_record)
+TEST_WITH(test_not_the_next_record, setup(), teardown())
 {
     static const uint8_t nothing[GD_RECORD_HEAD];
-    setup();
     append_some(true);
     uint64_t end = t.journal->end, seed = t.journal->seed;
     gd_record next = {.kind = GD_RECORD_ZEROS,
@@ -406,13 +399,11 @@ TEST(test_not_the_next_record)
     check_scan(0, GD_CORRUPT, 7);
     put_record(next, seed + 1, end + 80);
     check_scan(0, GD_OK, 7);
-    teardown();
 }
 
-TEST(test_garbage_behind)
+TEST_WITH(test_garbage_behind, setup(), teardown())
 {
     static uint8_t garbage[200000];
-    setup();
     append_some(true);
     fill_random(garbage, sizeof garbage, 5);
     for (size_t i = 0; i + 4 < sizeof garbage; i += 64) {
@@ -424,7 +415,6 @@ TEST(test_garbage_behind)
         check_scan(0, GD_OK, 7);
         check_scan(t.at[7], GD_OK, 7);
     }
-    teardown();
 }
 
 /* A guest writes what looks like records, at every alignment; it does not know
@@ -506,10 +496,9 @@ file_size(void)
 
 /* Records take their place, and the file becomes no longer; when they are used
  * up, as many are written again as the journal has bytes, within bounds. */
-TEST(test_zeros_ahead)
+TEST_WITH(test_zeros_ahead, setup(), teardown())
 {
     static uint8_t data[GD_RECORD_DATA];
-    setup();
     append_some(true);
     uint64_t end = t.journal->end, size = end + 65536;
     gd_journal_write_ahead(t.journal);
@@ -541,16 +530,14 @@ TEST(test_zeros_ahead)
     CHECK_INT(file_size() - t.journal->end,
               t.journal->ahead - t.journal->end);
     check_scan(0, GD_OK, t.count);
-    teardown();
 }
 
 /* A crash leaves zeros where sectors of records were not written, or the file
  * as it was before the zeros. */
-TEST(test_torn_over_zeros)
+TEST_WITH(test_torn_over_zeros, setup(), teardown())
 {
     static const uint8_t nothing[512];
     uint8_t sector[512];
-    setup();
     append(GD_RECORD_BYTES, 0, 100);
     gd_journal_write_ahead(t.journal);
     sync_it();
@@ -567,7 +554,6 @@ TEST(test_torn_over_zeros)
     /* V5: the first record was durable. */
     scratch_flip(&t.x, JOURNAL, t.at[0], 1);
     check_scan(0, GD_CORRUPT, 0);
-    teardown();
 }
 
 /* What a failed append has left is not covered by zeros, but cut off, with the
@@ -645,11 +631,10 @@ TEST(test_create_under_faults)
 }
 
 /* V2: a name when the head is durable, and a durable name before records. */
-TEST(test_order_of_creating)
+TEST_WITH(test_order_of_creating, setup(), teardown())
 {
     gd_journal *other;
     bool named;
-    setup();
     t.head.journal = 4;
     t.head.marks = 0;
     fault_env_start_trace(&t.x.f);
@@ -658,16 +643,14 @@ TEST(test_order_of_creating)
     scratch_check_trace(&t.x, "unlinkat pwritev fdatasync linkat unlinkat "
                         "fsync");
     gd_journal_close(other);
-    teardown();
 }
 
 /* Who was cut off does not replace what the next owner made (V1). */
-TEST(test_another_owner_has_made_it)
+TEST_WITH(test_another_owner_has_made_it, setup(), teardown())
 {
     gd_journal *mine, *other;
     bool named;
     struct stat before, after;
-    setup();
     t.head.journal = 4;
     t.head.marks = 0;
     CHECK_INT(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL,
@@ -680,15 +663,13 @@ TEST(test_another_owner_has_made_it)
     CHECK_INT(fstatat(t.x.root, mine->name, &after, 0), 0);
     CHECK(before.st_ino == after.st_ino);
     gd_journal_close(mine);
-    teardown();
 }
 
 /* So that a file system can tell the owner of lost locks by errors. */
-TEST(test_holds_a_lock)
+TEST_WITH(test_holds_a_lock, setup(), teardown())
 {
     gd_journal *made;
     bool named;
-    setup();
     const gd_env *env = gd_env_posix();
     t.head.journal = 4;
     t.head.marks = 0;
@@ -699,19 +680,16 @@ TEST(test_holds_a_lock)
     gd_journal_close(made);
     CHECK_INT(env->is_locked(env, raw, 0), 0);
     close(raw);
-    teardown();
 }
 
-TEST(test_last_number)
+TEST_WITH(test_last_number, setup(), teardown())
 {
     gd_journal *other;
     bool named;
-    setup();
     t.head.journal = 0; /* one more than the last */
     t.head.marks = 0;
     CHECK(gd_journal_create(t.x.env, t.x.root, VOLUME, &t.head, NULL, &other,
                             &named, &t.x.err) != GD_OK);
     CHECK(!named);
     CHECK_INT(scratch_count(&t.x, "volumes/disk", "", NULL), 1);
-    teardown();
 }

@@ -180,10 +180,9 @@ check_extents(uint64_t offset, uint64_t length)
 
 /* ---- tests ---- */
 
-TEST(test_new_volume_is_zeros)
+TEST_WITH(test_new_volume_is_zeros, setup_volume(SIZE), teardown())
 {
     gd_volume_info info;
-    setup_volume(SIZE);
     compare(0, SIZE);
     CHECK_INT(check_extents(0, SIZE), SIZE);
     gd_volume_get_info(volume, &info);
@@ -191,12 +190,10 @@ TEST(test_new_volume_is_zeros)
     CHECK_INT(info.journal_records, 0);
     CHECK(strcmp(info.head.project, "some project") == 0);
     CHECK_INT(scratch_count(&the_scratch, "images", "", NULL), 0);
-    teardown();
 }
 
-TEST(test_written_bytes_are_read)
+TEST_WITH(test_written_bytes_are_read, setup_volume(SIZE), teardown())
 {
-    setup_volume(SIZE);
     put(0, 1, 1);
     put(4095, 2, 2);
     put(100, SIZE - 100, 3);
@@ -207,7 +204,6 @@ TEST(test_written_bytes_are_read)
     compare(0, SIZE);
     open_again();
     compare(0, SIZE);
-    teardown();
 }
 
 /* Any operations in any order. */
@@ -275,10 +271,9 @@ TEST(test_random)
 }
 
 /* A clone has the image's bytes, also when the image is gone. */
-TEST(test_clone)
+TEST_WITH(test_clone, setup(), teardown())
 {
     static uint8_t data[3 * PART + 700];
-    setup();
     fill_image(data, sizeof data, 4096, 100, 5);
     store_in_one("image", data, sizeof data, 70000, NULL);
     gd_image *base = need_image(the_repo, "image");
@@ -306,13 +301,11 @@ TEST(test_clone)
     open_again();
     compare(0, size);
     CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 2);
-    teardown();
 }
 
 /* Trimming a large empty volume costs nothing. */
-TEST(test_zeros_over_nothing)
+TEST_WITH(test_zeros_over_nothing, setup(), teardown())
 {
-    setup();
     CHECK_OK(create("disk", UINT64_C(1) << 30, NULL));
     size = UINT64_C(1) << 30;
     open_it();
@@ -321,7 +314,6 @@ TEST(test_zeros_over_nothing)
     CHECK_INT(scratch_count(&the_scratch, "images", "", NULL), 0);
     CHECK_INT(scratch_count(&the_scratch, "volumes/disk", "journal-", NULL),
               1);
-    teardown();
 }
 
 TEST(test_ranges_are_checked)
@@ -367,19 +359,17 @@ TEST(test_bad_sizes_and_names)
     teardown();
 }
 
-TEST(test_ids_of_recipes)
+TEST_WITH(test_ids_of_recipes, setup_volume(SIZE), teardown())
 {
     static const char *const ids[] = {
         "v_0123456789abcdef0123456789abcdef_base_0",
         "v_0123456789abcdef0123456789abcdef_3_1"};
     gd_recipe_header header;
-    setup_volume(SIZE);
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
         CHECK_INT(gd_volume_snapshot(volume, ids[i], "", &header,
                                      &the_scratch.err), GD_INVALID);
     }
     snapshot("v_0123456789abcdef0123456789abcdeg_3_1");
-    teardown();
 }
 
 /* Puts an image of one byte in the place of part 0's first edition. */
@@ -430,10 +420,9 @@ TEST(test_strange_editions)
 }
 
 /* N15.1: only what makes a volume sets it, and nothing is there before. */
-TEST(test_the_feature)
+TEST_WITH(test_the_feature, setup(), teardown())
 {
     gd_volume_head head;
-    setup();
     CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
               GD_NOTFOUND);
     CHECK_INT(gd_volume_look(the_repo, "disk", &head, &the_scratch.err),
@@ -453,14 +442,12 @@ TEST(test_the_feature)
     CHECK(scratch_exists(&the_scratch, "features/volumes"));
     CHECK_INT(scratch_count(&the_scratch, "features", "", NULL), 1);
     volume = NULL;
-    teardown();
 }
 
-TEST(test_one_owner)
+TEST_WITH(test_one_owner, setup_volume(SIZE), teardown())
 {
     gd_volume *other;
     gd_volume_head head;
-    setup_volume(SIZE);
     CHECK_INT(gd_volume_open(the_repo, "disk", &other, &the_scratch.err),
               GD_BUSY);
     CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err), GD_BUSY);
@@ -470,5 +457,4 @@ TEST(test_one_owner)
     gd_volume_close(volume);
     volume = NULL;
     CHECK_INT(create("disk", SIZE, NULL), GD_EXISTS);
-    teardown();
 }

@@ -77,11 +77,9 @@ TEST_WITH(test_order_of_a_sync_point, appender_setup(&t),
     close_appender(&t, appender);
 }
 
-TEST(test_lease_and_share)
+TEST_WITH(test_lease_and_share, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
     gd_locks *other;
-    appender_setup(&t);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &other, &t.x.err), GD_OK);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_BUSY);
@@ -96,7 +94,6 @@ TEST(test_lease_and_share)
     CHECK_INT(env->lock(env, raw, share, F_WRLCK), 0);
     close(raw);
     gd_locks_close(other);
-    appender_teardown(&t);
 }
 
 static int
@@ -195,12 +192,11 @@ TEST_WITH(test_close_cuts_what_is_not_synced, appender_setup(&t),
 
 /* ---- failed sync points ---- */
 
-TEST(test_failed_fdatasync_poisons)
+TEST_WITH(test_failed_fdatasync_poisons, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
     bool cold;
     gd_fpstore *store_now;
-    appender_setup(&t);
     CHECK_INT(store_segments(&t, 1), 1);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(append_segment(&t, appender, 5), GD_OK);
@@ -225,7 +221,6 @@ TEST(test_failed_fdatasync_poisons)
     }
     check_left_alone(&t);
     check_poisoned(&t, 5);
-    appender_teardown(&t);
 }
 
 static gd_status
@@ -247,11 +242,10 @@ fill(appender_fixture *t, gd_appender *appender, int failing_sync,
 
 /* Else a crash of the machine leaves as many tails to be renewed as groups were
  * filled before it (I8). */
-TEST(test_record_of_a_full_group_is_synced)
+TEST_WITH(test_record_of_a_full_group_is_synced, appender_setup(&t),
+          appender_teardown(&t))
 {
-    appender_fixture t;
     uint64_t syncs;
-    appender_setup(&t);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(fill(&t, appender, 0, &syncs), GD_OK);
     CHECK_INT(syncs, 2);
@@ -266,7 +260,6 @@ TEST(test_record_of_a_full_group_is_synced)
     CHECK_INT(c.published.flags, GD_GROUP_POISONED);
     CHECK_INT(c.published.count, 64);
     close_appender(&t, appender);
-    appender_teardown(&t);
 }
 
 /* The mark could not be written either: then there is a tail like others. */

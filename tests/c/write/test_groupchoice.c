@@ -135,11 +135,9 @@ TEST_WITH(test_the_collector_is_in_it, appender_setup(&t),
 
 /* I1: made, but its maker failed to make its name durable: that is done before
  * the first block goes in. */
-TEST(test_name_is_made_durable)
+TEST_WITH(test_name_is_made_durable, appender_setup(&t), appender_teardown(&t))
 {
-    appender_fixture t;
     gd_appender *appender;
-    appender_setup(&t);
     fault_env_fail(&t.x.f, FAULT_FSYNC, 2, EIO, false);
     CHECK_INT(gd_appender_open(t.repo, &gd_global_scope, NULL, &appender,
                                &t.x.err), GD_IO);
@@ -157,5 +155,4 @@ TEST(test_name_is_made_durable)
     appender_other_handle(&t);
     CHECK_INT(store_segments(&t, 1), 1);
     CHECK_INT(fault_env_count(&t.x.f, FAULT_FSYNC), syncs + 1);
-    appender_teardown(&t);
 }

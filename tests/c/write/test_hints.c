@@ -51,10 +51,9 @@ find(size_t first, size_t end)
     }
 }
 
-TEST(test_most_first)
+TEST_WITH(test_most_first, setup(), teardown())
 {
     uint32_t groups[16];
-    setup();
     CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
     add(0, 2, 3, 0);
     add(2, 10, 9, 0);
@@ -70,28 +69,24 @@ TEST(test_most_first)
     CHECK_INT(groups[1], 3);
     CHECK_INT(gd_hints_left(hints), 0);
     CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
-    teardown();
 }
 
 /* What another group chosen has is no reason to choose one, as long as it may
  * be found there. */
-TEST(test_copies)
+TEST_WITH(test_copies, setup(), teardown())
 {
     uint32_t groups[16];
-    setup();
     add(0, 8, 7, 5);
     add(8, 10, 5, 6);
     add(10, 11, 6, 0);
     CHECK_INT(gd_hints_choose(hints, 16, groups), 2);
     CHECK_INT(groups[0], 5); /* ten, and leaves one, which 6 has */
     CHECK_INT(groups[1], 6);
-    teardown();
 }
 
-TEST(test_copies_of_all)
+TEST_WITH(test_copies_of_all, setup(), teardown())
 {
     uint32_t groups[16];
-    setup();
     add(0, 8, 7, 5);
     add(8, 9, 7, 0);
     CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
@@ -104,14 +99,12 @@ TEST(test_copies_of_all)
     CHECK_INT(gd_hints_choose(hints, 16, groups), 0);
     find(8, 9);
     CHECK(!gd_hints_want(hints, 7));
-    teardown();
 }
 
 /* The group chosen had nothing: the copies are worth a try. */
-TEST(test_second_choice)
+TEST_WITH(test_second_choice, setup(), teardown())
 {
     uint32_t groups[16];
-    setup();
     add(0, 8, 7, 5);
     add(8, 9, 7, 0);
     CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
@@ -120,14 +113,12 @@ TEST(test_second_choice)
     CHECK_INT(gd_hints_choose(hints, 16, groups), 1);
     CHECK_INT(groups[0], 5);
     CHECK_INT(gd_hints_left(hints), 0);
-    teardown();
 }
 
 /* More than there is room for: some are forgotten, nothing else. */
-TEST(test_too_many)
+TEST_WITH(test_too_many, setup(), teardown())
 {
     static uint32_t groups[BLOCKS];
-    setup();
     for (uint32_t round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < 1000; i++) {
             add(i, i + 1, 1000 - i, 0);
@@ -144,16 +135,13 @@ TEST(test_too_many)
         CHECK_INT(groups[0], 2);
         gd_hints_clear(hints);
     }
-    teardown();
 }
 
-TEST(test_without_memory)
+TEST_WITH(test_without_memory, setup(), teardown())
 {
-    setup();
     gd_hints *other;
     gd_error err;
     fault_env_fail(&f, FAULT_ALLOC, 1, ENOMEM, false);
     CHECK_INT(gd_hints_open(&f.env, &other, &err), GD_NOMEM);
     gd_hints_close(&f.env, other);
-    teardown();
 }

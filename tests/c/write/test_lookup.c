@@ -311,10 +311,9 @@ note_what_is_asked(void)
 }
 
 /* Hints decide which stores are loaded, their place on the disk when. */
-TEST(test_loads_in_disk_order)
+TEST_WITH(test_loads_in_disk_order, setup("sha256", false), teardown())
 {
     static const uint32_t order[] = {2, 3, 5, 6};
-    setup("sha256", false);
     store("a", 0, 6 * 64);
     another_handle();
     note_what_is_asked();
@@ -344,7 +343,6 @@ TEST(test_loads_in_disk_order)
     CHECK_INT(look_up(500, 500 + count), count - 2);
     CHECK_INT(asked.count, 8);
     CHECK_INT(COUNTER(store.reads), 4);
-    teardown();
 }
 
 /* Stores 64 blocks twice, in groups 1 and 2, and hints for both. */
@@ -465,10 +463,9 @@ TEST_WITH(test_the_collector_is_in_it, setup("sha256", false), teardown())
     CHECK_INT(look_up(0, 100), 100);
 }
 
-TEST(test_hints_that_lead_nowhere)
+TEST_WITH(test_hints_that_lead_nowhere, setup("sha256", false), teardown())
 {
     static const gd_address wrong[] = {{1, 30}, {1, 63}, {9, 1}};
-    setup("sha256", false);
     store("a", 0, 40);
     another_handle();
     CHECK_INT(look_up(50, 53), 0); /* for the fingerprints */
@@ -487,7 +484,6 @@ TEST(test_hints_that_lead_nowhere)
     CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[1], hints), 1);
     CHECK_INT(gd_filter_lookup(t.repo->filter, &fps[2], hints), 1);
     CHECK_INT(look_up(0, 40), 40);
-    teardown();
 }
 
 /* Slots that were published after their store was loaded. */
@@ -543,10 +539,9 @@ TEST_WITH(test_freed_meanwhile, setup("sha256", false), teardown())
 
 /* Group 1 is lost, and another upload makes one with its number: what this
  * process knew of it leads nowhere. */
-TEST(test_group_lost)
+TEST_WITH(test_group_lost, setup("sha256", false), teardown())
 {
     bool equal;
-    setup("sha256", false);
     store("a", 0, 64);
     CHECK_INT(look_up(0, 64), 64);
     gd_lookup_close(t.lookup);
@@ -562,7 +557,6 @@ TEST(test_group_lost)
     CHECK(equal);
     CHECK_INT(gd_lookup_open(t.repo, &gd_global_scope, &t.lookup, &t.x.err),
               GD_OK);
-    teardown();
 }
 
 /* ---- by value ---- */

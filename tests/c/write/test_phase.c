@@ -117,12 +117,11 @@ TEST(test_twins_at_all_block_sizes)
     }
 }
 
-TEST(test_twins_at_all_phases)
+TEST_WITH(test_twins_at_all_phases, setup(4096), teardown())
 {
     enum { LENGTH = 300 * 4096 };
     gd_recipe_header header;
     char id[16];
-    setup(4096);
     fill_random(one, LENGTH, 1);
     put("one", one, LENGTH, LENGTH, &header);
     for (unsigned sectors = 1; sectors <= 8; sectors++) {
@@ -134,7 +133,6 @@ TEST(test_twins_at_all_phases)
         CHECK_INT(header.new_bytes, before);
         CHECK_INT(changes(), sectors < 8 ? sectors : 7);
     }
-    teardown();
 }
 
 /* A twin of fewer than a batch is found at its commit. */
@@ -173,11 +171,10 @@ fill_filter(uint64_t seed)
     } while (stats.level < 4);
 }
 
-TEST(test_twins_with_few_hints)
+TEST_WITH(test_twins_with_few_hints, setup(4096), teardown())
 {
     enum { LENGTH = 9 * MIB };
     gd_recipe_header header;
-    setup(4096);
     fill_filter(5);
     fill_random(one, LENGTH, 1);
     put("one", one, LENGTH, 4 * MIB, NULL);
@@ -185,7 +182,6 @@ TEST(test_twins_with_few_hints)
     put("two", two, LENGTH - 5 * SECTOR, 4 * MIB, &header);
     CHECK_INT(changes(), 1);
     CHECK(header.new_bytes <= 2 * 4096);
-    teardown();
 }
 
 TEST(test_twins_by_value)
@@ -282,11 +278,10 @@ TEST(test_counts)
 }
 
 /* Back to where it was cut at first, after some megabytes. */
-TEST(test_phase_lost_and_found)
+TEST_WITH(test_phase_lost_and_found, setup(4096), teardown())
 {
     enum { PART = 4 * MIB };
     gd_recipe_header header;
-    setup(4096);
     fill_random(one, 3 * PART, 1);
     put("one", one, 3 * PART, PART, NULL);
     memcpy(two, one + SECTOR, 2 * PART);
@@ -294,7 +289,6 @@ TEST(test_phase_lost_and_found)
     put("two", two, 3 * PART, PART, &header);
     CHECK_INT(changes(), 2);
     CHECK(header.new_bytes <= 3 * 4096);
-    teardown();
 }
 
 /* ---- what is not found ---- */
@@ -388,10 +382,9 @@ TEST(test_own_blocks_are_found)
     teardown();
 }
 
-TEST(test_unique_data_is_hardly_sampled)
+TEST_WITH(test_unique_data_is_hardly_sampled, setup(4096), teardown())
 {
     enum { BLOCKS = MOST / 1024 };
-    setup(4096);
     fill_random(one, MOST, 1);
     for (uint64_t i = 0; i < 3; i++) {
         char id[16];
@@ -402,11 +395,10 @@ TEST(test_unique_data_is_hardly_sampled)
     CHECK_INT(changes(), 0);
     CHECK(samples() > 0);
     CHECK(samples() <= 3 * (56 * 4));
-    teardown();
 }
 
 /* In the long run: one block in 16. */
-TEST(test_samples_are_paid_for)
+TEST_WITH(test_samples_are_paid_for, setup(4096), teardown())
 {
     enum { BLOCKS = 64, BATCHES = 4000 };
     static gd_block blocks[BLOCKS];
@@ -414,7 +406,6 @@ TEST(test_samples_are_paid_for)
     gd_hashing *hashing;
     gd_lookup *lookup;
     gd_phase *phase;
-    setup(4096);
     REQUIRE(gd_hashing_open(repo, &gd_global_scope, &hashing, &x.err) ==
             GD_OK);
     REQUIRE(gd_lookup_open(repo, &gd_global_scope, &lookup, &x.err) == GD_OK);
@@ -440,7 +431,6 @@ TEST(test_samples_are_paid_for)
     gd_phase_close(x.env, phase);
     gd_lookup_close(lookup);
     gd_hashing_close(hashing);
-    teardown();
 }
 
 /* Another phase at each block: little is found, nothing twice as long. */
@@ -522,13 +512,12 @@ TEST(test_told_blocks_are_not_cut_anew)
 }
 
 /* A sync point in the middle is none of a phase. */
-TEST(test_keeping)
+TEST_WITH(test_keeping, setup(4096), teardown())
 {
     enum { LENGTH = 5 * MIB };
     gd_transaction *transaction;
     gd_recipe_header header;
     bool linked, equal;
-    setup(4096);
     fill_random(one, LENGTH, 1);
     put("one", one, LENGTH, LENGTH, NULL);
     memcpy(two, one + SECTOR, LENGTH - SECTOR);
@@ -550,7 +539,6 @@ TEST(test_keeping)
     CHECK_INT(get_image(repo, "two", two, LENGTH - SECTOR, &equal, &x.err),
               GD_OK);
     CHECK(equal);
-    teardown();
 }
 
 /* ---- under faults ---- */

@@ -128,11 +128,10 @@ TEST(test_sizes)
     transaction_teardown();
 }
 
-TEST(test_zeros)
+TEST_WITH(test_zeros, transaction_setup(), transaction_teardown())
 {
     static uint8_t data[20 << 20];
     gd_recipe_header header;
-    transaction_setup();
     store_in_one("zeros", data, sizeof data, 1 << 20, &header);
     CHECK_INT(header.zero_bytes, sizeof data);
     CHECK_INT(header.extents, 1);
@@ -150,15 +149,14 @@ TEST(test_zeros)
     CHECK_INT(header.zero_bytes, 4099);
     check_stored_image("tail", data, 4099);
     data[5 << 20] = 0;
-    transaction_teardown();
 }
 
 /* Within an image, in the group now open, and between images. */
-TEST(test_duplicates_are_stored_once)
+TEST_WITH(test_duplicates_are_stored_once, transaction_setup(),
+          transaction_teardown())
 {
     static uint8_t data[200 * 4096];
     gd_recipe_header header;
-    transaction_setup();
     the_repo->params.group_slots = 1024;
     fill_random(data, sizeof data, 1);
     memcpy(data + 100 * 4096, data, 50 * 4096);
@@ -174,7 +172,6 @@ TEST(test_duplicates_are_stored_once)
     check_stored_image("a", data, 150 * 4096);
     check_stored_image("b", data, sizeof data);
     check_stored_image("c", data, sizeof data);
-    transaction_teardown();
 }
 
 /* ---- one image, several transactions ---- */
@@ -220,13 +217,12 @@ TEST(test_interleaved)
     transaction_teardown();
 }
 
-TEST(test_one_id_twice)
+TEST_WITH(test_one_id_twice, transaction_setup(), transaction_teardown())
 {
     uint8_t data[10000];
     gd_transaction *refused;
     gd_recipe_header header;
     bool linked;
-    transaction_setup();
     fill_random(data, sizeof data, 1);
     gd_transaction *first = begin_image("a"), *second = begin_image("a");
     CHECK(memcmp(gd_transaction_upload_id(first),
@@ -248,16 +244,14 @@ TEST(test_one_id_twice)
     /* The first's. */
     CHECK_INT(scratch_count(&the_scratch, "spool", "", NULL), 1);
     check_stored_image("a", data, sizeof data);
-    transaction_teardown();
 }
 
-TEST(test_what_is_refused)
+TEST_WITH(test_what_is_refused, transaction_setup(), transaction_teardown())
 {
     char project[GD_PROJECT_MAX + 2];
     gd_transaction *transaction;
     gd_recipe_header header;
     bool linked;
-    transaction_setup();
     memset(project, 'p', sizeof project);
     project[sizeof project - 1] = '\0';
     CHECK_INT(gd_transaction_begin(the_repo, "a/b", "", &gd_global_scope,
@@ -284,7 +278,6 @@ TEST(test_what_is_refused)
     CHECK(linked);
     gd_transaction_end(transaction);
     check_stored_image("a", (const uint8_t *)"data", 4);
-    transaction_teardown();
 }
 
 /* ---- giving up ---- */
@@ -401,12 +394,11 @@ TEST(test_changed_in_memory)
     }
 }
 
-TEST(test_abort)
+TEST_WITH(test_abort, transaction_setup(), transaction_teardown())
 {
     static uint8_t data[9 << 20];
     gd_recipe_header header;
     bool equal;
-    transaction_setup();
     the_repo->params.group_slots = 32768;
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
@@ -422,16 +414,15 @@ TEST(test_abort)
     CHECK_INT(header.new_bytes, sizeof data);
     CHECK_INT(scratch_count(&the_scratch, "groups", "", NULL), 1);
     check_stored_image("a", data, sizeof data);
-    transaction_teardown();
 }
 
 /* Groups that were full before the abort were synced: what they hold is found
  * by the next upload. */
-TEST(test_abort_after_sync_points)
+TEST_WITH(test_abort_after_sync_points, transaction_setup(),
+          transaction_teardown())
 {
     static uint8_t data[5 << 20];
     gd_recipe_header header;
-    transaction_setup();
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     write_all(transaction, data, sizeof data); /* the first 4 MiB are stored */
@@ -440,19 +431,18 @@ TEST(test_abort_after_sync_points)
     store_in_one("a", data, 4 << 20, 1 << 20, &header);
     CHECK(header.new_bytes < 64 * 4096 * 20);
     check_stored_image("a", data, 4 << 20);
-    transaction_teardown();
 }
 
 /* I1: after a failed fdatasync the upload fails; the next one stores all of it
  * anew, in another group, and is whole. */
-TEST(test_failed_sync_at_the_commit)
+TEST_WITH(test_failed_sync_at_the_commit, transaction_setup(),
+          transaction_teardown())
 {
     static uint8_t data[40 * 4096];
     gd_recipe_header header;
     gd_recipe_page page;
     gd_image *image;
     bool linked;
-    transaction_setup();
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     write_all(transaction, data, sizeof data);
@@ -482,16 +472,15 @@ TEST(test_failed_sync_at_the_commit)
         check_stored_image(id, data, sizeof data);
         transaction_other_handle();
     }
-    transaction_teardown();
 }
 
 /* N8.6: after the link an error is reported, and the image stays. */
-TEST(test_failure_after_the_link)
+TEST_WITH(test_failure_after_the_link, transaction_setup(),
+          transaction_teardown())
 {
     uint8_t data[10000];
     gd_recipe_header header;
     bool linked;
-    transaction_setup();
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     write_all(transaction, data, sizeof data);
@@ -513,7 +502,6 @@ TEST(test_failure_after_the_link)
     gd_transaction_end(transaction);
     CHECK_INT(scratch_count(&the_scratch, "spool", "T-", NULL), 2);
     check_stored_image("a", data, sizeof data);
-    transaction_teardown();
 }
 
 /* ---- killed ---- */

@@ -125,11 +125,10 @@ TEST_WITH(test_no_phases, setup(false), transaction_teardown())
 
 /* Stores that are expected answer without any index; a group of another scope,
  * and one that does not exist, are left out. */
-TEST(test_expect)
+TEST_WITH(test_expect, setup(false), transaction_teardown())
 {
     gd_recipe_header header;
     bool linked;
-    setup(false);
     put("first", one, GD_DEDUP_ALL);
     gd_repo_close(the_repo);
     the_repo = scratch_repo(&the_scratch);
@@ -148,5 +147,4 @@ TEST(test_expect)
         CHECK_INT(header.new_bytes, project == 0 ? 0 : SIZE);
         gd_transaction_end(t);
     }
-    transaction_teardown();
 }

@@ -88,13 +88,12 @@ commit(gd_transaction *transaction, gd_recipe_header *header)
 }
 
 /* More at once than are looked up in one go. */
-TEST(test_find_and_add_many)
+TEST_WITH(test_find_and_add_many, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 200, MANY = 9001 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
     static pulled p;
     gd_recipe_header header;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     gd_transaction *transaction = begin_image("b");
@@ -126,7 +125,6 @@ TEST(test_find_and_add_many)
     free(fps);
     free(lengths);
     free(found);
-    transaction_teardown();
 }
 
 static void
@@ -137,13 +135,12 @@ find_at(gd_transaction *transaction, pulled *p)
 }
 
 /* What others say of addresses is believed of no block that is not there. */
-TEST(test_find_at)
+TEST_WITH(test_find_at, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 100 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
     static pulled p, told;
     gd_recipe_header header;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     gd_transaction *transaction = begin_image("look");
@@ -175,19 +172,17 @@ TEST(test_find_at)
     commit(transaction, &header);
     CHECK_INT(header.new_bytes, 0);
     check_stored_image("b", data, sizeof data);
-    transaction_teardown();
 }
 
 /* What one transaction stores for the image of another counts as the image's,
  * once. */
-TEST(test_credit)
+TEST_WITH(test_credit, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 30 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
     static pulled p;
     uint64_t new_bytes, stored_bytes, again, rest;
     gd_recipe_header header;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     describe(&p, data, sizeof data);
     gd_transaction *transaction = begin_image("a");
@@ -212,17 +207,16 @@ TEST(test_credit)
     CHECK_INT(header.new_bytes, sizeof data);
     CHECK(header.stored_bytes >= stored_bytes + PULL_BLOCK);
     check_stored_image("a", data, sizeof data);
-    transaction_teardown();
 }
 
 /* A group that a collector has is not waited for, and its blocks are not
  * there. */
-TEST(test_find_at_without_the_lock)
+TEST_WITH(test_find_at_without_the_lock, setup_pull(false),
+          transaction_teardown())
 {
     enum { BLOCKS = 20 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
     static pulled p;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     gd_transaction *transaction = begin_image("look");
@@ -236,7 +230,6 @@ TEST(test_find_at_without_the_lock)
     CHECK_INT(count_addresses(&p), 0);
     gd_transaction_end(transaction);
     gd_locks_withdraw_all(the_repo->locks);
-    transaction_teardown();
 }
 
 /* Blocks of several groups, each for itself and in no order of theirs, between
@@ -291,11 +284,11 @@ TEST(test_find_and_add)
     transaction_teardown();
 }
 
-TEST(test_find_what_is_not_there)
+TEST_WITH(test_find_what_is_not_there, setup_pull(false),
+          transaction_teardown())
 {
     static uint8_t data[20 * PULL_BLOCK];
     static pulled p;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("b");
     describe(&p, data, sizeof data);
@@ -315,18 +308,16 @@ TEST(test_find_what_is_not_there)
     find_blocks(transaction, &p);
     CHECK_INT(add_blocks(transaction, &p, 0, 0), GD_OK);
     gd_transaction_end(transaction);
-    transaction_teardown();
 }
 
 /* What this transaction wrote itself: not synced yet, synced, and in a group
  * that is full. */
-TEST(test_find_own_blocks)
+TEST_WITH(test_find_own_blocks, setup_pull(false), transaction_teardown())
 {
     enum { BLOCKS = 100 };
     static uint8_t data[BLOCKS * PULL_BLOCK], want[4 * sizeof data];
     static pulled p;
     gd_recipe_header header;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     describe(&p, data, sizeof data);
@@ -361,15 +352,13 @@ TEST(test_find_own_blocks)
     memcpy(want + 120 * PULL_BLOCK, data, sizeof data);
     memcpy(want + 220 * PULL_BLOCK, data + 50 * PULL_BLOCK, 50 * PULL_BLOCK);
     check_stored_image("a", want, 270 * PULL_BLOCK);
-    transaction_teardown();
 }
 
 /* What was written is known without a sync point, and goes with an abort. */
-TEST(test_measure)
+TEST_WITH(test_measure, setup_pull(false), transaction_teardown())
 {
     static uint8_t data[100 * PULL_BLOCK];
     uint64_t stored, found;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     uint64_t syncs = fault_env_count(&the_scratch.f, FAULT_FDATASYNC);
@@ -394,16 +383,15 @@ TEST(test_measure)
     CHECK(gd_transaction_measure(transaction, &stored, &found,
                                  &the_scratch.err) != GD_OK);
     gd_transaction_end(transaction);
-    transaction_teardown();
 }
 
 /* Each address that find did not return, whoever names it. */
-TEST(test_add_takes_nothing_on_trust)
+TEST_WITH(test_add_takes_nothing_on_trust, setup_pull(false),
+          transaction_teardown())
 {
     enum { BLOCKS = 130 };
     static uint8_t data[BLOCKS * PULL_BLOCK];
     static pulled p, all, bad;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     gd_transaction *transaction = begin_image("probe");
@@ -472,7 +460,6 @@ TEST(test_add_takes_nothing_on_trust)
     gd_recipe_header header;
     commit(transaction, &header);
     CHECK_INT(header.size, 4 * PULL_BLOCK);
-    transaction_teardown();
 }
 
 /* I6 */
@@ -504,11 +491,10 @@ TEST(test_find_holds_the_lock)
     transaction_teardown();
 }
 
-TEST(test_add_within_a_block)
+TEST_WITH(test_add_within_a_block, setup_pull(false), transaction_teardown())
 {
     static uint8_t data[4 * PULL_BLOCK], want[8 * PULL_BLOCK];
     static pulled p;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     gd_transaction *transaction = begin_image("b");
@@ -537,15 +523,13 @@ TEST(test_add_within_a_block)
     memcpy(want, data, 1024);
     memcpy(want + 1536, data, sizeof data);
     check_stored_image("b", want, 1536 + sizeof data + 100);
-    transaction_teardown();
 }
 
 /* I5: nobody has bytes to compare. */
-TEST(test_find_by_value)
+TEST_WITH(test_find_by_value, setup_pull(true), transaction_teardown())
 {
     static uint8_t data[10 * PULL_BLOCK];
     static pulled p;
-    setup_pull(true);
     fill_random(data, sizeof data, 1);
     store_in_one("a", data, sizeof data, sizeof data, NULL);
     gd_transaction *transaction = begin_image("b");
@@ -560,15 +544,13 @@ TEST(test_find_by_value)
     CHECK_INT(add_blocks(transaction, &p, 0, 10), GD_INVALID);
     commit(transaction, &(gd_recipe_header){0});
     check_stored_image("b", data, sizeof data);
-    transaction_teardown();
 }
 
 /* What was kept is found by the next; what was not kept is cut off. */
-TEST(test_keep)
+TEST_WITH(test_keep, setup_pull(false), transaction_teardown())
 {
     static uint8_t data[100 * PULL_BLOCK];
     static pulled p;
-    setup_pull(false);
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
     CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
@@ -592,7 +574,6 @@ TEST(test_keep)
     commit(transaction, &header);
     CHECK_INT(header.new_bytes, 70 * PULL_BLOCK);
     check_stored_image("a", data, sizeof data);
-    transaction_teardown();
 }
 
 static gd_status
