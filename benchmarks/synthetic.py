@@ -61,7 +61,7 @@ def build(directory: str, name: str = 'synthetic', *more: str) -> str:
     subprocess.run(
         ['gcc', '-std=c11', '-D_GNU_SOURCE', '-O2', '-Wall', '-Wextra',
          '-Werror', f'-I{ENGINE.parent}', f'-I{HERE.parent}',
-         *(HERE / f'{n}.c' for n in (name, *more)),
+         *(next(HERE.rglob(f'{n}.c')) for n in (name, *more)),
          *sorted(ENGINE.glob('*/*.c')), '-o', program, *LIBRARIES],
         check=True, timeout=300)
     return program

@@ -3,20 +3,19 @@
 """The benchmarks of batch backups store what uploads would, and tell it."""
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.needs('disks')]
+from tests.benchmarks import papers
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
+pytestmark = [pytest.mark.long, pytest.mark.needs('disks')]
 
 
 def run(program, *words):
-    done = subprocess.run([sys.executable, BENCHMARKS / program, *words],
+    done = subprocess.run([sys.executable, papers.FOLDER / program, *words],
                           capture_output=True, text=True, timeout=400)
     assert not done.returncode, done.stderr
     return done.stdout

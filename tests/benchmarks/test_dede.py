@@ -2,33 +2,24 @@
 
 """What DEDE's experiments measure is all that there was to share."""
 
-import pathlib
-import sys
 
 import pytest
 
 from glance_dedup.maintenance import addresses
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
+from tests.benchmarks import papers
 from tests.benchmarks import test_hosts
 
 pytestmark = pytest.mark.long
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCK = 4096
 MIB = 1 << 20
 #: Of the images that rates are measured with.
 MERGED = 8
 
 
-@pytest.fixture(scope='module')
-def dede():
-    sys.path.append(str(BENCHMARKS))
-    try:
-        import dede
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return dede
+dede = papers.fixture('dede')
 
 
 @pytest.fixture(scope='module')

@@ -2,7 +2,6 @@
 
 """What Dmdedup's experiments measure is a disk that keeps what it is given."""
 
-import pathlib
 import random
 import subprocess
 import sys
@@ -12,22 +11,15 @@ import pytest
 
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import repository
+from tests.benchmarks import papers
 
 pytestmark = pytest.mark.long
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCKS = 500    # of the disks
 MOST = 256      # that directmap.c takes at once
 
 
-@pytest.fixture(scope='module')
-def dmdedup():
-    sys.path.append(str(BENCHMARKS))
-    try:
-        import dmdedup
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return dmdedup
+dmdedup = papers.fixture('dmdedup')
 
 
 @pytest.fixture(scope='module')
@@ -257,7 +249,7 @@ def test_a_bad_trace_ends_the_program_at_once(tmp_path, text, complaint):
     path = tmp_path / 'trace'
     path.write_text(text)
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / 'dmdedup.py', '--scale', 'tiny',
+        [sys.executable, papers.FOLDER / 'dmdedup.py', '--scale', 'tiny',
          '--trace', str(path)], cwd=tmp_path, capture_output=True, text=True,
         timeout=100)
     assert done.returncode == 1

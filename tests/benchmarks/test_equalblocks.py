@@ -7,25 +7,18 @@ import json
 import pathlib
 import random
 import subprocess
-import sys
 
 import pytest
 
+from tests.benchmarks import papers
+
 pytestmark = pytest.mark.long
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1 << 20)
 WINDOW = 1 << 20
 
 
-@pytest.fixture(scope='module')
-def equalblocks():
-    sys.path.append(str(BENCHMARKS))
-    try:
-        import equalblocks
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return equalblocks
+equalblocks = papers.fixture('equalblocks')
 
 
 @pytest.fixture(scope='module')

@@ -3,27 +3,20 @@
 """Hosts with mounts and daemons find what they can, and merging the rest."""
 
 import pathlib
-import sys
 import time
 
 import pytest
 
+from tests.benchmarks import papers
+
 pytestmark = pytest.mark.long
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 BLOCK = 4096
 MIB = 1 << 20
 COUNT = 12
 
 
-@pytest.fixture(scope='module')
-def hosts():
-    sys.path.append(str(BENCHMARKS))
-    try:
-        import hosts
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return hosts
+hosts = papers.fixture('hosts')
 
 
 @pytest.fixture(scope='module')

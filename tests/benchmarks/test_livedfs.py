@@ -4,30 +4,21 @@
 
 import argparse
 import ctypes
-import pathlib
 import subprocess
-import sys
 
 import pytest
 
 from glance_dedup.check import checker
+from tests.benchmarks import papers
 
 pytestmark = pytest.mark.long
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
 PAGE = 4096
 MIB = 1 << 20
 BLOCKS = 4 * MIB // PAGE    # of the images that are stored
 
 
-@pytest.fixture(scope='module')
-def livedfs():
-    sys.path.append(str(BENCHMARKS))
-    try:
-        import livedfs
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return livedfs
+livedfs = papers.fixture('livedfs')
 
 
 # -- the model ----------------------------------------------------------------
@@ -41,8 +32,8 @@ class Counts(ctypes.Structure):
 def library(tmp_path_factory):
     path = tmp_path_factory.mktemp('model') / 'diskmodel.so'
     subprocess.run(['gcc', '-std=c11', '-shared', '-fPIC', '-D_GNU_SOURCE',
-                    f'-I{BENCHMARKS.parent}', '-o', path,
-                    BENCHMARKS / 'diskmodel.c', '-lpthread'],
+                    f'-I{papers.FOLDER.parents[1]}', '-o', path,
+                    papers.FOLDER.parent / 'diskmodel.c', '-lpthread'],
                    check=True, timeout=60)
     library = ctypes.CDLL(str(path))
     library.dm_open.restype = ctypes.c_void_p

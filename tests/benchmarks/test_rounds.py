@@ -2,18 +2,17 @@
 
 """The simulator of rounds."""
 
-import pathlib
 import re
 import subprocess
 import sys
 
-BENCHMARK = (pathlib.Path(__file__).resolve().parents[2]
-             / 'benchmarks' / 'rounds.py')
+from tests.benchmarks import papers
 
 
 def test_rounds():
     done = subprocess.run(
-        [sys.executable, BENCHMARK, '--hosts', '3', '--disks', '4'],
+        [sys.executable, papers.FOLDER / 'rounds.py', '--hosts', '3',
+         '--disks', '4'],
         capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr
     assert len(re.findall('(all alike|hosts differ) ', done.stdout)) == 22

@@ -2,16 +2,16 @@
 
 """The sums of many hosts, and the page that shows them."""
 
-import pathlib
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from tests.benchmarks import papers
 from tests.support import documents
 
-BENCHMARK = pathlib.Path(documents.TOP, 'benchmarks', 'scale.py')
+BENCHMARK = papers.FOLDER / 'scale.py'
 PAGE = documents.SOURCE / 'contributor' / 'scale.rst'
 
 

@@ -3,23 +3,15 @@
 """Traces are read as they are written, and bad lines are refused."""
 
 import collections
-import pathlib
-import sys
 
 import pytest
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / 'benchmarks'
+from tests.benchmarks import papers
+
 MD5 = '0123456789abcdef0123456789abcdef'
 
 
-@pytest.fixture(scope='module')
-def traces():
-    sys.path.append(str(BENCHMARKS))
-    try:
-        import traces
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return traces
+traces = papers.fixture('traces')
 
 
 def test_a_line(traces):

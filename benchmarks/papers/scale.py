@@ -4,7 +4,7 @@
 
 Run it from a checkout::
 
-    python benchmarks/scale.py [--hosts N ...] [--FIGURE VALUE ...]
+    python benchmarks/papers/scale.py [--hosts N ...] [--FIGURE VALUE ...]
 
 It multiplies measured figures; nothing is stored, and no host is asked. It
 prints the figures, with where they come from, then the sums of a night, and
@@ -14,6 +14,7 @@ then what of each thing is there, with the scarcest first.
 import argparse
 import dataclasses
 
+import _path  # noqa: F401  finds what is beside the folder
 import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup.batch import ranks
@@ -48,7 +49,7 @@ class Figures:
         100, 'MB/s of a host', 'plan of backup run; the paper: 88')
     cpu_gb: float = figure(
         1.76, 'GB/s of a processor',
-        'benchmarks/batch.py nights --ranks 1: working')
+        'benchmarks/papers/batch.py nights --ranks 1: working')
     exchanged: float = figure(
         6.2, 'M records/s', 'the exchange alone, ranks on one host')
     merged: float = figure(
@@ -56,7 +57,7 @@ class Figures:
     shard_mb: float = figure(12, 'MB', 'design: sort and join in memory')
     rank_mb: float = figure(
         29.6, 'MB without send buffers',
-        'benchmarks/batch.py nights --ranks 2: nights 2 and 3')
+        'benchmarks/papers/batch.py nights --ranks 2: nights 2 and 3')
     shared_gb: float = figure(
         1.25, 'GB/s of the shared directory', 'assumed: 10 Gbit/s')
     kept: float = figure(30, 'nights of new blocks', 'assumed: retention')

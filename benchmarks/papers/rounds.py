@@ -4,8 +4,8 @@
 
 Run it from a checkout::
 
-    python benchmarks/rounds.py [--hosts 100] [--disks 25] [--weight 0.5]
-        [--overhead 120] [--rate 88] [--plot DIR]
+    python benchmarks/papers/rounds.py [--hosts 100] [--disks 25]
+        [--weight 0.5] [--overhead 120] [--rate 88] [--plot DIR]
 
 Each of 22 sets has so many disks on each host, of 40 GB on average, with sizes
 that differ by another law. A host reads RATE MB of virtual disk in a second:
@@ -28,6 +28,7 @@ import os
 import random
 import statistics
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 import plot
 

@@ -4,7 +4,8 @@
 
 Run it from a checkout::
 
-    python benchmarks/following.py [--groups N,...] [--mib N] [--dir DIR]
+    python benchmarks/papers/following.py [--groups N,...] [--mib N]
+        [--dir DIR]
 
 Two tables:
 
@@ -23,6 +24,7 @@ import struct
 import time
 import uuid
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 
 from glance_dedup.check import format as format_module

@@ -2,7 +2,7 @@
 /*
  * linearmap.c - see linearmap.h.
  */
-#include "benchmarks/linearmap.h"
+#include "benchmarks/papers/linearmap.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
-    python benchmarks/dede.py [--scale tiny|quick|full] [--only PART]
+    python benchmarks/papers/dede.py [--scale tiny|quick|full] [--only PART]
         [--dir DIR] [--filter-dir /dev/shm] [--plot DIR] [IMAGE...]
 
 After Clements, Ahmad, Vilayannur and Li, "Decentralized Deduplication in SAN
@@ -52,6 +52,7 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 from common import PIECE

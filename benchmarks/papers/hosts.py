@@ -5,7 +5,7 @@
 Run it from a checkout in which the extension is built, as root; gcc and the
 headers of FUSE are needed::
 
-    python benchmarks/hosts.py [--hosts 4] [--images 24] [--mib 64]
+    python benchmarks/papers/hosts.py [--hosts 4] [--images 24] [--mib 64]
         [--interval 5] [--dir DIR] [--filter-dir /dev/shm] [IMAGE...]
 
 Each host has a mount of the directory (``tests/sharedfs``): a client with page
@@ -37,6 +37,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 import equalblocks

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Any
 
+import _path  # noqa: F401  finds what is beside the folder
 import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup import _engine

@@ -4,7 +4,8 @@
 
 Run it from a checkout to make such a trace, on the standard output::
 
-    python benchmarks/traces.py {web,mail,homes} [--writes 100000] [--seed 1]
+    python benchmarks/papers/traces.py {web,mail,homes}
+        [--writes 100000] [--seed 1]
 
 Koller and Rangaswami published traces of three servers of Florida
 International University ("I/O Deduplication", FAST 2010). Each line is::

@@ -4,7 +4,7 @@
 
 Run it from a checkout; gcc and the engine's libraries are needed::
 
-    python benchmarks/equalblocks.py [--dir DIR] [--plot DIR] IMAGE...
+    python benchmarks/papers/equalblocks.py [--dir DIR] [--plot DIR] IMAGE...
 
 After Clements, Ahmad, Vilayannur and Li, "Decentralized Deduplication in SAN
 Cluster File Systems", USENIX ATC 2009. (dede.py has their other experiments.)
@@ -32,6 +32,7 @@ import subprocess
 import tempfile
 from typing import NamedTuple
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 import plot

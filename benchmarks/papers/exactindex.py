@@ -4,7 +4,7 @@
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
-    python benchmarks/exactindex.py [--blocks 1000000] [--dir DIR]
+    python benchmarks/papers/exactindex.py [--blocks 1000000] [--dir DIR]
 
 The repository is made by ``synthetic.py``: it has the entries of so many
 blocks, all different, and no blocks. 100 million take 5.6 GB of DIR, and the
@@ -23,6 +23,7 @@ import contextlib
 import os
 from typing import NamedTuple
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 import synthetic
 

@@ -4,7 +4,7 @@
 
 Run it from a checkout in which the extension is built::
 
-    python benchmarks/hints.py [--mib 256] [--rounds 5] [--dir DIR]
+    python benchmarks/papers/hints.py [--mib 256] [--rounds 5] [--dir DIR]
         [--filter-dir /dev/shm]
 
 In each round, with a repository of its own for each index:
@@ -37,6 +37,7 @@ import tempfile
 from typing import NamedTuple
 import warnings
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 

@@ -5,7 +5,7 @@
 Run it from a checkout in which the extension is built; gcc is needed, and for
 A4 root, for B2 Glance and uWSGI::
 
-    python benchmarks/livedfs.py [--mib 512] [--rounds 3] [--dir DIR]
+    python benchmarks/papers/livedfs.py [--mib 512] [--rounds 3] [--dir DIR]
         [--stores-elsewhere] [--single-loads] [--no-combining]
         [--only A1,B1] [--plot DIR] [IMAGE..]
 
@@ -59,6 +59,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 import disk

@@ -30,7 +30,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "benchmarks/linearmap.h"
+#include "benchmarks/papers/linearmap.h"
 #include "engine/base/coding.h"
 #include "engine/read/blockreader.h"
 #include "engine/write/packer.h"

@@ -4,10 +4,11 @@
 
 Run it from a checkout, on an idle machine::
 
-    python benchmarks/batch.py nights [--dirty 22] [--dirty-bits] [--profile]
-        [DISK...]
-    python benchmarks/batch.py memory [--partitions 1 2 ...] [--plot DIR]
-    python benchmarks/batch.py buffers [--bytes 1300 ...] [--plot DIR]
+    python benchmarks/papers/batch.py nights [--dirty 22] [--dirty-bits]
+        [--profile] [DISK...]
+    python benchmarks/papers/batch.py memory [--partitions 1 2 ...]
+        [--plot DIR]
+    python benchmarks/papers/batch.py buffers [--bytes 1300 ...] [--plot DIR]
 
 Each has ``[--mib 256] [--disks 16] [--ranks 8] [--dir DIR]``. The disks are
 made: half of each is common to all, a tenth is zeros, the rest is its own.
@@ -53,6 +54,7 @@ import threading
 import time
 from typing import Any
 
+import _path  # noqa: F401  finds what is beside the folder
 import batchrank
 import common
 import plot

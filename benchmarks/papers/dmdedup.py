@@ -4,7 +4,7 @@
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
-    python benchmarks/dmdedup.py [--quick] [--scale tiny|quick|full]
+    python benchmarks/papers/dmdedup.py [--quick] [--scale tiny|quick|full]
         [--trace FILE [--trace-block 4096]] [--hints] [--kernels TAR..]
         [--dir DIR] [--filter-dir /dev/shm] [--plot DIR]
 
@@ -57,6 +57,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple, Protocol
 
+import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 import equalblocks

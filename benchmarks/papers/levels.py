@@ -4,7 +4,7 @@
 
 Run it from a checkout, as root::
 
-    unshare --mount python benchmarks/levels.py [--disks 40] [--mib 512]
+    unshare --mount python benchmarks/papers/levels.py [--disks 40] [--mib 512]
         [--nights 4] [--debs DIR] [--updates DIR] [--plot FILE] ROOT...
 
 It should have mounts of its own. Else a program that starts meanwhile with a
@@ -41,6 +41,7 @@ import shutil
 import sqlite3
 import subprocess
 
+import _path  # noqa: F401  finds what is beside the folder
 import batch
 import common
 from common import MIB
