@@ -45,20 +45,20 @@ SINGLE = {
     'image copy': ['image copy synthetic-7 copy-{n}'],
     'image verify': ['image verify synthetic-7'],
     'image delete': ['image delete synthetic-{n}{n}'],
-    'delete, collect': ['image delete put-{n}', 'collect'],
+    'delete, collect': ['image delete put-{n}', 'task collect'],
     'delete --collect': ['image delete --collect copy-{n}'],
 }
 WHOLE = {
     'image list': ['image list -f json'],
     'status': ['status'],
-    'space': ['space'],
-    'collect': ['collect'],
+    'repository space': ['repository space'],
+    'task collect': ['task collect'],
     'repository check': ['repository check'],
 }
 START = {
     '--help': ['--help'],
     'image show --help': ['image show --help'],
-    'collect --help': ['collect --help'],
+    'task collect --help': ['task collect --help'],
 }
 
 
@@ -109,7 +109,7 @@ def repository(images: int, place: str, program: str) -> Iterator[str]:
                        data=True, program=program)
         # The second finds nothing to do: it is what the others begin with.
         for _ in range(2):
-            spent(command('collect'), directory)
+            spent(command('task', 'collect'), directory)
         yield directory
 
 

@@ -8,9 +8,9 @@ Run it from a checkout in which the extension is built::
 
 Every byte that is not a block's counts, as ``du`` does: percent are of the
 blocks before compression, and the last column is bytes for each block. It
-looks further into the parts of ``glance-dedup space``: into fingerprint stores
-(by the fields of an entry), recipes, and the exact index. It changes nothing;
-nobody should store meanwhile.
+looks further into the parts of ``glance-dedup repository space``: into
+fingerprint stores (by the fields of an entry), recipes, and the exact index.
+It changes nothing; nobody should store meanwhile.
 """
 
 import argparse

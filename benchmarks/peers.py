@@ -221,7 +221,7 @@ class Ours(Peer):
 
     def delete(self, name):
         return self.command('image', 'delete', name).plus(
-            self.command('collect'))
+            self.command('task', 'collect'))
 
     def close(self):
         shutil.rmtree(self.filter_dir)
@@ -232,8 +232,9 @@ class Recompressed(Ours):
     level = 3
 
     def maintain(self):
-        return self.command('merge').plus(self.command('collect')).plus(
-            self.command('recompress', '--codec', 'zstd', '--level',
+        return self.command('task', 'merge').plus(
+            self.command('task', 'collect')).plus(
+            self.command('task', 'recompress', '--codec', 'zstd', '--level',
                          str(self.level)))
 
 

@@ -83,7 +83,7 @@ class Stored:
             with open(conf, 'w') as f:
                 f.write(f'[dedupd]\nrecompress_order = {codec}\n')
             subprocess.run([*COMMAND, '--config-file', conf, '--repository',
-                            self.path, '--socket', '', 'recompress',
+                            self.path, '--socket', '', 'task', 'recompress',
                             '--codec', 'zstd', '--level', '9'], check=True,
                            stdout=subprocess.DEVNULL, cwd=common.TOP)
 

@@ -7,9 +7,9 @@ Run it from a checkout in which the extension is built::
     python benchmarks/replication.py [--codec lz4] [--dir DIR] IMAGE...
 
 It stores the images in one repository, and sends them, one after the other, to
-the daemon of another, which is empty at first, as ``glance-dedup replicate``
-does. Over a Unix socket: the bytes counted are those of all requests, without
-TLS. Of each image the table has
+the daemon of another, which is empty at first, as ``glance-dedup image
+replicate`` does. Over a Unix socket: the bytes counted are those of all
+requests, without TLS. Of each image the table has
 
 * its bytes, and those that are not zeros;
 * what an exact deduplication of it and those before it keeps of it: its unique

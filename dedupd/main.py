@@ -256,7 +256,7 @@ class Daemon:
                 LOG.warning(
                     "Other hosts may use the file system of %s, and this "
                     "host's mount is %s: run 'glance-dedup repository "
-                    "try-sharing' on two hosts at the same time.",
+                    "test-filesystem' on two hosts at the same time.",
                     self._repository.path, trial.verdict)
             if self._cache is not None:
                 LOG.info('Answering for %s on %s, with blocks from %s',

@@ -577,8 +577,8 @@ All other tasks, and requests for one, go first.
     _interval('tier_interval', 0, """
 Seconds between two searches for groups to move to the object store.
 
-The repository must be attached to one (``glance-dedup cold attach``).
-See the guide on tiers in Swift or S3.
+The repository must be attached to one (``glance-dedup object-store
+attach``). See the guide on tiers in Swift or S3.
 """, 'tier_age_hours'),
     _number('tier_age_hours', 720, 0, 1 << 20, """
 Hours for which a group must not have changed, before it moves to the

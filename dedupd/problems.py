@@ -75,8 +75,8 @@ def _trial(status: Fields) -> Problems:
     if trial.get('valid') is False:
         yield WARNING, (
             "Other hosts may use the file system, and this host's mount is "
-            f'{trial["verdict"]}: run "glance-dedup repository try-sharing" '
-            'on two hosts at the same time.')
+            f'{trial["verdict"]}: run "glance-dedup repository '
+            'test-filesystem" on two hosts at the same time.')
 
 
 def _catalog(status: Fields) -> Problems:

@@ -282,7 +282,7 @@ function configure_dedup_tempest {
         iniset "$TEMPEST_CONFIG" dedup daemon_start_command \
             "$SYSTEMCTL start $unit"
         iniset "$TEMPEST_CONFIG" dedup collect_command \
-            "sudo $GLANCE_BIN_DIR/glance-dedup collect"
+            "sudo $GLANCE_BIN_DIR/glance-dedup task collect"
     fi
 }
 

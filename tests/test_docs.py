@@ -177,8 +177,11 @@ def test_manual_pages(place):
             assert re.search(f'^{heading}$', text, re.MULTILINE), (
                 name, heading)
     text = page_of(target / 'glance-dedup.1')
-    for name in cli.COMMANDS:
-        assert re.search(f'^   {name}$', text, re.MULTILINE), name
+    for heading, commands in cli.GROUPS.items():
+        _, _, below = text.partition(f'\n{heading.upper()}\n')
+        section = re.split(r'^\S', below, maxsplit=1, flags=re.MULTILINE)[0]
+        for name in commands:
+            assert re.search(f'^   {name}$', section, re.MULTILINE), name
 
 
 def page_of(path):
@@ -525,7 +528,7 @@ def test_commands_of_sentences():
     'glance-dedup image gett ID', 'glance-dedup image get ID',
     'glance-dedup image list --force', 'dedupd --no-such',
     'sudo -u glance glance-dedup --repo DIR image list',
-    'X=1 /opt/bin/glance-dedup recompress --codec none'])
+    'X=1 /opt/bin/glance-dedup task recompress --codec none'])
 def test_a_wrong_command_is_found(line):
     with pytest.raises(pytest.fail.Exception):
         check_line('here', line, whole=True)

@@ -2,10 +2,10 @@
 
 """What the mount for Nova answers to the kernel.
 
-It is the mount of ``glance-dedup mount``, with two differences. Nova sets the
-times of a base image that it uses, and removes those of old times: they can be
-set, and are remembered. A file takes no space of Nova's: it has one block,
-since a file without any counts as a hole for archivers.
+It is the mount of ``glance-dedup image mount``, with two differences. Nova
+sets the times of a base image that it uses, and removes those of old times:
+they can be set, and are remembered. A file takes no space of Nova's: it has
+one block, since a file without any counts as a hole for archivers.
 """
 
 import errno

@@ -2,9 +2,9 @@
 
 """The results of trials of a shared file system, by host: ``trial.json``.
 
-``repository try-sharing`` writes them (``glance_dedup/trial``). A repository
-on a mount that was found not fine is not opened, and the status of a daemon
-says which mount was not tried. The file is valid JSON with a checksum
+``repository test-filesystem`` writes them (``glance_dedup/trial``). A
+repository on a mount that was found not fine is not opened, and the status of
+a daemon says which mount was not tried. The file is valid JSON with a checksum
 (``format-derived.rst``); an invalid one counts as none.
 """
 
@@ -204,4 +204,5 @@ def require_fit(root: str) -> None:
             f'tried together with other hosts, and does not have what they '
             f'need: {"; ".join(result.unfit)}. The repository was not opened. '
             "Mount it with other options, then run 'glance-dedup repository "
-            "try-sharing' on all hosts, which says what each property is for")
+            "test-filesystem' on all hosts, which says what each property is "
+            'for')

@@ -44,7 +44,7 @@ _LOCK_PAUSE = 0.1
 # What follows if the exact index is of no use.
 _ANEW = ('blocks that the repository has may be stored once more, and take '
          'space until the next merge. Turn merging on in dedupd, or run '
-         'glance-dedup merge; it makes the index, and mends it')
+         'glance-dedup task merge; it makes the index, and mends it')
 
 
 @dataclasses.dataclass

@@ -154,7 +154,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
         return common.shown(fields)
 
 
-class Export(maintenance.TaskCommand):
+class BackupMetadata(maintenance.TaskCommand):
     """Send a snapshot of the metadata to the object store, now.
 
     With it and the cold groups' objects, 'repository restore' makes the
@@ -192,7 +192,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--from', metavar='URL', dest='url', required=True,
             help='s3://BUCKET/PREFIX or swift://CONTAINER/PREFIX, as given to '
-            "'cold attach'.")
+            "'object-store attach'.")
         add_place(parser)
         key = parser.add_mutually_exclusive_group(required=True)
         key.add_argument(
@@ -203,7 +203,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
             '--new-key', action='store_true',
             help='There is no copy: make a new key. Nothing then shows '
             'whether somebody else made the snapshot. Glance reads no image '
-            "before 'sign-locations' has run.")
+            "before 'glance sign-locations' has run.")
         parser.add_argument(
             '--snapshot', type=int, metavar='NUMBER',
             help='Restore this snapshot, even if newer ones are damaged or '
@@ -239,8 +239,8 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         if parsed_args.new_key:
             self.app.tell(
                 f'{self.path} has a new key: save a copy of its file key, '
-                "and have 'glance-dedup sign-locations' give Glance new "
-                'locations')
+                "and have 'glance-dedup glance sign-locations' give Glance "
+                'new locations')
         return self._judged(result)
 
     @staticmethod

@@ -257,11 +257,14 @@ def sums(repo, app) -> dict[str, int]:
 class Program(app.App):
     """The program, as its commands see it.
 
+    :cvar groups: the commands, as in `main.GROUPS`
     :ivar error: the error that ended the command
     :ivar status: the exit status for errors that the command survived; the
         command sets it, or calls `note`
     :ivar log: a file to which errors are written, too
     """
+
+    groups: dict[str, dict[str, str]]
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

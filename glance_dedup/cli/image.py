@@ -271,7 +271,7 @@ class Delete(command.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--collect', action='store_true',
             help='Then free the blocks that no image uses any more, as the '
-            'command collect does.')
+            'command task collect does.')
 
     def take_action(self, parsed_args):
         rows = []

@@ -27,68 +27,94 @@ from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import settings
 
-COMMANDS = {
-    'status': 'glance_dedup.cli.maintenance:Status',
-    'status upgrade-check': 'glance_dedup.cli.upgradecheck:UpgradeCheck',
-    'collect': 'glance_dedup.cli.maintenance:Collect',
-    'merge': 'glance_dedup.cli.maintenance:Merge',
-    'scrub': 'glance_dedup.cli.maintenance:Scrub',
-    'recompress': 'glance_dedup.cli.maintenance:Recompress',
-    'tier': 'glance_dedup.cli.maintenance:Tier',
-    'evict': 'glance_dedup.cli.maintenance:Evict',
-    'space': 'glance_dedup.cli.repository:Space',
-    'estimate': 'glance_dedup.cli.adoption:Estimate',
-    'import': 'glance_dedup.cli.adoption:Import',
-    'export': 'glance_dedup.cli.adoption:Export',
-    'orphans': 'glance_dedup.cli.adoption:Orphans',
-    'missing': 'glance_dedup.cli.adoption:Missing',
-    'sign-locations': 'glance_dedup.cli.adoption:SignLocations',
-    'replicate': 'glance_dedup.cli.replication:Replicate',
-    'mount': 'glance_dedup.cli.mount:Mount',
-    'complete': 'glance_dedup.cli.completion:Complete',
-    'repository create': 'glance_dedup.cli.repository:Create',
-    'repository show': 'glance_dedup.cli.repository:Show',
-    'repository check': 'glance_dedup.cli.repository:Check',
-    'repository rebuild-catalog':
-    'glance_dedup.cli.maintenance:RebuildCatalog',
-    'repository rekey': 'glance_dedup.cli.repository:Rekey',
-    'repository export-metadata': 'glance_dedup.cli.cold:Export',
-    'repository restore': 'glance_dedup.cli.cold:Restore',
-    'repository try-sharing': 'glance_dedup.cli.sharing:TrySharing',
-    'filter show': 'glance_dedup.cli.filter:Show',
-    'filter rebuild': 'glance_dedup.cli.filter:Rebuild',
-    'filter remove': 'glance_dedup.cli.filter:Remove',
-    'image put': 'glance_dedup.cli.image:Put',
-    'image register': 'glance_dedup.cli.adoption:Register',
-    'image copy': 'glance_dedup.cli.image:Copy',
-    'image get': 'glance_dedup.cli.image:Get',
-    'image delete': 'glance_dedup.cli.image:Delete',
-    'image list': 'glance_dedup.cli.image:List',
-    'image show': 'glance_dedup.cli.image:Show',
-    'image pull': 'glance_dedup.cli.image:Pull',
-    'image verify': 'glance_dedup.cli.adoption:Verify',
-    'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
-    'project list': 'glance_dedup.cli.project:List',
-    'project show': 'glance_dedup.cli.project:Show',
-    'project count': 'glance_dedup.cli.project:Count',
-    'backup run': 'glance_dedup.cli.batch:Run',
-    'backup plan': 'glance_dedup.cli.batch:Plan',
-    'backup list': 'glance_dedup.cli.backup:List',
-    'backup restore': 'glance_dedup.cli.backup:Restore',
-    'backup prune': 'glance_dedup.cli.backup:Prune',
-    'cold attach': 'glance_dedup.cli.cold:Attach',
-    'cold show': 'glance_dedup.cli.cold:Show',
-    'volume create': 'glance_dedup.cli.volume:Create',
-    'volume clone': 'glance_dedup.cli.volume:Clone',
-    'volume snapshot': 'glance_dedup.cli.volume:Snapshot',
-    'volume rollback': 'glance_dedup.cli.volume:Rollback',
-    'volume rename': 'glance_dedup.cli.volume:Rename',
-    'volume list': 'glance_dedup.cli.volume:List',
-    'volume show': 'glance_dedup.cli.volume:Show',
-    'volume resize': 'glance_dedup.cli.volume:Resize',
-    'volume delete': 'glance_dedup.cli.volume:Delete',
-    'volume serve': 'glance_dedup.cli.volumeserve:Serve',
+#: The commands, by the heading under which ``--help`` lists them. Except for
+#: the general ones, each is a noun and a verb, and a noun has one heading.
+GROUPS = {
+    'General': {
+        'status': 'glance_dedup.cli.maintenance:Status',
+        'upgrade check': 'glance_dedup.cli.upgradecheck:UpgradeCheck',
+        'complete': 'glance_dedup.cli.completion:Complete',
+        'help': 'glance_dedup.cli.help:Help',
+    },
+    'The repository': {
+        'repository create': 'glance_dedup.cli.repository:Create',
+        'repository show': 'glance_dedup.cli.repository:Show',
+        'repository space': 'glance_dedup.cli.repository:Space',
+        'repository check': 'glance_dedup.cli.repository:Check',
+        'repository rebuild-catalog':
+        'glance_dedup.cli.maintenance:RebuildCatalog',
+        'repository rekey': 'glance_dedup.cli.repository:Rekey',
+        'repository backup-metadata': 'glance_dedup.cli.cold:BackupMetadata',
+        'repository restore': 'glance_dedup.cli.cold:Restore',
+        'repository test-filesystem':
+        'glance_dedup.cli.sharing:TestFilesystem',
+    },
+    'Images': {
+        'image put': 'glance_dedup.cli.image:Put',
+        'image get': 'glance_dedup.cli.image:Get',
+        'image copy': 'glance_dedup.cli.image:Copy',
+        'image delete': 'glance_dedup.cli.image:Delete',
+        'image list': 'glance_dedup.cli.image:List',
+        'image show': 'glance_dedup.cli.image:Show',
+        'image mount': 'glance_dedup.cli.mount:Mount',
+        'image pull': 'glance_dedup.cli.image:Pull',
+        'image replicate': 'glance_dedup.cli.replication:Replicate',
+        'image verify': 'glance_dedup.cli.adoption:Verify',
+        'image mark-lost': 'glance_dedup.cli.maintenance:MarkLost',
+    },
+    'Images on the side of Glance': {
+        'glance estimate': 'glance_dedup.cli.adoption:Estimate',
+        'glance import': 'glance_dedup.cli.adoption:Import',
+        'glance export': 'glance_dedup.cli.adoption:Export',
+        'glance register': 'glance_dedup.cli.adoption:Register',
+        'glance orphans': 'glance_dedup.cli.adoption:Orphans',
+        'glance missing': 'glance_dedup.cli.adoption:Missing',
+        'glance sign-locations': 'glance_dedup.cli.adoption:SignLocations',
+    },
+    'Maintenance tasks': {
+        'task collect': 'glance_dedup.cli.maintenance:Collect',
+        'task merge': 'glance_dedup.cli.maintenance:Merge',
+        'task scrub': 'glance_dedup.cli.maintenance:Scrub',
+        'task recompress': 'glance_dedup.cli.maintenance:Recompress',
+        'task tier': 'glance_dedup.cli.maintenance:Tier',
+        'task evict': 'glance_dedup.cli.maintenance:Evict',
+    },
+    'Volumes': {
+        'volume create': 'glance_dedup.cli.volume:Create',
+        'volume clone': 'glance_dedup.cli.volume:Clone',
+        'volume snapshot': 'glance_dedup.cli.volume:Snapshot',
+        'volume rollback': 'glance_dedup.cli.volume:Rollback',
+        'volume rename': 'glance_dedup.cli.volume:Rename',
+        'volume list': 'glance_dedup.cli.volume:List',
+        'volume show': 'glance_dedup.cli.volume:Show',
+        'volume resize': 'glance_dedup.cli.volume:Resize',
+        'volume delete': 'glance_dedup.cli.volume:Delete',
+        'volume serve': 'glance_dedup.cli.volumeserve:Serve',
+    },
+    'Backups of servers and disks': {
+        'backup run': 'glance_dedup.cli.batch:Run',
+        'backup plan': 'glance_dedup.cli.batch:Plan',
+        'backup list': 'glance_dedup.cli.backup:List',
+        'backup restore': 'glance_dedup.cli.backup:Restore',
+        'backup prune': 'glance_dedup.cli.backup:Prune',
+    },
+    'Projects': {
+        'project list': 'glance_dedup.cli.project:List',
+        'project show': 'glance_dedup.cli.project:Show',
+        'project count': 'glance_dedup.cli.project:Count',
+    },
+    "This host's index of duplicates": {
+        'index show': 'glance_dedup.cli.index:Show',
+        'index rebuild': 'glance_dedup.cli.index:Rebuild',
+        'index remove': 'glance_dedup.cli.index:Remove',
+    },
+    'The object store of cold groups': {
+        'object-store attach': 'glance_dedup.cli.cold:Attach',
+        'object-store show': 'glance_dedup.cli.cold:Show',
+    },
 }
+COMMANDS = {name: value for group in GROUPS.values()
+            for name, value in group.items()}
 INTERRUPTED = 130
 NO_READER = 141
 
@@ -183,6 +209,7 @@ class App(common.Program):
     """The program ``glance-dedup``; its one instance runs one command."""
 
     NAME = 'glance-dedup'
+    groups = GROUPS
 
     def __init__(self, **kwargs):
         super().__init__(
@@ -219,11 +246,16 @@ class App(common.Program):
             raise self.error
 
     def print_help_if_requested(self):
+        if not self.options.deferred_help:
+            return
+        from glance_dedup.cli import help
+
         try:
-            super().print_help_if_requested()
+            help.show(self)
         except _OutputError as e:
             self.error = e
             raise
+        raise SystemExit(0)
 
     def prepare_to_run_command(self, cmd):
         """Have the command's tables show only plain text.
@@ -284,12 +316,12 @@ class App(common.Program):
 
 def _advice(words: list[str]) -> str:
     """The commands that somebody may have meant, as the end of a sentence."""
-    group, typed = words[0], ' '.join(words[:2])
-    of_group = [name for name in COMMANDS if name.split()[0] == group]
-    near = (len(words) == 1 and of_group
+    noun, typed = words[0], ' '.join(words[:2])
+    of_noun = [name for name in COMMANDS if name.split()[0] == noun]
+    near = (len(words) == 1 and of_noun
+            or [name for name in COMMANDS if name.split()[-1] == noun]
             or difflib.get_close_matches(typed, COMMANDS, 3)
-            or difflib.get_close_matches(group, COMMANDS, 3) or of_group
-            or [name for name in COMMANDS if name.split()[-1] == group])
+            or difflib.get_close_matches(noun, COMMANDS, 3) or of_noun)
     return f"; did you mean {', '.join(near)}?" if near else ''
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The maintainer's commands: ``glance-dedup status``, ``collect`` and others.
+"""The maintainer's commands: ``status``, ``task collect`` and others.
 
 If a daemon serves the repository, the command has the daemon run the task, and
 shows its progress. Otherwise the same task runs in this process.
@@ -358,7 +358,7 @@ class Scrub(TaskCommand):
                 f'{result["unchecked"]} blocks in cold groups were not '
                 f'checked: {result["unavailable"]}. The scrub is not '
                 'complete: when the object store answers again, run '
-                "'glance-dedup scrub', which checks the rest")
+                "'glance-dedup task scrub', which checks the rest")
             self.app.status = 2
         if result.get('damaged', 0) > result.get('healed', 0) or any(
                 result.get(name) for name in ('found', 'images', 'volumes',
@@ -417,7 +417,7 @@ class Tier(TaskCommand):
             '--all', dest='everything', action='store_true',
             help='Move every sealed group, whatever tier_age_hours and '
             'tier_free_mib say. Those that tier_keep names stay.')
-        # 'repository export-metadata' is for that.
+        # 'repository backup-metadata' is for that.
         parser.set_defaults(snapshot_only=False)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command ``mount``, which shows images as files."""
+"""The command ``image mount``, which shows images as files."""
 
 import os
 import sys

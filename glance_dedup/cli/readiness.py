@@ -135,7 +135,7 @@ class Checks(upgradecheck.UpgradeCommands):
         if keys.previous is not None:
             warnings.append(
                 f'{self._path} accepts an old key, too: when '
-                "'glance-dedup sign-locations' adds nothing more, run "
+                "'glance-dedup glance sign-locations' adds nothing more, run "
                 "'glance-dedup repository rekey --finish'.")
         return _judged([], warnings, (
             f'This program knows all features that {self._path} uses: '

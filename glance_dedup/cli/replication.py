@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command ``replicate``, which sends images to another site."""
+"""The command ``image replicate``, which sends images to another site."""
 
 import contextlib
 

@@ -10,7 +10,7 @@ from cliff import show
 
 from glance_dedup.cli import command
 from glance_dedup.cli import common
-from glance_dedup.cli import filter as filter_module
+from glance_dedup.cli import index
 
 
 class Create(command.RepositoryCommand, show.ShowOne):
@@ -98,7 +98,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
             fields['accepted_keys'] = len(repo.read_keys().accepted)
             fields['groups'] = groups
             fields['group_bytes'] = common.Size(group_bytes)
-            fields.update(filter_module.fields_of(repo))
+            fields.update(index.fields_of(repo))
         return common.shown(fields)
 
     def _sums(self, repo, group_bytes) -> dict:
@@ -203,7 +203,7 @@ class Rekey(command.RepositoryCommand, show.ShowOne):
     The repository signs the locations of its images, which Glance keeps, and
     the manifests in the object store. Begin the change without --finish: new
     locations are signed with a new key, and those of the old key stay valid.
-    Then have 'sign-locations' give Glance new locations, and finish the
+    Then have 'glance sign-locations' give Glance new locations, and finish the
     change: the old key opens nothing any more. Nothing need be stopped.
     """
 
@@ -222,11 +222,12 @@ class Rekey(command.RepositoryCommand, show.ShowOne):
             keys = work(repo.path)
             file = os.path.join(repo.path, signingkeys.FILE)
         self.app.tell(
-            f"run 'glance-dedup sign-locations' again, which removes the "
-            f'locations of the old key, and replace all copies of {file}'
+            "run 'glance-dedup glance sign-locations' again, which removes "
+            f'the locations of the old key, and replace all copies of {file}'
             if parsed_args.finish else
-            f"save a copy of {file}, run 'glance-dedup sign-locations' until "
-            "it adds nothing, and 'glance-dedup repository export-metadata' "
+            f"save a copy of {file}, run 'glance-dedup glance "
+            "sign-locations' until it adds nothing, and 'glance-dedup "
+            "repository backup-metadata' "
             'twice if groups are cold; then finish the change with --finish')
         return common.shown({'path': os.path.abspath(self.path),
                              'accepted_keys': len(keys.accepted)})

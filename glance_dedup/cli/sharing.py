@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command ``repository try-sharing``."""
+"""The command ``repository test-filesystem``."""
 
 from cliff import columns
 from cliff import lister
@@ -16,7 +16,7 @@ class Seconds(columns.FormattableColumn):
         return '-' if self._value is None else f'{self._value:.1f}'
 
 
-class TrySharing(command.RepositoryCommand, lister.Lister):
+class TestFilesystem(command.RepositoryCommand, lister.Lister):
     """Test whether hosts can share the repository's directory.
 
     Run it on all hosts at the same time, as the user that will run Glance

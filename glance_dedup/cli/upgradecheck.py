@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``status upgrade-check``: whether services may start with this software."""
+"""``upgrade check``: whether services may start with this software."""
 
 import argparse
 import contextlib

@@ -118,7 +118,7 @@ class Serve(command.RepositoryCommand):
                 self.app.tell(
                     f'no process maintains {repo.path}: what volumes have '
                     'overwritten takes up space until dedupd runs, or '
-                    "'glance-dedup collect'")
+                    "'glance-dedup task collect'")
         if parsed_args.nbd_socket:
             _listen(parsed_args.nbd_socket, parsed_args.socket_mode)
         if parsed_args.port is not None:

@@ -71,7 +71,7 @@ def read(path: str) -> Settings | None:
         raise exceptions.DamagedError(
             f'{file} is damaged ({e}). Restore it from a backup. Only if no '
             'group is cold: remove the file, and attach the repository again, '
-            "with 'glance-dedup cold attach'") from e
+            "with 'glance-dedup object-store attach'") from e
 
 
 def _parse(fields: dict[str, Any]) -> Settings:
@@ -107,7 +107,7 @@ def need(path: str) -> Settings:
     if settings is None:
         raise exceptions.UnavailableError(
             f'{path} is attached to no object store: use '
-            "'glance-dedup cold attach'")
+            "'glance-dedup object-store attach'")
     return settings
 
 

@@ -346,8 +346,8 @@ def check_claim(repo: repository_module.Repository, settings: cold.Settings,
         raise exceptions.InvalidParameter(
             f'{repo.path} is a copy of the directory that was attached to '
             f'{settings.location.url}: if it was moved here, and the other '
-            "one is gone, use 'glance-dedup cold attach --moved'; else delete "
-            'this copy')
+            "one is gone, use 'glance-dedup object-store attach --moved'; "
+            'else delete this copy')
     try:
         found = repository_of(store, settings.owner)
     except store_module.ObjectNotFound as e:

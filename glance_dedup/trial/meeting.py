@@ -96,7 +96,7 @@ class Meeting:
                 raise exceptions.BusyError(
                     f'{len(alive)} of {hosts} hosts came within '
                     f"{wait:.0f} seconds: run 'glance-dedup repository "
-                    f"try-sharing' on all of them at the same time")
+                    f"test-filesystem' on all of them at the same time")
             time.sleep(0.2)
         self.say('met', True)
         self.others = sorted(

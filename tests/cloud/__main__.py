@@ -95,12 +95,13 @@ def usage(cloud):
     if cloud.state.swift:
         yield from ('', '# move full groups to Swift')
         yield ('glance-dedup --socket '
-               f'{cloud.services["dedupd"].socket} tier --all')
+               f'{cloud.services["dedupd"].socket} task tier --all')
     if cloud.state.site:
         daemon = cloud.services['other/dedupd']
         yield from ('', '# send all images to the other site')
         yield f'export GLANCE_DEDUP_REPOSITORY={cloud.repository}'
-        yield (f'glance-dedup replicate --all --to https://{daemon.listen} \\')
+        yield ('glance-dedup image replicate --all '
+               f'--to https://{daemon.listen} \\')
         yield (f'    --cert {daemon.operator} --key {daemon.operator} \\')
         yield (f'    --ca-file {daemon.authority} --from-cloud admin '
                '--to-cloud other')

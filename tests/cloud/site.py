@@ -2,7 +2,7 @@
 """A second site: a Glance and a dedupd, with a repository of their own.
 
 Both sites have one Keystone, in which the second is a region, and one
-database server. Images are sent there with ``glance-dedup replicate``.
+database server. Images are sent there with ``glance-dedup image replicate``.
 """
 
 import contextlib

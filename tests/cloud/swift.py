@@ -35,7 +35,7 @@ class Swift(service.Service):
 
     @property
     def credentials(self):
-        """The file for ``glance-dedup cold attach``."""
+        """The file for ``glance-dedup object-store attach``."""
         return self.etc / 'glance-dedup.conf'
 
     @property

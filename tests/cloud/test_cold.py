@@ -51,7 +51,7 @@ def tier(cloud):
     """What the command moved, as it says itself."""
     result = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.main', '--socket',
-         cloud.services['dedupd'].socket, 'tier', '--all'],
+         cloud.services['dedupd'].socket, 'task', 'tier', '--all'],
         cwd=disk.TOP, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=LIMIT)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -215,8 +215,8 @@ def delete_orphan(cloud, image_id):
     """As the operator does; whether it was one."""
     result = subprocess.run(
         [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
-         cloud.repository, 'orphans', '--delete', '--older-than', '0s',
-         '--os-cloud', 'admin', '-f', 'json', image_id],
+         cloud.repository, 'glance', 'orphans', '--delete', '--older-than',
+         '0s', '--os-cloud', 'admin', '-f', 'json', image_id],
         capture_output=True, text=True, timeout=LIMIT,
         env={**os.environ, 'OS_CLIENT_CONFIG_FILE': str(cloud.clouds_yaml),
              'no_proxy': '127.0.0.1'})

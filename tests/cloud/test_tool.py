@@ -176,7 +176,7 @@ def test_options(place):
     said = tool('up', '--dir', place, '--glance', 'dedup_store_codec=lz4',
                 '--site', '--tempest', 'glance', 'other/glance')
     assert 'start Glance again, with other settings' in said
-    assert 'glance-dedup replicate' in said and 'tempest run' in said
+    assert 'glance-dedup image replicate' in said and 'tempest run' in said
     assert 'dedup_store_codec = lz4\n' in config.read_text()
     after = table(place, 0)
     assert after['other/glance'][0] == after['other/dedupd'][0] == 'up'

@@ -108,7 +108,7 @@ def test_a_server_of_a_volume(cloud, run, tmp_path):
         two.press_power_button()
 
         # As an image of the user's project, it goes the ordinary way.
-        found = run('image', 'register', SNAPSHOT, '--os-cloud', 'service')
+        found = run('glance', 'register', SNAPSHOT, '--os-cloud', 'service')
         assert found['result'] == 'registered'
         record = demo.image.get_image(SNAPSHOT)
         assert record.owner == demo.current_project_id

@@ -394,7 +394,7 @@ def damage_groups(walk):
     except booted.Failed as error:
         assert 'damage: groups/' in error.output, error.output
     # Only a scrub marks blocks, so that nothing new shares them.
-    walk.glance('glance-dedup scrub --full', check=False)
+    walk.glance('glance-dedup task scrub --full', check=False)
     for image_id in broken:
         walk.type_section(BACKUP, 'Damaged blocks', ID=image_id)
     walk.need_all()
@@ -411,7 +411,7 @@ def fill_the_disk(walk):
     assert 'are kept for deleting and collecting' in log, log
     walk.need_all()
     walk.forget(ballast)
-    walk.type_commands('$ glance-dedup collect')
+    walk.type_commands('$ glance-dedup task collect')
     said = walk.upload('again', 13, TOO_MUCH, '--store dedup1')
     assert ' active ' in said, said
 

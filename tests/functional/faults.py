@@ -551,7 +551,7 @@ TASKS = {
     'volume': (_make_volume, _use_volume),
     'clone': (None, _clone),
     'cli-list': (None, _cli('image', 'list')),
-    'cli-collect': (None, _cli('collect')),
+    'cli-collect': (None, _cli('task', 'collect')),
     'cli-check': (None, _cli('repository', 'check')),
     'cli-delete': (None, _delete_b),
     'driver-add': (_configure, _driver_add),

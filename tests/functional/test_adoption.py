@@ -109,7 +109,8 @@ def held(place):
 
 
 def import_(run, place, *arguments):
-    return run('import', '--from-file-store', place / 'file1', *arguments)
+    return run('glance', 'import', '--from-file-store', place / 'file1',
+               *arguments)
 
 
 # -- import -------------------------------------------------------------------
@@ -134,8 +135,8 @@ def test_import_and_switch(client, run, place):
         client.request('DELETE', f'/v2/stores/file1/{image_id}')
         assert client.download(image_id) == data
     assert os.listdir(place / 'file1') == []
-    assert run('missing', '--store', 'dedup1').rows == {}
-    assert run('orphans', '--store', 'dedup1').rows == {}
+    assert run('glance', 'missing', '--store', 'dedup1').rows == {}
+    assert run('glance', 'orphans', '--store', 'dedup1').rows == {}
     for image_id in contents:
         client.request(
             'PATCH', f'/v2/images/{image_id}', json.dumps([
@@ -153,14 +154,14 @@ def test_ids_with_capital_letters(client, run, place):
     found = import_(run, place, '--update-locations', 'dedup1')
     assert found.rows[image_id]['result'] == 'imported', found.err
     assert client.show(image_id)['stores'] == 'file1,dedup1'
-    assert run('orphans', '--store', 'dedup1').rows == {}
+    assert run('glance', 'orphans', '--store', 'dedup1').rows == {}
     orphan, unknown = (str(uuid.uuid4()).upper() for _ in range(2))
     put(place, orphan)
-    found = run('orphans', '--store', 'dedup1', '--delete', '--older-than',
-                '0s')
+    found = run('glance', 'orphans', '--store', 'dedup1', '--delete',
+                '--older-than', '0s')
     assert found.rows[orphan]['deleted']
     put(place, unknown)
-    found = run('image', 'register', unknown, '--name', 'again')
+    found = run('glance', 'register', unknown, '--name', 'again')
     assert 'belongs to no project' in found.err     # and not: is no UUID
 
 
@@ -265,7 +266,7 @@ def test_wrong_usage(client, run, place):
     assert found.status == 2 and '--no-glance' in found.err
     found = import_(run, place, '--update-locations', 'dedup2')
     assert found.status == 2 and "no store 'dedup2', but dedup1" in found.err
-    found = run('missing', '--store', 'dedup2')
+    found = run('glance', 'missing', '--store', 'dedup2')
     assert found.status == 2 and 'dedup2' in found.err
     found = import_(run, place, '--glance-url', 'http://127.0.0.1:1')
     assert found.status == 2 and 'Traceback' not in found.err
@@ -282,20 +283,20 @@ def test_orphans(client, run, place):
     for image_id in (lost, queued, 'by-hand'):
         put(place, image_id)
     client.request('POST', f'/v2/images/{mine[0]}/actions/deactivate')
-    found = run('orphans')
+    found = run('glance', 'orphans')
     assert {image_id: row['reason'] for image_id, row in found.rows.items()
             } == {lost: 'Glance does not know it',
                   'by-hand': 'Glance does not know it',
                   queued: 'Glance has no data of it'}
     # All of them are young.
-    found = run('orphans', '--delete')
+    found = run('glance', 'orphans', '--delete')
     assert {row['kept'] for row in found.rows.values()} == {
         'it is too young',
         'its id is not one of Glance: it was stored by hand'}
-    found = run('orphans', '--delete', '--older-than', '0s', queued)
+    found = run('glance', 'orphans', '--delete', '--older-than', '0s', queued)
     assert found.rows[queued]['deleted'] is True and len(found.rows) == 1
     time.sleep(1.1)             # ages are in whole seconds
-    found = run('orphans', '--delete', '--older-than', '0s')
+    found = run('glance', 'orphans', '--delete', '--older-than', '0s')
     assert found.status == 0
     assert {image_id: row['deleted'] for image_id, row in found.rows.items()
             } == {lost: True, 'by-hand': False}
@@ -309,19 +310,19 @@ def test_the_wrong_glance(client, run, place):
     for image_id in lost:
         put(place, image_id)
     time.sleep(1.1)
-    found = run('orphans', '--delete', '--older-than', '0s')
+    found = run('glance', 'orphans', '--delete', '--older-than', '0s')
     assert found.status == 2 and '2 of the 3' in found.err
     assert len(held(place)) == 3
     # Whoever names them means them.
-    found = run('orphans', '--delete', '--older-than', '0s', *lost)
+    found = run('glance', 'orphans', '--delete', '--older-than', '0s', *lost)
     assert len(held(place)) == 1
 
 
 def test_images_elsewhere_are_orphans_of_a_named_store(client, run, place):
     elsewhere = upload(client, b'data', 'file1')
     put(place, elsewhere)
-    assert run('orphans').rows == {}
-    found = run('orphans', '--store', 'dedup1')
+    assert run('glance', 'orphans').rows == {}
+    found = run('glance', 'orphans', '--store', 'dedup1')
     assert found.rows[elsewhere]['reason'] == (
         'Glance has it elsewhere: file1')
 
@@ -330,7 +331,7 @@ def test_an_upload_under_way_is_no_orphan(client, run, place):
     with uploading(client, 'dedup1') as image_id:
         # As if it were committed, and Glance not told.
         put(place, image_id)
-        assert run('orphans', '--store', 'dedup1').rows == {}
+        assert run('glance', 'orphans', '--store', 'dedup1').rows == {}
 
 
 def test_what_glance_gets_to_know_meanwhile(client, place, environment):
@@ -366,11 +367,11 @@ def test_missing(client, run, place):
               for seed in range(4)]
     images.append(upload(client, b'hidden', 'dedup1', os_hidden=True))
     upload(client, b'elsewhere', 'file1')
-    assert run('missing', '--store', 'dedup1').rows == {}
+    assert run('glance', 'missing', '--store', 'dedup1').rows == {}
     with repositories.open_repository(place / 'dedup1') as repo:
         repo.delete(images[0])
         repo.delete(images[4])
-    found = run('missing', '--store', 'dedup1')
+    found = run('glance', 'missing', '--store', 'dedup1')
     assert found.status == 1
     assert sorted(found.rows) == sorted([images[0], images[4]])
 
@@ -396,7 +397,7 @@ def test_a_glance_that_breaks_off(client, run, place, server, environment,
     try:
         with pytest.raises(glance_api.GlanceError):
             list(images)
-        found = run('orphans', '--delete', '--older-than', '0s')
+        found = run('glance', 'orphans', '--delete', '--older-than', '0s')
         assert found.status == 2 and len(held(place)) == 4
     finally:
         server.start()

@@ -313,7 +313,7 @@ def test_index_that_is_missing_or_damaged(cloud):
     """The operator is told, and told what to do."""
     cloud.run()
     assert [text for text in cloud.notices if 'has no exact index' in text
-            and 'glance-dedup merge' in text]
+            and 'glance-dedup task merge' in text]
     merge(cloud.path)
     (cloud.disks.directory / 'copy').write_bytes(
         (cloud.disks.directory / 'disk1').read_bytes())

@@ -294,7 +294,8 @@ def test_an_object_of_another_owner(cold, content):
 
 def test_who_is_not_attached(cold):
     (cold.path / 'cold.json').unlink()
-    with pytest.raises(exceptions.UnavailableError, match='cold attach'):
+    with pytest.raises(exceptions.UnavailableError,
+                       match='object-store attach'):
         cold.read()
 
 

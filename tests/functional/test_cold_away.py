@@ -63,7 +63,7 @@ def images(cold):
 
 @AWAY
 @pytest.mark.parametrize('command', [
-    ('image', 'get', 'one', 'out'), ('export', 'out', 'one'),
+    ('image', 'get', 'one', 'out'), ('glance', 'export', 'out', 'one'),
     ('image', 'copy', '--scope', 'project', '--project', 'p', 'one', 'two'),
     ('image', 'verify', '--no-glance', 'one')],
     ids=lambda words: '-'.join(words[:2]))

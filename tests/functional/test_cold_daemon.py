@@ -370,7 +370,7 @@ def test_what_a_command_fetched(cold, faults, tmp_path):
     for count in (10, 0):
         found = run('image', 'get', 'one', tmp_path / f'out-{count}')
         assert found['slices_fetched'] == count
-    parts = {row['part']: row for row in run('space')}
+    parts = {row['part']: row for row in run('repository', 'space')}
     objects = sum(facts['end'] for facts in cold.groups.values())
     assert parts['cold groups, in objects']['disk_bytes'] == objects
     assert parts['cold groups, in objects']['plain_bytes'] == 2 * GROUP

@@ -208,7 +208,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
     host.write_credentials()
     faults.seen.clear()
     host.run(commands('Attach it')[0])
-    assert asked(faults) == rows['``cold attach``, for the first time']
+    assert asked(faults) == rows['``object-store attach``, for the first time']
     with repositories.open_repository(host.repository) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             def run(*images):

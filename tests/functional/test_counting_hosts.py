@@ -116,7 +116,7 @@ def test_both_commands(ssh, path, filled, tmp_path):
     hosts = tmp_path / 'hosts'
     hosts.write_text('one\ntwo  # the other one\n')
     for words in (['repository', 'rebuild-catalog'],
-                  ['collect', '--by-partition']):
+                  ['task', 'collect', '--by-partition']):
         filled.delete(filled.images()[0])
         done = command(path, *words, '--hosts', hosts, '-f', 'json')
         assert done.returncode == 0, done.stderr
@@ -180,5 +180,5 @@ def test_other_software(ssh, filled, maintainer, monkeypatch):
 def test_too_many_hosts(path, filled, tmp_path):
     hosts = tmp_path / 'hosts'
     hosts.write_text(''.join(f'h{n}\n' for n in range(counting.MOST + 1)))
-    done = command(path, 'collect', '--by-partition', '--hosts', hosts)
+    done = command(path, 'task', 'collect', '--by-partition', '--hosts', hosts)
     assert done.returncode == 2 and 'at most 64' in done.stderr

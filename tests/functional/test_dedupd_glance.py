@@ -117,10 +117,10 @@ def test_space_comes_back_by_command(places, daemon, glance):
     image_id = store(glance, noise(8 * MIB, 3))
     before = on_disk(places)
     glance.delete(image_id)
-    planned = json.loads(command(places, daemon, 'collect', '--dry-run', '-f',
-                                 'json'))
+    planned = json.loads(command(places, daemon, 'task', 'collect',
+                                 '--dry-run', '-f', 'json'))
     assert planned['bytes'] == 8 * MIB
-    done = json.loads(command(places, daemon, 'collect', '-f', 'json'))
+    done = json.loads(command(places, daemon, 'task', 'collect', '-f', 'json'))
     assert done['freed_bytes'] == 8 * MIB
     assert on_disk(places) <= before - 7 * MIB
     shown = json.loads(command(places, daemon, 'status', '-f', 'json'))
@@ -132,7 +132,7 @@ def test_space_comes_back_without_a_daemon(places, daemon, glance):
     before = on_disk(places)
     daemon.stop()
     glance.delete(image_id)
-    done = json.loads(command(places, daemon, 'collect', '-f', 'json'))
+    done = json.loads(command(places, daemon, 'task', 'collect', '-f', 'json'))
     assert done['freed_bytes'] == 8 * MIB
     assert on_disk(places) <= before - 7 * MIB
 

@@ -45,7 +45,7 @@ def command(tmp_path_factory):
         command = ['--repository', f'{root}/repository', '--socket', '',
                    '--filter-dir', str(place / 'filter')]
         for line in ('repository create', f'image put a {__file__}',
-                     'collect'):
+                     'task collect'):
             # Not in this process, whose log they would quieten.
             subprocess.run(
                 [sys.executable, '-m', 'glance_dedup.cli.main', *command,
@@ -56,14 +56,16 @@ def command(tmp_path_factory):
 
 
 @pytest.mark.parametrize('line', [
-    'status', 'status upgrade-check', 'collect', 'merge', 'scrub',
-    'recompress', 'tier --all', 'space', 'orphans', 'repository create',
-    'repository show', 'repository check', 'repository rebuild-catalog',
-    'filter show', 'image put b /dev/null', 'image copy a b',
+    'status', 'upgrade check', 'task collect', 'task merge', 'task scrub',
+    'task recompress', 'task tier --all', 'repository space',
+    'glance orphans', 'repository create', 'repository show',
+    'repository check', 'repository rebuild-catalog',
+    'index show', 'image put b /dev/null', 'image copy a b',
     'image get a -', 'image delete a', 'image list', 'image show a',
     'image verify a', 'image mark-lost a', 'project list', 'project count',
-    'backup list', 'backup prune --keep-last 1', 'cold show', 'volume list',
-    'volume create v 1M', 'volume delete v', 'export /tmp --all'])
+    'backup list', 'backup prune --keep-last 1', 'object-store show',
+    'volume list', 'volume create v 1M', 'volume delete v',
+    'glance export /tmp --all'])
 def test_commands_say_what_the_system_says(command, capfd, line):
     status = main.main([*command, *line.split()])
     told = ''.join(capfd.readouterr())

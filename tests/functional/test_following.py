@@ -175,7 +175,7 @@ def test_killed_while_it_follows(both):
     """What a killed process did not read, the next one reads."""
     if kinds.kind_of(both[1]) == 'ceph':
         pytest.skip('ceph-fuse 16 may show what it had read before a sync '
-                    '(shared.rst); try-sharing finds this')
+                    '(shared.rst); test-filesystem finds this')
     rng = random.Random(2)
     contents = [repositories.noise(50 * BLOCK, n) for n in range(30)]
     with opened(both[0]) as (here,):

@@ -102,7 +102,7 @@ def test_the_reserve(tmp_path):
                 repo.begin('refused')
             for image_id in repo.images()[:12]:
                 repo.delete(image_id)
-        status, _, errors = command(path, '--socket', '', 'collect')
+        status, _, errors = command(path, '--socket', '', 'task', 'collect')
         assert status == 0, errors
         with repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter')) as repo:

@@ -506,7 +506,7 @@ def test_a_disk_whose_reserve_is_reached(server, client, new, small_disk):
         client.delete(there)
         subprocess.run(
             [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
-             path, '--socket', '', 'collect'], check=True, timeout=120,
+             path, '--socket', '', 'task', 'collect'], check=True, timeout=120,
             capture_output=True)
         client.upload(refused, b'small', store='small')
         assert client.download(refused) == b'small'

@@ -266,7 +266,7 @@ def test_daemons_of_two_hosts_are_killed_at_random(two_hosts, kills):
     """Acceptance: after 50 kills the check is clean."""
     if kinds.kind_of(two_hosts[0]) == 'ceph':
         pytest.skip('a lock of ceph-fuse 16 stays after its holder is killed, '
-                    'if it was asked for twice (shared.rst); try-sharing '
+                    'if it was asked for twice (shared.rst); test-filesystem '
                     'finds this, and advises against the file system')
     kill_at_random(paths_on(two_hosts), kills)
 

@@ -380,7 +380,7 @@ def test_a_new_key(filled, connection, tmp_path):
                            status=status).stderr
     assert not owners.is_retired(connection, place.owner)
     made = run(*words, '--new-key', status=1)       # an image is lost
-    assert 'sign-locations' in made.stderr
+    assert 'glance sign-locations' in made.stderr
     new = signingkeys.read(str(tmp_path / 'new' / 'key'))
     assert new.current not in filled.repo.read_keys().accepted
     # Its own snapshot is made with that key.

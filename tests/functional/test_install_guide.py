@@ -86,7 +86,7 @@ def test_verify(site):
                 if command.endswith('repository check'))
     assert re.search(r'result *\| fine', checked)
     assert re.search(r'freed_blocks *\| [1-9]',
-                     answers['glance-dedup collect'])
+                     answers['glance-dedup task collect'])
 
 
 def run(command, server, directory):

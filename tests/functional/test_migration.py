@@ -208,7 +208,7 @@ def look(operator, users):
         users.need_all()
 
 
-EMPTY = ('glance-dedup missing', 'glance-dedup orphans', 'ls ',
+EMPTY = ('glance-dedup glance missing', 'glance-dedup glance orphans', 'ls ',
          'glance-dedup image list')
 
 
@@ -238,7 +238,7 @@ def test_there_and_back_as_written(cloud):
             look(operator, users)
     # Who is not an administrator is not shown all, and so told nothing.
     with pytest.raises(AssertionError, match='not take us for an admin'):
-        operator.run('OS_CLOUD=demo glance-dedup orphans')
+        operator.run('OS_CLOUD=demo glance-dedup glance orphans')
     assert protected in users.images
     assert sorted(os.listdir(operator.place / 'images')) == sorted(
         users.images)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images as files: ``glance-dedup mount``, with a real FUSE."""
+"""Images as files: ``glance-dedup image mount``, with a real FUSE."""
 
 import concurrent.futures
 import contextlib
@@ -56,7 +56,7 @@ class Mount:
         self.directory = place / 'mounted'
         self.directory.mkdir(exist_ok=True)
         self._errors = place / 'errors'
-        self._command = command(place, *arguments, 'mount', *options,
+        self._command = command(place, *arguments, 'image', 'mount', *options,
                                 self.directory, before=before)
         self.process = None
 
@@ -416,20 +416,20 @@ def refused(place, *arguments, before=''):
 def test_what_does_not_begin(tmp_path, place):
     here = tmp_path / 'here'
     here.mkdir()
-    ours = ['--socket', '', '--repository', place.path, 'mount']
+    ours = ['--socket', '', '--repository', place.path, 'image', 'mount']
     assert 'No such file or directory' in refused(
         tmp_path, *ours, tmp_path / 'nowhere')
     assert 'is not empty, and mounting would hide' in refused(
         tmp_path, *ours, tmp_path)
     assert 'no daemon answers' in refused(
-        tmp_path, '--socket', tmp_path / 'none', 'mount', here)
+        tmp_path, '--socket', tmp_path / 'none', 'image', 'mount', here)
     assert 'install the packages of glance-dedup[mount]' in refused(
         tmp_path, *ours, here,
         before="import sys; sys.modules['pyfuse3'] = None")
     with daemons.Daemon(place.path) as daemon:
         daemon.start()
         assert 'the daemon serves no NBD: set nbd_socket' in refused(
-            tmp_path, '--socket', daemon.socket, 'mount', here)
+            tmp_path, '--socket', daemon.socket, 'image', 'mount', here)
 
 
 # -- a guest ------------------------------------------------------------------

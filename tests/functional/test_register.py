@@ -102,7 +102,7 @@ def test_a_snapshot_becomes_an_image(client, run, place):
         with openvolumes.open_volume(repo, 'disk') as volume:
             volume.write(data[:MIB], 0)
     assert run('volume', 'snapshot', 'disk', image_id)[0] == 0
-    status, found, err = run('image', 'register', image_id, '--name',
+    status, found, err = run('glance', 'register', image_id, '--name',
                              'web1 before the upgrade')
     assert status == 0, err
     assert (found['image_id'], found['result'], found['status']) == (
@@ -120,8 +120,8 @@ def test_a_snapshot_becomes_an_image(client, run, place):
     with repositories.open_repository(place / 'dedup1') as repo:
         assert os.path.exists(place / 'dedup1' / 'hashes' / image_id)
         openvolumes.delete(repo, 'disk')
-    assert run('orphans', '--store', 'dedup1', image_id)[1] == []
-    assert run('image', 'register', image_id)[1]['result'] == 'present'
+    assert run('glance', 'orphans', '--store', 'dedup1', image_id)[1] == []
+    assert run('glance', 'register', image_id)[1]['result'] == 'present'
     client.delete(image_id)
     with repositories.open_repository(place / 'dedup1') as repo:
         assert image_id not in repo.images()
@@ -142,34 +142,34 @@ def backup(place):
 
 def test_a_backup_becomes_an_image(client, run, place, backup):
     """By one command; the backup stays, and is none of Glance's."""
-    assert run('orphans', '--store', 'dedup1', backup)[1] == []
-    status, _, err = run('image', 'register', backup)
+    assert run('glance', 'orphans', '--store', 'dedup1', backup)[1] == []
+    status, _, err = run('glance', 'register', backup)
     assert status == 2 and '--project' in err
-    status, found, err = run('image', 'register', backup, '--project', OWNER)
+    status, found, err = run('glance', 'register', backup, '--project', OWNER)
     assert status == 0, err
     image_id = found['image_id']
     assert (found['name'], found['owner']) == (backup, OWNER)
     assert client.download(image_id) == b'disk'
     # Again: the same image. For another project: another one.
-    again = run('image', 'register', backup, '--project', OWNER)[1]
+    again = run('glance', 'register', backup, '--project', OWNER)[1]
     assert (again['image_id'], again['result']) == (image_id, 'present')
-    other = run('image', 'register', backup, '--project', 'bob', '--name',
+    other = run('glance', 'register', backup, '--project', 'bob', '--name',
                 'web')[1]
     assert (other['name'], other['owner']) == ('web', 'bob')
     assert other['image_id'] != image_id
     for one in (image_id, other['image_id']):
         client.delete(one)
     # Not even if nearly all images are backups.
-    found = run('orphans', '--store', 'dedup1', '--delete', '--older-than',
-                '0s')[1]
+    found = run('glance', 'orphans', '--store', 'dedup1', '--delete',
+                '--older-than', '0s')[1]
     assert backup not in {row['image_id'] for row in found}
     # Glance uses no id twice.
-    status, _, err = run('image', 'register', backup, '--project', OWNER)
+    status, _, err = run('glance', 'register', backup, '--project', OWNER)
     assert status == 2 and 'was deleted' in err and 'image copy' in err
 
 
 def test_project_is_for_backups(run, place):
-    status, _, err = run('image', 'register', new(place), '--project', 'bob')
+    status, _, err = run('glance', 'register', new(place), '--project', 'bob')
     assert status == 2 and '--project is for backups' in err
 
 
@@ -178,7 +178,7 @@ def test_project_is_for_backups(run, place):
     (glance_api.Glance, 'add_data')])
 def test_killed_with_a_backup(client, run, place, backup, step, tmp_path):
     """The command, started again, finds the copy."""
-    arguments = 'image', 'register', backup, '--project', f'of-{step[1]}'
+    arguments = 'glance', 'register', backup, '--project', f'of-{step[1]}'
     process = multiprocessing.get_context('fork').Process(
         target=child, args=(command(place, *arguments), step[1],
                             tmp_path / 'log', step[0]))
@@ -197,7 +197,7 @@ def test_killed_with_a_backup(client, run, place, backup, step, tmp_path):
 
 def test_visibility(client, run, place):
     image_id = new(place)
-    status, _, err = run('image', 'register', image_id, '--visibility',
+    status, _, err = run('glance', 'register', image_id, '--visibility',
                          'community')
     assert status == 0, err
     record = client.show(image_id)
@@ -206,13 +206,13 @@ def test_visibility(client, run, place):
 
 def test_what_cannot_be_registered(client, run, place):
     new(place, image_id='by-hand')
-    status, _, err = run('image', 'register', 'by-hand')
+    status, _, err = run('glance', 'register', 'by-hand')
     assert status == 2 and 'image copy by-hand' in err
     missing = str(uuid.uuid4())
-    status, _, err = run('image', 'register', missing)
+    status, _, err = run('glance', 'register', missing)
     assert status == 2 and missing in err
     nobodys = new(place, project='')
-    status, _, err = run('image', 'register', nobodys)
+    status, _, err = run('glance', 'register', nobodys)
     assert status == 2 and f'copy {nobodys} NEW --project' in err
     for image_id in (missing, nobodys):
         client.request('GET', f'/v2/images/{image_id}', expect=(404,))
@@ -222,32 +222,32 @@ def test_an_id_that_is_taken(client, run, place):
     """By others' record, by other bytes, or by an image that was deleted."""
     others = new(place)
     client.create(name='x', id=others, owner='bob')
-    status, _, err = run('image', 'register', others)
+    status, _, err = run('glance', 'register', others)
     assert status == 2 and 'bob' in err and 'image copy' in err
     assert client.show(others)['status'] == 'queued'
     other_bytes = upload(client, noise(MIB, 1), owner=OWNER)
     new(place, noise(MIB, 2), other_bytes)
-    status, _, err = run('image', 'register', other_bytes)
+    status, _, err = run('glance', 'register', other_bytes)
     assert status == 2 and 'other bytes' in err
     assert client.show(other_bytes)['stores'] == 'file1'
     deleted = upload(client, b'data')
     client.delete(deleted)
     new(place, image_id=deleted)
-    status, _, err = run('image', 'register', deleted)
+    status, _, err = run('glance', 'register', deleted)
     assert status == 2 and 'was deleted' in err and 'image copy' in err
 
 
 def test_an_account_without_rights(client, run, place):
     """The record stays, without data; the next run completes it."""
     image_id = new(place, noise(MIB, 3))
-    status, _, err = run('image', 'register', image_id, token='bob')
+    status, _, err = run('glance', 'register', image_id, token='bob')
     assert status == 2 and 'administrator' in err
     client.request('GET', f'/v2/images/{image_id}', expect=(404,))
     # An administrator, but no service.
-    status, _, err = run('image', 'register', image_id, token='ops')
+    status, _, err = run('glance', 'register', image_id, token='ops')
     assert status == 2 and '403' in err and 'run the command again' in err
     assert client.show(image_id)['status'] == 'queued'
-    assert run('image', 'register', image_id)[1]['result'] == 'registered'
+    assert run('glance', 'register', image_id)[1]['result'] == 'registered'
     assert client.download(image_id) == noise(MIB, 3)
 
 
@@ -257,7 +257,7 @@ def test_another_repository(client, run, place, tmp_path):
     image_id = str(uuid.uuid4())
     with repositories.open_repository(path) as repo:
         repositories.put(repo, image_id, b'data', project=OWNER)
-    status, _, err = run('--repository', str(path), 'image', 'register',
+    status, _, err = run('--repository', str(path), 'glance', 'register',
                          image_id)
     assert status == 2 and 'run the command again' in err
     assert client.show(image_id)['status'] == 'queued'
@@ -275,13 +275,13 @@ def test_a_task_of_glance_that_fails(client, run, place, monkeypatch,
     def add_data(self, image_id, url, name, value):
         real(self, image_id, url, name, values.pop() if values else value)
     monkeypatch.setattr(glance_api.Glance, 'add_data', add_data)
-    status, found, err = run('image', 'register', image_id)
+    status, found, err = run('glance', 'register', image_id)
     if failures == 2:
         assert status == 2 and 'run the command again' in err
         with repositories.open_repository(place / 'dedup1') as repo:
             assert repositories.read_all(repo, image_id) == data
             assert f'{image_id}-registering' not in repo.images()
-        status, found, err = run('image', 'register', image_id)
+        status, found, err = run('glance', 'register', image_id)
     assert status == 0, err
     assert found['result'] == 'registered'
     assert client.download(image_id) == data
@@ -299,7 +299,7 @@ def test_killed_before_a_task_of_glance_failed(client, run, place, tmp_path,
     data = noise(MIB, 6)
     image_id = new(place, data)
     process = multiprocessing.get_context('fork').Process(
-        target=child, args=(command(place, 'image', 'register', image_id),
+        target=child, args=(command(place, 'glance', 'register', image_id),
                             'create', tmp_path / 'log'))
     process.start()
     process.join(LIMIT)
@@ -317,7 +317,7 @@ def test_killed_before_a_task_of_glance_failed(client, run, place, tmp_path,
             repo.delete(image_id)
         waited.append(size)
     monkeypatch.setattr(glance_api.Glance, 'wait_for_task', wait_for_task)
-    status, found, err = run('image', 'register', image_id)
+    status, found, err = run('glance', 'register', image_id)
     assert status == 0, err
     assert waited == [len(data)]
     assert found['result'] == 'registered'
@@ -341,13 +341,13 @@ def test_killed(client, run, place, step, tmp_path):
     """The command, started again, finds what it did."""
     image_id = new(place, noise(MIB, 4))
     process = multiprocessing.get_context('fork').Process(
-        target=child, args=(command(place, 'image', 'register', image_id),
+        target=child, args=(command(place, 'glance', 'register', image_id),
                             step, tmp_path / 'log'))
     process.start()
     process.join(LIMIT)
     assert process.exitcode == -signal.SIGKILL, (
         (tmp_path / 'log').read_text())
-    status, _, err = run('image', 'register', image_id)
+    status, _, err = run('glance', 'register', image_id)
     assert status == 0, err
     assert client.show(image_id)['status'] == 'active'
     assert client.download(image_id) == noise(MIB, 4)

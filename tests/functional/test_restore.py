@@ -650,7 +650,7 @@ def test_the_commands(filled, tmp_path):
     place = filled.settings
     filled.maintainer.close()
     exported = run('--repository', filled.path, 'repository',
-                   'export-metadata', '-f', 'json')
+                   'backup-metadata', '-f', 'json')
     assert json.loads(exported.stdout) == {'snapshot': 2, 'sent_recipes': 0}
     arguments = [
         '--repository', tmp_path / 'new', 'repository', 'restore', '--from',
@@ -666,16 +666,17 @@ def test_the_commands(filled, tmp_path):
     fields = json.loads(made.stdout)
     assert fields['groups'] == 2 and fields['images'] == 3
     run('--repository', tmp_path / 'new', 'repository', 'check')
-    refused = run('--repository', filled.path, 'tier', status=2)
+    refused = run('--repository', filled.path, 'task', 'tier', status=2)
     assert 'was restored to another directory' in refused.stderr
     shutil.move(tmp_path / 'new', tmp_path / 'elsewhere')
     shutil.copytree(tmp_path / 'elsewhere', tmp_path / 'again')
-    attached = run('--repository', tmp_path / 'again', 'cold', 'attach',
+    attached = run('--repository', tmp_path / 'again', 'object-store',
+                   'attach',
                    place.location.url, '--endpoint', place.location.endpoint,
                    '--credentials', place.credentials, '--moved', '-f', 'json')
     assert len(json.loads(attached.stdout)['restored_from']) >= 2
-    run('--repository', tmp_path / 'again', 'tier')
+    run('--repository', tmp_path / 'again', 'task', 'tier')
     # Now nothing is lost.
-    run('--repository', tmp_path / 'again', 'repository', 'export-metadata')
+    run('--repository', tmp_path / 'again', 'repository', 'backup-metadata')
     whole = run('--repository', tmp_path / 'third', *arguments[2:], '--yes')
     assert json.loads(whole.stdout)['images'] == 3

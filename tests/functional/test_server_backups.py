@@ -41,13 +41,13 @@ def commands(*sections):
 
 
 def test_the_page_s_commands(repo, tmp_path, monkeypatch, capfd):
-    """But ``image register``: test_register.py has that of a backup."""
+    """But ``glance register``: test_register.py has that of a backup."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('GLANCE_DEDUP_REPOSITORY', repo.path)
     monkeypatch.setenv('GLANCE_DEDUP_FILTER_DIR', str(tmp_path / 'filter'))
     found = [text for text in commands(
         'Backups and their names', 'Restore', 'Prune')
-        if 'image register' not in text]
+        if 'glance register' not in text]
     assert len(found) >= 9
     for text in found:
         words = shlex.split(text)[1:]

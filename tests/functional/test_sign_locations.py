@@ -42,7 +42,7 @@ def urls(client, image_id):
 
 
 def sign(run, *arguments):
-    return run('sign-locations', '--store', 'dedup1', *arguments)
+    return run('glance', 'sign-locations', '--store', 'dedup1', *arguments)
 
 
 def results(found, status=0):
@@ -73,7 +73,7 @@ def test_a_change_of_the_key(client, run, place, images, capfd):
     before = {image_id: urls(client, image_id) for image_id in images}
     assert set(results(sign(run)).values()) == {'signed'}
     rekey(place)
-    assert 'sign-locations' in capfd.readouterr().err
+    assert 'glance sign-locations' in capfd.readouterr().err
     read_all(client, images)
     later = mixture(MIB, 9)
     new = test_adoption.upload(client, later, 'dedup1')

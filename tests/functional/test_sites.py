@@ -55,7 +55,8 @@ class Found:
 
 
 def command(sites, *arguments, **options):
-    return ['--repository', str(sites.home.path), '--socket', '', 'replicate',
+    return ['--repository', str(sites.home.path), '--socket', '', 'image',
+            'replicate',
             *sites.options(**options), *map(str, arguments), '-f', 'json']
 
 

@@ -240,7 +240,8 @@ def test_a_changed_object_is_noticed(store, faults):
 
 def test_a_repository_that_is_not_attached(store):
     (store.path / 'cold.json').unlink()
-    with pytest.raises(exceptions.UnavailableError, match='cold attach'):
+    with pytest.raises(exceptions.UnavailableError,
+                       match='object-store attach'):
         store.tier()
 
 

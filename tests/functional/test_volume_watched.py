@@ -64,4 +64,4 @@ def test_no_process_maintains_the_repository(server):
     """Nothing would ever be freed; this is told once."""
     server.start()
     assert server.text().count(WARNING) == 1
-    assert 'glance-dedup collect' in server.text()
+    assert 'glance-dedup task collect' in server.text()

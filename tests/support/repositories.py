@@ -44,12 +44,12 @@ POISONED = 1
 COMMANDS = (
     'image copy image other', 'image delete image', 'image get image -',
     'image list', 'image mark-lost image --yes', 'image put other /dev/null',
-    'image show image', 'image verify --all --no-glance', 'export --all /tmp',
-    'orphans --delete', 'collect', 'collect --dry-run', 'merge', 'recompress',
-    'scrub', 'scrub --full', 'space', 'repository check',
-    'repository rebuild-catalog', 'filter rebuild',
-    'repository show', 'evict --limit-mib 1',
-    'missing --store x')
+    'image show image', 'image verify --all --no-glance',
+    'glance export --all /tmp', 'glance orphans --delete',
+    'glance missing --store x', 'task collect', 'task collect --dry-run',
+    'task merge', 'task recompress', 'task scrub', 'task scrub --full',
+    'task evict --limit-mib 1', 'repository space', 'repository check',
+    'repository rebuild-catalog', 'index rebuild', 'repository show')
 
 
 # -- contents -----------------------------------------------------------------

@@ -27,7 +27,7 @@ DEDUP_OPTS = [
     cfg.StrOpt('collect_command',
                help='Command that gives back the space of deleted images and '
                     'returns when that is done, as in "sudo glance-dedup '
-                    'collect". Without it the test waits for the '
+                    'task collect". Without it the test waits for the '
                     'collection that dedupd makes by itself.'),
     cfg.IntOpt('timeout',
                default=300,

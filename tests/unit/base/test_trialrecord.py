@@ -63,7 +63,8 @@ def test_a_mount_that_is_not_fine_is_refused(root):
           unfit=['locks exclude other hosts', 'rename'])
     with pytest.raises(exceptions.UnfitFileSystem) as raised:
         repositories.open_repository(root)
-    for words in (root, 'locks exclude other hosts; rename', 'try-sharing'):
+    for words in (root, 'locks exclude other hosts; rename',
+                  'test-filesystem'):
         assert words in str(raised.value)
     assert 'holes' not in str(raised.value)
     write(root, [trialrecord.mount_of(root)])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``glance-dedup estimate``, ``import`` and ``export``, without a Glance."""
+"""``glance estimate``, ``import`` and ``export``, without a Glance."""
 
 import hashlib
 import json
@@ -89,9 +89,9 @@ def kill_at_work(cli, directory, seed, *arguments):
 # -- estimate -----------------------------------------------------------------
 
 def test_estimate(created, files):
-    result = created('estimate', files, '-f', 'json')
+    result = created('glance', 'estimate', files, '-f', 'json')
     rows = {row['name']: row for row in result.json()}
-    run(created, 'import', '--from-file-store', files)
+    run(created, 'glance', 'import', '--from-file-store', files)
     stored = {row['image_id']: row for row in created(
         'image', 'list', '-f', 'json').json()}
     for image_id, row in stored.items():
@@ -105,29 +105,31 @@ def test_estimate(created, files):
     assert rows['on the disk']['stored_bytes'] > (
         rows['on the disk, recompressed']['stored_bytes'])
     # In a table it is to be read by people.
-    assert 'MiB' in created('estimate', files).out
+    assert 'MiB' in created('glance', 'estimate', files).out
 
 
 def test_estimate_needs_no_repository(cli, files):
-    assert cli('estimate', files).status == 0
+    assert cli('glance', 'estimate', files).status == 0
     assert not cli.path.exists()
 
 
 def test_estimate_of_what_cannot_be_read(cli, files):
-    result = cli('estimate', files, '/nonexistent', '-f', 'json')
+    result = cli('glance', 'estimate', files, '/nonexistent', '-f', 'json')
     assert result.status == 2
     assert '/nonexistent: No such file or directory' in result.err
     assert not [row for row in json.loads(result.out)
                 if row['name'] == '/nonexistent']
-    cli('estimate', files, '--block-size', '1000').refused('block_size')
-    cli('estimate', files, '--codec', 'zstd', '--level', '20').refused('19')
+    cli('glance', 'estimate', files, '--block-size',
+        '1000').refused('block_size')
+    cli('glance', 'estimate', files, '--codec', 'zstd', '--level',
+        '20').refused('19')
 
 
 def test_estimate_of_nothing(cli, tmp_path):
     """Zeros would look like an answer."""
     (tmp_path / 'empty').mkdir()
     for path in '/nonexistent', tmp_path / 'empty':
-        result = cli('estimate', path)
+        result = cli('glance', 'estimate', path)
         assert (result.status, result.out) == (2, '')
         assert f'{path} has no image that can be read' in result.err
 
@@ -135,43 +137,43 @@ def test_estimate_of_nothing(cli, tmp_path):
 def test_estimate_says_what_to_do(cli, files, monkeypatch):
     (files / 'image.gz').write_bytes(b'\x1f\x8b' + noise(5000))
     (files / 'link').symlink_to(name_of(0))
-    result = cli('estimate', files, '--exact')
+    result = cli('glance', 'estimate', files, '--exact')
     assert 'image.gz: it is compressed by gzip: unpack it' in result.err
     assert 'link: left out' in result.err
     assert 'of memory' in result.err
     from glance_dedup.adoption import estimate
     monkeypatch.setattr(estimate, 'TABLE', 1)
     (files / 'large').write_bytes(noise(16 * MIB))
-    assert 'one block in 2 was counted' in cli('estimate', files).err
+    assert 'one block in 2 was counted' in cli('glance', 'estimate', files).err
 
 
 # -- import -------------------------------------------------------------------
 
 def test_import(created, files):
     before = state(files)
-    rows, result = run(created, 'import', '--from-file-store', files)
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert result.status == 0
     assert 'Glance is not asked' in result.err and 'no project' in result.err
     assert {row['result'] for row in rows.values()} == {'imported'}
     assert rows[name_of(1)]['stored_bytes'] < 20000
     need_same(created, files)
     # Once more: all are compared, none is stored.
-    rows, result = run(created, 'import', '--from-file-store', files)
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert {(row['result'], row['verified_by'], row['stored_bytes'])
             for row in rows.values()} == {('present', 'bytes', None)}
     assert result.status == 0 and state(files) == before
 
 
 def test_import_of_a_project(created, files):
-    run(created, 'import', '--from-file-store', files, '--project', 'p',
-        '--scope', 'project', '--images', name_of(1))
+    run(created, 'glance', 'import', '--from-file-store', files, '--project',
+        'p', '--scope', 'project', '--images', name_of(1))
     rows = created('image', 'show', name_of(1), '-f', 'json').json()
     assert (rows['project'], rows['scope']) == ('p', 'project')
     assert created('image', 'show', name_of(0)).status == 2
 
 
 def test_dry_run(created, files):
-    rows, result = run(created, 'import', '--from-file-store', files,
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files,
                        '--dry-run')
     assert {row['result'] for row in rows.values()} == {'to be imported'}
     assert created('image', 'list', '-f', 'json').json() == []
@@ -182,7 +184,7 @@ def test_what_is_no_image(created, files):
         (files / name).write_bytes(b'x')
     (files / name_of(5)).mkdir()
     (files / name_of(6)).symlink_to(name_of(0))
-    rows, result = run(created, 'import', '--from-file-store', files)
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert sorted(rows) == [name_of(number) for number in range(3)]
     assert result.err.count('left out') == 5 and result.status == 0
 
@@ -195,7 +197,7 @@ def test_another_image_of_the_same_name(created, files, content):
     created('image', 'put', name_of(1), files / name_of(0))
     (files / name_of(0)).write_bytes(content)
     before = state(files)
-    rows, result = run(created, 'import', '--from-file-store', files)
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert result.status == 1
     for number in (0, 1):
         assert rows[name_of(number)]['result'] == 'failed'
@@ -207,11 +209,11 @@ def test_another_image_of_the_same_name(created, files, content):
 
 
 def test_equal_size_and_other_bytes(created, files):
-    created('import', '--from-file-store', files)
+    created('glance', 'import', '--from-file-store', files)
     data = bytearray((files / name_of(0)).read_bytes())
     data[2 * MIB] ^= 1
     (files / name_of(0)).write_bytes(data)
-    rows, result = run(created, 'import', '--from-file-store', files)
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert result.status == 1
     assert 'other bytes' in rows[name_of(0)]['error']
 
@@ -220,14 +222,16 @@ def test_wrong_usage_of_import(created, files, tmp_path):
     other = tmp_path / 'other'
     other.mkdir()
     (other / name_of(0)).write_bytes(b'x')
-    created('import', '--from-file-store', files, other).refused('which')
-    created('import', '--from-file-store', files, '--images',
+    created('glance', 'import', '--from-file-store', files,
+            other).refused('which')
+    created('glance', 'import', '--from-file-store', files, '--images',
             name_of(9)).refused(name_of(9))
-    created('import', '--from-file-store', tmp_path / 'none').refused('none')
-    created('import', '--from-file-store', files, '--update-locations',
-            'dedup1').refused('needs a Glance')
-    created('orphans').refused('--os-cloud')
-    created('missing', '--store', 'dedup1').refused('--os-cloud')
+    created('glance', 'import', '--from-file-store',
+            tmp_path / 'none').refused('none')
+    created('glance', 'import', '--from-file-store', files,
+            '--update-locations', 'dedup1').refused('needs a Glance')
+    created('glance', 'orphans').refused('--os-cloud')
+    created('glance', 'missing', '--store', 'dedup1').refused('--os-cloud')
     assert created('image', 'list', '-f', 'json').json() == []
 
 
@@ -247,7 +251,7 @@ def test_a_file_that_changes_is_not_imported(created, files, monkeypatch):
         os.utime(self.path, (1, 1))
         whole(self)
     monkeypatch.setattr(inputs.InputFile, 'require_unchanged', late)
-    result = created('import', '--from-file-store', files)
+    result = created('glance', 'import', '--from-file-store', files)
     assert result.status == 2 and result.err.count('while it was read') == 3
     assert created('image', 'list', '-f', 'json').json() == []
 
@@ -258,14 +262,14 @@ def test_killed_imports(created, files):
         (files / name_of(number)).write_bytes(mixture(4 * MIB, number))
     before = state(files)
     for seed in range(KILLS):
-        kill_at_work(created, created.path / 'spool', seed, 'import',
+        kill_at_work(created, created.path / 'spool', seed, 'glance', 'import',
                      '--from-file-store', files)
         # What is there is whole, at any time.
         with repositories.open_repository(created.path) as repo:
             for image_id in repo.images():
                 assert repo.stat(image_id).size == (
                     files / image_id).stat().st_size
-    rows, result = run(created, 'import', '--from-file-store', files)
+    rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert result.status == 0
     need_same(created, files)
     assert state(files) == before
@@ -275,7 +279,7 @@ def test_killed_imports(created, files):
 
 @pytest.fixture
 def imported(created, files):
-    assert created('import', '--from-file-store', files).status == 0
+    assert created('glance', 'import', '--from-file-store', files).status == 0
     return created
 
 
@@ -294,25 +298,26 @@ def test_export(imported, files, out):
     with open(files / name_of(7), 'wb') as f:
         f.write(b'x')
         f.truncate(64 * MIB)
-    imported('import', '--from-file-store', files)
-    rows, result = run(imported, 'export', out, '--all')
+    imported('glance', 'import', '--from-file-store', files)
+    rows, result = run(imported, 'glance', 'export', out, '--all')
     assert {row['result'] for row in rows.values()} == {'exported'}
     assert contents(out) == contents(files)
     assert (out / name_of(7)).stat().st_blocks * 512 < MIB
     assert (out / name_of(0)).stat().st_mode & 0o777 == 0o600
     before = state(out)
-    rows, result = run(imported, 'export', out, '--all')
+    rows, result = run(imported, 'glance', 'export', out, '--all')
     assert {row['result'] for row in rows.values()} == {'present'}
     assert result.status == 0 and state(out) == before
 
 
 def test_export_of_some(imported, out):
-    assert imported('export', out, name_of(1)).status == 0
+    assert imported('glance', 'export', out, name_of(1)).status == 0
     assert os.listdir(out) == [name_of(1)]
-    imported('export', out).refused('--all')
-    imported('export', out, name_of(1), '--all').refused('--all')
-    imported('export', out / 'none', '--all').refused('not a directory')
-    imported('export', out, name_of(9)).refused(name_of(9))
+    imported('glance', 'export', out).refused('--all')
+    imported('glance', 'export', out, name_of(1), '--all').refused('--all')
+    imported('glance', 'export', out / 'none',
+             '--all').refused('not a directory')
+    imported('glance', 'export', out, name_of(9)).refused(name_of(9))
 
 
 @pytest.mark.parametrize('content', [b'', None])
@@ -321,7 +326,7 @@ def test_export_replaces_nothing(imported, files, out, content):
     data[-1] ^= 1
     (out / name_of(0)).write_bytes(data if content is None else content)
     before = state(out)
-    rows, result = run(imported, 'export', out, '--all')
+    rows, result = run(imported, 'glance', 'export', out, '--all')
     assert result.status == 1
     assert 'left alone' in rows[name_of(0)]['error']
     assert rows[name_of(1)]['result'] == 'exported'
@@ -332,7 +337,7 @@ def test_export_of_a_damaged_image(imported, files, out):
     group = repositories.Group(imported.path, 1)
     group.data[-5000] ^= 1
     group.save()
-    rows, result = run(imported, 'export', out, '--all')
+    rows, result = run(imported, 'glance', 'export', out, '--all')
     assert result.status == 1
     failed = [image_id for image_id, row in rows.items()
               if row['result'] == 'failed']
@@ -342,23 +347,23 @@ def test_export_of_a_damaged_image(imported, files, out):
 
 def test_export_without_room(created, files, tmp_path):
     (files / name_of(0)).write_bytes(noise(50 * MIB, 1))
-    created('import', '--from-file-store', files)
+    created('glance', 'import', '--from-file-store', files)
     with disks.mounted(tmp_path, 'tmpfs') as root:
-        created('export', root, '--all').refused('the images need')
+        created('glance', 'export', root, '--all').refused('the images need')
         assert os.listdir(root) == []
 
 
 def test_killed_exports(imported, files, out):
     for number in range(3, 9):
         (files / name_of(number)).write_bytes(noise(4 * MIB, number))
-    imported('import', '--from-file-store', files)
+    imported('glance', 'import', '--from-file-store', files)
     for seed in range(KILLS):
-        kill_at_work(imported, out, seed, 'export', out, '--all')
+        kill_at_work(imported, out, seed, 'glance', 'export', out, '--all')
         for path in out.iterdir():
             if not path.name.startswith('.'):
                 assert path.read_bytes() == (
                     files / path.name).read_bytes()
-    assert imported('export', out, '--all').status == 0
+    assert imported('glance', 'export', out, '--all').status == 0
     assert contents(out) == contents(files)
 
 
@@ -367,7 +372,7 @@ def test_leftovers_of_other_images_stay(imported, out):
     others = out / f'.{name_of(9)}.0123456789abcdef.new'
     for path in (ours, others):
         path.write_bytes(b'x')
-    imported('export', out, '--all')
+    imported('glance', 'export', out, '--all')
     assert not ours.exists() and others.exists()
 
 
@@ -384,7 +389,7 @@ def test_ages():
 # -- image verify -------------------------------------------------------------
 
 def test_verify(created, files):
-    run(created, 'import', '--from-file-store', files)
+    run(created, 'glance', 'import', '--from-file-store', files)
     by_hand = {name: (files / name).read_bytes() for name in os.listdir(files)}
     rows, result = run(created, 'image', 'verify', name_of(0))
     assert rows[name_of(0)] == {
@@ -406,7 +411,7 @@ def test_verify(created, files):
 
 
 def test_verify_goes_on_behind_what_fails(created, files):
-    run(created, 'import', '--from-file-store', files)
+    run(created, 'glance', 'import', '--from-file-store', files)
     with repositories.open_repository(created.path) as repo:
         hashes.record(repo.path, repo.stat(name_of(0)),
                       hashes.Hash('sha512', 'ab' * 64))
@@ -421,7 +426,7 @@ def test_verify_goes_on_behind_what_fails(created, files):
 
 def test_verify_asks_glance(created, files, monkeypatch):
     """Its hash is computed; one that differs is named, and opens nothing."""
-    run(created, 'import', '--from-file-store', files)
+    run(created, 'glance', 'import', '--from-file-store', files)
     right = hashlib.sha256((files / name_of(0)).read_bytes()).hexdigest()
 
     def image(number, value):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``cold attach``, ``cold show`` and ``tier``, with a real object store."""
+"""``object-store attach``, its ``show`` and ``task tier``, on a real store."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def place(url, proxy, faults, credentials):
 
 @pytest.fixture
 def attached(made, place):
-    found = made('cold', 'attach', *place)
+    found = made('object-store', 'attach', *place)
     assert found.status == 0, found.err
     assert f'save a copy of {made.path / "key"}' in found.err
     return made
@@ -71,7 +71,7 @@ def filled(attached, tmp_path):
 @pytest.fixture
 def ready(filled):
     """They were recompressed, as the options have it before they move."""
-    assert filled('recompress').status == 0
+    assert filled('task', 'recompress').status == 0
     return filled
 
 
@@ -95,7 +95,7 @@ def get(cli, tmp_path):
     return (tmp_path / 'read').read_bytes()
 
 
-# -- cold attach --------------------------------------------------------------
+# -- object-store attach ------------------------------------------------------
 
 @pytest.mark.parametrize('endpoint, refused', [
     ('http://192.0.2.1:9000', True), ('http://store.example', True),
@@ -108,7 +108,7 @@ def test_without_encryption(made, tmp_path, endpoint, refused):
     key.write_text('[s3]\naccess_key = a\nsecret_key = b\n')
     key.chmod(0o600)
     options = ['--endpoint', endpoint, '--credentials', key]
-    for command in (['cold', 'attach', 's3://bucket/prefix', *options],
+    for command in (['object-store', 'attach', 's3://bucket/prefix', *options],
                     ['repository', 'restore', '--from', 's3://bucket/prefix',
                      '--new-key', *options]):
         found = made(*command)
@@ -121,7 +121,8 @@ def test_a_keystone_without_encryption(made, tmp_path):
     key.write_text('[swift]\nauth_type = password\n'
                    'auth_url = http://192.0.2.1:5000/v3\n')
     key.chmod(0o600)
-    made('cold', 'attach', 'swift://container/prefix', '--credentials', key
+    made('object-store', 'attach', 'swift://container/prefix', '--credentials',
+         key
          ).refused('http://192.0.2.1:5000/v3 has no encryption')
 
 
@@ -133,7 +134,7 @@ def test_a_swift_without_encryption(made, tmp_path, refused):
     key.write_text('[swift]\nauth_type = admin_token\ntoken = t\n'
                    f'endpoint = http://{host}:9/v1/AUTH_a\n')
     key.chmod(0o600)
-    for command in (['cold', 'attach', 'swift://container/prefix'],
+    for command in (['object-store', 'attach', 'swift://container/prefix'],
                     ['repository', 'restore', '--new-key', '--from',
                      'swift://container/prefix']):
         found = made(*command, '--credentials', key)
@@ -148,12 +149,13 @@ def test_a_keystone_in_another_section(made, tmp_path):
                    '[other]\nauth_type = password\n'
                    'auth_url = http://192.0.2.1:5000/v3\n')
     key.chmod(0o600)
-    made('cold', 'attach', 'swift://container/prefix', '--credentials', key
+    made('object-store', 'attach', 'swift://container/prefix', '--credentials',
+         key
          ).refused('http://192.0.2.1:5000/v3 has no encryption')
 
 
 def test_attach(made, place, url, proxy, credentials):
-    found = made('cold', 'attach', *place, '-f', 'json').json()
+    found = made('object-store', 'attach', *place, '-f', 'json').json()
     owner = found.pop('owner')
     assert found == {
         'url': url, 'endpoint': proxy.url, 'region': '', 'ca_file': '',
@@ -165,7 +167,7 @@ def test_attach(made, place, url, proxy, credentials):
 
 def test_attach_again(attached, place):
     before = cold.read(attached.path)
-    found = attached('cold', 'attach', *place, '--cache-mib', 7, '-f',
+    found = attached('object-store', 'attach', *place, '--cache-mib', 7, '-f',
                      'json').json()
     assert (found['cache_bytes'], found['owner']) == (7 << 20, before.owner)
     assert cold.read(attached.path).cache_mib == 7
@@ -178,7 +180,7 @@ def test_attach_again(attached, place):
     ('s3://bucket/', ['prefix']), ('s3://Bucket/x', ["'Bucket'"]),
     ('s3://bucket/../x', ['prefix']), ('swift://c/x', ["Swift's endpoint"])])
 def test_attach_to_no_place(made, place, wrong, words):
-    made('cold', 'attach', wrong, *place[1:]).refused(*words)
+    made('object-store', 'attach', wrong, *place[1:]).refused(*words)
     assert cold.read(made.path) is None
 
 
@@ -189,47 +191,47 @@ def test_attach_to_no_place(made, place, wrong, words):
     (['--cache-mib', str(1 << 21)], ['cache_mib', '1 to']),
     (['--region', 'a b'], ["'a b'"])])
 def test_attach_with_wrong_options(made, place, options, words):
-    made('cold', 'attach', *place, *options).refused(*words)
+    made('object-store', 'attach', *place, *options).refused(*words)
     assert cold.read(made.path) is None
 
 
 def test_usage(made, url):
     for arguments in ([], [url], [url, '--credentials'],
                       [url, '--credentials', 'x', '--cache-mib', 'x']):
-        assert made('cold', 'attach', *arguments).status == 2
+        assert made('object-store', 'attach', *arguments).status == 2
 
 
 def test_attach_without_credentials(made, place, credentials):
     os.rename(credentials, credentials + '.away')
-    made('cold', 'attach', *place).refused(credentials, 'No such file')
+    made('object-store', 'attach', *place).refused(credentials, 'No such file')
     os.rename(credentials + '.away', credentials)
     os.chmod(credentials, 0o644)
-    made('cold', 'attach', *place).refused(credentials, 'chmod 0640')
+    made('object-store', 'attach', *place).refused(credentials, 'chmod 0640')
     os.chmod(credentials, 0o600)
     with open(credentials, 'w') as f:
         f.write('[s3]\naccess_key = someone\n')
-    made('cold', 'attach', *place).refused(credentials, 'secret_key')
+    made('object-store', 'attach', *place).refused(credentials, 'secret_key')
     assert cold.read(made.path) is None
 
 
 def test_attach_with_wrong_credentials(made, place, url, credentials):
     with open(credentials, 'w') as f:
         f.write('[s3]\naccess_key = someone\nsecret_key = precious\n')
-    found = made('cold', 'attach', *place)
+    found = made('object-store', 'attach', *place)
     found.refused(url)
     assert 'precious' not in found.err
     assert cold.read(made.path) is None
 
 
 def test_attach_where_nobody_answers(made, place):
-    found = made('cold', 'attach', *place, '--endpoint',
+    found = made('object-store', 'attach', *place, '--endpoint',
                  f'http://127.0.0.1:{ports.free_port()}')
     found.refused('s3://')
     assert cold.read(made.path) is None
 
 
 def test_attach_to_no_bucket(made, place, prefix):
-    made('cold', 'attach', f's3://nobody-made-it/{prefix}',
+    made('object-store', 'attach', f's3://nobody-made-it/{prefix}',
          *place[1:]).refused('s3://nobody-made-it')
     assert cold.read(made.path) is None
 
@@ -239,11 +241,12 @@ def test_the_feature_is_set_when_it_is_attached(created, place):
     def used():
         return created('repository', 'show', '-f', 'json').json()['features']
 
-    for command in ('cold', 'show'), ('tier',):
-        assert 'cold attach' in created(*command).err
-    created('cold', 'attach', *place[:-1], '/nowhere').refused('/nowhere')
+    for command in ('object-store', 'show'), ('task', 'tier',):
+        assert 'object-store attach' in created(*command).err
+    created('object-store', 'attach', *place[:-1],
+            '/nowhere').refused('/nowhere')
     assert used() == []
-    assert created('cold', 'attach', *place).status == 0
+    assert created('object-store', 'attach', *place).status == 0
     assert used() == ['cold']
 
 
@@ -251,64 +254,64 @@ def test_another_repository_is_there(attached, place, tmp_path):
     at = attached.options.index('--repository')
     attached.options[at + 1] = str(tmp_path / 'other')
     assert attached('repository', 'create').status == 0
-    attached('cold', 'attach', *place).refused(
+    attached('object-store', 'attach', *place).refused(
         'belongs to another repository', 'choose another prefix')
 
 
 def test_attach_elsewhere(ready, place, url):
-    assert ready('tier', '--all').status == 0
-    ready('cold', 'attach', f'{url}/elsewhere', *place[1:]).refused(
+    assert ready('task', 'tier', '--all').status == 0
+    ready('object-store', 'attach', f'{url}/elsewhere', *place[1:]).refused(
         'has cold groups at', url)
 
 
 def test_attach_while_a_daemon_runs(made, place):
     with daemons.running(made.path):
-        made('cold', 'attach', *place).refused('stop dedupd first')
+        made('object-store', 'attach', *place).refused('stop dedupd first')
 
 
 def test_no_repository(cli, place):
-    cli('cold', 'attach', *place).refused(str(cli.path))
-    cli('cold', 'show').refused(str(cli.path))
-    cli('tier').refused(str(cli.path))
+    cli('object-store', 'attach', *place).refused(str(cli.path))
+    cli('object-store', 'show').refused(str(cli.path))
+    cli('task', 'tier').refused(str(cli.path))
 
 
-# -- cold show ----------------------------------------------------------------
+# -- object-store show --------------------------------------------------------
 
 def test_show(attached, url, faults):
     faults.seen.clear()
-    found = attached('cold', 'show', '-f', 'json').json()
+    found = attached('object-store', 'show', '-f', 'json').json()
     assert found['url'] == url
     assert found['owner'] == cold.read(attached.path).owner
     assert 'objects' not in found
     assert faults.seen == []        # nobody was asked
-    words = attached('cold', 'show').out
+    words = attached('object-store', 'show').out
     assert url in words and '1.0 GiB' in words
 
 
 def test_show_what_is_there(ready):
-    found = ready('cold', 'show', '--list', '-f', 'json').json()
+    found = ready('object-store', 'show', '--list', '-f', 'json').json()
     assert (found['objects'], found['object_bytes']) == (0, 0)
-    sent = ready('tier', '--all', '-f', 'json').json()['sent_bytes']
-    found = ready('cold', 'show', '--list', '-f', 'json').json()
+    sent = ready('task', 'tier', '--all', '-f', 'json').json()['sent_bytes']
+    found = ready('object-store', 'show', '--list', '-f', 'json').json()
     # A snapshot may lie beside the groups.
     assert found['objects'] >= 2 and found['object_bytes'] >= sent > 2 * SIZE
 
 
 def test_show_while_the_store_is_away(filled, faults, url):
     faults.always = 503
-    filled('cold', 'show', '--list').refused(url, '503')
-    assert filled('cold', 'show').status == 0
+    filled('object-store', 'show', '--list').refused(url, '503')
+    assert filled('object-store', 'show').status == 0
 
 
 def test_show_a_repository_that_is_not_attached(made):
-    made('cold', 'show').refused('is attached to no object store',
-                                 "'glance-dedup cold attach'")
+    made('object-store', 'show').refused('is attached to no object store',
+                                 "'glance-dedup object-store attach'")
 
 
 def test_show_a_damaged_file(attached):
     path = attached.path / 'cold.json'
     path.write_bytes(path.read_bytes()[:-9])
-    found = attached('cold', 'show')
+    found = attached('object-store', 'show')
     assert found.status == 1
     assert 'cold.json is damaged' in found.err
     assert 'from a backup' in found.err
@@ -321,22 +324,22 @@ def test_show_a_damaged_file(attached):
 # -- tier ---------------------------------------------------------------------
 
 def test_tier(either, tmp_path):
-    plan = either('tier', '--all', '--dry-run', '-f', 'json').json()
+    plan = either('task', 'tier', '--all', '--dry-run', '-f', 'json').json()
     assert [(group['number'], group['action']) for group in plan['groups']
             ] == [(1, 'move'), (2, 'move'), (3, 'skip')]
     assert plan['groups'][2]['reason'] == 'it is not full'
     assert plan['bytes'] > 2 * SIZE
     # The table tells the groups that stay from those that move.
     assert '| 2 to move, 1 to skip' in either(
-        'tier', '--all', '--dry-run').out
+        'task', 'tier', '--all', '--dry-run').out
     before = either('repository', 'show', '-f', 'json').json()['group_bytes']
-    result = either('tier', '--all', '-f', 'json').json()
+    result = either('task', 'tier', '--all', '-f', 'json').json()
     assert (result['groups'], result['failed']) == (2, {})
     assert result['sent_bytes'] > 2 * SIZE
     assert result['puts'] >= 2 and result['gets'] >= 2
     after = either('repository', 'show', '-f', 'json').json()['group_bytes']
     assert before - after == result['disk_bytes'] > SIZE
-    assert either('tier', '--all', '-f', 'json').json()['groups'] == 0
+    assert either('task', 'tier', '--all', '-f', 'json').json()['groups'] == 0
     assert get(either, tmp_path) == (tmp_path / 'content').read_bytes()
     checked = either('repository', 'check', '-f', 'json').json()
     assert checked['result'] == 'fine'
@@ -348,40 +351,40 @@ def test_tier(either, tmp_path):
 
 
 def test_tier_needs_that_groups_were_recompressed(filled):
-    plan = filled('tier', '--all', '--dry-run', '-f', 'json').json()
+    plan = filled('task', 'tier', '--all', '--dry-run', '-f', 'json').json()
     assert [group['reason'] for group in plan['groups']] == [
         'it is to be recompressed first'] * 2 + ['it is not full']
 
 
 def test_tier_by_its_options(either):
     """What changed just now stays."""
-    result = either('tier', '-f', 'json').json()
+    result = either('task', 'tier', '-f', 'json').json()
     assert result['groups'] == result['sent_bytes'] == 0
-    plan = either('tier', '--dry-run', '-f', 'json').json()
+    plan = either('task', 'tier', '--dry-run', '-f', 'json').json()
     assert {group['action'] for group in plan['groups']} == {'skip'}
     assert plan['bytes'] == 0
     for number in (1, 2):
         os.utime(either.path / 'groups' / f'{number:08x}', (number, number))
-    assert either('tier', '-f', 'json').json()['groups'] == 2
+    assert either('task', 'tier', '-f', 'json').json()['groups'] == 2
 
 
 def test_tier_without_a_store(made):
-    made('tier', '--all').refused('cold attach')
+    made('task', 'tier', '--all').refused('object-store attach')
 
 
 def test_tier_without_a_store_by_a_daemon(made):
     with daemons.running(made.path) as daemon:
         made.options[made.options.index('--socket') + 1] = daemon.socket
-        made('tier', '--all').refused('tier:', 'cold attach')
+        made('task', 'tier', '--all').refused('tier:', 'object-store attach')
 
 
 def test_tier_while_the_store_is_away(ready, faults, url, tmp_path):
     faults.always = 503
-    ready('tier', '--all').refused(url, '503')
+    ready('task', 'tier', '--all').refused(url, '503')
     # The plan asks nobody.
-    assert ready('tier', '--all', '--dry-run').status == 0
+    assert ready('task', 'tier', '--all', '--dry-run').status == 0
     faults.always = None
-    assert ready('tier', '--all').status == 0
+    assert ready('task', 'tier', '--all').status == 0
     faults.always = 503
     found = ready('image', 'get', 'one', tmp_path / 'read')
     assert found.status == 2 and '503' in found.err
@@ -392,18 +395,18 @@ def test_tier_while_the_store_is_away(ready, faults, url, tmp_path):
 
 def test_scrub_while_the_store_is_away(ready, faults, url):
     """No complete scrub has happened, which the status must not hide."""
-    assert ready('tier', '--all').status == 0
+    assert ready('task', 'tier', '--all').status == 0
     faults.always = 503
-    found = ready('scrub', '--full', '-f', 'json')
+    found = ready('task', 'scrub', '--full', '-f', 'json')
     assert found.status == 2
     result = json.loads(found.out)
     blocks = result['unchecked']
     assert blocks == 2 * SIZE // 4096 and not result['complete']
     for part in (f'{blocks} blocks in cold groups were not checked', url,
-                 '503', "run 'glance-dedup scrub'"):
+                 '503', "run 'glance-dedup task scrub'"):
         assert part in found.err
     faults.always = None
-    found = ready('scrub', '-f', 'json')
+    found = ready('task', 'scrub', '-f', 'json')
     assert found.status == 0 and found.json()['complete']
     assert found.json()['unchecked'] == 0
 
@@ -413,7 +416,7 @@ def test_tier_of_a_damaged_group(ready):
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)
-    found = ready('tier', '--all', '-f', 'json')
+    found = ready('task', 'tier', '--all', '-f', 'json')
     assert found.status == 1
     assert 'group 2 was left unchanged' in found.err
     assert found.json()['groups'] == 1 and list(found.json()['failed']) == [
@@ -423,4 +426,4 @@ def test_tier_of_a_damaged_group(ready):
 def test_tier_of_a_copy(ready, url, tmp_path):
     os.rename(ready.path, tmp_path / 'moved')
     shutil.copytree(tmp_path / 'moved', ready.path)
-    ready('tier', '--all').refused('is a copy of the directory', url)
+    ready('task', 'tier', '--all').refused('is a copy of the directory', url)

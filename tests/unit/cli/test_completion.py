@@ -34,11 +34,11 @@ def proposed(cli, *words):
 
 def test_commands(cli):
     assert proposed(cli, '') == sorted(
-        {name.split()[0] for name in main.COMMANDS} | {'help'})
-    assert proposed(cli, 'im') == ['image', 'import']
-    assert proposed(cli, 'filter', '') == ['rebuild', 'remove', 'show']
-    assert proposed(cli, 'help', 'filter', 're') == ['rebuild', 'remove']
-    assert proposed(cli, '--socket', 'x', '--quiet', 'fi') == ['filter']
+        {name.split()[0] for name in main.COMMANDS})
+    assert proposed(cli, 'im') == ['image']
+    assert proposed(cli, 'index', '') == ['rebuild', 'remove', 'show']
+    assert proposed(cli, 'help', 'index', 're') == ['rebuild', 'remove']
+    assert proposed(cli, '--socket', 'x', '--quiet', 'in') == ['index']
     assert proposed(cli, 'nonsense', '') == []
 
 
@@ -59,8 +59,8 @@ def test_values(cli):
     assert proposed(cli, 'image', 'put', '--codec', '=', 'z') == ['zstd']
     assert proposed(cli, '--index', 'l') == ['lmdb', 'leveldb']
     assert proposed(cli, '--repository', '/us') == [completion.FILES]
-    assert proposed(cli, 'mount', '') == [completion.FILES]
-    assert proposed(cli, 'estimate', 'a', 'b') == [completion.FILES]
+    assert proposed(cli, 'image', 'mount', '') == [completion.FILES]
+    assert proposed(cli, 'glance', 'estimate', 'a', 'b') == [completion.FILES]
 
 
 def test_images_and_volumes(filled):
@@ -120,7 +120,7 @@ def test_bash(place, tmp_path):
 
     assert completed('image', 'de') == ['delete']
     assert completed('image', 'show', '') == ['first', 'second']
-    assert completed('mount', '') == ['compopt -o default', '']
+    assert completed('image', 'mount', '') == ['compopt -o default', '']
 
 
 @pytest.mark.needs('shells')
@@ -132,7 +132,7 @@ def test_fish(place, tmp_path):
 
     assert completed('image de') == ['delete']
     assert completed('image show ') == ['first', 'second']
-    assert completed(f'mount {tmp_path}/bi') == [f'{tmp_path}/bin/']
+    assert completed(f'image mount {tmp_path}/bi') == [f'{tmp_path}/bin/']
 
 
 @pytest.mark.needs('shells')

@@ -268,7 +268,7 @@ def test_delete_and_collect_in_one_process(stored, content, tmp_path):
         True, False]
     assert 'none' in result.err.splitlines()[0]
     assert ' 40 blocks were freed; ' in result.err
-    assert stored('collect', '-f', 'json').json()['freed_blocks'] == 0
+    assert stored('task', 'collect', '-f', 'json').json()['freed_blocks'] == 0
 
 
 def test_deleted_images_are_told_if_the_collection_fails(stored):
@@ -296,7 +296,7 @@ def test_list_opens_only_recipes_that_are_not_counted(
     assert stored('image', 'put', 'two', content).status == 0
     before = listed()
     assert opened == ['one', 'two']
-    assert stored('collect').status == 0
+    assert stored('task', 'collect').status == 0
     counted = listed()
     assert opened == [] and counted.keys() == before.keys()
     for image_id, row in counted.items():
@@ -340,7 +340,7 @@ def test_progress_of_long_work(stored, content, monkeypatch):
     assert content.stat().st_size == size
     assert 'checking: ' in stored('repository', 'check').err
     assert 'rebuilding: 100 %, 1 of 1 groups' in stored(
-        'filter', 'rebuild').err
+        'index', 'rebuild').err
     assert stored('-q', 'repository', 'check').err == ''
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -49,7 +50,8 @@ def test_start_reads_no_metadata_of_other_distributions(created, monkeypatch):
     assert created('image', 'list').status == 0
     assert asked == []
     assert created('image', 'list', '--help').status == 0
-    assert asked == [1]     # the command help is cliff's own
+    assert created('--help').status == 0
+    assert asked == []
 
 
 def test_every_command_has_help_and_json(cli):
@@ -59,16 +61,38 @@ def test_every_command_has_help_and_json(cli):
         assert f'glance-dedup {name}' in result.out
         # What goes on until it is ended has nothing to put into a table.
         assert ('json' in result.out) == (
-            name not in ('mount', 'volume serve', 'complete'))
+            name not in ('image mount', 'volume serve', 'complete', 'help'))
 
 
 def test_help(cli):
     result = cli('--help')
     assert result.status == 0
     assert '--repository' in result.out
-    for name in main.COMMANDS:
-        assert name in result.out
+    for heading, commands in main.GROUPS.items():
+        _, found, below = result.out.partition(f'\n{heading}:\n')
+        assert found
+        lines = below.partition('\n\n')[0].splitlines()
+        for name, line in zip(commands, lines, strict=True):
+            # Two blanks separate a name from what the command does.
+            assert re.fullmatch(rf'  {name} {{2,}}[A-Z].*[^.]', line)
     assert cli('--version').status == 0
+
+
+def test_each_noun_has_one_heading():
+    headings = {}
+    for heading, commands in main.GROUPS.items():
+        for name in commands:
+            if heading != 'General':
+                noun, _ = name.split()
+                assert headings.setdefault(noun, heading) == heading, name
+
+
+def test_help_of_a_noun(cli):
+    result = cli('task', '--help')
+    assert result.status == 0
+    assert cli('help', 'task').out == result.out
+    assert [line.split('  ')[1] for line in result.out.splitlines()[2:]] == [
+        name for name in main.COMMANDS if name.startswith('task ')]
 
 
 def test_no_command(cli):
@@ -77,15 +101,17 @@ def test_no_command(cli):
 
 
 def test_unknown_command(cli):
+    cli('help', 'images').refused('images')
     cli('image', 'frobnicate').refused('frobnicate')
     cli('nonsense').refused('nonsense')
     cli('image').refused("'image'")
 
 
 @pytest.mark.parametrize('words, meant', [
-    ('image lst', 'image list'), ('colect', 'collect'),
-    ('rebuild', 'filter rebuild'), ('image', 'image put, image register'),
-    ('filter rebiuld', 'filter rebuild'), ('imgae list', 'image list')])
+    ('image lst', 'image list'), ('colect', 'task collect'),
+    ('collect', 'task collect'), ('space', 'repository space'),
+    ('rebuild', 'index rebuild'), ('image', 'image put, image get'),
+    ('index rebiuld', 'index rebuild'), ('imgae list', 'image list')])
 def test_did_you_mean(cli, words, meant):
     cli(*words.split()).refused(f'did you mean {meant}')
 
@@ -123,7 +149,7 @@ def test_repository_may_follow_the_command(created):
 
 
 @pytest.mark.parametrize('command', [
-    'repository show', 'repository check', 'filter rebuild',
+    'repository show', 'repository check', 'index rebuild',
     'image list', 'image show a', 'image get a b', 'image copy a b',
     'image delete a',
     'image put a /dev/null'])
@@ -289,7 +315,8 @@ def test_output_that_is_closed(created):
     assert put.returncode == 2
     assert put.stderr == (
         'glance-dedup: cannot write to standard output: Bad file descriptor\n')
-    for command in ('image', 'list'), ('collect',), ('repository', 'check'):
+    for command in ('image', 'list'), ('task', 'collect'), ('repository',
+                                                             'check'):
         assert closed(created, '>&-', *command).returncode == 2
     assert closed(created, '>&-', 'image', 'get', 'a', '-').returncode == 2
     closed(created, '>&-', 'image', 'delete', 'a')

@@ -129,7 +129,7 @@ def test_status_of_the_daemon(filled, daemon):
 
 def test_status_with_a_catalog(filled):
     """It is read, if no maintainer has it; else, it is left alone."""
-    filled('collect')
+    filled('task', 'collect')
     found = filled('status', '-f', 'json').json()
     assert found['space']['unique_blocks'] == 120
     assert not found['repository']['maintained']
@@ -144,17 +144,16 @@ def test_status_with_a_catalog(filled):
 
 # -- tasks --------------------------------------------------------------------
 
-@pytest.mark.parametrize('command', ['collect'])
-def test_collect(either, command):
+def test_collect(either):
     before = disk_bytes(either)
-    assert either(*command.split(), '-f', 'json').json()['freed_blocks'] == 0
+    assert either('task', 'collect', '-f', 'json').json()['freed_blocks'] == 0
     assert either('image', 'delete', 'c').status == 0
-    plan = either(*command.split(), '--dry-run', '-f', 'json').json()
+    plan = either('task', 'collect', '--dry-run', '-f', 'json').json()
     assert plan['blocks'] == 40
     assert plan['bytes'] == LENGTH
     assert plan['groups'][0]['free'] == 40
     assert disk_bytes(either) == before
-    found = either(*command.split(), '-f', 'json').json()
+    found = either('task', 'collect', '-f', 'json').json()
     assert found['freed_blocks'] == 40
     assert found['freed_bytes'] == LENGTH
     assert found['refused'] is None
@@ -164,18 +163,18 @@ def test_collect(either, command):
 
 
 def test_merge(either):
-    found = either('merge', '--dry-run', '-f', 'json').json()
+    found = either('task', 'merge', '--dry-run', '-f', 'json').json()
     assert found['duplicates'] == 0
-    assert either('merge', '-f', 'json').json()['merged_blocks'] == 0
+    assert either('task', 'merge', '-f', 'json').json()['merged_blocks'] == 0
 
 
 def test_scrub(either):
-    found = either('scrub', '-f', 'json')
+    found = either('task', 'scrub', '-f', 'json')
     assert found.status == 0
     assert found.json()['blocks'] == 120
     assert found.json()['complete']
     damage(either)
-    result = either('scrub', '--full', '-f', 'json')
+    result = either('task', 'scrub', '--full', '-f', 'json')
     assert result.status == 1
     assert result.json()['damaged'] >= 1
     assert result.json()['images'] == ['c']
@@ -192,7 +191,7 @@ def test_scrub(either):
     assert found['damage']['images'] == ['c']
     # And does not count for less when it is met again.
     for options in ((), ('--full',)):
-        again = either('scrub', '-f', 'json', *options)
+        again = either('task', 'scrub', '-f', 'json', *options)
         assert again.status == 1
         assert again.json()['damaged'] == found['damage']['blocks']
         assert again.json()['found'] == 0
@@ -202,35 +201,36 @@ def test_scrub_counts_what_cannot_be_read(either):
     """A recipe has no blocks to count, and is damage all the same."""
     spoil_recipe(either, 'c')
     for options in ((), ('--full',)):
-        result = either('scrub', '-f', 'json', *options)
+        result = either('task', 'scrub', '-f', 'json', *options)
         assert result.status == 1
         assert list(result.json()['unreadable']) == ['images/c']
         assert result.json()['damaged'] == 0
 
 
 def test_recompress(either):
-    found = either('recompress', '--dry-run', '-f', 'json').json()
+    found = either('task', 'recompress', '--dry-run', '-f', 'json').json()
     group, = found['groups']
     assert (group['action'], group['reason']) == ('recompress', '')
     assert found['bytes'] == group['bytes']
     for options in ((), ('--codec', 'zstd', '--level', '19')):
-        assert either('recompress', '-f', 'json', *options).json() == {
+        assert either('task', 'recompress', '-f', 'json', *options).json() == {
             'groups': 0, 'disk_bytes': 0, 'kept': 1, 'busy': 0,
             'skipped_for_space': 0, 'failed': {}}
-    either('recompress', '--codec', 'lz4', '--level', '3').refused(
+    either('task', 'recompress', '--codec', 'lz4', '--level', '3').refused(
         'codec level 3')
-    either('recompress', '--level', '3').refused('--codec')
-    assert either('recompress', '--codec', 'none').status == 2
+    either('task', 'recompress', '--level', '3').refused('--codec')
+    assert either('task', 'recompress', '--codec', 'none').status == 2
 
 
 def test_space(either):
-    found = {row['part']: row for row in either('space', '-f', 'json').json()}
+    found = {row['part']: row for row in either('repository', 'space', '-f',
+                                                'json').json()}
     assert found['all']['disk_bytes'] == sum(
         row['disk_bytes'] for name, row in found.items() if name != 'all')
     blocks = found['blocks, none']
     assert blocks['percent_of_unique'] == 100.0
     assert blocks['plain_bytes'] == blocks['disk_bytes'] == 4096 * 120
-    assert 'blocks, none' in either('space').out
+    assert 'blocks, none' in either('repository', 'space').out
 
 
 def test_what_fails_is_told(filled, monkeypatch):
@@ -242,7 +242,7 @@ def test_what_fails_is_told(filled, monkeypatch):
 
     monkeypatch.setattr(merger, 'run_once', lambda *args: Result(
         3, {'a': 'its recipe is damaged'}))
-    result = filled('merge', '-f', 'json')
+    result = filled('task', 'merge', '-f', 'json')
     assert result.status == 1
     assert result.json()['images'] == 3
     assert 'image a was left unchanged: its recipe is damaged' in result.err
@@ -256,7 +256,7 @@ def test_rebuild_catalog(either):
     for wrong in ('0', '65', '-1'):
         result = either('repository', 'rebuild-catalog', f'--local={wrong}')
         assert result.status == 2 and 'not from 1 to 64' in result.err
-    assert either('collect').status == 0
+    assert either('task', 'collect').status == 0
     repositories.need_clean(either.path)
 
 
@@ -267,9 +267,10 @@ def test_collect_by_partition(either):
             (['--by-partition', '--dry-run'], 'compares nothing'),
             (['--by-partition', '--local', '65'], 'not from 1 to 64'),
             (['--by-partition', '--hosts', '/nowhere'], 'cannot read')):
-        result = either('collect', *words)
+        result = either('task', 'collect', *words)
         assert result.status == 2 and why in result.err, result.err
-    result = either('collect', '--by-partition', '--local', '2', '-f', 'json')
+    result = either('task', 'collect', '--by-partition', '--local', '2', '-f',
+                    'json')
     assert result.status == 0 and not result.err
     assert result.json()['freed_blocks'] > 0
     repositories.need_clean(either.path)
@@ -278,7 +279,7 @@ def test_collect_by_partition(either):
 def test_a_daemon_reaches_no_other_hosts(filled, daemon, tmp_path):
     hosts = tmp_path / 'hosts'
     hosts.write_text('localhost\n')
-    for words in (['collect', '--by-partition'],
+    for words in (['task', 'collect', '--by-partition'],
                   ['repository', 'rebuild-catalog']):
         result = filled(*words, '--hosts', str(hosts))
         assert result.status == 2 and 'stop it, or use --local' in result.err
@@ -299,7 +300,7 @@ def test_mark_lost(either):
     either('image', 'mark-lost', 'b').refused('--yes')
     assert (either.path / 'images' / 'b').exists()
     either('repository', 'rebuild-catalog')
-    result = either('collect', '-f', 'json')
+    result = either('task', 'collect', '-f', 'json')
     assert result.status == 1
     assert result.json()['freed_blocks'] == 0
     assert 'b' in result.json()['refused']
@@ -307,7 +308,7 @@ def test_mark_lost(either):
     assert either('image', 'mark-lost', 'b', '--yes', '-f', 'json').json() == {
         'image_id': 'b', 'lost': True}
     assert not (either.path / 'images' / 'b').exists()
-    assert either('collect', '-f', 'json').json()['freed_blocks'] == 40
+    assert either('task', 'collect', '-f', 'json').json()['freed_blocks'] == 40
     either('image', 'mark-lost', 'a', '--yes').refused('a')
     either('image', 'mark-lost', 'nothing', '--yes').refused('nothing')
 
@@ -317,13 +318,13 @@ def test_mark_lost(either):
 def test_the_daemon_is_asked(filled, daemon):
     """For it has the lock; the task is in its status then."""
     filled('image', 'delete', 'c')
-    assert filled('collect', '-f', 'json').json()['freed_blocks'] == 40
+    assert filled('task', 'collect', '-f', 'json').json()['freed_blocks'] == 40
     with daemon.client() as client:
         last = client.status()['tasks']['collect']['last']
     assert last['result']['freed_blocks'] == 40
     del filled.options[:2]
-    assert filled('collect', '-f', 'json').json()['freed_blocks'] == 0
-    assert filled('scrub').status == 0
+    assert filled('task', 'collect', '-f', 'json').json()['freed_blocks'] == 0
+    assert filled('task', 'scrub').status == 0
 
 
 def test_lists_come_from_the_daemon(filled, daemon, monkeypatch):
@@ -348,7 +349,7 @@ def test_another_repositorys_daemon_is_not(filled, daemon, tmp_path):
     found = filled('status', '-f', 'json').json()
     assert found['repository']['path'] == str(other)
     assert found['daemon'] is None
-    assert filled('collect').status == 0
+    assert filled('task', 'collect').status == 0
     assert (other / 'catalog').is_dir()
     with daemon.client() as client:
         assert client.status()['tasks']['collect']['last'] is None
@@ -358,7 +359,7 @@ def test_another_repositorys_daemon_is_not(filled, daemon, tmp_path):
 def test_another_maintainer(filled, daemon):
     """Its socket is not where it is looked for."""
     filled.options[filled.options.index('--socket') + 1] = ''
-    for command in ('collect', 'merge', 'scrub',
+    for command in ('task collect', 'task merge', 'task scrub',
                     'repository rebuild-catalog', 'image mark-lost a --yes'):
         filled(*command.split()).refused('another maintainer')
     found = filled('status', '-f', 'json').json()
@@ -367,7 +368,7 @@ def test_another_maintainer(filled, daemon):
 
 def test_neither(filled):
     del filled.options[:2]
-    for command in ('status', 'collect', 'merge', 'scrub',
+    for command in ('status', 'task collect', 'task merge', 'task scrub',
                     'repository rebuild-catalog', 'image mark-lost a --yes'):
         filled(*command.split()).refused('--repository', '--socket')
     filled('--socket', 'a\0b', 'status').refused('--socket')
@@ -387,7 +388,7 @@ def test_a_server_that_is_no_daemon(filled, tmp_path):
         connection.sendall(daemons.answer(b'[]'))
 
     with daemons.scripted(path, behave):
-        filled('collect').refused('no object')
+        filled('task', 'collect').refused('no object')
         # Nobody needs it for these.
         assert len(filled('image', 'list', '-f', 'json').json()) == 3
         assert filled('image', 'show', 'a').status == 0
@@ -398,7 +399,7 @@ def test_the_daemons_error(filled, daemon):
     filled('image', 'mark-lost', 'a', '--yes').refused('a')
     daemon.kill()
     # Nobody is there now: it is done here.
-    assert filled('collect').status == 0
+    assert filled('task', 'collect').status == 0
 
 
 def test_the_daemon_ends_in_the_middle(filled, tmp_path):
@@ -413,7 +414,7 @@ def test_the_daemon_ends_in_the_middle(filled, tmp_path):
                 b'{"task": "collect", "number": 3}', 202))
 
     with daemons.scripted(tmp_path / 'socket', behave):
-        filled('collect').refused(str(tmp_path / 'socket'))
+        filled('task', 'collect').refused(str(tmp_path / 'socket'))
 
 
 def repository_id(filled):
@@ -432,18 +433,19 @@ def test_the_daemons_options_hold_here_too(filled, tmp_path, monkeypatch):
     monkeypatch.setattr(collector, 'run_once', run_once)
     file = tmp_path / 'conf'
     monkeypatch.setattr(settings, 'CONFIG_FILE', str(file))
-    result = filled('collect')
+    result = filled('task', 'collect')
     assert result.status == 0, result.err
     file.write_text('[dedupd]\ncollect_live_share = 77\n'
                     f'datadir = {filled.path}\n')
-    assert filled('collect').status == 0
+    assert filled('task', 'collect').status == 0
     file.write_text('[dedupd]\ncollect_live_share = 77\ndatadir = /else\n')
-    assert filled('collect').status == 0
+    assert filled('task', 'collect').status == 0
     assert seen == [50, 77, 50]
-    filled('--config-file', file, 'collect').refused('/else')
+    filled('--config-file', file, 'task', 'collect').refused('/else')
     file.write_text('[dedupd]\ncollect_live_share = x\n')
-    filled('collect').refused(str(file))
-    filled('collect', '--config-file', tmp_path / 'missing').refused('missing')
+    filled('task', 'collect').refused(str(file))
+    filled('task', 'collect', '--config-file',
+           tmp_path / 'missing').refused('missing')
     assert seen == [50, 77, 50]
 
 
@@ -469,13 +471,13 @@ def test_an_interrupt_stops_between_steps(filled, number):
         """
     found = subprocess.run(
         [conftest.sys.executable, '-c', code, str(int(number)),
-         *filled.options, 'scrub'], env=filled.environment(),
+         *filled.options, 'task', 'scrub'], env=filled.environment(),
         capture_output=True, timeout=60, text=True)
     assert found.returncode == 130, found.stderr
     assert found.stdout == 'in the middle\n'
     assert found.stderr == 'glance-dedup: interrupted\n'
     # The lock is free again.
-    assert filled('scrub').status == 0
+    assert filled('task', 'scrub').status == 0
 
 
 def test_a_second_interrupt_ends_it(filled):
@@ -500,6 +502,6 @@ def test_progress(filled, daemon, monkeypatch):
             'result': {'freed_blocks': 7}, 'error': None}}])
     monkeypatch.setattr('glance_dedup.client.daemon.Client.task',
                         lambda *args: next(statuses))
-    result = filled('collect', '-f', 'json')
+    result = filled('task', 'collect', '-f', 'json')
     assert result.json() == {'freed_blocks': 7}
     assert 'group 5: 33 %, 3 of 9 steps' in result.err

@@ -85,7 +85,7 @@ def test_what_was_not_counted_is_unknown(created, tmp_path):
     (tmp_path / 'a').write_bytes(repositories.noise(LENGTH))
     created('image', 'put', 'a', tmp_path / 'a', '--project', 'one')
     assert rows(created) == {}
-    created('collect')
+    created('task', 'collect')
     found = rows(created)['one']
     assert found['stored_bytes'] > LENGTH
     assert found['exclusive_bytes'] is found['charged_bytes'] is None
@@ -98,7 +98,7 @@ def test_hostile_names(created, tmp_path):
     for number, name in enumerate(('a\nb', '\x1b[31m', 'ünï')):
         created('image', 'put', str(number), tmp_path / 'a', '--project',
                 name)
-    created('collect')
+    created('task', 'collect')
     assert '\x1b' not in created('project', 'list').out
     assert set(rows(created)) == {'a\nb', '\x1b[31m', 'ünï'}
     assert created('project', 'show', 'a\nb', '-f', 'json').json()[

@@ -108,7 +108,7 @@ def test_show_with_a_damaged_recipe(filled):
 
 @pytest.mark.parametrize('command', [
     ('image', 'put', 'x', '/dev/null'), ('image', 'delete', 'x'),
-    ('image', 'list'), ('collect',)])
+    ('image', 'list'), ('task', 'collect',)])
 def test_a_directory_that_is_not_there(cli, command):
     found = cli(*command)
     assert found.status == 2
@@ -146,7 +146,7 @@ def test_rekey(filled):
     assert accepted() == 1
     begun = filled('repository', 'rekey', '-f', 'json')
     assert begun.json() == {'path': str(filled.path), 'accepted_keys': 2}
-    assert 'sign-locations' in begun.err and '--finish' in begun.err
+    assert 'glance sign-locations' in begun.err and '--finish' in begun.err
     assert accepted() == 2
     filled('repository', 'rekey').refused('--finish')
     finished = filled('repository', 'rekey', '--finish', '-f', 'json')
@@ -208,7 +208,7 @@ def test_check_without_a_note_is_fine_with_one(filled):
 
 def test_rebuild_filter(filled):
     shutil.rmtree(filled.options[3])
-    found = filled('filter', 'rebuild', '-f', 'json').json()
+    found = filled('index', 'rebuild', '-f', 'json').json()
     assert found['filter_hints'] == 26
     assert found['filter_complete']
 
@@ -227,7 +227,7 @@ def give_away(path, directory_mode, file_mode):
 @NEEDS_ROOT
 @pytest.mark.parametrize('command', [
     'repository show', 'repository check', 'repository create',
-    'filter rebuild', 'image list', 'image show one',
+    'index rebuild', 'image list', 'image show one',
     'image put three /dev/null', 'image get one -'])
 def test_of_another_user(filled, command):
     """Neither readable nor writable: an error, and no damage."""

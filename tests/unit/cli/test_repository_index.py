@@ -22,7 +22,7 @@ def test_an_index_on_a_disk(cli, tmp_path, index):
     assert cli('image', 'show', '-f', 'json',
                'second').json()['new_bytes'] == 0
     assert len(list((tmp_path / 'index').glob(f'*.{index}/store'))) == 1
-    assert cli('filter', 'rebuild', '-f', 'json').json()
+    assert cli('index', 'rebuild', '-f', 'json').json()
 
 
 def test_no_directory(cli, tmp_path):

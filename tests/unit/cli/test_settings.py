@@ -33,13 +33,13 @@ def test_the_option_file_says_where_everything_is(created, file, tmp_path):
     found = created('repository', 'show', '-f', 'json').json()
     assert found['path'] == str(created.path) and found['images'] == 1
     assert list((tmp_path / 'other-filter').iterdir())
-    assert created('filter', 'show', '-f', 'json').json()['path'].startswith(
+    assert created('index', 'show', '-f', 'json').json()['path'].startswith(
         f'{tmp_path}/other-filter/')
 
 
 def test_the_command_line_overrides_the_file(created, file, tmp_path):
     assert created('--filter-dir', tmp_path / 'mine', '--config-file', file,
-                   'filter', 'rebuild').status == 0
+                   'index', 'rebuild').status == 0
     assert list((tmp_path / 'mine').iterdir())
     assert not (tmp_path / 'other-filter').exists()
 
@@ -108,7 +108,8 @@ def test_nothing_says_it(created, monkeypatch, tmp_path):
     monkeypatch.setattr(settings, 'CONFIG_FILE', str(tmp_path / 'none'))
     monkeypatch.setattr(settings, 'SOCKET', str(tmp_path / 'no-socket'))
     created.options = []
-    for name in ('repository check', 'image list', 'status', 'collect'):
+    for name in ('repository check', 'image list', 'status',
+                 'task collect'):
         created(*name.split()).refused(
             f'there is no {tmp_path}/none', f'{tmp_path}/no-socket',
             '--repository DIR', '--config-file FILE', '--socket PATH')
@@ -153,14 +154,14 @@ def test_a_daemon_says_what_finds_duplicates(created, monkeypatch, tmp_path,
         socket = '--socket', daemon.socket
         stored = created(*socket, 'image', 'put', 'one', image)
         assert stored.status == 0, stored.err
-        found = created(*socket, 'filter', 'show', '-f', 'json').json()
+        found = created(*socket, 'index', 'show', '-f', 'json').json()
         assert found['index'] == index
         assert found['path'].startswith(str(place))
         assert found['error'] is None
         assert index == 'lmdb' or found['filter_hints'] == 256
         other = created(*socket, '--index', 'dtb', '--index-dir',
-                        tmp_path / 'other', 'filter', 'show', '-f', 'json')
+                        tmp_path / 'other', 'index', 'show', '-f', 'json')
         assert other.json()['index'] == 'dtb'
         assert created(*socket, '--filter-dir', tmp_path / 'other', '--index',
-                       'filter', 'filter', 'show', '-f', 'json'
+                       'filter', 'index', 'show', '-f', 'json'
                        ).json()['path'].startswith(str(tmp_path / 'other'))

@@ -69,7 +69,7 @@ def test_a_long_name(stored, place, name):
 
 def test_export_follows_no_link(stored, place, tmp_path):
     (place / 'one').symlink_to(tmp_path / 'victim')
-    assert stored('export', place, 'one').status != 0
+    assert stored('glance', 'export', place, 'one').status != 0
     assert not (tmp_path / 'victim').exists()
 
 
@@ -117,7 +117,7 @@ def test_others_may_not_read_a_new_file(stored, place):
             assert stored('image', 'get', 'one', out, *options).status == 0
             assert mode_of(out) == mode
         (place / 'images').mkdir()
-        assert stored('export', place / 'images', 'one').status == 0
+        assert stored('glance', 'export', place / 'images', 'one').status == 0
         assert mode_of(place / 'images' / 'one') == 0o600
     finally:
         os.umask(before)

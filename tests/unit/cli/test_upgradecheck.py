@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``status upgrade-check``, on real repositories and with real daemons."""
+"""``upgrade check``, on real repositories and with real daemons."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def no_files_of_this_machine(monkeypatch, tmp_path):
 
 def check(cli, *arguments):
     """The exit status, and what each check found: its code and sentences."""
-    result = cli('status', 'upgrade-check', '--json', *arguments)
+    result = cli('upgrade', 'check', '--json', *arguments)
     assert result.err == ''
     found = {item['check']: (item['result'], item['details'])
              for item in json.loads(result.out)['checks']}
@@ -53,7 +53,7 @@ def test_a_new_repository_is_fine(created):
 
 
 def test_the_table_is_that_of_openstack(created):
-    result = created('status', 'upgrade-check')
+    result = created('upgrade', 'check')
     assert result.status == SUCCESS
     assert '| Upgrade Check Results ' in result.out
     assert result.out.count('| Result: Success ') == 9
@@ -105,7 +105,7 @@ def test_a_repository_that_is_not_there_is_a_failure(cli):
 
 
 def test_a_catalog_that_is_set_aside_is_a_warning(created):
-    assert created('collect').status == 0
+    assert created('task', 'collect').status == 0
     assert check(created)[1]['Catalog'] == (
         SUCCESS, 'This version goes on with it.')
     for path in (created.path / 'catalog').glob('MANIFEST-*'):
@@ -165,7 +165,7 @@ def test_options_of_another_repository(created, tmp_path, monkeypatch):
     file.write_text(f'[dedupd]\ndatadir = {tmp_path}/b\nread_thread = 3\n')
     created.options = []
     monkeypatch.setenv('GLANCE_DEDUP_REPOSITORY', str(created.path))
-    created('--config-file', file, 'status', 'upgrade-check').refused(
+    created('--config-file', file, 'upgrade', 'check').refused(
         f'{file} is for the repository {tmp_path}/b', str(created.path),
         'GLANCE_DEDUP_REPOSITORY')
     monkeypatch.setattr(settings, 'CONFIG_FILE', str(file))

@@ -168,7 +168,7 @@ def test_they_are_mounted(repo, backup):
 def test_out_and_in_again(repo, command, backup, tmp_path):
     directory = tmp_path / 'exported'
     directory.mkdir()
-    assert command('export', str(directory), backup)[0] == 0
+    assert command('glance', 'export', str(directory), backup)[0] == 0
     repo.delete(backup)
     file = str(directory / backup)
     status, _, err = command('image', 'put', backup, file)
@@ -225,7 +225,7 @@ def test_figures(repo, maintainer, backup):
 def test_all_images_are_none_of_them(repo, command, backup, tmp_path):
     directory = tmp_path / 'exported'
     directory.mkdir()
-    status, _, err = command('export', '--all', str(directory))
+    status, _, err = command('glance', 'export', '--all', str(directory))
     assert status == 0 and 'leaves 1 backups out' in err
     assert [file.name for file in directory.iterdir()] == ['image']
     assert command('image', 'verify', '--all', '--no-glance')[0] == 0
@@ -250,8 +250,8 @@ def test_one_that_is_named_is_sent_to_another_site(repo, backup, tmp_path):
 def test_all_that_is_sent_to_another_site(command, backup):
     def sent(*words):
         status, out, err = command(
-            'replicate', *words, '--to', 'unix:/nowhere', '--dry-run', '-f',
-            'json')
+            'image', 'replicate', *words, '--to', 'unix:/nowhere', '--dry-run',
+            '-f', 'json')
         assert status == 0, err
         return [row['image_id'] for row in json.loads(out)], err
 

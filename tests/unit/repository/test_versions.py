@@ -165,7 +165,7 @@ def test_an_older_program_keeps_a_feature_from_being_set(filled):
 
 def test_features_are_missing(filled, cli):
     (filled / 'features').rmdir()
-    for command in ('image', 'list'), ('merge',):
+    for command in ('image', 'list'), ('task', 'merge',):
         result = cli(*command)
         assert result.status == 1
         assert 'features is missing: restore it from a backup' in result.err

@@ -287,7 +287,7 @@ def command(path, tmp_path, capfd):
     ('image', 'delete', 'PART'), ('image', 'put', 'PART', '/dev/null'),
     ('image', 'copy', 'image', 'PART'), ('image', 'copy', 'PART', 'new'),
     ('image', 'verify', '--no-glance', 'PART'),
-    ('export', '/tmp', 'PART'),
+    ('glance', 'export', '/tmp', 'PART'),
     ('image', 'mark-lost', 'PART')])
 def test_commands_say_what_it_is(command, repo, part, words):
     status, _, err = command(*(part if word == 'PART' else word

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands on this host's filter, or on the index in its place."""
+"""The commands on this host's index of duplicates.
+
+It is the fingerprint filter, or the index in its place.
+"""
 
 from cliff import show
 
@@ -18,7 +21,7 @@ def fields_of(repo) -> dict:
 
 
 class Show(command.RepositoryCommand, show.ShowOne):
-    """Show this host's fingerprint filter, or the index in its place."""
+    """Show this host's index: the fingerprint filter, or another."""
 
     def take_action(self, parsed_args):
         with self.open() as repo:
@@ -29,10 +32,10 @@ class Show(command.RepositoryCommand, show.ShowOne):
 
 
 class Rebuild(command.RepositoryCommand, show.ShowOne):
-    """Rebuild this host's fingerprint filter from the groups.
+    """Rebuild this host's index from the groups.
 
-    The filter only finds duplicates; nothing depends on it. Uploads go on
-    meanwhile.
+    It is emptied first. The index only finds duplicates; nothing depends on
+    it. Uploads go on meanwhile.
     """
 
     def take_action(self, parsed_args):
@@ -43,7 +46,7 @@ class Rebuild(command.RepositoryCommand, show.ShowOne):
 
 
 class Remove(command.RepositoryCommand, show.ShowOne):
-    """Remove this host's fingerprint filter, or the index in its place.
+    """Remove this host's index.
 
     This gives its memory or disk space back, for example after another index
     was chosen, or before this host leaves the repository. Nothing is lost: the

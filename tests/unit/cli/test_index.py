@@ -29,11 +29,11 @@ def indexed(filled, request, tmp_path):
 
 
 def test_remove(indexed, tmp_path):
-    path = indexed('filter', 'show', '-f', 'json').json()['path']
-    assert indexed('filter', 'remove', '-f', 'json').json() == {
+    path = indexed('index', 'show', '-f', 'json').json()['path']
+    assert indexed('index', 'remove', '-f', 'json').json() == {
         'path': path, 'removed': True}
     assert not list(tmp_path.glob(f'*/{path.split("/")[-1]}'))
-    assert indexed('filter', 'remove', '-f', 'json').json() == {
+    assert indexed('index', 'remove', '-f', 'json').json() == {
         'path': None, 'removed': False}
     # The next upload makes it again, and finds what is stored.
     image = tmp_path / 'image.raw'
@@ -42,10 +42,10 @@ def test_remove(indexed, tmp_path):
 
 
 def test_when_the_filter_was_refreshed(filled):
-    found = filled('filter', 'show')
+    found = filled('index', 'show')
     assert re.search(r'filter_refresh_age_seconds +\| (less than 1|\d+) '
                      '(s|min|h) ', found.out)
-    found = filled('filter', 'show', '-f', 'json').json()
+    found = filled('index', 'show', '-f', 'json').json()
     assert isinstance(found['filter_refresh_age_seconds'], float)
 
 
@@ -58,11 +58,11 @@ def test_an_empty_variable_is_none(created, monkeypatch, tmp_path):
                     f'filter_dir = {tmp_path}/filter\n')
     for name in 'FILTER_DIR', 'INDEX_DIR':
         monkeypatch.setenv(f'GLANCE_DEDUP_{name}', '')
-    found = created('--config-file', file, 'filter', 'show', '-f', 'json')
+    found = created('--config-file', file, 'index', 'show', '-f', 'json')
     assert found.err == '' and found.json()['error'] is None
     assert os.path.dirname(found.json()['path']) == f'{tmp_path}/filter'
     file.write_text(f'[dedupd]\ndatadir = {created.path}\nfilter_dir =\n')
-    found = created('--config-file', file, 'filter', 'show', '-f', 'json')
+    found = created('--config-file', file, 'index', 'show', '-f', 'json')
     assert found.json()['path'].startswith('/dev/shm/')
 
 
@@ -73,17 +73,17 @@ def test_one_in_use_stays(indexed):
             index=index.get('--index', 'filter'),
             index_dir=index.get('--index-dir')) as repo:
         assert repo.statistics()['filter_complete']
-        indexed('filter', 'remove').refused(
+        indexed('index', 'remove').refused(
             'is in use', 'glance-api')
-    assert indexed('filter', 'remove', '-f', 'json').json()['removed']
+    assert indexed('index', 'remove', '-f', 'json').json()['removed']
 
 
 def test_rebuild(filled):
-    assert filled('filter', 'remove').status == 0
-    found = filled('filter', 'rebuild', '-f', 'json').json()
+    assert filled('index', 'remove').status == 0
+    found = filled('index', 'rebuild', '-f', 'json').json()
     assert found['filter_hints'] == 256 and found['filter_complete']
 
 
 def test_show_without_one(created):
-    found = created('filter', 'show', '-f', 'json').json()
+    found = created('index', 'show', '-f', 'json').json()
     assert found['index'] == 'filter' and found['filter_bytes'] == 0
