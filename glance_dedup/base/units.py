@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Sizes and times as people read them, the same in all output."""
+"""Sizes and times as people read and write them, the same everywhere."""
+
+import re
 
 _SIZES = ('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')
 _TIMES = ((86400, 'days'), (3600, 'h'), (60, 'min'))
+_SECONDS = {'s': 1, 'min': 60, 'h': 3600, 'd': 86400, 'days': 86400}
 
 
 def size(number: float) -> str:
@@ -20,11 +23,29 @@ def size(number: float) -> str:
         f'{sign}{number:.0f} {unit}')
 
 
-def clock(seconds: float) -> str:
-    """A duration to the second: H:MM:SS."""
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02}:{seconds:02}'
+def parse_size(text: str) -> int:
+    """Return the number of bytes that a size means: 512, 64K, 10G, 10GiB.
+
+    :raises ValueError: it is no size
+    """
+    match = re.fullmatch('([0-9]{1,19})(?:([KMGTP])(?:iB)?)?', text)
+    if match is None:
+        raise ValueError(f"'{text}' is no size: give bytes, or a number with "
+                         'K, M, G, T or P, as in 10G, which is 10 GiB')
+    return int(match[1]) << 10 * ' KMGTP'.index(match[2] or ' ')
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds that a duration means: 0.5s, 30s, 5min, 12h, 7d.
+
+    :raises ValueError: it is no duration
+    """
+    match = re.fullmatch(
+        '([0-9]{1,9}(?:[.][0-9]{1,3})?)(s|min|h|d|days)', text)
+    if match is None:
+        raise ValueError(f"'{text}' is no duration: give a number with s, "
+                         'min, h or d, as in 30s')
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def duration(seconds: float) -> str:

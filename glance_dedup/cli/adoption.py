@@ -21,8 +21,6 @@ from glance_dedup.cli import common
 from glance_dedup.cli import glance as glance_module
 from glance_dedup.cli import targets
 
-_UNITS = {'s': 1, 'm': 60, 'h': 3600, 'd': 86400}
-
 
 class Estimate(command.RepositoryCommand, lister.Lister):
     """Tell what images would take here, without storing them.
@@ -38,7 +36,7 @@ class Estimate(command.RepositoryCommand, lister.Lister):
             help='An image, or a directory of images, such as a file '
             "store's. Its subdirectories and symbolic links are left out.")
         parser.add_argument(
-            '--block-size', type=int, metavar='BYTES',
+            '--block-size', type=common.size, metavar='SIZE',
             help='As for repository create.')
         parser.add_argument(
             '--cutting', default='fixed', metavar='fixed|gear',
@@ -369,9 +367,10 @@ class Orphans(command.RepositoryCommand, lister.Lister):
         parser.add_argument(
             '--delete', action='store_true', help='Delete them.')
         parser.add_argument(
-            '--older-than', type=_seconds, default='7d', metavar='AGE',
-            help='Delete only images that were stored longer ago: a number '
-            'followed by s, m, h or d. Default: %(default)s.')
+            '--older-than', type=common.duration, default='7d',
+            metavar='DURATION',
+            help='Delete only images that were stored longer ago, such as '
+            '12h. Default: %(default)s.')
 
     def take_action(self, parsed_args):
         from glance_dedup.adoption import orphans
@@ -431,13 +430,6 @@ class Orphans(command.RepositoryCommand, lister.Lister):
             self.app.report(e)
             return False
         return True
-
-
-def _seconds(text):
-    match = re.fullmatch(r'([0-9]{1,6})([smhd])', text)
-    if match is None:
-        raise ValueError(text)
-    return int(match[1]) * _UNITS[match[2]]
 
 
 class Missing(command.RepositoryCommand, lister.Lister):

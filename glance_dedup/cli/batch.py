@@ -69,7 +69,7 @@ class _Batch(command.RepositoryCommand, lister.Lister):
             help='Of all FILEs. Default: raw, and a file that looks '
             'otherwise is refused.')
         parser.add_argument(
-            '--view-mib', metavar='MIB', type=int, default=10240,
+            '--view-limit', metavar='SIZE', type=common.size, default='10G',
             help='The most that the views on one host may take: what running '
             'servers overwrite during their backup. Servers that would take '
             'more together, as fast as they wrote in their last backups, are '
@@ -102,8 +102,8 @@ class _Batch(command.RepositoryCommand, lister.Lister):
 
         if not 1 <= parsed_args.local <= 256:
             raise common.UsageError('--local: 1 to 256 processes')
-        if parsed_args.view_mib < 1:
-            raise common.UsageError('--view-mib: a number above 0')
+        if not parsed_args.view_limit:
+            raise common.UsageError('--view-limit: a size above 0')
         return job.Settings(
             ranks=parsed_args.local, hosts=(
                 () if parsed_args.hosts is None
@@ -111,7 +111,7 @@ class _Batch(command.RepositoryCommand, lister.Lister):
             state=os.path.abspath(parsed_args.state),
             spool=os.path.abspath(parsed_args.spool),
             scratch=os.path.abspath(parsed_args.scratch),
-            views=parsed_args.view_mib << 20, libvirt=parsed_args.libvirt,
+            views=parsed_args.view_limit, libvirt=parsed_args.libvirt,
             backing=tuple(map(os.path.abspath, parsed_args.backing)), **more)
 
     def sources(self, parsed_args):

@@ -2,6 +2,7 @@
 
 """Columns, sizes and errors, which all commands share."""
 
+import argparse
 import collections
 import datetime
 import typing
@@ -119,6 +120,36 @@ def saved(data: int, stored: int) -> Percent:
 def share(part: int, whole: int) -> Percent:
     """A part of a whole, in percent."""
     return Percent(round(100 * part / whole, 2) if whole else None)
+
+
+def size(text: str) -> int:
+    """Return the bytes that an argument means."""
+    try:
+        return units.parse_size(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def size_in_mib(text: str) -> int:
+    """Return the MiB that an argument means, which must be a whole number."""
+    mib, rest = divmod(size(text), 1 << 20)
+    if rest:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no whole number of MiB: write 64M for 64 MiB")
+    return mib
+
+
+def rate(text: str) -> int:
+    """Return the bytes a second that an argument means."""
+    return size(text.removesuffix('/s'))
+
+
+def duration(text: str) -> float:
+    """Return the seconds that an argument means."""
+    try:
+        return units.parse_duration(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
 
 
 def add_codec(parser):

@@ -46,7 +46,7 @@ class Put(command.RepositoryCommand, show.ShowOne):
             help='Store every block without looking for it, for data that is '
             'known to share none. Merging may find its duplicates later.')
         parser.add_argument(
-            '--size', type=_bytes, metavar='BYTES',
+            '--size', type=common.size, metavar='SIZE',
             help='Store the image only if exactly so many bytes come. Give it '
             'for a pipe: how its writer ended, nobody is told.')
         parser.add_argument(
@@ -87,12 +87,6 @@ def _open_source(file, stack):
     if '\0' in file:
         raise common.UsageError("the file's name holds a NUL")
     return stack.enter_context(inputs.open_input(file))
-
-
-def _bytes(word: str) -> int:
-    if not re.fullmatch('[0-9]{1,18}', word):
-        raise argparse.ArgumentTypeError(f'{word!r} is no number of bytes')
-    return int(word)
 
 
 def _checksum(word: str) -> tuple[str, str]:

@@ -165,9 +165,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add('index-dir', "Directory of an index on a disk: the value of Glance's "
         'dedup_store_index_dir. Without it, it is that of the option file.',
         metavar='DIR')
-    add('reserve-mib', 'Space that storing leaves free on the file system, in '
-        "MiB: the value of Glance's dedup_store_reserve_mib. Without it, it "
-        'is that of the option file, or 64.', type=int, metavar='MIB')
+    add('reserve', 'Space that storing leaves free on the file system, such '
+        "as 64M: the value of Glance's dedup_store_reserve_mib. Without it, "
+        'it is that of the option file, or 64M.', dest='reserve_mib',
+        type=common.size_in_mib, metavar='SIZE')
     add('socket', 'Unix socket of the daemon, which is used if it serves the '
         'repository; empty: use no daemon. Without it, it is that of the '
         f'option file, or {settings.SOCKET}.', metavar='PATH')

@@ -39,16 +39,16 @@ class Status(command.RepositoryCommand, show.ShowOne):
 
     def add_arguments(self, parser):
         parser.add_argument(
-            '--watch', metavar='SECONDS', type=float, nargs='?', const=2.0,
-            help='Show it again and again, until an interrupt. Default: every '
-            '2 seconds.')
+            '--watch', metavar='DURATION', type=common.duration, nargs='?',
+            const=2.0, help='Show it again and again, until an interrupt. '
+            'Default: every 2s.')
 
     def take_action(self, parsed_args):
         if parsed_args.watch is None:
             self._found = self._look()
             return common.shown(self._found)
         if not 0.1 <= parsed_args.watch <= 86400:
-            raise common.UsageError('--watch: 0.1 to 86400 seconds')
+            raise common.UsageError('--watch: 0.1s to 1d')
         if not self._is_overview(parsed_args):
             raise common.UsageError('--watch shows only the overview, without '
                                     '-f and -c')
@@ -436,18 +436,17 @@ class Evict(TaskCommand):
     def add_arguments(self, parser):
         super().add_arguments(parser)
         parser.add_argument(
-            '--limit-mib', type=int, metavar='MIB',
+            '--limit', type=common.size_in_mib, metavar='SIZE',
             help="Disk space that the cache may take. Default: the daemon's "
             'option limit_mib. It is required if no daemon runs.')
 
     def take_action(self, parsed_args):
-        limit = parsed_args.limit_mib
+        limit = parsed_args.limit
         if limit is not None and not 0 < limit < 1 << 30:
-            raise common.UsageError(f'--limit-mib {limit} is not a number '
-                                    'from 1 to 1073741823')
+            raise common.UsageError('--limit: 1M to less than 1P')
         if limit is None and self.need_repository() is None:
-            raise common.UsageError('no daemon answers for this cache: use '
-                                    '--limit-mib')
+            raise common.UsageError(
+                'no daemon answers for this cache: use --limit')
         return self.run_task(
             dry_run=parsed_args.dry_run,
             **({} if limit is None else {'limit_mib': limit}))

@@ -84,9 +84,9 @@ class Progress:
             words[-1] += f', {units.size(rate)}/s'
         if self.total and rate and self.done < self.total:
             left = (self.total - self.done) / rate
-            words[-1] += f', {units.clock(left)} left'
+            words[-1] += f', {units.duration(left)} left'
         else:
-            words[-1] += f', {units.clock(elapsed)}'
+            words[-1] += f', {units.duration(elapsed)}'
         return ' '.join(words)
 
     def _amount(self, number):

@@ -13,8 +13,6 @@ from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import maintenance
 
-_MIB = 1 << 20
-
 
 class Replicate(command.RepositoryCommand, lister.Lister):
     """Send images to another site, through the daemon there.
@@ -42,8 +40,9 @@ class Replicate(command.RepositoryCommand, lister.Lister):
             'options only the data is copied, and no Glance is asked or '
             'told.')
         parser.add_argument(
-            '--rate', type=float, metavar='MIB',
-            help='The most MiB to send in a second. Default: no limit.')
+            '--rate', type=common.rate, metavar='SIZE',
+            help='The most to send in a second, such as 20M. Default: no '
+            'limit.')
         common.add_dry_run(parser)
 
     def take_action(self, parsed_args):
@@ -51,7 +50,7 @@ class Replicate(command.RepositoryCommand, lister.Lister):
 
         if bool(parsed_args.ids) == parsed_args.all:
             raise common.UsageError('name images to replicate, or give --all')
-        if parsed_args.rate is not None and not parsed_args.rate > 0:
+        if parsed_args.rate == 0:
             raise common.UsageError('--rate must be more than 0')
         glances = self._glances(parsed_args)
         with self._client(parsed_args) as client, self.open() as repo:
@@ -150,7 +149,7 @@ class Replicate(command.RepositoryCommand, lister.Lister):
             progress.update(done)
 
         pace = site_replication.Pace(
-            show, parsed_args.rate and parsed_args.rate * _MIB)
+            show, parsed_args.rate)
         return pace
 
     def _take_all(self, replication, pace, todo, outcomes):

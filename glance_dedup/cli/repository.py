@@ -18,10 +18,10 @@ class Create(command.RepositoryCommand, show.ShowOne):
 
     def add_arguments(self, parser):
         parser.add_argument(
-            '--block-size', type=int, metavar='BYTES',
-            help='The unit of deduplication: a power of two from 512 to '
-            '65536. With --cutting gear, the size of the largest blocks. '
-            'Default: 4096, with gear 16384.')
+            '--block-size', type=common.size, metavar='SIZE',
+            help='The unit of deduplication: a power of two from 512 to 64K. '
+            'With --cutting gear, the size of the largest blocks. Default: '
+            '4K, with gear 16K.')
         parser.add_argument(
             '--cutting', default='fixed', metavar='fixed|gear',
             help="Where images are cut into blocks: at multiples of the block "
@@ -33,9 +33,10 @@ class Create(command.RepositoryCommand, show.ShowOne):
             help='Blocks in a block group, 64 to 32768. Default: '
             '%(default)s.')
         parser.add_argument(
-            '--segment-size', type=int, default=65536, metavar='BYTES',
+            '--segment-size', type=common.size, default='64K',
+            metavar='SIZE',
             help='Bytes that are compressed together: a power of two, at '
-            'least the block size, at most 1048576. Default: %(default)s.')
+            'least the block size, at most 1M. Default: %(default)s.')
         parser.add_argument(
             '--fingerprint', default='sha256', metavar='DIGEST',
             help='A digest of OpenSSL of 160 bits or more, or xxh3-128. '

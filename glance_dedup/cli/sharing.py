@@ -34,7 +34,8 @@ class TestFilesystem(command.RepositoryCommand, lister.Lister):
             '--hosts', type=int, default=2, metavar='N',
             help='The number of hosts that take part. Default: %(default)s.')
         parser.add_argument(
-            '--wait', type=float, default=300, metavar='SECONDS',
+            '--wait', type=common.duration, default='5min',
+            metavar='DURATION',
             help='How long to wait for the other hosts. Default: %(default)s.')
 
     def take_action(self, parsed_args):

@@ -6,9 +6,7 @@ A volume that is in use belongs to the process that serves it. Commands that
 need its owner ask that process, over its control socket.
 """
 
-import argparse
 import contextlib
-import re
 import threading
 
 from cliff import lister
@@ -19,22 +17,8 @@ from glance_dedup.base import scopes
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 
-_UNITS = {'': 0, 'K': 10, 'M': 20, 'G': 30, 'T': 40}
 # How long a server may take to tell its status.
 _STATUS_SECONDS = 5.0
-
-
-def size_of(text: str) -> int:
-    """A size as people write it: 1048576, 512K, 64M, 10G or 2T.
-
-    :raises argparse.ArgumentTypeError: it is none
-    """
-    match = re.fullmatch('([0-9]{1,19})([KMGT]?)', text)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is no size: give bytes, or a number with K, M, G or T, "
-            'as in 10G')
-    return int(match[1]) << _UNITS[match[2]]
 
 
 def _add_name(parser, **options):
@@ -45,8 +29,8 @@ def _add_name(parser, **options):
 
 def _add_size(parser, name='size', **options):
     parser.add_argument(
-        name, metavar='SIZE', type=size_of,
-        help='Bytes, a multiple of 512; or with K, M, G or T, as in 10G. '
+        name, metavar='SIZE', type=common.size,
+        help='A multiple of 512 bytes, such as 10G. '
         + options.pop('more', ''), **options)
 
 

@@ -185,30 +185,30 @@ def test_the_command(storing, cache, model, tmp_path):
     a, b, *_ = model
     for image_id in (a, b):
         fetch(storing, cache, image_id)
-    dry = command(cache, 'task', 'evict', '--limit-mib', '46', '--dry-run',
+    dry = command(cache, 'task', 'evict', '--limit', '46M', '--dry-run',
                   '-f', 'json')
     assert json.loads(dry.stdout)['images'] == [a], dry.stderr
     assert here(cache) == {a, b}
-    done = command(cache, 'task', 'evict', '--limit-mib', '46', '-f', 'json')
+    done = command(cache, 'task', 'evict', '--limit', '46M', '-f', 'json')
     assert json.loads(done.stdout)['evicted'] == [a], done.stderr
     assert here(cache) == {b}
     done = command(cache, 'task', 'evict', '-f', 'json')
     assert json.loads(done.stdout)['evicted'] == []
-    done = command(cache, 'task', 'evict', '--limit-mib', '5')
+    done = command(cache, 'task', 'evict', '--limit', '5M')
     assert done.returncode == 2 and 'too small' in done.stderr
     done = command(storing.daemon, 'task', 'evict')
     assert done.returncode == 2 and 'does not serve a cache' in done.stderr
     assert cache.stop() == 0
     arguments = ['--repository', str(cache.path), 'task', 'evict']
     done = command(cache, *arguments)
-    assert done.returncode == 2 and 'use --limit-mib' in done.stderr
-    done = command(cache, *arguments, '--limit-mib', '33', '-f', 'json')
+    assert done.returncode == 2 and 'use --limit' in done.stderr
+    done = command(cache, *arguments, '--limit', '33M', '-f', 'json')
     assert json.loads(done.stdout)['evicted'] == [b], done.stderr
     path = repositories.create(tmp_path / 'store')
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'precious', b'precious')
     done = command(cache, '--repository', str(path), 'task', 'evict',
-                   '--limit-mib', '200')
+                   '--limit', '200M')
     assert done.returncode == 2 and 'is no cache' in done.stderr
 
 

@@ -251,7 +251,7 @@ def command(host, *arguments):
 def test_command(tmp_path):
     with hosts_module.hosts(tmp_path, names=0, fsync='nothing') as hosts:
         prepare(hosts)
-        running = [command(host, '--wait', str(LIMIT), '-f', 'json')
+        running = [command(host, '--wait', f'{LIMIT}s', '-f', 'json')
                    for host in hosts]
         for process in running:
             shown, words = process.communicate(timeout=LIMIT)
@@ -278,7 +278,7 @@ def test_command_that_is_interrupted(tmp_path):
             if what in TITLES and done >= len(hosts):
                 assert ended.wait(LIMIT)
 
-        one = command(hosts[0], '--wait', str(LIMIT))
+        one = command(hosts[0], '--wait', f'{LIMIT}s')
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             other = pool.submit(trial.Trial(
                 hosts[1].root / 'repository', wait=LIMIT, limit=8,

@@ -82,7 +82,7 @@ class Writer:
 def test_duplicates(repository, tmp_path, index):
     """What others stored before, and what the volume stored itself."""
     with serve(repository, tmp_path, index) as server:
-        server.start('--index-mib', 2)
+        server.start('--index-size', '2M')
         writer = Writer(server)
         repositories.eventually(writer.is_filled)
         repositories.eventually(lambda: server.number('index_complete'))

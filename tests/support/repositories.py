@@ -48,7 +48,7 @@ COMMANDS = (
     'glance export --all /tmp', 'glance orphans --delete',
     'glance missing --store x', 'task collect', 'task collect --dry-run',
     'task merge', 'task recompress', 'task scrub', 'task scrub --full',
-    'task evict --limit-mib 1', 'repository space', 'repository check',
+    'task evict --limit 1M', 'repository space', 'repository check',
     'repository rebuild-catalog', 'index rebuild', 'repository show')
 
 

@@ -167,8 +167,8 @@ def test_attach(made, place, url, proxy, credentials):
 
 def test_attach_again(attached, place):
     before = cold.read(attached.path)
-    found = attached('object-store', 'attach', *place, '--cache-mib', 7, '-f',
-                     'json').json()
+    found = attached('object-store', 'attach', *place, '--cache-size', '7M',
+                     '-f', 'json').json()
     assert (found['cache_bytes'], found['owner']) == (7 << 20, before.owner)
     assert cold.read(attached.path).cache_mib == 7
 
@@ -187,8 +187,8 @@ def test_attach_to_no_place(made, place, wrong, words):
 @pytest.mark.parametrize('options, words', [
     (['--endpoint', 'host'], ["endpoint 'host'"]),
     (['--endpoint', 'http://user:secret@host'], ['credentials belong']),
-    (['--cache-mib', '0'], ['cache_mib', '1 to']),
-    (['--cache-mib', str(1 << 21)], ['cache_mib', '1 to']),
+    (['--cache-size', '0'], ['cache_mib', '1 to']),
+    (['--cache-size', '2T'], ['cache_mib', '1 to']),
     (['--region', 'a b'], ["'a b'"])])
 def test_attach_with_wrong_options(made, place, options, words):
     made('object-store', 'attach', *place, *options).refused(*words)
@@ -197,7 +197,7 @@ def test_attach_with_wrong_options(made, place, options, words):
 
 def test_usage(made, url):
     for arguments in ([], [url], [url, '--credentials'],
-                      [url, '--credentials', 'x', '--cache-mib', 'x']):
+                      [url, '--credentials', 'x', '--cache-size', '7']):
         assert made('object-store', 'attach', *arguments).status == 2
 
 

@@ -126,7 +126,7 @@ def test_a_status_cannot_change_the_terminal():
 
 
 def test_watch_goes_on_until_an_interrupt(created):
-    process = created.start('status', '--watch', '0.1', text=True,
+    process = created.start('status', '--watch', '0.1s', text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         seen = 0
@@ -144,8 +144,11 @@ def test_watch_goes_on_until_an_interrupt(created):
 
 def test_watch_is_for_people(created):
     created('status', '--watch', '-f', 'json').refused('--watch')
-    created('status', '--watch', '0').refused('--watch')
-    created('status', '--watch', 'inf').refused('--watch')
+    created('status', '--watch', '0s').refused('--watch')
+    created('status', '--watch', '2d').refused('--watch')
+    for word in '2', 'inf':
+        found = created('status', '--watch', word)
+        assert found.status == 2 and 'is no duration' in found.err
 
 
 def test_some_fields_only(created):

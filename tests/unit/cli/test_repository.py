@@ -45,9 +45,8 @@ def test_create_where_something_is(cli):
 @pytest.mark.parametrize('options, word', [
     (('--block-size', 3000), 'block_size'),
     (('--block-size', 256), 'block_size'),
-    (('--block-size', 131072), 'block_size'),
+    (('--block-size', '128K'), 'block_size'),
     (('--block-size', 0), 'block_size'),
-    (('--block-size', -4096), 'block_size'),
     (('--cutting', 'rabin'), 'rabin'),
     (('--cutting', 'gear 4096 1024'), 'the minimum, 4096'),
     (('--cutting', 'gear', '--block-size', 4096), 'the average, 4096'),

@@ -44,6 +44,15 @@ def test_the_command_line_overrides_the_file(created, file, tmp_path):
     assert not (tmp_path / 'other-filter').exists()
 
 
+def test_the_reserve_is_a_size(created, monkeypatch):
+    assert created('--reserve', '64M', 'image', 'list').status == 0
+    for word, error in (('64', 'no whole number of MiB'), ('x', 'no size')):
+        found = created('--reserve', word, 'image', 'list')
+        assert found.status == 2 and error in found.err
+    monkeypatch.setenv('GLANCE_DEDUP_RESERVE', '64')
+    assert 'no whole number of MiB' in created('image', 'list').err
+
+
 def test_a_repository_that_is_given_needs_no_file(created, file, tmp_path):
     file.write_text('[dedupd]\nreserve_mib = nonsense\n')
     given = ('--repository', created.path, '--filter-dir', tmp_path / 'mine',
