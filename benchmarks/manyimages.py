@@ -109,7 +109,7 @@ def repository(images: int, place: str, program: str) -> Iterator[str]:
                        data=True, program=program)
         # The second finds nothing to do: it is what the others begin with.
         for _ in range(2):
-            spent(command('task', 'collect'), directory)
+            spent(command('task collect'), directory)
         yield directory
 
 

@@ -33,6 +33,10 @@ class ImageNotFound(RepositoryError):
     """No such image, or no such file of the repository."""
 
 
+class RepositoryNotFound(ImageNotFound):
+    """There is no repository where one is named."""
+
+
 class ImageExists(RepositoryError):
     """The image id is taken by a committed image."""
 

@@ -133,7 +133,7 @@ class _Checker:
             return False
         if 'repository.json' not in names and not (
                 'groups' in names and 'images' in names):
-            raise exceptions.InvalidParameter(
+            raise exceptions.RepositoryNotFound(
                 f'{self.directories.path} is not a repository: it has no '
                 'repository.json')
         self.directories.check_own_mode()
@@ -300,8 +300,7 @@ def check(path: str | os.PathLike[str],
     :param path: the repository's directory
     :param progress: called now and then with the bytes read, the bytes that
         there are to read, and the name of the file
-    :raises ImageNotFound: if there is no such directory
-    :raises InvalidParameter: if it is not a repository
+    :raises RepositoryNotFound: if it is not a repository
     :raises VersionError: if its format has a newer major version
     :raises AccessDenied: if the system refuses to let it be read
     :raises StorageError: if the system is short of descriptors or memory

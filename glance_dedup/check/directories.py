@@ -41,8 +41,7 @@ class Directories:
 
     :param path: the repository
     :param findings: gets what is wrong
-    :raises ImageNotFound: if there is no such directory
-    :raises InvalidParameter: if it is not a directory
+    :raises RepositoryNotFound: if there is no such directory
     :raises AccessDenied: if the system refuses to let it be read
     :raises StorageError: if it cannot be opened
     """
@@ -56,10 +55,10 @@ class Directories:
         try:
             self._root = os.open(self.path, _OPENING)
         except FileNotFoundError:
-            raise exceptions.ImageNotFound(
+            raise exceptions.RepositoryNotFound(
                 f'{self.path} does not exist') from None
         except NotADirectoryError:
-            raise exceptions.InvalidParameter(
+            raise exceptions.RepositoryNotFound(
                 f'{self.path} is not a repository: it is not a directory'
             ) from None
         except OSError as e:

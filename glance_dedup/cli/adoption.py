@@ -68,7 +68,7 @@ class Estimate(command.RepositoryCommand, lister.Lister):
             result = estimate.estimate(files, options, progress.update)
         self._tell(result)
         if len(result.unreadable) == len(files):
-            raise common.UsageError(
+            raise common.FailedError(
                 f'nothing was estimated, for {" ".join(parsed_args.paths)} '
                 'has no image that can be read: name images, or directories '
                 'with images')
@@ -192,14 +192,14 @@ class Import(command.RepositoryCommand, lister.Lister):
                 self.app.tell(f'{path}: left out; {reason}')
             for entry in entries:
                 if entry.image_id in found:
-                    raise common.UsageError(
+                    raise common.FailedError(
                         f'{entry.path} and {found[entry.image_id].path}: '
                         'which of them is the image? Remove the other')
                 if not wanted or entry.image_id in wanted:
                     found[entry.image_id] = entry
         absent = sorted(wanted - set(found))
         if absent:
-            raise common.UsageError(
+            raise common.FailedError(
                 f'there is no image {absent[0]} in '
                 f'{" or ".join(parsed_args.from_file_store)}')
         return [found[image_id] for image_id in sorted(found)]
@@ -237,7 +237,7 @@ def _need_locations(store, glance, known):
     """Refuse a Glance that lacks the store, or takes no locations."""
     glance.need_store(store)
     if any(image.locations is None for image in known.values()):
-        raise common.UsageError(
+        raise common.FailedError(
             f'{glance.url} does not show locations, and so takes none: '
             'run a glance-api of your own with '
             'show_multiple_locations, and name it by --glance-url, as '
@@ -458,7 +458,7 @@ class Missing(command.RepositoryCommand, lister.Lister):
                         repo, glance, self.images_of(glance),
                         parsed_args.store)]
         if rows:
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         return ('image_id', 'size', 'status', 'owner', 'stores'), rows
 
 

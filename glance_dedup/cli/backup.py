@@ -228,7 +228,7 @@ class Device:
     def write(self, image, progress):
         """Write an image to the device.
 
-        :raises UsageError: the device is too small
+        :raises FailedError: the device is too small
         :raises RepositoryError: the image cannot be read; the device then has
             a part of it
         :raises OSError: the device is in use, or cannot be written
@@ -237,10 +237,10 @@ class Device:
         try:
             size = os.lseek(fd, 0, os.SEEK_END)
             if not stat.S_ISBLK(os.fstat(fd).st_mode):
-                raise common.UsageError(
+                raise common.FailedError(
                     f'{self.file} is not a block device any more')
             if size < image.size:
-                raise common.UsageError(
+                raise common.FailedError(
                     f'{self.file} has {size} bytes, and the backup has '
                     f'{image.size}')
             self._fill(fd, image, progress)

@@ -165,7 +165,7 @@ class Run(_Batch):
     """Back up disks, servers and volumes.
 
     Equal blocks are stored once, and clean parts of a disk are not sent. A
-    source that fails does not stop the others; the exit status is then 2.
+    source that fails does not stop the others; the exit status is then 3.
     """
 
     def add_arguments(self, parser):

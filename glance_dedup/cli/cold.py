@@ -280,5 +280,5 @@ class Restore(command.RepositoryCommand, show.ShowOne):
         for image_id, error in result.lost_images.items():
             self.app.tell(f'image {image_id} is lost: {error}')
         if result.lost_groups or result.lost_images or result.lost_volumes:
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         return common.shown(fields)

@@ -15,10 +15,19 @@ from glance_dedup.base import imageids
 from glance_dedup.base import printable
 from glance_dedup.base import scopes
 from glance_dedup.base import units
+from glance_dedup.client import errors
+
+
+#: Exit statuses. Those of no repository and of a lock are restic's.
+DAMAGED, USAGE, FAILED, NO_REPOSITORY, LOCKED = 1, 2, 3, 10, 11
 
 
 class UsageError(Exception):
-    """The command line asks for something that cannot be done."""
+    """The command line is wrong, or lacks a confirmation; nothing was done."""
+
+
+class FailedError(Exception):
+    """The command line is right, but the environment does not allow it."""
 
 
 class Plain(columns.FormattableColumn):
@@ -315,10 +324,12 @@ class Program(app.App):
     def note(self, error: BaseException):
         """Have the exit status show an error that does not end the command.
 
-        If there are several, damage (1) takes precedence over others (2).
+        If there are several, damage takes precedence; other statuses that
+        differ make `FAILED`.
         """
-        status = status_of(error)
-        self.status = min(self.status or status, status)
+        statuses = {status_of(error), self.status or status_of(error)}
+        self.status = (DAMAGED if DAMAGED in statuses else FAILED
+                       if len(statuses) > 1 else statuses.pop())
 
     def report(self, error: BaseException):
         """Tell of an error that does not end the command, and note it."""
@@ -327,8 +338,17 @@ class Program(app.App):
 
 
 def status_of(error: BaseException) -> int:
-    """The exit status for an error: 1 for damage, else 2."""
-    return 1 if isinstance(error, exceptions.DamagedError) else 2
+    """Return the exit status for an error, here or of the daemon."""
+    if isinstance(error, errors.Refused):
+        return {400: USAGE, 409: LOCKED}.get(error.code, FAILED)
+    for kind, status in (
+            (exceptions.DamagedError, DAMAGED), (UsageError, USAGE),
+            (exceptions.InvalidParameter, USAGE),
+            (exceptions.RepositoryNotFound, NO_REPOSITORY),
+            (exceptions.BusyError, LOCKED)):
+        if isinstance(error, kind):
+            return status
+    return FAILED
 
 
 def sentence_of(error: BaseException) -> str:

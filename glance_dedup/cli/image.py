@@ -70,12 +70,18 @@ class Put(command.RepositoryCommand, show.ShowOne):
             progress = stack.enter_context(
                 self.progress(f'storing {parsed_args.id}', getattr(
                     source, 'size', parsed_args.size)))
-            found = repo.put(parsed_args.id, checked, parsed_args.size,
-                             project=parsed_args.project,
-                             progress=progress.update,
-                             scope=parsed_args.scope,
-                             dedup=not parsed_args.no_dedup,
-                             check=checked.check)
+            try:
+                found = repo.put(parsed_args.id, checked, parsed_args.size,
+                                 project=parsed_args.project,
+                                 progress=progress.update,
+                                 scope=parsed_args.scope,
+                                 dedup=not parsed_args.no_dedup,
+                                 check=checked.check)
+            except exceptions.InvalidParameter as e:
+                if not checked.was_read:
+                    raise
+                # Not the arguments are wrong, but the number of bytes.
+                raise common.FailedError(str(e)) from e
         return common.shown(common.add_stat({}, found))
 
 
@@ -113,12 +119,14 @@ class Checked:
         self._name = name
         self._checksum = checksum
         self._digest = hashlib.new(checksum[0]) if checksum else None
+        self.was_read = False
 
     def read(self, length: int) -> bytes | memoryview:
         """Read some of the next bytes; none only at the end.
 
         :raises OSError: names the source
         """
+        self.was_read = True
         with _naming(self._name):
             piece = self._source.read(length)
         if self._digest is not None:
@@ -129,7 +137,7 @@ class Checked:
         """Check what was read.
 
         :raises inputs.Changed: the file changed meanwhile
-        :raises UsageError: the bytes have another hash
+        :raises FailedError: the bytes have another hash
         """
         if isinstance(self._source, inputs.InputFile):
             self._source.require_unchanged()
@@ -137,7 +145,7 @@ class Checked:
             return
         name, value = self._checksum
         if self._digest.hexdigest() != value:
-            raise common.UsageError(
+            raise common.FailedError(
                 f'the bytes that came have the {name} '
                 f'{self._digest.hexdigest()}, not {value}: nothing was stored')
 

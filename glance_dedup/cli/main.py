@@ -2,8 +2,9 @@
 
 """``glance-dedup``: the program.
 
-Exit status: 0 fine; 1 damage was found; 2 wrong usage, or the environment does
-not allow it; 130 interrupted; 141 nobody reads the output any more.
+Exit status: 0 fine; 1 damage was found; 2 wrong usage; 3 the environment does
+not allow it; 10 there is no repository; 11 another process has a lock; 130
+interrupted; 141 nobody reads the output any more.
 """
 
 import argparse
@@ -288,7 +289,7 @@ class App(common.Program):
         except ValueError:
             self.tell(f"'{' '.join(argv)}' is not a command"
                       f"{_advice(argv)}; see 'glance-dedup --help'")
-            return 2
+            return common.USAGE
         return super().run_subcommand(argv)
 
     def run(self, argv) -> int:
@@ -299,7 +300,7 @@ class App(common.Program):
         except (common.UsageError, OSError, ValueError):
             # It went wrong before the command began; with --debug cliff
             # lets the exception through.
-            return self.judge(2)
+            return self.judge(common.USAGE)
         finally:
             if self.log is not None:
                 self.log.close()
@@ -348,7 +349,7 @@ def _run(argv) -> int:
             try:
                 result = App(stdout=_Output(sys.stdout)).run(argv)
             except SystemExit as e:         # argparse's
-                result = 2 if e.code else 0
+                result = common.USAGE if e.code else 0
         sys.stdout.flush()
         return result
     except BrokenPipeError:
@@ -359,7 +360,7 @@ def _run(argv) -> int:
         sys.stderr.write('glance-dedup: cannot write to standard output: '
                          f'{common.sentence_of(e)}\n')
         _lose_output()
-        return 2
+        return common.FAILED
 
 
 def _lose_output():

@@ -225,11 +225,11 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
         """The result's columns; failures make the exit status 1."""
         if result.get('refused'):
             self.app.tell(f'nothing was freed: {result["refused"]}')
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         for which, error in (result.get('failed') or {}).items():
             self.app.tell(
                 f'{self.unit} {which} was left unchanged: {error}')
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         return common.shown({name: _column(name, value)
                              for name, value in result.items()})
 
@@ -340,7 +340,7 @@ class Scrub(TaskCommand):
 
     A scrub that was interrupted goes on where it was. The exit status is 1 if
     the scrub finds damage, or cannot heal damage that was known before. It is
-    2 if the object store did not answer: then the scrub is not complete.
+    3 if the object store did not answer: then the scrub is not complete.
     """
 
     task = 'scrub'
@@ -359,11 +359,11 @@ class Scrub(TaskCommand):
                 f'checked: {result["unavailable"]}. The scrub is not '
                 'complete: when the object store answers again, run '
                 "'glance-dedup task scrub', which checks the rest")
-            self.app.status = 2
+            self.app.status = common.FAILED
         if result.get('damaged', 0) > result.get('healed', 0) or any(
                 result.get(name) for name in ('found', 'images', 'volumes',
                                               'unreadable')):
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         return super()._judged(result)
 
 
@@ -390,12 +390,12 @@ class Recompress(TaskCommand):
             help='1 to 19, for --codec zstd. Default: 0, the codec\'s own.')
 
     def take_action(self, parsed_args):
+        if parsed_args.level and parsed_args.codec != 'zstd':
+            raise common.UsageError('--level is only for --codec zstd')
         arguments = {'dry_run': parsed_args.dry_run}
         if parsed_args.codec is not None:
             arguments |= {'codec': parsed_args.codec,
                           'level': parsed_args.level}
-        elif parsed_args.level:
-            raise common.UsageError('--level is only for --codec')
         return self.run_task(**arguments)
 
 
@@ -436,12 +436,13 @@ class Evict(TaskCommand):
     def add_arguments(self, parser):
         super().add_arguments(parser)
         parser.add_argument(
-            '--limit', type=common.size_in_mib, metavar='SIZE',
+            '--limit', dest='limit_mib', type=common.size_in_mib,
+            metavar='SIZE',
             help="Disk space that the cache may take. Default: the daemon's "
             'option limit_mib. It is required if no daemon runs.')
 
     def take_action(self, parsed_args):
-        limit = parsed_args.limit
+        limit = parsed_args.limit_mib
         if limit is not None and not 0 < limit < 1 << 30:
             raise common.UsageError('--limit: 1M to less than 1P')
         if limit is None and self.need_repository() is None:

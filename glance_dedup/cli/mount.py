@@ -35,7 +35,7 @@ class Mount(command.RepositoryCommand):
         try:
             from glance_dedup import mount
         except ImportError as e:
-            raise common.UsageError(
+            raise common.FailedError(
                 f'{e}: install the packages of glance-dedup[mount], and the '
                 'package fuse3 of the distribution') from e
         directory = os.path.abspath(parsed_args.directory)

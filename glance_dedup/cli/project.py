@@ -58,7 +58,7 @@ class Show(_Command, show.ShowOne):
                 if row['counted'] is not None:
                     row['counted'] = common.Time(row['counted'])
                 return common.shown(row)
-        raise common.UsageError(
+        raise common.FailedError(
             f'project {parsed_args.project!r} has stored nothing that was '
             "counted; 'glance-dedup project list' shows those that have")
 

@@ -194,7 +194,7 @@ class Check(command.RepositoryCommand, show.ShowOne):
                     f'{figures["findings_left_off"]} more findings are not '
                     'shown')
         if not report.ok:
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         return common.shown(fields)
 
 

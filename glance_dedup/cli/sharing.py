@@ -49,7 +49,7 @@ class TestFilesystem(command.RepositoryCommand, lister.Lister):
                 self.path, parsed_args.hosts, parsed_args.wait,
                 progress=progress.step).run()
         if any(f.verdict == findings_module.UNFIT for f in findings):
-            self.app.status = 1
+            self.app.status = common.DAMAGED
         return (('property', 'verdict', 'seconds', 'detail', 'meaning'),
                 [(f.title, f.verdict, Seconds(f.seconds), f.detail, f.meaning)
                  for f in findings])

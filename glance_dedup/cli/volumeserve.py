@@ -154,7 +154,7 @@ class Serve(command.RepositoryCommand):
             stdout=subprocess.PIPE, text=True, timeout=60).stdout
         found = re.search(r'^version=((\d+)\.(\d+)\.(\d+))', text, re.M)
         if found is None:
-            raise common.UsageError(f'{nbdkit} does not say its version')
+            raise common.FailedError(f'{nbdkit} does not say its version')
         version = tuple(map(int, found.groups()[1:]))
         if wanted == 1 or not _ABORTS[0] <= version < _ABORTS[1]:
             return wanted
@@ -206,11 +206,11 @@ def _find_programs() -> str:
     """The path of nbdkit, if the plugin is there, too."""
     nbdkit = shutil.which('nbdkit')
     if nbdkit is None:
-        raise common.UsageError(
+        raise common.FailedError(
             'nbdkit was not found: install the package nbdkit of the '
             'distribution')
     if not os.path.exists(PLUGIN):
-        raise common.UsageError(
+        raise common.FailedError(
             f'the plugin {PLUGIN} was not built. Install the package '
             'nbdkit-plugin-dev (nbdkit-devel), which has nbdkit-plugin.h, '
             'and build glance-dedup again: pip install --force-reinstall '
@@ -230,11 +230,11 @@ def _check_volume(repo, name: str) -> None:
     try:
         in_use = openvolumes.is_in_use(repo, name)
     except exceptions.ImageNotFound as e:
-        raise common.UsageError(
+        raise common.FailedError(
             f'there is no volume {name} in {repo.path}') from e
     if in_use:
         lock = os.path.join(repo.path, layout.VOLUMES, name, 'lock')
-        raise common.UsageError(
+        raise exceptions.BusyError(
             f'the volume {name} is in use: another process has its lock, '
             f'{lock}. Stop it first; it may run on another host')
 
@@ -264,7 +264,7 @@ def _listen(path: str, mode: int) -> None:
             raise common.UsageError(
                 f'--nbd-socket: {path} exists and is not a socket')
         if sockets.is_served(path):
-            raise common.UsageError(
+            raise exceptions.BusyError(
                 f'--nbd-socket: another process serves {path}')
     sock = socket.socket(socket.AF_UNIX)
     try:
@@ -276,7 +276,7 @@ def _listen(path: str, mode: int) -> None:
         # The socket gets its name once it has its mode and answers.
         os.rename(temporary, path)
     except OSError as e:
-        raise common.UsageError(
+        raise common.FailedError(
             f'--nbd-socket: cannot listen at {path}: {e.strerror}') from e
     os.dup2(sock.detach(), _FIRST_INHERITED)
     os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))

@@ -191,12 +191,12 @@ def read_parameters(path: str, allow_weak: bool = False
     """The parameters of the repository at a path.
 
     :param allow_weak: accept the digest that only tests may choose, too
-    :raises ImageNotFound: there is no repository
+    :raises RepositoryNotFound: there is no repository
     :raises AccessDenied: it is another user's, or cannot be read
     :raises DamagedError, VersionError, StorageError: as their names say
     """
     if not files.is_directory(path):
-        raise exceptions.ImageNotFound(
+        raise exceptions.RepositoryNotFound(
             f'there is no directory {path}: mount its file system or name the '
             "repository's directory, or make a repository there with "
             "'glance-dedup repository create'")
@@ -205,10 +205,10 @@ def read_parameters(path: str, allow_weak: bool = False
     file = os.path.join(path, PARAMETERS_FILE)
     if not files.exists(file):
         if is_being_restored(path):
-            raise exceptions.ImageNotFound(_unfinished(path))
+            raise exceptions.RepositoryNotFound(_unfinished(path))
         with files.os_errors(f'cannot read {path}'):
             lost = {*_DIRECTORIES} <= {*os.listdir(path)}
-        raise exceptions.ImageNotFound(
+        raise exceptions.RepositoryNotFound(
             f'{path} has lost its {PARAMETERS_FILE}: restore the file from a '
             'backup' if lost else
             f'{path} is not a repository: it has no {PARAMETERS_FILE}')

@@ -50,13 +50,13 @@ class Trial:
     def run(self) -> list[findings_module.Finding]:
         """Try everything; the findings of all hosts together.
 
-        :raises ImageNotFound: the directory is no repository
+        :raises RepositoryNotFound: the directory is no repository
         :raises BusyError: another host did not come, or fell silent
         :raises RepositoryError: the directory is not one for this user
         :raises StorageError: the result could not be kept
         """
         if not files.is_directory(os.path.join(self._path, 'locks')):
-            raise exceptions.ImageNotFound(
+            raise exceptions.RepositoryNotFound(
                 f'{self._path} is not a repository: make it first, with '
                 "'glance-dedup repository create'")
         access.check_user(self._path)

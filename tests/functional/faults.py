@@ -366,7 +366,7 @@ def _cli(*arguments):
             status = main.main([
                 '--repository', str(path), '--filter-dir', str(path.parent),
                 '--socket', str(path.parent / 'socket'), *arguments])
-        if status == 2:
+        if status > 1:
             raise _Told(err.getvalue())
     return work
 

@@ -265,11 +265,11 @@ def test_wrong_usage(client, run, place):
     found = import_(run, place, '--project', 'p')
     assert found.status == 2 and '--no-glance' in found.err
     found = import_(run, place, '--update-locations', 'dedup2')
-    assert found.status == 2 and "no store 'dedup2', but dedup1" in found.err
+    assert found.status == 3 and "no store 'dedup2', but dedup1" in found.err
     found = run('glance', 'missing', '--store', 'dedup2')
-    assert found.status == 2 and 'dedup2' in found.err
+    assert found.status == 3 and 'dedup2' in found.err
     found = import_(run, place, '--glance-url', 'http://127.0.0.1:1')
-    assert found.status == 2 and 'Traceback' not in found.err
+    assert found.status == 3 and 'Traceback' not in found.err
     assert held(place) == []
 
 
@@ -398,6 +398,6 @@ def test_a_glance_that_breaks_off(client, run, place, server, environment,
         with pytest.raises(glance_api.GlanceError):
             list(images)
         found = run('glance', 'orphans', '--delete', '--older-than', '0s')
-        assert found.status == 2 and len(held(place)) == 4
+        assert found.status == 3 and len(held(place)) == 4
     finally:
         server.start()

@@ -166,7 +166,7 @@ def test_host_that_cannot_take_part(cloud, fault):
         status, rows, err = cloud.back_up('run')
     finally:
         next(undo, None)
-    assert status == 2
+    assert status == 3
     line, = (line for line in err.splitlines()
              if 'compute2 was left out: ' in line)
     assert reason in line
@@ -176,7 +176,7 @@ def test_host_that_cannot_take_part(cloud, fault):
 
 def test_no_host_can_take_part(cloud):
     status, rows, err = cloud.back_up('plan', hosts='compute8\ncompute9')
-    assert (status, rows) == (2, {})
+    assert (status, rows) == (3, {})
     assert 'no host can take part' in err and 'compute8: ssh' in err
 
 
@@ -190,7 +190,7 @@ def test_unknown_key(cloud):
         status, rows, err = cloud.back_up('plan')
     finally:
         known.write_text(text)
-    assert status == 2 and set(rows) == {'disk1', 'disk2'}
+    assert status == 3 and set(rows) == {'disk1', 'disk2'}
     assert ('compute3 was left out: ssh cannot log in: Host key verification '
             'failed' in err)
 
@@ -263,7 +263,7 @@ def test_host_that_dies(cloud, hold):
             process.terminate()
             host.run('ip', 'link', 'set', 'uplink', 'up')
     rows = {row['name']: row for row in json.loads(out)}
-    assert killed and process.returncode == 2, err
+    assert killed and process.returncode == 3, err
     assert ('its host compute2 cannot take part any more: ssh cannot log in'
             in rows.pop('disk2')['note'])
     assert set(rows) == {'disk1', 'disk3'}

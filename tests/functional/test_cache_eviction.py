@@ -195,9 +195,9 @@ def test_the_command(storing, cache, model, tmp_path):
     done = command(cache, 'task', 'evict', '-f', 'json')
     assert json.loads(done.stdout)['evicted'] == []
     done = command(cache, 'task', 'evict', '--limit', '5M')
-    assert done.returncode == 2 and 'too small' in done.stderr
+    assert done.returncode == 3 and 'too small' in done.stderr
     done = command(storing.daemon, 'task', 'evict')
-    assert done.returncode == 2 and 'does not serve a cache' in done.stderr
+    assert done.returncode == 3 and 'does not serve a cache' in done.stderr
     assert cache.stop() == 0
     arguments = ['--repository', str(cache.path), 'task', 'evict']
     done = command(cache, *arguments)

@@ -69,12 +69,12 @@ def images(cold):
     ids=lambda words: '-'.join(words[:2]))
 def test_commands(cold, faults, tmp_path, command, fault):
     out = tmp_path / 'out'
-    if command[0] == 'export':
+    if command[1] == 'export':
         out.mkdir()
     words = [out if word == 'out' else word for word in command]
     faults.always = fault
     done = run(cold, *words)
-    assert done.returncode == 2, done
+    assert done.returncode == 3, done
     assert cold.settings.location.url in done.stderr, done.stderr
     assert ' one' in done.stderr and 'Traceback' not in done.stderr
     # Nothing of a file, an image or a hash is there.
@@ -163,7 +163,7 @@ def test_a_backup_that_is_restored(cloud, faults, tmp_path, fault):
     faults.always = fault
     arguments = 'backup', 'restore', 'disk0', tmp_path / 'out'
     done = run(cloud, *arguments)
-    assert done.returncode == 2 and 'Traceback' not in done.stderr, done
+    assert done.returncode == 3 and 'Traceback' not in done.stderr, done
     assert 's3://' in done.stderr and 'disk0' in done.stderr, done.stderr
     assert not (tmp_path / 'out').exists()
     faults.always = None

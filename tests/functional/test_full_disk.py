@@ -138,7 +138,7 @@ def test_a_daemon_and_the_command_line_without_room(tmp_path):
             command_path = str(path)
             status, _, errors = command(command_path, 'image', 'put', 'new',
                                         str(new))
-            assert status == 2 and 'are kept for deleting' in errors
+            assert status == 3 and 'are kept for deleting' in errors
             daemon.wait_for(lambda: below_reserve(daemon.status()['space']))
             daemon.stop()
             # It can be started, and ends well, on such a disk too.

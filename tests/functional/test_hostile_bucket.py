@@ -375,7 +375,7 @@ def test_a_new_key(filled, connection, tmp_path):
         *words, status=2).stderr
     (tmp_path / 'no-key').write_text('x')
     for file, said, status in (('no-key', 'does not hold a key', 1),
-                               ('nothing', 'there is no file', 2)):
+                               ('nothing', 'there is no file', 3)):
         assert said in run(*words, '--key', tmp_path / file,
                            status=status).stderr
     assert not owners.is_retired(connection, place.owner)

@@ -612,7 +612,7 @@ def test_directory_without_locks_is_refused(tmp_path, locks, words):
             [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
              path, 'image', 'list'], capture_output=True, text=True,
             cwd=daemons.ROOT, stdin=subprocess.DEVNULL, timeout=LIMIT)
-        assert shown.returncode == 2 and words in shown.stderr
+        assert shown.returncode == 3 and words in shown.stderr
         with daemons.Daemon(path) as daemon:
             daemon.start(wait=False)
             assert daemon.process.wait(LIMIT) == 1

@@ -222,7 +222,7 @@ def test_volume_that_another_host_serves(hosts):
             [sys.executable, '-m', 'glance_dedup.cli.main', '--repository',
              shared(hosts[0]), 'volume', 'snapshot', 'disk', 'snapshot'],
             cwd=daemons.ROOT, capture_output=True, text=True, timeout=LIMIT)
-        assert done.returncode == 2
+        assert done.returncode == 11
         assert 'Run the command on the host that serves' in done.stderr
         with pytest.raises(exceptions.BusyError):
             openvolumes.open_volume(here, 'disk')

@@ -402,13 +402,13 @@ def test_other_users(place, source, allowed):
         assert allowed or 'Permission denied' in done.stderr
 
 
-def refused(place, *arguments, before=''):
+def refused(place, *arguments, before='', status=2):
     """What the program says that does not begin."""
     done = subprocess.run(
         command(place, *arguments, before=before), cwd=daemons.ROOT,
         capture_output=True, text=True, timeout=LIMIT,
         stdin=subprocess.DEVNULL)
-    assert done.returncode == 2 and not done.stdout
+    assert done.returncode == status and not done.stdout
     assert 'Traceback' not in done.stderr
     return done.stderr
 
@@ -418,14 +418,15 @@ def test_what_does_not_begin(tmp_path, place):
     here.mkdir()
     ours = ['--socket', '', '--repository', place.path, 'image', 'mount']
     assert 'No such file or directory' in refused(
-        tmp_path, *ours, tmp_path / 'nowhere')
+        tmp_path, *ours, tmp_path / 'nowhere', status=3)
     assert 'is not empty, and mounting would hide' in refused(
         tmp_path, *ours, tmp_path)
     assert 'no daemon answers' in refused(
         tmp_path, '--socket', tmp_path / 'none', 'image', 'mount', here)
     assert 'install the packages of glance-dedup[mount]' in refused(
         tmp_path, *ours, here,
-        before="import sys; sys.modules['pyfuse3'] = None")
+        before="import sys; sys.modules['pyfuse3'] = None",
+        status=3)
     with daemons.Daemon(place.path) as daemon:
         daemon.start()
         assert 'the daemon serves no NBD: set nbd_socket' in refused(

@@ -144,7 +144,7 @@ def test_a_backup_becomes_an_image(client, run, place, backup):
     """By one command; the backup stays, and is none of Glance's."""
     assert run('glance', 'orphans', '--store', 'dedup1', backup)[1] == []
     status, _, err = run('glance', 'register', backup)
-    assert status == 2 and '--project' in err
+    assert status == 3 and '--project' in err
     status, found, err = run('glance', 'register', backup, '--project', OWNER)
     assert status == 0, err
     image_id = found['image_id']
@@ -165,7 +165,7 @@ def test_a_backup_becomes_an_image(client, run, place, backup):
     assert backup not in {row['image_id'] for row in found}
     # Glance uses no id twice.
     status, _, err = run('glance', 'register', backup, '--project', OWNER)
-    assert status == 2 and 'was deleted' in err and 'image copy' in err
+    assert status == 3 and 'was deleted' in err and 'image copy' in err
 
 
 def test_project_is_for_backups(run, place):
@@ -207,13 +207,13 @@ def test_visibility(client, run, place):
 def test_what_cannot_be_registered(client, run, place):
     new(place, image_id='by-hand')
     status, _, err = run('glance', 'register', 'by-hand')
-    assert status == 2 and 'image copy by-hand' in err
+    assert status == 3 and 'image copy by-hand' in err
     missing = str(uuid.uuid4())
     status, _, err = run('glance', 'register', missing)
-    assert status == 2 and missing in err
+    assert status == 3 and missing in err
     nobodys = new(place, project='')
     status, _, err = run('glance', 'register', nobodys)
-    assert status == 2 and f'copy {nobodys} NEW --project' in err
+    assert status == 3 and f'copy {nobodys} NEW --project' in err
     for image_id in (missing, nobodys):
         client.request('GET', f'/v2/images/{image_id}', expect=(404,))
 
@@ -223,29 +223,29 @@ def test_an_id_that_is_taken(client, run, place):
     others = new(place)
     client.create(name='x', id=others, owner='bob')
     status, _, err = run('glance', 'register', others)
-    assert status == 2 and 'bob' in err and 'image copy' in err
+    assert status == 3 and 'bob' in err and 'image copy' in err
     assert client.show(others)['status'] == 'queued'
     other_bytes = upload(client, noise(MIB, 1), owner=OWNER)
     new(place, noise(MIB, 2), other_bytes)
     status, _, err = run('glance', 'register', other_bytes)
-    assert status == 2 and 'other bytes' in err
+    assert status == 3 and 'other bytes' in err
     assert client.show(other_bytes)['stores'] == 'file1'
     deleted = upload(client, b'data')
     client.delete(deleted)
     new(place, image_id=deleted)
     status, _, err = run('glance', 'register', deleted)
-    assert status == 2 and 'was deleted' in err and 'image copy' in err
+    assert status == 3 and 'was deleted' in err and 'image copy' in err
 
 
 def test_an_account_without_rights(client, run, place):
     """The record stays, without data; the next run completes it."""
     image_id = new(place, noise(MIB, 3))
     status, _, err = run('glance', 'register', image_id, token='bob')
-    assert status == 2 and 'administrator' in err
+    assert status == 3 and 'administrator' in err
     client.request('GET', f'/v2/images/{image_id}', expect=(404,))
     # An administrator, but no service.
     status, _, err = run('glance', 'register', image_id, token='ops')
-    assert status == 2 and '403' in err and 'run the command again' in err
+    assert status == 3 and '403' in err and 'run the command again' in err
     assert client.show(image_id)['status'] == 'queued'
     assert run('glance', 'register', image_id)[1]['result'] == 'registered'
     assert client.download(image_id) == noise(MIB, 3)
@@ -259,7 +259,7 @@ def test_another_repository(client, run, place, tmp_path):
         repositories.put(repo, image_id, b'data', project=OWNER)
     status, _, err = run('--repository', str(path), 'glance', 'register',
                          image_id)
-    assert status == 2 and 'run the command again' in err
+    assert status == 3 and 'run the command again' in err
     assert client.show(image_id)['status'] == 'queued'
 
 
@@ -277,7 +277,7 @@ def test_a_task_of_glance_that_fails(client, run, place, monkeypatch,
     monkeypatch.setattr(glance_api.Glance, 'add_data', add_data)
     status, found, err = run('glance', 'register', image_id)
     if failures == 2:
-        assert status == 2 and 'run the command again' in err
+        assert status == 3 and 'run the command again' in err
         with repositories.open_repository(place / 'dedup1') as repo:
             assert repositories.read_all(repo, image_id) == data
             assert f'{image_id}-registering' not in repo.images()
@@ -374,7 +374,7 @@ def test_images_are_listed_with_their_names(client, run, place, capfd):
     # Nobody else is asked for names.
     assert 'name' not in run('image', 'show', named)[1]
     status, _, err = run('image', 'list', '--names', token='none')
-    assert status == 2 and 'Traceback' not in err
+    assert status == 3 and 'Traceback' not in err
 
 
 def test_names_need_a_glance(run, monkeypatch):

@@ -504,7 +504,7 @@ def command(repository, *arguments, **environment):
 def test_a_second_owner(server, tmp_path):
     status, text = command(server.repository, 'disk', '--nbd-socket',
                            tmp_path / 'second')
-    assert status == 2 and 'the volume disk is in use' in text
+    assert status == 11 and 'the volume disk is in use' in text
     assert not (tmp_path / 'second').exists()
     # The engine refuses it, too, if nbdkit is started by hand.
     line = pathlib.Path(f'/proc/{server.process.pid}/cmdline').read_bytes()
@@ -523,7 +523,7 @@ def test_the_socket(server, tmp_path):
     volumes.create(server.repository, 'other', SIZE)
     status, text = command(server.repository, 'other', '--nbd-socket',
                            server.socket)
-    assert status == 2 and 'another process serves' in text
+    assert status == 11 and 'another process serves' in text
     (tmp_path / 'file').write_text('mine')
     status, text = command(server.repository, 'other', '--nbd-socket',
                            tmp_path / 'file')
@@ -540,6 +540,11 @@ def test_what_the_command_refuses(repository, tmp_path):
     sock = tmp_path / 'sock'
     for arguments, words in [
             (['none', '--nbd-socket', sock], 'there is no volume none in'),
+            (['disk', '--nbd-socket', tmp_path / 'no' / 'x'],
+             'cannot listen at')]:
+        status, text = command(repository, *arguments)
+        assert status == 3 and words in text, (arguments, text)
+    for arguments, words in [
             (['../disk', '--nbd-socket', sock], 'is no name of a volume'),
             (['disk'], 'one of the arguments'),
             (['disk', '--port', 1], '--port needs --tls-certificates'),
@@ -547,8 +552,6 @@ def test_what_the_command_refuses(repository, tmp_path):
             (['disk', '--nbd-socket', sock, '--address', '::1'],
              '--address needs --port'),
             (['disk', '--nbd-socket', 'x' * 100], 'longer than'),
-            (['disk', '--nbd-socket', tmp_path / 'no' / 'x'],
-             'cannot listen at'),
             (['disk', '--nbd-socket', sock, '--socket-mode', '999'],
              'is not a mode'),
             (['disk', '--nbd-socket', sock, '--threads', 0],
@@ -557,7 +560,7 @@ def test_what_the_command_refuses(repository, tmp_path):
         assert status == 2 and words in text, (arguments, text)
     status, text = command(repository, 'disk', '--nbd-socket', sock,
                            PATH='/nowhere')
-    assert status == 2 and 'install the package nbdkit' in text
+    assert status == 3 and 'install the package nbdkit' in text
     assert not sock.exists()
 
 

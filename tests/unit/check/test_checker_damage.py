@@ -339,7 +339,7 @@ def test_creation_is_killed_anywhere(tmp_path):
             ended = False
         try:
             report = checker.check(path)
-        except exceptions.InvalidParameter as e:
+        except exceptions.RepositoryNotFound as e:
             assert 'not a repository' in str(e) and not os.listdir(path)
         else:
             assert report.ok, (count, report.findings)

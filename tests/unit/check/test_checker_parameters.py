@@ -116,13 +116,10 @@ def test_unknown_digest(repository):
 
 
 def test_not_a_repository(tmp_path):
-    with pytest.raises(exceptions.ImageNotFound):
-        checker.check(tmp_path / 'missing')
-    with pytest.raises(exceptions.InvalidParameter):
-        checker.check(tmp_path)
     (tmp_path / 'file').touch()
-    with pytest.raises(exceptions.InvalidParameter):
-        checker.check(tmp_path / 'file')
+    for path in tmp_path / 'missing', tmp_path, tmp_path / 'file':
+        with pytest.raises(exceptions.RepositoryNotFound):
+            checker.check(path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason='becomes another user')

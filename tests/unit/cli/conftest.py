@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from glance_dedup.cli import common
 from glance_dedup.cli import main
 
 LIBC = ctypes.CDLL(None)
@@ -39,15 +40,27 @@ class Result:
         assert self.status in (0, 1), self.err
         return json.loads(self.out)
 
-    def refused(self, *words):
-        """It ended with 2 and one sentence that has these words."""
-        assert self.status == 2, (self.status, self.out, self.err)
+    def refused(self, *words, status=common.USAGE):
+        """It ended with this status and one sentence that has these words."""
+        assert self.status == status, (self.status, self.out, self.err)
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith('glance-dedup: ')
         assert 'Traceback' not in self.err
         for word in words:
             assert word in lines[0], lines[0]
+
+    def failed(self, *words):
+        """It ended with 3, and otherwise as `refused` says."""
+        self.refused(*words, status=common.FAILED)
+
+    def no_repository(self, *words):
+        """It ended with 10, and otherwise as `refused` says."""
+        self.refused(*words, status=common.NO_REPOSITORY)
+
+    def locked(self, *words):
+        """It ended with 11, and otherwise as `refused` says."""
+        self.refused(*words, status=common.LOCKED)
 
 
 class Cli:

@@ -73,7 +73,7 @@ def test_list(made, backups):
     assert made('backup', 'list', 'web', '-f', 'json').json() == rows[1:]
     table = made('backup', 'list', 'db').out
     assert '2026-11-23 19:00:00 UTC' in table and 'yes' in table
-    made('backup', 'list', 'web', 'none').refused(
+    made('backup', 'list', 'web', 'none').failed(
         'no backup of none: there are backups of db, web')
     assert made('backup', 'list', 'a.b').status == 2
 
@@ -89,9 +89,9 @@ def test_lists_go_on_after_damage(made, backups):
 def test_a_repository_without_backups(created):
     """Also one that cannot have any."""
     assert created('backup', 'list', '-f', 'json').json() == []
-    created('backup', 'restore', 'web', 'file').refused(
+    created('backup', 'restore', 'web', 'file').failed(
         'the repository has no backups')
-    created('backup', 'prune', 'web', '--keep-last', '1').refused(
+    created('backup', 'prune', 'web', '--keep-last', '1').failed(
         'the repository has no backups')
 
 
@@ -128,9 +128,9 @@ def test_a_backup_of_an_early_year(made, repo):
 
 def test_what_cannot_be_restored(made, repo, backups, tmp_path):
     file = tmp_path / 'disk'
-    made('backup', 'restore', 'web', file, '--at', '2026-11-20').refused(
+    made('backup', 'restore', 'web', file, '--at', '2026-11-20').failed(
         'no backup of web', 'or before: the oldest is of 2026-11-21 18:00:00')
-    made('backup', 'restore', 'we', file).refused('backups of db, web')
+    made('backup', 'restore', 'we', file).failed('backups of db, web')
     for wrong in ('yesterday', '2026-13-01'):
         result = made('backup', 'restore', 'web', file, '--at', wrong)
         assert result.status == 2 and 'is no time such as' in result.err
@@ -153,7 +153,7 @@ def test_one_that_is_pruned_meanwhile(made, backups, tmp_path, monkeypatch):
     monkeypatch.setattr(repository_module.Repository, 'open_image',
                         open_image)
     result = made('backup', 'restore', 'web', tmp_path / 'disk')
-    assert result.status == 2
+    assert result.status == 3
     assert ('the backup of web of 2026-11-23 18:00:00 UTC was deleted '
             'meanwhile: the newest is of 2026-11-22 18:00:00 UTC'
             ) in result.err
@@ -197,7 +197,7 @@ def test_restore_to_a_device(made, backups, device):
 def test_devices_that_cannot_be_restored_to(made, backups, device, tmp_path):
     small = device(MIB)
     result = made('backup', 'restore', 'web', small, '--force')
-    assert result.status == 2
+    assert result.status == 3
     assert (f'{small} has {MIB} bytes, and the backup has {len(content(2))}'
             ) in result.err
     with open(small, 'rb') as f:
@@ -209,7 +209,7 @@ def test_devices_that_cannot_be_restored_to(made, backups, device, tmp_path):
             capture_output=True, check=True, timeout=60).stdout
         used = source.decode().strip()
         result = made('backup', 'restore', 'web', used, '--force')
-        assert result.status == 2 and f'{used}: Device or' in result.err
+        assert result.status == 3 and f'{used}: Device or' in result.err
 
 
 @pytest.mark.parametrize('begin, end', [
@@ -264,7 +264,7 @@ def test_wrong_rules(made, repo, backups):
         result = made('backup', 'prune', f'--keep-last={wrong}')
         assert result.status == 2 and 'no number above 0' in result.err
     # Nothing is deleted if a name is wrong.
-    made('backup', 'prune', 'web', 'wbe', '--keep-last', '1').refused(
+    made('backup', 'prune', 'web', 'wbe', '--keep-last', '1').failed(
         'no backup of wbe')
     assert len(repo.backups()) == 4
 
@@ -281,7 +281,7 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
                               repositories.image_lock_byte(stuck)):
         result = made('backup', 'prune', 'web', '--keep-last', '1', '-f',
                       'json')
-    assert result.status == 2 and stuck in result.err
+    assert result.status == 11 and stuck in result.err
     rows = json.loads(result.out)
     assert [row['deleted'] for row in rows] == [None, True, False, True, True]
     assert [bool(row['error']) for row in rows] == [

@@ -80,9 +80,9 @@ def test_copy(created, content, tmp_path):
 def test_copies_that_cannot_be(created, content):
     assert created('image', 'put', 'one', content).status == 0
     result = created('image', 'copy', 'none', 'two')
-    assert result.status == 2 and 'none' in result.err
+    assert result.status == 3 and 'none' in result.err
     result = created('image', 'copy', 'one', 'one')
-    assert result.status == 2 and 'exists already' in result.err
+    assert result.status == 3 and 'exists already' in result.err
     result = created('image', 'copy', 'one', 'a/b')
     assert result.status == 2 and '0x2f' in result.err
     assert len(created('image', 'list', '-f', 'json').json()) == 1
@@ -157,17 +157,17 @@ def test_ids_that_look_like_options(created, content, tmp_path):
 
 def test_same_id_twice(stored, content):
     before = stored('image', 'show', 'one', '-f', 'json').json()
-    stored('image', 'put', 'one', content).refused('one')
+    stored('image', 'put', 'one', content).failed('one')
     assert stored('image', 'show', 'one', '-f', 'json').json() == before
     assert len(os.listdir(stored.path / 'spool')) == 1
 
 
 def test_bad_sources(created, tmp_path):
-    created('image', 'put', 'a', tmp_path / 'missing').refused('missing')
-    created('image', 'put', 'a', tmp_path).refused(str(tmp_path))
+    created('image', 'put', 'a', tmp_path / 'missing').failed('missing')
+    created('image', 'put', 'a', tmp_path).failed(str(tmp_path))
     created('image', 'put', 'a', 'x\0y').refused()
-    created('image', 'put', 'a', '').refused()
-    created('image', 'put', 'a', '/proc/self/mem').refused()
+    created('image', 'put', 'a', '').failed()
+    created('image', 'put', 'a', '/proc/self/mem').failed()
     assert os.listdir(created.path / 'images') == []
     assert os.listdir(created.path / 'spool') == []
 
@@ -210,24 +210,24 @@ def test_get_to_a_full_disk(stored):
         process = stored.start('image', 'get', 'one', '-', stdout=full,
                                stderr=subprocess.PIPE)
         error = process.stderr.read().decode()
-    assert process.wait(60) == 2
+    assert process.wait(60) == 3
     process.stderr.close()
     assert 'standard output' in error and 'No space left' in error
     assert len(error.splitlines()) == 1
 
 
 def test_unknown_images(created, tmp_path):
-    created('image', 'get', 'a', tmp_path / 'out').refused('a')
-    created('image', 'show', 'a').refused('a')
+    created('image', 'get', 'a', tmp_path / 'out').failed('a')
+    created('image', 'show', 'a').failed('a')
     result = created('image', 'delete', 'a', '-f', 'json')
-    assert result.status == 2
+    assert result.status == 3
     assert not (tmp_path / 'out').exists()
 
 
 def test_delete(stored, content):
     stored('image', 'put', 'two', content)
     result = stored('image', 'delete', 'one', 'three', 'two', '-f', 'json')
-    assert result.status == 2
+    assert result.status == 3
     assert 'three' in result.err
     assert [(row['image_id'], row['deleted'])
             for row in json.loads(result.out)] == [
@@ -263,7 +263,7 @@ def test_delete_and_collect_in_one_process(stored, content, tmp_path):
     assert result.err == '' and len(result.json()) == 1
     result = stored('image', 'delete', 'three', 'none', '--collect',
                     '-f', 'json')
-    assert result.status == 2
+    assert result.status == 3
     assert [row['deleted'] for row in json.loads(result.out)] == [
         True, False]
     assert 'none' in result.err.splitlines()[0]
@@ -275,7 +275,7 @@ def test_deleted_images_are_told_if_the_collection_fails(stored):
     with repository.Repository(stored.path) as repo, \
             maintainer_module.Maintainer(repo):
         result = stored('image', 'delete', 'one', '--collect', '-f', 'json')
-    assert result.status == 2
+    assert result.status == 11
     assert [row['deleted'] for row in json.loads(result.out)] == [True]
     assert 'maintainer' in result.err
 
@@ -377,7 +377,7 @@ def test_a_file_that_changes_while_it_is_stored(created, content, monkeypatch):
             os.utime(self.path, (1, 1))
         return piece
     monkeypatch.setattr(inputs.InputFile, 'read', changing)
-    created('image', 'put', 'a', content).refused(
+    created('image', 'put', 'a', content).failed(
         str(content), 'changed while it was read')
     assert created('image', 'list', '-f', 'json').json() == []
 
@@ -406,7 +406,7 @@ def test_a_pipe_that_broke_off(created):
             (['--checksum', checksum(data)], data[:-1], 'nothing was stored'),
             (['--checksum', checksum(data, 'md5')], b'', 'nothing was')):
         found = created.program('image', 'put', 'a', '-', *options, input=came)
-        assert found.status == 2 and words in found.err, found.err
+        assert found.status == 3 and words in found.err, found.err
     assert created('image', 'list', '-f', 'json').json() == []
     capitals = f'sha1:{hashlib.sha1(data).hexdigest().upper()}'
     for number, options in enumerate((

@@ -73,7 +73,7 @@ def test_one_in_use_stays(indexed):
             index=index.get('--index', 'filter'),
             index_dir=index.get('--index-dir')) as repo:
         assert repo.statistics()['filter_complete']
-        indexed('index', 'remove').refused(
+        indexed('index', 'remove').locked(
             'is in use', 'glance-api')
     assert indexed('index', 'remove', '-f', 'json').json()['removed']
 

@@ -13,6 +13,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.cli import common
 from glance_dedup.cli import main
 from glance_dedup.cli import repository as repository_commands
+from glance_dedup.client import errors
 from tests.support import repositories
 
 
@@ -101,14 +102,14 @@ def test_no_command(cli):
 
 
 def test_unknown_command(cli):
-    cli('help', 'images').refused('images')
+    cli('help', 'images').failed('images')
     cli('image', 'frobnicate').refused('frobnicate')
     cli('nonsense').refused('nonsense')
     cli('image').refused("'image'")
 
 
 @pytest.mark.parametrize('words, meant', [
-    ('image lst', 'image list'), ('colect', 'task collect'),
+    ('image lst', 'image list'), ('colect', 'complete, task collect'),
     ('collect', 'task collect'), ('space', 'repository space'),
     ('rebuild', 'index rebuild'), ('image', 'image put, image get'),
     ('index rebiuld', 'index rebuild'), ('imgae list', 'image list')])
@@ -162,7 +163,7 @@ def test_not_a_repository(cli, tmp_path, command):
         elif kind == 'file':
             path.touch()
         cli.options[1] = str(path)
-        cli(*command.split()).refused(str(path))
+        cli(*command.split()).no_repository(str(path))
     cli.options[1] = 'a\0b'
     cli(*command.split()).refused()
 
@@ -178,36 +179,45 @@ def test_newer_format(created):
     path.write_text(json.dumps(fields))
     for command in ('repository show', 'repository check', 'image list',
                     'image put a /dev/null'):
-        created(*command.split()).refused('5')
+        created(*command.split()).failed('5')
 
 
 def test_debug_shows_where(cli):
     result = cli.program('--debug', 'image', 'list')
-    assert result.status == 2
+    assert result.status == 10
     assert 'Traceback' in result.err
 
 
 def test_log_file(cli, tmp_path):
-    cli('--log-file', tmp_path / 'log', 'image', 'list').refused('directory')
+    cli('--log-file', tmp_path / 'log', 'image', 'list').no_repository(
+        'directory')
     assert 'directory' in (tmp_path / 'log').read_text()
-    cli('--log-file', tmp_path, 'image', 'list').refused(str(tmp_path))
-    cli('--log-file', 'a\0b', 'image', 'list').refused('null')
+    cli('--log-file', tmp_path, 'image', 'list').failed(str(tmp_path))
+    cli('--log-file', 'a\0b', 'image', 'list').failed('null')
 
 
 def test_help_command(created):
     result = created('help', 'image', 'put')
     assert result.status == 0
     assert '--codec' in result.out
-    created('help', 'nonsense').refused('nonsense')
+    created('help', 'nonsense').failed('nonsense')
 
 
 @pytest.mark.parametrize('error, status, sentence', [
     (exceptions.DamagedError('a b\nc'), 1, 'a b c'),
-    (exceptions.NoSpaceError('full'), 2, 'full'),
-    (RuntimeError('a mistake'), 2, 'a mistake'),
-    (ValueError(), 2, 'ValueError'),
-    (MemoryError(), 2, 'there is not enough memory'),
-    (OSError(28, 'No space left on device', 'x\udcff'), 2,
+    (common.UsageError('no'), 2, 'no'),
+    (exceptions.InvalidParameter('no'), 2, 'no'),
+    (exceptions.NoSpaceError('full'), 3, 'full'),
+    (exceptions.ImageNotFound('none'), 3, 'none'),
+    (RuntimeError('a mistake'), 3, 'a mistake'),
+    (ValueError(), 3, 'ValueError'),
+    (MemoryError(), 3, 'there is not enough memory'),
+    (exceptions.RepositoryNotFound('none'), 10, 'none'),
+    (exceptions.BusyError('busy'), 11, 'busy'),
+    (errors.Refused(400, 'no'), 2, 'no'),
+    (errors.Refused(404, 'none'), 3, 'none'),
+    (errors.Refused(409, 'busy'), 11, 'busy'),
+    (OSError(28, 'No space left on device', 'x\udcff'), 3,
      'x\\udcff: No space left on device')])
 def test_errors(created, monkeypatch, error, status, sentence):
     def fail(self, parsed_args):
@@ -221,12 +231,13 @@ def test_errors(created, monkeypatch, error, status, sentence):
 
 def test_note_keeps_the_greater_news():
     app = main.App(stdout=io.StringIO(), stderr=io.StringIO())
-    app.note(exceptions.ImageNotFound('x'))
-    assert app.status == 2
-    app.note(exceptions.DamagedError('x'))
-    assert app.status == 1
-    app.note(exceptions.ImageNotFound('x'))
-    assert app.status == 1
+    for error, status in (
+            (exceptions.BusyError('x'), 11), (exceptions.BusyError('x'), 11),
+            (exceptions.ImageNotFound('x'), 3), (exceptions.BusyError('x'), 3),
+            (exceptions.DamagedError('x'), 1),
+            (exceptions.ImageNotFound('x'), 1)):
+        app.note(error)
+        assert app.status == status
 
 
 def test_columns():
@@ -312,13 +323,12 @@ def closed(created, redirection, *arguments):
 def test_output_that_is_closed(created):
     """Commands do their work, and then say that nobody gets the output."""
     put = closed(created, '>&-', 'image', 'put', 'a', __file__)
-    assert put.returncode == 2
+    assert put.returncode == 3
     assert put.stderr == (
         'glance-dedup: cannot write to standard output: Bad file descriptor\n')
-    for command in ('image', 'list'), ('task', 'collect'), ('repository',
-                                                             'check'):
-        assert closed(created, '>&-', *command).returncode == 2
-    assert closed(created, '>&-', 'image', 'get', 'a', '-').returncode == 2
+    for command in 'image list', 'task collect', 'repository check':
+        assert closed(created, '>&-', *command.split()).returncode == 3
+    assert closed(created, '>&-', 'image', 'get', 'a', '-').returncode == 3
     closed(created, '>&-', 'image', 'delete', 'a')
     assert created('image', 'list', '-f', 'json').json() == []
 
@@ -333,7 +343,7 @@ def test_output_that_fails_is_named_once(created, monkeypatch, command,
     """Also if nothing is buffered, so that the command itself meets it."""
     monkeypatch.setenv('PYTHONUNBUFFERED', '1')
     found = closed(created, redirection, *command.split())
-    assert found.returncode == 2
+    assert found.returncode == 3
     assert [line for line in found.stderr.splitlines() if reason in line] == [
         f'glance-dedup: cannot write to standard output: {reason}']
 
@@ -346,7 +356,7 @@ def test_output_before_a_command_fails(created, monkeypatch, command,
     # Without a buffer argparse meets the error, and says nothing.
     monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
     found = closed(created, redirection, *command.split())
-    assert found.returncode == 2
+    assert found.returncode == 3
     line, = found.stderr.splitlines()
     assert line.startswith('glance-dedup: cannot write to standard output: ')
 
@@ -355,9 +365,9 @@ def test_all_standard_files_are_closed(created):
     """No file of the repository takes their numbers."""
     everything = '<&- >&- 2>&-'
     assert closed(created, everything, 'image', 'put', 'a',
-                  '/dev/null').returncode == 2
+                  '/dev/null').returncode == 3
     assert closed(created, everything, 'image', 'put', 'b', '-'
-                  ).returncode == 2
+                  ).returncode == 3
     without = closed(created, '<&-', 'image', 'put', 'b', '-')
     assert without.stderr == ('glance-dedup: standard input: '
                               'Bad file descriptor\n'), without.stderr
@@ -371,7 +381,7 @@ def test_output_that_is_full(created):
         process = created.start('repository', 'show', stdout=full,
                                 stderr=subprocess.PIPE)
         error = process.stderr.read().decode()
-    assert process.wait(60) == 2
+    assert process.wait(60) == 3
     process.stderr.close()
     assert 'No space left' in error
     assert 'Traceback' not in error

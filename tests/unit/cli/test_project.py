@@ -106,7 +106,7 @@ def test_hostile_names(created, tmp_path):
 
 
 def test_a_project_that_is_not_there(created):
-    created('project', 'show', 'nobody').refused(
+    created('project', 'show', 'nobody').failed(
         "project 'nobody' has stored nothing that was counted",
         'project list')
     assert created('project', 'show').status == 2

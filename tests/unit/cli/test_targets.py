@@ -154,7 +154,7 @@ def test_bad_targets(stored, tmp_path):
     stored('image', 'get', 'one', tmp_path).refused('regular')
     stored('image', 'get', 'one', tmp_path, '--force').refused('regular')
     stored('image', 'get', 'one', '/dev/null', '--force').refused('regular')
-    stored('image', 'get', 'one', tmp_path / 'missing/out').refused(
+    stored('image', 'get', 'one', tmp_path / 'missing/out').failed(
         'missing')
     stored('image', 'get', 'one', f'{tmp_path}/out/').refused('names no file')
     stored('image', 'get', 'one', 'x\0y').refused()
@@ -169,5 +169,5 @@ def test_a_directory_that_cannot_be_synced(stored, place, monkeypatch):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(fd)
     monkeypatch.setattr(os, 'fsync', fsync)
-    stored('image', 'get', 'one', place / 'out').refused(
+    stored('image', 'get', 'one', place / 'out').failed(
         'Input/output error', str(place / 'out'))

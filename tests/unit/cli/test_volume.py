@@ -67,7 +67,7 @@ def test_create_list_show_delete(made):
     result = made('volume', 'list')
     assert '10.0 GiB' in result.out and 'no' in result.out
     result = made('volume', 'delete', 'disk', 'none', '-f', 'json')
-    assert result.status == 2
+    assert result.status == 3
     assert [row['deleted'] for row in json.loads(result.out)] == [True, False]
     assert 'there is no volume none' in result.err
     assert made('volume', 'list', '-f', 'json').json() == []
@@ -76,17 +76,17 @@ def test_create_list_show_delete(made):
 def test_wrong_arguments(made, content):
     assert made('image', 'put', 'image', content).status == 0
     assert made('volume', 'create', 'disk', '1M').status == 0
-    made('volume', 'create', 'disk', '1M').refused('disk exists already')
+    made('volume', 'create', 'disk', '1M').failed('disk exists already')
     made('volume', 'create', 'a.b', '1M').refused('64 characters')
     made('volume', 'create', 'other', '1000').refused('512', '1000')
     made('volume', 'create', 'other', '0').refused('size')
-    made('volume', 'show', 'none').refused('there is no volume none')
-    made('volume', 'resize', 'none', '1M').refused('there is no volume none')
-    made('volume', 'snapshot', 'none', 'x').refused('there is no volume none')
-    made('volume', 'snapshot', 'disk', 'image').refused('exists already')
+    made('volume', 'show', 'none').failed('there is no volume none')
+    made('volume', 'resize', 'none', '1M').failed('there is no volume none')
+    made('volume', 'snapshot', 'none', 'x').failed('there is no volume none')
+    made('volume', 'snapshot', 'disk', 'image').failed('exists already')
     made('volume', 'snapshot', 'disk', 'a/b').refused('0x2f')
     made('volume', 'snapshot', 'disk', f'v_{"a" * 32}_0_1').refused('no image')
-    made('volume', 'clone', 'none', 'other').refused('none')
+    made('volume', 'clone', 'none', 'other').failed('none')
     made('volume', 'clone', 'image', 'other', '--size', '1M').refused(
         'less than')
     assert [row['name'] for row in made(
@@ -185,12 +185,12 @@ def test_a_volume_that_is_served(made, repo):
         assert [(row['size'], row['in_use']) for row in rows] == [
             (3 * MIB, True)]
         result = made('volume', 'delete', 'disk')
-        assert result.status == 2
+        assert result.status == 11
         assert 'process 1234' in result.err
         assert 'glance-dedup-volume@disk' in result.err
         for arguments in (('rollback', 'disk', 'image'),
                           ('rename', 'disk', 'other')):
-            made('volume', *arguments).refused(
+            made('volume', *arguments).locked(
                 'process 1234', 'glance-dedup-volume@disk')
     assert openvolumes.names(repo) == ['disk']
 
@@ -220,8 +220,8 @@ def test_rollback(made, repo):
         with openvolumes.open_volume(repo, 'disk') as volume:
             assert volume.read(volume.size, 0) == data.ljust(
                 3 * MIB + 512, bytes(1))
-    made('volume', 'rollback', 'disk', 'none').refused('none')
-    made('volume', 'rollback', 'none', 'moment').refused(
+    made('volume', 'rollback', 'disk', 'none').failed('none')
+    made('volume', 'rollback', 'none', 'moment').failed(
         'there is no volume none')
 
 
@@ -231,8 +231,8 @@ def test_rename(made, repo):
     renamed = made('volume', 'rename', 'disk', 'other', '-f', 'json').json()
     assert renamed == {**found, 'name': 'other'}
     assert openvolumes.names(repo) == ['other', 'taken']
-    made('volume', 'rename', 'other', 'taken').refused('taken exists already')
-    made('volume', 'rename', 'disk', 'new').refused('there is no volume disk')
+    made('volume', 'rename', 'other', 'taken').failed('taken exists already')
+    made('volume', 'rename', 'disk', 'new').failed('there is no volume disk')
     made('volume', 'rename', 'other', 'a name').refused(
         "a volume's name")
 
@@ -246,10 +246,10 @@ def test_a_volume_whose_owner_does_not_answer(made, repo):
                 found['journal_bytes']) == (True, 0, None)
         for arguments in (('snapshot', 'disk', 'image'),
                           ('resize', 'disk', '2M')):
-            made('volume', *arguments).refused(
+            made('volume', *arguments).locked(
                 'disk is in use', 'stop what uses it')
         result = made('volume', 'delete', 'disk')
-        assert result.status == 2 and 'another process' in result.err
+        assert result.status == 11 and 'another process' in result.err
 
 
 def test_a_damaged_volume_does_not_hide_others(made, repo):
@@ -298,11 +298,11 @@ def test_a_damaged_volume_is_deleted(made, repo):
     assert len(recipes(made)) == 4
     with openvolumes.open_volume(repo, 'whole'):
         result = made('volume', 'delete', '--damaged', 'torn', 'whole')
-    assert result.status == 2 and 'whole is in use' in result.err
+    assert result.status == 11 and 'whole is in use' in result.err
     assert recipes(made) == before
     assert openvolumes.names(repo) == ['whole']
     result = made('volume', 'delete', '--damaged', 'whole', 'none')
-    assert result.status == 2 and 'there is no volume none' in result.err
+    assert result.status == 3 and 'there is no volume none' in result.err
     assert not recipes(made)
 
 

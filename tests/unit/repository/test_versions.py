@@ -79,7 +79,7 @@ def require_refused(path, cli, configure, sentence):
     for command in repositories.COMMANDS:
         if command != 'repository check':
             result = cli(*command.split())
-            assert result.status == 2 and re.search(sentence, result.err)
+            assert result.status == 3 and re.search(sentence, result.err)
     store = configure(one={'dedup_store_datadir': path})
     with pytest.raises(store_exceptions.BadStoreConfiguration,
                        match=sentence):
@@ -102,7 +102,7 @@ def test_newer_repository(path, cli, configure):
     sentence = 'repository.json has format 2; this program reads 1'
     with pytest.raises(exceptions.VersionError, match=sentence):
         checker.check(path)
-    cli('repository', 'check').refused(sentence)
+    cli('repository', 'check').failed(sentence)
 
 
 def test_newer_repository_with_another_checksum(path):
@@ -122,7 +122,7 @@ def test_repository_with_a_feature_of_the_future(filled, cli, configure):
     require_refused(filled, cli, configure, "the feature 'of-the-future'")
     with pytest.raises(exceptions.VersionError, match='of-the-future'):
         checker.check(filled)
-    cli('repository', 'check').refused('of-the-future')
+    cli('repository', 'check').failed('of-the-future')
     assert contents(filled) == before
     (filled / 'features' / 'of-the-future').unlink()
     with repositories.open_repository(filled) as repo:
@@ -165,7 +165,7 @@ def test_an_older_program_keeps_a_feature_from_being_set(filled):
 
 def test_features_are_missing(filled, cli):
     (filled / 'features').rmdir()
-    for command in ('image', 'list'), ('task', 'merge',):
+    for command in ('image', 'list'), ('task', 'merge'):
         result = cli(*command)
         assert result.status == 1
         assert 'features is missing: restore it from a backup' in result.err
@@ -187,7 +187,7 @@ def test_newer_file(filled, cli, name, good):
         # Others are stored and read.
         repositories.put(repo, 'other', OTHER)
         assert repositories.read_all(repo, 'other') == OTHER
-    cli('image', 'get', 'image', filled / 'out').refused(words)
+    cli('image', 'get', 'image', filled / 'out').failed(words)
     report = checker.check(filled)
     assert not report.ok
     assert 'image' in report.damaged_images

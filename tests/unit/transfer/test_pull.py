@@ -557,12 +557,12 @@ def test_the_command(there, here, tls, cli, monkeypatch):
     good = ('image', 'pull', 'one', '--from', tls.address)
     operator = ('--cert', tls.operator, '--ca-file', tls.authority.path)
     # Who it is, and who we are, is verified.
-    cli(*good).refused('certificate')
+    cli(*good).failed('certificate')
     cli(*good, '--cert', tls.operator, '--ca-file',
-        tls.strange.path).refused('certificate')
-    cli(*good, '--ca-file', tls.authority.path).refused(tls.address)
+        tls.strange.path).failed('certificate')
+    cli(*good, '--ca-file', tls.authority.path).failed(tls.address)
     cli(*good, '--cert', '/nothing', '--ca-file',
-        tls.authority.path).refused('/nothing')
+        tls.authority.path).failed('/nothing')
     cli(*good, '--cert', __file__, '--ca-file',
         tls.authority.path).refused(__file__)
     cli(*good, '--ca-file', os.devnull).refused(os.devnull)
@@ -581,9 +581,9 @@ def test_the_command(there, here, tls, cli, monkeypatch):
     assert found['found_blocks'] > 0
     assert 0 < found['asked_blocks'] * BLOCK < len(data)
     assert 0 < found['received_bytes'] < len(data)
-    cli(*good, *operator).refused('one')
+    cli(*good, *operator).failed('one')
     cli('image', 'pull', 'two', '--from', tls.address,
-        *operator).refused('two')
+        *operator).failed('two')
 
 
 def test_the_command_says_why_all_came(there, tls, cli, tmp_path):
