@@ -81,7 +81,8 @@ class Stored:
         if codec in RECOMPRESSED:
             conf = f'{self.path}.conf'
             with open(conf, 'w') as f:
-                f.write(f'[dedupd]\nrecompress_order = {codec}\n')
+                f.write('[dedupd]\nrecompress_cluster_similar = '
+                        f'{codec == "similar"}\n')
             subprocess.run([*COMMAND, '--config-file', conf, '--repository',
                             self.path, '--socket', '', 'task', 'recompress',
                             '--codec', 'zstd', '--level', '9'], check=True,

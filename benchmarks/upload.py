@@ -52,7 +52,7 @@ CODECS = {codec + suffix: {'codec': codec, 'direct_io': direct_io}
           for suffix, direct_io in (('-cached', 'off'), ('-direct', 'on'),
                                     ('', 'auto'))
           for codec in ('none', 'lz4')}
-CODECS['lz4-yields'] = {'codec': 'lz4', 'codec_yields': True}
+CODECS['lz4-yields'] = {'codec': 'lz4', 'adaptive_compression': True}
 
 
 class Source:

@@ -222,7 +222,8 @@ class Control:
             if self._replicator is None:
                 raise exceptions.ImageNotFound(
                     f'this daemon has no task {name!r}: it takes images to '
-                    'no other site (its option [replication] to is not set)')
+                    'no other site (its option [replication] target_url is '
+                    'not set)')
         elif not self._scheduler.has(name):
             raise exceptions.ImageNotFound(
                 f'this daemon has no task {name!r}: it does not serve a cache '

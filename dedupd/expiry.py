@@ -26,8 +26,8 @@ def certificates(conf: cfg.ConfigOpts) -> dict[str, Fields]:
     if conf.dedupd.listen:
         used['[dedupd] tls_cert'] = conf.dedupd.tls_cert
     if conf.mode == 'cache':
-        used['[cache] peer_cert'] = conf.cache.peer_cert
-    if conf.replication.to:
+        used['[cache] upstream_cert'] = conf.cache.upstream_cert
+    if conf.replication.target_url:
         used['[replication] cert'] = conf.replication.cert
     return {option: {'path': path, 'expires': _expires(path)}
             for option, path in used.items() if path}

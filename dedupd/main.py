@@ -102,12 +102,13 @@ def check_replication(options: Any) -> None:
     """Check what the bounds of single options cannot express.
 
     :param options: the group ``[replication]``
-    :raises ValueError: if ``to`` is set, and an option that it needs is not
+    :raises ValueError: if ``target_url`` is set, and an option that it needs
+        is not
     """
-    if options.to:
+    if options.target_url:
         for name in ('cert', 'from_cloud', 'to_cloud'):
             if not options[name]:
-                raise ValueError(f'[replication] to needs {name}')
+                raise ValueError(f'[replication] target_url needs {name}')
 
 
 def check_rights(options: Any) -> None:
@@ -165,7 +166,7 @@ class Daemon:
         self._receiving = incoming_replicas_module.Receiving(
             self._repository, self._rights, options.scope)
         self._replicator = None
-        if conf.replication.to:
+        if conf.replication.target_url:
             # Imported only where images are replicated.
             from dedupd import replicator
             self._replicator = replicator.Replicator(
@@ -261,7 +262,7 @@ class Daemon:
             if self._cache is not None:
                 LOG.info('Answering for %s on %s, with blocks from %s',
                          self._options.glance_url, self._conf.cache.listen,
-                         self._conf.cache.peer)
+                         self._conf.cache.upstream_url)
             await systemd.live_until(ending)
         finally:
             await self._end()

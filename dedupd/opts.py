@@ -463,7 +463,7 @@ Related options:
     * ``max_connections``
 
 """),
-    _number('bodies_mib', 128, 8, 1048576, """
+    _number('max_body_memory_mib', 128, 8, 1048576, """
 Memory for the bodies of all requests together, in MiB.
 
 If there is no space for a request's body, the request waits for
@@ -536,7 +536,7 @@ time it has doubled.
 
 Related options:
     * ``recompress_level``
-    * ``recompress_order``
+    * ``recompress_cluster_similar``
     * ``recompress_interval``
     * ``recompress_rate_mib``
 
@@ -554,15 +554,14 @@ Related options:
     * ``recompress_codec``
 
 """),
-    cfg.StrOpt('recompress_order',
-               default='similar',
-               choices=[('similar', 'Similar blocks next to each other'),
-                        ('stored', 'As uploads stored them')],
-               mutable=True,
-               help="""
-Order in which recompression packs the blocks of a group.
+    cfg.BoolOpt('recompress_cluster_similar',
+                default=True,
+                mutable=True,
+                help="""
+Whether recompression puts similar blocks of a group next to each other.
 
-Similar blocks take less space together. They keep their addresses.
+They take less space together, and keep their addresses. Otherwise the
+blocks stay in the order in which uploads stored them.
 
 Related options:
     * ``recompress_codec``
@@ -771,7 +770,7 @@ What the daemon does.
 
 Related options:
     * ``[cache] listen``
-    * ``[cache] peer``
+    * ``[cache] upstream_url``
 
 """),
 ]
@@ -823,7 +822,7 @@ Related options:
     * ``[dedupd] glance_url``
 
 """),
-    cfg.URIOpt('peer',
+    cfg.URIOpt('upstream_url',
                schemes=['https'],
                sample_default='https://controller:9393',
                help="""
@@ -834,24 +833,24 @@ Possible values:
     * https://HOST:PORT; needed if ``mode`` is ``cache``
 
 Related options:
-    * ``peer_ca``
-    * ``peer_cert``
+    * ``upstream_ca``
+    * ``upstream_cert``
 
 """),
-    cfg.StrOpt('peer_ca',
+    cfg.StrOpt('upstream_ca',
                help="""
 File with the authorities, in PEM, that verify the certificate of
-``peer``.
+``upstream_url``.
 
 Possible values:
     * A path
     * Unset: those of the system
 
 """),
-    cfg.StrOpt('peer_cert',
+    cfg.StrOpt('upstream_cert',
                help="""
 File with a certificate, in PEM, that makes this host an operator of
-``peer``, who may read every image.
+``upstream_url``, who may read every image.
 
 Possible values:
     * A path
@@ -859,17 +858,17 @@ Possible values:
       requested the image, which is enough for a compute host
 
 Related options:
-    * ``peer_key``
+    * ``upstream_key``
     * ``[dedupd] tls_client_ca``, at the storing host
 
 """),
-    cfg.StrOpt('peer_key',
+    cfg.StrOpt('upstream_key',
                help="""
-File with the private key of ``peer_cert``, in PEM, without a
+File with the private key of ``upstream_cert``, in PEM, without a
 password.
 
 Possible values:
-    * A path; unset: it is in the file ``peer_cert``
+    * A path; unset: it is in the file ``upstream_cert``
 
 """),
     cfg.ListOpt('neighbours',
@@ -879,20 +878,20 @@ Possible values:
                                 'https://compute2:9393'],
                 help="""
 URLs of the caches of the hosts of this rack, their ``[dedupd]
-listen``. They are asked for missing blocks before ``peer`` is.
+listen``. They are asked for missing blocks before ``upstream_url`` is.
 
 The host itself may be in the list, so all hosts of a rack can have
-the same one. ``peer_ca`` verifies the certificates. Without
-``peer_cert`` the neighbours see the tokens of this host's callers, as
-``peer`` does. See the guide on image caches.
+the same one. ``upstream_ca`` verifies the certificates. Without
+``upstream_cert`` the neighbours see the tokens of this host's callers, as
+``upstream_url`` does. See the guide on image caches.
 
 Possible values:
     * A list of https://HOST:PORT, at most 100
-    * Empty: only ``peer`` is asked
+    * Empty: only ``upstream_url`` is asked
 
 Related options:
-    * ``peer_ca``
-    * ``peer_cert``
+    * ``upstream_ca``
+    * ``upstream_cert``
     * ``[dedupd] listen``
 
 """),
@@ -930,7 +929,7 @@ Possible values:
 Related options:
     * ``nova_mount``
     * ``cloud``
-    * ``peer_cert``
+    * ``upstream_cert``
     * ``[dedupd] nbd_socket``
 
 """),
@@ -977,7 +976,7 @@ Related options:
 ]
 
 replication_opts = [
-    cfg.URIOpt('to',
+    cfg.URIOpt('target_url',
                schemes=['https'],
                sample_default='https://other-site:9393',
                help="""
@@ -1004,7 +1003,7 @@ File with the certificate, in PEM, that makes this daemon an operator
 of the other site's daemon.
 
 Possible values:
-    * A path; needed if ``to`` is set
+    * A path; needed if ``target_url`` is set
 
 Related options:
     * ``key``
@@ -1037,7 +1036,7 @@ needs the role ``admin``.
 Possible values:
     * A name in ``/etc/openstack/clouds.yaml``, or in the file that
       the environment variable ``OS_CLIENT_CONFIG_FILE`` names; needed
-      if ``to`` is set
+      if ``target_url`` is set
 
 """),
     cfg.StrOpt('to_cloud',
@@ -1046,7 +1045,7 @@ Cloud of ``clouds.yaml`` whose Glance is to have the images. The
 account needs the roles ``admin`` and ``service``.
 
 Possible values:
-    * A name, as ``from_cloud``; needed if ``to`` is set
+    * A name, as ``from_cloud``; needed if ``target_url`` is set
 
 """),
     _list('projects', """

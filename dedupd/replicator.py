@@ -314,7 +314,7 @@ class Replicator:
         with self._changed:
             pace = self._pace
             sent = 0 if pace is None else pace.sent
-            return {'to': self._conf.replication.to,
+            return {'target_url': self._conf.replication.target_url,
                     'pending': self._memory.pending,
                     'replicated': self._replicated,
                     'sent_bytes': self._sent + sent,
@@ -379,7 +379,7 @@ class Replicator:
         home, away = map(glance_api.Glance,
                          (options.from_cloud, options.to_cloud))
         with contextlib.closing(daemon_module.Client(
-                options.to, cert=options.cert, key=options.key,
+                options.target_url, cert=options.cert, key=options.key,
                 ca_file=options.ca_file)) as client:
             return run_once(
                 self._repository,

@@ -70,13 +70,13 @@ function check_dedup_cache_settings {
         die $LINENO "DEDUP_CACHE_LIMIT_MIB=$DEDUP_CACHE_LIMIT_MIB is not a" \
             "number of MiB. Use 0 for no limit."
     fi
-    if [[ ! $DEDUP_CACHE_PEER =~ ^https://[^/[:space:]]+$ ]]; then
-        die $LINENO "DEDUP_CACHE_PEER=$DEDUP_CACHE_PEER is not like" \
+    if [[ ! $DEDUP_CACHE_UPSTREAM_URL =~ ^https://[^/[:space:]]+$ ]]; then
+        die $LINENO "DEDUP_CACHE_UPSTREAM_URL=$DEDUP_CACHE_UPSTREAM_URL is not like" \
             "https://HOST:PORT, where the dedupd beside Glance listens."
     fi
-    if [[ ! -r $DEDUP_CACHE_PEER_CA ]] && ! is_service_enabled dedupd; then
-        die $LINENO "DEDUP_CACHE_PEER_CA=$DEDUP_CACHE_PEER_CA is not there." \
-            "Copy that file from the host of $DEDUP_CACHE_PEER."
+    if [[ ! -r $DEDUP_CACHE_UPSTREAM_CA ]] && ! is_service_enabled dedupd; then
+        die $LINENO "DEDUP_CACHE_UPSTREAM_CA=$DEDUP_CACHE_UPSTREAM_CA is not there." \
+            "Copy that file from the host of $DEDUP_CACHE_UPSTREAM_URL."
     fi
 }
 
@@ -209,8 +209,8 @@ function configure_dedup_cache {
     configure_dedupd_glance "$DEDUP_CACHE_CONF"
     iniset "$DEDUP_CACHE_CONF" cache listen "$DEDUP_CACHE_LISTEN"
     iniset "$DEDUP_CACHE_CONF" cache relay_listen "$DEDUP_RELAY_LISTEN"
-    iniset "$DEDUP_CACHE_CONF" cache peer "$DEDUP_CACHE_PEER"
-    iniset "$DEDUP_CACHE_CONF" cache peer_ca "$DEDUP_CACHE_PEER_CA"
+    iniset "$DEDUP_CACHE_CONF" cache upstream_url "$DEDUP_CACHE_UPSTREAM_URL"
+    iniset "$DEDUP_CACHE_CONF" cache upstream_ca "$DEDUP_CACHE_UPSTREAM_CA"
     iniset "$DEDUP_CACHE_CONF" cache limit_mib "$DEDUP_CACHE_LIMIT_MIB"
     iniset "$NOVA_CONF" glance endpoint_override "http://$DEDUP_RELAY_LISTEN"
 }

@@ -31,7 +31,7 @@ class Repository:
                  block_size: int, group_slots: int, segment_size: int,
                  fingerprint: str, by_value: bool, codec: str, codec_level: int, threads: int,
                  lock_timeout_ms: int, allow_weak: bool = False,
-                 reserve: int = 0, codec_yields: bool = False,
+                 reserve: int = 0, adaptive_compression: bool = False,
                  direct_io: int = 0, cut_minimum: int = 0,
                  cut_average: int = 0, slice_dir: bytes = ...,
                  slice_memory: bytes = b'',

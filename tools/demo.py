@@ -296,7 +296,7 @@ def run(paths, keep):
             'dedup_store_datadir': datadir,
             'dedup_store_dedupd_socket': daemon.socket,
             'dedup_store_codec': 'lz4',
-            'dedup_store_codec_yields': False,
+            'dedup_store_adaptive_compression': False,
             'dedup_store_filter_dir': filter_dir,
             'dedup_store_filter_mib': 16,
         }})

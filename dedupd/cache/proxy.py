@@ -138,7 +138,7 @@ class Proxy:
         """The proxy's figures, for operators. Any thread."""
         arrivals = self._arrivals.status()
         return {
-            'glance': self._upstream.url, 'peer': self._peer,
+            'glance': self._upstream.url, 'upstream_url': self._peer,
             **{name: self._counts[name] for name in (
                 'requests', 'relayed', 'here', 'arriving', 'fallbacks',
                 'bytes_here', 'bytes_glance')},

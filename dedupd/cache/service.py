@@ -45,17 +45,20 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     if not conf.dedupd.glance_url:
         raise ValueError('mode = cache needs [dedupd] glance_url, the Image '
                          'service that requests are passed on to')
-    if not conf.cache.peer:
-        raise ValueError("mode = cache needs [cache] peer, the storing host's "
-                         'daemon, such as https://controller:9393')
+    if not conf.cache.upstream_url:
+        raise ValueError('mode = cache needs [cache] upstream_url, the '
+                         "storing host's daemon, such as "
+                         'https://controller:9393')
     if conf.cache.nova_base:
         need_for_nova(conf)
-    if conf.cache.peer_key and not conf.cache.peer_cert:
-        raise ValueError('[cache] peer_key needs peer_cert, whose key it is')
+    if conf.cache.upstream_key and not conf.cache.upstream_cert:
+        raise ValueError('[cache] upstream_key needs upstream_cert, whose key '
+                         'it is')
     try:
-        _connect(conf, conf.cache.peer).close()
+        _connect(conf, conf.cache.upstream_url).close()
     except (OSError, ValueError) as e:
-        raise ValueError(f'[cache] peer, peer_ca, peer_cert: {e}') from e
+        raise ValueError('[cache] upstream_url, upstream_ca, upstream_cert: '
+                         f'{e}') from e
     check_neighbours(conf)
 
 
@@ -100,7 +103,7 @@ def need_for_nova(conf: cfg.ConfigOpts) -> None:
     for name, missing, why in (
             ('[cache] cloud', not options.cloud,
              'the account that lists the images to offer'),
-            ('[cache] peer_cert', not options.peer_cert,
+            ('[cache] upstream_cert', not options.upstream_cert,
              'without which no image is fetched before a token asks for it'),
             ('[dedupd] nbd_socket', not conf.dedupd.nbd_socket,
              'through which the files are read')):
@@ -121,9 +124,9 @@ def _connect(conf: cfg.ConfigOpts, address: str, token: str | None = None,
     """
     options = conf.cache
     return daemon_module.Client(
-        address, ca_file=options.peer_ca, cert=options.peer_cert,
-        key=options.peer_key,
-        token=None if options.peer_cert else token,
+        address, ca_file=options.upstream_ca, cert=options.upstream_cert,
+        key=options.upstream_key,
+        token=None if options.upstream_cert else token,
         connect_timeout=connect_timeout, timeout=timeout)
 
 
@@ -151,7 +154,8 @@ class Cache:
                 timeout=neighbours_module.SILENT_SECONDS),
             repository.repository_id)
         self.arrivals = arrivals_module.Arrivals(
-            repository, lambda token: _connect(conf, conf.cache.peer, token),
+            repository,
+            lambda token: _connect(conf, conf.cache.upstream_url, token),
             neighbours=self.neighbours, on_begin=self._begun,
             on_arrived=self._arrived, on_wrong=self._is_wrong)
         self._evict = evict
@@ -169,13 +173,13 @@ class Cache:
         # Only an operator may send blocks, since their fingerprints alone
         # would be enough to get them.
         uploads = None
-        if self._conf.cache.peer_cert:
+        if self._conf.cache.upstream_cert:
             uploads = uploads_module.Uploads(
                 self._repository, self._upstream,
-                lambda: _connect(self._conf, self._conf.cache.peer))
+                lambda: _connect(self._conf, self._conf.cache.upstream_url))
         self._proxy = proxy_module.Proxy(
             self._repository, self._upstream, self.arrivals, self.held,
-            reads, uploads, self._is_offered, self._conf.cache.peer,
+            reads, uploads, self._is_offered, self._conf.cache.upstream_url,
             self._traces)
         return self._proxy
 
@@ -183,7 +187,7 @@ class Cache:
         """Make what gives neighbours blocks."""
         self._lending = lending_module.Lending(
             self._repository.repository_id, reads, self.arrivals,
-            by_token=not self._conf.cache.peer_cert)
+            by_token=not self._conf.cache.upstream_cert)
         return self._lending
 
     def status(self) -> dict[str, Any]:

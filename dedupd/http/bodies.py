@@ -65,7 +65,7 @@ class Bodies:
             self._give_back(size)
 
     def _has_room(self, size: int) -> bool:
-        room = (self._limits.bodies_mib << 20) - self._held
+        room = (self._limits.max_body_memory_mib << 20) - self._held
         return not self._held or size <= room
 
     async def _wait(self, size: int) -> None:

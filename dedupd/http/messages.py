@@ -23,7 +23,7 @@ class Limits(Protocol):
 
     max_connections: int
     max_peer_connections: int
-    bodies_mib: int
+    max_body_memory_mib: int
     header_timeout: float
     idle_timeout: float
     write_timeout: float

@@ -13,7 +13,8 @@ bound:
   within ``header_timeout``, however it drips; each 256 KiB of its body, which
   has at most what its route allows, within as long again;
 * whether a request is allowed is asked before any of its body is received, and
-  the bodies of all connections together have ``bodies_mib`` of memory;
+  the bodies of all connections together have ``max_body_memory_mib`` of
+  memory;
 * a response is produced piece by piece, the next one when the client has taken
   the last; a client that takes nothing for ``write_timeout`` is cut off.
 

@@ -1246,7 +1246,7 @@
     }
     facts($('sites'), [
       ...(replication ? [
-        ['Replicated to', replication.to],
+        ['Replicated to', replication.target_url],
         ['Replicated', `${plural(replication.replicated, 'image')}, `
           + `${bytes(replication.sent_bytes)} sent`],
         ['To be replicated', plural(replication.pending, 'image')],
@@ -1263,7 +1263,7 @@
     const { held = {}, arrivals = {} } = cache;
     const failure = cache.last_failure;
     facts($('held'), [
-      ['Storing host', cache.peer],
+      ['Storing host', cache.upstream_url],
       ['Held', `${plural(held.images, 'image')}, ${bytes(held.disk_bytes)}`
         + (held.limit_bytes > 0 ? ` of ${bytes(held.limit_bytes)}` : '')],
       ['Evicted', plural(held.evictions, 'image')],

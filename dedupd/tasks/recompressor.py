@@ -21,7 +21,7 @@ ends. It gives up a group that is partly filled, since uploads may want to
 append to it. A helper's run gives up any: a helper has one lease at most.
 
 Similar blocks are put next to each other within their group, unless the option
-``recompress_order`` says otherwise.
+``recompress_cluster_similar`` says otherwise.
 
 If the new file is hardly smaller, the old one stays, and counts as done. To
 try again would take as long and gain as little. So a group is recompressed

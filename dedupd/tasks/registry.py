@@ -101,7 +101,7 @@ def _recompress(maintainer: Maintainer, pace: task.Pace, options: Any,
                 is_mine: Callable[[int], bool] = _all) -> Any:
     from dedupd.tasks import recompressor
 
-    similar = options.recompress_order == 'similar'
+    similar = options.recompress_cluster_similar
     if codec is None:
         codec, level = options.recompress_codec, _level(options)
         if codec == 'none':
@@ -127,7 +127,7 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
         return None
     return recompressor.run_once(helper, pace, options.recompress_codec,
                                  _level(options), is_mine,
-                                 options.recompress_order == 'similar')
+                                 options.recompress_cluster_similar)
 
 
 def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
@@ -144,7 +144,7 @@ def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
         live_share=options.collect_live_share,
         mark=None if codec == 'none' else recompressor.mark_of(
             maintainer, codec, _level(options),
-            options.recompress_order == 'similar'))
+            options.recompress_cluster_similar))
     if dry_run:
         return tierer.plan(maintainer, policy)
     return tierer.run_once(maintainer, pace, policy, snapshot_only)

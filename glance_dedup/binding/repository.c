@@ -26,7 +26,7 @@ typedef struct raw_params {
     PyObject *slice_source;
     const char *id, *fingerprint, *codec;
     Py_ssize_t id_length;
-    int by_value, allow_weak, codec_yields;
+    int by_value, allow_weak, adaptive_compression;
     unsigned direct_io;
     unsigned long long reserve;
 } raw_params;
@@ -40,15 +40,16 @@ parse_params(PyObject *args, PyObject *keywords, raw_params *raw,
         "group_slots",  "segment_size",    "fingerprint",   "by_value",
         "codec",        "codec_level",     "threads",
         "lock_timeout_ms",                 "allow_weak",    "reserve",
-        "codec_yields", "direct_io",       "cut_minimum",   "cut_average",
-        "slice_dir",    "slice_memory",    "slice_source", NULL};
+        "adaptive_compression",            "direct_io",     "cut_minimum",
+        "cut_average",  "slice_dir",       "slice_memory",  "slice_source",
+        NULL};
     return PyArg_ParseTupleAndKeywords(
         args, keywords, "O&y#IIIspsiII|pKpIIIO&O&O", names, PyUnicode_FSConverter,
         &raw->path, &raw->id, &raw->id_length,
         &params->block_size, &params->group_slots, &params->segment_size, &raw->fingerprint,
         &raw->by_value, &raw->codec, &params->codec_level, &params->threads,
         &params->lock_timeout_ms, &raw->allow_weak, &raw->reserve,
-        &raw->codec_yields, &raw->direct_io, &params->cut_minimum,
+        &raw->adaptive_compression, &raw->direct_io, &params->cut_minimum,
         &params->cut_average, PyUnicode_FSConverter, &raw->slice_dir,
         PyUnicode_FSConverter, &raw->slice_memory, &raw->slice_source);
 }
@@ -62,7 +63,7 @@ convert_params(const module_state *state, const raw_params *raw,
     gd_status s;
     params->by_value = raw->by_value != 0;
     params->reserve = raw->reserve;
-    params->codec_yields = raw->codec_yields != 0;
+    params->adaptive_compression = raw->adaptive_compression != 0;
     params->direct_io = (gd_direct_io)raw->direct_io;
     if (!gd_py_copy_id("repository_id", raw->id, raw->id_length,
                        params->repository_id)) {

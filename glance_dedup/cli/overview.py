@@ -210,7 +210,7 @@ class _Overview:
         found = self._part('replication')
         if found:
             pending = _count(found.get('pending'), 'image')
-            yield (f'to {found.get("to")}: {pending} to send, '
+            yield (f'to {found.get("target_url")}: {pending} to send, '
                    f'{found.get("replicated")} sent since the start '
                    f'({_size(found.get("sent_bytes"))})')
 

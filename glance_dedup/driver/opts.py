@@ -56,7 +56,7 @@ any time: stored blocks stay readable.
 
 Related options:
     * ``dedup_store_codec_level``
-    * ``dedup_store_codec_yields``
+    * ``dedup_store_adaptive_compression``
 
 """),
     cfg.IntOpt('dedup_store_codec_level',
@@ -75,7 +75,7 @@ Related options:
     * ``dedup_store_codec``
 
 """),
-    cfg.BoolOpt('dedup_store_codec_yields',
+    cfg.BoolOpt('dedup_store_adaptive_compression',
                 default=False,
                 help="""
 Whether uploads compress less when processors are short.

@@ -367,7 +367,8 @@ class Store(driver.Store):
             raise self._bad('dedup_store_datadir must be an absolute path, '
                             f'not {path!r}.')
         settings = {name: self._option(name) for name in (
-            'codec', 'codec_level', 'codec_yields', 'direct_io', 'threads',
+            'codec', 'codec_level', 'adaptive_compression', 'direct_io',
+            'threads',
             'filter_mib', 'index', 'reserve_mib')}
         for name in ('filter_dir', 'index_dir'):
             settings[name] = self._option(name) or None

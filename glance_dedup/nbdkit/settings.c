@@ -215,7 +215,7 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
     } else if (strcmp(key, "compare") == 0) {
         return set_choice(&params->by_value, key, value, compare, err);
     } else if (strcmp(key, "codec-yields") == 0) {
-        return set_choice(&params->codec_yields, key, value, yes, err);
+        return set_choice(&params->adaptive_compression, key, value, yes, err);
     } else if (strcmp(key, "dedup") == 0) {
         return set_choice(&settings->no_dedup, key, value, no, err);
     } else if (strcmp(key, "direct-io") == 0) {

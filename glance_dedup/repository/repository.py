@@ -82,7 +82,8 @@ class Repository(closing.Closing):
     :param segment_cache_mib: budget, MiB, for decompressed segments that all
         images read through this object share; 0: none are kept; None: 64, of
         those only in which similar blocks lie next to each other
-    :param codec_yields: store segments uncompressed while processors are short
+    :param adaptive_compression: store segments uncompressed while processors
+        are short
     :param direct_io: whether new blocks are written past the page cache, if
         the file system can: ``'off'``; ``'on'``; or ``'auto'``: where that
         costs less
@@ -116,7 +117,7 @@ class Repository(closing.Closing):
                  lock_timeout: float = 30.0,
                  segment_cache_mib: int | None = None,
                  reserve_mib: int = RESERVE_MIB,
-                 codec_yields: bool = False, direct_io: str = 'off',
+                 adaptive_compression: bool = False, direct_io: str = 'off',
                  index: str = 'filter',
                  index_dir: str | os.PathLike | None = None,
                  ask_slices: Callable[..., bool] | None = None,
@@ -172,7 +173,7 @@ class Repository(closing.Closing):
             lock_timeout_ms=int(lock_timeout * 1000),
             allow_weak=_allow_weak,
             reserve=reserve_mib << 20,
-            codec_yields=codec_yields,
+            adaptive_compression=adaptive_compression,
             direct_io=_DIRECT_IO.index(direct_io))
         self._segment_cache_mib = segment_cache_mib
         self.filter = hostfilter.HostFilter(

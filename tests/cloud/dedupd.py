@@ -226,9 +226,10 @@ class Cache(_Dedupd):
             },
             'cache': {
                 'listen': f'127.0.0.1:{CACHE_PORT}',
-                'peer': f'https://{storing.listen}',
-                'peer_ca': storing.authority,
-                **({'peer_cert': storing.operator} if self.trusted else {}),
+                'upstream_url': f'https://{storing.listen}',
+                'upstream_ca': storing.authority,
+                **({'upstream_cert': storing.operator} if self.trusted
+                   else {}),
                 **({'neighbours': ','.join(self.neighbours)}
                    if self.neighbours else {}),
                 **self.options,

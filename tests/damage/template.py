@@ -141,7 +141,7 @@ def run(worker, name, **arguments):
     options = types.SimpleNamespace(
         collect_live_share=100, merge_exclude=[],
         recompress_codec='zstd', recompress_level=1,
-        recompress_order='similar', spare_threshold=2, scrub_cold_mib=0)
+        recompress_cluster_similar=True, spare_threshold=2, scrub_cold_mib=0)
     # Files are exchanged though nothing is gained.
     with (mock.patch.object(recompressor, '_WORTH', -1),
           mock.patch.object(collector, 'EVACUATE_SHARE', 30)):

@@ -113,10 +113,10 @@ datadir = /var/lib/dedupd-cache/images
 nbd_socket = /run/dedupd-cache/nbd.sock
 glance_url = http://127.0.0.1:9292
 [cache]
-peer = https://127.0.0.1:1
+upstream_url = https://127.0.0.1:1
 cloud = admin
-peer_cert = /etc/dedupd/operator.pem
-peer_key = /etc/dedupd/operator.key
+upstream_cert = /etc/dedupd/operator.pem
+upstream_key = /etc/dedupd/operator.key
 nova_base = /var/lib/nova/instances/_base
 END
 runuser -u dedupd -- glance-dedup --repository /var/lib/dedupd-cache/images \

@@ -435,7 +435,7 @@ def test_the_cache_of_a_compute_host(root):
     root.local_conf(OFFLINE + 'ENABLED_SERVICES=n-cpu,dedup-cache\n'
                     'SERVICE_HOST=192.0.2.1\n')
     assert refused(root).endswith(
-        'DEDUP_CACHE_PEER_CA=/etc/dedupd/tls-cert.pem is not there. Copy '
+        'DEDUP_CACHE_UPSTREAM_CA=/etc/dedupd/tls-cert.pem is not there. Copy '
         'that file from the host of https://192.0.2.1:9393.')
     root.run('openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes',
              '-subj', '/CN=other', '-keyout', '/dev/null', '-out',
@@ -443,14 +443,14 @@ def test_the_cache_of_a_compute_host(root):
     root.run('chmod', '0644', '/tmp/other.pem')
     root.local_conf(OFFLINE + 'ENABLED_SERVICES=n-cpu,dedup-cache\n'
                     'SERVICE_HOST=192.0.2.1\n'
-                    'DEDUP_CACHE_PEER_CA=/tmp/other.pem\n')
+                    'DEDUP_CACHE_UPSTREAM_CA=/tmp/other.pem\n')
     root.stack()
     assert len(processes(root, DEDUPD)) == 1
     assert not root.exists(DEDUPD_CONF) and not root.exists(UNIT)
     assert cache_status(root)['daemon']['role'] == 'maintainer'
     conf = root.read('/etc/dedupd/dedup-cache.conf')
-    assert 'peer = https://192.0.2.1:9393\n' in conf
-    assert 'peer_ca = /tmp/other.pem\n' in conf
+    assert 'upstream_url = https://192.0.2.1:9393\n' in conf
+    assert 'upstream_ca = /tmp/other.pem\n' in conf
     root.clean()
     assert not root.exists('/etc/dedupd')
     assert root.exists('/tmp/other.pem')
@@ -528,8 +528,8 @@ def test_messages(root):
      'one: a cache deletes what it holds.'),
     ('enable_service dedup-cache\nDEDUP_CACHE_LIMIT_MIB=1GiB',
      'DEDUP_CACHE_LIMIT_MIB=1GiB is not a number of MiB.'),
-    ('enable_service dedup-cache\nDEDUP_CACHE_PEER=http://x:1',
-     'DEDUP_CACHE_PEER=http://x:1 is not like https://HOST:PORT'),
+    ('enable_service dedup-cache\nDEDUP_CACHE_UPSTREAM_URL=http://x:1',
+     'DEDUP_CACHE_UPSTREAM_URL=http://x:1 is not like https://HOST:PORT'),
     ('DEVSTACK_PLUGINS=""\nenable_plugin dedup x\n'
      f'ln -sfn {roots.CHECKOUT} /opt/stack/dedup',
      'The plugin must be enabled by the name glance-dedup'),

@@ -103,9 +103,9 @@ class Rack:
         options = {'neighbours': ', '.join(
             f'https://{address}' for address in neighbours)}
         if operator:
-            options['peer_cert'] = self.storing.operator
+            options['upstream_cert'] = self.storing.operator
         if peer is not None:
-            options['peer'] = f'https://{peer}'
+            options['upstream_url'] = f'https://{peer}'
         authority = self.storing.authority
         daemon = self.storing.cache(
             path, options, tls_cert=authority.issue(f'tls-{path.name}'),

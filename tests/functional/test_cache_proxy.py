@@ -81,7 +81,7 @@ def link(storing):
 def cache(place, storing, link):
     with storing.cache(
             repositories.create(place / 'cache'),
-            {'peer': f'https://{link.address}'},
+            {'upstream_url': f'https://{link.address}'},
             status_listen=f'127.0.0.1:{ports.free_port()}') as daemon:
         daemon.program = _PROGRAM
         yield daemon.start().wait_for_catalog()
@@ -399,7 +399,7 @@ def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
     other_there(storing, alice, image_id, data, other, known=data)
     path = place / f'wrong-{size}'
     with storing.cache(repositories.create(path),
-                       {'peer_cert': storing.operator}) as daemon:
+                       {'upstream_cert': storing.operator}) as daemon:
         daemon.program = _PROGRAM
         daemon.start()
         near = storing.glance.client('alice', daemon.url)
@@ -438,7 +438,7 @@ def test_an_image_that_somebody_planted(place, storing, alice, is_hashed):
     other_there(storing, alice, image_id, data, other,
                 known=other if is_hashed else None)
     with storing.cache(repositories.create(place / f'planted-{is_hashed}'),
-                       {'peer_cert': storing.operator}) as daemon:
+                       {'upstream_cert': storing.operator}) as daemon:
         daemon.start()
         near = storing.glance.client('alice', daemon.url)
         assert near.download(image_id) == data
@@ -457,7 +457,7 @@ def test_a_range_of_a_wrong_image(place, storing, alice):
     data, other = noise(3 * MIB, 62), noise(3 * MIB, 63)
     other_there(storing, alice, image_id, data, other)
     with storing.cache(repositories.create(place / 'wrong-range'),
-                       {'peer_cert': storing.operator}) as daemon:
+                       {'upstream_cert': storing.operator}) as daemon:
         daemon.program = _PROGRAM
         daemon.start()
         near = storing.glance.client('alice', daemon.url)
@@ -551,8 +551,8 @@ def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
     data = noise(MIB, 68)
     image_id = store(alice, data)
     with storing.cache(repositories.create(tmp_path / 'cache'), {
-            'peer': f'https://127.0.0.1:{ports.free_port()}',
-            'peer_cert': storing.operator}) as daemon:
+            'upstream_url': f'https://127.0.0.1:{ports.free_port()}',
+            'upstream_cert': storing.operator}) as daemon:
         daemon.start()
         near = storing.glance.client('alice', daemon.url)
         began = time.monotonic()
@@ -570,7 +570,8 @@ def test_failures_do_not_fill_the_log(tmp_path, storing, alice):
 def impatient(tmp_path, storing, link):
     """Another cache, which does not wait for a peer for long."""
     path = repositories.create(tmp_path / 'impatient')
-    with storing.cache(path, {'peer': f'https://{link.address}'}) as daemon:
+    with storing.cache(
+            path, {'upstream_url': f'https://{link.address}'}) as daemon:
         daemon.program = _IMPATIENT
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
@@ -646,8 +647,8 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
     image_id = str(uuid.uuid4())
     other_there(storing, alice, image_id, data, other, known=data)
     with storing.cache(repositories.create(path), {
-            'peer': f'https://{link.address}',
-            'peer_cert': storing.operator}) as daemon:
+            'upstream_url': f'https://{link.address}',
+            'upstream_cert': storing.operator}) as daemon:
         daemon.program = _PROGRAM
         daemon.start()
         near = storing.glance.client('alice', daemon.url)
@@ -891,7 +892,7 @@ def test_an_operators_cache(place, storing, alice):
     data = noise(9 * MIB, 53)
     image_id = store(alice, data)
     with storing.cache(repositories.create(place / 'operator'),
-                       {'peer_cert': storing.operator}) as daemon:
+                       {'upstream_cert': storing.operator}) as daemon:
         daemon.program = _PROGRAM
         daemon.start()
         for _ in range(2):
@@ -925,7 +926,7 @@ def test_what_nobody_compared_is_not_handed_out(tmp_path, storing, alice):
             'UPDATE images SET checksum = NULL WHERE id = ?', (image_id,))
         assert changed.rowcount == 1
     with storing.cache(repositories.create(tmp_path / 'cache'),
-                       {'peer_cert': storing.operator}) as daemon:
+                       {'upstream_cert': storing.operator}) as daemon:
         daemon.program = _PROGRAM
         daemon.start()
         response = daemon.request('GET', f'/v1/images/{image_id}')

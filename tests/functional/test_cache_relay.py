@@ -106,7 +106,8 @@ def running(place, program, **options):
     server = Server()
     with contextlib.closing(server.listener), cache_harness.CacheDaemon(
             repositories.create(place / 'cache'),
-            {'peer': 'https://127.0.0.1:9'}, glance_url=server.url + '/image',
+            {'upstream_url': 'https://127.0.0.1:9'},
+            glance_url=server.url + '/image',
             **options) as daemon:
         daemon.program = [
             '-c', 'from dedupd import main; import sys; '
@@ -562,7 +563,7 @@ def test_an_upload_that_is_not_answered(cache, server, answer):
 def test_nobody_is_there(tmp_path):
     with cache_harness.CacheDaemon(
             repositories.create(tmp_path / 'cache'),
-            {'peer': 'https://127.0.0.1:9'},
+            {'upstream_url': 'https://127.0.0.1:9'},
             glance_url=f'http://127.0.0.1:{ports.free_port()}') as daemon:
         daemon.start()
         response = ask(daemon, raw('GET', '/v2/images'))
@@ -585,7 +586,7 @@ def test_tls(tmp_path, known):
     found = receives(server)
     with contextlib.closing(server.listener), cache_harness.CacheDaemon(
             repositories.create(tmp_path / 'cache'),
-            {'peer': 'https://127.0.0.1:9'}, glance_url=server.url,
+            {'upstream_url': 'https://127.0.0.1:9'}, glance_url=server.url,
             glance_ca=(authority if known else other).path) as daemon:
         daemon.start()
         data = repositories.noise(2_000_000, 5)

@@ -53,8 +53,8 @@ def link(storing):
 def cache(place, storing, link):
     with storing.cache(
             repositories.create(place / 'cache'),
-            {'peer': f'https://{link.address}',
-             'peer_cert': storing.operator},
+            {'upstream_url': f'https://{link.address}',
+             'upstream_cert': storing.operator},
             status_listen=f'127.0.0.1:{ports.free_port()}') as daemon:
         daemon.program = _PROGRAM
         yield daemon.start().wait_for_catalog()
@@ -251,7 +251,7 @@ def test_no_room_to_keep_it(storing, place, near):
     with repositories.small_disk(place / 'disk', 48 * MIB):
         with storing.cache(
                 repositories.create(place / 'disk' / 'cache'),
-                {'peer_cert': storing.operator}, reserve_mib=1) as daemon:
+                {'upstream_cert': storing.operator}, reserve_mib=1) as daemon:
             daemon.start().wait_for_catalog()
             client = storing.glance.client('alice', daemon.url)
             image_id = client.create(name='image')['id']
@@ -297,7 +297,7 @@ def apart(tmp_path_factory):
             place, store={'dedup_store_scope': 'project'},
             upload_from='operator', scope='project') as host:
         with host.cache(repositories.create(place / 'cache'),
-                        {'peer_cert': host.operator}) as daemon:
+                        {'upstream_cert': host.operator}) as daemon:
             yield host, daemon.start().wait_for_catalog()
 
 
@@ -340,7 +340,7 @@ def test_a_storing_host_that_chooses_no_scope(tmp_path, storing):
     storing.daemon.start().wait_for_catalog()
     try:
         with storing.cache(repositories.create(tmp_path / 'cache'),
-                           {'peer_cert': storing.operator}) as daemon:
+                           {'upstream_cert': storing.operator}) as daemon:
             daemon.start().wait_for_catalog()
             near = storing.glance.client('alice', daemon.url)
             passed_on(daemon, near, storing, noise(2 * MIB, 42))

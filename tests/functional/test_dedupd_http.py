@@ -603,7 +603,8 @@ def test_slow_clients_are_cut_off(hasty, content):
 def test_bodies_of_many_at_once(repository):
     """All together have the memory that the option gives them."""
     mib = 1 << 20
-    with daemons.Daemon(repository, bodies_mib=8, header_timeout=5) as daemon:
+    with daemons.Daemon(repository, max_body_memory_mib=8,
+                        header_timeout=5) as daemon:
         daemon.start()
         before = daemon.memory()
         with contextlib.ExitStack() as stack:

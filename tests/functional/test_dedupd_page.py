@@ -511,7 +511,7 @@ def test_other_hosts(browser, tmp_path):
     with dedupd_watched.running(
             path, default='mode = cache',
             sections='[cache]\nlisten = 127.0.0.1:0\nlimit_mib = 4096\n'
-            'peer = https://storing.example:9393\n',
+            'upstream_url = https://storing.example:9393\n',
             glance_url='http://127.0.0.1:9') as it:
         browser.show(it.url)
         held = browser.text('held')

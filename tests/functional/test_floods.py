@@ -80,7 +80,8 @@ def daemon(tmp_path_factory, glance):
     authority = certificates.Authority(place)
     status, tls = (f'127.0.0.1:{ports.free_port()}' for _ in range(2))
     with cache_harness.CacheDaemon(
-            path, {'peer': 'https://127.0.0.1:9'}, status_listen=status,
+            path, {'upstream_url': 'https://127.0.0.1:9'},
+            status_listen=status,
             listen=tls, tls_cert=authority.issue('server'),
             tls_client_ca=authority.path, glance_url=glance,
             header_timeout=LIMIT) as it:

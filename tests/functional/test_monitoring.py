@@ -138,9 +138,9 @@ def a_cache(place, authority):
     port = ports.free_port()
     with cache_harness.CacheDaemon(
             repositories.create(place / 'cache'), {
-                'peer': f'https://127.0.0.1:{ports.free_port()}',
-                'peer_ca': authority.path,
-                'peer_cert': authority.issue('host'), 'limit_mib': 4096},
+                'upstream_url': f'https://127.0.0.1:{ports.free_port()}',
+                'upstream_ca': authority.path,
+                'upstream_cert': authority.issue('host'), 'limit_mib': 4096},
             glance_url='http://127.0.0.1:1', nbd_socket=place / 'cache-nbd',
             status_listen=f'127.0.0.1:{port}') as daemon:
         daemon.port = port

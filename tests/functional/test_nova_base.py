@@ -85,8 +85,8 @@ class Host:
                      'token': 'ops'}}}}))
         self.repository = repositories.create((disk or place) / 'cache')
         self.daemon = storing.cache(self.repository, {
-            'peer': f'https://{self.peer.address}',
-            'peer_cert': storing.operator, 'cloud': 'cache',
+            'upstream_url': f'https://{self.peer.address}',
+            'upstream_cert': storing.operator, 'cloud': 'cache',
             'nova_base': self.base, 'nova_mount': self.mounted})
         self.daemon.program = test_cache_proxy._PROGRAM
         self.daemon.write_config(nbd_socket=self.daemon.directory / 'nbd')

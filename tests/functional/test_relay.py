@@ -67,8 +67,8 @@ def link(storing):
 def cache(place, storing, link):
     with storing.cache(
             repositories.create(place / 'cache'),
-            {'peer': f'https://{link.address}',
-             'peer_cert': storing.operator}) as daemon:
+            {'upstream_url': f'https://{link.address}',
+             'upstream_cert': storing.operator}) as daemon:
         daemon.program = test_cache_proxy._PROGRAM
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
@@ -635,7 +635,7 @@ def test_what_it_needs(cache, spare):
 def test_it_needs_nothing_that_only_the_cache_needs(alice, cache, spare):
     """An operator's mistake ends the cache, and not the relay."""
     options = dict(cache.cache)
-    cache.cache = {**options, 'peer_ca': '/not/here', 'limit_mib': 'much',
+    cache.cache = {**options, 'upstream_ca': '/not/here', 'limit_mib': 'much',
                    'relay_listen': spare.listen}
     cache.write_config()
     spare.start()

@@ -522,7 +522,7 @@ def daemon(sites):
 
 
 def configure(sites, daemon, **options):
-    options = {'to': sites.url, 'cert': sites.cert, 'key': sites.key,
+    options = {'target_url': sites.url, 'cert': sites.cert, 'key': sites.key,
                'ca_file': sites.ca_file, 'from_cloud': 'home',
                'to_cloud': 'away', 'interval': 1, **options}
     daemon.write_config()

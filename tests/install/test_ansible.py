@@ -169,7 +169,7 @@ def play(host, tools, wheel, tmp_path_factory):
             'ansible_host': str(host.root),
             'ansible_python_interpreter': '/usr/bin/python3',
             'glance_dedup_wheel': str(wheel),
-            'glance_dedup_cache_peer_ca': str(directory / 'ca.pem'),
+            'glance_dedup_cache_upstream_ca': str(directory / 'ca.pem'),
             **variables}
         return run(*host.enter, tools / 'ansible-playbook', '--inventory',
                    directory / 'hosts.yml', '--extra-vars',

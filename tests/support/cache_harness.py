@@ -226,6 +226,6 @@ class Storing:
         """A cache's daemon, which is not started yet."""
         options.setdefault('glance_url', self.glance.url)
         return CacheDaemon(
-            path, {'peer': f'https://{self.listen}',
-                   'peer_ca': self.authority.path, **(cache or {})},
+            path, {'upstream_url': f'https://{self.listen}',
+                   'upstream_ca': self.authority.path, **(cache or {})},
             **options)

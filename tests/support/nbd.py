@@ -302,9 +302,9 @@ def compute_host(place, **images):
         daemon.start()
         cache = cache_harness.CacheDaemon(
             repositories.create(place / 'cache'), {
-                'peer': f'https://127.0.0.1:{link.port}',
-                'peer_ca': authority.path,
-                'peer_cert': authority.issue('operator')},
+                'upstream_url': f'https://127.0.0.1:{link.port}',
+                'upstream_ca': authority.path,
+                'upstream_cert': authority.issue('operator')},
             # Nobody asks it here.
             glance_url='http://127.0.0.1:9')
         with cache:

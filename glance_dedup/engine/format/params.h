@@ -40,7 +40,7 @@ typedef struct gd_params {
     /* Settings of this process: */
     gd_codec codec;
     int codec_level;
-    bool codec_yields; /* compress less when processors are busy */
+    bool adaptive_compression; /* compress less when processors are busy */
     gd_direct_io direct_io;
     unsigned threads;
     unsigned lock_timeout_ms;

@@ -287,7 +287,7 @@ pack_one(gd_packer *packer, size_t task, unsigned worker)
 static bool
 is_timed(const gd_params *params, size_t task)
 {
-    return params->codec_yields && params->codec != GD_CODEC_NONE &&
+    return params->adaptive_compression && params->codec != GD_CODEC_NONE &&
            task * params->segment_size % TIMED_BYTES == 0;
 }
 

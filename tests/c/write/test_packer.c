@@ -488,7 +488,7 @@ store_in_crowd(int crowd, bool yields, gd_codec codec)
     fixture t;
     uint32_t raw = 0;
     open_with_codec(&t, codec, 0, 4096);
-    t.x.params.codec_yields = yields;
+    t.x.params.adaptive_compression = yields;
     t.x.f.env.monotonic_ns = crowded_monotonic_ns;
     t.x.f.env.thread_ns = crowded_thread_ns;
     memset(&machine, 0, sizeof machine);

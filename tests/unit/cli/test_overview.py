@@ -97,7 +97,8 @@ def test_a_cache_and_another_site():
     text = overview.page({
         **STATUS, 'problems': [],
         'cache': {'held': {'images': 2, 'limit_bytes': 0}, 'under_way': 1},
-        'replication': {'to': 'https://b:1', 'pending': 1, 'replicated': 3,
+        'replication': {'target_url': 'https://b:1', 'pending': 1,
+                        'replicated': 3,
                         'sent_bytes': 1024}}, 4600.0)
     assert text.splitlines()[0].endswith(' healthy')
     assert '\nCache\n  2 images; limit the disk; 1 arriving\n' in text

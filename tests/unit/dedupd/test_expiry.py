@@ -18,7 +18,7 @@ datadir = /nowhere
 tls_cert = {cert}
 {listen}
 [cache]
-peer_cert = {cert}
+upstream_cert = {cert}
 [replication]
 cert = {cert}
 {to}
@@ -45,8 +45,9 @@ def test_those_that_are_in_use(tmp_path, authority):
     for options, names in (
             ({}, []),
             ({'listen': 'listen = localhost:1'}, ['[dedupd] tls_cert']),
-            ({'mode': 'cache'}, ['[cache] peer_cert']),
-            ({'to': 'to = https://elsewhere:1'}, ['[replication] cert'])):
+            ({'mode': 'cache'}, ['[cache] upstream_cert']),
+            ({'to': 'target_url = https://elsewhere:1'},
+             ['[replication] cert'])):
         assert found(tmp_path, path, **options) == {
             name: {'path': str(path), 'expires': tomorrow} for name in names}
 

@@ -116,7 +116,7 @@ def test_a_file_triggers_a_report(repository, tmp_path):
 def test_the_relay_has_reports(repository):
     """It needs no cache that runs."""
     with cache_harness.CacheDaemon(
-            repository, {'peer': 'https://127.0.0.1:1'},
+            repository, {'upstream_url': 'https://127.0.0.1:1'},
             glance_url='http://127.0.0.1:1') as cache, (
             contextlib.closing(relays.Relay(cache))) as relay:
         relay.start()

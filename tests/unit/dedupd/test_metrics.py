@@ -63,7 +63,7 @@ def full(status):
                         'volumes': ['v']}
     status['certificates'] = {
         '[dedupd] tls_cert': {'path': '/a', 'expires': 1.9e9},
-        '[cache] peer_cert': {'path': '/b', 'expires': None}}
+        '[cache] upstream_cert': {'path': '/b', 'expires': None}}
     status['reads'].update({'connections': 1, 'requests': 10, 'bytes': 1000,
                             'cache_hits': 6, 'cache_misses': 4})
     status['cold'] = {'reads': 30, 'misses': 31, 'gets': 32, 'received': 33,
@@ -114,7 +114,7 @@ def test_values(full):
                  '[dedupd] tls_cert'] == 1.9e9
     # Its file cannot be read.
     assert ('dedupd_certificate_expiry_timestamp_seconds',
-            '[cache] peer_cert') not in found
+            '[cache] upstream_cert') not in found
     assert found['dedupd_replication_failed_images',] == 2
     assert found['dedupd_task_running', 'scrub'] == 1
     assert found['dedupd_task_running', 'collect'] == 0

@@ -42,7 +42,7 @@ def test_every_option(group, opt):
     ('scrub_rate_mib', ['0', '0.5'], ['-1', 'x']),
     ('recompress_codec', ['none', 'lz4', 'zstd'], ['gzip', '']),
     ('recompress_level', ['0', '19'], ['-1', '20', 'x']),
-    ('recompress_order', ['similar', 'stored'], ['', 'level']),
+    ('recompress_cluster_similar', ['true', 'false'], ['', 'similar']),
     ('glance_url', ['http://x:9292', 'https://x/image'], ['ftp://x', 'x']),
     ('cache_mib', ['0'], ['-1']), ('read_threads', ['1'], ['0', '257'])])
 def test_bounds(tmp_path, name, good, bad):
@@ -86,7 +86,7 @@ def test_a_wrong_value_is_answered_with_an_example(tmp_path, group, name, bad):
 
 
 CACHE = {'glance_url': 'http://controller:9292'}, {
-    'peer': 'https://controller:9393'}
+    'upstream_url': 'https://controller:9393'}
 
 
 def cache_file(path, dedupd, cache):
@@ -106,13 +106,13 @@ def test_a_cache(tmp_path):
 
 @pytest.mark.parametrize('dedupd,cache,words', [
     ({'glance_url': None}, {}, 'needs .dedupd. glance_url'),
-    ({}, {'peer': None}, 'needs .cache. peer'),
-    ({}, {'peer': 'http://controller:9393'}, 'peer'),
+    ({}, {'upstream_url': None}, 'needs .cache. upstream_url'),
+    ({}, {'upstream_url': 'http://controller:9393'}, 'upstream_url'),
     ({}, {'listen': '0.0.0.0:9292'}, '0.0.0.0:9292 is not .* loopback'),
     ({}, {'listen': 'controller:9292'}, 'controller:9292 is not .* loopback'),
     ({}, {'listen': '[::]:9292'}, 'loopback'),
     ({}, {'relay_listen': '127.0.0.1:9292'}, 'the same address'),
-    ({}, {'peer_key': '/key'}, 'peer_key needs peer_cert'),
+    ({}, {'upstream_key': '/key'}, 'upstream_key needs upstream_cert'),
     ({}, {'neighbours': 'http://compute1:9393'}, 'neighbours'),
     ({}, {'neighbours': 'https://ok:1, unix:/socket'}, 'neighbours'),
     ({}, {'neighbours': 'https://compute1:9393/path'},
@@ -121,8 +121,8 @@ def test_a_cache(tmp_path):
     ({}, {'neighbours': 'https://'}, 'neighbours'),
     ({}, {'neighbours': ', '.join(f'https://c{n}:1' for n in range(101))},
      'neighbours: 100 are the most'),
-    ({}, {'peer_ca': '/not/here'}, '/not/here'),
-    ({}, {'peer_cert': '/not/here'}, '/not/here')])
+    ({}, {'upstream_ca': '/not/here'}, '/not/here'),
+    ({}, {'upstream_cert': '/not/here'}, '/not/here')])
 def test_what_a_cache_needs(tmp_path, dedupd, cache, words):
     options = [{name: value for name, value in {**given, **changed}.items()
                 if value is not None}
@@ -191,7 +191,7 @@ def test_what_nobody_reads_is_named(tmp_path, caplog):
         '[dedup]\ndatadir = x\n[replication]\ninterval = 5\n'
         '[oslo_messaging_rabbit]\nssl = true\n')
     (tmp_path / 'd').mkdir()
-    (tmp_path / 'd' / 'b.conf').write_text('[cache]\npeeer = x\n')
+    (tmp_path / 'd' / 'b.conf').write_text('[cache]\nupstream_ur = x\n')
     conf = main.read_options(['--config-file', str(tmp_path / 'a.conf'),
                               '--config-dir', str(tmp_path / 'd')])
     main.warn_of_unknown(conf)
@@ -207,8 +207,8 @@ def test_what_nobody_reads_is_named(tmp_path, caplog):
         f'{ignored}',
         f'{first}: there is no group [dedup], {ignored}; did you mean '
         'dedupd?',
-        f'{second}: there is no option peeer in [cache], {ignored}; did you '
-        'mean peer?']
+        f'{second}: there is no option upstream_ur in [cache], {ignored}; '
+        'did you mean upstream_url?']
 
 
 def test_options_of_messaging_pass_where_there_is_a_broker(tmp_path):

@@ -59,7 +59,7 @@ def cfg_of(**options):
 
 # -- options ------------------------------------------------------------------
 
-GOOD = {'to': 'https://other:9393', 'cert': '/c', 'from_cloud': 'here',
+GOOD = {'target_url': 'https://other:9393', 'cert': '/c', 'from_cloud': 'here',
         'to_cloud': 'there'}
 
 
@@ -72,16 +72,16 @@ def read(tmp_path, options):
 
 def test_all_that_it_needs(tmp_path):
     assert read(tmp_path, GOOD).replication.interval == 300
-    assert read(tmp_path, {}).replication.to is None
+    assert read(tmp_path, {}).replication.target_url is None
     for name in ('cert', 'from_cloud', 'to_cloud'):
-        with pytest.raises(ValueError, match=f'to needs {name}'):
+        with pytest.raises(ValueError, match=f'target_url needs {name}'):
             read(tmp_path, {key: value for key, value in GOOD.items()
                             if key != name})
 
 
 @pytest.mark.parametrize('name, bad', [
-    ('to', 'http://other:9393'), ('to', 'other'), ('properties', 'replicate'),
-    ('properties', '=yes'), ('rate_mib', '-1'), ('interval', '-1'),
+    ('target_url', 'http://other:9393'), ('target_url', 'other'),
+    ('properties', 'replicate'), ('properties', '=yes'), ('rate_mib', '-1'), ('interval', '-1'),
     ('interval', 'often')])
 def test_bounds(tmp_path, name, bad):
     with pytest.raises((ValueError, cfg.Error)):
@@ -202,7 +202,7 @@ def test_a_run_that_fails_is_told_and_repeated(thread, monkeypatch):
     assert last['last']['error'] is None and last['last_success']
     assert last['last']['result']['replicated'] == 2
     assert thread.status() == {
-        'to': 'https://other:9393', 'pending': 0, 'replicated': 2,
+        'target_url': 'https://other:9393', 'pending': 0, 'replicated': 2,
         'sent_bytes': 21, 'failed': {}}
     assert [found['task'] for found in thread._errors] == ['replicate'] * 2
 

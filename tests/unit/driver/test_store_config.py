@@ -93,10 +93,10 @@ def test_a_repository_of_any_kind_is_used(configure, tmp_path, chosen):
     assert get(add(b'data')[0]) == b'data'
 
 
-def test_the_codec_yields_where_told_to(configure):
-    assert options(configure(one={}))['codec_yields'] is False
-    store = configure(one={'dedup_store_codec_yields': True})
-    assert options(store)['codec_yields'] is True
+def test_the_adaptive_compression_where_told_to(configure):
+    assert options(configure(one={}))['adaptive_compression'] is False
+    store = configure(one={'dedup_store_adaptive_compression': True})
+    assert options(store)['adaptive_compression'] is True
 
 
 @pytest.mark.parametrize('chosen, meant', [

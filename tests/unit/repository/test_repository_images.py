@@ -237,7 +237,8 @@ def test_a_codec_that_yields(tmp_path):
     """How much is stored as it is depends on the machine, and no more."""
     text = b''.join(b'the same line again, %d\n' % i for i in range(400000))
     path = create(tmp_path / 'r')
-    with open_repository(path, codec='zstd', codec_yields=True) as repo:
+    with open_repository(path, codec='zstd',
+                         adaptive_compression=True) as repo:
         stored = put(repo, 'one', text).stored_bytes
         yielded = repo.statistics()['yielded_segments']
         assert 0 <= yielded <= len(text) // 65536 + 1

@@ -26,7 +26,7 @@ from tests.support import daemons
 def limits(**changed):
     return types.SimpleNamespace(**{
         'max_connections': 1000, 'max_peer_connections': 1000,
-        'bodies_mib': 8, 'header_timeout': 10, 'idle_timeout': 10,
+        'max_body_memory_mib': 8, 'header_timeout': 10, 'idle_timeout': 10,
         'write_timeout': 10, **changed})
 
 
@@ -248,10 +248,10 @@ class TestBodies:
     def test_the_option_may_change(self):
         async def check(bodies, options):
             await self.begin(bodies, MIB)
-            options.bodies_mib = 16
+            options.max_body_memory_mib = 16
             _, over, holding = await self.begin(bodies, 15 * MIB)
             assert holding.is_set()
-            options.bodies_mib = 8
+            options.max_body_memory_mib = 8
             _, _, waiting = await self.begin(bodies, MIB)
             assert not waiting.is_set()
             over.set()
