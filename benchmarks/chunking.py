@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What cutting by content saves, beside fixed blocks, and what it costs.
+"""What chunking by content saves, beside fixed blocks, and what it costs.
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
-    python benchmarks/chunking.py [--rounds 3] [--cutting LIST] [--dir DIR]
+    python benchmarks/chunking.py [--rounds 3] [--chunking LIST] [--dir DIR]
         [--plot FILE] IMAGE...
 
-For each way to cut (``--cutting``: ``BLOCK_SIZE``, or
+For each way to cut (``--chunking``: ``BLOCK_SIZE``, or
 ``MINIMUM/AVERAGE/MAXIMUM``, separated by commas) it makes a repository, and
 stores into it, with lz4, the images, and then two twins of the last of them:
 one whose partition begins at sector 63 instead of 2048, and one with 100 bytes
@@ -20,8 +20,8 @@ put in behind its first MiB. It shows
   twentieth, a quarter, half, three quarters and nineteen twentieths of the
   bytes of the first image are in blocks;
 * the processor time that storing took, per GiB of images, and the rate of
-  cutting alone, on one core, of the first image's bytes, each as the median of
-  the rounds with the lowest and the highest, and the rate of memcpy of the
+  chunking alone, on one core, of the first image's bytes, each as the median
+  of the rounds with the lowest and the highest, and the rate of memcpy of the
   same bytes.
 
 An image is read into memory. ``--plot`` draws the lengths.
@@ -45,19 +45,19 @@ import synthetic
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository
 
-CUTTINGS = ('4096,8192,1024/2048/8192,1024/4096/16384,2048/4096/16384,'
-            '2048/8192/32768,4096/8192/32768')
+WAYS = ('4096,8192,1024/2048/8192,1024/4096/16384,2048/4096/16384,'
+        '2048/8192/32768,4096/8192/32768')
 SECTOR = 512
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-class Cutting(NamedTuple):
+class Chunking(NamedTuple):
     minimum: int  #: 0 where cuts are fixed
     average: int
     maximum: int
 
     @classmethod
-    def parse(cls, text: str) -> 'Cutting':
+    def parse(cls, text: str) -> 'Chunking':
         parts = [int(n) for n in text.split('/')]
         return cls(0, 0, *parts) if len(parts) == 1 else cls(*parts)
 
@@ -67,9 +67,9 @@ class Cutting(NamedTuple):
 
     def create(self, path: str) -> None:
         repository.Repository.create(
-            path, block_size=self.maximum, cutting=(
-                f'gear {self.minimum} {self.average}' if self.average
-                else 'fixed'))
+            path, block_size=self.maximum, chunking=(
+                f'content-defined {self.minimum} {self.average}'
+                if self.average else 'fixed'))
 
 
 def nonzero(data: bytes) -> int:
@@ -119,7 +119,7 @@ def disk_bytes(path: str) -> int:
 
 
 class Result:
-    """What came of storing the images with one cutting.
+    """What came of storing the images with one chunking.
 
     :ivar new: by image, the bytes that were new
     """
@@ -132,10 +132,10 @@ class Result:
         self.rates: list[float] = []
         self.copies: list[float] = []
 
-    def store(self, cutting: Cutting, images: dict[str, bytes],
+    def store(self, chunking: Chunking, images: dict[str, bytes],
               directory: str) -> None:
         path = os.path.join(directory, 'repository')
-        cutting.create(path)
+        chunking.create(path)
         try:
             with repository.Repository(
                     path, filter_dir=directory, filter_mib=64) as repo:
@@ -161,10 +161,10 @@ class Result:
             self.new[name] = stat.new_bytes
             self.payload += stat.stored_bytes
 
-    def cut(self, cutting: Cutting, program: str, image: str) -> None:
-        """Measure cutting alone."""
+    def cut(self, chunking: Chunking, program: str, image: str) -> None:
+        """Measure chunking alone."""
         done = subprocess.run(
-            [program, image, *map(str, cutting), '1'], check=True,
+            [program, image, *map(str, chunking), '1'], check=True,
             capture_output=True, text=True)
         _, cut, copy = done.stdout.split()
         size = os.path.getsize(image)
@@ -185,61 +185,62 @@ def table(head: list[str], rows: list[list[str]]) -> None:
     print()
 
 
-def show(results: dict[Cutting, Result], images: dict[str, bytes]) -> None:
+def show(results: dict[Chunking, Result], images: dict[str, bytes]) -> None:
     solid = {name: nonzero(data) for name, data in images.items()}
     print('New bytes, in percent of those that are not zeros\n')
-    table(['cutting', *images, 'on the disk, MiB', 'of it metadata'],
-          [[str(cutting),
+    table(['chunking', *images, 'on the disk, MiB', 'of it metadata'],
+          [[str(chunking),
             *[f'{100 * r.new[name] / max(1, solid[name]):.2f}'
               for name in images],
             f'{r.disk / MIB:.1f}',
             f'{100 * (r.disk - r.payload) / r.disk:.1f} %']
-           for cutting, r in results.items()])
+           for chunking, r in results.items()])
     print('Blocks of the first image: how many, their mean, and below which '
           'length 5, 25, 50, 75 and 95 % of the bytes are\n')
-    table(['cutting', 'blocks', 'mean', '5 %', '25 %', '50 %', '75 %', '95 %'],
-          [[str(cutting), str(len(r.lengths)),
+    table(['chunking', 'blocks', 'mean', '5 %', '25 %', '50 %', '75 %',
+           '95 %'],
+          [[str(chunking), str(len(r.lengths)),
             f'{statistics.mean(r.lengths):.0f}',
             *map(str, share_below(r.lengths, SHARES))]
-           for cutting, r in results.items()])
+           for chunking, r in results.items()])
     print('Processor time\n')
-    table(['cutting', 'storing, s/GiB', 'cutting alone, GB/s',
+    table(['chunking', 'storing, s/GiB', 'chunking alone, GB/s',
            'memcpy, GB/s'],
-          [[str(cutting), spread(r.stored),
-            spread(r.rates) if cutting.average else '', spread(r.copies)]
-           for cutting, r in results.items()])
+          [[str(chunking), spread(r.stored),
+            spread(r.rates) if chunking.average else '', spread(r.copies)]
+           for chunking, r in results.items()])
 
 
-def draw(results: dict[Cutting, Result], path: str) -> None:
+def draw(results: dict[Chunking, Result], path: str) -> None:
     shares = [n / 50 for n in range(1, 51)]
     plot.lines(
-        {str(cutting): (share_below(r.lengths, tuple(shares)),
-                        [100 * share for share in shares])
-         for cutting, r in results.items() if cutting.average},
+        {str(chunking): (share_below(r.lengths, tuple(shares)),
+                         [100 * share for share in shares])
+         for chunking, r in results.items() if chunking.average},
         'length of a block, bytes', 'bytes in shorter blocks, %',
         'How long blocks cut by their content are', path)
 
 
 def main() -> None:
     parser = common.arguments(__doc__, paths='+', rounds=3,
-                              cutting=(CUTTINGS, 'ways to cut'))
+                              chunking=(WAYS, 'ways to cut'))
     plot.argument(parser)
     given = parser.parse_args()
-    cuttings = [Cutting.parse(text) for text in given.cutting.split(',')]
+    ways = [Chunking.parse(text) for text in given.chunking.split(',')]
     images = {}
     for name in given.paths:
         with open(name, 'rb') as f:
             images[os.path.basename(name)] = f.read()
     images |= twins(list(images.values())[-1])
-    results = {cutting: Result() for cutting in cuttings}
+    results = {chunking: Result() for chunking in ways}
     with common.place(given.dir) as directory:
         program = synthetic.build(directory, 'chunking')
         common.warm_pages(sum(map(len, images.values())) // 2, directory)
         for number in range(given.rounds):
-            for cutting, result in results.items():
-                print(f'round {number + 1}: {cutting}', file=sys.stderr)
-                result.store(cutting, images, directory)
-                result.cut(cutting, program, given.paths[0])
+            for chunking, result in results.items():
+                print(f'round {number + 1}: {chunking}', file=sys.stderr)
+                result.store(chunking, images, directory)
+                result.cut(chunking, program, given.paths[0])
     show(results, images)
     if given.plot:
         draw(results, given.plot)

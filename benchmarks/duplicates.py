@@ -6,7 +6,7 @@ Run it from a checkout in which the extension is built; gcc and the engine's
 libraries are needed::
 
     python benchmarks/duplicates.py [--mib 1024] [--rounds 5] [--dir DIR]
-        [--fingerprint sha256] [--compare hash]
+        [--fingerprint sha256] [--verify fingerprint]
 
 Data that no codec makes smaller is stored once. Then, in each round, on one
 processor and on two, a process stores it again from its memory, up to the
@@ -102,7 +102,7 @@ def one_round(table, ratios, number, args, directory, program):
 def main():
     args = common.arguments(
         __doc__, mib=1024, rounds=5, fingerprint=('sha256', 'the digest'),
-        compare=('hash', 'or value')).parse_args()
+        verify=('fingerprint', 'or bytes')).parse_args()
     with common.place(args.dir) as d:
         path = os.path.join(d, 'repository')
         source = os.path.join(d, 'source')
@@ -111,7 +111,7 @@ def main():
                 f.write(os.urandom(common.MIB))
         program = synthetic.build(d, 'digest')
         repository.Repository.create(path, fingerprint=args.fingerprint,
-                                     compare=args.compare)
+                                     verify=args.verify)
         put(d, path, source, 2, 'first')
         table, ratios = common.Table(), {}
         for number in common.count_rounds(args.rounds):

@@ -249,8 +249,8 @@ class RecompressedWell(Recompressed):
 
 
 class ByContent(Recompressed):
-    title = 'glance-dedup, gear, zstd-3 later'
-    parameters = ('--cutting', 'gear')
+    title = 'glance-dedup, content-defined, zstd-3 later'
+    parameters = ('--chunking', 'content-defined')
 
 
 class Plain(Peer):

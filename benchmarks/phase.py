@@ -220,13 +220,13 @@ def show_twin(directory: str, path: str) -> None:
           f'that are not zeros\n'
           f'  {"found only where they are cut":34} {lost:12,} bytes '
           f'new  {lost / nonzero:8.3%}')
-    for title, compare, scope in (
-            ('one scope', 'hash', {}),
-            ("a project's scope", 'hash',
+    for title, verify, scope in (
+            ('one scope', 'fingerprint', {}),
+            ("a project's scope", 'fingerprint',
              {'project': 'one', 'scope': 'project'}),
-            ('compared by value', 'value', {})):
+            ('compared by value', 'bytes', {})):
         with common.new_repository(directory, codec='lz4', warm=nonzero,
-                                   compare=compare) as repo:
+                                   verify=verify) as repo:
             store_pieces(repo, 'one', pieces_of(path), **scope)
             before = repo.statistics()
             spent = common.timed(functools.partial(

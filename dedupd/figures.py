@@ -347,10 +347,10 @@ def described(repository: repository_module.Repository) -> Fields:
     parameters, trial = repository.parameters, repository.trial
     return {'path': repository.path, 'id': parameters.repository_id,
             'block_size': parameters.block_size,
-            'cutting': parameters.cutting,
+            'chunking': parameters.chunking,
             'group_slots': parameters.group_slots,
             'fingerprint': parameters.fingerprint,
-            'compare': parameters.compare,
+            'verify': parameters.verify,
             'maintained': repository.is_maintained,
             'trial': None if trial is None else {
                 **dataclasses.asdict(trial), 'valid': trial.is_valid}}

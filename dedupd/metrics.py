@@ -354,7 +354,7 @@ def _descriptions(status: Status) -> Iterator[metrics_core.Metric]:
     yield metrics_core.InfoMetricFamily(
         'dedupd_repository', 'The repository that is served.',
         value={key: str(status['repository'][key])
-               for key in ('id', 'path', 'fingerprint', 'compare')})
+               for key in ('id', 'path', 'fingerprint', 'verify')})
     yield metrics_core.GaugeMetricFamily(
         'dedupd_maintainer',
         'Whether this daemon is the one that maintains the repository (0 or '

@@ -76,8 +76,8 @@ BLOCK = 4096
 HOSTS = hosts.HOSTS
 #: Blocks of the image to divide for each that is a duplicate.
 DIVIDED = MIB // BLOCK
-POLICIES = {'hash': {'fingerprint': 'sha256', 'compare': 'hash'},
-            'value': {'fingerprint': 'xxh3-128', 'compare': 'value'}}
+POLICIES = {'hash': {'fingerprint': 'sha256', 'verify': 'fingerprint'},
+            'value': {'fingerprint': 'xxh3-128', 'verify': 'bytes'}}
 
 # What DEDE's authors published.
 DEDE_KEPT = 235 / 1300      # of 113 virtual machines with 1.3 TB

@@ -398,7 +398,7 @@
       + `up for ${duration(now() - daemon.started)}${hostWords(state.status)}. `
       + 'Repository '
       + `${repository.id}: blocks of ${blockWords(repository)}, `
-      + `${repository.fingerprint}, compared by ${repository.compare}.`);
+      + `${repository.fingerprint}, compared by ${repository.verify}.`);
   }
 
   // The daemons with which this one shares the work.
@@ -410,14 +410,14 @@
     return others.length ? `, beside ${others.join(', ')}` : '';
   }
 
-  // Of blocks that are cut by their content, the last word of "gear MINIMUM
+  // Of blocks that are cut by their content, the last word of "content-defined MINIMUM
   // AVERAGE"; else all have one size.
   function averageBlock(repository) {
-    return Number(repository.cutting.split(' ')[2]) || repository.block_size;
+    return Number(repository.chunking.split(' ')[2]) || repository.block_size;
   }
 
   function blockWords(repository) {
-    return repository.cutting === 'fixed' ? bytes(repository.block_size)
+    return repository.chunking === 'fixed' ? bytes(repository.block_size)
       : `about ${bytes(averageBlock(repository))}`;
   }
 

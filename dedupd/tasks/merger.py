@@ -250,7 +250,7 @@ class _Run:
         self._known = duplicates.Duplicates(maintainer, pace)
         self._scanned = 0
         self._by_value = (
-            maintainer.repository.parameters.compare == 'value')
+            maintainer.repository.parameters.verify == 'bytes')
         # Whether the object store did not give a block in this run. It is not
         # asked again for blocks that are to stay.
         self._unavailable = False

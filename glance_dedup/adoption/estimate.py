@@ -97,7 +97,7 @@ class Options:
     """The options of the repository, and of storing into it."""
 
     block_size: int | None = None
-    cutting: str = 'fixed'
+    chunking: str = 'fixed'
     codec: str = 'lz4'
     level: int = 0
     exact: bool = False
@@ -108,7 +108,7 @@ class Options:
         :raises InvalidParameter: no repository can have these options
         """
         return parameters_module.Parameters.choose(
-            block_size=self.block_size, cutting=self.cutting)
+            block_size=self.block_size, chunking=self.chunking)
 
 
 def files_of(paths: list[str],

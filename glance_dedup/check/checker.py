@@ -194,7 +194,7 @@ class _Checker:
                      if 'index' in self.directories else None)
         return index_module.Index(
             directory, self.directories.names('index'), catalog_id,
-            self.parameters.get('compare') == 'hash', find)
+            self.parameters.get('verify') == 'fingerprint', find)
 
     def catalog_in_use(self) -> None:
         self.findings.find(NOTE, 'catalog', None,

@@ -64,7 +64,7 @@ def _parse(text: bytes) -> dict:
             f'repository.json has format {version}; this program reads '
             f'{form.FORMAT}')
     json_objects.need_checksum(found)
-    texts = ('kind', 'repository_id', 'cutting', 'fingerprint', 'compare',
+    texts = ('kind', 'repository_id', 'chunking', 'fingerprint', 'verify',
              'checksum')
     numbers = ('format', 'block_size', 'group_slots', 'segment_size')
     if set(found) != set(texts + numbers):
@@ -82,9 +82,9 @@ def _parse(text: bytes) -> dict:
              form.MIN_SLOTS <= found['group_slots'] <= form.MAX_SLOTS),
             ('segment_size', block <= segment <= form.MAX_SEGMENT
              and _is_power_of_two(segment)),
-            ('cutting', _are_cuts(found['cutting'], block)),
-            ('compare', found['compare'] == 'value' or (
-                found['compare'] == 'hash'
+            ('chunking', _are_cuts(found['chunking'], block)),
+            ('verify', found['verify'] == 'bytes' or (
+                found['verify'] == 'fingerprint'
                 and form.is_cryptographic(found['fingerprint'])))):
         if not holds:
             raise form.Damage(
@@ -96,7 +96,8 @@ def _are_cuts(text: str, block_size: int) -> bool:
     """Whether blocks of up to `block_size` bytes can be cut like that."""
     if text == 'fixed':
         return True
-    match = re.fullmatch('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})', text)
+    match = re.fullmatch(
+        'content-defined ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})', text)
     if match is None:
         return False
     minimum, average = int(match[1]), int(match[2])

@@ -39,7 +39,7 @@ class Estimate(command.RepositoryCommand, lister.Lister):
             '--block-size', type=common.size, metavar='SIZE',
             help='As for repository create.')
         parser.add_argument(
-            '--cutting', default='fixed', metavar='fixed|gear',
+            '--chunking', default='fixed', metavar='fixed|content-defined',
             help='As for repository create.')
         common.add_codec(parser)
         parser.add_argument(
@@ -54,7 +54,7 @@ class Estimate(command.RepositoryCommand, lister.Lister):
         from glance_dedup.adoption import estimate
 
         options = estimate.Options(
-            parsed_args.block_size, parsed_args.cutting, parsed_args.codec,
+            parsed_args.block_size, parsed_args.chunking, parsed_args.codec,
             parsed_args.level, parsed_args.exact)
         files = estimate.files_of(
             parsed_args.paths, lambda path: self.app.tell(

@@ -20,14 +20,15 @@ class Create(command.RepositoryCommand, show.ShowOne):
         parser.add_argument(
             '--block-size', type=common.size, metavar='SIZE',
             help='The unit of deduplication: a power of two from 512 to 64K. '
-            'With --cutting gear, the size of the largest blocks. Default: '
-            '4K, with gear 16K.')
+            'With content-defined chunking, the size of the largest blocks. '
+            'Default: 4K, or 16K with content-defined chunking.')
         parser.add_argument(
-            '--cutting', default='fixed', metavar='fixed|gear',
+            '--chunking', default='fixed', metavar='fixed|content-defined',
             help="Where images are cut into blocks: at multiples of the block "
-            'size (fixed), or where the content says so (gear). The sizes of '
-            'the smallest and of an average block may follow; gear alone '
-            "means 'gear 2048 4096'. Default: %(default)s.")
+            'size (fixed), or where the content says so (content-defined). '
+            'The sizes of the smallest and of an average block may follow; '
+            "the word alone means 'content-defined 2048 4096'. Default: "
+            '%(default)s.')
         parser.add_argument(
             '--group-slots', type=int, default=32768, metavar='N',
             help='Blocks in a block group, 64 to 32768. Default: '
@@ -42,10 +43,11 @@ class Create(command.RepositoryCommand, show.ShowOne):
             help='A digest of OpenSSL of 160 bits or more, or xxh3-128. '
             'Default: %(default)s.')
         parser.add_argument(
-            '--compare', choices=('hash', 'value'), default='hash',
-            help='Whether blocks are equal if their fingerprints are (hash), '
-            'or only if their bytes are (value). xxh3-128 needs value, and '
-            'its damaged blocks are not healed. Default: %(default)s.')
+            '--verify', choices=('fingerprint', 'bytes'),
+            default='fingerprint', help='Whether blocks are equal if their '
+            'fingerprints are, or only if their bytes are. xxh3-128 needs '
+            'bytes, and its damaged blocks are not healed. Default: '
+            '%(default)s.')
         parser.add_argument(
             '--group-access', action='store_true',
             help="Let all members of the directory's group use the "
@@ -57,11 +59,11 @@ class Create(command.RepositoryCommand, show.ShowOne):
 
         repository.Repository.create(
             self.path, block_size=parsed_args.block_size,
-            cutting=parsed_args.cutting,
+            chunking=parsed_args.chunking,
             group_slots=parsed_args.group_slots,
             segment_size=parsed_args.segment_size,
             fingerprint=parsed_args.fingerprint,
-            compare=parsed_args.compare,
+            verify=parsed_args.verify,
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
@@ -77,9 +79,9 @@ def _described(path, parameters) -> dict:
         'block_size': common.Size(parameters.block_size),
         'group_slots': parameters.group_slots,
         'segment_size': common.Size(parameters.segment_size),
-        'cutting': parameters.cutting,
+        'chunking': parameters.chunking,
         'fingerprint': parameters.fingerprint,
-        'compare': parameters.compare,
+        'verify': parameters.verify,
     }
 
 

@@ -319,7 +319,7 @@ def _keys(repo, args, settings) -> list[str]:
         'group-slots': parameters.group_slots,
         'segment-size': parameters.segment_size,
         'fingerprint': parameters.fingerprint,
-        'compare': parameters.compare,
+        'verify': parameters.verify,
         'codec': args.codec,
         'threads': min(4, len(os.sched_getaffinity(0))),
         'reserve': settings.reserve_mib << 20,

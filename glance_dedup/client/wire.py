@@ -95,7 +95,7 @@ class RecipeHeader:
     fingerprint: str
     scope: bytes
     """the id of the fingerprints' scope"""
-    cutting: str
+    chunking: str
     """as in the repository's parameters"""
 
     @classmethod
@@ -103,17 +103,17 @@ class RecipeHeader:
         """The header of an image in a repository with these parameters."""
         return cls(parameters.block_size, stat.size, stat.zero_bytes,
                    stat.extents, parameters.fingerprint,
-                   bytes.fromhex(stat.scope), parameters.cutting)
+                   bytes.fromhex(stat.scope), parameters.chunking)
 
     @property
     def most_blocks(self) -> int:
         """An upper bound for the number of the image's blocks.
 
-        Most blocks are at least as long as the shortest that cutting makes.
+        Most blocks are at least as long as the shortest that chunking makes.
         Shorter are the last block before zeros, and some next to blocks that
         were found at another phase.
         """
-        shortest = ([int(n) for n in self.cutting.split()[1:]]
+        shortest = ([int(n) for n in self.chunking.split()[1:]]
                     or [self.block_size])[0]
         return (2 * (self.size - self.zero_bytes) // shortest + self.extents
                 + _SPARE_BLOCKS)
@@ -125,7 +125,7 @@ class RecipeHeader:
 
     def pack(self) -> bytes:
         """The header as it goes over the wire."""
-        cuts = [int(n) for n in self.cutting.split()[1:]] or [0, 0]
+        cuts = [int(n) for n in self.chunking.split()[1:]] or [0, 0]
         return _RECIPE.pack(
             _RECIPE_MAGIC + bytes([_RECIPE_VERSION]), self.block_size,
             self.size, self.zero_bytes, self.extents,
@@ -163,7 +163,8 @@ class RecipeHeader:
                       'is for tests only')
         return cls(block_size, size, zero_bytes, extents,
                    name.decode('ascii'), scope,
-                   f'gear {minimum} {average}' if average else 'fixed')
+                   f'content-defined {minimum} {average}' if average
+                   else 'fixed')
 
 
 @dataclasses.dataclass(frozen=True)

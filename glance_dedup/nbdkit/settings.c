@@ -182,7 +182,7 @@ gd_status
 gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
                        const char *value, gd_error *err)
 {
-    static const char *compare[2] = {"hash", "value"};
+    static const char *verify[2] = {"fingerprint", "bytes"};
     static const char *yes[2] = {"no", "yes"};
     static const char *no[2] = {"yes", "no"};
     gd_params *params = &settings->params;
@@ -212,8 +212,8 @@ gd_nbdkit_settings_set(gd_nbdkit_settings *settings, const char *key,
         return set_digest(params, value, err);
     } else if (strcmp(key, "codec") == 0) {
         return gd_codec_parse(value, &params->codec, err);
-    } else if (strcmp(key, "compare") == 0) {
-        return set_choice(&params->by_value, key, value, compare, err);
+    } else if (strcmp(key, "verify") == 0) {
+        return set_choice(&params->by_value, key, value, verify, err);
     } else if (strcmp(key, "codec-yields") == 0) {
         return set_choice(&params->adaptive_compression, key, value, yes, err);
     } else if (strcmp(key, "dedup") == 0) {

@@ -19,9 +19,9 @@ from glance_dedup.base import hexids
 #: The version of the format. What is added to it later is a feature.
 FORMAT = 1
 _KIND = 'glance-dedup repository'
-_GEAR = re.compile('gear ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
-#: The meaning of ``gear`` without numbers, and the block size for it.
-GEAR, GEAR_BLOCK = 'gear 2048 4096', 16384
+_CUTS = re.compile('content-defined ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
+#: The meaning of ``content-defined`` without numbers, and its block size.
+CONTENT_DEFINED, CONTENT_DEFINED_BLOCK = 'content-defined 2048 4096', 16384
 
 
 def need_range(name: str, value: int, low: int, high: int) -> None:
@@ -56,27 +56,30 @@ class Parameters:
     group_slots: int
     segment_size: int
     fingerprint: str
-    compare: str
-    cutting: str = 'fixed'
+    verify: str
+    chunking: str = 'fixed'
     format: int = FORMAT
 
     @classmethod
     def choose(cls, *, block_size: int | None = None,
                group_slots: int = 32768, segment_size: int = 65536,
-               fingerprint: str = 'sha256', compare: str = 'hash',
-               cutting: str = 'fixed') -> 'Parameters':
+               fingerprint: str = 'sha256', verify: str = 'fingerprint',
+               chunking: str = 'fixed') -> 'Parameters':
         """Parameters of a new repository, with a new id.
 
-        :param block_size: bytes; None: 4096, or with cutting by content 16384
-        :param cutting: ``fixed``; ``gear``; or ``gear`` with the smallest and
-            the average block's bytes, as in ``gear 2048 4096``
+        :param block_size: bytes; None: 4096, or 16384 with content-defined
+            chunking
+        :param chunking: ``fixed``; ``content-defined``; or this with the
+            smallest and the average block's bytes, as in
+            ``content-defined 2048 4096``
         :raises InvalidParameter: for a value out of bounds
         """
         if block_size is None:
-            block_size = 4096 if cutting == 'fixed' else GEAR_BLOCK
+            block_size = 4096 if chunking == 'fixed' else CONTENT_DEFINED_BLOCK
         found = cls(secrets.token_hex(16), block_size, group_slots,
-                    segment_size, fingerprint, compare,
-                    GEAR if cutting == 'gear' else cutting)
+                    segment_size, fingerprint, verify,
+                    CONTENT_DEFINED if chunking == 'content-defined'
+                    else chunking)
         found.validate()
         return found
 
@@ -89,18 +92,19 @@ class Parameters:
         need_range('group_slots', self.group_slots, 64, 32768)
         _need_power_of_two('segment_size', self.segment_size,
                            self.block_size, 1 << 20)
-        self._validate_cutting()
-        if self.compare not in ('hash', 'value'):
+        self._validate_chunking()
+        if self.verify not in ('fingerprint', 'bytes'):
             raise exceptions.InvalidParameter(
-                f"compare: '{self.compare}' is neither 'hash' nor 'value'")
+                f"verify: '{self.verify}' is neither 'fingerprint' nor "
+                "'bytes'")
         cryptographic = (
             self.is_cryptographic if allow_weak
             else _engine.is_cryptographic(self.fingerprint))
-        if not cryptographic and self.compare == 'hash':
+        if not cryptographic and self.verify == 'fingerprint':
             raise exceptions.InvalidParameter(
                 f"fingerprint: '{self.fingerprint}' is not cryptographic, so "
-                "equal fingerprints may be unequal blocks; choose compare "
-                "'value', or a cryptographic digest")
+                "equal fingerprints may be unequal blocks; choose verify "
+                "'bytes', or a cryptographic digest")
 
     @property
     def is_cryptographic(self) -> bool:
@@ -108,7 +112,7 @@ class Parameters:
         return self.fingerprint != 'weak-8' and (
             _engine.is_cryptographic(self.fingerprint))
 
-    def _validate_cutting(self) -> None:
+    def _validate_chunking(self) -> None:
         minimum, average = self.cuts
         if not average:
             return
@@ -125,19 +129,21 @@ class Parameters:
                        'of two')
         else:
             return
-        raise exceptions.InvalidParameter(f'cutting: {problem}')
+        raise exceptions.InvalidParameter(f'chunking: {problem}')
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """Bytes of gear's smallest and average block; zeros for fixed cuts."""
-        if self.cutting == 'fixed':
+        """Smallest and average block of content-defined chunking, in bytes;
+        zeros for fixed cuts."""
+        if self.chunking == 'fixed':
             return 0, 0
-        match = (_GEAR.fullmatch(self.cutting)
-                 if isinstance(self.cutting, str) else None)
+        match = (_CUTS.fullmatch(self.chunking)
+                 if isinstance(self.chunking, str) else None)
         if match is None:
             raise exceptions.InvalidParameter(
-                f"cutting: there is no '{self.cutting}'; choose fixed, gear, "
-                "or 'gear MINIMUM AVERAGE'")
+                f"chunking: there is no '{self.chunking}'; choose fixed, "
+                "content-defined, "
+                "or 'content-defined MINIMUM AVERAGE'")
         return int(match[1]), int(match[2])
 
     @property

@@ -166,7 +166,7 @@ class Repository(closing.Closing):
             group_slots=self.parameters.group_slots,
             segment_size=self.parameters.segment_size,
             fingerprint=self.parameters.fingerprint,
-            by_value=self.parameters.compare == 'value',
+            by_value=self.parameters.verify == 'bytes',
             codec=codec,
             codec_level=codec_level,
             threads=threads,

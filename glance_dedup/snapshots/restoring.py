@@ -284,7 +284,7 @@ class _Restoring:
             group_slots=parameters.group_slots,
             segment_size=parameters.segment_size,
             fingerprint=parameters.fingerprint,
-            by_value=parameters.compare == 'value', codec='none',
+            by_value=parameters.verify == 'bytes', codec='none',
             codec_level=0, threads=0, lock_timeout_ms=0)
         # Before the first group (N15.1).
         for feature in (features.LISTED_SEGMENTS, features.COLD):

@@ -108,7 +108,7 @@ def cut(extents: Iterable[wire.RecipeExtent], most: int, offset: int = 0,
         zeros: int = 1 << 62) -> Iterator[list[wire.RecipeExtent]]:
     """Cut a description into lots; yields each as soon as it is complete.
 
-    Cutting again from the end of any lot gives the same further lots.
+    Chunking again from the end of any lot gives the same further lots.
 
     :param most: the most blocks, and the most extents, of a lot
     :param offset: where the first lot begins
@@ -162,13 +162,13 @@ def why_whole(ours: parameters.Parameters, theirs: Any) -> str | None:
 
     :param theirs: the header of a description
     """
-    if ours.compare != 'hash':
+    if ours.verify != 'fingerprint':
         return 'blocks are compared by value here'
     if ours.block_size != theirs.block_size:
         return (f'blocks have {ours.block_size} bytes here and '
                 f'{theirs.block_size} there')
-    if ours.cutting != theirs.cutting:
-        return f'cutting is {ours.cutting} here and {theirs.cutting} there'
+    if ours.chunking != theirs.chunking:
+        return f'chunking is {ours.chunking} here and {theirs.chunking} there'
     if ours.fingerprint != theirs.fingerprint:
         return (f'the fingerprint is {ours.fingerprint} here and '
                 f'{theirs.fingerprint} there')

@@ -153,7 +153,7 @@ def store_phases(stage):
 @workload
 def store_cut(stage):
     """Blocks cut by their content: stored, pulled, merged and collected."""
-    stage.create(cutting='gear 64 256')
+    stage.create(chunking='content-defined 64 256')
     with stage.open() as one, stage.open() as two:
         stage.put(one, 'a', (1, 20), (0, 3), (2, 15))
         spec = [(3, 1), (1, 20), (0, 3), (2, 15)]

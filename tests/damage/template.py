@@ -246,7 +246,7 @@ def _create(path, codec):
     # With one of the codecs blocks are cut by their content.
     return repositories.create(
         path, block_size=BLOCK, group_slots=64, segment_size=4 * BLOCK,
-        cutting='fixed' if codec == 'none' else 'gear 128 256')
+        chunking='fixed' if codec == 'none' else 'content-defined 128 256')
 
 
 def _age(repo):

@@ -35,7 +35,7 @@ SMALL = {
                 'IMAGE'], 'those of one image alone'),
     'budget': (['--versions', '2', '--budget', '64', 'IMAGE'], '100.00%'),
     'checking': (['--extents', '4', '--images', '20'], 'images'),
-    'chunking': (['--rounds', '1', '--cutting', '4096,1024/4096/16384',
+    'chunking': (['--rounds', '1', '--chunking', '4096,1024/4096/16384',
                   'IMAGE'], '| 1024/4096/16384 |'),
     'cold': (['--mib', '8', '--group-slots', '256', '--gib-month', '0.02'],
              'sum, of what has a price'),

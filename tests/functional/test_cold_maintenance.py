@@ -123,7 +123,7 @@ def store(place, faults, tmp_path):
 @pytest.fixture
 def by_value(place, faults, tmp_path):
     with contextlib.closing(Store(tmp_path / 'r', *place,
-                                  compare='value')) as made:
+                                  verify='bytes')) as made:
         yield made
 
 

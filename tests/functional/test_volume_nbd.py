@@ -613,7 +613,7 @@ def test_parameters_that_changed(server):
     (['repository-id=xyz'], 'has not 32 hexadecimal digits'),
     (['parameters=0'], 'has not 16 hexadecimal digits'),
     (['major=1'], "there is no key 'major'"),
-    (['compare=other'], 'is neither hash nor value'),
+    (['verify=other'], 'is neither fingerprint nor bytes'),
     (['dedup=maybe'], 'is neither yes nor no'),
     (['color=red'], "there is no key 'color'"),
     (['codec=none'], 'the key repository is missing')])

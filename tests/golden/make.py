@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Makes the golden repositories: one for each feature and way of cutting.
+"""Makes the golden repositories: one for each feature and way of chunking.
 
 ::
 
@@ -50,8 +50,8 @@ from tests.support.repositories import noise
 from tests.support.repositories import put
 
 HERE = pathlib.Path(__file__).resolve().parent
-VALUE = {'fingerprint': 'xxh3-128', 'compare': 'value'}
-GEAR = {'cutting': 'gear 64 256'}
+VALUE = {'fingerprint': 'xxh3-128', 'verify': 'bytes'}
+GEAR = {'chunking': 'content-defined 64 256'}
 BLOCK = 512
 LARGEST = 300 << 10     # bytes of a packed one
 PART = 64 << 10         # the smallest of a volume

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Content-defined cutting, written a second time, from the format's text."""
+"""Content-defined chunking, written a second time, from the format's text."""
 
 from collections.abc import Iterator
 

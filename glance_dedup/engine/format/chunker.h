@@ -2,7 +2,7 @@
 /*
  * chunker.h - where a stream is cut.
  *
- * Cutting sees only the bytes it is given: "how long is the first block of
+ * Chunking sees only the bytes it is given: "how long is the first block of
  * these bytes?" So the end of a block depends only on the block's own bytes
  * and, for zeros, on the byte after them.  It does not depend on the pieces in
  * which the bytes arrive.
@@ -34,7 +34,7 @@ struct gd_chunker {
      * Thread-safe. */
     size_t (*next)(const gd_chunker *chunker, const uint8_t *data, size_t len,
                    size_t known, bool last);
-    /* For content-defined cutting: */
+    /* For content-defined chunking: */
     size_t minimum;
     uint64_t hard, easy; /* a cut's hash is less: up to the average; after it */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gear.c - content-defined cutting.  See chunker.h.
+ * gear.c - content-defined chunking.  See chunker.h.
  *
  * A hash is rolled over the bytes: hash = 2 * hash + constant[byte], modulo
  * 2^64.  It depends on the last 64 bytes and on nothing before them.  A block
@@ -50,29 +50,29 @@ check_limits(size_t minimum, size_t average, size_t maximum, gd_error *err)
 {
     if (minimum < GD_GEAR_WINDOW) {
         return gd_fail(err, GD_INVALID,
-                       "cutting: the minimum is %zu bytes; it must be at "
+                       "chunking: the minimum is %zu bytes; it must be at "
                        "least %d", minimum, GD_GEAR_WINDOW);
     }
     if (minimum >= average) {
         return gd_fail(err, GD_INVALID,
-                       "cutting: the minimum, %zu bytes, is not below the "
+                       "chunking: the minimum, %zu bytes, is not below the "
                        "average, %zu", minimum, average);
     }
     if (average >= maximum) {
         return gd_fail(err, GD_INVALID,
-                       "cutting: the average, %zu bytes, is not below the "
+                       "chunking: the average, %zu bytes, is not below the "
                        "block size, %zu, which is the maximum", average,
                        maximum);
     }
     if (!is_power_of_two(average)) {
         return gd_fail(err, GD_INVALID,
-                       "cutting: the average is %zu bytes; it must be a power "
+                       "chunking: the average is %zu bytes; it must be a power "
                        "of two", average);
     }
     return GD_OK;
 }
 
-/* ---- cutting ---- */
+/* ---- chunking ---- */
 
 /* The hash before data[at], except for what the next byte shifts out of it.
  * REQUIRES: at >= GD_GEAR_WINDOW - 1. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gear.h - content-defined cutting (chunker.h): the constants of its hash
- * (format.rst, "Cutting").
+ * gear.h - content-defined chunking (chunker.h): the constants of its hash
+ * (format.rst, "Chunking").
  *
  * With hash = 2 * hash + gd_gear[byte], modulo 2^64, the hash behind a byte
  * depends on 64 bytes.

@@ -232,7 +232,7 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
     return GD_OK;
 }
 
-/* ---- cutting ---- */
+/* ---- chunking ---- */
 
 /* Whether two neighbours in the order go into one segment.  Blocks that no
  * codec made smaller stay with their like, so that a quick level can find this

@@ -176,7 +176,7 @@ put_batch(gd_intake *intake, gd_error *err)
     return s;
 }
 
-/* ---- cutting ---- */
+/* ---- chunking ---- */
 
 /* stays: data will stay in place until the batch is stored.
  * REQUIRES: the batch is not full. */
@@ -306,7 +306,7 @@ take_bytes(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
     return s;
 }
 
-/* ---- cutting anew ---- */
+/* ---- chunking anew ---- */
 
 /* Takes zeros that were recognized before. */
 static gd_status

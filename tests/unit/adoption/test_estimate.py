@@ -54,18 +54,19 @@ def du(path):
 
 
 @pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
-@pytest.mark.parametrize('cutting, block_size', [
-    ('fixed', None), ('fixed', 512), ('fixed', 65536), ('gear', None),
-    ('gear 256 1024', 4096)])
-def test_what_storing_makes_of_it(place, tmp_path, cutting, block_size,
+@pytest.mark.parametrize('chunking, block_size', [
+    ('fixed', None), ('fixed', 512), ('fixed', 65536), ('content-defined',
+                                                        None),
+    ('content-defined 256 1024', 4096)])
+def test_what_storing_makes_of_it(place, tmp_path, chunking, block_size,
                                   codec):
     files = image_files(place)
     path = repositories.create(
-        tmp_path / 'repository', cutting=cutting, block_size=block_size)
+        tmp_path / 'repository', chunking=chunking, block_size=block_size)
     with repositories.open_repository(path, codec=codec, threads=0) as repo:
         stats = [repo.put(os.path.basename(file), file) for file in files]
     found = estimate.estimate(files, estimate.Options(
-        block_size, cutting, codec))
+        block_size, chunking, codec))
     assert found.unreadable == []
     assert found.one_of == 1 and found.error_percent == 0
     assert [image.size for image in found.images] == [
@@ -157,15 +158,16 @@ def test_pieces_do_not_matter(place, monkeypatch):
     """Cuts are the same wherever one read ends and the next begins."""
     content = mixture(900000, 1) + bytes(300001) + mixture(500000, 2)
     (place / 'a').write_bytes(content)
-    for options in (estimate.Options(), estimate.Options(cutting='gear')):
+    for options in (estimate.Options(),
+                    estimate.Options(chunking='content-defined')):
         expected = estimate.estimate([str(place / 'a')], options)
         with monkeypatch.context() as patched:
             patched.setattr(estimate, 'PIECE', 1 << 17)
             assert estimate.estimate([str(place / 'a')], options) == expected
 
 
-@pytest.mark.parametrize('cutting', ['fixed', 'gear'])
-def test_holes_are_zeros_and_not_read(place, cutting):
+@pytest.mark.parametrize('chunking', ['fixed', 'content-defined'])
+def test_holes_are_zeros_and_not_read(place, chunking):
     with open(place / 'sparse', 'wb') as f:
         f.write(noise(100000, 1))
         f.seek(3 << 30)
@@ -173,7 +175,7 @@ def test_holes_are_zeros_and_not_read(place, cutting):
         f.truncate((4 << 30) + 17)
     done = []
     found = estimate.estimate(
-        [str(place / 'sparse')], estimate.Options(cutting=cutting),
+        [str(place / 'sparse')], estimate.Options(chunking=chunking),
         done.append)
     image = found.images[0]
     assert image.size == (4 << 30) + 17
@@ -181,8 +183,8 @@ def test_holes_are_zeros_and_not_read(place, cutting):
     assert sum(done[-1:]) < 20 * MIB
 
 
-@pytest.mark.parametrize('cutting', ['fixed', 'gear'])
-def test_holes_are_as_written_zeros(place, cutting):
+@pytest.mark.parametrize('chunking', ['fixed', 'content-defined'])
+def test_holes_are_as_written_zeros(place, chunking):
     content = (noise(100001, 1) + bytes(20 * MIB) + noise(70000, 2)
                + bytes(9 * MIB + 5))
     (place / 'dense').write_bytes(content)
@@ -193,7 +195,7 @@ def test_holes_are_as_written_zeros(place, cutting):
         f.truncate(len(content))
     dense, sparse = (
         estimate.estimate([str(place / name)],
-                          estimate.Options(cutting=cutting)).images[0]
+                          estimate.Options(chunking=chunking)).images[0]
         for name in ('dense', 'sparse'))
     sparse.path = dense.path
     assert sparse == dense and dense.new > 170000
@@ -248,7 +250,7 @@ def test_a_file_that_shrinks(place, monkeypatch):
 
 def test_bad_options():
     for options in (estimate.Options(block_size=1000),
-                    estimate.Options(cutting='rabin'),
+                    estimate.Options(chunking='rabin'),
                     estimate.Options(codec='zstd', level=99),
                     estimate.Options(codec='gzip')):
         with pytest.raises(exceptions.InvalidParameter):

@@ -248,7 +248,7 @@ def test_what_others_have_makes_no_difference(tmp_path):
 
 def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
     """Of 256 fingerprints all are alike; no block of another is looked at."""
-    path = maintenance.create(tmp_path, fingerprint='weak-8', compare='value')
+    path = maintenance.create(tmp_path, fingerprint='weak-8', verify='bytes')
     data = content(*range(30))
     with repositories.open_repository(path, codec='none',
                                       _allow_weak=True) as repo:
@@ -297,7 +297,7 @@ def test_healing_passes_over_other_scopes(tmp_path):
 
 
 def test_no_store_of_another_scope_is_loaded(tmp_path):
-    path = maintenance.create(tmp_path, fingerprint='weak-8', compare='value')
+    path = maintenance.create(tmp_path, fingerprint='weak-8', verify='bytes')
     with repositories.open_repository(path, codec='none',
                                       _allow_weak=True) as repo:
         put(repo, 'one', content(*range(30)), **P)
@@ -617,7 +617,7 @@ def written(tmp_path, *, scope=scopes.of_project('p'), owner=None,
     """An image whose group, and whose recipe, say so."""
     repository = format_writer.Repository(
         tmp_path / 'written', fingerprint=fingerprint,
-        compare='value' if fingerprint == 'xxh3-128' else 'hash')
+        verify='bytes' if fingerprint == 'xxh3-128' else 'fingerprint')
     group = format_writer.Group(
         repository, 1, scope=scope, compute=compute or (
             lambda block: hashlib.sha256(scope + block).digest()))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Content-defined cutting: a repository of ``gear``, and what is done in it.
+"""Content-defined chunking: a repository of ``gear``, and what is done in it.
 
 What is stored is compared with ``tests/support/gear_reference.py``, which cuts
 a second time, by the format's text.
@@ -24,7 +24,8 @@ from tests.support import repositories
 from tests.support.repositories import noise
 
 LIMITS = 256, 1024, 4096
-GEAR = {'cutting': 'gear 256 1024', 'block_size': 4096, 'group_slots': 128,
+GEAR = {'chunking': 'content-defined 256 1024', 'block_size': 4096,
+        'group_slots': 128,
         'segment_size': 16384}
 MIB = 1 << 20
 
@@ -123,7 +124,7 @@ def test_images_of_any_size(repo, path, size, kind):
 def test_other_limits(tmp_path, block_size, limits):
     path = repositories.create(
         tmp_path / 'r', block_size=block_size, segment_size=65536,
-        cutting='gear %d %d' % limits)
+        chunking='content-defined %d %d' % limits)
     data = image_of(MIB)
     with repositories.open_repository(path) as repo:
         put(repo, 'one', data)
@@ -134,16 +135,16 @@ def test_other_limits(tmp_path, block_size, limits):
 
 
 def test_the_default(tmp_path):
-    repositories.create(tmp_path / 'r', cutting='gear')
+    repositories.create(tmp_path / 'r', chunking='content-defined')
     with repositories.open_repository(tmp_path / 'r') as repo:
-        assert repo.parameters.cutting == parameters.GEAR
-        assert repo.parameters.block_size == parameters.GEAR_BLOCK
+        assert repo.parameters.chunking == parameters.CONTENT_DEFINED
+        assert repo.parameters.block_size == parameters.CONTENT_DEFINED_BLOCK
 
 
 def test_what_was_put_in_costs_little(tmp_path):
     data = noise(4 * MIB)
     moved = noise(777, 'before') + data[:MIB] + noise(3, 'x') + data[MIB:]
-    repositories.create(tmp_path / 'r', cutting='gear')
+    repositories.create(tmp_path / 'r', chunking='content-defined')
     with repositories.open_repository(tmp_path / 'r') as repo:
         put(repo, 'one', data)
         assert put(repo, 'two', moved).new_bytes < 64 * 1024
@@ -161,23 +162,28 @@ def test_what_follows_zeros_is_found_wherever_it_lies(repo):
 # -- what is refused ----------------------------------------------------------
 
 @pytest.mark.parametrize('text, word', [
-    ('gear 1024', 'gear 1024'), ('gear 1024 4096 8192', '8192'),
-    ('fastcdc', 'fastcdc'), ('gear  1024 4096', 'gear  1024'),
-    ('gear 01024 4096', '01024'), ('gear -1 4096', '-1'), ('', 'choose'),
-    ('gear 63 4096', 'minimum is 63'), ('gear 4096 4096', 'minimum, 4096'),
-    ('gear 8192 4096', 'minimum, 8192'), ('gear 1024 16384', 'average, 16384'),
-    ('gear 1024 32768', 'average, 32768'),
-    ('gear 1024 4095', 'average is 4095'),
-    ('gear 1024 4294967296', '4294967296')])
+    ('content-defined 1024', 'content-defined 1024'),
+    ('content-defined 1024 4096 8192', '8192'),
+    ('fastcdc', 'fastcdc'), ('content-defined  1024 4096',
+                             'content-defined  1024'),
+    ('content-defined 01024 4096', '01024'), ('content-defined -1 4096', '-1'),
+    ('', 'choose'),
+    ('content-defined 63 4096', 'minimum is 63'), ('content-defined 4096 4096',
+                                                   'minimum, 4096'),
+    ('content-defined 8192 4096', 'minimum, 8192'),
+    ('content-defined 1024 16384', 'average, 16384'),
+    ('content-defined 1024 32768', 'average, 32768'),
+    ('content-defined 1024 4095', 'average is 4095'),
+    ('content-defined 1024 4294967296', '4294967296')])
 def test_limits_in_the_wrong_order_are_refused_by_name(tmp_path, text, word):
     with pytest.raises(exceptions.InvalidParameter) as caught:
-        repository_module.Repository.create(tmp_path / 'r', cutting=text)
-    assert str(caught.value).startswith('cutting: ')
+        repository_module.Repository.create(tmp_path / 'r', chunking=text)
+    assert str(caught.value).startswith('chunking: ')
     assert word in str(caught.value)
     assert not (tmp_path / 'r').exists()
-    repositories.create(tmp_path / 'r', cutting='gear')
-    repositories.edit_parameters(tmp_path / 'r', cutting=text)
-    with pytest.raises(exceptions.DamagedError, match='cutting'):
+    repositories.create(tmp_path / 'r', chunking='content-defined')
+    repositories.edit_parameters(tmp_path / 'r', chunking=text)
+    with pytest.raises(exceptions.DamagedError, match='chunking'):
         repositories.open_repository(tmp_path / 'r')
 
 
@@ -281,7 +287,9 @@ def test_pulling_blocks_of_any_lengths(tmp_path, parameters):
 
 
 @pytest.mark.parametrize('other', [
-    {}, {'block_size': 4096}, {**GEAR, 'cutting': 'gear 512 1024'}], ids=str)
+    {}, {'block_size': 4096}, {**GEAR,
+                               'chunking': 'content-defined 512 1024'}],
+    ids=str)
 def test_pulling_what_is_cut_otherwise(tmp_path, other):
     there = repositories.create(tmp_path / 'there', **GEAR)
     here = repositories.create(tmp_path / 'here', **other)
@@ -291,7 +299,8 @@ def test_pulling_what_is_cut_otherwise(tmp_path, other):
     with repositories.open_repository(here) as repo, (
             daemons.running(there)) as daemon, daemon.client() as client:
         result = pull.pull(repo, 'one', client)
-        assert 'cutting is' in result.whole and 'gear 256' in result.whole
+        assert 'chunking is' in result.whole
+        assert 'content-defined 256' in result.whole
         assert repositories.read_all(repo, 'one') == data
     repositories.need_clean(here)
 

@@ -756,7 +756,7 @@ def test_a_spare_of_a_weak_fingerprint(tmp_path, name, marked):
         return hashlib.sha1(data).digest() + bytes(12)
 
     repository = writer.Repository(
-        tmp_path / 'weak', fingerprint=name, compare='value')
+        tmp_path / 'weak', fingerprint=name, verify='bytes')
     group = writer.Group(repository, 1, compute=compute)
     group.append([b'%d' % i * 512 for i in range(4)])
     spares = writer.Spares(repository, 1, compute=compute)

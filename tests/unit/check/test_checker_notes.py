@@ -123,16 +123,16 @@ def test_xxh3_128(tmp_path):
         return number.to_bytes(16, 'big') + bytes(16)
 
     repository = writer.Repository(
-        tmp_path / 'r', fingerprint='xxh3-128', compare='value')
+        tmp_path / 'r', fingerprint='xxh3-128', verify='bytes')
     group = writer.Group(repository, 1, compute=compute)
     group.append([block(1), block(2)])
     group.publish()
     group.save()
     repository.image('one', [(group, 0, 2)])
     assert look(repository)[1].findings == []
-    repository.parameters['compare'] = 'hash'
+    repository.parameters['verify'] = 'fingerprint'
     repository.save_parameters()
-    assert 'compare' in one_damage(
+    assert 'verify' in one_damage(
         repository, 'repository.json').sentence
 
 

@@ -36,15 +36,19 @@ PARAMETERS = {
     'slots large': {'group_slots': 32769},
     'segment small': {'segment_size': 256},
     'segment large': {'segment_size': 1 << 21},
-    'cutting': {'cutting': 'other'},
-    'cutting without sizes': {'cutting': 'gear'},
-    'cutting padded': {'cutting': 'gear 0128 256', 'block_size': 512},
-    'minimum small': {'cutting': 'gear 63 256', 'block_size': 512},
-    'minimum large': {'cutting': 'gear 256 256', 'block_size': 512},
-    'average large': {'cutting': 'gear 128 512', 'block_size': 512},
-    'average no power': {'cutting': 'gear 128 300', 'block_size': 512},
-    'compare': {'compare': 'other'},
-    'compare surrogate': {'compare': '\ud800\n'},
+    'chunking': {'chunking': 'other'},
+    'chunking without sizes': {'chunking': 'content-defined'},
+    'chunking padded': {'chunking': 'content-defined 0128 256',
+                        'block_size': 512},
+    'minimum small': {'chunking': 'content-defined 63 256', 'block_size': 512},
+    'minimum large': {'chunking': 'content-defined 256 256',
+                      'block_size': 512},
+    'average large': {'chunking': 'content-defined 128 512',
+                      'block_size': 512},
+    'average no power': {'chunking': 'content-defined 128 300',
+                         'block_size': 512},
+    'verify': {'verify': 'other'},
+    'verify surrogate': {'verify': '\ud800\n'},
     'more keys': {'more': 1},
     'major a string': {'major': '1'},
     'minor': {'minor': 0},
@@ -72,14 +76,14 @@ def test_parameters_that_are_no_object(repository, group, image, text):
     one_damage(repository, 'repository.json')
 
 
-def test_parameters_of_content_defined_cutting(repository):
-    repository.parameters['cutting'] = 'gear 128 256'
+def test_parameters_of_content_defined_chunking(repository):
+    repository.parameters['chunking'] = 'content-defined 128 256'
     repository.save_parameters()
     assert look(repository)[1].findings == []
 
 
 def test_parameters_with_a_key_missing(repository):
-    del repository.parameters['cutting']
+    del repository.parameters['chunking']
     repository.save_parameters()
     one_damage(repository, 'repository.json')
 

@@ -73,8 +73,8 @@ def make(tmp_path):
     {}, {'block_size': 512, 'group_slots': 64, 'segment_size': 2048},
     {'block_size': 65536, 'group_slots': 80, 'segment_size': MIB},
     {'fingerprint': 'sha512-256'}, {'fingerprint': 'blake2s256'},
-    {'fingerprint': 'sha1', 'compare': 'value'}, {'fingerprint': 'sha512'},
-    {'fingerprint': 'xxh3-128', 'compare': 'value'}],
+    {'fingerprint': 'sha1', 'verify': 'bytes'}, {'fingerprint': 'sha512'},
+    {'fingerprint': 'xxh3-128', 'verify': 'bytes'}],
     ids=lambda parameters: ' '.join(map(str, parameters.values())))
 def test_what_the_engine_writes_is_valid(make, codec, parameters):
     images = contents()

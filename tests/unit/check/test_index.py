@@ -109,7 +109,7 @@ def test_duplicate_in_the_catalog(repository, catalog):
 def test_weak_fingerprints(repository, catalog):
     """Equal ones may be of unequal blocks, which are no duplicates."""
     second_of(repository, catalog)
-    repository.parameters['compare'] = 'value'
+    repository.parameters['verify'] = 'bytes'
     repository.save_parameters()
     no_findings(repository)
 

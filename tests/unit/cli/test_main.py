@@ -123,7 +123,7 @@ def test_did_you_mean(cli, words, meant):
     ('image', 'list', '--nonsense'), ('image', 'list', '-f', 'nonsense'),
     ('image', 'put', 'a', 'b', '--codec', 'gzip'),
     ('repository', 'create', '--block-size', 'x'),
-    ('repository', 'create', '--compare', 'x'), ('--nonsense',)])
+    ('repository', 'create', '--verify', 'x'), ('--nonsense',)])
 def test_usage(created, arguments):
     result = created(*arguments)
     assert result.status == 2

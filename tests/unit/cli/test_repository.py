@@ -15,12 +15,12 @@ from tests.unit.cli import conftest
 def test_create(cli):
     found = cli('repository', 'create', '-f', 'json', '--block-size', 512,
                 '--group-slots', 64, '--segment-size', 2048,
-                '--fingerprint', 'blake2s256', '--compare', 'value').json()
+                '--fingerprint', 'blake2s256', '--verify', 'bytes').json()
     assert found == {
         'path': str(cli.path), 'repository_id': found['repository_id'],
         'format': 1, 'block_size': 512, 'group_slots': 64,
-        'segment_size': 2048, 'cutting': 'fixed',
-        'fingerprint': 'blake2s256', 'compare': 'value'}
+        'segment_size': 2048, 'chunking': 'fixed',
+        'fingerprint': 'blake2s256', 'verify': 'bytes'}
     with repository.Repository(
             cli.path, filter_dir=cli.options[3], filter_mib=1) as repo:
         assert repo.repository_id == found['repository_id']
@@ -28,11 +28,11 @@ def test_create(cli):
     cli('repository', 'create').failed(str(cli.path))
 
 
-def test_create_with_content_defined_cutting(cli):
+def test_create_with_content_defined_chunking(cli):
     found = cli('repository', 'create', '-f', 'json',
-                '--cutting', 'gear').json()
-    assert found['cutting'] == parameters.GEAR
-    assert found['block_size'] == parameters.GEAR_BLOCK
+                '--chunking', 'content-defined').json()
+    assert found['chunking'] == parameters.CONTENT_DEFINED
+    assert found['block_size'] == parameters.CONTENT_DEFINED_BLOCK
 
 
 def test_create_where_something_is(cli):
@@ -47,9 +47,10 @@ def test_create_where_something_is(cli):
     (('--block-size', 256), 'block_size'),
     (('--block-size', '128K'), 'block_size'),
     (('--block-size', 0), 'block_size'),
-    (('--cutting', 'rabin'), 'rabin'),
-    (('--cutting', 'gear 4096 1024'), 'the minimum, 4096'),
-    (('--cutting', 'gear', '--block-size', 4096), 'the average, 4096'),
+    (('--chunking', 'rabin'), 'rabin'),
+    (('--chunking', 'content-defined 4096 1024'), 'the minimum, 4096'),
+    (('--chunking', 'content-defined', '--block-size', 4096),
+     'the average, 4096'),
     (('--group-slots', 63), 'group_slots'),
     (('--group-slots', 32769), 'group_slots'),
     (('--segment-size', 2048), 'segment_size'),
@@ -68,7 +69,7 @@ def test_create_with_bad_options(cli, options, word):
 
 def test_create_by_value(cli):
     assert cli('repository', 'create', '--fingerprint', 'xxh3-128',
-               '--compare', 'value').status == 0
+               '--verify', 'bytes').status == 0
     assert cli('repository', 'check').status == 0
 
 

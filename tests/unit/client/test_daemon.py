@@ -375,7 +375,7 @@ def test_a_recipe_of_blocks_of_many_lengths(path):
     with daemons.scripted(path, sends(recipe(body))), (
             client_of(path)) as client:
         with client.recipe('one') as found:
-            assert found.header.cutting == 'gear 512 1024'
+            assert found.header.chunking == 'content-defined 512 1024'
             assert [(e.offset, e.length, e.blocks) for e in found] == [
                 (0, 4596, 2), (4596, 1000, 0), (5596, 3404, 3)]
 

@@ -84,8 +84,8 @@ def test_a_repository_that_is_there_is_used(configure):
 
 @pytest.mark.parametrize('chosen', [
     {}, {'block_size': 8192, 'group_slots': 128, 'segment_size': 131072,
-         'fingerprint': 'xxh3-128', 'compare': 'value'},
-    {'cutting': 'gear'}, {'group_access': True}], ids=str)
+         'fingerprint': 'xxh3-128', 'verify': 'bytes'},
+    {'chunking': 'content-defined'}, {'group_access': True}], ids=str)
 def test_a_repository_of_any_kind_is_used(configure, tmp_path, chosen):
     repository.Repository.create(str(tmp_path / 'one'), **chosen)
     store = configure(one={})

@@ -370,7 +370,7 @@ class Repository:
 
     def __init__(self, path, *, block_size: int = 512,
                  group_slots: int = 64, segment_size: int = 4096,
-                 fingerprint: str = 'sha256', compare: str = 'hash',
+                 fingerprint: str = 'sha256', verify: str = 'fingerprint',
                  name: str = 'repository', features: tuple[str, ...] = (),
                  **more):
         self.path = pathlib.Path(path)
@@ -382,8 +382,8 @@ class Repository:
             'kind': 'glance-dedup repository', 'format': 1,
             'repository_id': self.repository_id.hex(),
             'block_size': block_size, 'group_slots': group_slots,
-            'segment_size': segment_size, 'cutting': 'fixed',
-            'fingerprint': fingerprint, 'compare': compare}
+            'segment_size': segment_size, 'chunking': 'fixed',
+            'fingerprint': fingerprint, 'verify': verify}
         self.parameters.update(more)
         self.path.mkdir(mode=0o700)
         for directory in ('groups', 'images', 'spool', 'locks',

@@ -79,15 +79,15 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.initialize(
         segment=strategies.sampled_from([512, 4096, 65536]),
-        cutting=strategies.sampled_from(['fixed', 'gear 64 256']),
+        chunking=strategies.sampled_from(['fixed', 'content-defined 64 256']),
         digest=strategies.sampled_from([
-            ('sha256', 'hash'), ('blake2s256', 'value'),
-            ('xxh3-128', 'value'), ('weak-8', 'value')]))
-    def create(self, segment, cutting, digest):
+            ('sha256', 'fingerprint'), ('blake2s256', 'bytes'),
+            ('xxh3-128', 'bytes'), ('weak-8', 'bytes')]))
+    def create(self, segment, chunking, digest):
         self.digest = digest[0]
         repositories.create(
             self.path, block_size=BLOCK, group_slots=64, segment_size=segment,
-            fingerprint=digest[0], compare=digest[1], cutting=cutting)
+            fingerprint=digest[0], verify=digest[1], chunking=chunking)
         self.handles = [self.open('lz4', 0), self.open('none', 2)]
 
     def open(self, codec, threads):

@@ -25,11 +25,11 @@ SIZE = 5 * PART + 3 * 512
 MIB = 1 << 20
 
 
-@pytest.fixture(params=['fixed', 'gear'])
+@pytest.fixture(params=['fixed', 'content-defined'])
 def path(request, tmp_path):
     parameters = {'block_size': 512, 'group_slots': 64, 'segment_size': 4096}
-    if request.param == 'gear':
-        parameters.update(block_size=4096, cutting='gear 512 1024')
+    if request.param == 'content-defined':
+        parameters.update(block_size=4096, chunking='content-defined 512 1024')
     return repositories.create(tmp_path / 'repository', **parameters)
 
 

@@ -21,10 +21,10 @@ UNIT = 4096
 DATA = repositories.mixture(600_123, seed=3, unit=UNIT)
 
 
-@pytest.fixture(params=['hash', 'value'])
+@pytest.fixture(params=['fingerprint', 'bytes'])
 def path(tmp_path, request):
     return repositories.create(tmp_path / 'r', block_size=UNIT,
-                               group_slots=64, compare=request.param)
+                               group_slots=64, verify=request.param)
 
 
 @pytest.fixture

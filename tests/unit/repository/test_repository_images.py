@@ -99,26 +99,26 @@ def odd_pieces(data, seed):
 
 
 VARIANTS = [
-    # block size, segment size, codec, level, fingerprint, compare, threads
-    (512, 512, 'none', 0, 'sha256', 'hash', 0),
-    (512, 4096, 'lz4', 0, 'blake2s256', 'hash', 2),
-    (512, 65536, 'zstd', 1, 'weak-8', 'value', 1),
-    (4096, 4096, 'lz4', 0, 'sha1', 'value', 2),
-    (4096, 65536, 'none', 0, 'xxh3-128', 'value', 2),
-    (4096, 65536, 'zstd', 0, 'sha512-256', 'hash', 2),
-    (4096, 1 << 20, 'lz4', 0, 'sha3-256', 'hash', 1),
-    (65536, 65536, 'zstd', 19, 'sha512', 'hash', 2),
-    (65536, 1 << 20, 'none', 0, 'sha256', 'value', 0),
+    # block size, segment size, codec, level, fingerprint, verify, threads
+    (512, 512, 'none', 0, 'sha256', 'fingerprint', 0),
+    (512, 4096, 'lz4', 0, 'blake2s256', 'fingerprint', 2),
+    (512, 65536, 'zstd', 1, 'weak-8', 'bytes', 1),
+    (4096, 4096, 'lz4', 0, 'sha1', 'bytes', 2),
+    (4096, 65536, 'none', 0, 'xxh3-128', 'bytes', 2),
+    (4096, 65536, 'zstd', 0, 'sha512-256', 'fingerprint', 2),
+    (4096, 1 << 20, 'lz4', 0, 'sha3-256', 'fingerprint', 1),
+    (65536, 65536, 'zstd', 19, 'sha512', 'fingerprint', 2),
+    (65536, 1 << 20, 'none', 0, 'sha256', 'bytes', 0),
 ]
 
 
 @pytest.mark.parametrize(
-    'block, segment, codec, level, fingerprint, compare, threads', VARIANTS)
-def test_sizes(tmp_path, block, segment, codec, level, fingerprint, compare,
+    'block, segment, codec, level, fingerprint, verify, threads', VARIANTS)
+def test_sizes(tmp_path, block, segment, codec, level, fingerprint, verify,
                threads):
     """Every length around the limits comes back, whole and in ranges."""
     path = create(tmp_path / 'r', block_size=block, segment_size=segment,
-                  group_slots=64, fingerprint=fingerprint, compare=compare)
+                  group_slots=64, fingerprint=fingerprint, verify=verify)
     sizes = sorted({0, 1, 2, block - 1, block, block + 1, 2 * block - 1,
                     segment - 1, segment, segment + 1,
                     3 * segment + block // 2, 70 * block + 5})
@@ -170,7 +170,7 @@ def test_sizes(tmp_path, block, segment, codec, level, fingerprint, compare,
 def test_comparison_by_value_tells_equal_fingerprints_apart(tmp_path):
     """256 fingerprints for 3000 blocks: only bytes tell them apart."""
     path = create(tmp_path / 'r', block_size=512, group_slots=512,
-                  fingerprint='weak-8', compare='value')
+                  fingerprint='weak-8', verify='bytes')
     data = noise(512 * 3000)
     shuffled = [data[i:i + 512] for i in range(0, len(data), 512)]
     random.Random(5).shuffle(shuffled)
@@ -254,7 +254,7 @@ def test_beside_the_page_cache(tmp_path, threads):
     """The files are the same, to the byte at their end."""
     sizes = []
     for direct_io in ('off', 'on', 'auto'):
-        path = create(tmp_path / f'direct-{direct_io}', compare='value')
+        path = create(tmp_path / f'direct-{direct_io}', verify='bytes')
         with open_repository(path, direct_io=direct_io,
                              threads=threads) as repo:
             # Of the last, half is found in what was written so just before.

@@ -52,9 +52,9 @@ public_tmp = fixtures.public_tmp
     ({'fingerprint': 'md5'}, 'md5'),
     ({'fingerprint': 'shake128'}, 'shake128'),
     ({'fingerprint': 'x' * 300}, 'digest'),
-    ({'fingerprint': 'weak-8', 'compare': 'value'}, 'weak-8'),
-    ({'fingerprint': 'xxh3-128'}, 'compare'),
-    ({'compare': 'guess'}, 'compare'),
+    ({'fingerprint': 'weak-8', 'verify': 'bytes'}, 'weak-8'),
+    ({'fingerprint': 'xxh3-128'}, 'verify'),
+    ({'verify': 'guess'}, 'verify'),
 ])
 def test_create_with_bad_parameter(tmp_path, parameters, words):
     with pytest.raises(exceptions.InvalidParameter, match=words):
@@ -326,10 +326,10 @@ def test_repository_json_is_something_else(path, content):
 
 @pytest.mark.parametrize('changes', [
     {'block_size': 3000}, {'block_size': '512'}, {'block_size': None},
-    {'group_slots': 1}, {'segment_size': 1 << 30}, {'cutting': 'fastcdc'},
+    {'group_slots': 1}, {'segment_size': 1 << 30}, {'chunking': 'fastcdc'},
     {'fingerprint': 'crc32'}, {'fingerprint': 'weak-8'},
     {'fingerprint': 'xxh3-128'}, {'fingerprint': ['sha256']},
-    {'fingerprint': None}, {'fingerprint': 'x\0y'}, {'compare': 'never'},
+    {'fingerprint': None}, {'fingerprint': 'x\0y'}, {'verify': 'never'},
     {'repository_id': 'short'}, {'repository_id': '00'},
     {'repository_id': 5}, {'repository_id': 'AA' * 16},
     {'format': 'one'}, {'format': None}, {'format': 0}, {'format': True},

@@ -311,7 +311,7 @@ def test_only_at_a_boundary(repo):
 
 
 def test_nothing_is_found_by_value(tmp_path):
-    path = create(tmp_path / 'value', block_size=BLOCK, compare='value')
+    path = create(tmp_path / 'value', block_size=BLOCK, verify='bytes')
     data = noise(4 * BLOCK)
     with open_repository(path) as repo:
         put(repo, 'a', data)

@@ -189,7 +189,7 @@ def test_other_sizes(tmp_path, block_size):
 @pytest.mark.parametrize('parameters, word', [
     ({'block_size': 8192}, '8192'),
     ({'fingerprint': 'blake2s256'}, 'blake2s256'),
-    ({'compare': 'value'}, 'value')])
+    ({'verify': 'bytes'}, 'value')])
 def test_all_of_it_comes(there, tmp_path, client, parameters, word):
     """Where blocks cannot be told by their fingerprints."""
     data = mixture(5_000_001)
@@ -589,7 +589,7 @@ def test_the_command(there, here, tls, cli, monkeypatch):
 def test_the_command_says_why_all_came(there, tls, cli, tmp_path):
     there.put('one', b'data')
     cli.options[1] = str(tmp_path / 'other')
-    assert cli('repository', 'create', '--compare', 'value').status == 0
+    assert cli('repository', 'create', '--verify', 'bytes').status == 0
     result = cli('image', 'pull', 'one', '--from', tls.address, '--cert',
                  tls.operator, '--ca-file', tls.authority.path, '-f', 'json')
     assert 'by value' in result.json()['whole']

@@ -262,9 +262,9 @@ def test_lots_are_cut_alike_from_any_on(seed):
 @pytest.mark.parametrize('parameters, word', [
     ({'block_size': 8192}, '8192'),
     ({'block_size': 512, 'segment_size': 65536}, '512'),
-    ({'cutting': 'gear'}, '16384'),
+    ({'chunking': 'content-defined'}, '16384'),
     ({'fingerprint': 'blake2s256'}, 'blake2s256'),
-    ({'compare': 'value'}, 'value')])
+    ({'verify': 'bytes'}, 'value')])
 def test_all_of_it_goes(home, tmp_path, parameters, word):
     """Where blocks cannot be told by their fingerprints: cut anew there."""
     data = mixture(5_000_001) + bytes(3_000_000) + noise(100_000) * 3
@@ -290,7 +290,7 @@ def test_all_of_it_goes(home, tmp_path, parameters, word):
 def test_fingerprints_that_are_not_cryptographic(tmp_path, away, client):
     """Of what is known by such alone, nothing is left out (I5)."""
     home = test_pull.Site(tmp_path / 'home', fingerprint='xxh3-128',
-                          compare='value')
+                          verify='bytes')
     data = noise(50 * BLOCK) * 2
     home.put('one', data)
     sent = send_module.send(home.repo, 'one', client)

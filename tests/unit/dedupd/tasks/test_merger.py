@@ -37,8 +37,8 @@ MIB = 1 << 20
 BLOCK = 4096
 
 POLICIES = {
-    'hash': {'fingerprint': 'sha256', 'compare': 'hash'},
-    'value': {'fingerprint': 'xxh3-128', 'compare': 'value'},
+    'hash': {'fingerprint': 'sha256', 'verify': 'fingerprint'},
+    'value': {'fingerprint': 'xxh3-128', 'verify': 'bytes'},
 }
 
 
@@ -421,7 +421,7 @@ def test_catalog_made_anew(repo, maintainer):
 def test_equal_fingerprints_of_different_blocks(tmp_path):
     path = repositories.create(tmp_path / 'repo', block_size=BLOCK,
                                group_slots=1024, fingerprint='weak-8',
-                               compare='value')
+                               verify='bytes')
     data = repositories.noise(MIB)
     images = {'a': data, 'b': data, 'c': repositories.noise(MIB, 2)}
     with repositories.open_repository(path, _allow_weak=True) as repo:

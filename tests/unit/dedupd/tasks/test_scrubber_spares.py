@@ -121,7 +121,7 @@ def test_without_spares_nothing_is_made(maintainer, path, other):
 @pytest.fixture
 def weak(tmp_path):
     return maintenance.create(tmp_path / 'weak', fingerprint='xxh3-128',
-                              compare='value')
+                              verify='bytes')
 
 
 @pytest.fixture
