@@ -31,6 +31,10 @@ LOG = log.getLogger(__name__)
 CRITICAL = 'critical'
 WARNING = 'warning'
 
+#: The severity of each trouble, by its code.
+CODES = {'DISK_FULL': CRITICAL, 'DISK_FULL_SOON': WARNING,
+         'DISK_NEARLY_FULL': WARNING}
+
 #: Seconds of history that count.
 WINDOW = 14 * 86400
 #: Seconds of which one sample counts, the last.
@@ -118,12 +122,11 @@ def seconds_left(room: int, growth: Growth | None) -> int | None:
     return round(room / growth.rate)
 
 
-def trouble(space: Fields) -> tuple[str, str, str] | None:
+def trouble(space: Fields) -> tuple[str, str] | None:
     """What an operator should know of the room.
 
     :param space: the field of the status; it has at least `NEEDED`
-    :returns: a word for the kind of trouble, its severity (``critical`` or
-        ``warning``), and sentences; None: all is well
+    :returns: a code of `CODES`, and sentences; None: all is well
     """
     free, reserve = space['filesystem_free_bytes'], space['reserve_bytes']
     left = space.get('full_in_seconds')
@@ -132,13 +135,13 @@ def trouble(space: Fields) -> tuple[str, str, str] | None:
     what = ('Delete images and let the space be collected, or enlarge the '
             'file system.')
     if free <= reserve:
-        return 'refused', CRITICAL, f'Storing is refused: {have}. {what}'
+        return 'DISK_FULL', f'Storing is refused: {have}. {what}'
     if left is not None and left < SOON:
-        return 'soon', WARNING, (
+        return 'DISK_FULL_SOON', (
             f'Storing will be refused in about {units.duration(left)}: '
             f'{have}. {what}')
     if free - reserve < LITTLE * space['filesystem_bytes']:
-        return 'little', WARNING, (
+        return 'DISK_NEARLY_FULL', (
             'Storing will be refused when the reserve is reached: '
             f'{have}. {what}')
     return None
@@ -152,15 +155,15 @@ class Watch:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._met: dict[str, float] = {}    # the last time, by kind
+        self._met: dict[str, float] = {}    # the last time, by code
 
     def look(self, space: Fields) -> None:
         """Log what is wrong now, if it was not so a moment ago."""
         found = trouble(space)
         if found is None:
             return
-        kind, _, text = found
+        code, text = found
         now = time.monotonic()
-        if now - self._met.get(kind, -math.inf) > QUIET:
-            LOG.warning('%s: %s', self._path, text)
-        self._met[kind] = now
+        if now - self._met.get(code, -math.inf) > QUIET:
+            LOG.warning('%s: %s: %s', self._path, code, text)
+        self._met[code] = now

@@ -28,6 +28,7 @@ from osprofiler import opts as profiler_opts
 import pytest
 
 from dedupd import opts as dedupd_opts
+from dedupd import problems
 from glance_dedup.cli import main as cli
 from glance_dedup.driver import opts
 from tests.support import documents
@@ -710,6 +711,13 @@ def test_messages():
     assert len(lines) > 25
     for place, line in lines:
         assert is_said(line), f'{place}: nobody says {line!r}'
+
+
+def test_the_codes_of_problems():
+    page = documents.SOURCE / 'admin' / 'troubleshooting.rst'
+    table = page.read_text().partition('.. _problem-codes:')[2]
+    listed = re.findall(r'^   \* - ``([A-Z_]+)``\n     - (\w+)$', table, re.M)
+    assert listed == list(problems.CODES.items())
 
 
 def test_messages_that_are_not_said():

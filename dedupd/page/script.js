@@ -277,7 +277,8 @@
   const KINDS = { critical: 'bad', warning: 'warn' };
 
   const problems = (status) => (status.problems || []).map(
-    ({ severity, text }) => [KINDS[severity] || 'bad', String(text)]);
+    ({ code, severity, text }) => [
+      KINDS[severity] || 'bad', `${code}: ${text}`]);
 
   function drawHealth() {
     const status = state.status;

@@ -82,7 +82,7 @@ class _Overview:
             yield 'no daemon answers'
         for problem in problems:
             mark = '!!' if problem.get('severity') == 'critical' else ' !'
-            yield f'{mark} {problem.get("text")}'
+            yield f'{mark} {problem.get("code")}: {problem.get("text")}'
 
     def _damaged(self) -> Iterator[str]:
         found = self._part('damage').get('images')

@@ -15,8 +15,10 @@ STATUS = {
     'repository': {'path': '/var/lib/glance/dedup'},
     'daemon': {'version': '1.0', 'host': 'a', 'pid': 7, 'ready': True,
                'role': 'maintainer', 'started': 1000.0},
-    'problems': [{'severity': 'critical', 'text': '1 block damaged.'},
-                 {'severity': 'warning', 'text': 'It is nearly full.'}],
+    'problems': [{'code': 'DATA_DAMAGED', 'severity': 'critical',
+                  'text': '1 block damaged.'},
+                 {'code': 'DISK_NEARLY_FULL', 'severity': 'warning',
+                  'text': 'It is nearly full.'}],
     'space': {'images': 1, 'backups': 0, 'volumes': 2,
               'logical_bytes': 8 * GIB, 'nonzero_bytes': 4 * GIB,
               'disk_bytes': GIB, 'metadata_bytes': 1 << 20,
@@ -49,8 +51,8 @@ def test_all_parts():
     assert overview.page(STATUS, 4600.0) == """\
 /var/lib/glance/dedup                                                   TROUBLE
 dedupd 1.0 on a, process 7, maintainer, up for 60 min
-!! 1 block damaged.
- ! It is nearly full.
+!! DATA_DAMAGED: 1 block damaged.
+ ! DISK_NEARLY_FULL: It is nearly full.
 
 Space
   holds      1 image, 2 volumes
