@@ -2,8 +2,11 @@
 
 """The format of the daemon's log: one line of plain text per message."""
 
+from collections.abc import Mapping
 import copy
+import json
 import logging
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log
@@ -32,6 +35,25 @@ class Formatter(logging.Formatter):
             raise KeyError      # oslo.log does not append this one
         except KeyError:
             return self._inner.format(record)
+
+
+def fields(result: Mapping[str, Any]) -> str:
+    """Return figures as ``name=value``, for programs that read the log.
+
+    A list or an object is the number of its items, and text with a space has
+    quotes. What is None is left out.
+    """
+    return ' '.join(f'{name}={_value(value)}'
+                    for name, value in result.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        return str(len(value))
+    if isinstance(value, str) and value.isprintable() and (
+            value and not set(value) & set(' "=')):
+        return value
+    return json.dumps(value)
 
 
 def setup(conf: cfg.ConfigOpts) -> None:

@@ -63,6 +63,9 @@ from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger('dedupd.main')
 
+_DESCRIPTION = (
+    'Maintain a repository of glance-dedup and serve reads from it, or keep a '
+    "compute host's cache of images (--mode cache).")
 # From glibc's malloc.h.
 _M_ARENA_MAX = -8
 # The options that name Unix sockets, each with the option for its users.
@@ -77,12 +80,14 @@ MESSAGING_SECONDS = 1.0
 END_SECONDS = 9.5
 
 
-def read_options(arguments: list[str]) -> cfg.ConfigOpts:
+def read_options(arguments: list[str],
+                 description: str = _DESCRIPTION) -> cfg.ConfigOpts:
     """Read the options, and check the value of each.
 
+    :param description: of the program, for ``--help``
     :raises cfg.Error, ValueError: if an option is invalid
     """
-    conf = settings.parse(arguments)
+    conf = settings.parse(arguments, description)
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]

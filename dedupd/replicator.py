@@ -27,6 +27,7 @@ from oslo_log import log
 from dedupd import agenda
 from dedupd import errors as errors_module
 from dedupd import history as history_module
+from dedupd import logs
 from dedupd import records
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
@@ -372,7 +373,7 @@ class Replicator:
             self._past.note('replicate', record.last, record.last_success_run)
         if outcome.error is None:
             LOG.log(logging.INFO if result['replicated'] or result['failed']
-                    else logging.DEBUG, 'replicate: %s', result)
+                    else logging.DEBUG, 'replicate: %s', logs.fields(result))
 
     def _replicate(self, pace: site_replication.Pace) -> Result:
         options = self._conf.replication

@@ -34,6 +34,7 @@ from dedupd import errors as errors_module
 from dedupd import figures as figures_module
 from dedupd import forecast
 from dedupd import history as history_module
+from dedupd import logs
 from dedupd import membership as membership_module
 from dedupd import pressure as pressure_module
 from dedupd import records
@@ -522,7 +523,8 @@ class Scheduler:
         if outcome.error is None:
             # Most runs find nothing to do.
             LOG.log(logging.INFO if any(outcome.result.values())
-                    else logging.DEBUG, '%s: %s', job.name, outcome.result)
+                    else logging.DEBUG, '%s: %s', job.name,
+                    logs.fields(outcome.result))
             for text in _troubles(outcome.result):
                 self.errors.add(job.name, text)
             self._notify('end', job.name, outcome.result)

@@ -11,6 +11,15 @@ from dedupd import opts
 from glance_dedup.base import version
 
 
+# The end of the help of all of these processes.
+_EPILOG = (
+    'Without --config-file, the first of ~/.dedupd/dedupd.conf, '
+    '~/dedupd.conf, /etc/dedupd/dedupd.conf and /etc/dedupd.conf is read. The '
+    'manual page dedupd(8) describes the signals. Exit status: 0, a signal '
+    'ended it; 1, it could not start; 2, it could not start because an option '
+    'is wrong.')
+
+
 class Options(cfg.ConfigOpts):
     """Options that one thread may change while others read them.
 
@@ -26,11 +35,12 @@ class Options(cfg.ConfigOpts):
         return value
 
 
-def parse(arguments: list[str]) -> cfg.ConfigOpts:
+def parse(arguments: list[str], description: str = '') -> cfg.ConfigOpts:
     """Read the command line, and the files that it names.
 
     The value of an option is checked when it is read.
 
+    :param description: of the program, for ``--help``
     :raises cfg.Error: if the command line or a file is malformed
     """
     conf = Options()
@@ -39,5 +49,6 @@ def parse(arguments: list[str]) -> cfg.ConfigOpts:
     conf.register_opts(opts.messaging_opts)
     for group, options in opts.GROUPS.items():
         conf.register_opts(options, group=group)
-    conf(arguments, project='dedupd', version=version.version())
+    conf(arguments, project='dedupd', version=f'%(prog)s {version.version()}',
+         description=description, epilog=_EPILOG)
     return conf

@@ -88,12 +88,12 @@ PACKAGES = {
     'dedupd.membership': 'base maintenance repository tasks',
     'dedupd.scheduler':
         'base repository maintenance tasks history cache.index figures errors '
-        'agenda records pressure shortage membership forecast',
+        'agenda records pressure shortage membership forecast logs',
     'dedupd.control':
         'base repository problems tasks figures volume_figures scheduler',
     'dedupd.names': 'base repository client',
     'dedupd.replicator':
-        'base repository client transfer history errors agenda records',
+        'base repository client transfer history errors agenda records logs',
     'dedupd.rpc': 'base tasks control scheduler',
     'dedupd.messaging': 'tasks control scheduler rpc',
     'dedupd.api': 'base client http serve cache control metrics page',
@@ -106,7 +106,7 @@ PACKAGES = {
     'dedupd.relay': 'http settings systemd logs meditation',
     'glance_dedup.cli':
         '_engine base check objects repository maintenance snapshots client '
-        'transfer adoption mount trial batch driver.opts driver.creation opts '
+        'transfer adoption mount trial batch driver.opts opts '
         'problems tasks figures volume_figures main',
 }
 #: Modules without a test file of their own, and what tests them.
@@ -210,6 +210,7 @@ TESTED_BY = {
     'glance_dedup.adoption.importing': 'functional/test_adoption.py',
     'glance_dedup.adoption.registering': 'functional/test_register.py',
     'glance_dedup.cli.common': 'unit/cli/test_main.py',
+    'glance_dedup.cli.help': 'unit/cli/test_main.py',
     'glance_dedup.cli.command': 'unit/cli/test_settings.py',
     'glance_dedup.cli.readiness': 'unit/cli/test_upgradecheck.py',
     'glance_dedup.cli.glance': 'unit/cli/test_adoption.py',

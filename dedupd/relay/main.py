@@ -107,7 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run until a signal ends it."""
     try:
         conf = settings.parse(
-            sys.argv[1:] if arguments is None else arguments)
+            sys.argv[1:] if arguments is None else arguments,
+            "Pass Nova's requests on to a cache of dedupd, or to Glance while "
+            'the cache is away.')
         logs.setup(conf)
         _check(conf)
         asyncio.run(_run(conf, _sockets(conf)))

@@ -227,6 +227,10 @@ class App(common.Program):
         parser = super().build_option_parser(
             description, version, {'allow_abbrev': False,
                                    'prog': 'glance-dedup'})
+        # cliff's has the name of the file that was started.
+        shown, = (action for action in parser._actions
+                  if '--version' in action.option_strings)
+        setattr(shown, 'version', f'%(prog)s {version}')
         _add_options(parser)
         return parser
 

@@ -139,12 +139,12 @@ def test_trouble(facts, code):
 
 
 def test_trouble_in_words():
-    assert forecast.trouble(space(500, 6 * DAY))[2] == (
+    assert forecast.trouble(space(500, 6 * DAY))[1] == (
         'Storing will be refused in about 6 days: 500 GiB are free on the '
         'file system, of which 10.0 GiB are the reserve. Delete images and '
         'let the space be collected, or enlarge the file system.')
     for seconds, words in ((90, '90 s'), (DAY, '24 h')):
-        assert f'about {words}:' in forecast.trouble(space(500, seconds))[2]
+        assert f'about {words}:' in forecast.trouble(space(500, seconds))[1]
 
 
 def test_the_log_has_each_trouble_once(caplog, monkeypatch):
@@ -162,7 +162,8 @@ def test_the_log_has_each_trouble_once(caplog, monkeypatch):
 
     assert said(space(500)) == []
     text, = said(space(500, 6 * DAY))
-    assert text.startswith('/the/repository: Storing will be refused in ')
+    assert text.startswith(
+            '/the/repository: DISK_FULL_SOON: Storing will be refused in ')
     for _ in range(5):
         assert said(space(500, 6 * DAY)) == said(space(500, 8 * DAY)) == []
     # It becomes worse.

@@ -77,3 +77,13 @@ def test_of_the_daemon(conf, monkeypatch):
     finally:
         logging.captureWarnings(False)
         root.handlers[:] = before
+
+
+def test_figures_are_names_and_values():
+    assert logs.fields({
+        'groups': 3, 'seconds': 0.5, 'complete': True, 'refused': None,
+        'failed': {'1': 'EIO', '2': 'EIO'}, 'images': [], 'codec': 'zstd',
+        'why': 'no room', 'empty': '', 'other': 'a=b"c\n'}) == (
+        'groups=3 seconds=0.5 complete=true failed=2 images=0 codec=zstd '
+        'why="no room" empty="" other="a=b\\"c\\n"')
+    assert logs.fields({}) == ''

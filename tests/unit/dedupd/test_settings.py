@@ -5,7 +5,13 @@
 import os
 import threading
 
+import pytest
+
+from dedupd import main
+from dedupd.novabase import main as novabase_main
+from dedupd.relay import main as relay_main
 from dedupd import settings
+from glance_dedup.base import version
 
 TEXT = '[dedupd]\ndatadir = /\ncollect_interval = %d\n'
 
@@ -28,3 +34,21 @@ def test_a_read_during_a_change(tmp_path):
         change.join(60)
         assert not change.is_alive()
         assert conf.dedupd.collect_interval == value
+
+
+@pytest.mark.parametrize('program, words', [
+    (main, 'Maintain a repository'),
+    (novabase_main, 'Show the images of a cache'),
+    (relay_main, "Pass Nova's requests on")])
+def test_help_and_version(capsys, monkeypatch, program, words):
+    monkeypatch.setattr('sys.argv', ['/usr/bin/dedupd-x'])
+    for option in '--help', '--version':
+        with pytest.raises(SystemExit) as caught:
+            program.main([option])
+        assert not caught.value.code
+        out = capsys.readouterr().out
+        if option == '--help':
+            for part in words, '--config-file', 'Exit status: 0,':
+                assert part in out
+        else:
+            assert out == f'dedupd-x {version.version()}\n'
