@@ -139,8 +139,9 @@ def main(arguments: list[str] | None = None) -> int:
             conf = daemon_main.read_options(arguments[1:])
             mounting.mount(conf.cache.nova_mount, mount.options(**_MOUNT))
         conf = daemon_main.read_options(
-            arguments, 'Show the images of a cache of dedupd as files to Nova. '
-            'With the first argument "mount", mount the directory for it.')
+            arguments, 'Show the images of a cache of dedupd as files to '
+            'Nova. With the first argument "mount", mount the directory for '
+            'it.')
         logs.setup(conf)
         if conf.mode != 'cache' or not conf.cache.nova_base:
             raise ValueError('set mode = cache, and [cache] nova_base')

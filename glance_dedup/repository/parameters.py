@@ -133,8 +133,10 @@ class Parameters:
 
     @property
     def cuts(self) -> tuple[int, int]:
-        """Smallest and average block of content-defined chunking, in bytes;
-        zeros for fixed cuts."""
+        """Smallest and average block of content-defined chunking, in bytes.
+
+        Zeros for fixed blocks.
+        """
         if self.chunking == 'fixed':
             return 0, 0
         match = (_CUTS.fullmatch(self.chunking)

@@ -163,7 +163,7 @@ def test_the_log_has_each_trouble_once(caplog, monkeypatch):
     assert said(space(500)) == []
     text, = said(space(500, 6 * DAY))
     assert text.startswith(
-            '/the/repository: DISK_FULL_SOON: Storing will be refused in ')
+        '/the/repository: DISK_FULL_SOON: Storing will be refused in ')
     for _ in range(5):
         assert said(space(500, 6 * DAY)) == said(space(500, 8 * DAY)) == []
     # It becomes worse.

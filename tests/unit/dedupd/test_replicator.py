@@ -81,8 +81,8 @@ def test_all_that_it_needs(tmp_path):
 
 @pytest.mark.parametrize('name, bad', [
     ('target_url', 'http://other:9393'), ('target_url', 'other'),
-    ('properties', 'replicate'), ('properties', '=yes'), ('rate_mib', '-1'), ('interval', '-1'),
-    ('interval', 'often')])
+    ('properties', 'replicate'), ('properties', '=yes'), ('rate_mib', '-1'),
+    ('interval', '-1'), ('interval', 'often')])
 def test_bounds(tmp_path, name, bad):
     with pytest.raises((ValueError, cfg.Error)):
         read(tmp_path, {**GOOD, name: bad})
