@@ -104,7 +104,7 @@ GROUPS = {
         'project show': 'glance_dedup.cli.project:Show',
         'project count': 'glance_dedup.cli.project:Count',
     },
-    "This host's index of duplicates": {
+    'The index of duplicates on this host': {
         'index show': 'glance_dedup.cli.index:Show',
         'index rebuild': 'glance_dedup.cli.index:Rebuild',
         'index remove': 'glance_dedup.cli.index:Remove',

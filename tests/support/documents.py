@@ -21,7 +21,8 @@ def has_test(name, function=''):
     """
     path = TOP / 'tests' / name
     return path.is_file() and (not function or re.search(
-        rf'^(def )?{function}\(', path.read_text(), re.M) is not None)
+        rf'^(def {function}\(|TEST(_WITH|_SINGLE)?\({function}[,)])',
+        path.read_text(), re.M) is not None)
 
 
 class Block(NamedTuple):

@@ -396,7 +396,7 @@ def test_a_server_that_is_no_daemon(filled, tmp_path):
 
 def test_the_daemons_error(filled, daemon):
     """Its own sentence, and the status of an error."""
-    filled('image', 'mark-lost', 'a', '--yes').failed('a')
+    filled('image', 'mark-lost', 'a', '--yes').refused('a')
     daemon.kill()
     # Nobody is there now: it is done here.
     assert filled('task', 'collect').status == 0
