@@ -244,6 +244,22 @@ def test_formats_before_the_first_release_are_refused(tmp_path):
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize('old, new', [('cutting', 'chunking'),
+                                      ('compare', 'verify')])
+def test_parameters_of_older_names_are_refused(tmp_path, old, new):
+    """As they were called before the first release."""
+    path = repositories.create(tmp_path / 'repository')
+    file = path / 'repository.json'
+    fields = json.loads(file.read_text())
+    fields[old] = fields.pop(new)
+    del fields['checksum']
+    fields['checksum'] = files.json_checksum(fields)
+    file.write_text(json.dumps(fields, indent=2, sort_keys=True))
+    with pytest.raises(exceptions.DamagedError, match=old):
+        repositories.open_repository(path)
+    assert not checker.check(path).ok
+
+
 def test_files_are_as_they_were_packed(path):
     """Two names of a recipe are one file, and nobody else may look."""
     spool = path / 'spool'
