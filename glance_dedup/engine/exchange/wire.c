@@ -314,14 +314,10 @@ gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
                             .segment = frame_segment,
                             .block = frame_block};
     *frames = (gd_frames){.env = env};
-    gd_status s = gd_repo_check_owner(image->repo, err);
-    if (s == GD_OK) {
-        s = check_ranges(image, ranges, count, end, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_block_fetch_open(&fetch, image->repo, &image->recipe, &taker, err);
+    GD_TRY(gd_repo_check_owner(image->repo, err));
+    GD_TRY(check_ranges(image, ranges, count, end, err));
+    gd_status s = gd_block_fetch_open(&fetch, image->repo, &image->recipe,
+                                      &taker, err);
     if (s == GD_OK) {
         s = fetch_frames(&fetch, &f, ranges, count, err);
         *end = fetch.plan.full ? fetch.plan.left : *end;

@@ -92,14 +92,9 @@ gd_file_create(const gd_env *env, int root, const char *path, int flags,
     mode_t mode;
     *fd = -1;
     GD_TRY(file_mode(env, root, &mode, err));
-    gd_status s = check_parent(env, root, path, err);
-    if (s == GD_OK) {
-        s = gd_open(env, root, path, flags | O_CREAT | O_EXCL, mode, fd, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = set_mode(env, *fd, path, mode, err);
+    GD_TRY(check_parent(env, root, path, err));
+    GD_TRY(gd_open(env, root, path, flags | O_CREAT | O_EXCL, mode, fd, err));
+    gd_status s = set_mode(env, *fd, path, mode, err);
     if (s != GD_OK) {
         (void)env->unlinkat(env, root, path);
         env->close(env, *fd);

@@ -479,15 +479,10 @@ write_file(gd_shards *shards, const gd_index_id *id, const uint8_t *items,
            size_t count, gd_error *err)
 {
     gd_index_writer *writer;
-    gd_status s = gd_shards_need_room(
-        shards, count * gd_index_item_size(id->kind), err);
-    if (s == GD_OK) {
-        s = gd_shards_create(shards, id, &writer, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_index_append(writer, items, count, err);
+    GD_TRY(gd_shards_need_room(shards, count * gd_index_item_size(id->kind),
+                               err));
+    GD_TRY(gd_shards_create(shards, id, &writer, err));
+    gd_status s = gd_index_append(writer, items, count, err);
     if (s == GD_OK) {
         s = gd_index_seal(writer, 0, err);
     }

@@ -48,14 +48,9 @@ create_once(const gd_env *env, int root, gd_spool_kind kind,
             gd_spool_file *file, bool *taken, gd_error *err)
 {
     *taken = false;
-    gd_status s = new_name(env, kind, file->id, file->name, err);
-    if (s == GD_OK) {
-        s = gd_file_create(env, root, file->name, O_RDWR, &file->fd, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = take_file(env, root, file, taken, err);
+    GD_TRY(new_name(env, kind, file->id, file->name, err));
+    GD_TRY(gd_file_create(env, root, file->name, O_RDWR, &file->fd, err));
+    gd_status s = take_file(env, root, file, taken, err);
     if (s == GD_OK && *taken) {
         return GD_OK;
     }
@@ -205,14 +200,10 @@ open_recipe_once(const gd_env *env, int root, const gd_params *params,
     char name[GD_NAME_SIZE];
     int fd;
     recipe->fd = -1;
-    gd_status s = gd_image_name(image_id, name, err);
-    if (s == GD_OK) {
-        s = gd_spool_open_image(env, root, params, image_id, &fd, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_recipe_open(env, fd, name, params, image_id, recipe, err);
+    GD_TRY(gd_image_name(image_id, name, err));
+    GD_TRY(gd_spool_open_image(env, root, params, image_id, &fd, err));
+    gd_status s = gd_recipe_open(env, fd, name, params, image_id, recipe,
+                                 err);
     if (s == GD_OK && upload_id != NULL &&
         memcmp(recipe->header.upload_id, upload_id, GD_ID_SIZE) != 0) {
         s = gd_fail(err, GD_NOTFOUND,
@@ -332,12 +323,9 @@ gd_spool_delete(const gd_env *env, int root, const gd_params *params,
 {
     int lock;
     gd_recipe recipe;
-    gd_status s = gd_image_lock(env, root, image_id, params->lock_timeout_ms,
-                                &lock, err); /* N9.1 */
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_settle_image(env, root, params, image_id, err);
+    GD_TRY(gd_image_lock(env, root, image_id, params->lock_timeout_ms,
+                         &lock, err)); /* N9.1 */
+    gd_status s = gd_settle_image(env, root, params, image_id, err);
     /* N9.2.  Without an upload, an image that cannot be read goes, too. */
     if (s == GD_OK) {
         s = upload_id == NULL

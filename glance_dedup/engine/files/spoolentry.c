@@ -484,13 +484,10 @@ gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
                        entry->name);
     }
     /* N9.1.  N9.2 keeps out the maintainer, which is this process. */
-    gd_status s = gd_image_lock(entry->env, entry->root, image_id,
-                                entry->params->lock_timeout_ms, &lock, err);
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_settle_name(entry->env, entry->root, entry->params, entry->name,
-                       err); /* N14.3 */
+    GD_TRY(gd_image_lock(entry->env, entry->root, image_id,
+                         entry->params->lock_timeout_ms, &lock, err));
+    gd_status s = gd_settle_name(entry->env, entry->root, entry->params,
+                                 entry->name, err); /* N14.3 */
     /* Under the image lock a name keeps its file while the name exists. */
     if (s == GD_OK) {
         s = need_own_name(entry, err);

@@ -189,17 +189,10 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
                       bool cold, gd_group_rewrite **out, gd_error *err)
 {
     gd_repo *repo = leased->repo;
-    gd_status s = use_features(repo, packing, cold, err);
-    if (s == GD_OK) {
-        s = check_entries(leased, err);
-    }
+    GD_TRY(use_features(repo, packing, cold, err));
+    GD_TRY(check_entries(leased, err));
     /* A crash may leave either file under the name: both must be whole. */
-    if (s == GD_OK) {
-        s = gd_fsync(repo->env, leased->group->fd, leased->group->name, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_fsync(repo->env, leased->group->fd, leased->group->name, err));
     gd_group_rewrite *r = gd_calloc(repo->env, 1, sizeof *r, err);
     if (r == NULL) {
         return GD_NOMEM;
@@ -211,7 +204,8 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
         r->packing = *packing;
         r->packing.level = gd_codec_real_level(packing->codec, packing->level);
     }
-    s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP, &r->file, err);
+    gd_status s = gd_spool_create(repo->env, repo->root, GD_SPOOL_GROUP,
+                                  &r->file, err);
     if (s != GD_OK) {
         repo->env->release(repo->env, r);
         return s;

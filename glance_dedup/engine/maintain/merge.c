@@ -484,13 +484,8 @@ gd_status
 gd_merge_open(gd_repo *repo, const char *image_id, gd_mapping mapping,
               gd_merge **out, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = check_mapping(mapping, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(repo, err));
+    GD_TRY(check_mapping(mapping, err));
     gd_merge *merge = gd_calloc(repo->env, 1, sizeof *merge, err);
     if (merge == NULL) {
         return GD_NOMEM;
@@ -499,8 +494,8 @@ gd_merge_open(gd_repo *repo, const char *image_id, gd_mapping mapping,
     merge->mapping = mapping;
     merge->old.fd = merge->m.fd = -1;
     gd_groupmap_init(&merge->shared, repo->env);
-    s = gd_spool_open_recipe(repo->env, repo->root, &repo->params, image_id,
-                             NULL, &merge->old, err);
+    gd_status s = gd_spool_open_recipe(repo->env, repo->root, &repo->params,
+                                       image_id, NULL, &merge->old, err);
     if (s == GD_OK) {
         s = each_extent(merge, find_pair, err);
     }
@@ -609,16 +604,14 @@ gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
     gd_repo *repo = merge->repo;
     int lock;
     *done = false;
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK && merge->m.fd < 0) {
-        s = gd_fail(err, GD_INVALID, "%s was not changed by the merge",
-                    merge->old.name);
+    GD_TRY(gd_repo_check_owner(repo, err));
+    if (merge->m.fd < 0) {
+        return gd_fail(err, GD_INVALID, "%s was not changed by the merge",
+                       merge->old.name);
     }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = gd_image_lock(repo->env, repo->root, merge->old.header.image_id,
-                      LOCK_MS, &lock, err); /* N10.4: only tried */
+    gd_status s = gd_image_lock(repo->env, repo->root,
+                                merge->old.header.image_id, LOCK_MS, &lock,
+                                err); /* N10.4: only tried */
     if (s == GD_BUSY) {
         return GD_OK;
     }

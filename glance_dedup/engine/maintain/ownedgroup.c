@@ -224,16 +224,9 @@ gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
 {
     gd_entry *entries;
     *freed = 0;
-    gd_status s = gd_owned_group_check(owned, err);
-    if (s == GD_OK) {
-        s = check_slots(owned->leased, slots, count, err);
-    }
-    if (s == GD_OK) {
-        s = copy_entries(owned->leased, &entries, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_owned_group_check(owned, err));
+    GD_TRY(check_slots(owned->leased, slots, count, err));
+    GD_TRY(copy_entries(owned->leased, &entries, err));
     uint32_t changed = 0;
     for (size_t i = 0; i < count; i++) {
         gd_entry *entry = &entries[slots[i]];
@@ -244,7 +237,7 @@ gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
             changed++;
         }
     }
-    s = changed == 0 ? GD_OK : change_entries(owned, entries, err);
+    gd_status s = changed == 0 ? GD_OK : change_entries(owned, entries, err);
     if (s != GD_OK || changed == 0) {
         owned->leased->repo->env->release(owned->leased->repo->env, entries);
         return s;
@@ -632,32 +625,24 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     uint32_t *numbers;
     size_t count;
     *removed = false;
-    gd_status s = gd_owned_group_check(owned, err);
-    if (s == GD_OK && !gd_owned_group_is_empty(owned)) {
+    GD_TRY(gd_owned_group_check(owned, err));
+    if (!gd_owned_group_is_empty(owned)) {
         return GD_OK;
     }
-    if (s == GD_OK) {
-        s = gd_group_numbers(repo->env, repo->root, &numbers, &count, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_group_numbers(repo->env, repo->root, &numbers, &count, err));
     bool highest = count == 0 || numbers[count - 1] <= group->number;
     repo->env->release(repo->env, numbers);
     if (highest) {
         return GD_OK; /* else its number would be given out again */
     }
-    s = gd_owned_group_keep_writers_out(owned, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_owned_group_keep_writers_out(owned, err));
     int rc = repo->env->unlinkat(repo->env, repo->root, group->name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot remove %s", group->name);
     }
     owned->failed = true; /* the group is gone */
     *removed = true;
-    s = gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
+    gd_status s = gd_sync_dir(repo->env, repo->root, GD_DIR_GROUPS, err);
     gd_fpcache_drop_removed(repo->cache);
     if (s == GD_OK) {
         /* Other processes may have the file open, for an unknown time. */

@@ -121,15 +121,10 @@ write_segment(writing *w, gd_error *err)
     if (header->blocks == 0) {
         return GD_OK;
     }
-    gd_status s = gd_repo_check_room(
-        w->repo, GD_SEGMENT_HEADER + (uint64_t)header->plain_length, err);
-    if (s == GD_OK) {
-        s = gd_segment_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
-                                header->plain_length, w->packed, &stored, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_room(
+        w->repo, GD_SEGMENT_HEADER + (uint64_t)header->plain_length, err));
+    GD_TRY(gd_segment_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
+                               header->plain_length, w->packed, &stored, err));
     header->codec = stored > 0 ? GD_CODEC_LZ4 : GD_CODEC_NONE;
     header->stored_length =
         stored > 0 ? (uint32_t)stored : header->plain_length;
@@ -144,8 +139,8 @@ write_segment(writing *w, gd_error *err)
         entry->codec = (uint8_t)header->codec;
         entry->stored_length = header->stored_length;
     }
-    s = gd_writev_full(group->env, group->fd, pieces, 2, w->end, group->name,
-                       err);
+    gd_status s = gd_writev_full(group->env, group->fd, pieces, 2, w->end,
+                                 group->name, err);
     w->end += GD_SEGMENT_HEADER + header->stored_length;
     *header = (gd_segment_header){.first_slot = w->count};
     return s;

@@ -306,21 +306,15 @@ gd_volume_snapshot(gd_volume *volume, const char *image_id,
                    gd_error *err)
 {
     gd_volume_head head;
-    gd_status s = gd_repo_check_owner(volume->repo, err);
-    if (s == GD_OK && gd_volume_is_recipe(image_id)) {
-        s = gd_fail(err, GD_INVALID, "%s is a name for a volume's recipe: "
-                    "choose another id for the image", image_id);
-    }
-    if (s != GD_OK) {
-        return s;
+    GD_TRY(gd_repo_check_owner(volume->repo, err));
+    if (gd_volume_is_recipe(image_id)) {
+        return gd_fail(err, GD_INVALID, "%s is a name for a volume's recipe: "
+                       "choose another id for the image", image_id);
     }
     gd_volume_copy_head(volume, &head);
-    s = require_project(&head, project, err);
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(require_project(&head, project, err));
     pthread_mutex_lock(&volume->checkpointing);
-    s = gd_volume_store_all(volume, err);
+    gd_status s = gd_volume_store_all(volume, err);
     if (s == GD_OK) {
         gd_volume_copy_head(volume, &head);
         s = gd_edition_snapshot(&volume->parts, &head, image_id, project,

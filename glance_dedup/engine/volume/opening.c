@@ -83,16 +83,11 @@ open_volume(gd_volume *volume, gd_error *err)
 {
     gd_repo *repo = volume->repo;
     gd_volume_mark *marks;
-    gd_status s = gd_volume_lock(repo->env, repo->root, volume->name, false,
-                                 &volume->lock, err);
-    if (s == GD_OK) {
-        s = gd_volume_open_newest(repo, volume->name, &volume->active,
-                                  &volume->head, &marks, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = check_ready(volume, err);
+    GD_TRY(gd_volume_lock(repo->env, repo->root, volume->name, false,
+                          &volume->lock, err));
+    GD_TRY(gd_volume_open_newest(repo, volume->name, &volume->active,
+                                 &volume->head, &marks, err));
+    gd_status s = check_ready(volume, err);
     if (s == GD_OK) {
         s = gd_parts_open(&volume->parts, repo, &volume->head, marks, err);
     }
@@ -113,14 +108,9 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                gd_error *err)
 {
     gd_volume *volume;
-    gd_status s = gd_volume_check_call(repo, name, err);
-    if (s == GD_OK) {
-        s = allocate(repo, name, &volume, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = open_volume(volume, err);
+    GD_TRY(gd_volume_check_call(repo, name, err));
+    GD_TRY(allocate(repo, name, &volume, err));
+    gd_status s = open_volume(volume, err);
     if (s != GD_OK) {
         gd_volume_close(volume);
         return s;

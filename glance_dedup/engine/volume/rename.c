@@ -79,17 +79,10 @@ gd_volume_rename(gd_repo *repo, const char *name, const char *new_name,
                  gd_error *err)
 {
     int lock;
-    gd_status s = gd_volume_check_call(repo, name, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_name(new_name, err);
-    }
-    if (s == GD_OK) {
-        s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
-    s = check_whole(repo, name, err);
+    GD_TRY(gd_volume_check_call(repo, name, err));
+    GD_TRY(gd_volume_check_name(new_name, err));
+    GD_TRY(gd_volume_lock(repo->env, repo->root, name, false, &lock, err));
+    gd_status s = check_whole(repo, name, err);
     if (s == GD_OK) {
         s = free_name(repo, new_name, err);
     }

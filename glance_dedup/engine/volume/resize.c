@@ -105,15 +105,10 @@ gd_volume_check_size(const char *name, uint64_t size, gd_error *err)
 gd_status
 gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(volume->repo, err);
-    if (s == GD_OK) {
-        s = gd_volume_check_size(volume->name, size, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(volume->repo, err));
+    GD_TRY(gd_volume_check_size(volume->name, size, err));
     pthread_mutex_lock(&volume->checkpointing);
-    s = gd_volume_take_up(volume, err);
+    gd_status s = gd_volume_take_up(volume, err);
     if (s != GD_OK) {
         pthread_mutex_unlock(&volume->checkpointing);
         return s;

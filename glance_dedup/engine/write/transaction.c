@@ -84,23 +84,12 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
                      const gd_scope *scope, gd_transaction **out,
                      gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(repo, err);
-    if (s == GD_OK) {
-        s = check_absent(repo, image_id, err);
-    }
-    if (s == GD_OK) {
-        s = check_project(project, err);
-    }
-    if (s == GD_OK) {
-        s = check_scope(scope, err);
-    }
-    if (s == GD_OK) {
-        gd_fpcache_drop_removed(repo->cache);
-        s = gd_repo_check_room(repo, gd_recipe_bytes(0), err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(gd_repo_check_owner(repo, err));
+    GD_TRY(check_absent(repo, image_id, err));
+    GD_TRY(check_project(project, err));
+    GD_TRY(check_scope(scope, err));
+    gd_fpcache_drop_removed(repo->cache);
+    GD_TRY(gd_repo_check_room(repo, gd_recipe_bytes(0), err));
     gd_transaction *transaction =
         gd_calloc(repo->env, 1, sizeof *transaction, err);
     if (transaction == NULL) {
@@ -112,7 +101,7 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
     snprintf(transaction->image_id, sizeof transaction->image_id, "%s",
              image_id);
     snprintf(transaction->project, sizeof transaction->project, "%s", project);
-    s = open_parts(transaction, err);
+    gd_status s = open_parts(transaction, err);
     if (s != GD_OK) {
         gd_transaction_end(transaction);
         return s;
@@ -422,16 +411,11 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
                             const uint32_t *lengths, size_t count,
                             gd_address *addresses, gd_error *err)
 {
-    gd_status s = start_blocks(transaction, err);
-    if (s == GD_OK) {
-        s = check_lengths(transaction, lengths, count, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(start_blocks(transaction, err));
+    GD_TRY(check_lengths(transaction, lengths, count, err));
     transaction->intake.told = true;
-    s = gd_intake_take_blocks(&transaction->intake, data, lengths, count,
-                              addresses, err);
+    gd_status s = gd_intake_take_blocks(&transaction->intake, data, lengths,
+                                        count, addresses, err);
     return end_step(transaction, s);
 }
 
@@ -472,16 +456,11 @@ gd_transaction_add_runs(gd_transaction *transaction, gd_image *source,
                         gd_error *err)
 {
     *stored = 0;
-    gd_status s = start_blocks(transaction, err);
-    if (s == GD_OK) {
-        s = check_source(transaction, source, from, to, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(start_blocks(transaction, err));
+    GD_TRY(check_source(transaction, source, from, to, err));
     transaction->intake.told = true;
-    s = gd_add_runs(&transaction->intake, source, (gd_range){from, to - from},
-                    stored, err);
+    gd_status s = gd_add_runs(&transaction->intake, source,
+                              (gd_range){from, to - from}, stored, err);
     return end_step(transaction, s);
 }
 
@@ -489,18 +468,14 @@ gd_status
 gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
                          gd_error *err)
 {
-    gd_status s = start_blocks(transaction, err);
-    if (s == GD_OK) {
-        s = check_longer(transaction, length, err);
-    }
-    if (s != GD_OK) {
-        return s;
-    }
+    GD_TRY(start_blocks(transaction, err));
+    GD_TRY(check_longer(transaction, length, err));
     transaction->intake.told = true;
     uint32_t block = transaction->intake.chunker.max_length;
     atomic_fetch_add(&transaction->repo->counters.zero_blocks,
                      length / block + (length % block != 0));
-    s = gd_recipe_add_zeros(transaction->intake.recipe, length, err);
+    gd_status s = gd_recipe_add_zeros(transaction->intake.recipe, length,
+                                      err);
     return end_step(transaction, s);
 }
 
