@@ -23,7 +23,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 DEBIAN = TOP / 'debian'
 #: What Debian 13 has of each requirement; a stable release keeps these.
 TRIXIE = {
-    'botocore': '1.37.9', 'cliff': '4.9.1',
+    'autopage': '0.4.0', 'botocore': '1.37.9', 'cliff': '4.9.1',
     'cryptography': '43.0.0', 'glance-store': '4.9.1',
     'h11': '0.14.0', 'keystoneauth1': '5.10.0', 'libvirt': '11.3.0',
     'lz4': '4.4.0', 'mpi4py': '4.0.3', 'openstacksdk': '4.4.0',
