@@ -105,7 +105,7 @@ def in_a_process(file: str, *arguments: Any, timeout: int = 3600) -> Any:
 
 #: Options of a repository that is made; the others are of one that is opened.
 CREATION = {'block_size', 'group_slots', 'segment_size', 'fingerprint',
-            'compare', 'cutting'}
+            'chunking', 'verify'}
 
 
 @contextlib.contextmanager

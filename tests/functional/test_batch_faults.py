@@ -440,7 +440,7 @@ def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
         repo.delete(imageids.backup_id('disk0', cloud.time(0)))
     place = ['--repository', str(cloud.path), 'backup', 'restore', 'disk0',
              str(tmp_path / 'restored')]
-    assert main.main([*place, '--at', '2026-11-20']) == 2
+    assert main.main([*place, '--at', '2026-11-20']) == 3
     told = capfd.readouterr().err
     assert 'disk0' in told and '2026-11-21' in told, told
     assert not (tmp_path / 'restored').exists()
@@ -596,7 +596,7 @@ def test_two_commands_at_once(large, monkeypatch):
         text=True, timeout=LIMIT)
     proceed.touch()
     out, told = first.communicate(timeout=LIMIT)
-    assert (first.returncode, second.returncode) == (0, 2), told
+    assert (first.returncode, second.returncode) == (0, 3), told
     for name in large.disks.digests():
         assert f'another backup of {name} is running on this host' in (
             second.stderr)

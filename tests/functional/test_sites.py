@@ -467,7 +467,7 @@ def test_interrupted(sites, run, tmp_path):
     # The rest takes longer than this process may have to wait for its turn.
     image_id = sites.home.upload(noise(32 * MIB, 50))
     log = tmp_path / 'log'
-    process = start(sites, None, log, image_id, rate=1)
+    process = start(sites, None, log, image_id, rate='1M')
     deadline = time.monotonic() + LIMIT
     before = taken(sites.away)
     while taken(sites.away) < before + MIB:

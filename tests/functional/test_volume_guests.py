@@ -58,6 +58,7 @@ def working(daemon):
 
 # Long: a guest boots twice, without KVM, and writes for five seconds.
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize('kind', [
     pytest.param(kind, marks=[] if kind == 'ext4' else pytest.mark.long)
     for kind in writing_guest.MAKE])

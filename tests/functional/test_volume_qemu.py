@@ -69,6 +69,7 @@ def need_found(system, server, place, last):
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize('reconnects', [
     pytest.param(True, marks=pytest.mark.long), False])
 def test_restart(system, server, tmp_path, reconnects):

@@ -255,7 +255,7 @@ class Sites:
 
     def options(self, **others):
         """The command's arguments."""
-        options = {'target_url': self.url, 'cert': self.cert,
+        options = {'to': self.url, 'cert': self.cert,
                    'key': self.key, 'ca-file': self.ca_file,
                    'from-cloud': 'home', 'to-cloud': 'away', **others}
         return [word for name, value in options.items() if value is not None

@@ -20,7 +20,7 @@ from tests.support import nbd
 from tests.support import repositories
 
 #: Seconds to start, and to check the disk. The processor is emulated.
-LIMIT = 240
+LIMIT = 900
 #: What makes each kind of file system.
 MAKE = {'ext4': ('mkfs.ext4', '-q', '-F'), 'xfs': ('mkfs.xfs', '-q')}
 #: What tests of it need; see tests/needs.py.
