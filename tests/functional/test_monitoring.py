@@ -117,7 +117,7 @@ def a_store(place, authority):
             tls_client_ca=authority.path, nbd_socket=place / 'nbd',
             scrub_interval=2592000, collect_interval=600, merge_interval=600,
             metrics_projects='true',
-            sections='[replication]\nto = https://127.0.0.1:1\n'
+            sections='[replication]\ntarget_url = https://127.0.0.1:1\n'
             f'cert = {authority.issue("operator")}\nfrom_cloud = a\n'
             'to_cloud = b\n') as daemon:
         daemon.start().wait_for_catalog()

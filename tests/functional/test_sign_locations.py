@@ -128,14 +128,14 @@ def test_who_gets_no_signature(client, run, place, images):
         repositories.put(repo, second, b'stored again', project=project)
         repo.delete(third)
     found = sign(run)
-    assert results(found, 2) == {first: 'signed', second: 'failed',
+    assert results(found, 3) == {first: 'signed', second: 'failed',
                                  third: 'failed', foreign: 'signed'}
     assert 'stored again' in found.rows[second]['error']
     assert 'there is no image' in found.rows[third]['error']
     (place / 'dedup1' / 'key').write_bytes(signingkeys.make().pack())
     before = urls(client, foreign)
     found = sign(run)
-    assert results(found, 2) == {first: 'removed', second: 'failed',
+    assert results(found, 3) == {first: 'removed', second: 'failed',
                                  third: 'failed', foreign: 'failed'}
     assert 'belongs to project somebody' in found.rows[foreign]['error']
     assert urls(client, foreign) == before
