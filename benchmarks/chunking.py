@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What chunking by content saves, beside fixed blocks, and what it costs.
+"""Compares content-defined chunking with fixed blocks: savings and costs.
 
 Run it from a checkout in which the extension is built; gcc is needed::
 
@@ -119,7 +119,7 @@ def disk_bytes(path: str) -> int:
 
 
 class Result:
-    """What came of storing the images with one chunking.
+    """The results of storing the images with one chunking.
 
     :ivar new: by image, the bytes that were new
     """

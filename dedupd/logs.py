@@ -41,7 +41,7 @@ def fields(result: Mapping[str, Any]) -> str:
     """Return figures as ``name=value``, for programs that read the log.
 
     A list or an object is the number of its items, and text with a space has
-    quotes. What is None is left out.
+    quotes. A value of None is left out.
     """
     return ' '.join(f'{name}={_value(value)}'
                     for name, value in result.items() if value is not None)

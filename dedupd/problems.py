@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What in a status needs an operator's attention: codes and sentences.
+"""The problems in a status: codes and sentences for an operator.
 
 The status page and ``glance-dedup status`` show them. The alert rules for
 Prometheus look at the same figures. A code stays when its sentence changes;

@@ -90,7 +90,7 @@ linear_map_close(linear_map *map)
 
 /* ---- values ---- */
 
-/* Where the value is until the next call. */
+/* Sets at to the value's place, which is valid until the next call. */
 static gd_status
 value_at(linear_map *map, uint64_t number, bool change, uint8_t **at,
          gd_error *err)

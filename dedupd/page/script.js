@@ -411,8 +411,8 @@
     return others.length ? `, beside ${others.join(', ')}` : '';
   }
 
-  // Of blocks that are cut by their content, the last word of "content-defined MINIMUM
-  // AVERAGE"; else all have one size.
+  // With content-defined chunking, the last word of "content-defined MINIMUM
+  // AVERAGE"; else all blocks have one size.
   function averageBlock(repository) {
     return Number(repository.chunking.split(' ')[2]) || repository.block_size;
   }

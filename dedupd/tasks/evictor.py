@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-from typing import Any
 
 from oslo_log import log
 
@@ -73,22 +72,19 @@ class Result:
 def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
          held: index_module.Held, limit: int,
          coming: Callable[[], int] = lambda: 0,
-         live_share: int = collector.LIVE_SHARE,
-         evacuate_share: int = collector.EVACUATE_SHARE) -> Plan:
+         live_share: int = collector.LIVE_SHARE) -> Plan:
     """Predict what would be evicted; changes nothing.
 
     The arguments are those of :func:`run_once`.
     """
-    run = _Run(maintainer, pace, held, limit, coming, live_share,
-               evacuate_share)
+    run = _Run(maintainer, pace, held, limit, coming, live_share)
     return maintainer.guard(run.plan, pace.step)
 
 
 def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
              held: index_module.Held, limit: int,
              coming: Callable[[], int] = lambda: 0,
-             live_share: int = collector.LIVE_SHARE,
-             evacuate_share: int = collector.EVACUATE_SHARE) -> Result:
+             live_share: int = collector.LIVE_SHARE) -> Result:
     """Evict images while the cache takes more of the disk than it may.
 
     :param limit: bytes of disk that the whole cache may take; 0: the whole
@@ -96,21 +92,18 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     :param coming: returns the bytes that will be stored soon, and need room,
         too
     :param live_share: as for the collector
-    :param evacuate_share: as for the collector
     :raises InvalidParameter: if the limit is too small to hold anything
     :raises task.Stopped: between two images; the evictions before it stand
     :raises NoSpaceError: if the disk has no room even to count
     """
-    run = _Run(maintainer, pace, held, limit, coming, live_share,
-               evacuate_share)
+    run = _Run(maintainer, pace, held, limit, coming, live_share)
     return maintainer.guard(run.run, pace.step)
 
 
 class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, held: index_module.Held, limit: int,
-                 coming: Callable[[], int], live_share: int,
-                 evacuate_share: int) -> None:
+                 coming: Callable[[], int], live_share: int) -> None:
         index_module.check_limit(maintainer.repository, limit)
         self._maintainer = maintainer
         self._repository = maintainer.repository
@@ -118,8 +111,7 @@ class _Run:
         self._held = held
         self._limit = limit
         self._coming = coming
-        self._shares: dict[str, Any] = {
-            'live_share': live_share, 'evacuate_share': evacuate_share}
+        self._live_share = live_share
         self._evicted: list[str] = []
         self._failed: dict[str, str] = {}
         self._in_use: set[str] = set()
@@ -209,7 +201,7 @@ class _Run:
         The bytes are those that a block takes on the disk.
         """
         found = collector.plan(self._maintainer, self._pace,
-                               **self._shares)
+                               live_share=self._live_share)
         dead = sum(group.free + group.pinned for group in found.groups)
         used = sum(foreseen.group(number)['used']
                    for number in self._maintainer.engine.groups())
@@ -294,7 +286,7 @@ class _Run:
     def _collect(self) -> str | None:
         """Collect once; return why nothing was freed, or None."""
         return collector.run_once(self._maintainer, self._pace,
-                                  **self._shares).refused
+                                  live_share=self._live_share).refused
 
     def _give_up_unreadable(self) -> bool:
         """Give up images with damaged recipes; return whether any went.

@@ -43,12 +43,11 @@ def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
     from dedupd.tasks import collector
     from glance_dedup.maintenance import counting
 
-    shares = {'live_share': options.collect_live_share,
-              'evacuate_share': collector.EVACUATE_SHARE}
+    live_share = options.collect_live_share
     if dry_run:
-        return collector.plan(maintainer, pace, **shares)
+        return collector.plan(maintainer, pace, live_share=live_share)
     return collector.run_once(
-        maintainer, pace, **shares, hosts=(
+        maintainer, pace, live_share=live_share, hosts=(
             hosts or counting.local(processes) if by_partition else ()))
 
 

@@ -42,7 +42,7 @@ class Attach(command.RepositoryCommand, show.ShowOne):
         work = owners.move if parsed_args.moved else owners.attach
         with self.open() as repo:
             settings = work(repo, place_of(parsed_args.url, parsed_args),
-                            parsed_args.credentials, parsed_args.cache_size)
+                            parsed_args.credentials, parsed_args.cache_mib)
             self.app.tell(
                 f'save a copy of {os.path.join(repo.path, signingkeys.FILE)} '
                 "where this disk's loss does not reach: 'repository restore' "
@@ -71,8 +71,8 @@ def add_place(parser):
         '--allow-http', action='store_true',
         help='Allow an http:// URL of another host, of S3, Keystone or Swift.')
     parser.add_argument(
-        '--cache-size', type=common.size_in_mib, metavar='SIZE',
-        default='1G',
+        '--cache-size', dest='cache_mib', type=common.size_in_mib,
+        metavar='SIZE', default='1G',
         help='Size of the cache on the disk of the repository, for parts of '
         'cold groups that were read lately. Default: %(default)s.')
 
@@ -234,7 +234,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
                 self.path, place, parsed_args.credentials,
                 self._keys(parsed_args), owner=parsed_args.owner,
                 number=parsed_args.snapshot,
-                cache_mib=parsed_args.cache_size,
+                cache_mib=parsed_args.cache_mib,
                 group_access=parsed_args.group_access,
                 progress=progress.step)
         if parsed_args.new_key:

@@ -148,8 +148,7 @@ class Replicate(command.RepositoryCommand, lister.Lister):
                              f'{sent} sent')
             progress.update(done)
 
-        pace = site_replication.Pace(
-            show, parsed_args.rate)
+        pace = site_replication.Pace(show, parsed_args.rate)
         return pace
 
     def _take_all(self, replication, pace, todo, outcomes):

@@ -86,12 +86,12 @@ class Serve(command.RepositoryCommand):
             help='Requests of a connection that are worked on at once. '
             'Default: %(default)s.')
         parser.add_argument(
-            '--cache-size', type=common.size_in_mib, default='64M',
-            metavar='SIZE',
+            '--cache-size', dest='cache_mib', type=common.size_in_mib,
+            default='64M', metavar='SIZE',
             help='Memory for decompressed segments. Default: %(default)s.')
         parser.add_argument(
-            '--index-size', type=common.size_in_mib, default='64M',
-            metavar='SIZE',
+            '--index-size', dest='index_mib', type=common.size_in_mib,
+            default='64M', metavar='SIZE',
             help='Memory for what finds duplicates (--index): of a new '
             'filter, of the table of inram, which takes 20 bytes for each '
             'block, or of the cache of dtb and leveldb. '
@@ -112,7 +112,7 @@ class Serve(command.RepositoryCommand):
         nbdkit = _find_programs()
         _reserve_descriptor()
         with self.open(codec=parsed_args.codec,
-                       filter_mib=parsed_args.index_size) as repo:
+                       filter_mib=parsed_args.index_mib) as repo:
             _check_volume(repo, parsed_args.name)
             keys = _keys(repo, parsed_args, self.settings)
             self._check_daemon(repo)
@@ -198,7 +198,7 @@ def _check_options(args) -> None:
             'the most that a Unix socket can have here')
     if not 1 <= args.threads <= 256:
         raise common.UsageError(f'--threads: {args.threads} is not 1 to 256')
-    if args.cache_size > 1 << 20:
+    if args.cache_mib > 1 << 20:
         raise common.UsageError('--cache-size: the most is 1T')
 
 
@@ -323,7 +323,7 @@ def _keys(repo, args, settings) -> list[str]:
         'codec': args.codec,
         'threads': min(4, len(os.sched_getaffinity(0))),
         'reserve': settings.reserve_mib << 20,
-        'segment-cache': args.cache_size << 20,
+        'segment-cache': args.cache_mib << 20,
         'dedup': 'no' if args.no_dedup else 'yes',
     }
     if settings.socket:
@@ -334,5 +334,5 @@ def _keys(repo, args, settings) -> list[str]:
     if place is not None:
         keys['index'] = repo.filter.index
         keys['index-path'], keys['index-keys'] = place
-        keys['index-bytes'] = args.index_size << 20
+        keys['index-bytes'] = args.index_mib << 20
     return [f'{key}={value}' for key, value in keys.items()]

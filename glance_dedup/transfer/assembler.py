@@ -108,7 +108,7 @@ def cut(extents: Iterable[wire.RecipeExtent], most: int, offset: int = 0,
         zeros: int = 1 << 62) -> Iterator[list[wire.RecipeExtent]]:
     """Cut a description into lots; yields each as soon as it is complete.
 
-    Chunking again from the end of any lot gives the same further lots.
+    Cutting again from the end of any lot gives the same further lots.
 
     :param most: the most blocks, and the most extents, of a lot
     :param offset: where the first lot begins

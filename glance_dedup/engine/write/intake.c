@@ -306,7 +306,7 @@ take_bytes(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
     return s;
 }
 
-/* ---- chunking anew ---- */
+/* ---- cutting the batch again ---- */
 
 /* Takes zeros that were recognized before. */
 static gd_status
