@@ -21,7 +21,7 @@ import images
 FIDEDUPERANGE = 0xc0189436
 #: Source: offset, length, number of targets; a target: descriptor, offset.
 REQUEST = struct.Struct('=QQHHLqQQlL')
-LONGEST = 16 << 20  #: bytes that a file system shares at once
+MAX_LENGTH = 16 << 20  #: bytes that a file system shares at once
 BLOCK = images.BLOCK
 
 
@@ -47,7 +47,7 @@ class Sharer:
         if run is not None:
             a, b, c, length = run
             if (source, start, offset) == (a, b + length, c[1] + length) and (
-                    length < LONGEST):
+                    length < MAX_LENGTH):
                 return a, b, c, length + BLOCK
             self.share(run)
         if found == (fd, offset):

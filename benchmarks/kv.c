@@ -21,7 +21,7 @@
 #include "engine/base/coding.h"
 #include "engine/kv/kv.h"
 
-enum { MOST = 65536 }; /* keys in a batch */
+enum { MAX_COUNT = 65536 }; /* keys in a batch */
 
 static gd_error err;
 
@@ -81,7 +81,7 @@ resident(const char *what)
 static void
 put_all(gd_kv *kv, uint64_t keys, size_t batch, uint64_t commit)
 {
-    static gd_kv_pair pairs[MOST];
+    static gd_kv_pair pairs[MAX_COUNT];
     uint64_t pending = 0;
     for (uint64_t at = 0; at < keys; at += batch) {
         size_t n = keys - at < batch ? (size_t)(keys - at) : batch;
@@ -103,7 +103,7 @@ put_all(gd_kv *kv, uint64_t keys, size_t batch, uint64_t commit)
 static uint64_t
 get_all(gd_kv *kv, uint64_t first, uint64_t keys, size_t batch)
 {
-    static uint64_t wanted[MOST], values[MOST];
+    static uint64_t wanted[MAX_COUNT], values[MAX_COUNT];
     uint64_t found = 0;
     for (uint64_t at = 0; at < keys; at += batch) {
         size_t n = keys - at < batch ? (size_t)(keys - at) : batch;
@@ -149,7 +149,7 @@ main(int argc, char **argv)
     };
     uint64_t keys = options.capacity, commit = strtoull(argv[6], NULL, 10);
     size_t batch = strtoul(argv[5], NULL, 10);
-    batch = batch > 0 && batch < MOST ? batch : MOST;
+    batch = batch > 0 && batch < MAX_COUNT ? batch : MAX_COUNT;
     const gd_env *env = gd_env_posix();
     gd_kv *kv;
     gd_kv_stats put, stats;

@@ -199,7 +199,7 @@ class API:
         """A long poll, which occupies no thread."""
         after = _number(request, 'after', 0)
         deadline = self._loop.time() + min(
-            _number(request, 'wait', 0), control_module.LONGEST_WAIT)
+            _number(request, 'wait', 0), control_module.MAX_WAIT)
         while True:
             self._changed.clear()
             status = await self._run(self._control.task, name, after)

@@ -34,7 +34,7 @@ Fields = dict[str, Any]
 REPLICATE = 'replicate'
 
 #: The most seconds that a call waits.
-LONGEST_WAIT = 60.0
+MAX_WAIT = 60.0
 
 _SLICES = 'slice_'
 _CACHE = ('cache_bytes', 'cache_hits', 'cache_misses')
@@ -210,7 +210,7 @@ class Control:
         :param wait: seconds at most, 0 to 60
         """
         self._known(name)
-        wait = min(max(0.0, wait), LONGEST_WAIT)
+        wait = min(max(0.0, wait), MAX_WAIT)
         if name == REPLICATE:
             return self._replicator.wait(after, wait)
         return self._scheduler.wait(name, after, wait)
@@ -254,7 +254,7 @@ class Control:
             over.set()
 
         number = self._scheduler.request('mark-lost', run=run)
-        if not over.wait(LONGEST_WAIT):
+        if not over.wait(MAX_WAIT):
             raise exceptions.BusyError(
                 'another task is running; try again later'
                 if self._scheduler.withdraw(number) else

@@ -16,7 +16,7 @@ from glance_dedup.base import exceptions
 LOG = log.getLogger(__name__)
 
 #: The most errors that are remembered.
-MOST = 20
+MAX_COUNT = 20
 
 Fields = dict[str, Any]
 
@@ -32,7 +32,7 @@ class Errors:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._errors: collections.deque[Fields] = collections.deque(
-            maxlen=MOST)
+            maxlen=MAX_COUNT)
 
     def __iter__(self) -> Iterator[Fields]:
         with self._mutex:

@@ -13,7 +13,7 @@ from oslo_config import cfg
 Fields = dict[str, Any]
 
 # The most bytes of a file that are read. The own certificate comes first.
-_MOST = 1 << 20
+_MAX_SIZE = 1 << 20
 
 
 def certificates(conf: cfg.ConfigOpts) -> dict[str, Fields]:
@@ -40,7 +40,7 @@ def _expires(path: str) -> int | None:
 
     try:
         with open(path, 'rb') as file:
-            found = x509.load_pem_x509_certificate(file.read(_MOST))
+            found = x509.load_pem_x509_certificate(file.read(_MAX_SIZE))
     except (OSError, ValueError):
         return None
     return int(found.not_valid_after_utc.timestamp())

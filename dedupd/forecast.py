@@ -41,7 +41,7 @@ WINDOW = 14 * 86400
 STEP = 2 * 3600
 #: The least history: seconds between the first sample and the last, and
 #: samples between.
-SHORTEST = 86400
+MIN_SPAN = 86400
 FEWEST = 8
 #: A forecast is at most so many times as far as the history goes back.
 REACH = 10
@@ -88,7 +88,7 @@ def growth(samples: Iterable[Fields], now: float) -> Growth | None:
             point = moment, used
             last[moment // STEP] = max(last.get(moment // STEP, point), point)
     points = sorted(last.values())
-    if len(points) < FEWEST or points[-1][0] - points[0][0] < SHORTEST:
+    if len(points) < FEWEST or points[-1][0] - points[0][0] < MIN_SPAN:
         return None
     slopes = sorted((later[1] - earlier[1]) / (later[0] - earlier[0])
                     for earlier, later in itertools.combinations(points, 2))

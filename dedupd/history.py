@@ -27,14 +27,14 @@ LOG = log.getLogger(__name__)
 
 NAME = 'tasks.json'
 #: The most bytes of the file.
-LARGEST = 1 << 20
+MAX_SIZE = 1 << 20
 #: The most characters of an error, and bytes of a result, that are kept.
-LONGEST_ERROR = 1000
-LARGEST_RESULT = 8192
+MAX_ERROR = 1000
+MAX_RESULT = 8192
 
 _KIND = 'glance-dedup tasks'
-_LONGEST_NAME = 64
-_MOST = 64      # tasks
+_MAX_NAME = 64
+_MAX_COUNT = 64      # tasks
 _DEPTH = 8      # of a result
 
 Fields = dict[str, Any]
@@ -68,7 +68,7 @@ def _moment(value: Any, what: str) -> float:
 
 def _error(value: Any) -> str | None:
     _need(value is None or isinstance(value, str)
-          and len(value) <= LONGEST_ERROR, 'error')
+          and len(value) <= MAX_ERROR, 'error')
     return value
 
 
@@ -92,7 +92,7 @@ def _task(name: Any, last: Any, last_success: Any, last_error: Any,
 
     :raises KeyError, TypeError, ValueError: if the entry is invalid
     """
-    _need(isinstance(name, str) and len(name) <= _LONGEST_NAME, 'name')
+    _need(isinstance(name, str) and len(name) <= _MAX_NAME, 'name')
     if last_success_run is None and last['finished'] == last_success:
         last_success_run = last
     return name, {
@@ -112,8 +112,8 @@ def decode(content: bytes) -> dict[str, Fields]:
     :raises ValueError: if the file is invalid; the message says why
     """
     return dict(imagelist.decode(
-        content, _KIND, LARGEST,
-        lambda **fields: _task(**fields), of='tasks')[:_MOST])
+        content, _KIND, MAX_SIZE,
+        lambda **fields: _task(**fields), of='tasks')[:_MAX_COUNT])
 
 
 def encode(runs: dict[str, Fields]) -> bytes:
@@ -137,10 +137,10 @@ def _short(facts: Fields) -> Fields:
 def _bounded(run: Fields) -> Fields:
     """A run without what is too long for the file."""
     run = dict(run)
-    if len(json.dumps(run['result'])) > LARGEST_RESULT:
+    if len(json.dumps(run['result'])) > MAX_RESULT:
         run['result'] = None
     if run['error'] is not None:
-        run['error'] = run['error'][:LONGEST_ERROR]
+        run['error'] = run['error'][:MAX_ERROR]
     return run
 
 
@@ -164,7 +164,7 @@ class Past:
         :returns: the last error of each, in their order
         """
         try:
-            found = decode(files.read_file(self._path, LARGEST + 1))
+            found = decode(files.read_file(self._path, MAX_SIZE + 1))
         except FileNotFoundError:
             return []
         except (OSError, ValueError, exceptions.DamagedError) as e:

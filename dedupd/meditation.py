@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 #: Seconds that a service's own part may take.
 PATIENCE = 5.0
 #: The most tasks of the event loop that a report shows.
-MOST_TASKS = 200
+MAX_TASKS = 200
 
 # What a URL has before its host's name.
 _PASSWORD = re.compile(r'://[^/@\s]*@')
@@ -157,7 +157,7 @@ def tasks_of(loop: asyncio.AbstractEventLoop) -> Fields:
     """Where each task of an event loop waits. For any thread."""
     tasks = asyncio.all_tasks(loop)
     found = {task.get_name(): ' <- '.join(reversed(_places(task)))
-             for task in list(tasks)[:MOST_TASKS]}
+             for task in list(tasks)[:MAX_TASKS]}
     return {'number': len(tasks), 'waiting': found}
 
 

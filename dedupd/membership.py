@@ -113,7 +113,7 @@ class Membership(closing.Closing):
         told. An answer is used again for some seconds.
         """
         moment, found = self._described
-        if time.monotonic() > moment + hosts_module.LONGEST_MEMORY:
+        if time.monotonic() > moment + hosts_module.MAX_MEMORY:
             with contextlib.suppress(exceptions.RepositoryError):
                 found = {str(number): {**self._noted(number), 'tasks': tasks}
                          for number, tasks in self.members().items()}

@@ -24,7 +24,7 @@ LOG = log.getLogger(__name__)
 
 #: The most notifications that are kept while the broker is away. Further ones
 #: are lost.
-MOST_EVENTS = 1000
+MAX_EVENTS = 1000
 
 _Event = tuple[str, str, scheduler_module.Fields]
 
@@ -41,7 +41,7 @@ class Messaging:
                  scheduler: scheduler_module.Scheduler) -> None:
         self._conf = conf
         self._control = control
-        self._events: queue.Queue[_Event | None] = queue.Queue(MOST_EVENTS)
+        self._events: queue.Queue[_Event | None] = queue.Queue(MAX_EVENTS)
         self._threads: list[threading.Thread] = []
         self._closers: list[Callable[[], Any]] = []
         # Now, so that no task begins without a notification.
@@ -77,7 +77,7 @@ class Messaging:
             self._events.put_nowait(event)
         except queue.Full:
             LOG.warning('A notification is lost: %d wait for the broker '
-                        'already.', MOST_EVENTS)
+                        'already.', MAX_EVENTS)
 
     def _run(self) -> None:
         try:

@@ -28,7 +28,7 @@ Projects = list[dict[str, Any]]
 
 #: The most projects that have series of their own. The others have one
 #: together, under this name, which is no project's.
-MOST_PROJECTS = 50
+MAX_PROJECTS = 50
 OTHERS = '(others)'
 #: The label of images that no project stored; an empty one is as good as none.
 NOBODY = '(none)'
@@ -449,8 +449,8 @@ def _label(project: str) -> str:
 
 def _of_projects(projects: Projects) -> Iterator[metrics_core.Metric]:
     rows = {_label(project['project']): [project]
-            for project in projects[:MOST_PROJECTS]}
-    if others := projects[MOST_PROJECTS:]:
+            for project in projects[:MAX_PROJECTS]}
+    if others := projects[MAX_PROJECTS:]:
         rows[OTHERS] = others
     for name, text, key in _OF_PROJECTS:
         family = metrics_core.GaugeMetricFamily(name, text, labels=['project'])

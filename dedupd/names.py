@@ -36,11 +36,11 @@ LIST_INTERVAL = 600.0
 #: The most images that are asked for one by one, instead of a list of all.
 FEW = 20
 #: The most characters of a name; Glance's have no more.
-LONGEST = 255
+MAX_LENGTH = 255
 #: The most characters of all names.
-MOST_CHARACTERS = 4 << 20
+MAX_CHARACTERS = 4 << 20
 #: The most of Glance's records that are looked at.
-MOST_RECORDS = 1_000_000
+MAX_RECORDS = 1_000_000
 
 # What an answer leads to that is none of Glance's.
 _WRONG = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
@@ -104,7 +104,7 @@ class Names:
         if is_due or len(new) > FEW:
             images = itertools.takewhile(
                 lambda image: not self._stopping.is_set(),
-                itertools.islice(self._glance.images(), MOST_RECORDS))
+                itertools.islice(self._glance.images(), MAX_RECORDS))
             found = {image.image_id: image.name for image in images
                      if image.image_id in present}
             self._due = time.monotonic() + LIST_INTERVAL
@@ -134,9 +134,9 @@ class Names:
 def _bounded(found: dict[str, str | None]) -> dict[str, str]:
     """Names that can be shown, as many as there is memory for."""
     names = {}
-    left = MOST_CHARACTERS
+    left = MAX_CHARACTERS
     for image_id, name in found.items():
-        name = printable.printable((name or '')[:LONGEST])[:LONGEST]
+        name = printable.printable((name or '')[:MAX_LENGTH])[:MAX_LENGTH]
         left -= len(name)
         if left < 0:
             break

@@ -41,7 +41,7 @@ LOG = log.getLogger(__name__)
 
 #: Seconds until an image that failed is tried again: at first, and at most.
 #: They double each time.
-FIRST_WAIT, LONGEST_WAIT = 60.0, 6 * 3600.0
+FIRST_WAIT, MAX_WAIT = 60.0, 6 * 3600.0
 #: Seconds between two looks whether this daemon has become the maintainer.
 TRIAL_INTERVAL = 5.0
 #: The most failed images that the status shows.
@@ -140,7 +140,7 @@ class Memory:
         """Note a failure; return the seconds until the next try."""
         before = self._failures.get(image_id)
         times = 1 if before is None else before.times + 1
-        wait = min(FIRST_WAIT * 2 ** min(times - 1, 20), LONGEST_WAIT)
+        wait = min(FIRST_WAIT * 2 ** min(times - 1, 20), MAX_WAIT)
         self._failures[image_id] = _Failure(error, times,
                                             self._clock() + wait)
         return wait

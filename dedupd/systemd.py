@@ -10,7 +10,7 @@ import socket
 from oslo_config import cfg
 
 # The first descriptor that systemd passes, and the most that are taken.
-_FIRST, _MOST = 3, 64
+_FIRST, _MAX_COUNT = 3, 64
 
 
 def notify(state: str) -> None:
@@ -69,7 +69,7 @@ def passed_sockets() -> list[socket.socket]:
         'LISTEN_PID', 'LISTEN_FDS', 'LISTEN_FDNAMES')]
     if values[0] != str(os.getpid()):
         return []   # They are another process's.
-    if not values[1].isdecimal() or int(values[1]) > _MOST:
+    if not values[1].isdecimal() or int(values[1]) > _MAX_COUNT:
         raise ValueError(f'LISTEN_FDS={values[1]} is not a number of sockets')
     return [_taken(number)
             for number in range(_FIRST, _FIRST + int(values[1]))]

@@ -35,7 +35,7 @@
 #include "engine/read/blockreader.h"
 #include "engine/write/packer.h"
 
-enum { ID_SIZE = 16, HEAD_SIZE = 16, MOST = 256, SLOT_BITS = 15 };
+enum { ID_SIZE = 16, HEAD_SIZE = 16, MAX_COUNT = 256, SLOT_BITS = 15 };
 enum { READ, WRITE, CHECK };
 
 typedef struct disk {
@@ -51,7 +51,7 @@ typedef struct disk {
     uint64_t hashed; /* bytes, and the seconds for them */
     double hashing;
     bool unsynced;         /* new blocks that nobody can read yet */
-    uint8_t *data;         /* MOST blocks */
+    uint8_t *data;         /* MAX_COUNT blocks */
 } disk;
 
 static gd_error err;
@@ -105,7 +105,7 @@ sync_point(disk *d)
 static void
 fingerprint_all(disk *d, const uint8_t *ids, size_t count, gd_fingerprint *fps)
 {
-    gd_hash_input inputs[MOST];
+    gd_hash_input inputs[MAX_COUNT];
     double start = now();
     for (size_t i = 0; i < count; i++) {
         fill(d->data + i * d->block, ids + i * ID_SIZE, d->block);
@@ -135,9 +135,9 @@ store(disk *d, const uint8_t *data, const gd_fingerprint *fp)
 static void
 write_blocks(disk *d, uint64_t first, const uint8_t *ids, size_t count)
 {
-    gd_fingerprint fps[MOST];
-    gd_kv_pair known[MOST];
-    uint64_t keys[MOST], values[MOST];
+    gd_fingerprint fps[MAX_COUNT];
+    gd_kv_pair known[MAX_COUNT];
+    uint64_t keys[MAX_COUNT], values[MAX_COUNT];
     size_t added = 0;
     fingerprint_all(d, ids, count, fps);
     for (size_t i = 0; i < count; i++) {
@@ -163,7 +163,7 @@ write_blocks(disk *d, uint64_t first, const uint8_t *ids, size_t count)
 static void
 read_blocks(disk *d, uint64_t first, size_t count)
 {
-    uint64_t values[MOST];
+    uint64_t values[MAX_COUNT];
     sync_blocks(d); /* the reader sees nothing before */
     need(linear_map_get(d->linear, first, values, count, &err));
     for (size_t i = 0; i < count; i++) {
@@ -186,7 +186,7 @@ read_blocks(disk *d, uint64_t first, size_t count)
 static void
 check_blocks(disk *d, uint64_t first, const uint8_t *ids, size_t count)
 {
-    uint8_t *wanted = d->data + (size_t)MOST * d->block;
+    uint8_t *wanted = d->data + (size_t)MAX_COUNT * d->block;
     read_blocks(d, first, count);
     for (size_t i = 0; i < count; i++) {
         fill(wanted, ids + i * ID_SIZE, d->block);
@@ -204,8 +204,8 @@ static void
 operate(disk *d, uint32_t kind, uint64_t first, const uint8_t *ids,
         size_t count)
 {
-    for (size_t at = 0; at < count; at += MOST) {
-        size_t n = count - at < MOST ? count - at : MOST;
+    for (size_t at = 0; at < count; at += MAX_COUNT) {
+        size_t n = count - at < MAX_COUNT ? count - at : MAX_COUNT;
         const uint8_t *some = ids + at * ID_SIZE;
         if (kind == WRITE) {
             write_blocks(d, first + at, some, n);
@@ -301,7 +301,7 @@ open_disk(disk *d, char **argv)
     need(gd_block_reader_open(d->repo, &d->reader, &err));
     need(gd_hasher_open(env, d->repo->digest, &d->hasher, &err));
     d->block = params.block_size;
-    d->data = gd_alloc(env, (size_t)(MOST + 1) * d->block, &err);
+    d->data = gd_alloc(env, (size_t)(MAX_COUNT + 1) * d->block, &err);
     need(d->data == NULL ? GD_NOMEM : GD_OK);
 }
 

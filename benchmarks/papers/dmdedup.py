@@ -235,7 +235,7 @@ class Plain:
 
     def __init__(self, path: str, size: int) -> None:
         self._buffer = memoryview(mmap.mmap(
-            -1, traces.MOST * traces.SECTOR + BLOCK))
+            -1, traces.MAX_COUNT * traces.SECTOR + BLOCK))
         flags = os.O_RDWR | os.O_CREAT
         try:
             self._fd = os.open(path, flags | os.O_DIRECT)

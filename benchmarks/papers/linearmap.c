@@ -10,7 +10,7 @@
 
 #include "engine/kv/pagecache.h"
 
-enum { VALUES = 510, AT = 16, MOST = 256 };
+enum { VALUES = 510, AT = 16, MAX_COUNT = 256 };
 
 struct linear_map {
     const gd_env *env;
@@ -113,7 +113,7 @@ linear_map_get(linear_map *map, uint64_t first, uint64_t *values, size_t count,
         return GD_OK;
     }
     if (map->kv != NULL) {
-        uint64_t keys[MOST];
+        uint64_t keys[MAX_COUNT];
         for (size_t i = 0; i < count; i++) {
             keys[i] = first + i;
         }
@@ -137,7 +137,7 @@ linear_map_put(linear_map *map, uint64_t first, const uint64_t *values,
         return GD_OK;
     }
     if (map->kv != NULL) {
-        gd_kv_pair pairs[MOST];
+        gd_kv_pair pairs[MAX_COUNT];
         for (size_t i = 0; i < count; i++) {
             pairs[i] = (gd_kv_pair){first + i, values[i]};
         }

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 SECTOR = 512
 #: The most sectors of one line, 32 MiB, and the last sector there may be.
-MOST, END = 1 << 16, 1 << 40
+MAX_COUNT, END = 1 << 16, 1 << 40
 #: Of an operation: its first block, how many blocks, and what to do. 16 bytes
 #: for each block follow, which name its content.
 HEAD = struct.Struct('<QII')
@@ -75,8 +75,8 @@ def parse(text: str) -> Line:
         raise ValueError(
             'it is not "timestamp pid process lba size W|R major minor md5"')
     lba, size = int(found[1]), int(found[2])
-    if not 1 <= size <= MOST:
-        raise ValueError(f'its size is {size}, not 1 to {MOST} sectors')
+    if not 1 <= size <= MAX_COUNT:
+        raise ValueError(f'its size is {size}, not 1 to {MAX_COUNT} sectors')
     if not 0 <= lba <= END - size:
         raise ValueError(f'it ends behind sector {END}, or begins before 0')
     return Line(found[3] in 'Ww', lba, size, bytes.fromhex(found[4]))

@@ -42,11 +42,11 @@ NAME = 'cache.json'
 #: Where an invalid file is kept; only the last one is.
 SET_ASIDE = f'quarantine/{NAME}'
 #: The most images that the file has.
-MOST = 20_000
+MAX_COUNT = 20_000
 #: The most images that are remembered as wrong.
-MOST_WRONG = 1000
+MAX_WRONG = 1000
 #: The most bytes that the file may have, which is more than these take.
-LARGEST = 8 << 20
+MAX_SIZE = 8 << 20
 #: Seconds between two writes of the file.
 SAVE_INTERVAL = 5.0
 
@@ -102,7 +102,7 @@ def decode(content: bytes) -> dict[str, Entry]:
             raise ValueError(f'{id!r} is not an image id')
         return id, Entry(**fields)
 
-    return dict(imagelist.decode(content, _KIND, LARGEST, named))
+    return dict(imagelist.decode(content, _KIND, MAX_SIZE, named))
 
 
 def check_limit(repository: repository_module.Repository,
@@ -186,7 +186,7 @@ class Held:
             self._images.pop(image_id, None)
             self._wrong.pop(image_id, None)
             self._images[image_id] = Entry(size, md5, int(time.time()))
-            if len(self._images) > MOST:
+            if len(self._images) > MAX_COUNT:
                 del self._images[next(iter(self._images))]
             self._touch()
 
@@ -210,7 +210,7 @@ class Held:
             self._images.pop(image_id, None)
             before = self._wrong.pop(image_id, None)
             self._wrong[image_id] = Entry(size, None, int(time.time()), mark)
-            if len(self._wrong) > MOST_WRONG:
+            if len(self._wrong) > MAX_WRONG:
                 del self._wrong[next(iter(self._wrong))]
             self._touch()
         if before is None or before.wrong != mark:
@@ -296,7 +296,7 @@ class Held:
         root = self._repository.path
         here = set(self._repository.images())
         try:
-            images = decode(files.read_file(self._path, LARGEST + 1))
+            images = decode(files.read_file(self._path, MAX_SIZE + 1))
         except FileNotFoundError:
             if here and not files.exists(os.path.join(root, SET_ASIDE)):
                 raise exceptions.InvalidParameter(
@@ -315,7 +315,7 @@ class Held:
                 if image_id in here and entry.wrong is None}
             self._wrong = dict([
                 (image_id, entry) for image_id, entry in images.items()
-                if entry.wrong is not None][-MOST_WRONG:])
+                if entry.wrong is not None][-MAX_WRONG:])
         # Save at once: images that arrive from now on belong to a cache.
         self.save()
 

@@ -38,7 +38,7 @@ from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
 
 #: The most requests at once.
-MOST = 32
+MAX_COUNT = 32
 #: An answer ends early if nothing came for so many seconds. A neighbour's
 #: patience is longer (``neighbours.SILENT_SECONDS``).
 WAIT_SECONDS = 4.0
@@ -115,7 +115,7 @@ class Loan:
             changes = self._partial.changes
             is_over = self._fetched is not None and self._fetched.is_set()
             try:
-                blocks = self._partial.ready(self._wanted, wire.LONGEST_FRAME)
+                blocks = self._partial.ready(self._wanted, wire.MAX_FRAME)
             except exceptions.ClosedError as e:
                 raise partial_image.NoMore() from e
             if blocks:
@@ -161,9 +161,9 @@ class Lending:
         self._reads = reads
         self._arrivals = arrivals
         self._by_token = by_token
-        self._readers = workers_module.Workers('dedupd-lend', MOST)
+        self._readers = workers_module.Workers('dedupd-lend', MAX_COUNT)
         # Others, since readers wait for them.
-        self._fetchers = workers_module.Workers('dedupd-lend-fetch', MOST)
+        self._fetchers = workers_module.Workers('dedupd-lend-fetch', MAX_COUNT)
         self._busy = self._lent = 0
 
     def status(self) -> dict[str, int]:
@@ -178,9 +178,10 @@ class Lending:
                 self._headers['Dedup-Repository']):
             raise messages.HTTPError(
                 409, 'This host asks itself.', self._headers)
-        if self._busy >= MOST:
+        if self._busy >= MAX_COUNT:
             raise messages.HTTPError(
-                503, f'{MOST} neighbours are being served.', self._headers)
+                503, f'{MAX_COUNT} neighbours are being served.',
+                self._headers)
         with self._counting():
             async with self._reads.admit(request, image_id):
                 yield

@@ -33,9 +33,9 @@ from glance_dedup.transfer import assembler
 LOG = logging.getLogger(__name__)
 
 #: The most neighbours of a host.
-MOST = 100
+MAX_COUNT = 100
 #: How many neighbours are asked for a lot before the storing host is.
-MOST_ASKED = 2
+MAX_REQUESTS = 2
 #: For so many seconds nobody asks a neighbour that failed.
 ASIDE_SECONDS = 60.0
 #: For so many seconds a neighbour is not asked for an image that it lacks.
@@ -186,7 +186,7 @@ class Asking:
     def heard(self, repository_id: str) -> None:
         """Note that the image arrives at a neighbour, too."""
         with self._lock:
-            if repository_id in self._heard or len(self._heard) < MOST:
+            if repository_id in self._heard or len(self._heard) < MAX_COUNT:
                 self._heard[repository_id] = time.monotonic()
             for host in self._rack.hosts:
                 if host.repository_id == repository_id:
@@ -211,7 +211,7 @@ class Asking:
                 if host.is_here:
                     break
                 chosen.append(host)
-        return chosen[:MOST_ASKED]
+        return chosen[:MAX_REQUESTS]
 
     def _rank(self, host: Host, home: int) -> bytes:
         # A host that goes changes the home of its own lots only.

@@ -23,8 +23,8 @@ from glance_dedup.base import imagelist
 LOG = log.getLogger(__name__)
 
 #: The most images of the file, and its most bytes, which is more.
-MOST = 20_000
-LARGEST = 16 << 20
+MAX_COUNT = 20_000
+MAX_SIZE = 16 << 20
 
 _KIND = 'glance-dedup images for Nova'
 _SUFFIX = '.nova-base.json'
@@ -84,7 +84,7 @@ class File:
             known, offers = self._read
             if state != known:
                 offers = {offer.image_id: offer for offer in imagelist.decode(
-                    files.read_file(self.path, LARGEST + 1), _KIND, LARGEST,
+                    files.read_file(self.path, MAX_SIZE + 1), _KIND, MAX_SIZE,
                     Offer)}
                 self._read = state, offers
             return offers

@@ -84,9 +84,10 @@ def check_neighbours(conf: cfg.ConfigOpts) -> None:
     :raises ValueError: names the address
     """
     addresses = conf.cache.neighbours
-    if len(addresses) > neighbours_module.MOST:
-        raise ValueError(f'[cache] neighbours: {neighbours_module.MOST} are '
-                         'the most; name the hosts of one rack')
+    if len(addresses) > neighbours_module.MAX_COUNT:
+        raise ValueError(
+            f'[cache] neighbours: {neighbours_module.MAX_COUNT} are '
+            'the most; name the hosts of one rack')
     for address in addresses:
         try:
             _connect(conf, address).close()

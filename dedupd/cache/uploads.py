@@ -40,9 +40,9 @@ LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
 
 #: The most uploads that are kept at once. Further ones are passed on.
-MOST = 4
+MAX_COUNT = 4
 #: A shorter upload is passed on.
-LEAST = 1 << 20
+MIN_SIZE = 1 << 20
 #: What uploads leave free of the disk, at least: a share of it.
 FREE_SHARE = 0.05
 #: The seconds that Glance has for an upload, besides one for so many bytes.
@@ -143,7 +143,7 @@ class Uploads:
         self._repository = repository
         self._upstream = upstream
         self._connect = connect
-        self._workers = workers_module.Workers('dedupd-upload', MOST)
+        self._workers = workers_module.Workers('dedupd-upload', MAX_COUNT)
         self._under_way = self._sent = self._images = self._bytes = 0
         self._plain = 0
         self._last_failure = ''
@@ -164,7 +164,8 @@ class Uploads:
         """
         assert message.body is not None
         record = await self._record(message.target, headers)
-        if self._under_way >= MOST or record.get('status') != 'queued' or (
+        if self._under_way >= MAX_COUNT or record.get(
+            'status') != 'queued' or (
                 record.get('id') != image_id):
             return await relay(message.body)    # Glance says what is wrong
         self._under_way += 1
@@ -179,7 +180,7 @@ class Uploads:
                 return await relay(message.body)
             rest = await self._keep(kept, message.body)
             answer, unsure = None, False
-            if rest is None and kept.size >= LEAST:
+            if rest is None and kept.size >= MIN_SIZE:
                 answer, unsure = await self._send(
                     kept, image_id, message.target, headers)
             if answer is None:

@@ -17,7 +17,7 @@ from dedupd.http.upstream import find
 from dedupd.http.upstream import Header
 
 #: The most bytes of an image's record.
-_LONGEST_RECORD = 1 << 20
+_MAX_RECORD = 1 << 20
 
 _FIRST = re.compile('bytes 0-0/([0-9]{1,18})')
 
@@ -57,12 +57,12 @@ async def ask_record(upstream: upstream_module.Upstream, target: str,
     answer = await upstream.ask('GET', target, headers)
     with contextlib.closing(answer):
         text = bytearray()
-        while len(text) <= _LONGEST_RECORD and (piece := await answer.read()):
+        while len(text) <= _MAX_RECORD and (piece := await answer.read()):
             text += piece
     if answer.status != 200:
         return answer.status, {}
     with contextlib.suppress(RecursionError):
-        record = json.loads(text[:_LONGEST_RECORD])
+        record = json.loads(text[:_MAX_RECORD])
         if isinstance(record, dict):
             return answer.status, record
     raise ValueError('Glance does not describe the image')

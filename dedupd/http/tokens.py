@@ -21,9 +21,9 @@ from glance_dedup.base import hashes
 #: Seconds for which a permission is remembered.
 REMEMBERED = 60.0
 #: The most permissions that are remembered.
-MOST = 10000
+MAX_COUNT = 10000
 #: The most requests that may wait for Glance's answer.
-MOST_ASKED = 1000
+MAX_REQUESTS = 1000
 
 _TIMEOUT = 10.0
 # The most questions that Glance is asked at once.
@@ -63,7 +63,7 @@ class Tokens:
             return found
         future = self._asking.get(key)
         if future is None:
-            if len(self._asking) >= MOST_ASKED:
+            if len(self._asking) >= MAX_REQUESTS:
                 raise messages.HTTPError(
                     503, 'Too many tokens are being checked.')
             began = time.monotonic()
@@ -96,7 +96,7 @@ class Tokens:
             # Count from the question on: the answer may be that old.
             self._allowed[key] = began + REMEMBERED, found
             self._allowed.move_to_end(key)
-            while len(self._allowed) > MOST:
+            while len(self._allowed) > MAX_COUNT:
                 self._allowed.popitem(last=False)
 
     async def _ask(self, token: str, image_id: str

@@ -39,7 +39,7 @@ from glance_dedup.base import tracing
 LOG = log.getLogger(__name__)
 
 #: The most ends and beginnings of spans that wait for the store.
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 #: The most seconds for which the end of the daemon waits for the store.
 STOP_SECONDS = 4.0
 
@@ -80,7 +80,7 @@ class Traces:
     def __init__(self, options: cfg.ConfigOpts) -> None:
         self._options = options.profiler
         self._keys = _utils.split(self._options.hmac_keys)
-        self._waiting: queue.Queue[Facts | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Facts | None] = queue.Queue(MAX_WAITING)
         self._fails = False
         # Its messages below warnings have the URL, perhaps with a password.
         logging.getLogger('osprofiler').setLevel(logging.WARNING)

@@ -40,7 +40,7 @@ PATIENCE = 600.0
 #: Seconds that the server has to say whether it wants the body.
 CONTINUE_SECONDS = 1.0
 #: The most connections kept without a request, and for how many seconds.
-MOST_KEPT = 8
+MAX_RETAINED = 8
 KEPT_SECONDS = 20.0
 
 _HEADER_LIMIT = 65536
@@ -266,7 +266,7 @@ class Upstream:
 
     def keep(self, connection: '_Connection') -> None:
         """Keep a connection without a request for another request."""
-        if len(self._kept) < MOST_KEPT:
+        if len(self._kept) < MAX_RETAINED:
             self._kept.append(connection)
         else:
             connection.close()

@@ -92,7 +92,7 @@ class Catalogue:
         verdicts: dict[offers_module.Offer, bool] = {}
         for record in self._glance.records():
             offer = offer_of(record)
-            if offer is None or len(verdicts) >= offers_module.MOST:
+            if offer is None or len(verdicts) >= offers_module.MAX_COUNT:
                 continue
             verdict = self._verdicts.get(offer)
             if verdict is None:

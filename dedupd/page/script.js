@@ -8,12 +8,12 @@
   const STATUS_EVERY = 3000;        // milliseconds
   const DETAILS_EVERY = 20000;
   const DETAILS_SHARE = 20;         // they are asked for 1/20 of the time
-  const LONGEST_PAUSE = 15000;      // between attempts while there is no answer
+  const MAX_PAUSE = 15000;      // between attempts while there is no answer
   const TIMEOUT = 10000;
   const ROWS = 8;                   // of images and projects, at first
   const MORE_ROWS = 100;
-  const MOST_CELLS = 2500;
-  const SHORTEST_SPAN = 3600;       // of the plot over time, seconds
+  const MAX_CELLS = 2500;
+  const MIN_SPAN = 3600;       // of the plot over time, seconds
   const NAMED = { account: 'Accounting', collect: 'Collection',
                   merge: 'Merging', scrub: 'Scrub', recompress: 'Recompression',
                   tier: 'Tiering', projects: 'Counting by project',
@@ -234,7 +234,7 @@
       }
       state.awaySince = state.awaySince || Date.now();
       state.awayWhy = error instanceof Refused ? error.message : null;
-      pause = Math.min(LONGEST_PAUSE, pause * 1.5);
+      pause = Math.min(MAX_PAUSE, pause * 1.5);
     }
     draw('health', drawHealth);
     if (!document.hidden) {
@@ -637,7 +637,7 @@
     const step = niceBytes(most);
     const ceiling = Math.ceil(most / step) * step;
     const to = samples[samples.length - 1].time;
-    const from = Math.min(samples[0].time, to - SHORTEST_SPAN);
+    const from = Math.min(samples[0].time, to - MIN_SPAN);
     const x = (t) => left + (t - from) / (to - from) * (width - left - right);
     const y = (v) => top + (1 - v / ceiling) * (height - top - bottom);
     const drawing = svg('svg', { viewBox: `0 0 ${width} ${height}`, height,
@@ -1091,7 +1091,7 @@
 
   // Where there are more groups than can be told apart, each cell is several.
   function cellsOf(groups) {
-    const each = Math.ceil(groups.length / MOST_CELLS);
+    const each = Math.ceil(groups.length / MAX_CELLS);
     const cells = [];
     for (let i = 0; i < groups.length; i += each) {
       const some = groups.slice(i, i + each);

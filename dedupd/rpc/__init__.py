@@ -32,7 +32,7 @@ _FIRST = '1.0'
 _SINCE = {'projects': '1.1'}
 
 #: The most seconds that a call of ``task`` waits.
-LONGEST_WAIT = 30.0
+MAX_WAIT = 30.0
 
 # The most calls that run at once, and the most of them that wait for a task.
 _THREADS = 16
@@ -206,9 +206,9 @@ def _number(name: str, value: Any) -> None:
 
 def _wait(name: str, value: Any) -> None:
     _number(name, value)
-    if value > LONGEST_WAIT:
+    if value > MAX_WAIT:
         raise InvalidArguments(
-            f'{name!r} is more than {LONGEST_WAIT:.0f} seconds.')
+            f'{name!r} is more than {MAX_WAIT:.0f} seconds.')
 
 
 def _truth(name: str, value: Any) -> None:
@@ -259,8 +259,8 @@ class Client:
 
     ::
 
-        from oslo_config import cfg
         from dedupd import rpc
+        from oslo_config import cfg
 
         cfg.CONF([], default_config_files=['/etc/dedupd/dedupd.conf'])
         client = rpc.Client.from_options(cfg.CONF, host='controller1')
@@ -356,7 +356,7 @@ class Client:
         context = self._client.prepare(
             server=self._host, version=_SINCE.get(method, _FIRST),
             timeout=self._timeout + arguments.get('wait', 0)
-            + (control_module.LONGEST_WAIT if method == 'mark_lost' else 0))
+            + (control_module.MAX_WAIT if method == 'mark_lost' else 0))
         return context.call({}, method, **arguments)
 
 

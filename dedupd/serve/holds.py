@@ -21,7 +21,7 @@ from glance_dedup.repository import repository as repository_module
 #: For so many seconds after the last request an image is kept open.
 SECONDS = 600.0
 #: The most images that are kept open.
-MOST = 256
+MAX_LEASES = 256
 
 
 @dataclasses.dataclass
@@ -127,7 +127,7 @@ class Holds:
         with self._lock:
             unused = [key for key, held in self._held.items()
                       if not held.users]
-            surplus = len(self._held) - MOST
+            surplus = len(self._held) - MAX_LEASES
             old = [key for number, key in enumerate(unused)
                    if number < surplus or self._held[key].until <= now]
             images = [self._held.pop(key).image for key in old]

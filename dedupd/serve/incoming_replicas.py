@@ -12,9 +12,9 @@ replica finds them.
 ``rights.py`` says which peers may send which images. An option of the daemon
 says in which scope they are stored.
 
-At most ``MOST`` replicas run at once. Each has at most ``LOTS`` lots, and the
-bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica for
-``IDLE_SECONDS``, the receiver keeps its blocks and gives it up. After
+At most ``MAX_COUNT`` replicas run at once. Each has at most ``LOTS`` lots, and
+the bodies of ``REQUESTS`` requests, in memory. If nobody sends to a replica
+for ``IDLE_SECONDS``, the receiver keeps its blocks and gives it up. After
 ``SILENT_SECONDS`` of silence the next sender may take a replica over.
 """
 
@@ -52,7 +52,7 @@ from glance_dedup.transfer import assembler as assembler_module
 LOG = log.getLogger(__name__)
 
 #: The most images that are received at once.
-MOST = 4
+MAX_COUNT = 4
 #: The most lots of one image that are under way.
 LOTS = 3
 # Lots that were stored and are remembered, to be offered again.
@@ -70,7 +70,7 @@ SILENT_SECONDS = 10.0
 RETRY_SECONDS = 5
 
 _OFFSET = re.compile('[0-9]{1,19}')
-_LONGEST_PROJECT = 255
+_MAX_PROJECT = 255
 _ZEROS = memoryview(bytes(1 << 20))
 _SWEEP_SECONDS = 5.0
 
@@ -538,7 +538,7 @@ class Receiving:
         self._repository = repository
         self._rights = rights
         self._scope = scope
-        self._workers = workers_module.Workers('dedupd-receive', MOST)
+        self._workers = workers_module.Workers('dedupd-receive', MAX_COUNT)
         self._entries: dict[str, _Entry] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._dropping: set[asyncio.Task] = set()
@@ -610,7 +610,7 @@ class Receiving:
         upload_id = _hex(request, 'upload')
         sender = _hex(request, 'sender')
         project = request.query.get('project', '')
-        if len(project) > _LONGEST_PROJECT or '\0' in project:
+        if len(project) > _MAX_PROJECT or '\0' in project:
             raise messages.HTTPError(
                 400, 'project: it is too long, or holds a NUL.')
         header = _header(request.body)
@@ -771,12 +771,13 @@ class Receiving:
 
     def _make_room(self) -> None:
         """Make room for a replica: end one whose sender is silent."""
-        if len(self._entries) < MOST:
+        if len(self._entries) < MAX_COUNT:
             return
         entry = min(self._entries.values(), key=lambda entry: entry.used)
         if not entry.silent(SILENT_SECONDS):
-            raise _wait(f'{MOST} images are being received, which are the '
-                        'most at once.')
+            raise _wait(
+                f'{MAX_COUNT} images are being received, which are the '
+                'most at once.')
         self._give_up(entry)
 
     def _give_up(self, entry: _Entry) -> None:

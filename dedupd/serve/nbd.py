@@ -287,7 +287,7 @@ class _Connection:
             await self._input.take(protocol.OPTION.size))
         if magic != protocol.OPTION_MAGIC:
             raise protocol.Violation(f'an option begins with {magic!r}')
-        if length > protocol.LONGEST_OPTION:
+        if length > protocol.MAX_OPTION:
             raise protocol.Violation(
                 f'option {option} announces {length} bytes of data')
         return option, await self._input.take(length)
@@ -431,7 +431,7 @@ class _Connection:
         if request.command == protocol.Command.DISC:
             return None
         if request.command == protocol.Command.WRITE:
-            if request.length > protocol.LONGEST_PAYLOAD:
+            if request.length > protocol.MAX_PAYLOAD:
                 raise protocol.Violation(
                     f'a write has {request.length} bytes')
             async with self._in_time():
@@ -519,7 +519,7 @@ class _Connection:
         cookie, length = request.cookie, request.length
         whole = not self._structured or bool(
             request.flags & protocol.RequestFlag.DF)
-        if whole and length > protocol.LONGEST_PAYLOAD:
+        if whole and length > protocol.MAX_PAYLOAD:
             raise _Refused(protocol.Error.EINVAL,
                            f'{length} bytes are too many at once')
         room = protocol.DATA_HEAD if self._structured else (

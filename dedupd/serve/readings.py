@@ -9,7 +9,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.repository import openimages
 
 # The most extents of an image that one request examines and returns.
-_MOST_EXTENTS = 16384
+_MAX_EXTENTS = 16384
 
 
 class ArrivalFailed(Exception):
@@ -104,7 +104,7 @@ class Present:
         end = min(self.size, offset + length)
         found: list[tuple[int, bool]] = []
         for number, extent in enumerate(self._image.extents(offset)):
-            if extent.offset >= end or number == _MOST_EXTENTS:
+            if extent.offset >= end or number == _MAX_EXTENTS:
                 break
             part = (min(end, extent.offset + extent.length)
                     - max(offset, extent.offset))

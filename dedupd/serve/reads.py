@@ -46,8 +46,8 @@ from glance_dedup.repository import repository as repository_module
 LOG = log.getLogger(__name__)
 
 #: The least and most bytes of a piece of a response.
-SMALLEST = 64 * 1024
-LARGEST = 512 * 1024
+MIN_SIZE = 64 * 1024
+MAX_SIZE = 512 * 1024
 #: So many pieces are read ahead, so that threads need not wait for the loop
 #: between pieces. With the piece that is being sent, they are what a response
 #: holds: 2 MiB.
@@ -65,7 +65,7 @@ FRAMES_TYPE = 'application/vnd.glance-dedup.frames'
 
 # The most images remembered because the log already says why no token opens
 # them.
-_MOST_REFUSED = 1000
+_MAX_REFUSED = 1000
 
 # If a client takes a piece in fewer than _FAST seconds, pieces grow; if it
 # takes more than _SLOW seconds, they shrink.
@@ -287,7 +287,7 @@ class Reads:
         if self._refused.get(image_id) != str(error):
             LOG.warning('No token opens image %s. %s', image_id, error)
             self._refused[image_id] = str(error)
-            while len(self._refused) > _MOST_REFUSED:
+            while len(self._refused) > _MAX_REFUSED:
                 self._refused.popitem(last=False)
         return str(error)
 
@@ -462,7 +462,7 @@ class Course:
         self.in_order = not begin
         self._offset = begin
         self._end = end
-        self._size, self._limit = SMALLEST, LARGEST
+        self._size, self._limit = MIN_SIZE, MAX_SIZE
         self._sent = 0
         self._spare: list[memoryview] = []
 
@@ -524,9 +524,9 @@ class Course:
     def taken(self, view: memoryview, seconds: float) -> None:
         """Note that the client took this many seconds for a piece."""
         if seconds < _FAST:
-            self._limit = min(LARGEST, 2 * self._limit)
+            self._limit = min(MAX_SIZE, 2 * self._limit)
         elif seconds > _SLOW:
-            self._limit = max(SMALLEST, self._limit // 2)
+            self._limit = max(MIN_SIZE, self._limit // 2)
         self.handed += len(view)
         self._reuse(view)
 

@@ -33,7 +33,7 @@ _STRANGERS = limited.Log(LOG)
 USER = 'user:'
 _LABEL = re.compile('[A-Za-z0-9_-]+')
 # The most names of a certificate that a message has, and their characters.
-_SHOWN, _LONGEST = 3, 80
+_SHOWN, _MAX_LENGTH = 3, 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,5 +178,5 @@ def _named(peer: messages.Peer) -> str:
         return f'The user with the id {peer.uid}'
     if not peer.names:
         return 'A certificate without a common name or a DNS name'
-    names = ', '.join(repr(name[:_LONGEST]) for name in peer.names[:_SHOWN])
+    names = ', '.join(repr(name[:_MAX_LENGTH]) for name in peer.names[:_SHOWN])
     return f'The certificate of {names}'

@@ -93,7 +93,7 @@ class Sharing:
         :param length: bytes of the image that the client wants
         """
         # An arriving image has parts for which a thread would have to wait.
-        if length < shared_memory.LEAST or (
+        if length < shared_memory.MIN_SIZE or (
                 not isinstance(image, readings.Present)
                 or self._held + MEMORY_BYTES > SHARED_BYTES):
             return None

@@ -29,12 +29,12 @@ from glance_dedup.repository import repository as repository_module
 #: The most bytes of a request's body.
 BODY_BYTES = 1024
 #: The most seconds that a request waits.
-LONGEST_WAIT = 30.0
+MAX_WAIT = 30.0
 
 # Threads that look at groups, and start requests.
 _THREADS = 4
 _NUMBERS = {'group': (0, (1 << 32) - 1), 'first': (0, (1 << 32) - 1),
-            'count': (1, client_module.MOST), 'wait': (0, LONGEST_WAIT)}
+            'count': (1, client_module.MAX_COUNT), 'wait': (0, MAX_WAIT)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ LOG = log.getLogger(__name__)
 HEADERS_BYTES = 128 << 10
 
 # The most bytes of Glance's answer.
-_LONGEST_ANSWER = 64 << 10
+_MAX_ANSWER = 64 << 10
 # The headers that belong to a connection, or to the body's framing.
 _OURS = (b'host', b'content-length', b'transfer-encoding', b'expect')
 
@@ -71,7 +71,7 @@ class Uploads:
         with contextlib.closing(answer):
             body = bytearray()
             with contextlib.suppress(upstream_module.UpstreamError):
-                while len(body) < _LONGEST_ANSWER and (
+                while len(body) < _MAX_ANSWER and (
                         piece := await answer.read()):
                     body += piece
         LOG.info('Uploaded %d bytes to image %s, of which the cache sent the '
@@ -83,7 +83,7 @@ class Uploads:
             'headers': [[name.decode('latin-1'), value.decode('latin-1')]
                         for name, value in upstream_module.without(
                             answer.headers, b'content-length')],
-            'body': body[:_LONGEST_ANSWER].decode('latin-1')})
+            'body': body[:_MAX_ANSWER].decode('latin-1')})
 
     async def _bytes(self, image: readings.Present
                      ) -> AsyncGenerator[bytes, None]:

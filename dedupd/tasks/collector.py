@@ -43,12 +43,12 @@ _PATIENCE = 600.0
 _HOLD = 60.0
 _REST = 9
 # The most groups that are announced at the same time.
-_MOST_ANNOUNCED = 8
+_MAX_ANNOUNCED = 8
 # About as many blocks are evacuated in one run. There is a limit because an
 # evacuation reads each recipe of the repository.
-_MOST_EVACUATED = 32768
+_MAX_EVACUATED = 32768
 # In one run so many cold groups are asked for in vain.
-_MOST_UNAVAILABLE = 4
+_MAX_UNAVAILABLE = 4
 
 _POISONED = 1
 # The least size of a recompressed segment (segment.h), in bytes.
@@ -520,7 +520,7 @@ class _Run:
             busy.turn = now + _REST * busy.hold
             busy.hold *= 2
         elif (sum(other.announced for other in groups.values())
-                < _MOST_ANNOUNCED and engine.announce(number)):
+                < _MAX_ANNOUNCED and engine.announce(number)):
             busy.announced = True
             busy.turn = now + busy.hold
 
@@ -704,7 +704,7 @@ class _Run:
             counts = addresses_module.unpack(
                 self._maintainer.catalog.counts(number))
             blocks += len(counts) - counts.count(0)
-            if groups and blocks > _MOST_EVACUATED:
+            if groups and blocks > _MAX_EVACUATED:
                 break
             groups.append(number)
         return groups
@@ -743,7 +743,7 @@ class _Run:
         # In any order, so that no group whose object is lost is in the way of
         # others for ever.
         random.shuffle(cold)
-        tries = _MOST_UNAVAILABLE
+        tries = _MAX_UNAVAILABLE
         for number in cold:
             try:
                 self._move_blocks([number])

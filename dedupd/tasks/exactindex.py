@@ -117,7 +117,7 @@ class Index:
             if time.monotonic() > end:
                 raise exceptions.BusyError(
                     'the index is in use: another process has its lock')
-            self._pace.pause(task.LONGEST_WAIT)
+            self._pace.pause(task.MAX_WAIT)
         try:
             yield
         finally:
@@ -338,7 +338,7 @@ class Index:
                             'index all the time: its runs wait')
                 break
             else:
-                self._pace.pause(task.LONGEST_WAIT)
+                self._pace.pause(task.MAX_WAIT)
             runs &= self._runs()    # others come, and are not waited for
 
     def help_merge(self) -> int:

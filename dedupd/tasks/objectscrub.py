@@ -37,10 +37,10 @@ LOG = logging.getLogger(__name__)
 #: segment in them.
 STEP_BYTES = 8 << 20
 #: Objects that are missed at most. If there are more, a later pass finds them.
-MOST_MISSED = 1000
+MAX_MISSED = 1000
 #: Objects that one pass finds lost at most: each costs a reading of all
 #: recipes.
-MOST_LOST = 16
+MAX_LOST = 16
 
 Facts = dict[str, Any]
 Note = Callable[[str, str | None, list[str]], None]
@@ -138,7 +138,7 @@ class Objects:
                     if state['missed'].get(str(number)) == object_id.hex():
                         lost[slices_module.key_of(
                             settings.owner, number, object_id)] = number, why
-                    if len(missed) == MOST_MISSED:
+                    if len(missed) == MAX_MISSED:
                         break
         self._report(lost, note)
         # Only now: if this was stopped before, the object would be missed for
@@ -170,14 +170,14 @@ class Objects:
             if '/g/' in name and name not in lost:
                 note(name, None, [])
         new = sorted(lost.keys() - self._state['unreadable'].keys())
-        for name in new[:MOST_LOST]:
+        for name in new[:MAX_LOST]:
             number, why = lost[name]
             note(name, f'{why}, as the scrub before this one found, too: '
                  f'groups/{number:08x} needs it',
                  damage_module.images_of_group(self._maintainer, number))
-        if len(new) > MOST_LOST:
+        if len(new) > MAX_LOST:
             LOG.error('%d more objects are lost; the next scrubs report them',
-                      len(new) - MOST_LOST)
+                      len(new) - MAX_LOST)
 
     # -- a sample ---------------------------------------------------------
 

@@ -434,7 +434,7 @@ class _HelpersRun(_Run):
 
     def _keep_old(self, rewriting: _engine.Rewriting) -> None:
         kept = self._worker.notes.kept
-        while len(kept) >= notes_module.MOST_KEPT:
+        while len(kept) >= notes_module.MAX_RETAINED:
             del kept[next(iter(kept))]
         kept[rewriting.number] = self._mark
         self._worker.save()

@@ -24,7 +24,7 @@ Maintainer = maintainer_module.Maintainer
 Helper = helper_module.Helper
 
 # The most that the option limit_mib takes.
-_MOST_LIMIT_MIB = 1 << 30
+_MAX_LIMIT_MIB = 1 << 30
 
 
 def _account(maintainer: Maintainer, pace: task.Pace,
@@ -185,17 +185,17 @@ def _rebuild(maintainer: Maintainer, pace: task.Pace,
 
 def _check_limit(limit_mib: int = 0, **others: Any) -> None:
     """Refuse what the option ``limit_mib`` would refuse, too."""
-    if not 0 <= limit_mib <= _MOST_LIMIT_MIB:
+    if not 0 <= limit_mib <= _MAX_LIMIT_MIB:
         raise exceptions.InvalidParameter(
-            f'limit_mib: {limit_mib} is not from 0 to {_MOST_LIMIT_MIB}')
+            f'limit_mib: {limit_mib} is not from 0 to {_MAX_LIMIT_MIB}')
 
 
 def _check_processes(processes: int = 1, **others: Any) -> None:
     from glance_dedup.maintenance import counting
 
-    if not 1 <= processes <= counting.MOST:
+    if not 1 <= processes <= counting.MAX_COUNT:
         raise exceptions.InvalidParameter(
-            f'processes: {processes} is not from 1 to {counting.MOST}')
+            f'processes: {processes} is not from 1 to {counting.MAX_COUNT}')
 
 
 def _check_collect(dry_run: bool = False, by_partition: bool = False,

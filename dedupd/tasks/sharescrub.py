@@ -105,7 +105,7 @@ class _Run:
                 pass        # it was empty, and is gone
             except exceptions.UNREADABLE as e:
                 # One bad group does not stop the pass.
-                if len(self._notes.unreadable) < notes_module.MOST_UNREADABLE:
+                if len(self._notes.unreadable) < notes_module.MAX_UNREADABLE:
                     self._notes.unreadable[number] = str(e)
             state['group'], state['slot'] = number + 1, 0
         return True
@@ -135,7 +135,7 @@ class _Run:
             step = facts['slots'] if facts['has_lists'] else STEP_SLOTS
             count = min(step, facts['published'] - first)
             if (len(self._notes.found) + min(count, STEP_SLOTS)
-                    > notes_module.MOST_FOUND):
+                    > notes_module.MAX_FOUND):
                 return False
             cost = self._scrub_slots(number, first, count, facts['is_cold'])
             state['slot'] = first + count
@@ -165,7 +165,7 @@ class _Run:
                       addresses_module.DAMAGED) else set()
         # If not all fit, the maintainer will find the others: it reads all
         # groups once it knows of damage.
-        room = notes_module.MOST_FOUND - len(self._notes.found)
+        room = notes_module.MAX_FOUND - len(self._notes.found)
         self._notes.found.update(
             addresses_module.of_slots(number, sorted(bad | marked)[:room]))
         state['damaged'] += len(bad)

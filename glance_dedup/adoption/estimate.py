@@ -41,7 +41,7 @@ _RECORD = 16 * (8 / 3 + 4 / 3)
 
 # Sizes in a repository; see format.rst.
 _PAGE = 4096
-_LARGEST_BLOCK = 65536
+_MAX_BLOCK = 65536
 _EXTENTS_IN_PAGE = 102
 # Bytes of the catalog for each block: its record in the exact index, its
 # count, and what LevelDB adds.
@@ -301,7 +301,7 @@ class _File:
         """
         coming = self._coming
         if coming is None or not (
-                0 <= offset - coming[0] < _LARGEST_BLOCK + _PAGE):
+                0 <= offset - coming[0] < _MAX_BLOCK + _PAGE):
             if coming is not None:
                 coming[1].result()
             coming = self._read_ahead(offset)
@@ -312,7 +312,7 @@ class _File:
         end = begin + len(data)
         if end < self.size:
             # The end of its last block may still be to come.
-            self._coming = self._read_ahead(max(0, end - _LARGEST_BLOCK))
+            self._coming = self._read_ahead(max(0, end - _MAX_BLOCK))
         return data[offset - begin:]
 
     def _read_ahead(self, offset: int) -> tuple[int, futures.Future]:

@@ -26,8 +26,8 @@ _CONVERT = ("'qemu-img convert -O raw' makes an image of it that shares "
 _ENCRYPTED = 'encrypted data shares no blocks, and nothing changes that'
 
 _QCOW2 = struct.Struct('>4sIQIIQIIQ')
-_L1_MOST = 32 << 20         # bytes, as qemu has it
-_TABLES_MOST = 512          # second-level tables that are looked at
+_MAX_L1 = 32 << 20         # bytes, as qemu has it
+_MAX_TABLES = 512          # second-level tables that are looked at
 _OFFSET = 0x00fffffffffffe00
 _COMPRESSED_CLUSTER = 1 << 62
 _EXTENDED = 1 << 4
@@ -78,7 +78,7 @@ def _qcow2(read: Reader, head: bytes) -> str | None:
     features = struct.unpack_from('>Q', head, 72)[0] if version == 3 else 0
     step = 2 if features & _EXTENDED else 1
     compressed, clusters = _count_clusters(
-        read, 1 << cluster_bits, min(8 * l1_size, _L1_MOST), l1_offset, step)
+        read, 1 << cluster_bits, min(8 * l1_size, _MAX_L1), l1_offset, step)
     if not compressed:
         return None
     return (f'{100 * compressed / clusters:.0f} % of this qcow2 is '
@@ -91,7 +91,7 @@ def _count_clusters(read: Reader, cluster: int, l1_bytes: int, l1_offset: int,
     places = [entry & _OFFSET for entry in _table(read, l1_bytes, l1_offset)
               if entry & _OFFSET]
     compressed = clusters = 0
-    for place in places[::-(-len(places) // _TABLES_MOST) or 1]:
+    for place in places[::-(-len(places) // _MAX_TABLES) or 1]:
         for entry in _table(read, cluster, place)[::step]:
             if entry:
                 clusters += 1

@@ -35,8 +35,8 @@ DIRECTORY = 'hashes'
 #: The hash to compute if nobody says which one Glance has; Glance's default.
 DEFAULT = 'sha512'
 #: The most bytes of a file, and the most hashes in it.
-LARGEST = 4096
-MOST = 8
+MAX_SIZE = 4096
+MAX_COUNT = 8
 PIECE = 4 << 20
 
 _KIND = 'glance-dedup hashes'
@@ -110,7 +110,7 @@ def recorded(root: str, stat: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError, exceptions.DamagedError):
         upload_id, found = decode(files.read_file(
-            _path(root, stat.image_id), LARGEST + 1))
+            _path(root, stat.image_id), MAX_SIZE + 1))
         if upload_id != stat.upload_id:
             found = {}
     ours = said(stat.hash_name, stat.hash_value)
@@ -127,7 +127,7 @@ def pack_header(known: dict[str, str]) -> str:
 def unpack_header(text: str) -> dict[str, str]:
     """Decode `pack_header`; leave out what is no hash."""
     found = [said(*item.strip().partition(':')[::2])
-             for item in text.split(',', MOST + 1)[:MOST + 1]]
+             for item in text.split(',', MAX_COUNT + 1)[:MAX_COUNT + 1]]
     return {one.name: one.value for one in found if one is not None}
 
 
@@ -190,9 +190,9 @@ def decode(content: bytes) -> tuple[str, dict[str, str]]:
     :raises ValueError: says what is wrong with the file
     """
     try:
-        fields = files.unpack_json(content, _KIND, LARGEST)
+        fields = files.unpack_json(content, _KIND, MAX_SIZE)
         found = [Hash(*item) for item in fields['hashes'].items()]
-        if not isinstance(fields['upload_id'], str) or len(found) > MOST:
+        if not isinstance(fields['upload_id'], str) or len(found) > MAX_COUNT:
             raise TypeError('it has no upload or no hashes')
         return fields['upload_id'], {one.name: one.value for one in found}
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -210,7 +210,7 @@ def record(root: str, stat: Any, found: Hash) -> None:
         raise exceptions.DamagedError(
             f'image {stat.image_id} has the {found.name} {found.value}, and '
             f'{known[found.name]} is recorded')
-    while len(known) > MOST:
+    while len(known) > MAX_COUNT:
         known.pop(next(name for name in known if name != found.name))
     path = _path(root, stat.image_id)
     directory = os.path.dirname(path)

@@ -16,7 +16,7 @@ import time
 
 #: The longest single wait for the pace, seconds: so a task that is told to
 #: stop does so soon.
-LONGEST_WAIT = 0.2
+MAX_WAIT = 0.2
 #: For how long a task watches whether others want the processors, seconds.
 WATCH = 1.0
 
@@ -74,7 +74,7 @@ class Pace:
         :param what: what the task is doing, in a few words for people
         :param cost: bytes that the task read from or wrote to the disk since
             the last step
-        :param watch: called every LONGEST_WAIT seconds of the wait; what it
+        :param watch: called every MAX_WAIT seconds of the wait; what it
             raises ends the wait
         :raises Stopped: if the task is to stop
         """
@@ -89,7 +89,7 @@ class Pace:
             left = self._due - self._clock()
             if left <= 0:
                 break
-            self._stop.wait(min(left, LONGEST_WAIT))
+            self._stop.wait(min(left, MAX_WAIT))
             self.check()
             if watch is not None:
                 watch()

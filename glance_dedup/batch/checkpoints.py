@@ -29,11 +29,11 @@ from glance_dedup.batch import places
 from glance_dedup.batch import views
 
 _KIND = 'checkpoint of a disk'
-_LARGEST = 16384
+_MAX_SIZE = 16384
 #: Of checkpoints and exports; nobody else's name begins so.
 PREFIX = 'glance-dedup-'
 _is_name = re.compile(f'{PREFIX}[0-9a-f]{{16}}').fullmatch
-_MOST_OTHERS = 100
+_MAX_OTHERS = 100
 
 
 @dataclasses.dataclass
@@ -74,7 +74,7 @@ def load(place: places.Place, server: str) -> Known:
     nothing = Known(server)
     try:
         fields = files.unpack_json(files.read_file(
-            place.path('checkpoint'), _LARGEST + 1), _KIND, _LARGEST)
+            place.path('checkpoint'), _MAX_SIZE + 1), _KIND, _MAX_SIZE)
         if (fields['repository_id'], fields['server']) != (
                 place.repository_id, server):
             return nothing
@@ -98,7 +98,7 @@ def announce(place: places.Place, known: Known, checkpoint: str) -> None:
 
     :raises SourceError: that failed, so it must not be made
     """
-    known.others = [*known.others[-_MOST_OTHERS:], checkpoint]
+    known.others = [*known.others[-_MAX_OTHERS:], checkpoint]
     known.save(place)
 
 

@@ -33,7 +33,7 @@ _EXPORT = 'disk'
 _END_SECONDS = 10.0
 _START_SECONDS = 60.0
 _PAUSE = 0.02
-_LONGEST_CHAIN = 8
+_MAX_CHAIN = 8
 _HEAD = 4096
 # Of QEMU's docs/interop/qcow2.txt.
 _QCOW2 = struct.Struct('>4sIQI')
@@ -42,7 +42,7 @@ _FEATURES_AT = 72
 _DATA_FILE = 1 << 2
 _HEADER_LENGTH_AT = 100
 _BACKING_FORMAT = 0xe2792aca
-_LONGEST_NAME = 1023
+_MAX_NAME = 1023
 
 
 def _refuse(path: str, why: str) -> views.SourceError:
@@ -88,7 +88,7 @@ class _Header:
         self.backing = ''
         self.backing_format = ''
         if length:
-            if length > _LONGEST_NAME or offset + length > len(head):
+            if length > _MAX_NAME or offset + length > len(head):
                 raise _refuse(path, 'its header is damaged. Run qemu-img '
                               'check')
             self.backing = os.fsdecode(head[offset:offset + length])
@@ -154,7 +154,7 @@ class ImageContent(views.Content):
 
     def _follow(self, path: str, directories: list[str]) -> None:
         kind = 'qcow2'
-        while len(self._files) < _LONGEST_CHAIN:
+        while len(self._files) < _MAX_CHAIN:
             file = diskfiles.FileContent(path)
             self._stack.callback(file.close)
             self._files.append((kind, file))
@@ -165,7 +165,7 @@ class ImageContent(views.Content):
                 return
             path = _backing_path(path, header, directories)
             kind = header.backing_format
-        raise _refuse(self._path, f'it has more than {_LONGEST_CHAIN} files '
+        raise _refuse(self._path, f'it has more than {_MAX_CHAIN} files '
                       'behind it. Commit some: qemu-img commit')
 
     def _serve(self) -> exports.ExportContent:
@@ -201,7 +201,7 @@ class ImageContent(views.Content):
                 told = process.communicate(timeout=_END_SECONDS)[1].decode(
                     errors='replace').strip().replace(f'{_PROGRAM}: ', '')
                 raise _refuse(
-                    self._path, told[-_LONGEST_NAME:] or str(e)) from e
+                    self._path, told[-_MAX_NAME:] or str(e)) from e
 
     def _nodes(self, fds: list[int]) -> Any:
         """The chain, as QEMU takes it: of open files, with their formats."""

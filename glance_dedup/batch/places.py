@@ -23,8 +23,8 @@ from glance_dedup.base import closing
 from glance_dedup.batch import views
 
 #: The longest name: ``b_<name>_<time>`` is an image's id, of 128 characters.
-LONGEST_NAME = 109
-is_name = re.compile(f'[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}').fullmatch
+MAX_NAME = 109
+is_name = re.compile(f'[A-Za-z0-9_-]{{1,{MAX_NAME}}}').fullmatch
 #: Of what lies in a state directory: it tells when each server was backed up.
 MODE = 0o600
 
@@ -57,7 +57,7 @@ class Place(closing.Closing):
         if not is_name(name):
             raise views.SourceError(
                 f"'{name}' cannot name backups: a name has 1 to "
-                f'{LONGEST_NAME} characters of A-Z a-z 0-9 _ -. Give another '
+                f'{MAX_NAME} characters of A-Z a-z 0-9 _ -. Give another '
                 'name')
         self.directory = directory
         self.name = name

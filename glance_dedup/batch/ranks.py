@@ -24,7 +24,7 @@ _RECORD = 13
 BUFFER = 5000 * _RECORD
 # With more ranks, the buffers are smaller, but not smaller than this.
 _RANKS = 16
-_LEAST = 100 * _RECORD
+_MIN_SIZE = 100 * _RECORD
 
 # Kind, bytes of the records, and their checksum (B7).
 _HEAD = struct.Struct('<8sQQ')
@@ -40,7 +40,7 @@ _ALIVE = 0
 # Seconds between two looks at what has come, while nothing is to be done: more
 # and more, so that a rank that waits long costs its host nothing.
 _PAUSE = 0.0005
-_LONGEST_PAUSE = 0.02
+_MAX_PAUSE = 0.02
 
 
 def buffer_of(ranks: int) -> int:
@@ -48,7 +48,7 @@ def buffer_of(ranks: int) -> int:
 
     As much again is under way. With more than 800 ranks it is more.
     """
-    return max(_LEAST,
+    return max(_MIN_SIZE,
                min(BUFFER, _RANKS * BUFFER // ranks // _RECORD * _RECORD))
 
 
@@ -225,7 +225,7 @@ class Exchange:
                     f'to {what} in the stage {self._kind.decode()}: look for '
                     'a host that hangs, and start again')
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def poll(self) -> None:
         """Receive what has come; for stages with long pauses between sends."""

@@ -22,7 +22,7 @@ from glance_dedup.batch import places
 LOG = logging.getLogger(__name__)
 
 _KIND = 'rate of a server'
-_LARGEST = 4096
+_MAX_SIZE = 4096
 
 
 def _path(directory: str, server: str) -> str:
@@ -48,7 +48,7 @@ def load(directory: str, server: str) -> int:
     """A server's rate, in bytes in a second; 0: none is known."""
     try:
         rate = files.unpack_json(files.read_file(
-            _path(directory, server), _LARGEST + 1), _KIND, _LARGEST)['rate']
+            _path(directory, server), _MAX_SIZE + 1), _KIND, _MAX_SIZE)['rate']
     except (OSError, exceptions.DamagedError, ValueError, KeyError, TypeError,
             AttributeError, RecursionError):
         return 0

@@ -43,9 +43,9 @@ LOG = logging.getLogger(__name__)
 #: Seconds for a request to libvirt. Removing a bitmap of a large disk, and
 #: waiting for another job's end, take some.
 REQUEST_SECONDS = 180.0
-_MOST_ANSWER = 1 << 20
+_MAX_ANSWER = 1 << 20
 # Bytes of a Unix socket's path, without its end.
-_LONGEST_SOCKET = 107
+_MAX_SOCKET = 107
 # Numbers of libvirt's errors.
 _NO_SERVER = 42
 
@@ -101,7 +101,7 @@ def _ask(uri: str, server: str, do: str, **arguments: Any) -> dict[str, Any]:
             f'libvirt at {uri} cannot be asked about the server {server}: '
             f'{e.strerror or e}') from e
     try:
-        answer = json.loads(done.stdout[:_MOST_ANSWER])
+        answer = json.loads(done.stdout[:_MAX_ANSWER])
     except ValueError as e:
         told = done.stderr.decode(errors='replace').strip()
         if "No module named 'libvirt'" in told:
@@ -174,11 +174,11 @@ class _Job:
         self._watch = threading.Thread(
             target=self._watch_scratch, daemon=True, name='scratch')
         self.socket = _socket(settings, self._uuid)
-        if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
+        if len(os.fsencode(self.socket)) > _MAX_SOCKET:
             raise views.SourceError(
                 f'the scratch directory {settings.scratch_directory} has too '
                 f'long a path for the socket {self.socket}. Give one of at '
-                f'most {_LONGEST_SOCKET - 42} bytes')
+                f'most {_MAX_SOCKET - 42} bytes')
 
     def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         return _ask(self._settings.uri, self._uuid, do,

@@ -27,7 +27,7 @@ from glance_dedup.repository import repository as repository_module
 _LOG = logging.getLogger(__name__)
 
 _REQUESTER_BITS = 28
-_MOST_BLOCKS = 1 << _REQUESTER_BITS
+_MAX_BLOCKS = 1 << _REQUESTER_BITS
 _ZEROS = bytes(32)
 _BLOCK = struct.Struct('<32sI')
 _RECORD = struct.Struct(f'{spool_module.RECORD}s')
@@ -359,9 +359,9 @@ class Round:
         task.blocks += len(scanned) // spool_module.SCANNED
 
     def _need_numbers(self, blocks: int) -> None:
-        if blocks > _MOST_BLOCKS:
+        if blocks > _MAX_BLOCKS:
             raise exceptions.InvalidParameter(
-                f'rank {self._ranks.rank} has more than {_MOST_BLOCKS} blocks '
+                f'rank {self._ranks.rank} has more than {_MAX_BLOCKS} blocks '
                 'in one round: back up fewer servers in a round')
 
     def _route(self, exchange: ranks_module.Exchange, records: bytes) -> None:

@@ -9,7 +9,7 @@
 
 #include "engine/format/requests.h"
 
-enum { MOST_WAYS = 1 << 20 };
+enum { MAX_WAYS = 1 << 20 };
 
 /* How many whole items the buffer holds; otherwise sets an exception and
  * returns 0. */
@@ -102,7 +102,7 @@ engine_split_records(PyObject *Py_UNUSED(module), PyObject *args)
                           gd_py_to_u32, &ways)) {
         return NULL;
     }
-    if (ways == 0 || ways > MOST_WAYS || ways > parts ||
+    if (ways == 0 || ways > MAX_WAYS || ways > parts ||
         first > parts - ways) {
         PyErr_SetString(PyExc_ValueError, "there are no such parts");
     } else {

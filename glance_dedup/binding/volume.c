@@ -12,7 +12,7 @@
 
 #include "engine/volume/volume.h"
 
-enum { MOST_EXTENTS = 1024 }; /* that one call returns */
+enum { MAX_EXTENTS = 1024 }; /* that one call returns */
 
 static void
 close_volume(void *handle)
@@ -349,7 +349,7 @@ typedef struct volume_extent {
 
 typedef struct extent_list {
     size_t count;
-    volume_extent extents[MOST_EXTENTS];
+    volume_extent extents[MAX_EXTENTS];
 } extent_list;
 
 /* Runs without the GIL. */
@@ -363,7 +363,7 @@ note_extent(void *arg, uint64_t offset, uint64_t length, bool zeros)
         last->length += length;
         return true;
     }
-    if (list->count == MOST_EXTENTS) {
+    if (list->count == MAX_EXTENTS) {
         return false;
     }
     list->extents[list->count++] = (volume_extent){offset, length, zeros};

@@ -26,8 +26,8 @@ _SLICES = directories_module.SLICES
 _KIND = 'glance-dedup object store'
 _KEYS = {'kind', 'version', 'location', 'credentials', 'cache_mib', 'owners',
          'inode', 'checksum'}
-_MOST_CACHE_MIB = 1 << 20
-_MOST_OWNERS = 64
+_MAX_CACHE_MIB = 1 << 20
+_MAX_OWNERS = 64
 _PLACES = ('kind', 'container', 'prefix', 'endpoint', 'region', 'ca_file')
 _CONTAINERS = {'s3': re.compile(r'[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z'),
                'swift': re.compile(r'[A-Za-z0-9_.-]{1,256}\Z')}
@@ -78,7 +78,7 @@ def _parse(text: bytes) -> list[str]:
                 ('location', _is_location(found.get('location'))),
                 ('credentials', _is_path(found.get('credentials'))),
                 ('cache_mib', type(found.get('cache_mib')) is int
-                 and 1 <= found['cache_mib'] <= _MOST_CACHE_MIB),
+                 and 1 <= found['cache_mib'] <= _MAX_CACHE_MIB),
                 ('owners', _are_owners(found.get('owners'))),
                 ('inode', type(found.get('inode')) is int)):
             if not holds:
@@ -127,7 +127,7 @@ def _is_path(found: object) -> bool:
 
 
 def _are_owners(found: object) -> bool:
-    return (isinstance(found, list) and 1 <= len(found) <= _MOST_OWNERS
+    return (isinstance(found, list) and 1 <= len(found) <= _MAX_OWNERS
             and all(isinstance(owner, str) and form.HEX_ID.match(owner)
                     for owner in found))
 

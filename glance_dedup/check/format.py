@@ -27,7 +27,7 @@ LISTS = {'cache.json': ('glance-dedup cache', 'images', 8 << 20),
          'tasks.json': ('glance-dedup tasks', 'tasks', 1 << 20),
          'trial.json': ('glance-dedup trial', 'hosts', 1 << 20),
          'projects.json': ('glance-dedup projects', 'projects', 64 << 20)}
-LARGEST_NOTES = 1 << 20         # bytes of a file in helpers/
+MAX_NOTES = 1 << 20         # bytes of a file in helpers/
 MAJOR = 1                       # of recipes and new block groups
 MINOR = 0
 WITH_LISTS = 2                  # of block groups whose segments have lists
@@ -78,7 +78,7 @@ STATE_NAMES = {EMPTY: 'empty', VOID: 'void', FREED: 'freed',
 GLOBAL_SCOPE = bytes(16)
 SPARE_SCOPE = b'\xff' * 16      # of the files in spares/
 CODEC_NONE, CODEC_LZ4, CODEC_ZSTD = 0, 1, 2
-MOST_LEVEL = {CODEC_NONE: 0, CODEC_LZ4: 0, CODEC_ZSTD: 19}
+MAX_LEVEL = {CODEC_NONE: 0, CODEC_LZ4: 0, CODEC_ZSTD: 19}
 POISONED, UNSETTLED = 1, 2
 SIMILAR = 0x80                  # with the level of a recompression
 

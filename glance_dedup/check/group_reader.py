@@ -332,7 +332,7 @@ class GroupReader:
         if flags & ~(form.POISONED | form.UNSETTLED) and group.exact:
             group.problem(offset + 20, f'has unknown flags: {flags:#x}',
                           severity=form.NOTE)
-        if level & ~form.SIMILAR > form.MOST_LEVEL.get(codec, -1) and (
+        if level & ~form.SIMILAR > form.MAX_LEVEL.get(codec, -1) and (
                 group.exact):
             group.problem(
                 offset + 32, f'was compressed anew with an unknown codec or '

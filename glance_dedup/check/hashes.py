@@ -16,6 +16,6 @@ def check(directories: directories_module.Directories) -> None:
         file = f'{hashes.DIRECTORY}/{name}'
         with directories.reported(form.NOTE, file):
             try:
-                hashes.decode(directories.read(file, hashes.LARGEST + 1))
+                hashes.decode(directories.read(file, hashes.MAX_SIZE + 1))
             except ValueError as e:
                 raise form.Damage(f'counts as absent: {e}') from e

@@ -27,12 +27,12 @@ def check(directories: directories_module.Directories) -> None:
             continue
         file = f'{DIRECTORY}/{name}'
         with directories.reported(form.NOTE, file):
-            _parse(directories.read(file, form.LARGEST_NOTES + 1))
+            _parse(directories.read(file, form.MAX_NOTES + 1))
 
 
 def _parse(text: bytes) -> None:
-    if len(text) > form.LARGEST_NOTES:
-        raise form.Damage(f'is longer than {form.LARGEST_NOTES} bytes')
+    if len(text) > form.MAX_NOTES:
+        raise form.Damage(f'is longer than {form.MAX_NOTES} bytes')
     found = json_objects.load(text, 'glance-dedup helper')
     if found.get('version') != 1:
         version = form.printable(str(found.get('version')))

@@ -254,7 +254,8 @@ def _add_counters(parser):
     where.add_argument(
         '--local', type=int, metavar='N', dest='processes',
         help='Count by N processes on this host, at most '
-        f'{counting.MOST}. Each takes 35 MB of memory; the disk of TMPDIR, or '
+        f'{counting.MAX_COUNT}. Each takes 35 MB of memory; the disk of '
+        'TMPDIR, or '
         "of /var/tmp, needs as many bytes as the images' recipes. Default: "
         'one.')
     where.add_argument(
@@ -273,17 +274,17 @@ def _counters(command, parsed_args) -> dict:
 
     number = parsed_args.processes
     if number is not None:
-        if not 1 <= number <= counting.MOST:
+        if not 1 <= number <= counting.MAX_COUNT:
             raise common.UsageError(
-                f'--local {number} is not from 1 to {counting.MOST}')
+                f'--local {number} is not from 1 to {counting.MAX_COUNT}')
         return {'processes': number}
     if parsed_args.hosts is None:
         return {}
     hosts = hostlist.read(parsed_args.hosts)
-    if len(hosts) > counting.MOST:
+    if len(hosts) > counting.MAX_COUNT:
         raise common.UsageError(
             f'{parsed_args.hosts} names {len(hosts)} hosts: at most '
-            f'{counting.MOST} can count')
+            f'{counting.MAX_COUNT} can count')
     if command.need_repository() is not None:
         raise common.UsageError(
             'the daemon maintains this repository, and starts no process on '

@@ -16,7 +16,7 @@ from glance_dedup.base import units
 
 _WIDTH = 79
 _BAR = 30
-_MOST_IMAGES = 10
+_MAX_IMAGES = 10
 #: Tasks that are not shown before they run.
 _ON_REQUEST = ('tier', 'rebuild-catalog')
 
@@ -88,10 +88,10 @@ class _Overview:
         found = self._part('damage').get('images')
         images = found if isinstance(found, list) else []
         names = self._part('names')
-        for image_id in images[:_MOST_IMAGES]:
+        for image_id in images[:_MAX_IMAGES]:
             yield f'{image_id} {names.get(str(image_id)) or ""}'.rstrip()
-        if len(images) > _MOST_IMAGES:
-            yield f'and {len(images) - _MOST_IMAGES} more'
+        if len(images) > _MAX_IMAGES:
+            yield f'and {len(images) - _MAX_IMAGES} more'
 
     def _space(self) -> Iterator[str]:
         space = self._part('space')

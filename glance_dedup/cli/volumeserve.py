@@ -30,7 +30,7 @@ PLUGIN = os.path.join(os.path.dirname(os.path.dirname(__file__)),
                       'nbdkit-glance-dedup-plugin.so')
 # The longest path that an address of a Unix socket has room for, less what the
 # socket's first name adds.
-_LONGEST_PATH = 96
+_MAX_PATH = 96
 # The descriptor that systemd.socket(5) has a service find its socket at.
 _FIRST_INHERITED = 3
 # The first version of nbdkit that aborts if a client hangs up at the wrong
@@ -192,9 +192,9 @@ def _check_options(args) -> None:
                 'for clients on this host')
     elif args.address:
         raise common.UsageError('--address needs --port')
-    elif len(os.fsencode(args.nbd_socket)) > _LONGEST_PATH:
+    elif len(os.fsencode(args.nbd_socket)) > _MAX_PATH:
         raise common.UsageError(
-            f'--nbd-socket: the path is longer than {_LONGEST_PATH} bytes, '
+            f'--nbd-socket: the path is longer than {_MAX_PATH} bytes, '
             'the most that a Unix socket can have here')
     if not 1 <= args.threads <= 256:
         raise common.UsageError(f'--threads: {args.threads} is not 1 to 256')

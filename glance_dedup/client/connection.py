@@ -30,9 +30,9 @@ from glance_dedup.client import errors
 
 #: The most bytes of an answer in JSON; a hundred thousand images have some
 #: 30 MiB.
-LONGEST_JSON = 128 << 20
+MAX_JSON = 128 << 20
 #: The most bytes that are read of an error's body.
-LONGEST_ERROR = 64 << 10
+MAX_ERROR = 64 << 10
 #: The header for recipes and frames that the client sends.
 BINARY = {'Content-Type': 'application/octet-stream'}
 #: Bytes a second: the client gives up on a peer that takes or sends slower.
@@ -317,7 +317,7 @@ class Requester(closing.Closing):
 
     def _refusal(self, answer: Answer) -> errors.ClientError:
         try:
-            body = answer.read(LONGEST_ERROR, self.timeout)
+            body = answer.read(MAX_ERROR, self.timeout)
             message = json.loads(body)['error']['message']
         except (ValueError, TypeError, KeyError, RecursionError,
                 errors.DaemonUnavailable):
@@ -339,10 +339,10 @@ class Requester(closing.Closing):
         """The JSON object in an answer's body. Closes the answer."""
         with answer:
             length = answer.length
-            if length is not None and length > LONGEST_JSON:
+            if length is not None and length > MAX_JSON:
                 raise answer.bad(f'an answer of {length} bytes')
-            data = answer.read(LONGEST_JSON + 1, self.timeout)
-            if len(data) > LONGEST_JSON:
+            data = answer.read(MAX_JSON + 1, self.timeout)
+            if len(data) > MAX_JSON:
                 raise answer.bad('the answer is too long')
             if length is not None and len(data) != length:
                 raise self.unavailable('the answer was cut off')

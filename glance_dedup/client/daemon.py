@@ -127,7 +127,7 @@ class Client(connection.Requester):
             headers['Range'] = f'bytes={offset}-{last}'
         ranged = bool(headers)
         if shares and self._path is not None and (
-                length is None or length >= shared_memory.LEAST):
+                length is None or length >= shared_memory.MIN_SIZE):
             # A daemon that shares no memory answers as if this were not here.
             headers['Connection'] = 'Upgrade'
             headers['Upgrade'] = shared_memory.PROTOCOL

@@ -39,7 +39,7 @@ TIMEOUT = 120
 #: and at last.
 LOOKS = 0.1, 2.0
 #: How slowly Glance may verify an image: bytes a second, and further seconds.
-SLOWEST, AT_LEAST = 8 << 20, 120.0
+SLOWEST, MIN_TIMEOUT = 8 << 20, 120.0
 # How often Glance may try to take an image's data: what its task failed for
 # may be over the next time.
 _TRIES = 2
@@ -441,7 +441,7 @@ class Glance:
     def _wait(self, image_id: str, size: int, step: Callable[[], None],
               has_ended: Callable[[Record], bool]) -> Record | None:
         delay, last = LOOKS
-        left = AT_LEAST + size / SLOWEST
+        left = MIN_TIMEOUT + size / SLOWEST
         while True:
             record = self.record(image_id)
             if record is None:

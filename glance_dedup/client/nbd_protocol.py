@@ -50,11 +50,11 @@ _DONE = 1
 _IS_ERROR = 1 << 15
 
 #: The longest string of the protocol.
-LONGEST_STRING = 4096
+MAX_STRING = 4096
 #: The longest data of an option. The server ends a session that sends more.
-LONGEST_OPTION = 65536
+MAX_OPTION = 65536
 #: The longest data of a request, or of one chunk.
-LONGEST_PAYLOAD = 32 << 20
+MAX_PAYLOAD = 32 << 20
 
 #: The only metadata context that is supported, and its number.
 CONTEXT = b'base:allocation'
@@ -182,7 +182,7 @@ class Parser:
         :raises Invalid: the data end before, or the string is too long
         """
         length = self.number(4)
-        if length > LONGEST_STRING:
+        if length > MAX_STRING:
             raise Invalid(f'a string of {length} bytes is too long')
         return self._take(length)
 
@@ -278,7 +278,7 @@ def info_replies(option: int, name: bytes, size: int, flags: Flag,
                     + describe(upload_id).encode())
     if Info.BLOCK_SIZE in wanted:
         told.append(struct.pack('>HIII', Info.BLOCK_SIZE, 1, block_size,
-                                LONGEST_PAYLOAD))
+                                MAX_PAYLOAD))
     return b''.join([*(option_reply(option, Reply.INFO, info)
                        for info in told), option_reply(option, Reply.ACK)])
 
@@ -419,5 +419,5 @@ def parse_chunk(data: bytes) -> ChunkHead:
 
 def _text(message: str) -> bytes:
     """A message, cut to the longest string."""
-    return message.encode(errors='replace')[:LONGEST_STRING].decode(
+    return message.encode(errors='replace')[:MAX_STRING].decode(
         errors='ignore').encode()

@@ -34,10 +34,10 @@ DIRTY = 1
 #: Seconds for the answer to a request.
 ANSWER_SECONDS = 60.0
 # The longest payload but for data: 131,072 extents, the most that QEMU sends.
-_LONGEST_STATUS = (1 << 20) + 4
-_LONGEST_REPLY = 65536
-_MOST_REPLIES = 64
-_LONGEST_MESSAGE = 1000
+_MAX_STATUS = (1 << 20) + 4
+_MAX_REPLY = 65536
+_MAX_REPLIES = 64
+_MAX_MESSAGE = 1000
 
 
 class NbdReader(closing.Closing):
@@ -145,7 +145,7 @@ class NbdReader(closing.Closing):
 
     def _receive_error(self, head: protocol.ChunkHead
                        ) -> client_errors.Refused:
-        if not 6 <= head.length <= _LONGEST_REPLY:
+        if not 6 <= head.length <= _MAX_REPLY:
             raise protocol.Violation(f'an error of {head.length} bytes')
         data = self._receive(head.length)
         number, length = struct.unpack_from('>IH', data)
@@ -174,7 +174,7 @@ class NbdReader(closing.Closing):
 
     def _status(self, head: protocol.ChunkHead
                 ) -> tuple[str, list[tuple[int, int]]]:
-        if not 12 <= head.length <= _LONGEST_STATUS or head.length % 8 != 4:
+        if not 12 <= head.length <= _MAX_STATUS or head.length % 8 != 4:
             raise protocol.Violation(f'extents of {head.length} bytes')
         data = self._receive(head.length)
         number, = struct.unpack_from('>I', data)
@@ -226,10 +226,10 @@ class NbdReader(closing.Closing):
         """
         self._send(option)
         replies: list[tuple[int, bytearray]] = []
-        while len(replies) <= _MOST_REPLIES:
+        while len(replies) <= _MAX_REPLIES:
             kind, length = protocol.parse_option_reply(
                 bytes(self._receive(protocol.OPTION_REPLY.size)))
-            if length > _LONGEST_REPLY:
+            if length > _MAX_REPLY:
                 raise protocol.Violation(f'a reply of {length} bytes')
             data = self._receive(length)
             if kind == protocol.Reply.ACK:
@@ -287,4 +287,4 @@ class NbdReader(closing.Closing):
 
 
 def _text(data: bytearray) -> str:
-    return data.decode(errors='replace')[:_LONGEST_MESSAGE]
+    return data.decode(errors='replace')[:_MAX_MESSAGE]

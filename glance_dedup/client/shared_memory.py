@@ -24,7 +24,7 @@ PROTOCOL = 'glance-dedup-memory'
 MEMORY_HEADER = 'Dedup-Memory'
 SIZE_HEADER = 'Dedup-Size'
 #: A range shorter than this many bytes is not worth any memory.
-LEAST = 1 << 20
+MIN_SIZE = 1 << 20
 #: Bytes that are requested at once: as many as the engine reads at once, with
 #: all of its threads.
 PIECE = 4 << 20
@@ -37,7 +37,7 @@ ANSWER = struct.Struct('<II')
 #: M1: nobody makes the memory shorter or longer.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # The most memory that a client maps.
-_MOST = 64 << 20
+_MAX_SIZE = 64 << 20
 
 
 class _Piece(NamedTuple):
@@ -65,7 +65,7 @@ class Reader(closing.Closing):
         self._channel = answer.switched()
         self._map: mmap.mmap | None = None
         self._size = _number(answer, MEMORY_HEADER)
-        if not PIECE <= self._size <= _MOST:
+        if not PIECE <= self._size <= _MAX_SIZE:
             raise answer.bad(f'it shares {self._size} bytes of memory')
         self._next, self._end = offset, offset + length
         self._free = list(range(0, self._size - PIECE + 1, PIECE))

@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 
 PATH = '/v1/slices'
 #: The most slices in one request.
-MOST = 64
+MAX_COUNT = 64
 #: Seconds for which the daemon is asked to wait. It answers then even if the
 #: object store is slower, so one that hangs is noticed.
 POLL = 5.0
@@ -63,9 +63,9 @@ class Asker:
         ends = self._clock() + wait if wait else None
         arguments = {'repository': repository_id, 'group': group,
                      'object': object_id.hex()}
-        for start in range(first, first + count, MOST):
+        for start in range(first, first + count, MAX_COUNT):
             arguments |= {'first': start,
-                          'count': min(MOST, first + count - start)}
+                          'count': min(MAX_COUNT, first + count - start)}
             if not self._bring(arguments, ends):
                 return False
         return True
@@ -109,7 +109,7 @@ class Asker:
                 raise answer.bad('it serves another repository')
             there = answer.status == http.HTTPStatus.OK
             # Only a connection whose answer was read can be used again.
-            answer.read(connection.LONGEST_ERROR, ANSWER_SECONDS)
+            answer.read(connection.MAX_ERROR, ANSWER_SECONDS)
             return there
 
     def _failed(self, repository_id: str, error: errors.ClientError) -> bool:

@@ -16,7 +16,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import sockets
 
 # The most bytes of an answer.
-_LONGEST = 64 << 10
+_MAX_LENGTH = 64 << 10
 _CONNECT_SECONDS = 5.0
 # The most characters of a text that is kept.
 _TEXT = 1000
@@ -130,9 +130,9 @@ class VolumeControl:
                     f'the server of the volume {self._name} has not answered '
                     f'in {self._timeout:g} seconds')
             sock.settimeout(left)
-            piece = sock.recv(_LONGEST)
+            piece = sock.recv(_MAX_LENGTH)
             answer += piece
-            if not piece or len(answer) > _LONGEST:
+            if not piece or len(answer) > _MAX_LENGTH:
                 raise NotServed(f'the answer of the server of the volume '
                                 f'{self._name} is incomplete')
         return answer

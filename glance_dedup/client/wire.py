@@ -21,7 +21,7 @@ from typing import Protocol
 import xxhash
 
 #: The most bytes of a frame, plain or as they are sent.
-LONGEST_FRAME = 1 << 20
+MAX_FRAME = 1 << 20
 
 _FRAME = struct.Struct('<4sBBHIIQ')
 _PLACE = struct.Struct('<QII')
@@ -34,7 +34,7 @@ _FRAME_MAGIC = b'GDFR'
 _RECIPE_MAGIC = b'GDWIRE\0'
 _RECIPE_VERSION = 2
 # The most blocks of an extent: an extent lies in one group.
-_MOST_BLOCKS = 32768
+_MAX_BLOCKS = 32768
 _BLOCK = 36                     # fingerprint, length
 # Blocks that an image may have beyond those that its size explains.
 _SPARE_BLOCKS = 1024
@@ -235,7 +235,7 @@ def read_extent(source: Source, header: RecipeHeader, end: int,
         source.read_exactly(_EXTENT.size, timeout))
     # This also bounds the memory for the extent.
     if (offset != end or not 0 < length <= header.size - offset
-            or blocks > min(length, _MOST_BLOCKS)):
+            or blocks > min(length, _MAX_BLOCKS)):
         raise source.bad(f'the recipe has an extent of {length} bytes and '
                          f'{blocks} blocks at {offset}, behind {end}')
     table = source.read_exactly(blocks * _BLOCK, timeout)
@@ -268,7 +268,7 @@ def plain_frame(blocks: list[tuple[int, Any]]) -> bytes:
     """A frame of blocks that are not compressed.
 
     :param blocks: offset in the image, and bytes, of each; at least one, and
-        together at most LONGEST_FRAME bytes
+        together at most MAX_FRAME bytes
     """
     places, start = [], 0
     for offset, data in blocks:
@@ -339,7 +339,7 @@ class Frames:
         self._ends = [offset + length for offset, length in ranges]
         self._left = sum(length for _, length in ranges)
         # Some frames may bring few bytes that were asked for, but not all.
-        self._plain_left = 2 * self._left + LONGEST_FRAME
+        self._plain_left = 2 * self._left + MAX_FRAME
 
     def __iter__(self) -> Iterator[Frame]:
         while (frame := self._next()) is not None:
@@ -354,7 +354,7 @@ class Frames:
             raise self._bad('the answer is not a frame')
         last = not places
         if last and (plain or stored) or not last and not (
-                0 < stored <= plain <= LONGEST_FRAME):
+                0 < stored <= plain <= MAX_FRAME):
             raise self._bad(f'a frame has {places} places, {plain} bytes, '
                             f'stored as {stored}')
         body = self._source.read_exactly(

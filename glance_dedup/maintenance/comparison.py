@@ -20,7 +20,7 @@ from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.maintenance import records
 
 # A counter that got so high stays there.
-_MOST_COUNT = 2**32 - 1
+_MAX_COUNT = 2**32 - 1
 
 
 class Unknown(Exception):
@@ -135,7 +135,7 @@ class _Comparison:
             return
         for slot, (wrong, right) in enumerate(zip(
                 addresses.unpack(known), addresses.unpack(counts))):
-            if wrong not in (right, _MOST_COUNT):
+            if wrong not in (right, _MAX_COUNT):
                 self._differ(
                     f'{wrong} recipes name the block of group {key[0]} in '
                     f'slot {key[1] * records.CHUNK_SLOTS + slot}, not {right}')

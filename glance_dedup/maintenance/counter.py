@@ -38,7 +38,7 @@ PIECE = addresses.RUN_BYTES << 16
 CHUNKS = 4096
 # Groups whose counts take as much.
 _GROUPS = 128
-_MOST_PARTITIONS = 256
+_MAX_PARTITIONS = 256
 # Bytes of all buffers of a counter, and of a message, at most.
 _BUFFERS = 4 << 20
 _MESSAGE = 1 << 20
@@ -56,7 +56,7 @@ class Broken(Exception):
 
 def partitions_for(groups: int) -> int:
     """Into how many partitions to divide so many groups."""
-    return min(max(1, -(-groups // _GROUPS)), _MOST_PARTITIONS)
+    return min(max(1, -(-groups // _GROUPS)), _MAX_PARTITIONS)
 
 
 def partition_of(group: int, partitions: int) -> int:

@@ -29,7 +29,7 @@ from glance_dedup.maintenance import unreadable as unreadable_module
 from glance_dedup.repository import repository as repository_module
 
 #: The most counters.
-MOST = 64
+MAX_COUNT = 64
 
 # It ends when the other host does not answer for 45 seconds.
 _SSH = ('ssh', '-T', '-oBatchMode=yes', '-oConnectTimeout=30',

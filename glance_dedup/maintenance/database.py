@@ -32,7 +32,7 @@ FORMAT = 1
 
 _PAGE = 1024     # items read at a time
 _CURRENT = 'CURRENT'    # names LevelDB's manifest
-_CURRENT_MOST = 64
+_MAX_CURRENT = 64
 
 
 class CatalogError(exceptions.DamagedError):
@@ -281,7 +281,7 @@ class Database:
                 os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
             with open(os.path.join(self.path, _CURRENT), 'rb') as f:
                 # No times: some file systems change their minds on them.
-                return f.read(_CURRENT_MOST), os.fstat(f.fileno()).st_ino
+                return f.read(_MAX_CURRENT), os.fstat(f.fileno()).st_ino
         except OSError as e:
             # What was opened may be replaced meanwhile.
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):

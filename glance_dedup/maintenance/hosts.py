@@ -34,11 +34,11 @@ from glance_dedup.base import filesystem
 
 FILE = 'locks/hosts'
 #: The most daemons that have a number at the same time.
-MOST = 64
+MAX_COUNT = 64
 #: Tasks have numbers from 1 up to this one.
-MOST_TASKS = 255
+MAX_TASKS = 255
 #: For how long an answer of the server is used again, seconds.
-LONGEST_MEMORY = 5.0
+MAX_MEMORY = 5.0
 
 # Bytes of the file from one task to the next.
 _STRIDE = 256
@@ -56,7 +56,7 @@ class Hosts(closing.Closing):
     """The daemons that live, of which this process is one. Thread-safe.
 
     :param path: the repository's
-    :raises BusyError: if there are :data:`MOST` daemons already
+    :raises BusyError: if there are :data:`MAX_COUNT` daemons already
     :raises AccessDenied, NoSpaceError, StorageError: as their names say
     """
 
@@ -92,7 +92,7 @@ class Hosts(closing.Closing):
 
     def _take_number(self) -> int:
         for _ in range(_LOOKS):
-            for number in range(MOST):
+            for number in range(MAX_COUNT):
                 if not filesystem.lock(self._fd, fcntl.F_WRLCK, number):
                     continue
                 if self._has_name():
@@ -100,7 +100,7 @@ class Hosts(closing.Closing):
                 break   # others lock the new file
             else:
                 raise exceptions.BusyError(
-                    f'{MOST} daemons use the repository already')
+                    f'{MAX_COUNT} daemons use the repository already')
             os.close(self._fd)
             self._fd = -1
             self._fd = self._open()
@@ -134,7 +134,7 @@ class Hosts(closing.Closing):
 
         :raises StorageError: as its name says
         """
-        assert all(0 < task <= MOST_TASKS for task in tasks)
+        assert all(0 < task <= MAX_TASKS for task in tasks)
         with self._mutex, self._errors():
             for task in self._tasks - tasks:
                 filesystem.lock(self._fd, fcntl.F_UNLCK, self._byte(task))
@@ -153,13 +153,13 @@ class Hosts(closing.Closing):
             if self._fd < 0:
                 return []
             moment, found = self._known.get(task, (0.0, []))
-            if not found or time.monotonic() > moment + LONGEST_MEMORY:
+            if not found or time.monotonic() > moment + MAX_MEMORY:
                 found = list(self._look(task))
                 self._known[task] = time.monotonic(), found
             return list(found)
 
     def _look(self, task: int) -> Iterator[int]:
-        for number in range(MOST):
+        for number in range(MAX_COUNT):
             if number == self.number:
                 if not task or task in self._tasks:
                     yield number

@@ -31,13 +31,13 @@ from glance_dedup.maintenance import hosts
 DIRECTORY = 'helpers'
 KIND = 'glance-dedup helper'
 #: The most bytes of a file.
-LARGEST = 1 << 20
+MAX_SIZE = 1 << 20
 #: The most blocks, groups and unreadable groups that a file names.
-MOST_FOUND = 4096
-MOST_KEPT = 16384
-MOST_UNREADABLE = 256
+MAX_FOUND = 4096
+MAX_RETAINED = 16384
+MAX_UNREADABLE = 256
 
-_LONGEST_TEXT = 300
+_MAX_TEXT = 300
 _NAME = re.compile(r'(0|[1-9][0-9]?)\.json')
 #: The fields of the cursor, with the values of a pass that begins.
 _CURSOR: dict[str, Any] = {
@@ -76,10 +76,10 @@ class Notes:
     def encode(self) -> bytes:
         """The file's content."""
         return files.pack_json(
-            KIND, host=self.host[:_LONGEST_TEXT],
-            program=self.program[:_LONGEST_TEXT], scrub=self.scrub,
+            KIND, host=self.host[:_MAX_TEXT],
+            program=self.program[:_MAX_TEXT], scrub=self.scrub,
             found=sorted(self.found),
-            unreadable=[[number, error[:_LONGEST_TEXT]] for number, error
+            unreadable=[[number, error[:_MAX_TEXT]] for number, error
                         in sorted(self.unreadable.items())],
             kept=[[number, codec, level, *([True] if similar else ())]
                   for number, (codec, level, similar)
@@ -92,16 +92,16 @@ def decode(content: bytes) -> Notes:
     :raises ValueError: if the file is invalid; the message says why
     """
     try:
-        fields = files.unpack_json(content, KIND, LARGEST)
+        fields = files.unpack_json(content, KIND, MAX_SIZE)
         cursor = {name: _number(fields['scrub'][name], type(value))
                   for name, value in _CURSOR.items()}
         return Notes(
             _text(fields['host']), _text(fields.get('program', '')), cursor,
             {_address(address) for address
-             in _list(fields['found'], MOST_FOUND)},
+             in _list(fields['found'], MAX_FOUND)},
             {_group(number): _text(error) for number, error
-             in _list(fields['unreadable'], MOST_UNREADABLE)},
-            dict(_kept(*row) for row in _list(fields['kept'], MOST_KEPT)))
+             in _list(fields['unreadable'], MAX_UNREADABLE)},
+            dict(_kept(*row) for row in _list(fields['kept'], MAX_RETAINED)))
     except (KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f'it has not the notes of a daemon: {e!r}') from e
 
@@ -139,7 +139,7 @@ def _group(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST_TEXT:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
         raise TypeError('a text is none, or too long')
     return value
 
@@ -180,7 +180,7 @@ def load(root: str, number: int) -> Notes:
     """
     with contextlib.suppress(FileNotFoundError, ValueError):
         if _has_directory(root):
-            return decode(files.read_file(path_of(root, number), LARGEST + 1))
+            return decode(files.read_file(path_of(root, number), MAX_SIZE + 1))
     return Notes()
 
 
@@ -212,7 +212,7 @@ def contents(root: str) -> Iterator[tuple[int, bytes]]:
         return
     for name in names:
         match = _NAME.fullmatch(name)
-        if match and int(match[1]) < hosts.MOST:
+        if match and int(match[1]) < hosts.MAX_COUNT:
             with contextlib.suppress(OSError, exceptions.DamagedError):
                 yield int(match[1]), files.read_file(
-                    os.path.join(root, DIRECTORY, name), LARGEST + 1)
+                    os.path.join(root, DIRECTORY, name), MAX_SIZE + 1)

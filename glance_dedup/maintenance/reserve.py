@@ -20,7 +20,7 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.repository import layout
 
-RESERVE_BYTES = layout.RESERVE_MOST
+RESERVE_BYTES = layout.MAX_RESERVE
 _SHARE = 32     # the file has at most 1/32 of the file system's bytes
 _INODE_FILES = [f'{layout.CATALOG_RESERVE}-{i}' for i in range(1, 9)]
 # XFS reuses the space of an unlinked file only some time later. Seconds.

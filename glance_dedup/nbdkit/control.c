@@ -19,7 +19,7 @@
 #include "nbdkit/monotonic.h"
 
 enum {
-    MOST_CLIENTS = 16,
+    MAX_CLIENTS = 16,
     PATIENCE_MS = 5000, /* for a request, and for an answer */
     PAUSE_MS = 100,     /* when the process lacks descriptors or threads */
 };
@@ -202,7 +202,7 @@ static bool
 wait_for_place(gd_nbdkit_control *control)
 {
     pthread_mutex_lock(&control->mutex);
-    while (control->clients >= MOST_CLIENTS && !control->stopping) {
+    while (control->clients >= MAX_CLIENTS && !control->stopping) {
         pthread_cond_wait(&control->fewer, &control->mutex);
     }
     bool go_on = !control->stopping;
@@ -273,7 +273,7 @@ listen_in(gd_nbdkit_control *control, const char *path, gd_error *err)
     control->bound = true;
     mode_t mode = control->shared ? 0660 : 0600;
     if (fchmodat(control->directory, GD_VOLUME_CONTROL, mode, 0) < 0 ||
-        listen(control->listener, MOST_CLIENTS) < 0) {
+        listen(control->listener, MAX_CLIENTS) < 0) {
         return gd_fail_errno(err, errno, "cannot listen at %s", path);
     }
     return GD_OK;

@@ -16,7 +16,7 @@
 #include "nbdkit/monotonic.h"
 
 enum {
-    MOST = 64,               /* slices in a request */
+    MAX_COUNT = 64,               /* slices in a request */
     WAIT_S = 5,              /* for which the daemon is asked to wait */
     ANSWER_MS = 5000,        /* further time for its answer */
     PATIENCE_MS = 20 * 1000, /* while no daemon answers */
@@ -150,7 +150,7 @@ fetch(void *arg, const gd_object *object, uint32_t first, uint32_t count,
 {
     gd_status s = GD_OK;
     while (s == GD_OK && count > 0) {
-        span wanted = {*object, first, count < MOST ? count : MOST};
+        span wanted = {*object, first, count < MAX_COUNT ? count : MAX_COUNT};
         s = bring(arg, &wanted, err);
         first += wanted.count;
         count -= wanted.count;
@@ -181,7 +181,7 @@ expect(void *arg, const gd_object *object, uint32_t first, uint32_t count)
 {
     gd_nbdkit_fetcher *fetcher = arg;
     span *last = NULL;
-    count = count < MOST ? count : MOST;
+    count = count < MAX_COUNT ? count : MAX_COUNT;
     pthread_mutex_lock(&fetcher->mutex);
     for (uint32_t slice = first; slice - first < count; slice++) {
         if (is_told(fetcher, object, slice)) {

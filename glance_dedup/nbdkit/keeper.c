@@ -18,7 +18,7 @@ enum {
     RENEW_MS = 30 * 1000,
     FOLLOW_MS = 5000,
     FIRST_PAUSE_MS = 2000, /* after a failure; each next is twice as long */
-    LONGEST_PAUSE_MS = 60 * 1000,
+    MAX_PAUSE_MS = 60 * 1000,
     INDEX_SLOTS = 1 << 19, /* read into the index at a time */
 };
 
@@ -59,8 +59,8 @@ note_result(attempt *a, gd_status s, const gd_error *err)
     gd_nbdkit_complain("%s failed, and is tried again: %s", a->what,
                        err->text);
     a->pause_ms = a->pause_ms == 0 ? FIRST_PAUSE_MS : 2 * a->pause_ms;
-    if (a->pause_ms > LONGEST_PAUSE_MS) {
-        a->pause_ms = LONGEST_PAUSE_MS;
+    if (a->pause_ms > MAX_PAUSE_MS) {
+        a->pause_ms = MAX_PAUSE_MS;
     }
     a->not_before_ms = gd_nbdkit_now_ms() + a->pause_ms;
 }

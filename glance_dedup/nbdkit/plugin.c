@@ -45,7 +45,7 @@
 #include "nbdkit/settings.h"
 
 enum {
-    MOST_BYTES = 32 << 20,  /* of a request, as clients are told */
+    MAX_BYTES = 32 << 20,  /* of a request, as clients are told */
     CACHE_PIECE = 1 << 20,  /* read at a time to fill caches */
     DRAIN_MS = 30 * 1000,   /* for the last requests, when the server ends */
 };
@@ -366,7 +366,7 @@ plugin_block_size(void *handle, uint32_t *minimum, uint32_t *preferred,
     (void)handle;
     *minimum = 1;
     *preferred = settings.params.block_size;
-    *maximum = MOST_BYTES;
+    *maximum = MAX_BYTES;
     return 0;
 }
 

@@ -13,7 +13,7 @@
 
 #define PARAMETERS_FILE "repository.json"
 
-enum { PARAMETERS_MOST = 65536 }; /* bytes that are looked at */
+enum { MAX_PARAMETERS = 65536 }; /* bytes that are looked at */
 
 /* A key whose value is a whole number. */
 typedef struct number_key {
@@ -258,14 +258,14 @@ gd_nbdkit_settings_compare(const gd_nbdkit_settings *settings,
                            const gd_repo *repo, gd_error *err)
 {
     const gd_env *env = repo->env;
-    uint8_t *content = malloc(PARAMETERS_MOST);
+    uint8_t *content = malloc(MAX_PARAMETERS);
     if (content == NULL) {
         return gd_fail(err, GD_NOMEM, "no memory for " PARAMETERS_FILE);
     }
     int fd = env->openat(env, repo->root, PARAMETERS_FILE,
                          O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
     ssize_t length =
-        fd < 0 ? fd : env->pread(env, fd, content, PARAMETERS_MOST, 0);
+        fd < 0 ? fd : env->pread(env, fd, content, MAX_PARAMETERS, 0);
     gd_status s = GD_OK;
     if (length < 0) {
         s = gd_fail_errno(err, (int)-length, "cannot read " PARAMETERS_FILE);

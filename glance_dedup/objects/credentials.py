@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
     from oslo_config import cfg
 
 #: Bytes of a file that is not too large.
-LARGEST = 65536
+MAX_SIZE = 65536
 
 
 def read(path: str) -> bytes:
@@ -34,13 +34,13 @@ def read(path: str) -> bytes:
         with closing.descriptor(access.open_file(
                 path, os.O_RDONLY | os.O_NOFOLLOW)) as fd:
             _check(path, os.fstat(fd))
-            content = os.read(fd, LARGEST + 1)
+            content = os.read(fd, MAX_SIZE + 1)
     except OSError as e:
         raise exceptions.AccessDenied(
             f'cannot read the credentials in {path}: {e.strerror}') from e
-    if len(content) > LARGEST:
+    if len(content) > MAX_SIZE:
         raise exceptions.AccessDenied(
-            f'{path} is larger than a file of credentials, {LARGEST} bytes')
+            f'{path} is larger than a file of credentials, {MAX_SIZE} bytes')
     return content
 
 

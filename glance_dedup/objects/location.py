@@ -14,7 +14,7 @@ import urllib.parse
 from glance_dedup.base import exceptions
 
 #: Longest prefix. Keys have up to 1024 bytes on S3 and Swift.
-MOST_PREFIX = 512
+MAX_PREFIX = 512
 
 # The stricter rules are those of S3. A container of Swift has up to 256 bytes
 # and no slash; these characters need no quoting anywhere.
@@ -89,10 +89,10 @@ def _checked(location: Location) -> Location:
             f'{location.container!r} cannot be the name of a bucket or '
             'container')
     prefix = location.prefix
-    if not _PREFIX.fullmatch(prefix) or len(prefix) > MOST_PREFIX or (
+    if not _PREFIX.fullmatch(prefix) or len(prefix) > MAX_PREFIX or (
             {'.', '..'} & set(prefix.split('/'))):
         raise exceptions.InvalidParameter(
-            f'the prefix {prefix!r} must have 1 to {MOST_PREFIX} of the '
+            f'the prefix {prefix!r} must have 1 to {MAX_PREFIX} of the '
             'characters A-Z a-z 0-9 _ . - and /')
     if location.region and not _REGION.fullmatch(location.region):
         raise exceptions.InvalidParameter(

@@ -20,7 +20,7 @@ from glance_dedup.base import files
 
 #: What stays at least of the slices on a full disk, bytes: those that are on
 #: their way to readers.
-LEAST = 8 << 20
+MIN_SIZE = 8 << 20
 #: Bytes of the slices in memory, while the disk has no room for any.
 MAX_MEMORY = 32 << 20
 
@@ -206,7 +206,7 @@ class SliceFiles:
         They leave as much free as they take, since uploads need the disk more.
         """
         with contextlib.suppress(OSError):
-            return min(budget, max((used + self._free()) // 2, LEAST))
+            return min(budget, max((used + self._free()) // 2, MIN_SIZE))
         return budget
 
     def _free(self) -> int:

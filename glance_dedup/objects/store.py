@@ -36,9 +36,9 @@ from glance_dedup.objects import location as location_module
 TRIES = 4
 FIRST_WAIT = 0.25
 #: More keys than a repository has groups and images: 4 GB of memory.
-MOST_KEYS = 1 << 24
+MAX_KEYS = 1 << 24
 #: How slowly bytes may come or go: bytes a second, and further seconds.
-SLOWEST, AT_LEAST = 65536, 60.0
+SLOWEST, MIN_TIMEOUT = 65536, 60.0
 
 ObjectNotFound = backend_module.ObjectNotFound
 RefusedError = backend_module.RefusedError
@@ -158,10 +158,10 @@ class ObjectStore(closing.Closing):
             found = [
                 (key.removeprefix(self._prefix), size)
                 for key, size in itertools.islice(
-                    backend.keys(self._prefix + prefix), MOST_KEYS)]
-            if len(found) == MOST_KEYS:
+                    backend.keys(self._prefix + prefix), MAX_KEYS)]
+            if len(found) == MAX_KEYS:
                 raise exceptions.UnavailableError(
-                    f'there are {MOST_KEYS} objects or more')
+                    f'there are {MAX_KEYS} objects or more')
             return found
 
         return self._request(f'LIST {prefix}', ask)
@@ -267,7 +267,7 @@ def open_backend(location: location_module.Location, path: str, content: bytes
 
 
 def _deadline(length: int) -> float:
-    return time.monotonic() + AT_LEAST + length / SLOWEST
+    return time.monotonic() + MIN_TIMEOUT + length / SLOWEST
 
 
 def _check_time(deadline: float) -> None:

@@ -24,13 +24,13 @@ from glance_dedup.repository import parameters as parameters_module
 #: MiB of slices that are kept, unless the operator says otherwise.
 CACHE_MIB = 1024
 #: The most of them.
-MOST_CACHE_MIB = 1 << 20
+MAX_CACHE_MIB = 1 << 20
 #: The most owners that one directory reads objects of.
-MOST_OWNERS = 64
+MAX_OWNERS = 64
 
 _FILE = 'cold.json'
 _KIND = 'glance-dedup object store'
-_LARGEST = 1 << 16
+_MAX_SIZE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,8 @@ def read(path: str) -> Settings | None:
         return None
     try:
         with files.os_errors(f'cannot read {file}'):
-            content = files.read_file(file, _LARGEST + 1)
-        return _parse(files.unpack_json(content, _KIND, _LARGEST))
+            content = files.read_file(file, _MAX_SIZE + 1)
+        return _parse(files.unpack_json(content, _KIND, _MAX_SIZE))
     except (ValueError, KeyError, TypeError, AttributeError,
             RecursionError) as e:
         raise exceptions.DamagedError(
@@ -78,14 +78,14 @@ def _parse(fields: dict[str, Any]) -> Settings:
     owners = tuple(fields['owners'])
     location = location_module.from_fields(fields['location'])
     credentials, inode = fields['credentials'], fields['inode']
-    if not 1 <= len(owners) <= MOST_OWNERS or not all(
+    if not 1 <= len(owners) <= MAX_OWNERS or not all(
             map(hexids.is_valid, owners)):
         raise ValueError('its owners are none')
     if not isinstance(credentials, str) or not os.path.isabs(credentials) or (
             type(inode) is not int):
         raise ValueError('its fields are not of their types')
     parameters_module.need_range('cache_mib', fields['cache_mib'], 1,
-                                 MOST_CACHE_MIB)
+                                 MAX_CACHE_MIB)
     return Settings(location, credentials, fields['cache_mib'], owners, inode)
 
 

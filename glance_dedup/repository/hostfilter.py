@@ -51,11 +51,11 @@ _FOLLOW_MS = 10_000
 _REBUILD_WAIT = 60.0
 # The most that the engine's stores can hold (GD_KV_MAX_CAPACITY), and the
 # bytes that a key takes in memory (engine/kv/inram.c).
-_MOST_KEYS = 1 << 36
+_MAX_KEYS = 1 << 36
 _INRAM_KEY = 20
 # The binary logarithm of the keys in dtb's smallest table, which takes 72 MiB,
 # and has room for 16 GiB of blocks of 4 KiB.
-_LEAST_BITS = 22
+_MIN_BITS = 22
 
 _is_group = re.compile('[0-9a-f]{8}').fullmatch
 
@@ -399,8 +399,8 @@ class HostFilter:
                 os.path.join(self._repository, 'groups'))
                 if _is_group(name)), default=0)
             slots = 2 * newest * self._group_slots
-            bits = min(bits, max(_LEAST_BITS, slots.bit_length()))
-        return min(1 << bits, _MOST_KEYS)
+            bits = min(bits, max(_MIN_BITS, slots.bit_length()))
+        return min(1 << bits, _MAX_KEYS)
 
     def _lack_of_room(self, path: str) -> str | None:
         """The error that making the missing filter would meet, if any."""

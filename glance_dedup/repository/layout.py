@@ -23,8 +23,8 @@ PARAMETERS_FILE = 'repository.json'
 RESTORING_FILE = 'repository.json.restoring'
 #: Files of this name, and of names that begin with it, keep room on the disk.
 CATALOG_RESERVE = 'catalog-reserve'
-RESERVE_LEAST = 4 << 20
-RESERVE_MOST = 32 << 20
+MIN_RESERVE = 4 << 20
+MAX_RESERVE = 32 << 20
 VOLUMES = 'volumes'
 #: What this keeps of the objects of cold groups.
 SLICES = 'slices'
@@ -45,8 +45,8 @@ def reserve_bytes(catalog: int) -> int:
     before it removes the old one. None of these is larger than the catalog.
     Doubling steps keep the file from growing all the time.
     """
-    size = RESERVE_LEAST
-    while size < RESERVE_MOST and size < 4 * catalog:
+    size = MIN_RESERVE
+    while size < MAX_RESERVE and size < 4 * catalog:
         size *= 2
     return size
 

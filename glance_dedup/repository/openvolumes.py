@@ -26,7 +26,7 @@ from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
-_MOST = (1 << 63) - 1
+_MAX_OFFSET = (1 << 63) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Volume:
 
         :raises InvalidParameter: for a size that no volume may have
         """
-        parameters.need_range('size', size, 0, _MOST)
+        parameters.need_range('size', size, 0, _MAX_OFFSET)
         self._engine.resize(size)
 
     def close(self) -> None:
@@ -243,8 +243,8 @@ class Volume:
 
 
 def _need_range(length: int, offset: int) -> None:
-    parameters.need_range('length', length, 0, _MOST)
-    parameters.need_range('offset', offset, 0, _MOST)
+    parameters.need_range('length', length, 0, _MAX_OFFSET)
+    parameters.need_range('offset', offset, 0, _MAX_OFFSET)
 
 
 # -- volumes by their names ---------------------------------------------------
@@ -276,7 +276,7 @@ def create(repository: repository_module.Repository, name: str,
     if size is None and image is None:
         raise exceptions.InvalidParameter('a volume needs a size, or an image')
     if size is not None:
-        parameters.need_range('size', size, 1, _MOST)
+        parameters.need_range('size', size, 1, _MAX_OFFSET)
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):

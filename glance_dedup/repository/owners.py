@@ -36,7 +36,7 @@ from glance_dedup.repository import repository as repository_module
 
 _KIND = 'glance-dedup owner of objects'
 _RETIRED = 'glance-dedup retired owner'
-_LARGEST = 1 << 16
+_MAX_SIZE = 1 << 16
 
 
 def attach(repo: repository_module.Repository,
@@ -54,7 +54,7 @@ def attach(repo: repository_module.Repository,
     :raises UnavailableError, AccessDenied: as their names say
     """
     parameters_module.need_range('cache_mib', cache_mib, 1,
-                                 cold.MOST_CACHE_MIB)
+                                 cold.MAX_CACHE_MIB)
     before = cold.read(repo.path)
     settings = cold.Settings(
         location, os.path.abspath(credentials), cache_mib,
@@ -103,7 +103,7 @@ def move(repo: repository_module.Repository,
     :raises BusyError, UnavailableError, AccessDenied: as :func:`attach`
     """
     parameters_module.need_range('cache_mib', cache_mib, 1,
-                                 cold.MOST_CACHE_MIB)
+                                 cold.MAX_CACHE_MIB)
     before = cold.need(repo.path)
     if before.location.url != location.url:
         raise exceptions.InvalidParameter(
@@ -118,7 +118,7 @@ def move(repo: repository_module.Repository,
              else (secrets.token_hex(16), *before.owners))
     settings = cold.Settings(
         location, os.path.abspath(credentials), cache_mib,
-        known[:cold.MOST_OWNERS], inode)
+        known[:cold.MAX_OWNERS], inode)
     with contextlib.closing(
             _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
@@ -212,12 +212,12 @@ def successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
     """
     key = retired_key(owner)
     try:
-        size = min(store.size(key), _LARGEST)
+        size = min(store.size(key), _MAX_SIZE)
         content = store.get(key, 0, size) if size else b''
     except store_module.ObjectNotFound:
         return None
     try:
-        found = files.unpack_json(content, _RETIRED, _LARGEST)['successor']
+        found = files.unpack_json(content, _RETIRED, _MAX_SIZE)['successor']
         if not hexids.is_valid(found):
             raise ValueError('it names no owner')
         return found
@@ -280,9 +280,9 @@ def repository_of(store: store_module.ObjectStore, owner: str) -> str:
 def _read_owner(store: store_module.ObjectStore, owner: str
                 ) -> dict[str, Any]:
     key = owner_key(owner)
-    content = store.get(key, 0, min(store.size(key), _LARGEST))
+    content = store.get(key, 0, min(store.size(key), _MAX_SIZE))
     try:
-        fields = files.unpack_json(content, _KIND, _LARGEST)
+        fields = files.unpack_json(content, _KIND, _MAX_SIZE)
         if fields['owner'] != owner or not hexids.is_valid(
                 fields['repository_id']):
             raise ValueError('it is of another owner')

@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 
 NAME = 'projects.json'
 #: The most bytes of the file: some 150,000 projects.
-LARGEST = 64 << 20
+MAX_SIZE = 64 << 20
 
 _KIND = 'glance-dedup projects'
 
@@ -106,7 +106,7 @@ def decode(content: bytes) -> dict[str, Project]:
     :raises ValueError: if the file is invalid; the message says why
     """
     return {found.project: found for found in imagelist.decode(
-        content, _KIND, LARGEST, _entry, of='projects')}
+        content, _KIND, MAX_SIZE, _entry, of='projects')}
 
 
 def load(root: str) -> dict[str, Project] | None:
@@ -116,7 +116,7 @@ def load(root: str) -> dict[str, Project] | None:
     """
     path = os.path.join(root, NAME)
     try:
-        return decode(files.read_file(path, LARGEST + 1))
+        return decode(files.read_file(path, MAX_SIZE + 1))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, exceptions.DamagedError) as e:

@@ -33,7 +33,7 @@ _PAGE, _SECTOR, _ENTRY_BYTES = 4096, 512, 56
 _STATE_BYTE, _STATE_SHIFT, _LIVE = 51, 5, 1
 #: Bytes of a header.
 HEADER_BYTES = 512
-_LEAST_SLOTS, _MOST_SLOTS = 64, 32768
+_MIN_SLOTS, _MAX_SLOTS = 64, 32768
 _PIECE = 8 << 20
 #: How often an object is fetched that does not verify.
 _TRIES = 3
@@ -196,7 +196,7 @@ class Fetcher:
                 _MAGIC, _COLD, group.number, self._id,
                 bytes.fromhex(group.object_id)):
             raise ValueError('is that of another group')
-        if not _LEAST_SLOTS <= slots <= _MOST_SLOTS or (
+        if not _MIN_SLOTS <= slots <= _MAX_SLOTS or (
                 layout.data_start(slots) > group.length):
             raise ValueError('has impossible bounds')
         return layout.data_start(slots)

@@ -60,12 +60,12 @@ _VERSION = 2
 #: The most bytes of a line; the head is the longest one.
 _LINE = 1 << 17
 #: The most bytes of a manifest's object, and of the window of its frame.
-_MOST_BYTES, _WINDOW = 1 << 33, 1 << 23
+_MAX_BYTES, _WINDOW = 1 << 33, 1 << 23
 _LEVEL = 3
 #: Bytes that one GET asks for.
 _PIECE = 8 << 20
-_MOST_GROUPS = 1 << 25
-_MOST_LENGTH = 1 << 32
+_MAX_GROUPS = 1 << 25
+_MAX_LENGTH = 1 << 32
 _PAGE = 4096
 _DIGEST = re.compile('[0-9a-f]{64}')
 #: How often a store is asked for what must be there.
@@ -288,7 +288,7 @@ class Manifest(closing.Closing):
 
     def _fetch(self, store: store_module.ObjectStore) -> None:
         size = store.size(self.key)
-        if not 0 < size <= _MOST_BYTES:
+        if not 0 < size <= _MAX_BYTES:
             raise exceptions.DamagedError(
                 f'{self._name} has {size} bytes, which no manifest has')
         for start in range(0, size, _PIECE):
@@ -391,7 +391,7 @@ def _head(fields: dict[str, Any], key: str) -> Head:
 def _group(fields: list[Any]) -> Group:
     group = Group(*fields[1:])
     if fields[0] != 'g' or type(group.number) is not int or (
-            not 0 < group.number < _MOST_GROUPS):
+            not 0 < group.number < _MAX_GROUPS):
         raise ValueError('a group has no number')
     _check(group, group.object_id)
     if not group.object_id.strip('0'):
@@ -410,7 +410,7 @@ def _recipe(fields: list[Any]) -> Recipe:
 def _check(line: Group | Recipe, object_id: str) -> None:
     if not hexids.is_valid(object_id) or not hexids.is_valid(line.owner) or (
             type(line.length) is not int
-            or not _PAGE <= line.length <= _MOST_LENGTH
+            or not _PAGE <= line.length <= _MAX_LENGTH
             or not _DIGEST.fullmatch(line.digest)):
         raise ValueError(f'the line of {line[0]} is wrong')
 

@@ -196,7 +196,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
     path = os.path.realpath(path)
     credentials = os.path.abspath(credentials)
     parameters_module.need_range('cache_mib', cache_mib, 1,
-                                 cold.MOST_CACHE_MIB)
+                                 cold.MAX_CACHE_MIB)
     new = secrets.token_hex(16)
     keys = signing_keys or signingkeys.make()
     with (store_module.ObjectStore(location, credentials) as store,
@@ -256,9 +256,9 @@ def _owners(new: str, old: str, manifest: manifest_module.Manifest
     found = dict.fromkeys((new, old))
     for group in manifest.groups():
         found[group.owner] = None
-        if len(found) > cold.MOST_OWNERS:
+        if len(found) > cold.MAX_OWNERS:
             raise exceptions.InvalidParameter(
-                f'the snapshot names objects of more than {cold.MOST_OWNERS} '
+                f'the snapshot names objects of more than {cold.MAX_OWNERS} '
                 'owners')
     return tuple(found)
 

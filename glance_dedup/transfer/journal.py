@@ -35,12 +35,12 @@ from glance_dedup.repository import repository as repository_module
 
 NAME = 'replication.json'
 #: The most images; more would mean that something is wrong with all of them.
-MOST = 1024
+MAX_COUNT = 1024
 #: The most bytes of the file.
-LARGEST = 2 << 20
+MAX_SIZE = 2 << 20
 
 _KIND = 'glance-dedup replication'
-_LONGEST_SITE = _LONGEST_LOCATION = 512
+_MAX_SITE = _MAX_LOCATION = 512
 # Holders keep the lock only while they write the file. Seconds.
 _LOCK_SECONDS = 30.0
 _POLL = 0.02
@@ -64,13 +64,13 @@ class Entry:
         if not (isinstance(self.image_id, str)
                 and imageids.is_valid(self.image_id)):
             raise ValueError(f'{self.image_id!r} is not an image id')
-        if not isinstance(self.site, str) or len(self.site) > _LONGEST_SITE:
+        if not isinstance(self.site, str) or len(self.site) > _MAX_SITE:
             raise ValueError(f'{self.site!r:.80} is not a URL')
         if type(self.recorded) is not bool:
             raise ValueError(f'{self.recorded!r} is neither true nor false')
         if self.location is not None and not (
                 isinstance(self.location, str)
-                and len(self.location) <= _LONGEST_LOCATION):
+                and len(self.location) <= _MAX_LOCATION):
             raise ValueError(f'{self.location!r:.80} is not a location')
 
 
@@ -89,7 +89,7 @@ def decode(content: bytes) -> list[Entry]:
     """
     if not content:
         return []
-    return imagelist.decode(content, _KIND, LARGEST, Entry)
+    return imagelist.decode(content, _KIND, MAX_SIZE, Entry)
 
 
 class Underway:
@@ -101,9 +101,9 @@ class Underway:
 
     def __init__(self, repository: repository_module.Repository,
                  site: str) -> None:
-        if len(site) > _LONGEST_SITE:
+        if len(site) > _MAX_SITE:
             raise exceptions.InvalidParameter(
-                f'the URL {site[:80]}... has more than {_LONGEST_SITE} bytes')
+                f'the URL {site[:80]}... has more than {_MAX_SITE} bytes')
         self._root = repository.path
         self._path = os.path.join(repository.path, NAME)
         self._site = site
@@ -132,10 +132,10 @@ class Underway:
         :raises BusyError: too many images are under way
         """
         with self._changing() as entries:
-            if len(entries) >= MOST and (
+            if len(entries) >= MAX_COUNT and (
                     image_id, self._site) not in entries:
                 raise exceptions.BusyError(
-                    f'{self._path} has {MOST} images that could not be '
+                    f'{self._path} has {MAX_COUNT} images that could not be '
                     'brought to an end: see why these fail, first')
             entries.setdefault((image_id, self._site),
                                Entry(image_id, self._site, False))
@@ -217,7 +217,7 @@ class Underway:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise self._damaged('it is not an ordinary file')
         try:
-            found = decode(os.pread(fd, LARGEST + 1, 0))
+            found = decode(os.pread(fd, MAX_SIZE + 1, 0))
         except OSError as e:
             raise self._unusable(e, 'read') from e
         except ValueError as e:

@@ -41,7 +41,7 @@ WATCHED = 10.0
 #: Of a database, each time that it is added to.
 ENTRIES = 1000
 #: Each look finds a file that is gone only if it was replaced once more.
-_MOST_LOOKS = 10
+_MAX_SCANS = 10
 
 # A byte beyond 4 GiB, as those of the groups' shared locks are.
 _FAR = (1 << 32) + 5
@@ -212,7 +212,7 @@ def _open_as_the_store_does(path: str) -> int | None:
     A client may have found the file just before it was replaced, and ask the
     server for that very file (the engine's `gd_open`). None: it stays missing.
     """
-    for look in range(_MOST_LOOKS):
+    for look in range(_MAX_SCANS):
         try:
             return os.open(path, os.O_RDONLY)
         except OSError as e:

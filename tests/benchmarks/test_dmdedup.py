@@ -16,7 +16,7 @@ from tests.benchmarks import papers
 pytestmark = pytest.mark.long
 
 BLOCKS = 500    # of the disks
-MOST = 256      # that directmap.c takes at once
+MAX_COUNT = 256      # that directmap.c takes at once
 
 
 dmdedup = papers.fixture('dmdedup')
@@ -52,7 +52,7 @@ class Disk:
     def write_some(self, count, kinds):
         """Of so many different contents, some twice in one write."""
         for _ in range(count):
-            length = self._rng.choice((1, 1, 2, 40, MOST + 10))
+            length = self._rng.choice((1, 1, 2, 40, MAX_COUNT + 10))
             self.write(self._rng.randrange(BLOCKS - length + 1),
                        [self._rng.randrange(1, kinds + 1).to_bytes(16, 'big')
                         for _ in range(length)])

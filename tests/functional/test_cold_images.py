@@ -205,7 +205,7 @@ def test_an_object_that_cannot_be_seen_for_a_while(images, faults):
 
 
 def test_a_server_that_is_very_slow(images, faults, monkeypatch):
-    monkeypatch.setattr(store_module, 'AT_LEAST', 0.2)
+    monkeypatch.setattr(store_module, 'MIN_TIMEOUT', 0.2)
     monkeypatch.setattr(store_module, 'SLOWEST', 1 << 30)
     monkeypatch.setattr(store_module, 'TRIES', 1)
     faults.always = 'trickle'

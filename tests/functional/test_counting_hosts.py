@@ -179,6 +179,6 @@ def test_other_software(ssh, filled, maintainer, monkeypatch):
 
 def test_too_many_hosts(path, filled, tmp_path):
     hosts = tmp_path / 'hosts'
-    hosts.write_text(''.join(f'h{n}\n' for n in range(counting.MOST + 1)))
+    hosts.write_text(''.join(f'h{n}\n' for n in range(counting.MAX_COUNT + 1)))
     done = command(path, 'task', 'collect', '--by-partition', '--hosts', hosts)
     assert done.returncode == 2 and 'at most 64' in done.stderr

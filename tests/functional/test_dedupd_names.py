@@ -28,9 +28,9 @@ NAMES = {'Debian 12': 'Debian 12', 'Café ☕ 日本': 'Café ☕ 日本',
          '\x1b[2J\x07\nred': r'\x1b[2J\x07\nred', 'x' * 255: 'x' * 255,
          '\u202e' * 255: (r'\u202e' * 255)[:255]}
 PROGRAM = ['-c', """
-import sys
 from dedupd import main
 from dedupd import names
+import sys
 
 names.LOOK_INTERVAL = names.LIST_INTERVAL = 0.2
 sys.exit(main.main())
@@ -196,7 +196,7 @@ def test_only_names_of_the_repository_are_kept(names, glance):
 
 def test_memory_is_bounded(names, glance, monkeypatch):
     ids = [upload(glance, 'x' * 100) for _ in range(5)]
-    monkeypatch.setattr(names_module, 'MOST_CHARACTERS', 250)
+    monkeypatch.setattr(names_module, 'MAX_CHARACTERS', 250)
     names.run_once()
     assert sum(names.get(image_id) is not None for image_id in ids) == 2
 
@@ -204,7 +204,7 @@ def test_memory_is_bounded(names, glance, monkeypatch):
 def test_a_few_new_images_need_no_list_of_all(names, glance, monkeypatch):
     first = upload(glance, 'first')
     names.run_once()
-    monkeypatch.setattr(names_module, 'MOST_RECORDS', 0)
+    monkeypatch.setattr(names_module, 'MAX_RECORDS', 0)
     second = upload(glance, 'second')
     names.run_once()
     assert (names.get(first), names.get(second)) == ('first', 'second')

@@ -55,7 +55,7 @@ exactindex.SPLIT_RECORDS = 500
 exactindex.HELP_PAUSE = 0.01
 task.WATCH = 0.01
 task.idle_seconds = itertools.count(0, 1000).__next__
-hosts.LONGEST_MEMORY = 0.2
+hosts.MAX_MEMORY = 0.2
 scheduler.TRIAL_INTERVAL = 0.3
 scheduler.RETRY_INTERVAL = 1.0
 sys.exit(main.main())

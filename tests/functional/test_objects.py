@@ -240,7 +240,7 @@ def test_a_server_that_takes_for_ever(through, faults, source, prefix, fault,
                                       monkeypatch):
     key = f'{prefix}/g'
     through.put(key, source)
-    monkeypatch.setattr(store_module, 'AT_LEAST', 0.3)
+    monkeypatch.setattr(store_module, 'MIN_TIMEOUT', 0.3)
     monkeypatch.setattr(store_module, 'TRIES', 1)
     # One that sends nothing at all is ended by the libraries' own limit.
     monkeypatch.setattr(store_module.backend_module, 'ANSWER_TIMEOUT', 0.5)

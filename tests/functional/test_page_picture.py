@@ -8,14 +8,14 @@ import pytest
 from tests.functional import page_picture
 
 #: README is read on slow links, too.
-LARGEST = 150_000
+MAX_SIZE = 150_000
 
 
 def shape(path):
     """A PNG's width and height; it must be small."""
     data = path.read_bytes()
     assert data.startswith(b'\x89PNG\r\n\x1a\n')
-    assert len(data) < LARGEST
+    assert len(data) < MAX_SIZE
     return struct.unpack('>II', data[16:24])
 
 

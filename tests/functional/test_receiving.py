@@ -596,7 +596,7 @@ def test_memory(sites, tmp_path):
         daemon.start()
         before = daemon.memory()
         peers = []
-        for number in range(incoming_replicas.MOST + 2):
+        for number in range(incoming_replicas.MAX_COUNT + 2):
             image_id = f'memory-{number}'
             home.put(image_id, noise(24 << 20, image_id))
             sending = stack.enter_context(contextlib.closing(
@@ -604,7 +604,7 @@ def test_memory(sites, tmp_path):
                                  type(replicas.LOTS)(**big))))
             peer = Peer(daemon, sending, image_id)
             found = peer.begin()
-            if number >= incoming_replicas.MOST:
+            if number >= incoming_replicas.MAX_COUNT:
                 refused(found, 503, 'most at once')
                 continue
             peers.append(peer)
@@ -617,7 +617,7 @@ def test_memory(sites, tmp_path):
                                      offset=lot.offset).status == 200
         held = daemon.memory('VmHWM') - before
         # Blocks, what goes with each, and bodies.
-        most = incoming_replicas.MOST * (3 * 12 + 16) << 20
+        most = incoming_replicas.MAX_COUNT * (3 * 12 + 16) << 20
         assert 96 << 20 < held < most, held
         # Their turn comes when these are silent, or done.
         for peer in peers:
@@ -628,7 +628,7 @@ def test_memory(sites, tmp_path):
                                  offset=lot.offset).status == 200
             assert peer.post('/commit').status == 200
         assert daemon.stop() == 0
-    for number in range(incoming_replicas.MOST):
+    for number in range(incoming_replicas.MAX_COUNT):
         assert away.read(f'memory-{number}') == noise(
             24 << 20, f'memory-{number}')
     away.repo.close()

@@ -23,7 +23,7 @@ from tests.support import daemons
 from tests.support import repositories
 
 MIB = 1 << 20
-PIECE, LEAST = shared_memory.PIECE, shared_memory.LEAST
+PIECE, MIN_SIZE = shared_memory.PIECE, shared_memory.MIN_SIZE
 IMAGE = '/v1/images/image'
 ASKS = {'Connection': 'Upgrade', 'Upgrade': shared_memory.PROTOCOL}
 
@@ -39,7 +39,7 @@ def repository(tmp_path_factory, content):
     path = repositories.create(tmp_path_factory.mktemp('r') / 'repository')
     with repositories.open_repository(path) as opened:
         repositories.put(opened, 'image', content)
-        repositories.put(opened, 'small', content[:LEAST - 1])
+        repositories.put(opened, 'small', content[:MIN_SIZE - 1])
     return path
 
 
@@ -155,7 +155,7 @@ def test_who_asks_for_little_gets_no_memory(daemon, content):
     with daemon.client() as client:
         with client.open_image('small') as stream:
             assert not is_shared(stream)
-            assert stream.read(PIECE) == content[:LEAST - 1]
+            assert stream.read(PIECE) == content[:MIN_SIZE - 1]
         # And the connection serves further requests.
         assert len(client._kept) == 1
         with client.open_image('image', offset=5, length=100) as stream:

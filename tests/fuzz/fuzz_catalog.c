@@ -16,7 +16,7 @@
 #include "tests/fuzz/memory_env.h"
 #include "tests/fuzz/remake.h"
 
-enum { MOST = 64 };
+enum { MAX_COUNT = 64 };
 
 /* ---- counters ---- */
 
@@ -38,7 +38,7 @@ static void
 count_runs(input *in)
 {
     static uint8_t counters[GD_COUNTERS_SIZE], before[GD_COUNTERS_SIZE];
-    uint8_t runs[MOST * GD_RUN_SIZE];
+    uint8_t runs[MAX_COUNT * GD_RUN_SIZE];
     int64_t wanted[GD_COUNTERS];
     uint32_t chunk = take8(in) % 5, fill = take8(in);
     int delta = (take8(in) & 1) != 0 ? 1 : -1;
@@ -48,7 +48,7 @@ count_runs(input *in)
         wanted[i] = value;
     }
     memcpy(before, counters, sizeof before);
-    size_t count = take_runs(in, runs, MOST);
+    size_t count = take_runs(in, runs, MAX_COUNT);
     bool below = false;
     for (size_t i = 0; i < count; i++) {
         const uint8_t *run = runs + GD_RUN_SIZE * i;
@@ -74,16 +74,17 @@ count_runs(input *in)
 static void
 compare_runs(input *in)
 {
-    uint8_t runs[MOST * GD_RUN_SIZE], addresses[MOST * GD_ADDRESS_SIZE];
+    uint8_t runs[MAX_COUNT * GD_RUN_SIZE],
+    addresses[MAX_COUNT * GD_ADDRESS_SIZE];
     uint64_t shared;
     gd_error err;
-    size_t half = take8(in) % MOST;
-    size_t count = take_runs(in, runs, MOST);
+    size_t half = take8(in) % MAX_COUNT;
+    size_t count = take_runs(in, runs, MAX_COUNT);
     half = half < count ? half : count;
     MUST(gd_runs_shared(gd_env_posix(), runs, half,
                         runs + half * GD_RUN_SIZE, count - half, &shared,
                         &err) == GD_OK);
-    for (size_t i = 0; i < MOST; i++) {
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         gd_put64(addresses + 8 * i, (UINT64_C(1) << GD_SLOT_BITS) + i * 97);
     }
     bool named = false;
@@ -91,28 +92,28 @@ compare_runs(input *in)
         const uint8_t *run = runs + GD_RUN_SIZE * i;
         uint64_t first = (uint64_t)gd_get32(run) << GD_SLOT_BITS |
                          gd_get32(run + 4);
-        for (size_t k = 0; k < MOST; k++) {
+        for (size_t k = 0; k < MAX_COUNT; k++) {
             uint64_t address = gd_get64(addresses + 8 * k);
             named = named || (address >= first &&
                               address - first < gd_get32(run + 8));
         }
     }
-    MUST(gd_runs_name_any(runs, count, addresses, MOST) == named);
+    MUST(gd_runs_name_any(runs, count, addresses, MAX_COUNT) == named);
 }
 
 /* ---- pairs ---- */
 
 typedef struct known {
-    uint8_t addresses[2 * MOST * 8];
-    uint8_t entries[2 * MOST * GD_LISTED_ENTRY];
-    uint8_t counts[2 * MOST * 4];
+    uint8_t addresses[2 * MAX_COUNT * 8];
+    uint8_t entries[2 * MAX_COUNT * GD_LISTED_ENTRY];
+    uint8_t counts[2 * MAX_COUNT * 4];
     size_t count;
 } known;
 
 static size_t
 take_pairs(input *in, uint8_t *pairs)
 {
-    size_t count = take8(in) % MOST;
+    size_t count = take8(in) % MAX_COUNT;
     for (size_t i = 0; i < count; i++) {
         gd_put64(pairs + GD_PAIR_SIZE * i, take8(in) % 40);
         gd_put64(pairs + GD_PAIR_SIZE * i + 8, take8(in) % 40);
@@ -124,10 +125,10 @@ static void
 revise_pairs(input *in)
 {
     static known k;
-    uint8_t pairs[MOST * GD_PAIR_SIZE], out[2 * MOST * GD_PAIR_SIZE];
-    uint8_t second[2 * MOST * GD_PAIR_SIZE];
-    uint8_t replacements[2 * MOST * GD_REPLACEMENT_SIZE];
-    uint8_t records[2 * MOST * GD_INDEX_RECORD];
+    uint8_t pairs[MAX_COUNT * GD_PAIR_SIZE], out[2 * MAX_COUNT * GD_PAIR_SIZE];
+    uint8_t second[2 * MAX_COUNT * GD_PAIR_SIZE];
+    uint8_t replacements[2 * MAX_COUNT * GD_REPLACEMENT_SIZE];
+    uint8_t records[2 * MAX_COUNT * GD_INDEX_RECORD];
     size_t n, m;
     gd_error err;
     size_t count = take_pairs(in, pairs), missing = take8(in);

@@ -10,10 +10,10 @@
 #include "engine/format/chunker.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { MOST_BLOCKS = 1 << 16 };
+enum { MAX_BLOCKS = 1 << 16 };
 
 typedef struct cuts {
-    uint32_t lengths[MOST_BLOCKS];
+    uint32_t lengths[MAX_BLOCKS];
     size_t count;
 } cuts;
 
@@ -21,7 +21,7 @@ static void
 add_cut(cuts *c, size_t length, const gd_chunker *chunker)
 {
     MUST(length >= 1 && length <= chunker->max_length);
-    MUST(c->count < MOST_BLOCKS);
+    MUST(c->count < MAX_BLOCKS);
     c->lengths[c->count++] = (uint32_t)length;
 }
 

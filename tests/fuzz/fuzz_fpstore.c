@@ -11,7 +11,7 @@
 #include "engine/format/segment.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { MOST_SLOTS = 600 };
+enum { MAX_SLOTS = 600 };
 
 static void
 check_entry(const uint8_t *raw, const gd_entry_bounds *bounds, uint32_t slot)
@@ -79,7 +79,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     input in = {data, size};
     uint8_t flags = take8(&in);
-    uint32_t slots = 64 + take16(&in) % (MOST_SLOTS - 64);
+    uint32_t slots = 64 + take16(&in) % (MAX_SLOTS - 64);
     gd_entry_bounds bounds = {.slots = slots,
                               .max_block = 512U << take8(&in) % 8};
     bounds.seed = take64(&in);

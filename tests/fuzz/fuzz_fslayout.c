@@ -9,9 +9,9 @@
 #include "engine/volume/fslayout.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { MOST = 4 << 20, SECTOR = 512, READ_MOST = 17 << 20 };
+enum { MAX_SIZE = 4 << 20, SECTOR = 512, MAX_READ = 17 << 20 };
 
-static uint8_t disk[MOST];
+static uint8_t disk[MAX_SIZE];
 static uint64_t size_of_disk, bytes_read;
 
 static bool
@@ -21,7 +21,7 @@ read_disk(void *arg, uint8_t *out, size_t length, uint64_t offset)
     MUST(offset <= size_of_disk && length <= size_of_disk - offset);
     bytes_read += length;
     memset(out, 0, length);
-    for (size_t i = 0; i < length && offset + i < MOST; i++) {
+    for (size_t i = 0; i < length && offset + i < MAX_SIZE; i++) {
         out[i] = disk[offset + i];
     }
     return true;
@@ -35,16 +35,16 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_of_disk = take_number(&in, 6) % (UINT64_C(1) << 37) * SECTOR;
     memset(disk, 0, sizeof disk);
     while (in.left > 0) {
-        size_t at = take16(&in) % (MOST / SECTOR) * SECTOR;
+        size_t at = take16(&in) % (MAX_SIZE / SECTOR) * SECTOR;
         at += take8(&in) % (SECTOR / 4) * 4;
         size_t length = take8(&in);
-        for (size_t i = 0; i < length && at + i < MOST; i++) {
+        for (size_t i = 0; i < length && at + i < MAX_SIZE; i++) {
             disk[at + i] = take8(&in);
         }
     }
     bytes_read = 0;
     gd_fslayout_find(read_disk, NULL, size_of_disk, &found);
-    MUST(bytes_read <= READ_MOST && found.count <= GD_FS_RANGES);
+    MUST(bytes_read <= MAX_READ && found.count <= GD_FS_RANGES);
     uint64_t end = 0;
     for (size_t i = 0; i < found.count; i++) {
         const gd_range *r = &found.ranges[i];

@@ -170,7 +170,7 @@ typedef struct piece {
     uint64_t length;
 } piece;
 
-enum { MOST_PIECES = 4096 };
+enum { MAX_PIECES = 4096 };
 
 static size_t
 write_pieces(gd_recipe_writer *writer, input *in, piece *pieces,
@@ -180,7 +180,7 @@ write_pieces(gd_recipe_writer *writer, input *in, piece *pieces,
     gd_error err;
     gd_address next = {1, 0};
     *length = *zeros = 0;
-    while (in->left > 0 && count < MOST_PIECES) {
+    while (in->left > 0 && count < MAX_PIECES) {
         uint8_t what = take8(in);
         uint32_t times = 1;
         piece p = {.offset = *length};
@@ -195,7 +195,7 @@ write_pieces(gd_recipe_writer *writer, input *in, piece *pieces,
             }
             times = what % 4 == 3 ? 1 + take16(in) % 1500 : 1;
         }
-        for (uint32_t i = 0; i < times && count < MOST_PIECES; i++) {
+        for (uint32_t i = 0; i < times && count < MAX_PIECES; i++) {
             gd_fingerprint fp = {{(uint8_t)count, 1}};
             next.slot %= GD_MAX_SLOTS;
             p.offset = *length;
@@ -247,7 +247,7 @@ compare(const gd_recipe *recipe, const piece *pieces, size_t count)
 static void
 write_one(input *in)
 {
-    static piece pieces[MOST_PIECES];
+    static piece pieces[MAX_PIECES];
     memory_env m;
     gd_recipe_writer *writer;
     gd_recipe recipe;

@@ -11,7 +11,7 @@
 #include "engine/format/segment.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { SLOTS = 500, MOST = 1 << 16 };
+enum { SLOTS = 500, MAX_SIZE = 1 << 16 };
 
 /* Gives a list the checksum that its bytes have. */
 static void
@@ -65,7 +65,7 @@ decode_whole(gd_coder *coder, uint8_t *whole, size_t length,
         MUST(bounds->has_lists && list <= length - GD_SEGMENT_HEADER);
         need_list(&header);
     }
-    if (header.stored_length > MOST) {
+    if (header.stored_length > MAX_SIZE) {
         return; /* zeros for the most part: nothing to learn */
     }
     uint8_t *plain = malloc(header.plain_length);
@@ -86,9 +86,9 @@ decode(gd_coder *coder, input *in, uint8_t flags)
 {
     const gd_entry_bounds bounds = {
         .seed = 5, .slots = SLOTS, .has_lists = (flags & 2) != 0};
-    size_t left = in->left < MOST ? in->left : MOST;
+    size_t left = in->left < MAX_SIZE ? in->left : MAX_SIZE;
     size_t length = left < GD_SEGMENT_HEADER ? GD_SEGMENT_HEADER : left;
-    uint8_t *whole = calloc(GD_SEGMENT_HEADER + MOST, 1);
+    uint8_t *whole = calloc(GD_SEGMENT_HEADER + MAX_SIZE, 1);
     MUST(whole != NULL);
     take_bytes(in, whole, GD_SEGMENT_HEADER);
     if (bounds.has_lists && (flags & 4) != 0 && whole[5] == 1) {

@@ -10,7 +10,7 @@
 #include "engine/format/similar.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { MOST = 2000 };
+enum { MAX_COUNT = 2000 };
 
 static void
 check_order(const gd_similar_features *features, uint32_t count)
@@ -38,7 +38,7 @@ static uint32_t
 take_blocks(input *in, gd_similar_features *features)
 {
     uint32_t count = 0;
-    while (in->left > 0 && count < MOST) {
+    while (in->left > 0 && count < MAX_COUNT) {
         size_t length = 16 * (size_t)take8(in);
         length = length < in->left ? length : in->left;
         gd_similar_features again;
@@ -56,7 +56,7 @@ static uint32_t
 take_features(input *in, gd_similar_features *features)
 {
     uint32_t count = 0;
-    for (; in->left > 0 && count < MOST; count++) {
+    for (; in->left > 0 && count < MAX_COUNT; count++) {
         for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             features[count].feature[f] = take8(in);
         }
@@ -68,7 +68,7 @@ take_features(input *in, gd_similar_features *features)
 static uint32_t
 repeat_features(input *in, gd_similar_features *features)
 {
-    uint32_t count = take16(in) % MOST, at = 0;
+    uint32_t count = take16(in) % MAX_COUNT, at = 0;
     for (uint32_t i = 0; i < count && in->left > 0; i++) {
         for (int f = 0; f < GD_SIMILAR_FEATURES; f++, at++) {
             features[i].feature[f] =
@@ -81,7 +81,7 @@ repeat_features(input *in, gd_similar_features *features)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static gd_similar_features features[MOST];
+    static gd_similar_features features[MAX_COUNT];
     input in = {data, size};
     memset(features, 0, sizeof features);
     uint32_t (*const ways[])(input *, gd_similar_features *) = {

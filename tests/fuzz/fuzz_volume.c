@@ -21,9 +21,9 @@ enum {
     JOURNALS = 3,
     MARKS = 4,
     RECORDS = 12,
-    LONGEST = 1024,        /* bytes of a record */
-    MOST = 1 << 20,        /* bytes of a volume, in most cases */
-    ROOM = 8192 + RECORDS * (GD_RECORD_HEAD + LONGEST),
+    MAX_LENGTH = 1024,        /* bytes of a record */
+    MAX_SIZE = 1 << 20,        /* bytes of a volume, in most cases */
+    ROOM = 8192 + RECORDS * (GD_RECORD_HEAD + MAX_LENGTH),
 };
 
 typedef struct file {
@@ -54,7 +54,7 @@ take_head(const repository *r, input *in, uint8_t flags, gd_volume_head *head)
     if ((flags & 4) == 0) {
         head->journal = 1 + head->journal % 8;
         head->needed = 1 + head->needed % head->journal;
-        head->size = (1 + sectors % (MOST / GD_VOLUME_SECTOR)) *
+        head->size = (1 + sectors % (MAX_SIZE / GD_VOLUME_SECTOR)) *
                      GD_VOLUME_SECTOR;
         head->base_size = base % 5 == 0 ? base % head->size : 0;
         head->marks %= 1 + (uint32_t)gd_volume_parts(head);
@@ -72,7 +72,7 @@ take_record(input *in, const gd_volume_head *head, uint64_t sequence,
                         .length = take16(in),
                         .durable = odd % 16 == 2 ? take16(in) : at};
     if (record.kind == GD_RECORD_BYTES) {
-        record.length = 1 + record.length % LONGEST;
+        record.length = 1 + record.length % MAX_LENGTH;
         memset(out + GD_RECORD_HEAD, kind, record.length);
         record.checksum = gd_checksum(out + GD_RECORD_HEAD, record.length, 0);
     } else if (record.kind == GD_RECORD_STORED) {
@@ -170,14 +170,15 @@ open_volume(repository *r, gd_volume **volume)
 static void
 use(repository *r, gd_volume *volume)
 {
-    static uint8_t all[MOST];
+    static uint8_t all[MAX_SIZE];
     static const uint8_t sector[512] = {1, 2, 3};
     uint8_t got[512];
     gd_volume_info info;
     uint64_t at = 0;
     gd_volume_get_info(volume, &info);
     MUST(info.broken[0] == '\0' && info.head.size >= sizeof sector);
-    size_t length = info.head.size < MOST ? (size_t)info.head.size : MOST;
+    size_t length = info.head.size < MAX_SIZE ? (size_t)info.head.size :
+    MAX_SIZE;
     must_say(r, gd_volume_read(volume, all, length, 0, &r->err));
     gd_status s = gd_volume_extents(volume, length, 0, note_extent, &at,
                                     &r->err);

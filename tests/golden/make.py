@@ -53,7 +53,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 VALUE = {'fingerprint': 'xxh3-128', 'verify': 'bytes'}
 GEAR = {'chunking': 'content-defined 64 256'}
 BLOCK = 512
-LARGEST = 300 << 10     # bytes of a packed one
+MAX_SIZE = 300 << 10     # bytes of a packed one
 PART = 64 << 10         # the smallest of a volume
 DELETING = 3            # a volume's state
 
@@ -398,7 +398,7 @@ def pack(path, file):
         return None if 'catalog-reserve' in member.name else member
     with tarfile.open(file, 'w:xz', preset=9) as archive:
         archive.add(path, 'repository', filter=plain)
-    assert file.stat().st_size <= LARGEST, file.stat().st_size
+    assert file.stat().st_size <= MAX_SIZE, file.stat().st_size
 
 
 class Kind(typing.NamedTuple):

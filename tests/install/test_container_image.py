@@ -25,7 +25,7 @@ PAGE = documents.SOURCE / 'install' / 'containers.rst'
 PROGRAM = pathlib.Path('/usr/bin/bash')
 USER = 42415
 #: Bytes; the image must not become much larger by accident.
-LARGEST = 260 << 20
+MAX_SIZE = 260 << 20
 #: Seconds: to build the image, for dedupd to answer, and for podman's three
 #: failures after a container's first minute.
 BUILD_SECONDS = 3000
@@ -162,7 +162,7 @@ def test_what_the_image_says_of_itself(podman, image):
     user, stop, size, architecture = podman.run(
         'podman', 'image', 'inspect', '--format', form, image).split()
     assert (user, stop) == (f'{USER}:{USER}', 'SIGTERM')
-    assert int(size) < LARGEST
+    assert int(size) < MAX_SIZE
     assert architecture == run('dpkg', '--print-architecture').strip()
     version = image.rpartition(':')[2]
     form = ('{{index .Labels "org.opencontainers.image.version"}} '

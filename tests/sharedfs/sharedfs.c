@@ -788,10 +788,10 @@ do_flock(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi, int what)
 static void
 drop_locks(int number)
 {
-    enum { MOST = 1 << 14 };
+    enum { MAX_COUNT = 1 << 14 };
     (void)number;
     atomic_fetch_add(&drops, 1);
-    for (int fd = 0; fd < MOST; fd++) {
+    for (int fd = 0; fd < MAX_COUNT; fd++) {
         struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
         (void)fcntl(fd, F_OFD_SETLK, &all);
     }

@@ -85,7 +85,7 @@ _ROOM = 1 << 14
 #: In /proc/PID/stat behind the name: where both begin.
 _ARGUMENTS_START, _ENVIRONMENT_START = 45, 47
 #: Bytes of a request, which is one message; a longer command is executed.
-_LONGEST = 100_000
+_MAX_LENGTH = 100_000
 _TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -145,7 +145,7 @@ class Popen(_real):
                             for name, value in given.items()},
             'session': bool(start_new_session), 'group': process_group,
         }
-        if len(json.dumps(request)) > _LONGEST:
+        if len(json.dumps(request)) > _MAX_LENGTH:
             return super()._execute_child(*args)
         sys.audit('subprocess.Popen', command[0], command, directory,
                   environment)

@@ -6,13 +6,13 @@
 
 #include <string.h>
 
-enum { LEAST = 16 };
+enum { MIN_COUNT = 16 };
 
 void *
 gd_array_reserve(const gd_env *env, void *array, size_t *room, size_t wanted,
                  size_t size, gd_error *err)
 {
-    size_t larger = *room < LEAST / 2 ? LEAST : *room * 2;
+    size_t larger = *room < MIN_COUNT / 2 ? MIN_COUNT : *room * 2;
     if (wanted <= *room) {
         return array;
     }

@@ -18,7 +18,7 @@
 
 enum {
     LARGE_PAGE = 2 << 20,
-    MOST_LOOKS = 10,
+    MAX_SCANS = 10,
     LEASE_MS = 60000, /* by default, Linux breaks a lease after 45 s */
     LEASE_STEP_MS = 10,
 };
@@ -611,7 +611,7 @@ static bool
 may_be_outdated(int rc, int flags, unsigned looks)
 {
     return (rc == -ENOENT && looks == 0 && (flags & O_CREAT) == 0) ||
-           (rc == -ESTALE && looks < MOST_LOOKS);
+           (rc == -ESTALE && looks < MAX_SCANS);
 }
 
 /* Of a file that the server has no more, JuiceFS says that it is missing, as of

@@ -17,7 +17,7 @@
 #include "engine/format/address.h"
 
 /* Of an object: a segment begins below 2^32. */
-#define MOST_LENGTH ((1ULL << 32) + GD_SEGMENT_HEADER + GD_SEGMENT_MAX)
+#define MAX_LENGTH ((1ULL << 32) + GD_SEGMENT_HEADER + GD_SEGMENT_MAX)
 
 enum { MAKING_TRIES = 1000 };
 
@@ -54,7 +54,7 @@ find_length(gd_group *group, gd_error *err)
     group->object.length = record.end;
     if (s == GD_OK && (record.count != group->bounds.slots ||
                        record.end < gd_data_start(group->bounds.slots) ||
-                       record.end > MOST_LENGTH)) {
+                       record.end > MAX_LENGTH)) {
         s = gd_fail(err, GD_CORRUPT, "%s is cold, and no record (offset %d) "
                     "tells its object's length", group->name, GD_GROUP_HEAD);
     }

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { MOST_LOOKS = 4 }; /* at files that a merge takes away meanwhile */
+enum { MAX_SCANS = 4 }; /* at files that a merge takes away meanwhile */
 
 /* Requests that may be in one file, and where its reader is. */
 typedef struct join {
@@ -201,7 +201,7 @@ gd_shards_join(gd_shards *shards, const gd_item *requests, size_t count,
 {
     bool gone = true;
     gd_status s = GD_OK;
-    for (int look = 0; s == GD_OK && gone && look < MOST_LOOKS; look++) {
+    for (int look = 0; s == GD_OK && gone && look < MAX_SCANS; look++) {
         s = join_once(shards, requests, count, addresses, unread, &gone, err);
     }
     *unread += gone;

@@ -99,7 +99,7 @@ total_length(const gd_hash_input *inputs, size_t count, size_t before,
 {
     *total = 0;
     for (size_t i = 0; i < count; i++) {
-        if (inputs[i].length > GD_SHA256MB_LONGEST - before) {
+        if (inputs[i].length > GD_SHA256MB_MAX - before) {
             return false;
         }
         *total += before + inputs[i].length;

@@ -20,7 +20,7 @@
 enum {
     GD_SHA256MB_LANES = 16, /* blocks in one call, at most */
     /* Bytes, with the scope's id: the library counts bytes in 16 bits. */
-    GD_SHA256MB_LONGEST = 65534,
+    GD_SHA256MB_MAX = 65534,
 };
 
 /* Belongs to one thread at a time. */

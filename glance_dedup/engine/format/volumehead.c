@@ -7,8 +7,8 @@
 #include "engine/format/fields.h"
 
 enum {
-    LOG_LEAST_PART = 16,
-    LOG_MOST_PART = 40,
+    LOG_MIN_PART = 16,
+    LOG_MAX_PART = 40,
 };
 
 /* ---- the head ---- */
@@ -65,8 +65,8 @@ gd_volume_size_allowed(uint64_t size)
 bool
 gd_volume_part_size_allowed(uint64_t size)
 {
-    return size >= UINT64_C(1) << LOG_LEAST_PART &&
-           size <= UINT64_C(1) << LOG_MOST_PART && (size & (size - 1)) == 0;
+    return size >= UINT64_C(1) << LOG_MIN_PART &&
+           size <= UINT64_C(1) << LOG_MAX_PART && (size & (size - 1)) == 0;
 }
 
 static bool

@@ -23,7 +23,7 @@
 
 enum {
     BLOOM_BITS = 10, /* for each key: an absent one costs no read, mostly */
-    LEAST_BUFFER = 1 << 20,
+    MIN_BUFFER = 1 << 20,
     OPEN_FILES = 200,
 };
 
@@ -214,7 +214,7 @@ make_options(leveldb *t)
 {
     const library *lib = &t->lib;
     size_t buffer = t->kv.options.cache / 4;
-    buffer = buffer > LEAST_BUFFER ? buffer : LEAST_BUFFER;
+    buffer = buffer > MIN_BUFFER ? buffer : MIN_BUFFER;
     size_t blocks = t->kv.options.cache / 2;
     t->options = lib->leveldb_options_create();
     t->bloom = lib->leveldb_filterpolicy_create_bloom(BLOOM_BITS);

@@ -30,7 +30,7 @@
 enum {
     KEY_BYTES = 128, /* of address space for each key: half-full pages, and
                       * copies of them until a transaction ends */
-    LEAST_MAP = 64 << 20,
+    MIN_MAP = 64 << 20,
     LOCK_FILE = 8192, /* bytes, for as many readers as LMDB has by itself */
     PATH_ROOM = 4096,
 };
@@ -354,7 +354,7 @@ open_tree(lmdb *t, gd_error *err)
     int dead, rc = t->mdb.mdb_env_create(&t->tree);
     if (rc == 0) {
         rc = t->mdb.mdb_env_set_mapsize(t->tree,
-                                        map > LEAST_MAP ? map : LEAST_MAP);
+                                        map > MIN_MAP ? map : MIN_MAP);
     }
     if (rc == 0) {
         rc = t->mdb.mdb_env_open(t->tree, t->name,

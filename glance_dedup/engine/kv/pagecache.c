@@ -70,7 +70,7 @@ gd_pagecache_open(const gd_env *env, const gd_pagecache_file *file,
     uint64_t most = (file->pages / 3 + 1) * 4;
     uint64_t count = budget / GD_DTB_PAGE;
     count = count < most ? count : most;
-    count = count > GD_PAGECACHE_LEAST ? count : GD_PAGECACHE_LEAST;
+    count = count > GD_PAGECACHE_MIN ? count : GD_PAGECACHE_MIN;
     cache->env = env;
     cache->file = *file;
     cache->stats = stats;

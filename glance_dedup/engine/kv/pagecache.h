@@ -16,7 +16,7 @@
 
 #include "engine/kv/dtbpage.h"
 
-enum { GD_PAGECACHE_LEAST = 8 }; /* pages in memory, whatever the budget */
+enum { GD_PAGECACHE_MIN = 8 }; /* pages in memory, whatever the budget */
 
 typedef struct gd_pagecache gd_pagecache;
 

@@ -14,7 +14,7 @@
 #include "engine/read/spare.h"
 #include "engine/write/packer.h"
 
-enum { LARGEST_BLOCK = 65536 };
+enum { MAX_BLOCK = 65536 };
 
 struct gd_block_copy {
     gd_repo *repo;
@@ -37,7 +37,7 @@ gd_block_copy_open(gd_repo *repo, gd_block_copy **out, gd_error *err)
     copy->repo = repo;
     gd_status s = gd_block_reader_open(repo, &copy->reader, err);
     if (s == GD_OK) {
-        copy->spare = gd_calloc(repo->env, LARGEST_BLOCK, 1, err);
+        copy->spare = gd_calloc(repo->env, MAX_BLOCK, 1, err);
         s = copy->spare == NULL ? GD_NOMEM : GD_OK;
     }
     if (s == GD_OK) {
@@ -129,7 +129,7 @@ read_spare(gd_block_copy *copy, const gd_entry *entry,
            const uint8_t **data, bool *had, gd_error *err)
 {
     if ((entry->state != GD_ENTRY_LIVE && entry->state != GD_ENTRY_DAMAGED) ||
-        entry->plain_length < 1 || entry->plain_length > LARGEST_BLOCK) {
+        entry->plain_length < 1 || entry->plain_length > MAX_BLOCK) {
         return GD_OK;
     }
     *data = copy->spare;

@@ -13,8 +13,8 @@
 
 enum {
     WINDOW = 1 << 20, /* bytes stored at once */
-    LEAST_BLOCK = 512,
-    WINDOW_BLOCKS = WINDOW / LEAST_BLOCK,
+    MIN_BLOCK = 512,
+    WINDOW_BLOCKS = WINDOW / MIN_BLOCK,
 };
 
 /* ---- transactions ---- */

@@ -15,7 +15,7 @@
 
 enum {
     SECTOR = 512,
-    READ_MOST = 16 << 20, /* bytes of one search */
+    MAX_READ = 16 << 20, /* bytes of one search */
     PIECE = 4096,         /* read at once, at most */
     MBR_ENTRIES = 4,
     MBR_PROTECTIVE = 0xee, /* the type that stands for a GPT */
@@ -27,7 +27,7 @@ enum {
     EXT_64BIT = 0x80,
     EXTENT_MAGIC = 0xf30a,
     EXTENT = 12,
-    EXTENT_LONGEST = 32768, /* longer ones are not initialised */
+    MAX_EXTENT = 32768, /* longer ones are not initialised */
 };
 
 /* One search; and a place on the disk where a file system may be. */
@@ -147,7 +147,7 @@ find_extents(const place *p, const ext *e, const uint8_t *node, size_t length,
         if (deep == 0) {
             unsigned count = gd_get16(x + 4);
             add_blocks(p, e, join32(gd_get16(x + 6), gd_get32(x + 8)),
-                       count > EXTENT_LONGEST ? count - EXTENT_LONGEST
+                       count > MAX_EXTENT ? count - MAX_EXTENT
                                               : count);
         } else {
             uint64_t at = join32(gd_get16(x + 8), gd_get32(x + 4));
@@ -306,7 +306,7 @@ void
 gd_fslayout_find(gd_fs_reader *read, void *arg, uint64_t size,
                  gd_fslayout *found)
 {
-    uint64_t budget = READ_MOST;
+    uint64_t budget = MAX_READ;
     const place disk = {.read = read,
                         .arg = arg,
                         .budget = &budget,

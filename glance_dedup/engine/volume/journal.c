@@ -14,8 +14,8 @@
 enum {
     SCAN_ROOM = 1 << 20, /* more than the longest record */
     ZEROS = 4096,
-    LEAST_AHEAD = 64 << 10, /* zeros written ahead: as many bytes as there */
-    MOST_AHEAD = 1 << 20,   /* are in the journal, but within these bounds */
+    MIN_AHEAD = 64 << 10, /* zeros written ahead: as many bytes as there */
+    MAX_AHEAD = 1 << 20,   /* are in the journal, but within these bounds */
 };
 
 static const uint8_t zeros[ZEROS];
@@ -340,14 +340,14 @@ gd_journal_wants_ahead(const gd_journal *journal)
     if (journal->end < journal->ahead || journal->reached > journal->end) {
         return 0;
     }
-    bytes = bytes < LEAST_AHEAD ? LEAST_AHEAD : bytes;
-    return bytes > MOST_AHEAD ? MOST_AHEAD : bytes / ZEROS * ZEROS;
+    bytes = bytes < MIN_AHEAD ? MIN_AHEAD : bytes;
+    return bytes > MAX_AHEAD ? MAX_AHEAD : bytes / ZEROS * ZEROS;
 }
 
 void
 gd_journal_write_ahead(gd_journal *journal)
 {
-    struct iovec iov[MOST_AHEAD / ZEROS];
+    struct iovec iov[MAX_AHEAD / ZEROS];
     uint64_t bytes = gd_journal_wants_ahead(journal);
     int pieces = (int)(bytes / ZEROS);
     for (int i = 0; i < pieces; i++) {

@@ -14,7 +14,7 @@
 #include "engine/volume/state.h"
 
 enum {
-    MOST_FROZEN = 4, /* journals that an owner may find without storing them
+    MAX_FROZEN = 4, /* journals that an owner may find without storing them
                       * at once */
 };
 
@@ -95,7 +95,7 @@ open_volume(gd_volume *volume, gd_error *err)
     if (s == GD_OK) {
         s = gd_volume_recover(volume, err);
     }
-    if (s == GD_OK && volume->frozen_count >= MOST_FROZEN) {
+    if (s == GD_OK && volume->frozen_count >= MAX_FROZEN) {
         s = gd_volume_checkpoint(volume, err);
         /* Without room for it the volume can be read, and trimmed. */
         s = s == GD_NOSPACE ? GD_OK : s;

@@ -268,7 +268,7 @@ lease_existing(gd_repo *repo, const gd_scope *scope,
                const gd_groupmap *avoided, gd_appender **appender,
                gd_error *err)
 {
-    uint32_t numbers[GD_GROUPCHOICE_MOST];
+    uint32_t numbers[GD_GROUPCHOICE_MAX];
     size_t count;
     GD_TRY(gd_groupchoice_list(repo, scope, avoided, numbers, &count,
                                err));

@@ -47,7 +47,7 @@ typedef struct choices {
     const gd_scope *scope;
     const gd_groupmap *avoided;
     size_t used;
-    choice newest[GD_GROUPCHOICE_MOST]; /* sorted by number, highest first */
+    choice newest[GD_GROUPCHOICE_MAX]; /* sorted by number, highest first */
 } choices;
 
 static bool
@@ -73,14 +73,14 @@ note_choice(void *arg, const char *name)
     while (at > 0 && list->newest[at - 1].number < number) {
         at--;
     }
-    if (at == GD_GROUPCHOICE_MOST) {
+    if (at == GD_GROUPCHOICE_MAX) {
         return;
     }
-    size_t moved = list->used - at - (list->used == GD_GROUPCHOICE_MOST);
+    size_t moved = list->used - at - (list->used == GD_GROUPCHOICE_MAX);
     memmove(&list->newest[at + 1], &list->newest[at],
             moved * sizeof list->newest[0]);
     list->newest[at] = (choice){.number = number};
-    list->used += list->used < GD_GROUPCHOICE_MOST;
+    list->used += list->used < GD_GROUPCHOICE_MAX;
 }
 
 static int
@@ -135,7 +135,7 @@ weigh_choices(choices *list)
 gd_status
 gd_groupchoice_list(gd_repo *repo, const gd_scope *scope,
                     const gd_groupmap *avoided,
-                    uint32_t numbers[GD_GROUPCHOICE_MOST], size_t *count,
+                    uint32_t numbers[GD_GROUPCHOICE_MAX], size_t *count,
                     gd_error *err)
 {
     choices *list = gd_calloc(repo->env, 1, sizeof *list, err);

@@ -17,13 +17,13 @@
  * or of another scope.  So a handle learns about all groups in time, and finds
  * a project's group behind any number of others.  The collector takes care of
  * older groups. */
-enum { GD_GROUPCHOICE_MOST = 256 };
+enum { GD_GROUPCHOICE_MAX = 256 };
 
 /* Lists the numbers of groups that have free slots, are of this scope, and are
  * not in `avoided` (which may be NULL). */
 gd_status gd_groupchoice_list(gd_repo *repo, const gd_scope *scope,
                               const gd_groupmap *avoided,
-                              uint32_t numbers[GD_GROUPCHOICE_MOST],
+                              uint32_t numbers[GD_GROUPCHOICE_MAX],
                               size_t *count, gd_error *err);
 
 /* This handle will not list the group again. */

@@ -15,7 +15,7 @@ enum {
     SEARCHED_AT_ONCE = 512,  /* blocks for which the index is asked together */
     CONFIRMED_AT_ONCE = 256, /* entries read together */
     SCATTERED = 16, /* from so many blocks on, their group's store is loaded */
-    MOST_SCATTERED = 1024,
+    MAX_SCATTERED = 1024,
     PROBES = 4, /* runs of blocks in a sample */
     PROBED = 8, /* blocks in each, if the index has hints to all blocks */
 };
@@ -37,7 +37,7 @@ struct gd_lookup {
     uint32_t next_slot; /* behind that hit: tried before anything else */
     uint64_t batch;
     gd_hints *hints;
-    exact_hint exact[MOST_SCATTERED]; /* of this batch */
+    exact_hint exact[MAX_SCATTERED]; /* of this batch */
     size_t exact_count;
     uint32_t expected[GD_CACHED_STORES]; /* groups */
     size_t expected_count;
@@ -313,7 +313,7 @@ take_hint(void *arg, size_t i, gd_address to)
         drop_store(lookup, at);
     }
     gd_hints_add(lookup->hints, &s->blocks[i]->address, to.group);
-    if (index->exact && lookup->exact_count < MOST_SCATTERED) {
+    if (index->exact && lookup->exact_count < MAX_SCATTERED) {
         lookup->exact[lookup->exact_count++] =
             (exact_hint){s->blocks[i], to};
     }

@@ -57,7 +57,7 @@ gd_waychoice_note(gd_repo *repo, const gd_stretch *stretch, uint64_t bytes)
     gd_ways *ways = &repo->ways;
     pthread_mutex_lock(&repo->mutex);
     ways->since += bytes;
-    if (bytes >= GD_WAY_LEAST) {
+    if (bytes >= GD_WAY_MIN) {
         uint64_t now = cost_of(stretch, bytes);
         uint64_t before = ways->cost[stretch->way];
         bool alone = before == 0 || before == NEVER || now == NEVER;

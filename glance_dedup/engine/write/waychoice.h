@@ -22,7 +22,7 @@
 enum {
     GD_WAY_LONG = 256 << 20,  /* a stretch has no more bytes than that, */
     GD_WAY_TRIAL = 32 << 20,  /* and so many if it is there to measure */
-    GD_WAY_LEAST = 16 << 20,  /* the cost of a shorter one tells nothing */
+    GD_WAY_MIN = 16 << 20,  /* the cost of a shorter one tells nothing */
     /* A write is fast if it takes no longer for a byte.  MD5 takes 1.4 ns or
      * more, so an upload does not wait for such a disk. */
     GD_WAY_FAST_NS = 2,

@@ -59,11 +59,11 @@ TEST(test_checksum_sees_every_bit)
 /* Whatever code the library chooses. */
 TEST(test_checksum_equals_the_reference)
 {
-    enum { LONGEST = 1 << 20 };
-    uint8_t *data = malloc(LONGEST + 7);
+    enum { MAX_LENGTH = 1 << 20 };
+    uint8_t *data = malloc(MAX_LENGTH + 7);
     REQUIRE(data != NULL);
-    fill_random(data, LONGEST + 7, 3);
-    for (size_t length = 0; length <= LONGEST;
+    fill_random(data, MAX_LENGTH + 7, 3);
+    for (size_t length = 0; length <= MAX_LENGTH;
          length += length < 1100 ? 1 : 1 + length / 3) {
         for (size_t at = 0; at < 8; at += 7) {
             uint64_t seed = at == 0 ? 0 : length * 0x9e3779b97f4a7c15;

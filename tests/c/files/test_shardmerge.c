@@ -13,7 +13,7 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { R = GD_INDEX_RECORD, MOST = 4096, GROUPS = 6 };
+enum { R = GD_INDEX_RECORD, MAX_COUNT = 4096, GROUPS = 6 };
 
 static const uint8_t CATALOG[GD_ID_SIZE] = "a catalog's id";
 static const gd_split_limits NEVER = {UINT64_MAX, UINT64_MAX};
@@ -24,7 +24,7 @@ static gd_shards *shards;
 /* ---- records and pairs, as plain arrays ---- */
 
 typedef struct bag {
-    gd_item items[MOST];
+    gd_item items[MAX_COUNT];
     size_t count;
 } bag;
 
@@ -132,7 +132,7 @@ end(void)
 static void
 add(gd_index_kind kind, const bag *b)
 {
-    static uint8_t records[MOST * R];
+    static uint8_t records[MAX_COUNT * R];
     for (size_t i = 0; i < b->count; i++) {
         gd_index_put_record(records + i * R, b->items[i].key,
                             b->items[i].address);
@@ -726,18 +726,18 @@ TEST(test_several_frames)
     gd_index_id id = {.kind = GD_INDEX_PAIRS};
     begin();
     all.count = 0;
-    for (uint64_t i = 0; i < MOST; i++) {
-        put(&all, i * (UINT64_MAX / MOST), 1 << GD_SLOT_BITS | i);
+    for (uint64_t i = 0; i < MAX_COUNT; i++) {
+        put(&all, i * (UINT64_MAX / MAX_COUNT), 1 << GD_SLOT_BITS | i);
     }
     add(GD_INDEX_RUN, &all);
     CHECK_INT(merge_one(0, 0, NEVER, &result), GD_OK);
-    CHECK_INT(result.records, MOST);
+    CHECK_INT(result.records, MAX_COUNT);
     CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "shard-", name), 1);
     find_current(&id);
     CHECK_INT(gd_shards_verify(shards, &id, &x.err), GD_OK);
     int64_t size = scratch_size(&x, name);
     CHECK(size > GD_INDEX_HEAD + FRAME && size < GD_INDEX_HEAD + 2 * FRAME);
-    for (size_t i = 0; i < MOST; i += i + STEP < MOST ? STEP : 1) {
+    for (size_t i = 0; i < MAX_COUNT; i += i + STEP < MAX_COUNT ? STEP : 1) {
         CHECK_INT(gd_shards_find(shards, all.items[i].key, &address, &x.err),
                   GD_OK);
         CHECK_INT(address, all.items[i].address);

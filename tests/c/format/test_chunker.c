@@ -46,13 +46,14 @@ TEST(test_one_cut)
  * kind: all blocks are whole but the last. */
 TEST(test_streams)
 {
-    enum { SIZE = 512, MOST = 4 * SIZE + 2 };
-    static uint8_t data[MOST];
+    enum { SIZE = 512, MAX_COUNT = 4 * SIZE + 2 };
+    static uint8_t data[MAX_COUNT];
     gd_chunker c;
     gd_error err;
     REQUIRE(gd_chunker_fixed(&c, SIZE, &err) == GD_OK);
-    for (size_t len = 0; len <= MOST; len++) {
-        for (size_t portion = 1; portion <= MOST; portion = portion * 3 + 1) {
+    for (size_t len = 0; len <= MAX_COUNT; len++) {
+        for (size_t portion = 1; portion <= MAX_COUNT;
+             portion = portion * 3 + 1) {
             size_t start = 0, blocks = 0;
             for (size_t have = 0; start < len;) {
                 have = have + portion < len ? have + portion : len;

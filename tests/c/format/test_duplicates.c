@@ -10,7 +10,7 @@
 #include "tests/c/support/fault_env.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { MOST = 200, ADDRESSES = 24, ROUNDS = 300 };
+enum { MAX_COUNT = 200, ADDRESSES = 24, ROUNDS = 300 };
 
 typedef struct pair {
     uint64_t first, second;
@@ -62,7 +62,7 @@ typedef struct fixture {
     uint8_t entries[ADDRESSES * GD_LISTED_ENTRY];
     uint8_t counts[ADDRESSES * 4];
     gd_blocks blocks;
-    uint8_t pairs[MOST * 16];
+    uint8_t pairs[MAX_COUNT * 16];
     size_t count;
 } fixture;
 
@@ -99,7 +99,7 @@ begin(fixture *t, uint64_t seed)
                   (uint32_t)(next_random(&t->seed) % 2));
     }
     t->blocks = (gd_blocks){t->addresses, t->entries, t->counts, ADDRESSES};
-    t->count = next_random(&t->seed) % MOST;
+    t->count = next_random(&t->seed) % MAX_COUNT;
     for (size_t i = 0; i < t->count; i++) {
         put_pair(t->pairs, i,
                  address_number(t, next_random(&t->seed) % ADDRESSES),
@@ -146,7 +146,7 @@ TEST(test_sorting)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
         gd_error err;
-        uint8_t out[MOST * 16];
+        uint8_t out[MAX_COUNT * 16];
         size_t n, sorted;
         begin(&t, round);
         CHECK_INT(gd_pairs_addresses(gd_env_posix(), pairs_of(&t), out, &n,
@@ -198,7 +198,7 @@ TEST(test_without)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
         gd_error err;
-        uint8_t a[MOST * 16], b[MOST * 16], out[MOST * 16];
+        uint8_t a[MAX_COUNT * 16], b[MAX_COUNT * 16], out[MAX_COUNT * 16];
         size_t a_count, b_count;
         begin(&t, round);
         a_count = t.count / 2;
@@ -225,7 +225,7 @@ TEST(test_judging)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
-        uint8_t equal[MOST * 16], stale[MOST * 16];
+        uint8_t equal[MAX_COUNT * 16], stale[MAX_COUNT * 16];
         size_t equals, stales, e = 0, s = 0;
         begin(&t, round);
         CHECK(gd_pairs_judge(pairs_of(&t), &t.blocks, equal, &equals, stale,
@@ -275,7 +275,7 @@ TEST(test_revising)
 {
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
-        uint8_t gone[MOST * 16], records[MOST * GD_INDEX_RECORD];
+        uint8_t gone[MAX_COUNT * 16], records[MAX_COUNT * GD_INDEX_RECORD];
         size_t gones, news, g = 0, r = 0;
         begin(&t, round);
         CHECK(gd_pairs_revise(pairs_of(&t), &t.blocks, gone, &gones, records,
@@ -324,7 +324,7 @@ TEST(test_choosing)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         fixture t;
         gd_error err;
-        uint8_t out[2 * MOST * GD_REPLACEMENT_SIZE];
+        uint8_t out[2 * MAX_COUNT * GD_REPLACEMENT_SIZE];
         size_t n, wanted = 0;
         begin(&t, round);
         /* The index knows a kept block as no other's, and not its own. */
@@ -463,7 +463,7 @@ TEST(test_no_memory)
     gd_error err;
     fault_env f;
     size_t n;
-    uint8_t out[MOST * 16];
+    uint8_t out[MAX_COUNT * 16];
     begin(&t, 3);
     REQUIRE(t.count > 0);
     fault_env_init(&f);

@@ -10,7 +10,7 @@
 #include "tests/c/support/fault_env.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { R = GD_INDEX_RECORD, MOST = 3000, ALIKE = 1000 };
+enum { R = GD_INDEX_RECORD, MAX_COUNT = 3000, ALIKE = 1000 };
 
 static void
 put(uint8_t *out, uint64_t key, uint64_t address)
@@ -81,13 +81,13 @@ TEST(test_records_of_entries)
 
 TEST(test_sort)
 {
-    static uint8_t records[MOST * R], wanted[MOST * R];
+    static uint8_t records[MAX_COUNT * R], wanted[MAX_COUNT * R];
     static const unsigned kinds[] = {0, 1, 2, 40, ALIKE};
     fault_env f;
     fault_env_init(&f);
     uint64_t seed = 5;
     for (size_t k = 0; k < 5; k++) {
-        for (size_t count = 0; count < MOST; count = count * 3 + 1) {
+        for (size_t count = 0; count < MAX_COUNT; count = count * 3 + 1) {
             fill(records, count, kinds[k], &seed);
             memcpy(wanted, records, count * R);
             qsort(wanted, count, R, compare);

@@ -12,10 +12,10 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { R = GD_INDEX_RECORD, MOST = 500 };
+enum { R = GD_INDEX_RECORD, MAX_COUNT = 500 };
 
-static uint8_t records[MOST * R], out[MOST * R], more[MOST * R];
-static gd_item items[MOST], sorted_room[MOST], others[MOST];
+static uint8_t records[MAX_COUNT * R], out[MAX_COUNT * R], more[MAX_COUNT * R];
+static gd_item items[MAX_COUNT], sorted_room[MAX_COUNT], others[MAX_COUNT];
 
 TEST(test_make)
 {
@@ -36,10 +36,11 @@ TEST(test_split)
     uint64_t seed = 1;
     size_t counts[10];
     for (uint64_t parts = 1; parts <= 10; parts++) {
-        for (size_t i = 0; i < MOST; i++) {
+        for (size_t i = 0; i < MAX_COUNT; i++) {
             gd_index_put_record(records + i * R, next_random(&seed), i);
         }
-        CHECK(gd_records_split(records, MOST, parts, 0, parts, counts, out));
+        CHECK(gd_records_split(records, MAX_COUNT, parts, 0, parts, counts,
+                               out));
         size_t at = 0;
         for (uint64_t part = 0; part < parts; part++) {
             uint64_t last = 0;
@@ -51,10 +52,10 @@ TEST(test_split)
                 last = gd_index_address(record);
             }
         }
-        CHECK_INT(at, MOST);
+        CHECK_INT(at, MAX_COUNT);
     }
-    CHECK(!gd_records_split(records, MOST, 10, 1, 9, counts, out));
-    CHECK(!gd_records_split(records, MOST, 10, 0, 9, counts, out));
+    CHECK(!gd_records_split(records, MAX_COUNT, 10, 1, 9, counts, out));
+    CHECK(!gd_records_split(records, MAX_COUNT, 10, 0, 9, counts, out));
 }
 
 /* Few keys, so that many are asked for several times. */
@@ -69,14 +70,15 @@ some_requests(size_t count, uint64_t seed)
 
 TEST(test_answer)
 {
-    static uint64_t addresses[MOST];
-    const gd_item *requests = some_requests(MOST, 3);
-    for (size_t i = 0; i < MOST; i++) {
+    static uint64_t addresses[MAX_COUNT];
+    const gd_item *requests = some_requests(MAX_COUNT, 3);
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         addresses[i] = requests[i].key % 3 == 0 ? 900 + requests[i].key : 0;
     }
     size_t waiting =
-        gd_requests_answer(requests, addresses, MOST, out, more), seen = 0;
-    for (size_t i = 0; i < MOST; i++) {
+        gd_requests_answer(requests, addresses, MAX_COUNT, out, more),
+        seen = 0;
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         const uint8_t *answer = out + i * R;
         bool again = i > 0 && requests[i].key == requests[i - 1].key;
         CHECK_INT(gd_index_key(answer),
@@ -97,14 +99,14 @@ TEST(test_answer)
 
 TEST(test_resolve)
 {
-    const gd_item *requests = some_requests(MOST, 4);
+    const gd_item *requests = some_requests(MAX_COUNT, 4);
     size_t count = 0, at = 0;
     for (uint64_t key = 0; key < 60; key += 2) {
         others[count++] = (gd_item){key, 5000 + key};
     }
     size_t answered =
-        gd_requests_resolve(requests, MOST, others, count, out);
-    for (size_t i = 0; i < MOST; i++) {
+        gd_requests_resolve(requests, MAX_COUNT, others, count, out);
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         if (requests[i].key % 2 == 0) {
             CHECK_INT(gd_index_key(out + at * R),
                       requests[i].address << GD_REQUESTER_SHIFT);
@@ -113,7 +115,7 @@ TEST(test_resolve)
         }
     }
     CHECK_INT(at, answered);
-    CHECK_INT(gd_requests_resolve(requests, MOST, others, 0, out), 0);
+    CHECK_INT(gd_requests_resolve(requests, MAX_COUNT, others, 0, out), 0);
 }
 
 TEST(test_fill)

@@ -137,20 +137,20 @@ TEST(test_nothing_beyond_a_block_is_read)
 /* And the blocks asked for afterwards are none the worse for it. */
 TEST(test_too_long)
 {
-    static uint8_t data[GD_SHA256MB_LONGEST + 1];
+    static uint8_t data[GD_SHA256MB_MAX + 1];
     fill_random(data, sizeof data, 9);
     if (setup()) {
         for (size_t i = 0; i < LANES; i++) {
             ask(i, data, 100 + i);
         }
-        ask(5, data, GD_SHA256MB_LONGEST);
+        ask(5, data, GD_SHA256MB_MAX);
         check_all_of(NULL, LANES);
         CHECK(!gd_sha256mb_hash(t.m, &gd_spares_scope, t.inputs, LANES));
-        ask(5, data, GD_SHA256MB_LONGEST + 1);
+        ask(5, data, GD_SHA256MB_MAX + 1);
         CHECK(!gd_sha256mb_hash(t.m, NULL, t.inputs, LANES));
         ask(5, data, SIZE_MAX);
         CHECK(!gd_sha256mb_hash(t.m, &gd_spares_scope, t.inputs, LANES));
-        ask(5, data, GD_SHA256MB_LONGEST - GD_SCOPE_SIZE);
+        ask(5, data, GD_SHA256MB_MAX - GD_SCOPE_SIZE);
         check_all_of(&gd_spares_scope, LANES);
     }
     teardown();

@@ -11,15 +11,15 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { BLOCK = 4096, MOST = 4096 };
+enum { BLOCK = 4096, MAX_COUNT = 4096 };
 
-static gd_similar_features features[MOST];
-static uint32_t order[MOST];
+static gd_similar_features features[MAX_COUNT];
+static uint32_t order[MAX_COUNT];
 
 static void
 check_permutation(uint32_t count)
 {
-    static bool seen[MOST];
+    static bool seen[MAX_COUNT];
     gd_error err;
     memset(seen, 0, sizeof seen);
     memset(order, 0xff, sizeof order);
@@ -27,7 +27,7 @@ check_permutation(uint32_t count)
             GD_OK);
     for (uint32_t i = 0; i < count; i++) {
         CHECK(order[i] < count && !seen[order[i]]);
-        seen[order[i] % MOST] = true;
+        seen[order[i] % MAX_COUNT] = true;
     }
 }
 
@@ -53,20 +53,20 @@ TEST(test_all_equal)
 {
     uint8_t block[BLOCK];
     fill_random(block, sizeof block, 1);
-    for (uint32_t i = 0; i < MOST; i++) {
+    for (uint32_t i = 0; i < MAX_COUNT; i++) {
         gd_similar_features_of(block, sizeof block, &features[i]);
     }
-    check_unchanged(MOST);
+    check_unchanged(MAX_COUNT);
 }
 
 TEST(test_all_different)
 {
     uint8_t block[BLOCK];
-    for (uint32_t i = 0; i < MOST; i++) {
+    for (uint32_t i = 0; i < MAX_COUNT; i++) {
         fill_random(block, sizeof block, i);
         gd_similar_features_of(block, sizeof block, &features[i]);
     }
-    check_unchanged(MOST);
+    check_unchanged(MAX_COUNT);
 }
 
 TEST(test_without_features)
@@ -87,20 +87,20 @@ TEST(test_without_features)
 TEST(test_crowded_tables)
 {
     uint64_t seed = 5;
-    for (uint32_t i = 0; i < MOST; i++) {
+    for (uint32_t i = 0; i < MAX_COUNT; i++) {
         for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             uint32_t wanted = (uint32_t)next_random(&seed) & 127;
             features[i].feature[f] = wanted * UINT32_C(244002641);
         }
     }
-    check_permutation(MOST);
+    check_permutation(MAX_COUNT);
     seed = 6;
-    for (uint32_t i = 0; i < MOST; i++) {
+    for (uint32_t i = 0; i < MAX_COUNT; i++) {
         for (int f = 0; f < GD_SIMILAR_FEATURES; f++) {
             features[i].feature[f] = (uint32_t)next_random(&seed);
         }
     }
-    check_permutation(MOST);
+    check_permutation(MAX_COUNT);
 }
 
 /* A block of which each feature has the letter's value; a dot: none. */

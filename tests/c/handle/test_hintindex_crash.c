@@ -18,7 +18,7 @@
 #include "engine/base/coding.h"
 #include "tests/c/support/check.h"
 
-enum { ENTRIES = 1000, MOST_COPIES = 400, PATH = 256 };
+enum { ENTRIES = 1000, MAX_COPIES = 400, PATH = 256 };
 
 static char *dir;       /* has store, and the copies */
 static bool watching;
@@ -68,7 +68,7 @@ copy_store(void)
         return;
     }
     copying = true;
-    REQUIRE(copies < MOST_COPIES);
+    REQUIRE(copies < MAX_COPIES);
     snprintf(from, sizeof from, "%s/store", dir);
     snprintf(to, sizeof to, "%s/store-%u", dir, copies++);
     REQUIRE(stat(from, &st) == 0);

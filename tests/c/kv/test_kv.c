@@ -195,18 +195,18 @@ get_one(fixture *x, uint64_t n)
 /* A table of few places: probes go round its end. */
 TEST(test_small)
 {
-    enum { STEPS = 3000, MOST = 9 };
+    enum { STEPS = 3000, MAX_COUNT = 9 };
     for (gd_kv_backend b = 0; b < GD_KV_BACKENDS; b++) {
         fixture *x = malloc(sizeof *x);
-        setup(x, b, MOST);
+        setup(x, b, MAX_COUNT);
         for (unsigned step = 0; step < STEPS; step++) {
-            uint64_t n = draw(x, MOST);
+            uint64_t n = draw(x, MAX_COUNT);
             if (step % 50 == 0) {
                 reopen(x); /* with another hash */
             }
             x->model[n] = 1 + step;
             put_one(x, n, x->model[n]);
-            get_range(x, 0, MOST);
+            get_range(x, 0, MAX_COUNT);
         }
         teardown(x);
         free(x);

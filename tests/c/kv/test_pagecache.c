@@ -131,7 +131,7 @@ TEST(test_budget)
     fixture x;
     setup(&x, 0);
     uint64_t least = x.stats.memory;
-    CHECK(least < (GD_PAGECACHE_LEAST + 3) * GD_DTB_PAGE);
+    CHECK(least < (GD_PAGECACHE_MIN + 3) * GD_DTB_PAGE);
     teardown(&x);
     setup(&x, UINT64_MAX); /* no more than the file has */
     CHECK(x.stats.memory < (PAGES / 3 * 4 + 8) * GD_DTB_PAGE);

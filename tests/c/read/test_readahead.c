@@ -21,7 +21,7 @@ enum {
     STORED = SEGMENT + GD_SEGMENT_HEADER, /* codec none */
     MIB = 1 << 20,
     ASKED = 4096,
-    MOST_ONCE = 512 << 10,
+    MAX_AT_ONCE = 512 << 10,
 };
 
 static scratch x;
@@ -239,7 +239,7 @@ TEST_SINGLE(test_reading_on)
         gd_image_close(image);
     }
     for (size_t i = 0; i < asked_count; i++) {
-        CHECK(asked[i].length <= MOST_ONCE);
+        CHECK(asked[i].length <= MAX_AT_ONCE);
     }
     free(data);
     teardown();

@@ -173,8 +173,8 @@ scratch_truncate(const scratch *x, const char *name, uint64_t length)
 void
 scratch_drop_locks(void)
 {
-    enum { MOST = 256 };
-    for (int fd = 0; fd < MOST; fd++) {
+    enum { MAX_COUNT = 256 };
+    for (int fd = 0; fd < MAX_COUNT; fd++) {
         struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
         (void)fcntl(fd, F_OFD_SETLK, &all);
     }

@@ -20,7 +20,7 @@
 #include "engine/maintain/scrub.h"
 #include "engine/read/spare.h"
 
-enum { MOST_IMAGES = 64, PAIR = 16 };
+enum { MAX_IMAGES = 64, PAIR = 16 };
 
 /* ---- counting ---- */
 
@@ -153,7 +153,7 @@ settle_spool(gd_repo *repo, counts *c, size_t *left, gd_error *err)
 }
 
 typedef struct image_list {
-    char ids[MOST_IMAGES][GD_IMAGE_ID_MAX + 1];
+    char ids[MAX_IMAGES][GD_IMAGE_ID_MAX + 1];
     size_t count;
 } image_list;
 
@@ -161,7 +161,7 @@ static void
 note_image(void *arg, const char *name)
 {
     image_list *list = arg;
-    if (list->count < MOST_IMAGES) {
+    if (list->count < MAX_IMAGES) {
         snprintf(list->ids[list->count], GD_IMAGE_ID_MAX + 1, "%s", name);
     }
     list->count++;
@@ -176,9 +176,9 @@ list_images(gd_repo *repo, image_list *list, gd_error *err)
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot list %s", GD_DIR_IMAGES);
     }
-    return list->count <= MOST_IMAGES
+    return list->count <= MAX_IMAGES
                ? GD_OK
-               : gd_fail(err, GD_INVALID, "more than %d images", MOST_IMAGES);
+               : gd_fail(err, GD_INVALID, "more than %d images", MAX_IMAGES);
 }
 
 static gd_status

@@ -10,7 +10,7 @@
 #include "tests/c/support/ext_fixture.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { SIZE = 4 << 20, MOST_READ = 17 << 20 };
+enum { SIZE = 4 << 20, MAX_READ = 17 << 20 };
 
 static uint8_t disk[SIZE];
 static uint64_t disk_size, bytes_read;
@@ -41,7 +41,7 @@ find(uint64_t size)
     disk_size = size;
     bytes_read = 0;
     gd_fslayout_find(read_disk, NULL, size, &found);
-    CHECK(bytes_read <= MOST_READ);
+    CHECK(bytes_read <= MAX_READ);
     CHECK(found.count <= GD_FS_RANGES);
     uint64_t end = 0;
     for (size_t i = 0; i < found.count; i++) {
@@ -298,11 +298,11 @@ TEST(test_large_numbers)
     gd_put32(sb + EXT_BLOCKS_HIGH, 7);
     gd_put32(sb + EXT_BLOCKS_PER_GROUP, 1);
     find(UINT64_C(1) << 46);
-    CHECK(bytes_read > MOST_READ / 2); /* nothing is found in zeros */
+    CHECK(bytes_read > MAX_READ / 2); /* nothing is found in zeros */
     for (uint32_t i = 0; i < 40000; i++) {
         gd_put32(disk + 2048 + 64 * i + 8, 100000 + 20 * i);
     }
     find(UINT64_C(1) << 46);
     CHECK_INT(found.count, 1); /* all are among the descriptors */
-    CHECK(bytes_read < MOST_READ / 2);
+    CHECK(bytes_read < MAX_READ / 2);
 }

@@ -14,8 +14,8 @@
 
 enum {
     SIZE = 1 << 20,
-    MOST = 64, /* records */
-    LONGEST = 3000,
+    MAX_COUNT = 64, /* records */
+    MAX_LENGTH = 3000,
 };
 
 typedef struct fixture {
@@ -23,10 +23,10 @@ typedef struct fixture {
     gd_volume_head head;
     gd_journal *journal;
     /* What was appended, and where. */
-    gd_record records[MOST];
-    uint64_t at[MOST + 1];
+    gd_record records[MAX_COUNT];
+    uint64_t at[MAX_COUNT + 1];
     size_t count;
-    uint8_t data[MOST][LONGEST];
+    uint8_t data[MAX_COUNT][MAX_LENGTH];
 } fixture;
 
 static fixture t;
@@ -84,7 +84,7 @@ static void
 append(gd_record_kind kind, uint64_t offset, uint64_t length)
 {
     uint8_t *data = t.data[t.count];
-    fill_random(data, LONGEST, t.count + 1);
+    fill_random(data, MAX_LENGTH, t.count + 1);
     gd_append one = make_append(kind, offset, length, data);
     CHECK_INT(gd_journal_append(t.journal, &one, 1, &t.x.err), GD_OK);
     gd_journal_accept(t.journal, &one);
@@ -425,7 +425,7 @@ TEST_WITH(test_guest_forges_records, setup(), teardown())
     sync_it();
     uint64_t base = t.journal->end;
     uint8_t *data = t.data[t.count];
-    memset(data, 0, LONGEST);
+    memset(data, 0, MAX_LENGTH);
     for (size_t i = 0; i + GD_RECORD_HEAD <= 2800; i += GD_RECORD_HEAD) {
         const gd_record forged = {.kind = GD_RECORD_ZEROS,
                                   .sequence = t.count + 1,
@@ -448,12 +448,12 @@ TEST_WITH(test_guest_forges_records, setup(), teardown())
 /* What a failed append leaves must not be found behind a later one. */
 TEST(test_failed_append_is_gone)
 {
-    uint8_t *data = t.data[MOST - 1];
+    uint8_t *data = t.data[MAX_COUNT - 1];
     for (unsigned nth = 2; nth <= 4; nth++) {
         gd_append batch[3];
         setup();
         append(GD_RECORD_BYTES, 0, 100);
-        fill_random(data, LONGEST, 99);
+        fill_random(data, MAX_LENGTH, 99);
         for (size_t i = 0; i < 3; i++) {
             batch[i] = make_append(GD_RECORD_BYTES, 512 * i, 512, data);
         }
@@ -475,7 +475,7 @@ TEST(test_failed_append_is_gone)
 /* If that cannot be had, nothing is appended. */
 TEST_WITH(test_failed_append_cannot_be_removed, setup(), teardown())
 {
-    uint8_t *data = t.data[MOST - 1];
+    uint8_t *data = t.data[MAX_COUNT - 1];
     gd_append one = make_append(GD_RECORD_BYTES, 0, 512, data);
     fault_env_fail(&t.x.f, FAULT_PWRITEV, 1, EIO, false);
     fault_env_fail(&t.x.f, FAULT_FTRUNCATE, 1, EIO, false);
@@ -510,7 +510,7 @@ TEST_WITH(test_zeros_ahead, setup(), teardown())
     check_scan(0, GD_OK, 7);
     check_scan(end, GD_OK, 7);
     for (int i = 0; i < 4; i++) {
-        append(GD_RECORD_BYTES, 0, LONGEST);
+        append(GD_RECORD_BYTES, 0, MAX_LENGTH);
         sync_it();
         check_scan(0, GD_OK, t.count);
     }
@@ -563,7 +563,7 @@ TEST_WITH(test_failed_append_over_zeros, setup(), teardown())
     append(GD_RECORD_BYTES, 0, 100);
     gd_journal_write_ahead(t.journal);
     gd_append batch[3];
-    uint8_t *data = t.data[MOST - 1];
+    uint8_t *data = t.data[MAX_COUNT - 1];
     for (size_t i = 0; i < 3; i++) {
         batch[i] = make_append(GD_RECORD_BYTES, 512 * i, 512, data);
     }

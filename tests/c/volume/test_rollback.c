@@ -13,7 +13,7 @@ enum {
     P = MODEL_PART_SECTORS,
     SECTOR = 512,
     IMAGE = 2 * P + 100, /* sectors */
-    MOST = MODEL_SECTORS * SECTOR,
+    MAX_SIZE = MODEL_SECTORS * SECTOR,
 };
 
 #define FAULTS (&the_scratch.f)
@@ -27,7 +27,7 @@ enum {
 
 typedef struct content {
     uint64_t size;
-    uint8_t bytes[MOST];
+    uint8_t bytes[MAX_SIZE];
 } content;
 
 static content image, before, now;
@@ -55,7 +55,7 @@ read_volume(const char *name, content *out)
 static bool
 same(const content *a, const content *b)
 {
-    return a->size == b->size && memcmp(a->bytes, b->bytes, MOST) == 0;
+    return a->size == b->size && memcmp(a->bytes, b->bytes, MAX_SIZE) == 0;
 }
 
 /* Editions of some parts, the base of another, and records over both.  clone:
@@ -85,7 +85,7 @@ learn_image(void)
     memset(&image, 0, sizeof image);
     CHECK_OK(gd_image_open(the_repo, "image", NULL, &opened,
                            &the_scratch.err));
-    CHECK_OK(gd_image_read(opened, image.bytes, MOST, 0, &done,
+    CHECK_OK(gd_image_read(opened, image.bytes, MAX_SIZE, 0, &done,
                            &the_scratch.err));
     image.size = done;
     gd_image_close(opened);

@@ -14,10 +14,10 @@
 enum {
     PART = 65536,
     SIZE = 5 * PART + 3 * 512,
-    MOST = 8 * PART,
+    MAX_SIZE = 8 * PART,
 };
 
-static uint8_t model[MOST];
+static uint8_t model[MAX_SIZE];
 static uint64_t size;
 static gd_volume *volume;
 
@@ -108,7 +108,7 @@ zero(uint64_t offset, uint64_t length)
 static void
 compare(uint64_t offset, uint64_t length)
 {
-    static uint8_t got[MOST];
+    static uint8_t got[MAX_SIZE];
     memset(got, 0x5a, length);
     CHECK_OK(gd_volume_read(volume, got, length, offset, &the_scratch.err));
     if (!CHECK(memcmp(got, model + offset, length) == 0)) {
@@ -132,7 +132,7 @@ resize(uint64_t to)
 {
     CHECK_OK(gd_volume_resize(volume, to, &the_scratch.err));
     if (to < size) {
-        memset(model + to, 0, MOST - to);
+        memset(model + to, 0, MAX_SIZE - to);
     }
     size = to;
 }
@@ -235,7 +235,7 @@ run_random(uint64_t seed)
             break;
         case 5:
             if (i % 8 == 0) {
-                resize((1 + next_random(&seed) % (MOST / 512)) * 512);
+                resize((1 + next_random(&seed) % (MAX_SIZE / 512)) * 512);
             }
             break;
         case 6:

@@ -20,10 +20,10 @@ enum {
     WRITERS = 3,
     SLICE = 200,                /* sectors that one writer alone writes */
     KEPT = WRITERS * SLICE,     /* resizing leaves these alone */
-    LEAST = KEPT + 20,
-    MOST = KEPT + 500,
+    MIN_COUNT = KEPT + 20,
+    MAX_COUNT = KEPT + 500,
     TURNS = 60 / SWEEP_STRIDE,  /* that each of the others has at least */
-    LONGEST = 150,
+    MAX_LENGTH = 150,
 };
 
 static scratch x;
@@ -70,8 +70,8 @@ is_good(const uint8_t *got, uint64_t sector, uint64_t least, uint64_t most)
 static void
 check_range(uint64_t first, uint64_t count)
 {
-    uint8_t data[LONGEST * SECTOR];
-    uint64_t least[LONGEST];
+    uint8_t data[MAX_LENGTH * SECTOR];
+    uint64_t least[MAX_LENGTH];
     gd_error err = {0};
     for (uint64_t i = 0; i < count; i++) {
         least[i] = atomic_load(&acknowledged[first + i]);
@@ -98,12 +98,12 @@ static void *
 write_slice(void *arg)
 {
     uint64_t me = (uint64_t)(uintptr_t)arg, seed = me + 1;
-    uint8_t data[LONGEST * SECTOR];
+    uint8_t data[MAX_LENGTH * SECTOR];
     gd_error err = {0};
     for (uint64_t round = 1; round <= TURNS || others_want_more(); round++) {
         uint64_t at = next_random(&seed) % SLICE;
         uint64_t count = 1 + next_random(&seed) %
-                                 (round % 8 == 0 ? LONGEST : 9);
+                                 (round % 8 == 0 ? MAX_LENGTH : 9);
         count = count < SLICE - at ? count : SLICE - at;
         uint64_t first = me * SLICE + at;
         for (uint64_t i = 0; i < count; i++) {
@@ -127,7 +127,7 @@ read_all(void *arg)
     uint64_t seed = (uint64_t)(uintptr_t)arg + 100;
     while (atomic_load(&done) < WRITERS) {
         uint64_t first = next_random(&seed) % KEPT;
-        uint64_t count = 1 + next_random(&seed) % LONGEST;
+        uint64_t count = 1 + next_random(&seed) % MAX_LENGTH;
         check_range(first, count < KEPT - first ? count : KEPT - first);
     }
     return NULL;
@@ -177,7 +177,7 @@ checkpoint_often(void *arg)
 static void
 check_snapshot(const char *id, const uint64_t *least, gd_error *err)
 {
-    static uint8_t data[MOST * SECTOR];
+    static uint8_t data[MAX_COUNT * SECTOR];
     gd_image *image;
     size_t got = 0;
     if (gd_image_open(repo, id, NULL, &image, err) != GD_OK) {
@@ -218,13 +218,14 @@ snapshot_often(void *arg)
 static void *
 resize_often(void *arg)
 {
-    static uint8_t data[(MOST - LEAST) * SECTOR], zeros[sizeof data];
+    static uint8_t data[(MAX_COUNT - MIN_COUNT) * SECTOR], zeros[sizeof data];
     uint64_t seed = 9;
     gd_error err = {0};
     (void)arg;
     for (unsigned n = 0; atomic_load(&done) < WRITERS; n++) {
-        uint64_t least = LEAST + next_random(&seed) % (MOST - LEAST - 1);
-        size_t rest = (size_t)(MOST - least) * SECTOR;
+        uint64_t least = MIN_COUNT +
+        next_random(&seed) % (MAX_COUNT - MIN_COUNT - 1);
+        size_t rest = (size_t)(MAX_COUNT - least) * SECTOR;
         fill_random(data, rest, n);
         expect(gd_volume_write(volume, data, rest, least * SECTOR, &err) ==
                    GD_OK, "write", &err);
@@ -236,7 +237,8 @@ resize_often(void *arg)
                "shrink", &err);
         expect(gd_volume_write(volume, data, rest, least * SECTOR, &err) ==
                    GD_INVALID, "write behind the end", &err);
-        expect(gd_volume_resize(volume, MOST * SECTOR, &err) == GD_OK, "grow",
+        expect(gd_volume_resize(volume, MAX_COUNT * SECTOR, &err) == GD_OK,
+               "grow",
                &err);
         expect(gd_volume_read(volume, data, rest, least * SECTOR, &err) ==
                    GD_OK, "read", &err);
@@ -252,7 +254,7 @@ static void
 setup(void)
 {
     uint64_t stored;
-    const gd_volume_plan plan = {.size = MOST * SECTOR,
+    const gd_volume_plan plan = {.size = MAX_COUNT * SECTOR,
                                  .part_size = PART,
                                  .project = ""};
     scratch_init(&x);

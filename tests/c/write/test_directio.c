@@ -13,7 +13,7 @@
 
 #define FILE_NAME "groups/00000001"
 
-enum { PAGE = 4096, ROOM = 2 << 20, MOST = 24 << 20, PIECES = 20 };
+enum { PAGE = 4096, ROOM = 2 << 20, MAX_SIZE = 24 << 20, PIECES = 20 };
 
 typedef struct fixture {
     fault_env f;
@@ -92,7 +92,7 @@ setup(fixture *t, uint64_t before)
         perror(t->dir);
         exit(2);
     }
-    t->wanted = calloc(1, MOST);
+    t->wanted = calloc(1, MAX_SIZE);
     fill_random(t->wanted, before, 1);
     t->end = before;
     const gd_env *env = &t->f.env;
@@ -170,7 +170,7 @@ TEST(test_many_appends)
         fixture t;
         setup(&t, next_random(&random) % (5 * PAGE));
         REQUIRE(open_direct(&t));
-        for (int i = 0; i < 60 && t.end < MOST - 4 * (uint64_t)ROOM; i++) {
+        for (int i = 0; i < 60 && t.end < MAX_SIZE - 4 * (uint64_t)ROOM; i++) {
             size_t most = i % 10 == 9 ? 3 * ROOM : 3 * PAGE;
             size_t length = 1 + (size_t)(next_random(&random) % most);
             REQUIRE(append(&t, length, PIECES, &random));
@@ -327,7 +327,7 @@ open_writer(writer *t)
     t->x.params.segment_size = 4096;
     t->x.params.direct_io = GD_DIRECT_ON;
     t->repo = scratch_repo(&t->x);
-    t->wanted = calloc(1, MOST);
+    t->wanted = calloc(1, MAX_SIZE);
 }
 
 static void

@@ -10,15 +10,15 @@
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 
-enum { BLOCK = 512, MOST = 600, POOL_THREADS = 2 };
+enum { BLOCK = 512, MAX_COUNT = 600, POOL_THREADS = 2 };
 
 typedef struct fixture {
     scratch x;
     gd_repo *repo;
     gd_hasher *hasher;
     gd_lookup *lookup;
-    uint8_t data[MOST * BLOCK];
-    gd_block blocks[MOST];
+    uint8_t data[MAX_COUNT * BLOCK];
+    gd_block blocks[MAX_COUNT];
 } fixture;
 
 static fixture t;
@@ -567,8 +567,8 @@ TEST_WITH(test_namesakes, setup("weak-8", true), teardown())
 {
     store("a", 0, 60);
     another_handle();
-    look_up(0, MOST);
-    for (size_t i = 0; i < MOST; i++) {
+    look_up(0, MAX_COUNT);
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         const gd_address *at = &t.blocks[i].address;
         if (i < 60) {
             CHECK_INT(at->group, 1);
@@ -617,9 +617,9 @@ TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
     store("a", 0, 60);
     another_handle();
     look_up(0, 60);
-    take_blocks(0, MOST);
+    take_blocks(0, MAX_COUNT);
     size_t ahead = 0;
-    for (size_t i = 0; i < MOST; i++) {
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         /* One by one, so that none is tried behind the one before. */
         gd_lookup_compare(t.lookup, &t.blocks[i], 1, 0);
         const gd_address *at = &t.blocks[i].address;
@@ -627,8 +627,8 @@ TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
         ahead += at->group != 0;
     }
     CHECK(ahead > 0 && ahead < 60);
-    gd_lookup_batch(t.lookup, t.blocks, MOST, GD_COLD_LOADS);
-    for (size_t i = 0; i < MOST; i++) {
+    gd_lookup_batch(t.lookup, t.blocks, MAX_COUNT, GD_COLD_LOADS);
+    for (size_t i = 0; i < MAX_COUNT; i++) {
         CHECK_INT(t.blocks[i].address.group, i < 60 ? 1 : 0);
         CHECK_INT(t.blocks[i].address.slot, i < 60 ? i : 0);
     }
@@ -638,14 +638,14 @@ TEST_WITH(test_namesakes_compared_ahead, setup("weak-8", true), teardown())
 TEST_WITH(test_compared_ahead_in_another_slot, setup("weak-8", true),
           teardown())
 {
-    take_blocks(0, MOST);
+    take_blocks(0, MAX_COUNT);
     size_t namesake = 1;
-    while (namesake < MOST &&
+    while (namesake < MAX_COUNT &&
            !gd_fingerprint_equal(&t.blocks[namesake].fingerprint,
                                  &t.blocks[0].fingerprint)) {
         namesake++;
     }
-    REQUIRE(namesake < MOST);
+    REQUIRE(namesake < MAX_COUNT);
     memmove(t.data + BLOCK, t.data + namesake * BLOCK, BLOCK);
     store("a", 0, 2);
     another_handle();

@@ -12,12 +12,12 @@
 enum {
     MIB = 1 << 20,
     SECTOR = 512,
-    MOST = 13 * MIB, /* of an image */
+    MAX_SIZE = 13 * MIB, /* of an image */
 };
 
 static scratch x;
 static gd_repo *repo;
-static uint8_t one[MOST], two[MOST];
+static uint8_t one[MAX_SIZE], two[MAX_SIZE];
 
 static void
 setup(uint32_t block_size)
@@ -76,7 +76,7 @@ fill_sectors(uint8_t *out, size_t length, unsigned stretches, uint64_t seed)
 
 /* ---- twins ---- */
 
-static const size_t pieces[] = {4 * MIB, MOST, 777, 70000, MIB, MIB + 513};
+static const size_t pieces[] = {4 * MIB, MAX_SIZE, 777, 70000, MIB, MIB + 513};
 
 /* Two batches and a half: with zeros among them, fewer. */
 static void
@@ -244,7 +244,7 @@ TEST(test_all_bytes_stay)
             size_t most = next_random(&seed) % (i % 3 == 0 ? MIB : 9 * MIB);
             size_t length = compose(two, most, one, LENGTH, &seed);
             size_t piece = i % 2 == 0 ? 1 + next_random(&seed) % 50000
-                                      : MIB + next_random(&seed) % MOST;
+                                      : MIB + next_random(&seed) % MAX_SIZE;
             snprintf(id, sizeof id, "image-%zu", i);
             put(id, two, length, piece, &header);
             CHECK_INT(header.size, length);
@@ -384,13 +384,13 @@ TEST(test_own_blocks_are_found)
 
 TEST_WITH(test_unique_data_is_hardly_sampled, setup(4096), teardown())
 {
-    enum { BLOCKS = MOST / 1024 };
-    fill_random(one, MOST, 1);
+    enum { BLOCKS = MAX_SIZE / 1024 };
+    fill_random(one, MAX_SIZE, 1);
     for (uint64_t i = 0; i < 3; i++) {
         char id[16];
         snprintf(id, sizeof id, "image-%d", (int)i);
-        put(id, one, MOST, MOST, NULL);
-        fill_random(one, MOST, i + 2);
+        put(id, one, MAX_SIZE, MAX_SIZE, NULL);
+        fill_random(one, MAX_SIZE, i + 2);
     }
     CHECK_INT(changes(), 0);
     CHECK(samples() > 0);
@@ -436,7 +436,7 @@ TEST_WITH(test_samples_are_paid_for, setup(4096), teardown())
 /* Another phase at each block: little is found, nothing twice as long. */
 TEST(test_another_phase_at_each_block)
 {
-    enum { BLOCK = 4096, STEP = BLOCK + SECTOR, BLOCKS = MOST / STEP };
+    enum { BLOCK = 4096, STEP = BLOCK + SECTOR, BLOCKS = MAX_SIZE / STEP };
     gd_recipe_header header;
     setup(BLOCK);
     fill_random(one, BLOCKS * BLOCK, 1);

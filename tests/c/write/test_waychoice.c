@@ -115,7 +115,7 @@ TEST(test_small_uploads)
     for (int i = 0; i < 1000; i++) {
         CHECK_INT(go(MIB, 1000, 300, true).way, GD_WAY_THROUGH);
     }
-    go(GD_WAY_LEAST, 1000, 300, true);
+    go(GD_WAY_MIN, 1000, 300, true);
     unsigned beside = 0;
     for (int i = 0; i < 1000; i++) {
         beside += go(MIB, 1000, 300, true).way == GD_WAY_BESIDE;

@@ -195,9 +195,9 @@ def test_only_so_many(repo):
     for name in names:
         hashes.record(repo.path, stat, hash_of(DATA, name))
         assert recorded(repo, 'a')[name] == hash_of(DATA, name).value
-    assert len(recorded(repo, 'a')) == hashes.MOST < len(names)
+    assert len(recorded(repo, 'a')) == hashes.MAX_COUNT < len(names)
     size = os.stat(os.path.join(repo.path, 'hashes', 'a')).st_size
-    assert size < hashes.LARGEST
+    assert size < hashes.MAX_SIZE
 
 
 def test_in_a_header():

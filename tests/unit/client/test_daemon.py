@@ -204,7 +204,7 @@ def test_bad_answers(path, answer, kind):
 
 
 def test_an_answer_without_end_is_not_kept(path, monkeypatch):
-    monkeypatch.setattr(connection_module, 'LONGEST_JSON', 1 << 16)
+    monkeypatch.setattr(connection_module, 'MAX_JSON', 1 << 16)
 
     def behave(connection, request):
         connection.sendall(chunked(b' ' * 1000, end=b''))

@@ -20,7 +20,7 @@ from glance_dedup.client import shared_memory
 from tests.support import daemons
 from tests.support import repositories
 
-PIECE, LEAST = shared_memory.PIECE, shared_memory.LEAST
+PIECE, MIN_SIZE = shared_memory.PIECE, shared_memory.MIN_SIZE
 MEMORY = 4 * PIECE
 DATA = repositories.noise(6 * PIECE + 5)
 
@@ -217,14 +217,14 @@ def test_interrupt_ends_it(path):
 def test_only_long_ranges_ask_for_memory(path):
     def serve(connection, request):
         requests.append(request)
-        body = DATA[:LEAST - 1]
+        body = DATA[:MIN_SIZE - 1]
         connection.sendall(daemons.answer(
             body, status=206,
-            Content_Range=f'bytes 0-{LEAST - 2}/{len(DATA)}'))
+            Content_Range=f'bytes 0-{MIN_SIZE - 2}/{len(DATA)}'))
 
     requests = []
     with daemons.scripted(path, serve):
         with daemon_module.Client(f'unix:{path}') as client:
-            with client.open_image('image', length=LEAST - 1) as stream:
-                assert stream.read(PIECE) == DATA[:LEAST - 1]
+            with client.open_image('image', length=MIN_SIZE - 1) as stream:
+                assert stream.read(PIECE) == DATA[:MIN_SIZE - 1]
     assert b'Upgrade' not in requests[0]

@@ -81,7 +81,7 @@ def test_it_is_bounded(path):
     other.load(NAMES)
     assert other.facts('scrub')['last']['result'] is None
     assert other.facts('scrub')['last_success_run']['result'] is None
-    assert other.facts('scrub')['last']['error'] == 'e' * history.LONGEST_ERROR
+    assert other.facts('scrub')['last']['error'] == 'e' * history.MAX_ERROR
 
 
 def test_older_versions_read_a_file_of_good_runs(path):
@@ -136,7 +136,7 @@ def test_an_entry_that_is_none(path, caplog, fields):
 
 @pytest.mark.parametrize('content', (
     b'', b'{', b'[]', b'null', b'[' * 100_000, b'9' * 5000, b'\xff' * 100,
-    bytes(history.LARGEST + 5), b'{"kind": "glance-dedup cache"}'))
+    bytes(history.MAX_SIZE + 5), b'{"kind": "glance-dedup cache"}'))
 def test_a_file_that_is_none(path, caplog, content):
     (path / history.NAME).write_bytes(content)
     assert history.Past(path).load(NAMES) == []

@@ -37,7 +37,7 @@ def conf():
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(hosts_module, 'LONGEST_MEMORY', 0.01)
+    monkeypatch.setattr(hosts_module, 'MAX_MEMORY', 0.01)
     monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.1)
     monkeypatch.setattr(task, 'WATCH', 0.001)
     monkeypatch.setattr(task, 'idle_seconds',

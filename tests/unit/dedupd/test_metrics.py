@@ -250,13 +250,13 @@ def test_projects_are_bounded(full):
     found = values(families)
     assert found['dedupd_projects',] == 300
     for family in families:
-        assert len(family.samples) <= metrics.MOST_PROJECTS + 1
+        assert len(family.samples) <= metrics.MAX_PROJECTS + 1
     stored = {labels[0]: value for (name, *labels), value in found.items()
               if name == 'dedupd_project_stored_bytes'}
     assert sum(stored.values()) == sum(p['stored_bytes'] for p in many)
     assert stored['p0'] == 1000 and 'p299' not in stored
     assert found['dedupd_project_exclusive_bytes', metrics.OTHERS] == sum(
-        range(metrics.MOST_PROJECTS, 300))
+        range(metrics.MAX_PROJECTS, 300))
 
 
 def test_only_the_maintainer_names_projects(full):

@@ -89,7 +89,7 @@ def test_what_is_not_asked_for_is_not_kept(repository, tmp_path, monkeypatch):
 
 
 def test_a_list_without_end(repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(names_module, 'MOST_RECORDS', 100)
+    monkeypatch.setattr(names_module, 'MAX_RECORDS', 100)
     names = ask(repository, tmp_path, monkeypatch, json.dumps({
         'images': [record()] * 10, 'next': '/v2/images?marker=x'}).encode())
     assert names.get('x') == 'name'

@@ -657,7 +657,7 @@ def test_arguments_of_control(repository, conf, done):
 
 def test_mark_lost_does_not_wait_for_ever(repository, conf, done,
                                           monkeypatch):
-    monkeypatch.setattr(control_module, 'LONGEST_WAIT', 0.1)
+    monkeypatch.setattr(control_module, 'MAX_WAIT', 0.1)
     done.work['collect'] = forever
     with running(repository, conf) as scheduler:
         control = control_module.Control(repository, scheduler)
@@ -677,7 +677,7 @@ def test_mark_lost_waits_once(repository, monkeypatch):
             waits.append(timeout)
             return super().wait(timeout)
 
-    monkeypatch.setattr(control_module, 'LONGEST_WAIT', 0.5)
+    monkeypatch.setattr(control_module, 'MAX_WAIT', 0.5)
     monkeypatch.setattr(control_module, 'threading',
                         types.SimpleNamespace(Event=Event))
     scheduler = mock.Mock()

@@ -24,7 +24,7 @@ TASK = 2
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosts_module, 'LONGEST_MEMORY', -1)
+    monkeypatch.setattr(hosts_module, 'MAX_MEMORY', -1)
     return maintenance.create(tmp_path)
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_was_replaced(path, join):
 
 
 def test_no_number_is_left(path, join, monkeypatch):
-    monkeypatch.setattr(hosts_module, 'MOST', 2)
+    monkeypatch.setattr(hosts_module, 'MAX_COUNT', 2)
     join(), join()
     with pytest.raises(exceptions.BusyError, match='2 daemons'):
         hosts_module.Hosts(path)

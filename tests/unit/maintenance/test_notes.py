@@ -78,15 +78,15 @@ def test_bounds_are_kept(path):
     """What may be noted can be read again."""
     notes = notes_module.Notes('x' * 1000)
     notes.found = {addresses.address(1 << 24, slot) for slot in range(
-        notes_module.MOST_FOUND)}
+        notes_module.MAX_FOUND)}
     notes.unreadable = {(1 << 24) + n: 'y' * 1000
-                        for n in range(notes_module.MOST_UNREADABLE)}
+                        for n in range(notes_module.MAX_UNREADABLE)}
     notes.kept = {(1 << 24) + n: (255, 255, True)
-                  for n in range(notes_module.MOST_KEPT)}
+                  for n in range(notes_module.MAX_RETAINED)}
     notes_module.save(path, 63, notes.encode())
     found = notes_module.load(path, 63)
     assert found.kept == notes.kept and found.found == notes.found
-    assert len(found.unreadable) == notes_module.MOST_UNREADABLE
+    assert len(found.unreadable) == notes_module.MAX_UNREADABLE
     assert checker.check(path).findings == []
 
 

@@ -53,7 +53,7 @@ def test_what_is_no_file(path, tmp_path):
 
 
 def test_a_large_file(path):
-    path.write_bytes(b'#' * (credentials.LARGEST + 1))
+    path.write_bytes(b'#' * (credentials.MAX_SIZE + 1))
     with pytest.raises(exceptions.AccessDenied, match='larger'):
         credentials.read(str(path))
 

@@ -39,7 +39,7 @@ configure = stores.configure
 BACKUP = 'b_web_20261123T180000Z'
 TIME = datetime.datetime(2026, 11, 23, 18, tzinfo=datetime.timezone.utc)
 DATA = maintenance.content(2)
-LONGEST = 'x' * 109
+MAX_LENGTH = 'x' * 109
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ OF_BACKUPS = {
     'b_-_20261123T180000Z': ('-', TIME),
     f'b_{BACKUP}_20261123T180000Z': (BACKUP, TIME),
     'b_20250101T000000Z_20261123T180000Z': ('20250101T000000Z', TIME),
-    f'b_{LONGEST}_20261123T180000Z': (LONGEST, TIME),
+    f'b_{MAX_LENGTH}_20261123T180000Z': (MAX_LENGTH, TIME),
     'b_web_20240229T235959Z': ('web', datetime.datetime(
         2024, 2, 29, 23, 59, 59, tzinfo=datetime.timezone.utc)),
     'b_web_00010101T000000Z': ('web', datetime.datetime(
@@ -85,7 +85,7 @@ OF_BACKUPS = {
 #: What resembles them; some are no ids at all.
 OTHERS = (
     'b_web', 'b__20261123T180000Z', 'b_20261123T180000Z',
-    f'b_{LONGEST}x_20261123T180000Z', 'B_web_20261123T180000Z',
+    f'b_{MAX_LENGTH}x_20261123T180000Z', 'B_web_20261123T180000Z',
     'ab_web_20261123T180000Z', 'b_web_20261123T180000z',
     'b_web_20261123T180000', 'b_web_20261123T180000Z_',
     'b_web_20261123T180000Z\n', 'b_web_20261123t180000Z',
@@ -113,7 +113,7 @@ def test_ids(image_id):
         assert found.image_id == imageids.backup_id(*said) == image_id
 
 
-@pytest.mark.parametrize('name', ['', f'{LONGEST}x', 'a.b', 'a/b', 'a b',
+@pytest.mark.parametrize('name', ['', f'{MAX_LENGTH}x', 'a.b', 'a/b', 'a b',
                                   'web\n', '\u00e9', '../web'])
 def test_names_that_backups_cannot_have(name):
     assert not imageids.is_backup_name(name)

@@ -80,7 +80,7 @@ def test_what_was_stored_before(path, index):
 
 def test_the_table_of_dtb_follows_the_repository(path, monkeypatch):
     """One for the whole disk would be larger than any cache."""
-    monkeypatch.setattr(hostfilter, '_LEAST_BITS', 12)
+    monkeypatch.setattr(hostfilter, '_MIN_BITS', 12)
     sizes = []
     for number in range(1, 4):
         with open_with(path, 'dtb') as repo:

@@ -114,7 +114,7 @@ def test_another_one_holds_the_lock(repo, monkeypatch):
 
 
 def test_too_many(repo, monkeypatch):
-    monkeypatch.setattr(journal, 'MOST', 3)
+    monkeypatch.setattr(journal, 'MAX_COUNT', 3)
     one = journal.Underway(repo, SITE)
     for name in 'abc':
         one.begin(name)
@@ -128,9 +128,9 @@ def test_too_many(repo, monkeypatch):
 def test_the_file_of_the_most_images_can_be_read():
     entries = [journal.Entry('i' * 124 + f'{n:04}', 's' * 500, False,
                              'l' * 512)
-               for n in range(journal.MOST)]
+               for n in range(journal.MAX_COUNT)]
     content = journal.encode(entries)
-    assert len(content) <= journal.LARGEST
+    assert len(content) <= journal.MAX_SIZE
     assert journal.decode(content) == entries
 
 
@@ -158,7 +158,7 @@ def entry(**fields):
     (b'{', 'Expecting'), (b'[]', 'not a list of images'),
     (b'null', 'not a list'), (b'\xff', 'codec'),
     (b'[' * 100000, 'not a list of images'),
-    (b' ' * (journal.LARGEST + 1), 'larger than'),
+    (b' ' * (journal.MAX_SIZE + 1), 'larger than'),
     (signed(kind='other', images=[]), 'another kind'),
     (signed(version=2, images=[]), 'knows 1'),
     (signed(images=[]).replace(b'"version": 1', b'"version": 1.0'),

@@ -724,7 +724,7 @@ def test_the_sender_is_killed(home, away, lots, monkeypatch):
 def test_many_images_at_once(home, away, daemon, monkeypatch):
     """As many as the receiver takes; the others wait for their turn."""
     monkeypatch.setattr(send_module, 'BUSY_PAUSE', 0.1)
-    names = [f'image-{n}' for n in range(incoming_replicas.MOST + 3)]
+    names = [f'image-{n}' for n in range(incoming_replicas.MAX_COUNT + 3)]
     for seed, name in enumerate(names):
         home.put(name, noise(200 * BLOCK, seed))
     errors = []

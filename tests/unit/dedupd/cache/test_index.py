@@ -187,7 +187,7 @@ def test_wrong_images_are_remembered(cache, caplog):
 
 
 def test_only_so_many_wrong_images_are_remembered(cache, monkeypatch):
-    monkeypatch.setattr(index_module, 'MOST_WRONG', 2)
+    monkeypatch.setattr(index_module, 'MAX_WRONG', 2)
     for name in 'abc':
         cache.held.note_wrong(name, 1, 'a' * 64, 'its hash')
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_an_image_that_is_read_reads_on(cache):
 
 
 def test_only_so_much_is_remembered(cache, monkeypatch):
-    monkeypatch.setattr(index_module, 'MOST', 2)
+    monkeypatch.setattr(index_module, 'MAX_COUNT', 2)
     cache.add('a', 'b', 'c')
     assert not cache.fits('a') and cache.fits('b') and cache.fits('c')
     assert cache.held.candidates() == ['a', 'b', 'c']
@@ -213,12 +213,12 @@ def test_only_so_much_is_remembered(cache, monkeypatch):
 def test_the_largest_file_is_no_larger():
     last = (1 << 63) - 1
     images = {f'{n:0128}': index_module.Entry(last, MD5, last)
-              for n in range(index_module.MOST)}
+              for n in range(index_module.MAX_COUNT)}
     images |= {f'{n:0127}w': index_module.Entry((1 << 63) - 1, None,
                                                 (1 << 63) - 1, 'f' * 64)
-               for n in range(index_module.MOST_WRONG)}
+               for n in range(index_module.MAX_WRONG)}
     content = index_module.encode(images)
-    assert len(content) <= index_module.LARGEST
+    assert len(content) <= index_module.MAX_SIZE
     assert index_module.decode(content) == images
 
 

@@ -235,10 +235,10 @@ def test_too_many_neighbours_are_refused_at_once():
     async def check():
         lender = lending.Lending(OWN, Reads(), None, False)
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(lending.MOST):
+            for _ in range(lending.MAX_COUNT):
                 await stack.enter_async_context(
                     lender.admit(request(), 'one'))
-            assert lender.status()['lending'] == lending.MOST
+            assert lender.status()['lending'] == lending.MAX_COUNT
             assert await status_of(lender.admit(request(), 'one')) == 503
         assert await status_of(lender.admit(request(), 'one')) == 200
 

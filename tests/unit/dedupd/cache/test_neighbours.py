@@ -135,7 +135,7 @@ def test_all_hosts_choose_the_same_home(monkeypatch):
     homes = collections.Counter()
     for begin in range(0, 60 * MIB, MIB):
         order = order_of(World(monkeypatch), begin)
-        assert len(order) == neighbours.MOST_ASKED
+        assert len(order) == neighbours.MAX_REQUESTS
         homes[order[0]] += 1
         for own in ADDRESSES:
             # Each asks the home, unless that is itself.

@@ -191,13 +191,13 @@ def test_errors_are_told_by_their_class(traces):
 
 def test_a_slow_store_delays_nothing_and_loses_spans(traces, caplog):
     Kept.go.clear()
-    for _ in range(tracing.MOST_WAITING):
+    for _ in range(tracing.MAX_WAITING):
         serve(traces, signed(GOOD))
     assert not Kept.told
     Kept.go.set()
     # One was being told while others waited.
-    assert (tracing.MOST_WAITING <= len(told(traces))
-            <= tracing.MOST_WAITING + 1)
+    assert (tracing.MAX_WAITING <= len(told(traces))
+            <= tracing.MAX_WAITING + 1)
     record, = [r for r in caplog.records if 'Spans are lost' in r.message]
     assert 'slow' in record.message
 

@@ -162,7 +162,7 @@ def test_a_yes_is_remembered_for_a_while(glance, monkeypatch):
 
 
 def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
-    monkeypatch.setattr(tokens, 'MOST', 3)
+    monkeypatch.setattr(tokens, 'MAX_COUNT', 3)
 
     async def run():
         checker = tokens.Tokens(glance.url)
@@ -177,7 +177,7 @@ def test_no_more_than_so_many_are_remembered(glance, monkeypatch):
 
 def test_no_more_than_so_many_are_asked(glance, monkeypatch):
     """Whoever sends made-up tokens must not fill the memory."""
-    monkeypatch.setattr(tokens, 'MOST_ASKED', 3)
+    monkeypatch.setattr(tokens, 'MAX_REQUESTS', 3)
 
     async def run():
         checker = tokens.Tokens(glance.url)

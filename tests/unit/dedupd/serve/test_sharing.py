@@ -122,7 +122,7 @@ def test_images_that_arrive_are_not_offered():
         arriving = types.SimpleNamespace(size=len(DATA), here=False)
         assert made.offer(arriving, len(DATA)) is None
         assert made.offer(readings.Present(Image()),
-                          shared_memory.LEAST - 1) is None
+                          shared_memory.MIN_SIZE - 1) is None
 
     run(check)
 

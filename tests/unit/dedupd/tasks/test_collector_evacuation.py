@@ -91,7 +91,7 @@ def make_sparse(other, count):
 
 def test_what_is_too_much_is_evacuated_by_later_runs(
         maintainer, path, other, monkeypatch):
-    monkeypatch.setattr(collector, '_MOST_EVACUATED', 2)
+    monkeypatch.setattr(collector, '_MAX_EVACUATED', 2)
     make_sparse(other, 6)
     assert [collect(maintainer, evacuate_share=10).evacuated
             for _ in range(4)] == [2, 2, 2, 0]

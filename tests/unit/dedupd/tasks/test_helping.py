@@ -191,7 +191,7 @@ def test_the_collectors_intent_is_answered_within_a_second(
     result = recompress(helper, Watching(rate=100.0),
                         is_mine=lambda group: group == 1)
     assert (result.groups, result.busy) == (0, 1)
-    assert task.LONGEST_WAIT < 1.0
+    assert task.MAX_WAIT < 1.0
     # Without the intent it would take longer.
     assert repositories.wait_for_child(children[0]) < 60
 
@@ -374,7 +374,7 @@ def test_a_pass_goes_on(path, other, helper, model, monkeypatch):
 
 def test_full_notes_wait_for_the_maintainer(path, maintainer, helper, damaged,
                                             monkeypatch):
-    monkeypatch.setattr(notes_module, 'MOST_FOUND', SLOTS + 1)
+    monkeypatch.setattr(notes_module, 'MAX_FOUND', SLOTS + 1)
     helper.notes.begin_scrub(0)
     helper.notes.scrub['group'] = 1
     helper.notes.found = {addresses.address(3, slot) for slot in (1, 2)}
