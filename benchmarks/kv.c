@@ -26,7 +26,7 @@ enum { MAX_COUNT = 65536 }; /* keys in a batch */
 static gd_error err;
 
 static void
-need(gd_status s)
+require(gd_status s)
 {
     if (s != GD_OK) {
         fprintf(stderr, "kv: %s\n", err.text);
@@ -88,14 +88,14 @@ put_all(gd_kv *kv, uint64_t keys, size_t batch, uint64_t commit)
         for (size_t i = 0; i < n; i++) {
             pairs[i] = (gd_kv_pair){key_of(at + i), at + i + 1};
         }
-        need(gd_kv_put_batch(kv, pairs, n, &err));
+        require(gd_kv_put_batch(kv, pairs, n, &err));
         pending += n;
         if (commit != 0 && pending >= commit) {
-            need(gd_kv_commit(kv, &err));
+            require(gd_kv_commit(kv, &err));
             pending = 0;
         }
     }
-    need(gd_kv_commit(kv, &err));
+    require(gd_kv_commit(kv, &err));
 }
 
 /* Looks up numbers from first on, in random order; returns how many are
@@ -112,7 +112,7 @@ get_all(gd_kv *kv, uint64_t first, uint64_t keys, size_t batch)
             draw = gd_checksum(&draw, sizeof draw, 2);
             wanted[i] = key_of(first + draw % keys);
         }
-        need(gd_kv_get_batch(kv, wanted, values, n, &err));
+        require(gd_kv_get_batch(kv, wanted, values, n, &err));
         for (size_t i = 0; i < n; i++) {
             found += values[i] != 0;
         }
@@ -155,13 +155,13 @@ main(int argc, char **argv)
     gd_kv_stats put, stats;
     uint64_t own = resident("RssAnon"), mapped = resident("RssFile");
     spent start = since((spent){0, 0}), to_put, to_hit, to_miss;
-    need(gd_kv_open(env, backend, argv[2], &options, &kv, &err));
+    require(gd_kv_open(env, backend, argv[2], &options, &kv, &err));
     put_all(kv, keys, batch, commit);
     to_put = since(start);
     gd_kv_get_stats(kv, &put);
     if (backend != GD_KV_INRAM) {
         gd_kv_close(kv);
-        need(gd_kv_open(env, backend, argv[2], &options, &kv, &err));
+        require(gd_kv_open(env, backend, argv[2], &options, &kv, &err));
     }
     start = since((spent){0, 0});
     if (get_all(kv, 0, keys, batch) + put.dropped < keys) {

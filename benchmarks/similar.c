@@ -219,7 +219,7 @@ main(int argc, char **argv)
     w.blocks = malloc((size_t)GROUP * BLOCK);
     if (w.per_segment < 1 || w.per_segment > GD_SEGMENT_MAX / BLOCK ||
         w.blocks == NULL ||
-        gd_codec_check_level(GD_CODEC_ZSTD, w.level, &err) != GD_OK ||
+        gd_codec_require_level(GD_CODEC_ZSTD, w.level, &err) != GD_OK ||
         gd_coder_open(gd_env_posix(), &w.coder, &err) != GD_OK) {
         give_up("no such level or size, or no memory");
     }

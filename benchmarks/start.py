@@ -95,9 +95,9 @@ import json, io, os, sys, time, warnings
 path, filter_dir, filter_mib, what, image_id = sys.argv[1:]
 warnings.simplefilter('ignore')
 start = time.perf_counter()
+from glance_dedup.driver import store
 import glance_store
 from oslo_config import cfg
-from glance_dedup.driver import store
 imported = time.perf_counter()
 conf = cfg.CONF
 conf.register_opt(cfg.DictOpt('enabled_backends'))
@@ -248,7 +248,7 @@ class Subject:
         self.place.unmount()
         self.place.mount()
         self.delete_filter()
-        self._need_tail()
+        self._require_tail()
 
     def delete_filter(self) -> None:
         for name in os.listdir(self.filter_dir):
@@ -270,7 +270,7 @@ class Subject:
             for slot in range(published, GROUP)))
         return name, GROUP - published - used, used
 
-    def _need_tail(self) -> None:
+    def _require_tail(self) -> None:
         """The entries of the image that was committed last are a tail."""
         name, _, used = self._newest_group()
         if used < TAIL // 4096:

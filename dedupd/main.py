@@ -91,9 +91,9 @@ def read_options(arguments: list[str],
     for group, options in opts.GROUPS.items():
         for option in options:
             conf[group][option.dest]
-    service_module.check_options(conf)
-    check_replication(conf.replication)
-    check_rights(conf.dedupd)
+    service_module.require_options(conf)
+    require_replication(conf.replication)
+    require_rights(conf.dedupd)
     return conf
 
 
@@ -103,7 +103,7 @@ def warn_of_unknown(conf: cfg.ConfigOpts) -> None:
         LOG.warning('%s', sentence)
 
 
-def check_replication(options: Any) -> None:
+def require_replication(options: Any) -> None:
     """Check what the bounds of single options cannot express.
 
     :param options: the group ``[replication]``
@@ -116,7 +116,7 @@ def check_replication(options: Any) -> None:
                 raise ValueError(f'[replication] target_url needs {name}')
 
 
-def check_rights(options: Any) -> None:
+def require_rights(options: Any) -> None:
     """Refuse rights to store images without the scope of these images.
 
     :param options: the group ``[dedupd]``

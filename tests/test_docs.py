@@ -69,7 +69,7 @@ def test_build(source, place):
     build(source, 'html', target)
     assert (target / 'index.html').exists()
     for page in target.rglob('*.html'):
-        check_links(page)
+        require_links(page)
 
 
 class Links(html.parser.HTMLParser):
@@ -95,7 +95,7 @@ class Links(html.parser.HTMLParser):
         self.depth -= tag == 'section'
 
 
-def check_links(page):
+def require_links(page):
     links = Links()
     links.feed(page.read_text())
     for link in links.loaded:
@@ -427,7 +427,7 @@ def parse(parser, words):
     return parser.parse_known_args(words)
 
 
-def check_glance_dedup(words, whole):
+def require_glance_dedup(words, whole):
     """:raises Misused: if it is none; arguments are looked at if `whole`"""
     if not whole:
         # What follows is cut short: options must exist, wherever they stand.
@@ -460,7 +460,7 @@ def help_of_dedupd():
         capture_output=True, text=True, timeout=200).stdout
 
 
-def check_dedupd(words):
+def require_dedupd(words):
     for word in words:
         if word.startswith('-') and not re.search(
                 rf'(^|[\s,\[]){re.escape(word.partition("=")[0])}[\s,\]]',
@@ -495,9 +495,9 @@ def check_line(place, text, whole):
         found += 1
         try:
             if program == 'dedupd':
-                check_dedupd(words)
+                require_dedupd(words)
             else:
-                check_glance_dedup(words, whole)
+                require_glance_dedup(words, whole)
         except Misused as e:
             pytest.fail(f'{place}: {text}: {e}')
     return found

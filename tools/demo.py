@@ -191,7 +191,7 @@ def collect(server, daemon, image_id, name):
     return before - after
 
 
-def need_back(stored, back):
+def require_returned(stored, back):
     """Of what images had stored, most must have come back without them.
 
     Of a few blocks nothing may: the catalog grows meanwhile.
@@ -232,7 +232,7 @@ Stop both and remove everything:
 """)
 
 
-def need_room(paths, directory):
+def require_room(paths, directory):
     need = sum(path.stat().st_blocks * 512 for path in paths) + 256 * MIB
     free = shutil.disk_usage(directory).free
     if free < need:
@@ -277,7 +277,7 @@ def run(paths, keep):
     with contextlib.ExitStack() as undo:
         parent = TOP / '.demo'
         parent.mkdir(exist_ok=True)
-        need_room(paths, parent)
+        require_room(paths, parent)
         work = pathlib.Path(tempfile.mkdtemp(prefix='glance-', dir=parent))
         undo.callback(shutil.rmtree, work, ignore_errors=True)
         filter_dir = tempfile.mkdtemp(
@@ -316,7 +316,7 @@ def run(paths, keep):
             say(f"dedupd's status page is at {daemon.page} until you press "
                 'Enter.')
             sys.stdin.readline()
-        need_back(stored, sum(
+        require_returned(stored, sum(
             collect(server, daemon, image_id, path.name)
             for path, image_id in zip(paths, image_ids)))
         say(f"dedupd's status page was at {daemon.page}; tools/demo --keep "

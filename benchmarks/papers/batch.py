@@ -268,8 +268,8 @@ def upload_all(path: str, paths: list[str], filters: str, night: int) -> int:
             source).new_bytes for source in paths)
 
 
-def need_equal(repo: repository.Repository, paths: list[str],
-               night: int) -> None:
+def require_equal(repo: repository.Repository, paths: list[str],
+                  night: int) -> None:
     """Compare the backups of a night with the disks."""
     for path in paths:
         with (repo.open_image(imageids.backup_id(
@@ -343,7 +343,7 @@ def measure_nights(options: argparse.Namespace, top: str) -> None:
             batch += found.stored
             uploads += upload_all(os.path.join(top, 'uploads'), paths,
                                   os.path.join(top, 'filters'), night)
-        need_equal(repo, paths, NIGHTS - 1)
+        require_equal(repo, paths, NIGHTS - 1)
     low, high = (PAPER_RATE / core / 1e6 for core in reversed(PAPER_CORE))
     print(f'the paper: {PAPER_RATE / 1e6:.0f} MB/s of a node at '
           f'{PAPER_CORE[0]:.0%} to {PAPER_CORE[1]:.0%} of a core, so '

@@ -56,17 +56,17 @@ REMEMBERED = 3600
 ORDERS = ('in turn', 'at once')
 
 DAEMON = '''
-import sys
 from dedupd import follower
 from dedupd import main
+import sys
 follower.INTERVAL = {}
 sys.exit(main.main())
 '''
 
 STORE = '''
+from glance_dedup.repository import repository
 import json
 import sys
-from glance_dedup.repository import repository
 
 path, filters = sys.argv[1:]
 with repository.Repository(path, codec='none', filter_dir=filters) as repo:
@@ -159,7 +159,7 @@ class Host:
             raise SystemExit('a process that stores images has failed')
         return json.loads(line)
 
-    def need_look(self, moment: float) -> None:
+    def wait_for_scan(self, moment: float) -> None:
         """Wait until the daemon has looked at the others since a moment.
 
         :param moment: by time.monotonic()
@@ -183,7 +183,7 @@ def in_turn(hosts: list[Host], images: list[str]) -> list[list[int]]:
     answers, moment = [], time.monotonic()
     for number, path in enumerate(images):
         host = hosts[number % len(hosts)]
-        host.need_look(moment)
+        host.wait_for_scan(moment)
         host.store(f'image-{number}', path)
         answers.append(host.answer())
         moment = time.monotonic()

@@ -256,7 +256,7 @@ def measure(args: argparse.Namespace, top: str) -> None:
             uploaded += batch.upload_all(
                 os.path.join(top, 'uploads'), paths,
                 os.path.join(top, 'filters'), night)
-        batch.need_equal(repo, paths, args.nights - 1)
+        batch.require_equal(repo, paths, args.nights - 1)
     print(f'the paper{"":6}' + ''.join(f'{share:9.1%}' for share in PAPER))
     print(f'new: {stored / 1e6:.1f} MB, uploaded one after the other '
           f'{uploaded / 1e6:.1f} MB: {stored / uploaded:.4f}')

@@ -165,11 +165,11 @@ class Arrival:
         self.size = header.size
         self._known = recipe.hashes
         self._data_bytes = header.size - header.zero_bytes
-        self._need_size(self._expected)
+        self._require_size(self._expected)
         self._transaction = stack.enter_context(
             self._repository.begin(self.image_id, scope=header.scope))
         self.upload_id = self._transaction.upload_id
-        self._need_known(self._expected)
+        self._require_known(self._expected)
         self._whole = assembler.why_whole(self._repository.parameters, header)
         self.partial: partial_image.PartialImage | None = None
         if self._whole is not None:
@@ -189,13 +189,13 @@ class Arrival:
     def __str__(self) -> str:
         return f'image {self.image_id} from {self._source.address}'
 
-    def _need_size(self, expected: Expected | None) -> None:
+    def _require_size(self, expected: Expected | None) -> None:
         """:raises WrongImage: if Glance's image has another size"""
         if expected is not None and expected.size != self.size:
             raise self._wrong(expected, f'it has {self.size} bytes, and '
                               f"{expected.size} by Glance's record")
 
-    def _need_known(self, expected: Expected | None) -> None:
+    def _require_known(self, expected: Expected | None) -> None:
         """Compare what Glance says with what the peer knows of its bytes.
 
         :raises WrongImage: the peer has another image
@@ -208,7 +208,7 @@ class Arrival:
             raise self._wrong(expected, f'it has the {theirs.name} {ours}, '
                               f"and {theirs.value} by Glance's record")
 
-    def _need_early(self, expected: Expected | None) -> None:
+    def _require_early(self, expected: Expected | None) -> None:
         """Check that the image may be read before all of it is here.
 
         Readers get bytes before the whole image is compared. So the peer must
@@ -252,7 +252,7 @@ class Arrival:
                     self._pull_whole()
                 else:
                     self._pull(self.partial)
-                self._need_right()
+                self._require_right()
                 self._commit()
         except exceptions.ImageExists as e:
             cause = self._use_other(e)
@@ -262,10 +262,10 @@ class Arrival:
             self._end(cause)
 
     def _pull(self, partial: partial_image.PartialImage) -> None:
-        self._need_time()
+        self._require_time()
         partial.greet()
         for _ in partial.run():
-            self._need_time()
+            self._require_time()
             self._tell()
             self._hash_on(partial)
         with self.changed:
@@ -274,14 +274,14 @@ class Arrival:
         self._hash_on(partial)
 
     def _pull_whole(self) -> None:
-        self._need_hash()
+        self._require_hash()
         for piece in pull.whole_image(self._transaction, self._source,
                                       self.size):
-            self._need_time()
+            self._require_time()
             if self._hash is not None:
                 self._hash[0].update(piece)
 
-    def _need_time(self) -> None:
+    def _require_time(self) -> None:
         if self._cut:
             raise readings.ArrivalFailed('the daemon is stopping')
 
@@ -294,7 +294,7 @@ class Arrival:
 
     # -- whether it is the image ------------------------------------------
 
-    def _need_hash(self) -> None:
+    def _require_hash(self) -> None:
         with self.changed:
             if self._judge is None and self._expected is not None:
                 self._judge = self._expected
@@ -302,12 +302,12 @@ class Arrival:
 
     def _hash_on(self, partial: partial_image.PartialImage) -> None:
         """Hash the stored bytes that were not hashed yet."""
-        self._need_hash()
+        self._require_hash()
         if self._hash is not None:
             for data in partial.content():
                 self._hash[0].update(data)
 
-    def _need_right(self) -> None:
+    def _require_right(self) -> None:
         """Make sure that this is the image that Glance means.
 
         :raises WrongImage: if it is not
@@ -320,13 +320,13 @@ class Arrival:
                     f"{hasher.hexdigest()}, and {value} by Glance's record")
             self._transaction.set_hash(hasher.name, hasher.digest())
 
-    def need_same(self, theirs: hashes.Hash | None) -> None:
+    def require_same(self, theirs: hashes.Hash | None) -> None:
         """Check that this is the image that Glance means; see `hashes`.
 
         The image is compared with what it is expected to be at the end. This
         compares that with Glance's present word.
 
-        :raises Unproven, Other: as for hashes.need_same
+        :raises Unproven, Other: as for hashes.require_same
         """
         expected = self._expected
         ours = None if expected is None else expected.hash
@@ -413,13 +413,13 @@ class Arrival:
         :raises ArrivalFailed: if the client wants another image, the image
             cannot be read early, or the arrival has just failed
         """
-        self.need_hope()
-        self._need_size(expected)
-        self._need_known(expected)
-        self._need_early(expected)
+        self.require_progress()
+        self._require_size(expected)
+        self._require_known(expected)
+        self._require_early(expected)
         with self.changed:
             if self._over:
-                self.need_hope()
+                self.require_progress()
                 raise Over()
             if self._expected is None and not self._judged:
                 self._expected = expected
@@ -437,7 +437,7 @@ class Arrival:
             self._readings.discard(reading)
         self._release()
 
-    def need_hope(self) -> None:
+    def require_progress(self) -> None:
         """:raises ArrivalFailed, WrongImage: if no more will come"""
         if isinstance(self.failure, WrongImage):
             raise WrongImage(str(self.failure))
@@ -540,7 +540,7 @@ class _Reading:
             end = self.size if self.here else min(self._arrival.stored,
                                                   self._last)
             if end <= offset < self.size:
-                self._arrival.need_hope()
+                self._arrival.require_progress()
             return max(0, end - offset)
 
     def readinto(self, view: memoryview, offset: int) -> int:
@@ -560,13 +560,13 @@ class _Reading:
         if offset >= self._last or arrival.partial is None:
             with arrival.changed:
                 if not self.here:
-                    arrival.need_hope()
+                    arrival.require_progress()
                     arrival.changed.wait(_WAIT)
             return 0
         try:
             return arrival.partial.read(view[:self._last - offset], offset)
         except partial_image.NoMore:
-            arrival.need_hope()
+            arrival.require_progress()
             return 0
         except (errors.ClientError, assembler.BadBlock, OSError) as e:
             if self.here:

@@ -100,7 +100,7 @@ class Arrivals:
                 arrival = self._arrivals.get(image_id)
                 mine = arrival is None
                 if arrival is None:
-                    self._need_near(image_id)
+                    self._require_near(image_id)
                     arrival = self._arrivals[image_id] = futures.Future()
             try:
                 if mine:
@@ -128,7 +128,7 @@ class Arrivals:
                 f"{expected.size} by Glance's record")
         return readings.Present(image)
 
-    def _need_near(self, image_id: str) -> None:
+    def _require_near(self, image_id: str) -> None:
         if self._stopping:
             raise readings.ArrivalFailed(
                 f'image {image_id}: the daemon is stopping')

@@ -105,8 +105,8 @@ def decode(content: bytes) -> dict[str, Entry]:
     return dict(imagelist.decode(content, _KIND, MAX_SIZE, named))
 
 
-def check_limit(repository: repository_module.Repository,
-                limit: int) -> None:
+def require_limit(repository: repository_module.Repository,
+                  limit: int) -> None:
     """Refuse a limit that is too small to hold any image.
 
     :param limit: bytes; 0: no limit
@@ -151,7 +151,7 @@ class Held:
         self._thread: threading.Thread | None = None
         self.evictions = 0
         self.taken: int | None = None
-        check_limit(repository, self.limit)
+        require_limit(repository, self.limit)
         self._load()
 
     @property

@@ -199,7 +199,7 @@ class Lending:
         """POST /v1/cached/{image_id}/blocks"""
         arrival = self._arrivals.under_way(image_id)
         if arrival is not None and arrival.partial is not None:
-            await self._need_allowed(request, arrival)
+            await self._require_allowed(request, arrival)
             wanted = ranges.parse_body(request.json(), arrival.size)
             asker = request.headers.get('dedup-repository', '')
             if hexids.is_valid(asker):
@@ -220,8 +220,8 @@ class Lending:
         return await self._response(image.size,
                                     self._reads.frames(image, wanted))
 
-    async def _need_allowed(self, request: messages.Request,
-                            arrival: arrival_module.Arrival) -> None:
+    async def _require_allowed(self, request: messages.Request,
+                               arrival: arrival_module.Arrival) -> None:
         """Check that a request may have blocks of an arriving image."""
         # Check again: receiving a body in between takes its time.
         _, said = await self._reads.permit(request, arrival.image_id)
@@ -233,7 +233,7 @@ class Lending:
                 raise hashes.Unproven(
                     f'Image {arrival.image_id} is still arriving, and not yet '
                     'compared with its hash.')
-            arrival.need_same(said)
+            arrival.require_same(said)
         except (hashes.Unproven, hashes.Other) as e:
             raise self._reads.refusal(arrival.image_id, e)
 

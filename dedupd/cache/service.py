@@ -32,7 +32,7 @@ from glance_dedup.client import errors
 from glance_dedup.repository import repository as repository_module
 
 
-def check_options(conf: cfg.ConfigOpts) -> None:
+def require_options(conf: cfg.ConfigOpts) -> None:
     """Refuse options that do not go together.
 
     :raises ValueError: names the options, and what to do
@@ -41,7 +41,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
         _tracing(conf)
     if conf.mode != 'cache':
         return
-    listeners.need_apart(conf.cache.listen, conf.cache.relay_listen)
+    listeners.require_distinct(conf.cache.listen, conf.cache.relay_listen)
     if not conf.dedupd.glance_url:
         raise ValueError('mode = cache needs [dedupd] glance_url, the Image '
                          'service that requests are passed on to')
@@ -50,7 +50,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
                          "storing host's daemon, such as "
                          'https://controller:9393')
     if conf.cache.nova_base:
-        need_for_nova(conf)
+        require_nova_options(conf)
     if conf.cache.upstream_key and not conf.cache.upstream_cert:
         raise ValueError('[cache] upstream_key needs upstream_cert, whose key '
                          'it is')
@@ -59,7 +59,7 @@ def check_options(conf: cfg.ConfigOpts) -> None:
     except (OSError, ValueError) as e:
         raise ValueError('[cache] upstream_url, upstream_ca, upstream_cert: '
                          f'{e}') from e
-    check_neighbours(conf)
+    require_neighbours(conf)
 
 
 def _tracing(conf: cfg.ConfigOpts) -> tuple[Any, Any]:
@@ -78,7 +78,7 @@ def _tracing(conf: cfg.ConfigOpts) -> tuple[Any, Any]:
     return tracing, tracing.read_options(conf.config_file, conf.config_dir)
 
 
-def check_neighbours(conf: cfg.ConfigOpts) -> None:
+def require_neighbours(conf: cfg.ConfigOpts) -> None:
     """Refuse addresses of which none can be a neighbour's.
 
     :raises ValueError: names the address
@@ -95,7 +95,7 @@ def check_neighbours(conf: cfg.ConfigOpts) -> None:
             raise ValueError(f'[cache] neighbours: {e}') from e
 
 
-def need_for_nova(conf: cfg.ConfigOpts) -> None:
+def require_nova_options(conf: cfg.ConfigOpts) -> None:
     """Refuse options that do not go together with ``nova_base``.
 
     :raises ValueError: names the options, and what to do

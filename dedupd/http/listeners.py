@@ -96,7 +96,7 @@ def is_path(address: str) -> bool:
     return address.startswith('/')
 
 
-def need_loopback(option: str, address: str) -> None:
+def require_loopback(option: str, address: str) -> None:
     """Refuse an option with an address that other hosts reach.
 
     :param address: or the path of a Unix socket
@@ -112,12 +112,12 @@ def need_loopback(option: str, address: str) -> None:
             '127.0.0.1:9292')
 
 
-def need_apart(listen: str, relay_listen: str | None) -> None:
+def require_distinct(listen: str, relay_listen: str | None) -> None:
     """Refuse addresses at which a cache and its relay cannot both listen.
 
     :raises ValueError: names the options, and what to do
     """
-    need_loopback('listen', listen)
+    require_loopback('listen', listen)
     if listen == relay_listen:
         raise ValueError('[cache] listen and relay_listen are the same '
                          'address. Nova asks at relay_listen; have listen '

@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         logs.setup(conf)
         if conf.mode != 'cache' or not conf.cache.nova_base:
             raise ValueError('set mode = cache, and [cache] nova_base')
-        service.need_for_nova(conf)
+        service.require_nova_options(conf)
         meditation.setup('dedupd-nova-base', conf)
         with repository_module.Repository(
                 conf.dedupd.datadir, index='none',

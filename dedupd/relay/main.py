@@ -58,7 +58,7 @@ def _sockets(conf: cfg.ConfigOpts) -> list[socket.socket]:
     if not address:
         raise ValueError('[cache] relay_listen is not set, and systemd passed '
                          'no socket')
-    listeners.need_loopback('relay_listen', address)
+    listeners.require_loopback('relay_listen', address)
     return [listeners.begin(address, listeners.listen_tcp)]
 
 
@@ -70,7 +70,7 @@ def _check(conf: cfg.ConfigOpts) -> None:
     if conf.mode != 'cache' or not conf.dedupd.glance_url:
         raise ValueError('dedupd-relay needs mode = cache, and [dedupd] '
                          'glance_url')
-    listeners.need_apart(conf.cache.listen, conf.cache.relay_listen)
+    listeners.require_distinct(conf.cache.listen, conf.cache.relay_listen)
 
 
 async def _run(conf: cfg.ConfigOpts, sockets: list[socket.socket]) -> None:

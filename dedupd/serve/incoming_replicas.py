@@ -271,12 +271,12 @@ class _Comparison:
         self._scope = header.scope
         self._image = repository.open_image(image_id)
         try:
-            self._need_comparable(header)
+            self._require_comparable(header)
         except Conflict:
             self._image.close()
             raise
 
-    def _need_comparable(self, header: wire.RecipeHeader) -> None:
+    def _require_comparable(self, header: wire.RecipeHeader) -> None:
         if self._image.size != header.size:
             raise Conflict(
                 'there is another image of this id here, of '

@@ -238,7 +238,7 @@ class Reads:
         image = await self._run(self._repository.open_image, image_id)
         try:
             # Check the opened image, not one that has its name later.
-            await self._run(hashes.need_same, self._repository.path,
+            await self._run(hashes.require_same, self._repository.path,
                             image.stat, said)
             if upload_id not in (None, image.stat.upload_id):
                 raise exceptions.ImageNotFound(

@@ -104,7 +104,7 @@ class _Run:
     def __init__(self, maintainer: maintainer_module.Maintainer,
                  pace: task.Pace, held: index_module.Held, limit: int,
                  coming: Callable[[], int], live_share: int) -> None:
-        index_module.check_limit(maintainer.repository, limit)
+        index_module.require_limit(maintainer.repository, limit)
         self._maintainer = maintainer
         self._repository = maintainer.repository
         self._pace = pace

@@ -129,7 +129,7 @@ class Objects:
         missed: dict[str, str] = {}
         lost: dict[str, tuple[int, str]] = {}
         if groups:
-            settings = cold.need(self._maintainer.repository.path)
+            settings = cold.require(self._maintainer.repository.path)
             with cold.connect(settings) as store:
                 for number, why in self._missing(store, settings.owners,
                                                  groups):

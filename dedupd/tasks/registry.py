@@ -183,14 +183,14 @@ def _rebuild(maintainer: Maintainer, pace: task.Pace,
     maintainer.rebuild(pace.step, hosts=hosts)
 
 
-def _check_limit(limit_mib: int = 0, **others: Any) -> None:
+def _require_limit(limit_mib: int = 0, **others: Any) -> None:
     """Refuse what the option ``limit_mib`` would refuse, too."""
     if not 0 <= limit_mib <= _MAX_LIMIT_MIB:
         raise exceptions.InvalidParameter(
             f'limit_mib: {limit_mib} is not from 0 to {_MAX_LIMIT_MIB}')
 
 
-def _check_processes(processes: int = 1, **others: Any) -> None:
+def _require_processes(processes: int = 1, **others: Any) -> None:
     from glance_dedup.maintenance import counting
 
     if not 1 <= processes <= counting.MAX_COUNT:
@@ -198,8 +198,8 @@ def _check_processes(processes: int = 1, **others: Any) -> None:
             f'processes: {processes} is not from 1 to {counting.MAX_COUNT}')
 
 
-def _check_collect(dry_run: bool = False, by_partition: bool = False,
-                   processes: int | None = None, **others: Any) -> None:
+def _require_collect(dry_run: bool = False, by_partition: bool = False,
+                     processes: int | None = None, **others: Any) -> None:
     """Refuse arguments that would do nothing."""
     if dry_run and by_partition:
         raise exceptions.InvalidParameter(
@@ -208,19 +208,19 @@ def _check_collect(dry_run: bool = False, by_partition: bool = False,
         if not by_partition:
             raise exceptions.InvalidParameter(
                 'processes: they are only for by_partition')
-        _check_processes(processes)
+        _require_processes(processes)
 
 
-def _check_tier(dry_run: bool = False, everything: bool = False,
-                snapshot_only: bool = False) -> None:
+def _require_tier(dry_run: bool = False, everything: bool = False,
+                  snapshot_only: bool = False) -> None:
     """Refuse arguments that would do nothing."""
     if snapshot_only and (dry_run or everything):
         raise exceptions.InvalidParameter(
             'snapshot_only: it moves nothing, and sends a snapshot')
 
 
-def _check_codec(codec: str | None = None, level: int | None = None,
-                 **others: Any) -> None:
+def _require_codec(codec: str | None = None, level: int | None = None,
+                   **others: Any) -> None:
     """Refuse a level without a codec, and a level that the codec lacks."""
     if codec is None:
         if level is not None:
@@ -229,7 +229,7 @@ def _check_codec(codec: str | None = None, level: int | None = None,
                 'recompress_codec and recompress_level apply')
         return
     level = level or 0
-    repository_module.need_text('codec', codec)
+    repository_module.require_text('codec', codec)
     if not 0 <= level < 256:
         raise exceptions.InvalidParameter(f'no codec has a level {level}')
     _engine.codec_mark(codec, level)
@@ -301,28 +301,28 @@ TASKS = {row.name: row for row in (
     Task('account', _account, interval=60, is_routine=True),
     Task('collect', _collect,
          {'dry_run': bool, 'by_partition': bool, 'processes': int},
-         _check_collect, interval='collect_interval',
+         _require_collect, interval='collect_interval',
          rate='collect_rate_mib', counts_first=True, is_told=True),
     Task('merge', _merge, {'dry_run': bool}, interval='merge_interval',
          rate='merge_rate_mib', counts_first=True, is_told=True,
          help=_help_merge),
-    Task('evict', _evict, {'dry_run': bool, 'limit_mib': int}, _check_limit,
+    Task('evict', _evict, {'dry_run': bool, 'limit_mib': int}, _require_limit,
          interval=60, is_routine=True, in_caches_only=True),
     Task('scrub', _scrub, {'full': bool}, not_again=('full',),
          interval='scrub_interval', rate='scrub_rate_mib', rank=1,
          is_told=True, help=_help_scrub, share=1),
     Task('recompress', _recompress,
-         {'dry_run': bool, 'codec': str, 'level': int}, _check_codec,
+         {'dry_run': bool, 'codec': str, 'level': int}, _require_codec,
          interval='recompress_interval', rate='recompress_rate_mib', rank=2,
          is_told=True, help=_help_recompress, share=2,
          is_on=lambda options: options.recompress_codec != 'none'),
     Task('tier', _tier,
          {'dry_run': bool, 'everything': bool, 'snapshot_only': bool},
-         _check_tier, interval='tier_interval', rate='tier_rate_mib', rank=2,
+         _require_tier, interval='tier_interval', rate='tier_rate_mib', rank=2,
          counts_first=True, is_told=True),
     Task('projects', _projects, interval='projects_interval',
          counts_first=True),
-    Task('rebuild-catalog', _rebuild, {'processes': int}, _check_processes),
+    Task('rebuild-catalog', _rebuild, {'processes': int}, _require_processes),
     Task('replicate'))}
 
 

@@ -137,7 +137,7 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
         be deleted; or if this is not an image id
     :raises BusyError: if the image is being deleted or merged
     """
-    repository_module.need_text('image id', image_id)
+    repository_module.require_text('image id', image_id)
     with contextlib.closing(
             maintainer.engine.open_recipe(image_id)) as recipe:
         if _error_of(recipe) is None:

@@ -186,7 +186,7 @@ class _Snapshot:
             if not (always or _is_needed(found, foot)):
                 return result
             self._maintainer.confirm()
-            owners.check_claim(repo, self._settings, self._store)
+            owners.require_claim(repo, self._settings, self._store)
             self._pace.step(self._pace.done, self._pace.total,
                             'sending the snapshot',
                             os.fstat(file.fileno()).st_size)

@@ -94,7 +94,7 @@ def run(maintainer: maintainer_module.Maintainer, pace: task.Pace,
         return found
     # The two snapshots were read back before. So whoever restores later than
     # this finds them, and needs only what they name.
-    owners.check_claim(maintainer.repository, settings, store)
+    owners.require_claim(maintainer.repository, settings, store)
     maintainer.confirm()
     with futures.ThreadPoolExecutor(_PARALLEL, 'sweep') as pool:
         total = len(found.objects)

@@ -160,9 +160,9 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     :raises InvalidParameter: another directory has taken this one's place
     """
     repo = maintainer.repository
-    settings = cold.need(repo.path)
+    settings = cold.require(repo.path)
     with cold.connect(settings) as store:
-        owners_module.check_claim(repo, settings, store)
+        owners_module.require_claim(repo, settings, store)
         run = _Run(maintainer, pace, policy, store, settings.owners)
         if not snapshot_only:
             maintainer.guard(run.run, pace.step)

@@ -140,7 +140,7 @@ class Importer:
                 raise inputs.Changed(
                     errno.EIO, f'only {done} of {source.size} bytes could be '
                     'read', entry.path)
-            _need_equal(digest, record, entry.path)
+            _require_equal(digest, record, entry.path)
             if digest:
                 transaction.set_hash(digest.name, digest.digest())
             return transaction.commit()
@@ -165,8 +165,8 @@ class Importer:
                         f'other bytes than {entry.path}; neither was '
                         'changed')
                 progress(len(piece))
-        _need_equal(digest, record,
-                    f'image {entry.image_id} of the repository')
+        _require_equal(digest, record,
+                       f'image {entry.image_id} of the repository')
         if not digest:
             outcome.verified = 'bytes'
         elif not self._dry_run:
@@ -207,7 +207,7 @@ def _digest(record, outcome) -> Any:
     return hashes.new(record.hash_name)
 
 
-def _need_equal(digest, record, what: str) -> None:
+def _require_equal(digest, record, what: str) -> None:
     if digest and digest.hexdigest() != record.hash_value:
         raise Differs(
             f'{what} does not have the {record.hash_name} that Glance '

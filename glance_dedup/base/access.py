@@ -68,7 +68,7 @@ def _sudo(uid: int) -> str:
         return f'sudo -u \\#{uid} ...'
 
 
-def check_user(path: str) -> None:
+def require_user(path: str) -> None:
     """Refuse a process whose files the repository's users could not open.
 
     :raises AccessDenied: says who owns the repository, and what to do
@@ -93,7 +93,7 @@ def check_user(path: str) -> None:
             f'user to it, or run it as the owner: {_sudo(status.st_uid)}')
 
 
-def check_maintainer(path: str) -> None:
+def require_maintainer(path: str) -> None:
     """Refuse a maintainer whose catalog the owner could not change.
 
     :raises AccessDenied: says who may

@@ -128,7 +128,7 @@ def _unfit(path: str, mount: Mount | None, what: str, remedy: str
         f'repository was not opened. {remedy}')
 
 
-def _need_shared(path: str) -> None:
+def _require_shared(path: str) -> None:
     if os.major(os.stat(path).st_dev) != 0:
         return      # on a disk of this host
     mount = mount_of(path)
@@ -182,13 +182,13 @@ def require_direct_reads(path: str) -> None:
         ) from e
 
 
-def check_locks(path: str) -> None:
+def require_locks(path: str) -> None:
     """Refuse a repository on a file system whose locks do not work.
 
     :raises UnfitFileSystem: says which file system, why, and what to do
     """
     try:
-        _need_shared(path)
+        _require_shared(path)
         wrong = _try_locks(os.path.join(path, _LOCK_FILE))
     except OSError as e:
         if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EINVAL,

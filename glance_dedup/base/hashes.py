@@ -131,7 +131,7 @@ def unpack_header(text: str) -> dict[str, str]:
     return {one.name: one.value for one in found if one is not None}
 
 
-def need_same(root: str, stat: Any, theirs: Hash | None) -> None:
+def require_same(root: str, stat: Any, theirs: Hash | None) -> None:
     """Check that an image here is the one that Glance means.
 
     :param theirs: the hash that Glance has; None: none

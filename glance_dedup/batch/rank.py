@@ -337,7 +337,7 @@ class Rank:
                           note=note, clean=sum(task.clean))
 
 
-def _need_same_software(ranks: ranks_module.Ranks) -> None:
+def _require_same_software(ranks: ranks_module.Ranks) -> None:
     """Check that all hosts run one version (B7)."""
     found = ranks.agree([os.uname().nodename, version.version()])
     if len({number for _, number in found}) > 1:
@@ -365,7 +365,7 @@ def main() -> int:
         if ranks.rank == 0:
             order = json.loads(sys.stdin.readline())
             threading.Thread(target=_end_with_job, daemon=True).start()
-        _need_same_software(ranks)
+        _require_same_software(ranks)
         order = ranks.agree(order)[0]
         ranks.limit = order['silence']
         Rank(ranks, order).run()

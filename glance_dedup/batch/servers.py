@@ -194,7 +194,7 @@ class _Job:
         """
         nonce = checkpoints.PREFIX + secrets.token_hex(8)
         self._ask('end', disks=self._requests())
-        self._need_room()
+        self._require_room()
         checkpoints.remove_stale(
             self.socket, *(disk.scratch for disk in self._disks))
         for disk in self._disks:
@@ -299,7 +299,7 @@ class _Job:
 
     # -- the scratch files -------------------------------------------------
 
-    def _need_room(self) -> None:
+    def _require_room(self) -> None:
         directory = self._settings.scratch_directory
         with places.source_errors(
                 f'the scratch directory {directory} cannot be used'):
@@ -334,7 +334,7 @@ class _Job:
                     raise views.SourceError(
                         f'its scratch files have {taken >> 20} MiB, and may '
                         f'have {self._settings.scratch_bytes >> 20}')
-                self._need_room()
+                self._require_room()
             except views.SourceError as e:
                 self._why = f'it was given up: {e}'
                 try:

@@ -264,7 +264,7 @@ class Round:
         for task in self._tasks:
             task.error = task.error or str(why)
 
-    def _need_spool(self) -> None:
+    def _require_spool(self) -> None:
         """Check that the spool still keeps what it is given.
 
         :raises SourceError: it does not
@@ -323,9 +323,9 @@ class Round:
                     self._without_same(task, look, index, scanned, number),
                     self._first + number))
                 self._note_scanned(task, scanned)
-            self._need_numbers(before + task.blocks)
+            self._require_numbers(before + task.blocks)
             exchange.poll()
-            self._need_spool()
+            self._require_spool()
             self._progress('scan', done + index * views.SEGMENT + length)
         task.view.end_scan()
 
@@ -358,7 +358,7 @@ class Round:
         self._spool.append('blocks', scanned)
         task.blocks += len(scanned) // spool_module.SCANNED
 
-    def _need_numbers(self, blocks: int) -> None:
+    def _require_numbers(self, blocks: int) -> None:
         if blocks > _MAX_BLOCKS:
             raise exceptions.InvalidParameter(
                 f'rank {self._ranks.rank} has more than {_MAX_BLOCKS} blocks '
@@ -464,7 +464,7 @@ class Round:
 
     def _store_all(self) -> None:
         blocks, done, before = Blocks(self._spool, 'found'), 0, (0, 0)
-        self._need_spool()
+        self._require_spool()
         transaction = self._begin(self._tasks[0].backup_id)
         try:
             stored = Stored(transaction, self._note_stored)
@@ -499,7 +499,7 @@ class Round:
                          for _, length, place in found]
             task.read += end - start
             stored.add_segment(found, data, start)
-            self._need_spool()
+            self._require_spool()
             self._progress('store', done + index * views.SEGMENT + length)
 
     # -- 3a, 3b and 4a: refer and resolve ------------------------------------

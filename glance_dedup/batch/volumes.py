@@ -24,7 +24,7 @@ def back_up(repository: repository_module.Repository, name: str,
         id; or it cannot be stored
     """
     project = openvolumes.look(repository, name).project
-    repository.need_image(backup_id)
+    repository.require_image(backup_id)
     try:
         volume = openvolumes.open_volume(repository, name)
     except exceptions.BusyError as e:

@@ -153,7 +153,7 @@ PyObject *gd_py_whole_header_dict(const gd_recipe_header *header);
 /* GD_CLOSED in a forked child.  forks is compared because process ids are
  * reused; the process id is compared because forks by C code are not
  * counted. */
-gd_status gd_py_check_process(const repository_object *self, gd_error *err);
+gd_status gd_py_require_process(const repository_object *self, gd_error *err);
 /* Whether this process may use what the handle has open.  A forked child leaves
  * everything as it is, and does not even close it. */
 int gd_py_is_owner(const repository_object *self);

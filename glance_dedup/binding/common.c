@@ -3,7 +3,7 @@
  * common.c - what all files of the binding stand on: errors, objects,
  * arguments, results, and the use of a repository handle.
  *
- * Everything here REQUIRES the GIL, except gd_py_check_process.
+ * Everything here REQUIRES the GIL, except gd_py_require_process.
  */
 #include "binding/binding.h"
 
@@ -182,7 +182,7 @@ gd_py_parse_codec(const char *name, int level, gd_codec *codec,
                   gd_error *err)
 {
     gd_status s = gd_codec_parse(name, codec, err);
-    return s == GD_OK ? gd_codec_check_level(*codec, level, err) : s;
+    return s == GD_OK ? gd_codec_require_level(*codec, level, err) : s;
 }
 
 /* ---- packed arrays of blocks ---- */
@@ -317,7 +317,7 @@ gd_py_whole_header_dict(const gd_recipe_header *header)
 /* ---- the use of a repository handle ---- */
 
 gd_status
-gd_py_check_process(const repository_object *self, gd_error *err)
+gd_py_require_process(const repository_object *self, gd_error *err)
 {
     const gd_env *env = gd_env_posix();
     if (env->getpid(env) != self->owner || self->state->forks != self->forks) {
@@ -331,14 +331,14 @@ gd_py_check_process(const repository_object *self, gd_error *err)
 int
 gd_py_is_owner(const repository_object *self)
 {
-    return gd_py_check_process(self, NULL) == GD_OK;
+    return gd_py_require_process(self, NULL) == GD_OK;
 }
 
 static void
 free_when_unused(repository_object *self)
 {
     if (self->closed && self->users == 0 && self->repo != NULL &&
-        gd_py_check_process(self, NULL) == GD_OK) {
+        gd_py_require_process(self, NULL) == GD_OK) {
         gd_repo *repo = self->repo;
         self->repo = NULL;
         Py_BEGIN_ALLOW_THREADS
@@ -354,7 +354,7 @@ gd_py_enter_repository(repository_object *self)
     gd_error err;
     if (self->closed || self->repo == NULL) {
         gd_fail(&err, GD_CLOSED, "the repository handle is closed");
-    } else if (gd_py_check_process(self, &err) == GD_OK) {
+    } else if (gd_py_require_process(self, &err) == GD_OK) {
         self->users++;
         return 1;
     }

@@ -464,7 +464,7 @@ index_begin_merge(PyObject *object, PyObject *args)
 }
 
 static gd_status
-need_merge(const index_handle *index, gd_error *err)
+require_merge(const index_handle *index, gd_error *err)
 {
     return index->merge != NULL
                ? GD_OK
@@ -483,7 +483,7 @@ index_step(PyObject *object, PyObject *args)
         return NULL;
     }
     index_handle *index = handle_of(object);
-    gd_status s = need_merge(index, &call.err);
+    gd_status s = require_merge(index, &call.err);
     if (s == GD_OK) {
         s = gd_shard_merge_step(index->merge, records, &more, &bytes,
                                 &call.err);
@@ -500,7 +500,7 @@ index_finish_merge(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     index_handle *index = handle_of(object);
-    gd_status s = need_merge(index, &call.err);
+    gd_status s = require_merge(index, &call.err);
     if (s == GD_OK) {
         s = gd_shard_merge_finish(index->merge, &result, &call.err);
         gd_shard_merge_end(index->merge);

@@ -71,7 +71,7 @@ take_lock(opened_object *self)
 static gd_status
 enter_serial(opened_object *self, gd_error *err)
 {
-    gd_status s = gd_py_check_process(self->owner, err);
+    gd_status s = gd_py_require_process(self->owner, err);
     if (s != GD_OK) {
         return s;
     }
@@ -89,7 +89,7 @@ enter_shared(opened_object *self, gd_error *err)
     if (self->closed || self->handle == NULL) {
         return gd_fail(err, GD_CLOSED, "%s", self->kind->closed_text);
     }
-    gd_status s = gd_py_check_process(self->owner, err);
+    gd_status s = gd_py_require_process(self->owner, err);
     self->users += s == GD_OK;
     return s;
 }

@@ -307,7 +307,7 @@ repository_check_room(PyObject *object, PyObject *args)
         return NULL;
     }
     return gd_py_end_none(&call,
-                          gd_repo_check_room(self->repo, bytes, &call.err));
+                          gd_repo_require_room(self->repo, bytes, &call.err));
 }
 
 /* None: never since the host was started. */

@@ -148,7 +148,7 @@ rewriting_check(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     return gd_py_end_none(
-        &call, gd_group_rewrite_check(self->rewriting, &call.err));
+        &call, gd_group_rewrite_require_room(self->rewriting, &call.err));
 }
 
 static PyObject *

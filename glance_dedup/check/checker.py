@@ -142,7 +142,7 @@ class _Checker:
         if self.parameters:
             self.repository_id = bytes.fromhex(
                 self.parameters['repository_id'])
-        parameters.check_key(self.directories)
+        parameters.require_key(self.directories)
         lists.check(self.directories)
         self.directories.open_all()
         self.directories.check_own_names(names)

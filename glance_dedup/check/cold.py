@@ -73,7 +73,7 @@ def _parse(text: bytes) -> list[str]:
         if found.get('version') != 1:
             version = form.printable(str(found.get('version')))
             raise form.Damage(f'has version {version}; this program reads 1')
-        json_objects.need_checksum(found)
+        json_objects.require_checksum(found)
         for key, holds in (
                 ('location', _is_location(found.get('location'))),
                 ('credentials', _is_path(found.get('credentials'))),

@@ -15,7 +15,7 @@ if typing.TYPE_CHECKING:
     from glance_dedup.check import group_reader
 
 
-def check_header(object_id: bytes, spare: bool) -> None:
+def require_header(object_id: bytes, spare: bool) -> None:
     """Judge what only the header of a cold group has.
 
     :param spare: it is a file of ``spares/``

@@ -95,7 +95,7 @@ class Group:
             lost or problem.slot < self.published) else form.NOTE
 
 
-def _check_order(blocks, slots, plain_length):
+def _require_order(blocks, slots, plain_length):
     """Blocks lie in a segment in the order of their slots, without gaps.
 
     :param slots: those that the segment has, ascending
@@ -259,7 +259,7 @@ class GroupReader:
                               else 'is of spare copies', 32)
         group.scope = scope
         if group.is_cold:
-            cold_group.check_header(object_id, spare)
+            cold_group.require_header(object_id, spare)
         feature = form.GROUP_MAJORS[major]
         if not self.has_feature(feature):
             group.problem(
@@ -469,7 +469,7 @@ class GroupReader:
         if plain_length > form.MAX_SEGMENT or len(packed) > plain_length or (
                 codec == form.CODEC_NONE and len(packed) != plain_length):
             raise form.Damage(f'has {plain_length} bytes in {len(packed)}')
-        _check_order(blocks, slots, plain_length)
+        _require_order(blocks, slots, plain_length)
         plain = self._decode(codec, packed, plain_length)
         for slot, at, length, checksum in blocks:
             block = plain[at:at + length]

@@ -37,7 +37,7 @@ def _parse(text: bytes) -> None:
     if found.get('version') != 1:
         version = form.printable(str(found.get('version')))
         raise form.Damage(f'has version {version}; this program reads 1')
-    json_objects.need_checksum(found)
+    json_objects.require_checksum(found)
     if not isinstance(found.get('host'), str):
         raise form.Damage('has no host')
     if not isinstance(found.get('scrub'), dict):

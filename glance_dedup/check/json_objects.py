@@ -26,7 +26,7 @@ def load(text: bytes, kind: str) -> dict:
     return found
 
 
-def need_checksum(found: dict) -> None:
+def require_checksum(found: dict) -> None:
     """Raise Damage unless the object has the checksum of its other keys."""
     canonical = json.dumps(
         {k: v for k, v in found.items() if k != 'checksum'},

@@ -26,7 +26,7 @@ def _parse(text: bytes, kind: str, what: str, longest: int) -> None:
     if found.get('version') != 1:
         version = form.printable(str(found.get('version')))
         raise form.Damage(f'has version {version}; this program reads 1')
-    json_objects.need_checksum(found)
+    json_objects.require_checksum(found)
     entries = found.get(what)
     if not isinstance(entries, list) or not all(
             isinstance(entry, dict) for entry in entries):

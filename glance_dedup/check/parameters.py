@@ -41,7 +41,7 @@ def read_features(directories: directories_module.Directories
     return found
 
 
-def check_key(directories: directories_module.Directories) -> None:
+def require_key(directories: directories_module.Directories) -> None:
     """Report a key that is missing or not whole."""
     with directories.reported(form.DAMAGE, 'key', 'is missing'):
         text = directories.read('key', form.MAX_KEY + 1)
@@ -63,7 +63,7 @@ def _parse(text: bytes) -> dict:
         raise exceptions.VersionError(
             f'repository.json has format {version}; this program reads '
             f'{form.FORMAT}')
-    json_objects.need_checksum(found)
+    json_objects.require_checksum(found)
     texts = ('kind', 'repository_id', 'chunking', 'fingerprint', 'verify',
              'checksum')
     numbers = ('format', 'block_size', 'group_slots', 'segment_size')

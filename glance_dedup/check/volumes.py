@@ -311,10 +311,10 @@ class Volumes:
         while names := sorted({*self.directories.names('volumes')} - seen):
             seen.update(names)
             for name in names:
-                self._check_name(name)
+                self._require_name(name)
         self._check_others()
 
-    def _check_name(self, name: str) -> None:
+    def _require_name(self, name: str) -> None:
         file = f'volumes/{name}'
         try:
             fd = os.open(name, _OPENING, dir_fd=self.directories['volumes'])

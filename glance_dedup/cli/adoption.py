@@ -145,7 +145,7 @@ class Import(command.RepositoryCommand, lister.Lister):
         if glance is not None:
             known = self.images_of(glance)
             if parsed_args.update_locations:
-                _need_locations(parsed_args.update_locations, glance, known)
+                _require_locations(parsed_args.update_locations, glance, known)
         with self.open(codec=parsed_args.codec) as repo:
             outcomes = self._work(parsed_args, repo, glance, known, entries)
         return (('image_id', 'size', 'result', 'stored_bytes', 'project',
@@ -233,9 +233,9 @@ class Import(command.RepositoryCommand, lister.Lister):
         return outcomes
 
 
-def _need_locations(store, glance, known):
+def _require_locations(store, glance, known):
     """Refuse a Glance that lacks the store, or takes no locations."""
-    glance.need_store(store)
+    glance.require_store(store)
     if any(image.locations is None for image in known.values()):
         raise common.FailedError(
             f'{glance.url} does not show locations, and so takes none: '
@@ -274,7 +274,7 @@ class Export(command.RepositoryCommand, lister.Lister):
             stats = (list(common.stats(repo, self.app)) if parsed_args.all
                      else [repo.stat(image_id)
                            for image_id in parsed_args.ids])
-            self._need_room(directory, stats)
+            self._require_room(directory, stats)
             with self.progress('exporting', sum(
                     stat.size for stat in stats)) as progress:
                 done = 0
@@ -285,7 +285,7 @@ class Export(command.RepositoryCommand, lister.Lister):
         return ('image_id', 'size', 'result', 'error'), rows
 
     @staticmethod
-    def _need_room(directory, stats):
+    def _require_room(directory, stats):
         needed = sum(stat.size - stat.zero_bytes for stat in stats
                      if not files.exists(
                          os.path.join(directory, stat.image_id)))
@@ -382,12 +382,12 @@ class Orphans(command.RepositoryCommand, lister.Lister):
             glances = [glance_module.connect(cloud)
                        for cloud in parsed_args.os_cloud or [None]]
             for glance in glances if parsed_args.store else ():
-                glance.need_store(parsed_args.store)
+                glance.require_store(parsed_args.store)
             found = orphans.orphans(
                 stats, [self.images_of(glance) for glance in glances],
                 parsed_args.store)
             if parsed_args.delete and not parsed_args.ids:
-                self._need_likely(stats, found)
+                self._require_likely(stats, found)
             now = time.time()
             rows = []
             for orphan in found:
@@ -409,7 +409,7 @@ class Orphans(command.RepositoryCommand, lister.Lister):
                  'reason', 'deleted', 'kept'), rows)
 
     @staticmethod
-    def _need_likely(stats, found):
+    def _require_likely(stats, found):
         """Refuse a Glance that seems wrong, or to be one of several."""
         unknown = sum(orphan.unknown for orphan in found)
         if unknown * 2 > len(stats):
@@ -450,7 +450,7 @@ class Missing(command.RepositoryCommand, lister.Lister):
 
         with self.open() as repo:
             glance = glance_module.connect(parsed_args.os_cloud)
-            glance.need_store(parsed_args.store)
+            glance.require_store(parsed_args.store)
             rows = [(image.image_id, common.Size(image.size or 0),
                      image.status, image.owner,
                      common.Words(sorted(image.stores)))
@@ -488,7 +488,7 @@ class SignLocations(command.RepositoryCommand, lister.Lister):
         rows = []
         with self.open() as repo, signingkeys.locked(repo.path) as keys:
             known = self.images_of(glance)
-            _need_locations(parsed_args.store, glance, known)
+            _require_locations(parsed_args.store, glance, known)
             signer = signing.Signer(repo, keys, glance, parsed_args.store)
             images = list(filter(signer.concerns, known.values()))
             with self.progress('signing', len(images),
@@ -654,7 +654,7 @@ class Register(command.RepositoryCommand, show.ShowOne):
                 image_id = registering.copy_backup(
                     repo, image_id, parsed_args.project)
             glance = glance_module.connect(parsed_args.os_cloud)
-            glance.need_service()
+            glance.require_service()
             registering.restore(repo, glance, image_id)
             size = repo.stat(image_id).size
             with self.progress(f'hashing {image_id}', size) as progress:

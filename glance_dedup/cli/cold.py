@@ -143,7 +143,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
         from glance_dedup.repository import cold
 
         with self.open() as repo:
-            settings = cold.need(repo.path)
+            settings = cold.require(repo.path)
             fields = _fields(settings)
             if parsed_args.list:
                 with cold.connect(settings) as store:

@@ -70,7 +70,7 @@ class RepositoryCommand(command.Command):
         """
         if self.settings.path is not None:
             return self.settings.path
-        self.need_repository()
+        self.require_repository()
         assert self.status is not None      # nothing else says where it is
         from glance_dedup.client import daemon as client_module
 
@@ -163,7 +163,7 @@ class RepositoryCommand(command.Command):
             return self.daemon()
         return None
 
-    def need_repository(self) -> 'client_module.Client | None':
+    def require_repository(self) -> 'client_module.Client | None':
         """As `daemon`; None means that the command works without it.
 
         :raises UsageError: nothing says where the repository is

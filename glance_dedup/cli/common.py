@@ -269,7 +269,7 @@ def tell_of_backups(repo, app):
                  'want')
 
 
-def need_no_backup(image_id: str):
+def require_no_backup(image_id: str):
     """Refuse to store what is no backup under the id of one.
 
     It would be deleted when the backups are pruned.

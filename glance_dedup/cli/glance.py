@@ -56,5 +56,5 @@ def connect(cloud: str | None = None, url: str | None = None
             'there is no Glance to ask: use --os-cloud NAME, or set OS_CLOUD '
             'or OS_AUTH_URL and the like')
     glance = glance_api.Glance(cloud, url)
-    glance.need_administrator()
+    glance.require_administrator()
     return glance

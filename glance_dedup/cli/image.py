@@ -60,7 +60,7 @@ class Put(command.RepositoryCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         if not parsed_args.backup:
-            common.need_no_backup(parsed_args.id)
+            common.require_no_backup(parsed_args.id)
         with contextlib.ExitStack() as stack:
             repo = stack.enter_context(self.open(codec=parsed_args.codec))
             source = _open_source(parsed_args.file, stack)
@@ -175,7 +175,7 @@ class Copy(command.RepositoryCommand, show.ShowOne):
         common.add_codec(parser)
 
     def take_action(self, parsed_args):
-        common.need_no_backup(parsed_args.id)
+        common.require_no_backup(parsed_args.id)
         with (self.open(codec=parsed_args.codec) as repo,
               repo.open_image(parsed_args.source) as source,
               self.progress(f'copying {parsed_args.source}', source.size
@@ -375,7 +375,7 @@ class Show(command.RepositoryCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         with self.open() as repo:
-            repo.need_image(parsed_args.id)
+            repo.require_image(parsed_args.id)
             found = repo.stat(parsed_args.id)
             # Images can be shown even if the daemon is in trouble.
             self.healthy_daemon()

@@ -73,7 +73,7 @@ class Status(command.RepositoryCommand, show.ShowOne):
 
     def _look(self) -> dict:
         self.status = None
-        self.need_repository()
+        self.require_repository()
         if self.status is not None:
             return self.status
         self.app.tell('no daemon answers for this repository on '
@@ -177,7 +177,7 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
 
     def run_task(self, **arguments):
         """Run the task, here or in the daemon; returns the columns."""
-        client = self.need_repository()
+        client = self.require_repository()
         with self.progress(self.what, unit='steps') as progress:
             def update(done, total, what):
                 progress.what = printable.printable(what or self.what)
@@ -285,7 +285,7 @@ def _counters(command, parsed_args) -> dict:
         raise common.UsageError(
             f'{parsed_args.hosts} names {len(hosts)} hosts: at most '
             f'{counting.MAX_COUNT} can count')
-    if command.need_repository() is not None:
+    if command.require_repository() is not None:
         raise common.UsageError(
             'the daemon maintains this repository, and starts no process on '
             'other hosts: stop it, or use --local')
@@ -446,7 +446,7 @@ class Evict(TaskCommand):
         limit = parsed_args.limit_mib
         if limit is not None and not 0 < limit < 1 << 30:
             raise common.UsageError('--limit: 1M to less than 1P')
-        if limit is None and self.need_repository() is None:
+        if limit is None and self.require_repository() is None:
             raise common.UsageError(
                 'no daemon answers for this cache: use --limit')
         return self.run_task(
@@ -496,7 +496,7 @@ class MarkLost(command.RepositoryCommand, show.ShowOne):
             raise common.UsageError(
                 f'image {image} would be lost for ever; confirm it with '
                 '--yes')
-        client = self.need_repository()
+        client = self.require_repository()
         if client is not None:
             client.mark_lost(parsed_args.id)
         else:

@@ -43,7 +43,7 @@ class Mount(command.RepositoryCommand):
             raise common.UsageError(
                 f'{directory} is not empty, and mounting would hide what is '
                 'there: use an empty directory')
-        client = self.need_repository()
+        client = self.require_repository()
         socket = self._nbd_socket()
         if client is not None and socket is not None:
             with client:

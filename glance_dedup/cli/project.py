@@ -19,7 +19,7 @@ _LISTED = ('project', 'images', 'logical_bytes', 'stored_bytes',
 class _Command(command.RepositoryCommand):
     def rows(self) -> list[dict]:
         """All projects, from the daemon or from the repository."""
-        client = self.need_repository()
+        client = self.require_repository()
         if client is not None:
             found = client.projects()
         else:

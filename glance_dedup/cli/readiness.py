@@ -106,7 +106,7 @@ class Checks(upgradecheck.UpgradeCommands):
     def locks(self) -> upgradecheck.Result:
         """Whether the file system has what a repository needs."""
         try:
-            filesystem.check_locks(self._path)
+            filesystem.require_locks(self._path)
             trialrecord.require_fit(self._path)
             mount = filesystem.mount_of(self._path)
         except exceptions.RepositoryError as e:

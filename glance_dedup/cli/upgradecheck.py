@@ -52,7 +52,7 @@ class UpgradeCheck(command.RepositoryCommand):
 
         # A repository that this version refuses is a finding, no error.
         with contextlib.suppress(exceptions.RepositoryError):
-            self.need_repository()
+            self.require_repository()
         dedupd_file = self.app.options.config_file
         if dedupd_file is None:
             dedupd_file = settings.file_of(self.path)

@@ -245,8 +245,8 @@ class Snapshot(VolumeCommand, show.ShowOne):
             if project is None:
                 project = openvolumes.look(repo, parsed_args.name).project
             # A server of an older program would not refuse it.
-            repo.need_image(parsed_args.image)
-            common.need_no_backup(parsed_args.image)
+            repo.require_image(parsed_args.image)
+            common.require_no_backup(parsed_args.image)
             with self.owned(repo, parsed_args.name) as volume:
                 volume.snapshot(parsed_args.image, project)
             return common.shown(common.add_stat(

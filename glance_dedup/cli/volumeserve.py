@@ -108,12 +108,12 @@ class Serve(command.RepositoryCommand):
         common.add_codec(parser)
 
     def take_action(self, parsed_args):
-        _check_options(parsed_args)
+        _require_options(parsed_args)
         nbdkit = _find_programs()
         _reserve_descriptor()
         with self.open(codec=parsed_args.codec,
                        filter_mib=parsed_args.index_mib) as repo:
-            _check_volume(repo, parsed_args.name)
+            _require_volume(repo, parsed_args.name)
             keys = _keys(repo, parsed_args, self.settings)
             self._check_daemon(repo)
             if not repo.is_maintained:
@@ -181,7 +181,7 @@ def _mode(text: str) -> int:
     return int(text, 8)
 
 
-def _check_options(args) -> None:
+def _require_options(args) -> None:
     if args.port is not None:
         if not 1 <= args.port <= 65535:
             raise common.UsageError(f'--port: {args.port} is not 1 to 65535')
@@ -218,7 +218,7 @@ def _find_programs() -> str:
     return nbdkit
 
 
-def _check_volume(repo, name: str) -> None:
+def _require_volume(repo, name: str) -> None:
     """Refuse a volume that is missing, or that another process serves."""
     from glance_dedup.repository import openvolumes
     from glance_dedup.repository import volumes

@@ -175,7 +175,7 @@ class Glance:
                 response.status_code)
         return response
 
-    def need_administrator(self) -> None:
+    def require_administrator(self) -> None:
         """Check that Glance shows us the images of all projects.
 
         It does so only for administrators. If others do not see an image, that
@@ -192,7 +192,7 @@ class Glance:
                 "shows only one project's images; use an account with the "
                 'role admin')
 
-    def need_service(self) -> None:
+    def require_service(self) -> None:
         """Check that Glance lets us set the location of an image's data.
 
         :raises GlanceError: it does not
@@ -287,7 +287,7 @@ class Glance:
                 f'{str(record)[:80]}', 200)
         return record
 
-    def need_store(self, store: str) -> None:
+    def require_store(self, store: str) -> None:
         """Check that Glance has a store of this name.
 
         :raises GlanceError: it has none

@@ -65,7 +65,7 @@ class ImageStream(closing.Closing):
         self._source.close()
 
 
-def need_room(where: str, header: wire.RecipeHeader) -> None:
+def require_room(where: str, header: wire.RecipeHeader) -> None:
     """Check that there is space to keep a peer's description of an image.
 
     :raises BadAnswer: it would take more than half of the free space

@@ -351,7 +351,7 @@ class Store(driver.Store):
                 self._limit = workers.TimeLimit(self._option('timeout'),
                                                 self._storage)
                 self._adopt(may_create=True)
-                self._check_socket()
+                self._require_socket()
         except exceptions.BadStoreConfiguration as exc:
             LOG.error('%s', exc)
             raise
@@ -386,7 +386,7 @@ class Store(driver.Store):
             LOG.info('Created a repository in %s', path)
         return repository.Repository(path, **settings)
 
-    def _check_socket(self) -> None:
+    def _require_socket(self) -> None:
         path = self._option('dedupd_socket')
         if path and not os.path.isabs(path):
             raise self._bad('dedup_store_dedupd_socket must be an absolute '
@@ -505,7 +505,7 @@ class Store(driver.Store):
             opened = self._opened()
             percent = self._option('required_percent')
             if percent and image_size:
-                self._limit.call(opened.need_room,
+                self._limit.call(opened.require_room,
                                  -(-image_size * percent // 100))
             project = _project(context)
             if imageids.of_backup(image_id) is not None:

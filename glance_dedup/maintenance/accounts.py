@@ -161,7 +161,7 @@ class Accounts(database.Database):
             raise database.CatalogError(
                 f'the recipe {txid.hex()} is counted already')
         parts, page = begun = self._begun(txid, batch)
-        self._need_page(txid, page, recipe)
+        self._require_page(txid, page, recipe)
         try:
             while page < recipe.pages and batch.size <= most:
                 self._add(batch, recipe.runs(page), 1)
@@ -206,7 +206,7 @@ class Accounts(database.Database):
         if facts is not None:
             part, page = facts.get('parts', 0), recipe.pages
             image_id = facts['image_id']
-        self._need_page(txid, page, recipe)
+        self._require_page(txid, page, recipe)
         begin = self._begin(txid, part, page, batch)
         try:
             while page and batch.size <= most:
@@ -324,7 +324,7 @@ class Accounts(database.Database):
             batch.note_part(key, value, 1)
             batch.put(key, value)
 
-    def _need_page(self, txid: bytes, page: int, recipe: Extents) -> None:
+    def _require_page(self, txid: bytes, page: int, recipe: Extents) -> None:
         if page > recipe.pages:
             raise self._damaged(
                 f'{page} pages of the recipe {txid.hex()} are counted, which '

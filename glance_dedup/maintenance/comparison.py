@@ -72,7 +72,7 @@ class _Comparison:
                                self._take, progress)
         except OSError as e:
             raise counter.Broken(f'processes cannot count: {e}') from e
-        self._need_no_more()
+        self._require_no_more()
 
     def _note(self, host: str, wanted: counting.Wanted, said: list) -> None:
         if said[0] != 'counted':
@@ -140,7 +140,7 @@ class _Comparison:
                     f'{wrong} recipes name the block of group {key[0]} in '
                     f'slot {key[1] * records.CHUNK_SLOTS + slot}, not {right}')
 
-    def _need_no_more(self) -> None:
+    def _require_no_more(self) -> None:
         """What no recipe names has no counts; and groups have the sums."""
         more = self._catalog.chunks() - self._chunks
         if more:

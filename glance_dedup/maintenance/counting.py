@@ -181,7 +181,7 @@ class Workers:
                     self.append(part, payload)
                     return False
                 case ['begun', *facts]:
-                    self._need_same(worker, facts)
+                    self._require_same(worker, facts)
                 case ['flushed']:
                     pass
                 case _:
@@ -192,7 +192,7 @@ class Workers:
         self._run([itertools.chain([self._begin], tasks, [('flush',)])
                    for _ in self._workers], answer, watch)
 
-    def _need_same(self, worker: _Worker, facts: list) -> None:
+    def _require_same(self, worker: _Worker, facts: list) -> None:
         if facts != self._facts:
             raise worker.broken(
                 f'version and repository are {facts} there and {self._facts} '

@@ -144,7 +144,7 @@ class Database:
             raise kind(f'the catalog {self.path}: cannot {what}: '
                        f'{leveldb.words(e)}') from e
 
-    def _check_files(self) -> None:
+    def _require_files(self) -> None:
         """Raise CatalogError unless all files are ordinary and ours.
 
         LevelDB follows links, and writes to whatever it finds.
@@ -205,7 +205,7 @@ class Database:
         if found is None or not stat.S_ISDIR(found.st_mode):
             raise CatalogError(f'the catalog {self.path} does not exist, or '
                                'is not a directory')
-        self._check_files()
+        self._require_files()
         self._require_maps()
         known = self._meta.get('sequence', 0)
         self._load(create=False)

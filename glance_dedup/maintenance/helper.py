@@ -41,7 +41,7 @@ class Helper(closing.Closing):
                  hosts: hosts_module.Hosts) -> None:
         with files.os_errors(f'cannot look at {repository.path}',
                              exceptions.StorageError):
-            access.check_maintainer(repository.path)
+            access.require_maintainer(repository.path)
             self.notes = notes_module.load(repository.path, hosts.number)
         self.notes.host = socket.gethostname()
         self.notes.program = version.version()

@@ -73,7 +73,7 @@ class Maintainer(closing.Closing):
                  progress: Progress | None = None) -> None:
         with files.os_errors(f'cannot look at {repository.path}',
                              exceptions.StorageError):
-            access.check_maintainer(repository.path)
+            access.require_maintainer(repository.path)
         self.repository = repository
         self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)

@@ -98,11 +98,11 @@ def _checked(location: Location) -> Location:
         raise exceptions.InvalidParameter(
             f'{location.region!r} cannot be the name of a region')
     if location.endpoint:
-        _check_endpoint(location)
+        _require_endpoint(location)
     return location
 
 
-def _check_endpoint(location: Location) -> None:
+def _require_endpoint(location: Location) -> None:
     endpoint = location.endpoint
     try:
         parts = urllib.parse.urlsplit(endpoint)

@@ -131,7 +131,7 @@ class ObjectStore(closing.Closing):
                     if len(found) > length:
                         raise exceptions.UnavailableError(
                             'more came than was asked for')
-                    _check_time(deadline)
+                    _require_time(deadline)
             self._count(received=len(found))
             if len(found) < length:
                 raise exceptions.UnavailableError(
@@ -270,7 +270,7 @@ def _deadline(length: int) -> float:
     return time.monotonic() + MIN_TIMEOUT + length / SLOWEST
 
 
-def _check_time(deadline: float) -> None:
+def _require_time(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise exceptions.UnavailableError('it takes too long')
 
@@ -287,7 +287,7 @@ class _Timed:
         self._deadline = _deadline(length)
 
     def read(self, size: int = -1) -> bytes:
-        _check_time(self._deadline)
+        _require_time(self._deadline)
         left = self._length - self._file.tell()
         return self._file.read(left if size < 0 else min(size, left))
 

@@ -84,8 +84,8 @@ def _parse(fields: dict[str, Any]) -> Settings:
     if not isinstance(credentials, str) or not os.path.isabs(credentials) or (
             type(inode) is not int):
         raise ValueError('its fields are not of their types')
-    parameters_module.need_range('cache_mib', fields['cache_mib'], 1,
-                                 MAX_CACHE_MIB)
+    parameters_module.require_range('cache_mib', fields['cache_mib'], 1,
+                                    MAX_CACHE_MIB)
     return Settings(location, credentials, fields['cache_mib'], owners, inode)
 
 
@@ -98,7 +98,7 @@ def write(path: str, settings: Settings) -> None:
                            access.file_mode(path), files.temporary_of(file))
 
 
-def need(path: str) -> Settings:
+def require(path: str) -> Settings:
     """As :func:`read`, for who cannot do without.
 
     :raises UnavailableError: the repository is not attached
@@ -147,7 +147,7 @@ def open_slices(path: str, ask: slices_module.Ask | None,
     """
     def source() -> slices_module.Source:
         try:
-            settings = need(path)
+            settings = require(path)
             store = connect(settings)
         except (exceptions.DamagedError, exceptions.StorageError,
                 exceptions.AccessDenied) as e:

@@ -70,7 +70,7 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
     with files.os_errors(f'cannot create the repository {path}'):
         if not files.is_directory(path):
             os.makedirs(path, mode=0o700, exist_ok=True)
-        _need_fresh(path)
+        _require_fresh(path)
         access.settle(path, group_access)
         _furnish(path, signingkeys.make())
         # Last: with it the directory is a repository.
@@ -124,7 +124,7 @@ def begin_restoring(path: str, parameters: parameters_module.Parameters,
                     'groups', RESTORING_FILE, 'lost+found'}:
                 files.remove(os.path.join(path, name))
         else:
-            _need_fresh(path)
+            _require_fresh(path)
             for name in filter(files.TEMPORARY.fullmatch, os.listdir(path)):
                 os.unlink(os.path.join(path, name))
         access.settle(path, group_access)
@@ -156,7 +156,7 @@ def end_restoring(path: str) -> None:
             files.sync_directory(os.path.dirname(path))
 
 
-def _need_fresh(path: str) -> None:
+def _require_fresh(path: str) -> None:
     ours = {signingkeys.FILE, *_DIRECTORIES, 'lost+found'}
     names = set(os.listdir(path))
     if PARAMETERS_FILE in names:
@@ -201,7 +201,7 @@ def read_parameters(path: str, allow_weak: bool = False
             "repository's directory, or make a repository there with "
             "'glance-dedup repository create'")
     with files.os_errors(f'cannot look at {path}'):
-        access.check_user(path)
+        access.require_user(path)
     file = os.path.join(path, PARAMETERS_FILE)
     if not files.exists(file):
         if is_being_restored(path):

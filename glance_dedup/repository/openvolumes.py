@@ -114,7 +114,7 @@ class Volume:
         :raises InvalidParameter: the range is not within the volume
         :raises DamagedError: names the file, and the offset in it
         """
-        _need_range(length, offset)
+        _require_range(length, offset)
         if length > self.size:
             raise exceptions.InvalidParameter(
                 f'volume {self.name} does not have {length} bytes')
@@ -122,7 +122,7 @@ class Volume:
 
     def readinto(self, buffer: Any, offset: int) -> None:
         """Fill a writable buffer from `offset`. Raises as :meth:`read`."""
-        _need_range(0, offset)
+        _require_range(0, offset)
         self._engine.readinto(buffer, offset)
 
     def write(self, data: Any, offset: int) -> None:
@@ -134,12 +134,12 @@ class Volume:
         :raises InvalidParameter: the range is not within the volume
         :raises NoSpaceError: only the reserve is free on the file system
         """
-        _need_range(0, offset)
+        _require_range(0, offset)
         self._engine.write(data, offset)
 
     def zero(self, length: int, offset: int) -> None:
         """Have a range read as zeros. Raises as :meth:`write`."""
-        _need_range(length, offset)
+        _require_range(length, offset)
         self._engine.zero(length, offset)
 
     def flush(self) -> None:
@@ -155,7 +155,7 @@ class Volume:
         """
         if length is None:
             length = max(0, self.size - offset)
-        _need_range(length, offset)
+        _require_range(length, offset)
         end = offset + length
         while True:
             found = self._engine.extents(end - offset, offset)
@@ -194,7 +194,7 @@ class Volume:
 
         :raises InvalidParameter: the range is not within the volume
         """
-        _need_range(length, offset)
+        _require_range(length, offset)
         if offset + length > self.size:
             raise exceptions.InvalidParameter(
                 f'volume {self.name}: the range ends behind its end')
@@ -216,8 +216,8 @@ class Volume:
         :raises ImageExists: there is an image of this id
         :raises InvalidParameter: for an id that no image may have
         """
-        repository_module.need_text('project', project)
-        self._repository.need_image(image_id)
+        repository_module.require_text('project', project)
+        self._repository.require_image(image_id)
         return openimages.image_stat(self._engine.snapshot(image_id, project))
 
     def resize(self, size: int) -> None:
@@ -225,7 +225,7 @@ class Volume:
 
         :raises InvalidParameter: for a size that no volume may have
         """
-        parameters.need_range('size', size, 0, _MAX_OFFSET)
+        parameters.require_range('size', size, 0, _MAX_OFFSET)
         self._engine.resize(size)
 
     def close(self) -> None:
@@ -242,9 +242,9 @@ class Volume:
         self.close()
 
 
-def _need_range(length: int, offset: int) -> None:
-    parameters.need_range('length', length, 0, _MAX_OFFSET)
-    parameters.need_range('offset', offset, 0, _MAX_OFFSET)
+def _require_range(length: int, offset: int) -> None:
+    parameters.require_range('length', length, 0, _MAX_OFFSET)
+    parameters.require_range('offset', offset, 0, _MAX_OFFSET)
 
 
 # -- volumes by their names ---------------------------------------------------
@@ -272,11 +272,11 @@ def create(repository: repository_module.Repository, name: str,
         the image's
     """
     for what, value in (('name', name), ('project', project)):
-        repository_module.need_text(what, value)
+        repository_module.require_text(what, value)
     if size is None and image is None:
         raise exceptions.InvalidParameter('a volume needs a size, or an image')
     if size is not None:
-        parameters.need_range('size', size, 1, _MAX_OFFSET)
+        parameters.require_range('size', size, 1, _MAX_OFFSET)
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):
@@ -293,7 +293,7 @@ def open_volume(repository: repository_module.Repository,
     :raises BusyError: it has an owner
     :raises DamagedError: acknowledged bytes are lost (V5)
     """
-    repository_module.need_text('name', name)
+    repository_module.require_text('name', name)
     handle = repository.handle()
     # A checkpoint stores blocks.
     repository.filter.complete(handle)
@@ -309,7 +309,7 @@ def look(repository: repository_module.Repository, name: str) -> VolumeStat:
     :raises ImageNotFound: there is no such volume
     :raises DamagedError: its newest journal is damaged
     """
-    repository_module.need_text('name', name)
+    repository_module.require_text('name', name)
     with _errors(repository):
         return VolumeStat(**_facts(
             name, repository.handle().look_at_volume(name)))
@@ -320,7 +320,7 @@ def names(repository: repository_module.Repository) -> list[str]:
     with _errors(repository):
         found = volumes.names(repository.path)
         if not found:
-            _need_directory(repository)
+            _require_directory(repository)
         return found
 
 
@@ -337,7 +337,7 @@ def roll_back(repository: repository_module.Repository, name: str,
     :raises BusyError: it has an owner
     :raises InvalidParameter: no volume may have the image's size
     """
-    repository_module.need_text('name', name)
+    repository_module.require_text('name', name)
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):
@@ -354,7 +354,7 @@ def rename(repository: repository_module.Repository, name: str,
     :raises InvalidParameter: the new name is not allowed
     """
     for what, value in (('name', name), ('new name', new_name)):
-        repository_module.need_text(what, value)
+        repository_module.require_text(what, value)
     with _errors(repository):
         repository.handle().rename_volume(name, new_name)
 
@@ -365,7 +365,7 @@ def delete(repository: repository_module.Repository, name: str) -> None:
     :raises ImageNotFound: there is no such volume
     :raises BusyError: it has an owner
     """
-    repository_module.need_text('name', name)
+    repository_module.require_text('name', name)
     with _errors(repository):
         repository.handle().delete_volume(name)
 
@@ -381,7 +381,7 @@ def discard(repository: repository_module.Repository, name: str) -> list[str]:
     :raises ImageNotFound: there is no such volume
     :raises BusyError: it has an owner
     """
-    repository_module.need_text('name', name)
+    repository_module.require_text('name', name)
     with _errors(repository):
         ids = _ids_in_journals(repository, name)
         repository.handle().discard_volume(name)
@@ -433,11 +433,11 @@ def _errors(repository: repository_module.Repository) -> Iterator[None]:
         with layout.image_errors(repository.path):
             yield
     except exceptions.ImageNotFound:
-        _need_directory(repository)
+        _require_directory(repository)
         raise
 
 
-def _need_directory(repository: repository_module.Repository) -> None:
+def _require_directory(repository: repository_module.Repository) -> None:
     directory = os.path.join(repository.path, layout.VOLUMES)
     if not files.is_directory(directory):
         raise exceptions.StorageError(

@@ -53,8 +53,8 @@ def attach(repo: repository_module.Repository,
     :raises BusyError: another process maintains the repository
     :raises UnavailableError, AccessDenied: as their names say
     """
-    parameters_module.need_range('cache_mib', cache_mib, 1,
-                                 cold.MAX_CACHE_MIB)
+    parameters_module.require_range('cache_mib', cache_mib, 1,
+                                    cold.MAX_CACHE_MIB)
     before = cold.read(repo.path)
     settings = cold.Settings(
         location, os.path.abspath(credentials), cache_mib,
@@ -65,7 +65,7 @@ def attach(repo: repository_module.Repository,
     else:
         settings = dataclasses.replace(settings, owners=before.owners)
         with cold.connect(settings) as store:
-            check_claim(repo, settings, store)
+            require_claim(repo, settings, store)
         cold.write(repo.path, settings)
     return settings
 
@@ -102,9 +102,9 @@ def move(repo: repository_module.Repository,
         place; or an object is gone, so it is an old copy
     :raises BusyError, UnavailableError, AccessDenied: as :func:`attach`
     """
-    parameters_module.need_range('cache_mib', cache_mib, 1,
-                                 cold.MAX_CACHE_MIB)
-    before = cold.need(repo.path)
+    parameters_module.require_range('cache_mib', cache_mib, 1,
+                                    cold.MAX_CACHE_MIB)
+    before = cold.require(repo.path)
     if before.location.url != location.url:
         raise exceptions.InvalidParameter(
             f'{repo.path} is attached to {before.location.url}: give this URL')
@@ -137,20 +137,20 @@ def _move(repo: repository_module.Repository,
         raise exceptions.InvalidParameter(
             f'another directory has taken the place of {repo.path} at '
             f'{settings.location.url}: use that one')
-    _need_objects(repo, maintenance, settings, store)
+    _require_objects(repo, maintenance, settings, store)
     # This inode is no directory's: nobody may write objects yet.
     cold.write(repo.path, dataclasses.replace(
         settings, inode=-settings.inode))
     retire(store, old, new)
     # What was deleted until now is seen here.
-    _need_objects(repo, maintenance, settings, store)
+    _require_objects(repo, maintenance, settings, store)
     claim(store, settings, repo.repository_id)
     cold.write(repo.path, settings)
 
 
-def _need_objects(repo: repository_module.Repository,
-                  maintenance: _engine.Maintenance, settings: cold.Settings,
-                  store: store_module.ObjectStore) -> None:
+def _require_objects(repo: repository_module.Repository,
+                     maintenance: _engine.Maintenance, settings: cold.Settings,
+                     store: store_module.ObjectStore) -> None:
     """Make sure that the objects of all cold groups are there."""
     there = {key.removeprefix(f'{owner}/') for owner in settings.owners
              for key, _ in store.keys(f'{owner}/g/')}
@@ -245,14 +245,14 @@ def claim(store: store_module.ObjectStore, settings: cold.Settings,
     :param settings: their first owner is new; the others may be there
     :raises InvalidParameter: others write there
     """
-    _need_alone(store, settings, repository_id)
+    _require_alone(store, settings, repository_id)
     content = files.pack_json(
         _KIND, repository_id=repository_id, owner=settings.owner,
         claimed=time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()))
     put_bytes(store, owner_key(settings.owner), content)
     try:
         # Two that claim at the same time both see both.
-        _need_alone(store, settings, repository_id)
+        _require_alone(store, settings, repository_id)
     except exceptions.InvalidParameter:
         store.delete(owner_key(settings.owner))
         raise
@@ -293,8 +293,8 @@ def _read_owner(store: store_module.ObjectStore, owner: str
             f'{store.location.url}: {key} is damaged: {e}') from e
 
 
-def _need_alone(store: store_module.ObjectStore, settings: cold.Settings,
-                repository_id: str) -> None:
+def _require_alone(store: store_module.ObjectStore, settings: cold.Settings,
+                   repository_id: str) -> None:
     for owner in all_owners(store):
         if owner in settings.owners:
             continue
@@ -336,8 +336,8 @@ def owner_of(store: store_module.ObjectStore, among: tuple[str, ...],
     return None
 
 
-def check_claim(repo: repository_module.Repository, settings: cold.Settings,
-                store: store_module.ObjectStore) -> None:
+def require_claim(repo: repository_module.Repository, settings: cold.Settings,
+                  store: store_module.ObjectStore) -> None:
     """Make sure that this directory may write as its owner.
 
     :raises InvalidParameter: it may not; says why

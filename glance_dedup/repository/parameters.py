@@ -24,7 +24,7 @@ _CUTS = re.compile('content-defined ([1-9][0-9]{0,8}) ([1-9][0-9]{0,8})')
 CONTENT_DEFINED, CONTENT_DEFINED_BLOCK = 'content-defined 2048 4096', 16384
 
 
-def need_range(name: str, value: int, low: int, high: int) -> None:
+def require_range(name: str, value: int, low: int, high: int) -> None:
     """Refuse a value that is not an integer from `low` to `high`.
 
     :param name: what the value is, for the error's message
@@ -36,7 +36,7 @@ def need_range(name: str, value: int, low: int, high: int) -> None:
             f'{name}: {value!r} is not a number from {low} to {high}')
 
 
-def _need_power_of_two(name: str, value: int, low: int, high: int) -> None:
+def _require_power_of_two(name: str, value: int, low: int, high: int) -> None:
     if (not isinstance(value, int) or isinstance(value, bool)
             or not low <= value <= high or value & (value - 1)):
         raise exceptions.InvalidParameter(
@@ -88,10 +88,10 @@ class Parameters:
 
         :param allow_weak: accept the digest that only tests may choose, too
         """
-        _need_power_of_two('block_size', self.block_size, 512, 65536)
-        need_range('group_slots', self.group_slots, 64, 32768)
-        _need_power_of_two('segment_size', self.segment_size,
-                           self.block_size, 1 << 20)
+        _require_power_of_two('block_size', self.block_size, 512, 65536)
+        require_range('group_slots', self.group_slots, 64, 32768)
+        _require_power_of_two('segment_size', self.segment_size,
+                              self.block_size, 1 << 20)
         self._validate_chunking()
         if self.verify not in ('fingerprint', 'bytes'):
             raise exceptions.InvalidParameter(

@@ -33,7 +33,7 @@ MAX_SIZE = 64 << 20
 _KIND = 'glance-dedup projects'
 
 
-def _need_count(value: Any) -> None:
+def _require_count(value: Any) -> None:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError('a number is none, or out of bounds')
 
@@ -56,7 +56,7 @@ class Sharing:
                 math.isfinite(self.counted) and self.counted >= 0):
             raise ValueError('a time cannot be')
         for name in ('exclusive_blocks', 'shared_blocks', 'charged_bytes'):
-            _need_count(getattr(self, name))
+            _require_count(getattr(self, name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Project:
         if not isinstance(self.project, str):
             raise TypeError('the name of a project is none')
         for name in SUMS:
-            _need_count(getattr(self, name))
+            _require_count(getattr(self, name))
 
 
 #: The sums that the file takes over from the catalog.

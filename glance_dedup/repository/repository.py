@@ -125,12 +125,12 @@ class Repository(closing.Closing):
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
             threads = min(4, len(os.sched_getaffinity(0)))
-        parameters_module.need_range('threads', threads, 0, _MAX_THREADS)
-        parameters_module.need_range('filter_mib', filter_mib, 1, 1 << 20)
+        parameters_module.require_range('threads', threads, 0, _MAX_THREADS)
+        parameters_module.require_range('filter_mib', filter_mib, 1, 1 << 20)
         if segment_cache_mib is not None:
-            parameters_module.need_range(
+            parameters_module.require_range(
                 'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
-        parameters_module.need_range('reserve_mib', reserve_mib, 0, 1 << 20)
+        parameters_module.require_range('reserve_mib', reserve_mib, 0, 1 << 20)
         if index not in (*hostfilter.INDEXES, hostfilter.NONE):
             raise exceptions.InvalidParameter(
                 f"there is no index '{index}': choose "
@@ -182,7 +182,7 @@ class Repository(closing.Closing):
             None if index_dir is None else os.fspath(index_dir),
             self.parameters.cuts[1] or self.parameters.block_size)
         _live.add(self)
-        filesystem.check_locks(self.path)
+        filesystem.require_locks(self.path)
         trialrecord.require_fit(self.path)
         if self.handle().is_shared():
             filesystem.require_direct_reads(self.path)
@@ -327,7 +327,7 @@ class Repository(closing.Closing):
         """
         return self.handle().room()
 
-    def need_room(self, size: int) -> None:
+    def require_room(self, size: int) -> None:
         """Check whether `size` bytes can be stored now.
 
         :raises NoSpaceError: less than the reserve would stay free
@@ -352,8 +352,8 @@ class Repository(closing.Closing):
         :raises InvalidParameter: for an id other than 1 to 128 characters of
             ``A-Z a-z 0-9 _ -``, and for that of a volume's recipe
         """
-        need_text('project', project)
-        self.need_image(image_id)
+        require_text('project', project)
+        self.require_image(image_id)
         scope_id = scopes.choose(scope, project)
         handle = self.handle()
         self.filter.complete(handle)
@@ -449,8 +449,8 @@ class Repository(closing.Closing):
         :raises ImageNotFound, BusyError: as their names say
         :raises InvalidParameter: if it is a recipe of a volume that is there
         """
-        need_text('image id', image_id)
-        self._need_no_volume(image_id)
+        require_text('image id', image_id)
+        self._require_no_volume(image_id)
         with layout.image_errors(self.path):
             self.handle().delete(image_id, _upload_bytes(upload_id))
         hashes.forget(self.path, image_id)
@@ -466,7 +466,7 @@ class Repository(closing.Closing):
         :raises DamagedError: if its recipe is damaged
         :raises InvalidParameter: if it is no image, but a volume's recipe
         """
-        self.need_image(image_id)
+        self.require_image(image_id)
         try:
             return self._open(image_id, upload_id)
         except exceptions.DamagedError as e:
@@ -476,7 +476,7 @@ class Repository(closing.Closing):
 
     def _open(self, image_id: str, upload_id: str | None = None
               ) -> openimages.Image:
-        need_text('image id', image_id)
+        require_text('image id', image_id)
         with layout.image_errors(self.path):
             return openimages.Image(self.handle().open_image(
                 image_id, _upload_bytes(upload_id)), self)
@@ -494,18 +494,18 @@ class Repository(closing.Closing):
         with self._open(image_id) as image:
             return image.stat
 
-    def need_image(self, image_id: str) -> None:
+    def require_image(self, image_id: str) -> None:
         """Refuse an id that belongs to a volume's recipe.
 
         :raises InvalidParameter: it does; the message names the volume
         """
-        need_text('image id', image_id)
+        require_text('image id', image_id)
         what = volumes.words(self, image_id)
         if what is not None:
             raise exceptions.InvalidParameter(
                 f'{image_id} is no image: the id is that of {what}')
 
-    def _need_no_volume(self, image_id: str) -> None:
+    def _require_no_volume(self, image_id: str) -> None:
         """Refuse to delete a recipe that a volume may need.
 
         A recipe of a volume comes after the volume's directory, and goes
@@ -514,7 +514,7 @@ class Repository(closing.Closing):
         recipe = imageids.of_volume(image_id)
         if recipe is not None and volumes.name_of(
                 self, recipe.volume_id) is not None:
-            self.need_image(image_id)
+            self.require_image(image_id)
 
     def images(self) -> list[str]:
         """The ids of all committed images, sorted; see :meth:`recipes`.
@@ -608,7 +608,7 @@ class Repository(closing.Closing):
         return self.filter.follow(self.handle())
 
 
-def need_text(name: str, value: str) -> None:
+def require_text(name: str, value: str) -> None:
     """Refuse a value that the engine cannot take as a string.
 
     :param name: what the value is, for the error's message

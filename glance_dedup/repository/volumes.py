@@ -132,12 +132,12 @@ def _no_renames(path: str, deadline: float) -> Iterator[None]:
     with closing.descriptor(opened) as fd:
         with files.os_errors(what):
             while not filesystem.lock(fd, fcntl.F_RDLCK, _NAMES_BYTE):
-                _need_time(deadline)
+                _require_time(deadline)
                 time.sleep(_PAUSE)
         yield
 
 
-def _need_time(deadline: float) -> None:
+def _require_time(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise exceptions.BusyError(
             'cannot look for a volume by its id: other processes rename, make '
@@ -160,7 +160,7 @@ def _find(repository: Repository, volume_id: str, deadline: float
                 unread = unread or e
         if listed == before and not gone:
             break
-        _need_time(deadline)
+        _require_time(deadline)
         before = listed
     if unread is not None:
         raise unread

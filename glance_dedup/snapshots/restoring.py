@@ -195,8 +195,8 @@ def restore(path: str, location: location_module.Location, credentials: str,
     """
     path = os.path.realpath(path)
     credentials = os.path.abspath(credentials)
-    parameters_module.need_range('cache_mib', cache_mib, 1,
-                                 cold.MAX_CACHE_MIB)
+    parameters_module.require_range('cache_mib', cache_mib, 1,
+                                    cold.MAX_CACHE_MIB)
     new = secrets.token_hex(16)
     keys = signing_keys or signingkeys.make()
     with (store_module.ObjectStore(location, credentials) as store,

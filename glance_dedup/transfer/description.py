@@ -35,7 +35,7 @@ class Description:
 
     def __init__(self, where: str, header: wire.RecipeHeader,
                  lot_bytes: int | None = None) -> None:
-        streams.need_room(where, header)
+        streams.require_room(where, header)
         self._where = where
         self._most = assembler.most_blocks(header.block_size, lot_bytes)
         self._file = tempfile.TemporaryFile()
@@ -102,7 +102,7 @@ class Description:
                 self._changed.wait_for(
                     lambda: number < len(self._starts) or self._ended)
                 if number >= len(self._starts):
-                    self._need_good()
+                    self._require_good()
                     return
             yield self.lot(number)
 
@@ -126,7 +126,7 @@ class Description:
                 addresses = addresses[len(part.names):]
         return lot
 
-    def _need_good(self) -> None:
+    def _require_good(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -146,7 +146,7 @@ class Description:
             number = bisect.bisect_right(self._starts, offset) - 1
             if number == len(self._starts) - 1:
                 # It may be the last one only because no more came.
-                self._need_good()
+                self._require_good()
             return number
 
     def keep_addresses(self, number: int, lot: assembler.Lot) -> None:

@@ -196,8 +196,8 @@ class Replication(DataReplication):
                 f'both clouds have the same Glance, {self._home.url}; name '
                 "the other site's as the one to be told")
         for glance in (self._home, self._away):
-            glance.need_administrator()
-        self._away.need_service()
+            glance.require_administrator()
+        self._away.require_service()
 
     def listed(self, home: dict[str, glance_api.Image],
                away: dict[str, glance_api.Image]) -> None:
@@ -237,7 +237,7 @@ class Replication(DataReplication):
             if entry is None:
                 return
         else:
-            self._need_new(record, there, entry)
+            self._require_new(record, there, entry)
             outcome.result = PLANNED if self._dry_run else REPLICATED
         if not self._dry_run:
             self._bring(record, there, outcome, pace)
@@ -287,9 +287,9 @@ class Replication(DataReplication):
         outcome.size, outcome.result = here.size, PRESENT
         return True
 
-    def _need_new(self, record: glance_api.Record,
-                  there: glance_api.Record | None,
-                  entry: journal_module.Entry | None) -> None:
+    def _require_new(self, record: glance_api.Record,
+                     there: glance_api.Record | None,
+                     entry: journal_module.Entry | None) -> None:
         """Check that an image can be taken to the other site."""
         image_id = record['id']
         if record['status'] != 'active':

@@ -74,10 +74,10 @@ class Peer:
             except errors.Refused as e:
                 if e.code not in _TOKEN_REFUSED:
                     raise
-                self._need_other(client, e)
+                self._require_other(client, e)
 
-    def _need_other(self, client: daemon_module.Client,
-                    refusal: errors.Refused) -> None:
+    def _require_other(self, client: daemon_module.Client,
+                       refusal: errors.Refused) -> None:
         with self._lock:
             if client is not self._clients[-1]:
                 return                  # another thread did it

@@ -59,7 +59,7 @@ class Trial:
             raise exceptions.RepositoryNotFound(
                 f'{self._path} is not a repository: make it first, with '
                 "'glance-dedup repository create'")
-        access.check_user(self._path)
+        access.require_user(self._path)
         try:
             with contextlib.suppress(FileExistsError):
                 access.make_directory(

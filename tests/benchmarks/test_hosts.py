@@ -84,7 +84,7 @@ def test_daemon_that_does_not_look(hosts, monkeypatch):
 
     monkeypatch.setattr(hosts, 'LIMIT', 0.1)
     with pytest.raises(SystemExit, match='does not look .* its log'):
-        Deaf().need_look(time.monotonic())
+        Deaf().wait_for_scan(time.monotonic())
 
 
 def test_table(hosts, capsys):

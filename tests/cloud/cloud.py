@@ -110,7 +110,7 @@ class Cloud:
         # All are looked at before any is recorded.
         all_hosts = hosts and host_module.joined(self.state, hosts)
         if swift:
-            self._need_no_other_repository()
+            self._require_no_other_repository()
         if settings:
             self._set_glance(settings)
         if all_hosts:
@@ -216,7 +216,7 @@ class Cloud:
             settings.setdefault(section, {}).update(values)
         self.state.set_glance({**self.state.glance, 'settings': settings})
 
-    def _need_no_other_repository(self):
+    def _require_no_other_repository(self):
         if self.state.is_used and not self.state.swift:
             raise CloudError(
                 'This cloud was started without Swift, with a repository '

@@ -294,7 +294,7 @@ def end(sandbox, server, said):
         return 'ERROR'
 
 
-def need_good(sandbox, image, said, became):
+def require_good(sandbox, image, said, became):
     """All is as it was before, and a server that was not up can be again."""
     status, body = ask(sandbox, sandbox.user.session.get_token(),
                        f'{image}/file')
@@ -330,7 +330,7 @@ def test_killed_in_the_middle(cloud, sandbox, name):
         # the cache could compare it, and the rest in the same answer.
         assert plain(cloud, image) == [
             sandbox.user.image.get_image(image).size]
-    need_good(sandbox, image, said, became)
+    require_good(sandbox, image, said, became)
 
 
 @pytest.mark.long
@@ -348,7 +348,7 @@ def test_killed_at_any_time(cloud, sandbox, seed):
     cloud.services[name].start()
     # Without Keystone the token cannot be asked about.
     sandbox.again()
-    need_good(sandbox, image, said, end(sandbox, server, said))
+    require_good(sandbox, image, said, end(sandbox, server, said))
 
 
 @pytest.mark.long
@@ -364,4 +364,4 @@ def test_a_token_is_revoked_in_the_middle(cloud, sandbox):
             cloud.services[name].kill()
             cloud.services[name].start()
         assert ask(sandbox, token, f'{image}/file')[0] == 401
-    need_good(sandbox, image, said, end(sandbox, server, said))
+    require_good(sandbox, image, said, end(sandbox, server, said))

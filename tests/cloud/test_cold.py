@@ -68,7 +68,7 @@ def forget(cloud):
 
 
 def objects(cloud):
-    settings = cold_module.need(cloud.repository)
+    settings = cold_module.require(cloud.repository)
     with cold_module.connect(settings) as store:
         return store.keys(f'{settings.owner}/g/')
 

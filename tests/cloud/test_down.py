@@ -107,7 +107,7 @@ def user(cloud):
 
 def recorded(cloud):
     """The images of the repository, of which nothing is half there."""
-    repositories.need_clean(cloud.repository)
+    repositories.require_clean(cloud.repository)
     # The daemon counts what was committed, and takes away what died.
     repositories.eventually(
         lambda: repositories.spool(cloud.repository) == [], 120)

@@ -80,7 +80,7 @@ def nothing_half_there(cloud):
     yield
     repositories.eventually(
         lambda: repositories.spool(cloud.repository) == [], LIMIT)
-    repositories.need_clean(cloud.repository)
+    repositories.require_clean(cloud.repository)
 
 
 def keep(cloud, owner, pem):

@@ -202,7 +202,7 @@ def test_swift(place):
     assert 'start Swift:' in said and 'tier --all' in said
     up = table(place, 0)
     assert list(up) == ['mariadb', 'rabbitmq', 'keystone', 'swift', 'dedupd']
-    settings = cold.need(str(place / 'stores' / 'dedup'))
+    settings = cold.require(str(place / 'stores' / 'dedup'))
     assert settings.location.url == 'swift://glance-dedup/cold'
     with repositories.open_repository(place / 'stores' / 'dedup') as repo:
         assert repo.parameters.has_cold
@@ -215,7 +215,7 @@ def test_swift(place):
     os.kill(int(up['dedupd'][1]), signal.SIGKILL)
     said = tool('up', '--dir', place, 'dedupd')
     assert 'start Swift:' in said and 'start dedupd:' in said
-    assert cold.need(str(place / 'stores' / 'dedup')) == settings
+    assert cold.require(str(place / 'stores' / 'dedup')) == settings
     tool('down', '--dir', place)
 
     other = place.with_name('other')

@@ -205,7 +205,7 @@ class Explorer:
         self._run(top, WORKLOADS[workload])
         scene = Scene(workload, base, expectation_module.Expectation(),
                       record.read(os.path.join(top, 'journal')))
-        need_complete(scene, world)
+        require_complete(scene, world)
         shutil.rmtree(world)
         for path in pathlib.Path(top, 'filter').glob('*'):
             scene.filter_file = str(path)
@@ -229,7 +229,7 @@ class Explorer:
         self._run(top, lambda stage: verify.recover(stage, expectation))
         scene = Scene(f'{state.scene.name} {state}', base, expectation,
                       record.read(os.path.join(top, 'journal')))
-        need_complete(scene, world)
+        require_complete(scene, world)
         shutil.rmtree(world)
         return scene
 
@@ -396,7 +396,7 @@ def load_state(path, name, seed):
     return state
 
 
-def need_complete(scene, world):
+def require_complete(scene, world):
     """Replaying the whole journal gives byte for byte the real tree."""
     for _, fs, _ in scene.at([len(scene.records)]):
         expected = fs.crash(filesystem.Choice()).contents()

@@ -272,7 +272,7 @@ def ordering(stage):
         with deeds.maintaining(repo) as maintainer:
             deeds.account(maintainer)
             deeds.recompress(maintainer, worth=-1, similar=True)
-            need_lists(stage.path)
+            require_lists(stage.path)
             stage.delete(repo, 'image-1')
             stage.put(other, 'while', (900, 8), (920, 5))
             deeds.collect(maintainer, live_share=90, evacuate_share=0)
@@ -287,19 +287,19 @@ def ordering(stage):
             for image in repo.images():
                 stage.delete(repo, image)
             deeds.collect(maintainer)
-            need_placeholder(stage.path)
+            require_placeholder(stage.path)
             stage.put(other, 'last', (900, 8), (100, 8))
             deeds.collect(maintainer)
 
 
-def need_placeholder(path):
+def require_placeholder(path):
     """One group is left, which may have lists, and has no slot in use."""
     number, = maintenance.groups(path)
     file = repositories.Group(path, number)
     assert file.data[8] == 2 and file.record()[2] == 0, number
 
 
-def need_lists(path):
+def require_lists(path):
     """Some segment has a list of slots."""
     for number in maintenance.groups(path):
         file = repositories.Group(path, number)
@@ -357,7 +357,7 @@ def tiering(stage):
                     stage.put(other, f'while-{number}', (2, 25), (60, 25))
                 stage.delete(other, f'while-{number}')
                 stage.put(other, f'more-{number}', (200 + 70 * number, 70))
-            need_cold(stage.path, 1)
+            require_cold(stage.path, 1)
             repositories.read_all(other, 'image-2')
             # Of a group that is cold, some blocks go.
             stage.delete(repo, 'image-1')
@@ -372,16 +372,16 @@ def tiering(stage):
             file = repositories.Group(stage.path, last)
             stage.put(other, 'fill', (500, file.slots - file.record()[2]))
             deeds.tier(maintainer)
-            need_cold(stage.path, last)
+            require_cold(stage.path, last)
             for image in repo.images():
                 stage.delete(repo, image)
             deeds.collect(maintainer)
-            need_placeholder(stage.path)
+            require_placeholder(stage.path)
             stage.put(other, 'last', (1, 25), (100, 8))
             deeds.collect(maintainer)
 
 
-def need_cold(path, number):
+def require_cold(path, number):
     """The group is cold."""
     assert repositories.Group(path, number).data[8] == 3, number
 
@@ -608,7 +608,7 @@ def first_lists(stage):
         with stage.held('fsync', 'features', lambda: deeds.recompress(
                 maintainer, worth=-1, similar=True)):
             deeds.recompress(helper, worth=-1, similar=True)
-            need_lists(stage.path)
+            require_lists(stage.path)
             stage.put(other, 'while', (900, 8), (920, 5))
         helper.save()
 
@@ -622,5 +622,5 @@ def first_cold_group(stage):
         stage.put(repo, 'a', (1, 70))
         with deeds.maintaining(repo) as maintainer:
             deeds.tier(maintainer)
-            need_cold(stage.path, 1)
+            require_cold(stage.path, 1)
             stage.put(repo, 'b', (2, 10))

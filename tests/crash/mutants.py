@@ -711,12 +711,14 @@ MUTANTS = (
             Edit(_REPO,
                  '    gd_status s = gd_locks_share_features(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n',
-                 '    GD_TRY(gd_features_check(repo->env, repo->root, err));\n'
+                 '    GD_TRY(gd_features_require_known(repo->env, repo->root, '
+                 'err));\n'
                  '    gd_status s = gd_locks_share_features(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n'),
             Edit(_REPO,
-                 '    return s == GD_OK ? gd_features_check('
-                 'repo->env, repo->root, err) : s;\n',
+                 '    return s == GD_OK ? '
+                 'gd_features_require_known(repo->env, repo->root, err) :\n'
+                 '    s;\n',
                  '    return s;\n')),
         tests=_FEATURE_TESTS,
         why_not='it takes a newer program'),
@@ -741,8 +743,10 @@ MUTANTS = (
     Mutant(
         'runs-removed-before-the-shard', 'I8', (
             Edit(_SHARD_MERGE,
-                 '    gd_status s = need_count(m, &m->sources[0].id, err);\n',
-                 '    gd_status s = need_count(m, &m->sources[0].id, err);\n'
+                 '    gd_status s = require_count(m, &m->sources[0].id, '
+                 'err);\n',
+                 '    gd_status s = require_count(m, &m->sources[0].id, '
+                 'err);\n'
                  '    for (size_t i = 1; s == GD_OK && i < m->source_count; '
                  'i++) {\n'
                  '        s = gd_shards_remove(m->shards, &m->sources[i].id, '
@@ -752,8 +756,8 @@ MUTANTS = (
     Mutant(
         'runs-removed-by-a-late-merge', 'I8', (
             Edit(_SHARD_MERGE,
-                 '        s = need_count(m, &m->made[i], err);\n',
-                 '        (void)need_count(m, &m->made[i], err);\n'),),
+                 '        s = require_count(m, &m->made[i], err);\n',
+                 '        (void)require_count(m, &m->made[i], err);\n'),),
         tests=('tests/unit/test_c.py::'
                'TestPlain::test_c[test_shardmerge-plain]',),
         why_not='others must go on while a host is cut off'),

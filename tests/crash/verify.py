@@ -159,14 +159,14 @@ class _Verifier:
     def run(self):
         if not self.expected.created and not os.path.exists(
                 os.path.join(self.path, 'repository.json')):
-            self.check_unmade()
+            self.require_unmade()
             # Then it can be made.
             repositories.create(self.path, block_size=512, group_slots=64,
                                 segment_size=4096)
         if self.filter_file is not None:
             os.mkdir(self.filters)
             shutil.copy(self.filter_file, self.filters)
-        self.check_first()
+        self.require_first()
         with self.open() as repo:
             self.read(repo, 'at once')
             volumes = verify_volumes.Volumes(repo, self.expected.volumes)
@@ -178,23 +178,23 @@ class _Verifier:
                 deeds.account(maintainer)
                 if self.merge:
                     deeds.merge(maintainer)
-                    self.need_merged(repo, maintainer)
+                    self.require_merged(repo, maintainer)
                 self.collect(maintainer)
                 self.read(repo, 'after the collection')
-                volumes.need_only_these()
-                self.need_nothing_leaked(repo)
+                volumes.require_only_these()
+                self.require_nothing_leaked(repo)
                 volumes.use()
                 self.upload(repo)
                 self.collect(maintainer)
-                self.need_nothing_leaked(repo)
+                self.require_nothing_leaked(repo)
                 self.read(repo, 'at the end')
                 volumes.read('at the end')
-        self.check_last()
+        self.require_last()
         if self.expected.volumes:
             self.delete_volumes()
-            self.check_last()
+            self.require_last()
 
-    def need_merged(self, repo, maintainer):
+    def require_merged(self, repo, maintainer):
         """What images name is stored once, as by an exact deduplication.
 
         Left out are blocks behind a group's published count: nobody has
@@ -223,7 +223,7 @@ class _Verifier:
         with self.open() as repo, deeds.maintaining(repo) as maintainer:
             verify_volumes.Volumes(repo, self.expected.volumes).delete()
             self.collect(maintainer)
-            self.need_nothing_leaked(repo)
+            self.require_nothing_leaked(repo)
 
     def collect(self, maintainer):
         result = deeds.collect(maintainer)
@@ -243,7 +243,7 @@ class _Verifier:
 
     # -- the independent check --------------------------------------------
 
-    def check_unmade(self):
+    def require_unmade(self):
         """What a creation left that did not end."""
         try:
             report = checker.check(self.path)
@@ -252,7 +252,7 @@ class _Verifier:
         if not report.ok:
             raise Wrong(f'before it is made: {report.findings[0]}')
 
-    def check_features(self):
+    def require_features(self):
         """N15.1, also for files that nobody reads."""
         features = os.listdir(os.path.join(self.path, 'features'))
         for directory, feature in _FEATURES.items():
@@ -263,8 +263,8 @@ class _Verifier:
                     raise Wrong(f'{directory}/{name} needs the features '
                                 f'{needed}, and there are {features}')
 
-    def check_first(self):
-        self.check_features()
+    def require_first(self):
+        self.require_features()
         report = checker.check(self.path)
         for finding in report.findings:
             if finding.severity != checker.DAMAGE and not any(
@@ -278,7 +278,7 @@ class _Verifier:
         lost = set(report.damaged_images).intersection(finding.images)
         return self.expected.harmed and lost <= self.expected.damaged
 
-    def check_last(self):
+    def require_last(self):
         report = checker.check(self.path)
         for finding in report.findings:
             if self.is_on_purpose(finding, report) and finding.severity == (
@@ -321,7 +321,7 @@ class _Verifier:
 
     # -- garbage ----------------------------------------------------------
 
-    def need_nothing_leaked(self, repo):
+    def require_nothing_leaked(self, repo):
         if self.expected.damaged:
             return
         spool = os.listdir(os.path.join(self.path, 'spool'))

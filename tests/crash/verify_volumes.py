@@ -51,7 +51,7 @@ class Volumes:
             model.kept(0)
             model.absent = False
 
-    def need_only_these(self):
+    def require_only_these(self):
         """Nothing is there of volumes that are not."""
         there = sorted(name for name, model in self.expected.items()
                        if model.there)
@@ -90,7 +90,7 @@ class Volumes:
             if model.there:
                 openvolumes.delete(self._repo, name)
                 model.there, model.absent = False, True
-        self.need_only_these()
+        self.require_only_these()
         left = os.listdir(os.path.join(self._repo.path, 'volumes'))
         if left:
             raise Wrong(f'all volumes were deleted, and there is {left[0]}')

@@ -126,7 +126,7 @@ def read(world):
         repo.images()
 
 
-def need_check(world):
+def require_check_ends(world):
     """The second implementation ends, and says what it thinks."""
     checker.check(world.path)
 
@@ -178,7 +178,7 @@ def pull_all(world):
                     assert image_id not in here.images()
                 else:
                     assert repositories.read_all(here, image_id) == data
-        repositories.need_clean(fresh)
+        repositories.require_clean(fresh)
         assert daemon.process.poll() is None, daemon.text()
 
 
@@ -195,7 +195,7 @@ def send_all(world):
                 assert image_id not in there.images()
             else:
                 assert repositories.read_all(there, image_id) == data
-    repositories.need_clean(fresh)
+    repositories.require_clean(fresh)
 
 
 # -- storing ------------------------------------------------------------------
@@ -378,7 +378,7 @@ def mark_lost(world):
 
 OPERATIONS = {
     'read': read,
-    'check': need_check,
+    'check': require_check_ends,
     'commands': commands,
     'pull': pull_all,
     'send': send_all,

@@ -89,24 +89,24 @@ def _run(job, scratch):
         except exceptions.RepositoryError as e:
             said = f'{type(e).__name__}: {e}'
 
-        def need_all(what, but=()):
+        def require_all(what, but=()):
             lost = {i: why for i, why in world.look_at_all().items()
                     if i not in but}
             assert not lost, f'{what}: {lost} (said: {said})'
 
         stored = set(world.images).difference(template.IMAGES)
-        need_all('damaged without being hit', stored.union(job['hit']))
+        require_all('damaged without being hit', stored.union(job['hit']))
         undone = undo()
         # It is as the file: stored in the place of what was lost.
         lost = stored if job['damage'] in damages.WHOLE else set()
         lost = lost.union(job['given_up'])
         if not undone:
             lost.update(job['hit'])
-        need_all('lost for ever', lost)
+        require_all('lost for ever', lost)
         if job['operation'] not in operations.READING:
             with contextlib.suppress(exceptions.RepositoryError):
                 operations.recover(world)
-            need_all('lost later', lost)
+            require_all('lost later', lost)
     finally:
         shutil.rmtree(directory)
 

@@ -38,7 +38,7 @@ def get(daemon, image_id):
             response.close()
 
 
-def need_reads(daemon, hit, case):
+def require_reads(daemon, hit, case):
     for image_id, data in template.IMAGES.items():
         status, body = get(daemon, image_id)
         if status == 200:
@@ -75,10 +75,10 @@ def test_reads_and_status(top, tmp_path):
                         damage, oracle.END))
                 undo = damages.DAMAGES[damage](damages.Target(
                     path, name, top / 'older', top / 'other'), *arguments)
-                need_reads(daemon, hit, case)
+                require_reads(daemon, hit, case)
                 assert daemon.request('GET', '/v1/status').status == 200, case
                 assert undo(), case
-        need_reads(daemon, (), 'undone')
+        require_reads(daemon, (), 'undone')
         assert daemon.process.poll() is None
 
 
@@ -92,5 +92,5 @@ def test_status_shows_the_damage(top, tmp_path):
     with daemons.running(path) as daemon:
         daemon.run('scrub')
         assert b'later' in daemon.request('GET', '/v1/status').body
-        need_reads(daemon, ['later'], 'scrubbed')
+        require_reads(daemon, ['later'], 'scrubbed')
         assert daemon.process.poll() is None

@@ -102,7 +102,7 @@ class Cases:
             'given_up': self.given_up(name, damage, operation)})
         assert 'error' not in answer, f'{json.dumps(case)}\n{answer["error"]}'
 
-    def need_read(self, cases):
+    def require_read(self, cases):
         """Many in place; returns how many made something unreadable."""
         hits = 0
         for at in range(0, len(cases), 2000):
@@ -200,7 +200,7 @@ def reading(cases, rng, most):
 
 def test_reading(cases):
     found = reading(cases, random.Random(1), 25)
-    assert cases.need_read(found) > len(found) // 3
+    assert cases.require_read(found) > len(found) // 3
 
 
 def lists_of(cases):
@@ -227,9 +227,9 @@ def test_each_byte_of_lists(cases):
               for name, segment, size in found
               for at in (*range(segment, segment + 24),
                          *range(segment + 32, segment + 32 + size))]
-    assert cases.need_read(unread) == len(unread)
-    cases.need_read([(name, 'flip', [at, 1]) for name, segment, _ in found
-                     for at in range(segment + 24, segment + 32)])
+    assert cases.require_read(unread) == len(unread)
+    cases.require_read([(name, 'flip', [at, 1]) for name, segment, _ in found
+                        for at in range(segment + 24, segment + 32)])
 
 
 @pytest.mark.long
@@ -238,7 +238,7 @@ def test_reading_everywhere(cases, seed):
     """Three times: every byte of what is small, 20,000 of what is not."""
     found = reading(cases, random.Random(seed), 20000)
     random.Random(seed).shuffle(found)
-    assert cases.need_read(found[:40000]) > 10000
+    assert cases.require_read(found[:40000]) > 10000
 
 
 # -- tasks --------------------------------------------------------------------

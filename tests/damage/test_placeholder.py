@@ -51,7 +51,7 @@ def left(request, tmp_path_factory):
     return path, number
 
 
-def need_goes_on(left, tmp_path, change):
+def require_progress(left, tmp_path, change):
     """With one change, uploads and collections do; and the number stays."""
     old, number = left
     path = tmp_path / 'repository'
@@ -77,7 +77,7 @@ def need_goes_on(left, tmp_path, change):
         collect(repo)
         assert maintenance.groups(path) == [number + 1]
         assert repositories.read_all(repo, 'new') == CONTENT
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def flipped(at):
@@ -95,15 +95,15 @@ def each_byte(step):
 
 @pytest.mark.parametrize('at', each_byte(23))
 def test_some_bytes(left, tmp_path, at):
-    need_goes_on(left, tmp_path, flipped(at))
+    require_progress(left, tmp_path, flipped(at))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('at', each_byte(1))
 def test_each_byte(left, tmp_path, at):
-    need_goes_on(left, tmp_path, flipped(at))
+    require_progress(left, tmp_path, flipped(at))
 
 
 @pytest.mark.parametrize('length', [0, 1, 511, 512, 1023, 1536, 4096, 8191])
 def test_cut(left, tmp_path, length):
-    need_goes_on(left, tmp_path, lambda data: data[:length])
+    require_progress(left, tmp_path, lambda data: data[:length])

@@ -62,8 +62,8 @@ clouds:
 """
 #: Without Keystone nobody has a role.
 POLICY = """\
-import json
 from glance import policies
+import json
 for rule in policies.list_rules():
     print(json.dumps(rule.name) + ': "@"')
 """
@@ -253,7 +253,7 @@ class Walk:
         copy = self.debian.path('/var/lib/glance/copy')
         return copy.exists() and digest(copy) == self.images[image_id]
 
-    def need_all(self):
+    def require_all(self):
         """All images are whole."""
         broken = [image_id for image_id in self.images
                   if not self.is_whole(image_id)]
@@ -341,7 +341,7 @@ def migrate(walk):
             else:
                 walk.type_commands(block.text)
     assert not replaced
-    walk.need_all()
+    walk.require_all()
     assert not walk.glance('ls /var/lib/glance/images')
 
 
@@ -368,7 +368,7 @@ def dashboard_answers(walk):
 def stop_the_daemon(walk):
     """The page's table: nothing but collection waits for dedupd."""
     walk.root('systemctl stop dedupd')
-    walk.need_all()
+    walk.require_all()
     walk.upload('without', 11)
     said = walk.glance('glance-dedup status')
     assert 'no daemon answers' in said, said
@@ -397,7 +397,7 @@ def damage_groups(walk):
     walk.glance('glance-dedup task scrub --full', check=False)
     for image_id in broken:
         walk.type_section(BACKUP, 'Damaged blocks', ID=image_id)
-    walk.need_all()
+    walk.require_all()
     walk.glance('glance-dedup repository check')
 
 
@@ -409,7 +409,7 @@ def fill_the_disk(walk):
     assert '413' in said, said
     log = walk.root('tail -n 200 /var/log/glance/glance-api.log')
     assert 'are kept for deleting and collecting' in log, log
-    walk.need_all()
+    walk.require_all()
     walk.forget(ballast)
     walk.type_commands('$ glance-dedup task collect')
     said = walk.upload('again', 13, TOO_MUCH, '--store dedup1')
@@ -432,7 +432,7 @@ def upgrade(walk, higher):
     assert main_pid(walk) != started, 'dedupd was not restarted'
     config = walk.debian.path('/etc/dedupd/dedupd.conf').read_text()
     assert '# changed here\n' in config
-    walk.need_all()
+    walk.require_all()
 
 
 def add_nova_base(walk):

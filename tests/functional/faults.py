@@ -703,7 +703,7 @@ class _Child:
                 merger.run_once(maintainer, pace)
                 for _ in range(2):
                     collector.run_once(maintainer, pace)
-                maintenance.need_collected(maintainer)
+                maintenance.require_collected(maintainer)
         self._check_images()
         if 'volume' in self.state:
             self._check_volume()

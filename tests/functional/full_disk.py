@@ -47,7 +47,7 @@ def maintain(repo):
         maintenance.account(maintainer)
         result = collector.run_once(maintainer, task.Pace())
         assert not maintainer.warnings, maintainer.warnings
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         return result
 
 
@@ -77,7 +77,7 @@ def main(root, filter_directory, kind):
         filling = fill(place)
         assert free(place, kind) < (1 << 16 if kind == 'bytes' else 1)
         assert refused(repo, 'refused')
-        maintenance.need_contents(repo, {
+        maintenance.require_contents(repo, {
             **kept, 'large': repositories.noise(12 * MIB, 2),
             **{f'small-{n}': b'%d' % n for n in range(many)}})
         # Each needs a name in the spool: more of them than a directory's
@@ -100,7 +100,7 @@ def main(root, filter_directory, kind):
         assert (path / 'catalog-reserve').exists()
         assert (path / 'catalog-reserve-1').exists()
         repositories.put(repo, 'last', repositories.noise(MIB, 4))
-        maintenance.need_contents(repo, {
+        maintenance.require_contents(repo, {
             **kept, 'last': repositories.noise(MIB, 4)})
         maintain(repo)
     assert not found_by_check(path)
@@ -144,7 +144,7 @@ def cache(root, filter_directory, kind):
             assert not result.short and not result.failed, result
         left = {name: model[name] for name in held.candidates()}
         assert len(left) >= 2 and 'image-0' in left
-        maintenance.need_contents(repo, left)
+        maintenance.require_contents(repo, left)
         for file in filling:
             file.unlink()
         held.close()

@@ -174,7 +174,7 @@ class Worker:
         status, whole, data = self.get(image_id)
         tag = None
         if whole:
-            tag = storm.need_right(image_id, data)
+            tag = storm.require_right(image_id, data)
         elif len(data) > storm.TAG:
             # What came before somebody was killed is right, too.
             tag = data[:storm.TAG].decode().rstrip()
@@ -313,7 +313,7 @@ def judge_end(repo, client, images):
     for image_id in [i for i in repo.images() if i in images]:
         with repo.open_image(image_id) as opened:
             contents[image_id] = opened.read()
-        tag = storm.need_right(image_id, contents[image_id])
+        tag = storm.require_right(image_id, contents[image_id])
         assert images[image_id].may_be(tag), (tag, vars(images[image_id]))
         assert images[image_id].gone is None, vars(images[image_id])
     shown = {image['id']: image for image in patiently(client.list)}

@@ -344,7 +344,7 @@ class Soak:
                 self.done.update({
                     key: value for key, value in last['result'].items()
                     if type(value) is int})
-            maintenance.need_contents(repo, contents)
+            maintenance.require_contents(repo, contents)
         for daemon in (self.daemon, self.other):
             if daemon.process is not None:
                 self.judge_daemon(daemon, contents)
@@ -448,12 +448,12 @@ class Soak:
         # The workers of a master that is dead are awaited by nobody.
         repositories.eventually(lambda: not users_of(self.path) and not any(
             started(pid) == when for pid, when in pids), LIMIT)
-        need_no_locks(self.path)
-        repositories.need_clean(self.path)
+        require_no_locks(self.path)
+        repositories.require_clean(self.path)
         with repositories.open_repository(self.path) as repo:
             print(*settle(repo))
-        need_exact(self.path, contents)
-        need_no_locks(self.path)
+        require_exact(self.path, contents)
+        require_no_locks(self.path)
 
     def last_words(self):
         """What a failure prints: the seed, and what happened at last."""
@@ -521,7 +521,7 @@ def users_of(path):
     return found
 
 
-def need_no_locks(path):
+def require_no_locks(path):
     """Nobody has a lock of any file, and a new process may take them all.
 
     On file systems in user space a lock falls a moment after its file was
@@ -603,7 +603,7 @@ def extra_blocks(path, expected):
     return found
 
 
-def need_exact(path, contents):
+def require_exact(path, contents):
     """Not a block too much, nor too few; in counts, groups and catalog."""
     wanted = distinct_blocks(contents)
     with repositories.open_repository(path) as repo:

@@ -58,7 +58,7 @@ def content(image_id, tag):
     return bytes(data + noise(rng.randrange(BLOCK), 1))
 
 
-def need_right(image_id, data):
+def require_right(image_id, data):
     """The tag of what was read, if it is right in every byte."""
     tag = data[:TAG].decode().rstrip()
     assert data == content(image_id, tag), f'{image_id} {tag} is wrong'
@@ -115,7 +115,7 @@ class Worker:
                                      exceptions.ImageExists):
                 self.rng.choice(steps)(image_id, number)
         for image_id, image in self.held:
-            need_right(image_id, image.read())
+            require_right(image_id, image.read())
             image.close()
         self.repo.close()
 
@@ -154,7 +154,7 @@ class Worker:
             with self.repo.open_image(image_id) as image:
                 upload = image.stat.upload_id
                 data = image.read()
-                need_right(image_id, data)
+                require_right(image_id, data)
                 for _ in range(3):
                     start = self.rng.randrange(len(data))
                     length = self.rng.randrange(3000)
@@ -173,7 +173,7 @@ class Worker:
             with self.client.open_image(image_id) as stream:
                 data = stream.read(stream.size)
             assert len(data) == stream.size
-            tag = need_right(image_id, data)
+            tag = require_right(image_id, data)
         except errors.DaemonUnavailable:
             return
         except errors.Refused as e:
@@ -191,7 +191,7 @@ class Worker:
             cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=60)
         assert done.returncode == 0 or b'no image' in done.stderr, done.stderr
-        tag = None if done.returncode else need_right(image_id, done.stdout)
+        tag = None if done.returncode else require_right(image_id, done.stdout)
         self.tell(op='read', phase='end', number=number, tag=tag,
                   bytes=len(done.stdout))
 
@@ -201,7 +201,7 @@ class Worker:
     def read_held(self, image_id, number):
         if self.held:
             image_id, image = self.held.popleft()
-            need_right(image_id, image.read())
+            require_right(image_id, image.read())
             image.close()
 
     def delete(self, image_id, number):
@@ -353,7 +353,7 @@ def judge_end(repo, uploads):
     for image_id in images_of(repo):
         with repo.open_image(image_id) as image:
             contents[image_id] = image.read()
-            tag = need_right(image_id, contents[image_id])
+            tag = require_right(image_id, contents[image_id])
             present[image_id] = image.stat.upload_id
             assert uploads[image.stat.upload_id].tag == tag
     for upload_id, upload in uploads.items():

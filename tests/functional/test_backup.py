@@ -205,7 +205,7 @@ class Site:
     def fetch(self, image_id):
         return self.glance.fetch(image_id)
 
-    def need_images(self):
+    def require_images(self):
         """Every image reads back, by its location, as it was uploaded."""
         for image_id, data in self.images.items():
             assert self.fetch(image_id) == (200, data), image_id
@@ -305,23 +305,23 @@ def test_all_is_lost(site_with_glance):
     site.follow('Restore')
     assert site.fetch(later)[0] == 204      # Glance knows it, and nobody else
     site.images = saved
-    site.need_images()
-    need_collection(site)
+    site.require_images()
+    require_collection(site)
     site.upload(shared(4))
-    site.need_images()
-    need_clean(site)
+    site.require_images()
+    require_clean(site)
 
 
-def need_collection(site):
+def require_collection(site):
     """Space is given back, and nothing is lost by it."""
     assert site.daemon.run('collect')['last']['result']['refused'] is None
-    site.need_images()
+    site.require_images()
 
 
-def need_clean(site):
+def require_clean(site):
     """The catalog's counts are right, too."""
     site.daemon.stop()
-    repositories.need_clean(site.datadir)
+    repositories.require_clean(site.datadir)
 
 
 def test_a_step_back(site):
@@ -337,9 +337,9 @@ def test_a_step_back(site):
 
     site.follow('Restore', 1)
     site.images = saved
-    site.need_images()
-    need_collection(site)
-    need_clean(site)
+    site.require_images()
+    require_collection(site)
+    require_clean(site)
 
 
 def test_damage(site):
@@ -355,8 +355,8 @@ def test_damage(site):
     assert site.daemon.run('scrub')['last']['result']['damaged']
     assert site.fetch(image_id)[0] == 503
     site.follow('Damaged blocks', ID=image_id)
-    site.need_images()
-    need_collection(site)
+    site.require_images()
+    require_collection(site)
 
     os.truncate(site.datadir / 'images' / image_id, 4096)
     assert site.fetch(image_id)[0] == 503
@@ -370,8 +370,8 @@ def test_a_lost_recipe(site):
     os.unlink(site.datadir / 'images' / image_id)
     assert site.fetch(image_id)[0] == 204
     site.follow('A lost recipe', ID=image_id)
-    site.need_images()
-    need_collection(site)
+    site.require_images()
+    require_collection(site)
 
 
 def test_another_disk(site):
@@ -381,9 +381,9 @@ def test_another_disk(site):
     shutil.rmtree(site.datadir)
     os.rename(site.directory / 'new/dedup', site.datadir)
     site.start('dedupd', 'glance-api')
-    site.need_images()
+    site.require_images()
     site.upload(shared(9))
-    need_collection(site)
+    require_collection(site)
 
 
 def test_every_command_is_run():

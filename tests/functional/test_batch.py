@@ -35,7 +35,7 @@ def test_equal_blocks_are_stored_once(cloud):
     assert sum(result.stored for result in results.values()) == (
         2 * batches.SEGMENT + 4 * (batches.SEGMENT + 5000))
     assert not cloud.spooled()
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 def test_second_night_reads_what_changed(cloud):
@@ -52,7 +52,7 @@ def test_second_night_reads_what_changed(cloud):
     assert results['disk1'].stored == 12288
     assert {name: result.read > 0 for name, result in results.items()} == {
         'disk0': False, 'disk1': True, 'disk2': False, 'disk3': False}
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 def test_backup_that_is_gone_is_no_base(cloud):
@@ -91,7 +91,7 @@ def test_rank_that_is_killed(cloud, stage, tmp_path, monkeypatch):
     # If all backups were complete, the next run on the host tidies up.
     cloud.run(night=1)
     assert not cloud.spooled()
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 def test_server_ends_with_its_last_disk():
@@ -171,7 +171,7 @@ def test_round_that_breaks_each_time(cloud, monkeypatch):
     assert cloud.backups() == {}
     assert all(not result.note for result in cloud.run().values())
     assert cloud.backups() == cloud.disks.digests()
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 def test_disk_that_changes_meanwhile(cloud, monkeypatch):
@@ -190,7 +190,7 @@ def test_disk_that_changes_meanwhile(cloud, monkeypatch):
     digests = cloud.disks.digests()
     del digests['disk2']
     assert cloud.backups() == digests
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 def test_source_that_is_nowhere(cloud):
@@ -217,8 +217,8 @@ def test_two_backups_of_one_disk(cloud):
 def test_mpi_fails_once_while_ranks_look(cloud, tmp_path, monkeypatch):
     """The command looks again, and says so."""
     batches.in_ranks(tmp_path / 'site', monkeypatch, f"""
-import os
 from glance_dedup.batch import ranks
+import os
 agree = ranks.Ranks.agree
 def fails_once(self, value):
     try:
@@ -272,7 +272,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
                     if slot < published.get(group, 0)]
     # A rank may end a moment after mpiexec, and has its groups until then.
     repositories.eventually(is_empty)
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 @pytest.mark.parametrize('change', [

@@ -68,7 +68,7 @@ class Rack(batches.Cloud):
              ).write_bytes((self.disks.directory / f'disk{number}'
                             ).read_bytes())
 
-    def need_only(self, results, names, error):
+    def require_only(self, results, names, error):
         """These were backed up, and the others were not, for this reason."""
         digests = self.disks.digests()
         assert self.backups() == {name: digests[name] for name in names}
@@ -102,12 +102,12 @@ def test_host_without_room_for_its_spool(rack, tmp_path, size):
                 watch=lambda process, event: reached.append(event),
                 monkeypatch=patch)
         assert not [path for path in small.rglob('*') if path.is_file()]
-    rack.need_only(results, {'disk0', 'disk1'},
-                   'on two the spool .* No space left on device. Make room '
-                   r'there, or give another directory \(--spool\)')
+    rack.require_only(results, {'disk0', 'disk1'},
+                      'on two the spool .* No space left on device. Make room '
+                      r'there, or give another directory \(--spool\)')
     assert any('two: the spool' in text for text in rack.notices)
     assert not any('broke' in text for text in rack.notices)
-    rack.need_nothing_left()
+    rack.require_nothing_left()
     mine = [event.get('stage', '') for event in reached
             if event['rank'] == 1 and event['event'] in ('stage', 'notice')]
     assert mine.index('') == STAGES.index(ROOM[size]), mine
@@ -119,7 +119,7 @@ def test_host_without_room_and_without_disks(rack, tmp_path):
         rack.spool.mkdir()
         rack.hosts.mount('two', small, rack.spool)
         results = rack.run(sources=rack.disks.sources()[:2])
-    rack.need_only(results, {'disk0', 'disk1'}, 'unused')
+    rack.require_only(results, {'disk0', 'disk1'}, 'unused')
 
 
 def test_host_that_may_not_write_its_spool(rack, tmp_path):
@@ -128,7 +128,7 @@ def test_host_that_may_not_write_its_spool(rack, tmp_path):
     rack.spool.mkdir()
     with open(rack.hosts.directory / 'two', 'a') as mounts:
         mounts.write(f'mount --bind -o ro {rack.spool} {rack.spool}\n')
-    rack.need_only(rack.run(), {'disk0', 'disk1'}, 'Read-only file system')
+    rack.require_only(rack.run(), {'disk0', 'disk1'}, 'Read-only file system')
 
 
 def test_host_with_another_version(rack, tmp_path):
@@ -141,11 +141,11 @@ def test_host_with_another_version(rack, tmp_path):
     (other / 'METADATA').write_text(
         re.sub('^Version: .*$', 'Version: 99.1', text, flags=re.MULTILINE))
     rack.hosts.mount('two', other, mine)
-    rack.need_only(rack.run(), {'disk0', 'disk1'},
-                   r'These hosts were left out: two')
+    rack.require_only(rack.run(), {'disk0', 'disk1'},
+                      r'These hosts were left out: two')
     assert re.search(r"it has version '99\.1' .*install one version on all",
                      rack.lost['two'])
-    rack.need_nothing_left()
+    rack.require_nothing_left()
 
 
 def test_host_with_another_repository(rack, tmp_path):
@@ -154,7 +154,7 @@ def test_host_with_another_repository(rack, tmp_path):
     with pytest.raises(Exception, match='on two, .* is another repository'):
         rack.run()
     assert rack.backups() == {}
-    rack.need_nothing_left()
+    rack.require_nothing_left()
 
 
 # -- ranks --------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_slow_rank(cloud, monkeypatch):
     assert not any(result.note for result in results.values())
     assert not any('broke' in text for text in cloud.notices)
     assert cloud.backups() == cloud.disks.digests()
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 def limit_silence(cloud, monkeypatch):
@@ -216,12 +216,12 @@ def test_rank_that_hangs(cloud, monkeypatch):
     assert any(re.search('broke, time 1 of 3: .*waited 10 s for others', text)
                for text in cloud.notices)
     assert cloud.backups() == cloud.disks.digests()
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 STORE_SLOWLY = """
-import time
 from glance_dedup.batch import stages
+import time
 store = stages.Round.store
 def store_slowly(self):
     if self._ranks.rank == 1:
@@ -242,12 +242,12 @@ def test_rank_that_stores_long(cloud, tmp_path, monkeypatch):
     assert not any('broke' in text for text in cloud.notices)
     assert not any(result.note for result in results.values())
     assert cloud.backups() == cloud.disks.digests()
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 DAMAGE = """
-import os
 from glance_dedup.batch import ranks
+import os
 pack = ranks.pack
 def damage(kind, payload):
     message = pack(kind, payload)
@@ -271,7 +271,7 @@ def test_damaged_message(cloud, tmp_path, monkeypatch, how):
     assert any('do not agree with its head' in text for text in cloud.notices)
     assert not any(result.note for result in results.values())
     assert cloud.backups() == cloud.disks.digests()
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 # Long: ranks start twice for each of five backups.
@@ -294,7 +294,7 @@ def test_nights_with_a_dead_rank(cloud, monkeypatch, nights):
             cloud.notices)
         assert cloud.backups(night) == cloud.disks.digests()
     cloud.run(nights)
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 # -- the repository -----------------------------------------------------------
@@ -334,7 +334,7 @@ def test_index_that_is_missing_or_damaged(cloud):
     merge(cloud.path)
     cloud.run(3)
     assert not cloud.notices
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 def test_new_bytes_are_those_of_the_recipe(cloud, capfd):
@@ -373,7 +373,7 @@ def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
     assert any('broke, time 1' in text for text in cloud.notices)
     assert not any(result.note for result in results.values())
     assert cloud.backups(1) == cloud.disks.digests()
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
@@ -400,7 +400,7 @@ def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
     assert not any(result.note for result in results.values())
     assert cloud.backups() == cloud.disks.digests()
     assert sum(result.stored for result in results.values()) > 0
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 def is_in_index(path, data):
@@ -430,7 +430,7 @@ def test_index_that_is_stale(cloud):
     results = cloud.run()
     assert not any(result.note for result in results.values())
     assert cloud.backups() == cloud.disks.digests()
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
@@ -519,7 +519,7 @@ def test_digests_that_are_damaged(cloud):
     assert cloud.backups(2) == cloud.disks.digests()
     assert all(result.read < 3 * SEGMENT and not result.note
                for result in results.values())
-    cloud.need_nothing_left()
+    cloud.require_nothing_left()
 
 
 # -- the command --------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_command_that_is_killed(large, monkeypatch, kind):
     if kind != signal.SIGKILL:
         assert command.returncode == main.INTERRUPTED
         assert 'glance-dedup: interrupted' in told
-        large.need_nothing_left()
+        large.require_nothing_left()
     # If only the command is killed, its ranks may complete the round first.
     left = bool(large.spooled())
     proceed.touch()
@@ -581,7 +581,7 @@ def test_command_that_is_killed(large, monkeypatch, kind):
             with repo.open_image(backup.image_id) as image:
                 found[backup.name] = batches.digest_of(image.pieces())
     assert found == large.disks.digests()
-    large.need_nothing_left()
+    large.require_nothing_left()
 
 
 def test_two_commands_at_once(large, monkeypatch):
@@ -603,7 +603,7 @@ def test_two_commands_at_once(large, monkeypatch):
     assert 'None' not in second.stdout
     with repository.Repository(large.path) as repo:
         assert len(repo.backups()) == 4
-    large.need_nothing_left()
+    large.require_nothing_left()
 
 
 def test_recipe_without_its_base_is_refused(cloud):

@@ -68,7 +68,7 @@ class Cloud:
         rows = json.loads(done.stdout) if done.stdout else []
         return done.returncode, {row['name']: row for row in rows}, done.stderr
 
-    def need_backups(self, rows):
+    def require_backups(self, rows):
         with repositories.open_repository(self.path) as repo:
             for name, row in rows.items():
                 assert repositories.read_all(repo, row['backup_id']) == (
@@ -82,7 +82,7 @@ ENV = {name: value for name, value in os.environ.items()
 
 @pytest.fixture(scope='module')
 def network(tmp_path_factory):
-    hosts_module.need_hosts()
+    hosts_module.require_hosts()
     with hosts_module.Network(tmp_path_factory.mktemp('network'), NAMES
                               ) as found:
         found.know()
@@ -119,13 +119,13 @@ def test_three_hosts(cloud):
     assert status == 0, err
     assert set(rows) == set(cloud.disks)
     assert sum(row['new_bytes'] for row in rows.values()) == 7 * MIB
-    cloud.need_backups(rows)
+    cloud.require_backups(rows)
     for number, host in enumerate(cloud.network.hosts.values(), 1):
         kept = {path.name for path in (host.own / 'state').rglob('*')
                 if path.is_file()}
         assert {name for name in kept if name.startswith('disk')} == {
             name for name in kept if name.startswith(f'disk{number}')} != set()
-    repositories.need_clean(cloud.path)
+    repositories.require_clean(cloud.path)
 
 
 def wrong_key(host):
@@ -171,7 +171,7 @@ def test_host_that_cannot_take_part(cloud, fault):
              if 'compute2 was left out: ' in line)
     assert reason in line
     assert 'left out: compute2' in rows.pop('disk2')['note']
-    cloud.need_backups(rows)
+    cloud.require_backups(rows)
 
 
 def test_no_host_can_take_part(cloud):
@@ -267,4 +267,4 @@ def test_host_that_dies(cloud, hold):
     assert ('its host compute2 cannot take part any more: ssh cannot log in'
             in rows.pop('disk2')['note'])
     assert set(rows) == {'disk1', 'disk3'}
-    cloud.need_backups(rows)
+    cloud.require_backups(rows)

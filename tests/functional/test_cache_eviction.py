@@ -67,7 +67,7 @@ def cache(storing, model, tmp_path):
         if daemon.process.poll() is None:
             assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def fetch(storing, cache, image_id):
@@ -253,7 +253,7 @@ def test_killed_again_and_again(storing, cache, model):
             assert fetch(storing, cache, image_id) == model[image_id]
         time.sleep(rng.random() / 4)
         cache.kill()
-        repositories.need_clean(cache.path)
+        repositories.require_clean(cache.path)
         cache.start().wait_for_catalog()
     cache.wait_for(lambda: (
         cache.counts()['held']['disk_bytes'] or 1 << 60)

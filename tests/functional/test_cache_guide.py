@@ -128,7 +128,7 @@ def status(host):
         'http://dedupd/v1/status'))
 
 
-def need_a_relay(host, image_id, configuration):
+def require_a_relay(host, image_id, configuration):
     """Nova's address stays; an image comes with the cache, and without it."""
     change = next(block.text for block in blocks_of('Without the cache')
                   if block.text.startswith('['))
@@ -193,7 +193,7 @@ def test_the_page(host, controller):
     assert (found['fallbacks'], found['last_failure']) == (0, None)
     assert host.run('find', '/dev/shm/glance-dedup-dedupd', '-type', 'f')
 
-    need_a_relay(host, controller, configuration)
+    require_a_relay(host, controller, configuration)
 
     shown, plan, done = commands_of('Disk space')
     assert json.loads(say(host, shown))['cache']['held']['images'] == 1

@@ -131,7 +131,7 @@ class Rack:
                     assert 'Traceback' not in text, text[
                         text.find('Traceback'):][:3000]
         for path in self._paths:
-            repositories.need_clean(path)
+            repositories.require_clean(path)
 
     # -- what they are asked ------------------------------------------------
 
@@ -447,7 +447,7 @@ def before_its_body(rack, host, image_id, token):
         return connection.getresponse().status
 
 
-def need_only_for_alice(rack, host, image_id, size):
+def require_only_for_alice(rack, host, image_id, size):
     """Others get nothing, not even the word that it is here."""
     assert refusal(rack, host, image_id, size, token='bob') == 404
     assert refusal(rack, host, image_id, size, token='nobody') == 401
@@ -469,7 +469,7 @@ def test_who_is_lent_an_image_that_is_here(storing, alice, rack, operator):
         assert sum(map(len, found.values())) == len(data)
         for offset, block in found.items():
             assert data[offset:offset + len(block)] == block
-    need_only_for_alice(rack, host, image_id, len(data))
+    require_only_for_alice(rack, host, image_id, len(data))
     storing.glance.allow(bob=cache_harness.TOKENS['bob'])
     try:
         # Not even by a hash that was proven before.
@@ -491,7 +491,7 @@ def test_who_is_lent_an_image_that_arrives(storing, alice, rack, operator):
             done = pool.submit(rack.download, host, image_id)
             link.wait_until_held()
             before = neighbours(host)['lent_bytes']
-            need_only_for_alice(rack, host, image_id, len(data))
+            require_only_for_alice(rack, host, image_id, len(data))
             if operator:
                 assert refusal(rack, host, image_id, 0, token='alice') == 403
             assert neighbours(host)['lent_bytes'] == before

@@ -88,7 +88,7 @@ def cache(place, storing, link):
         assert daemon.stop() == 0, daemon.text()
         text = daemon.text()
         assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
-    repositories.need_clean(place / 'cache')
+    repositories.require_clean(place / 'cache')
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,7 @@ def exchange(client, method, path, body=None, **headers):
             return response.status, response.reason, found, response.read()
 
 
-def need_same(client, near, method, path, *arguments, **headers):
+def require_same(client, near, method, path, *arguments, **headers):
     """The same answer directly and through the cache; gives it."""
     direct = exchange(client, method, path, *arguments, **headers)
     through = exchange(near, method, path, *arguments, **headers)
@@ -177,8 +177,8 @@ def rest_of(response, first=b''):
     ('OPTIONS', '/v2/images', None), ('GET', '/v2/info/stores', None),
     ('BREW', '/v2/images', None)])
 def test_everything_is_passed_on(alice, near, method, path, body):
-    need_same(alice, near, method, path, body,
-              **{'Content-Type': 'application/json'} if body else {})
+    require_same(alice, near, method, path, body,
+                 **{'Content-Type': 'application/json'} if body else {})
 
 
 @pytest.mark.parametrize('size', [None, 5 * MIB + 3])
@@ -237,7 +237,7 @@ def test_downloads_are_glances(alice, near, cache):
     path = f'/v2/images/{image_id}/file'
     before = cache.counts()
     for _ in range(2):
-        status, _, headers, body = need_same(alice, near, 'GET', path)
+        status, _, headers, body = require_same(alice, near, 'GET', path)
         assert status == 200 and body == data
         assert ('content-md5', hashlib.md5(data).hexdigest()) in headers
     # The last bytes are counted when they are sent.
@@ -250,7 +250,8 @@ def test_downloads_are_glances(alice, near, cache):
     for part in ('bytes=0-0', 'bytes=5-', 'bytes=-5', 'bytes=4095-8192',
                  f'bytes=0-{len(data) * 2}', f'bytes=-{len(data) * 2}',
                  f'bytes={len(data) - 1}-{len(data) - 1}'):
-        assert need_same(alice, near, 'GET', path, Range=part)[0] == 206, part
+        assert require_same(alice, near, 'GET', path,
+                            Range=part)[0] == 206, part
     assert cache.counts()['here'] - after['here'] == 7
 
 
@@ -265,21 +266,23 @@ def test_ranges_of_glances_own_mind(alice, near, cache):
                          (f'bytes={len(data)}-', 416), ('items=0-5', 416),
                          ('nonsense', 416), ('bytes=-0', None),
                          ('bytes=1 - 2', None)):
-        found = need_same(alice, near, 'GET', path, Range=part)[0]
+        found = require_same(alice, near, 'GET', path, Range=part)[0]
         assert status in (None, found), part
-    need_same(alice, near, 'GET', path, **{'Content-Range': 'bytes 1-4/*'})
-    need_same(alice, near, 'HEAD', path)
-    need_same(alice, near, 'GET', f'{path}?x=y')
-    need_same(alice, near, 'GET', path.replace('v2/', 'v2//'))
+    require_same(alice, near, 'GET', path, **{'Content-Range': 'bytes 1-4/*'})
+    require_same(alice, near, 'HEAD', path)
+    require_same(alice, near, 'GET', f'{path}?x=y')
+    require_same(alice, near, 'GET', path.replace('v2/', 'v2//'))
     assert cache.counts()['here'] == before['here']
 
 
 def test_images_without_bytes(alice, near):
     queued = alice.create(name='queued')['id']
-    assert need_same(alice, near, 'GET', f'/v2/images/{queued}/file')[0] == 204
+    assert require_same(alice, near, 'GET',
+                        f'/v2/images/{queued}/file')[0] == 204
     empty = store(alice, b'')
-    need_same(alice, near, 'GET', f'/v2/images/{empty}/file')
-    need_same(alice, near, 'GET', f'/v2/images/{empty}/file', Range='bytes=0-')
+    require_same(alice, near, 'GET', f'/v2/images/{empty}/file')
+    require_same(alice, near, 'GET', f'/v2/images/{empty}/file',
+                 Range='bytes=0-')
 
 
 @pytest.mark.parametrize('data', [b'x', bytes(3 * MIB), noise(65536, 7)],
@@ -325,21 +328,21 @@ def test_nobody_without_the_right(storing, alice, near, cache):
     for pair, status in ((bob, 404), (stranger, 401), (nameless, 401)):
         for part in ({}, {'Range': 'bytes=0-0'}, {'Range': 'bytes=5-'}):
             assert near.download(image_id) == data
-            assert need_same(*pair, 'GET', path, **part)[0] == status
+            assert require_same(*pair, 'GET', path, **part)[0] == status
     # It is Glance's to change, at any time.
     alice.request('POST', f'/v2/images/{image_id}/members',
                   json.dumps({'member': 'bob'}),
                   {'Content-Type': 'application/json'})
     assert bob[1].download(image_id) == data
     alice.request('DELETE', f'/v2/images/{image_id}/members/bob')
-    assert need_same(*bob, 'GET', path)[0] == 404
+    assert require_same(*bob, 'GET', path)[0] == 404
     ops[0].request('POST', f'/v2/images/{image_id}/actions/deactivate')
-    assert need_same(alice, near, 'GET', path)[0] == 403
+    assert require_same(alice, near, 'GET', path)[0] == 403
     ops[0].request('POST', f'/v2/images/{image_id}/actions/reactivate')
     assert near.download(image_id) == data
     storing.glance.allow(bob=cache_harness.TOKENS['bob'],
                          ops=cache_harness.TOKENS['ops'])
-    assert need_same(alice, near, 'GET', path)[0] == 401
+    assert require_same(alice, near, 'GET', path)[0] == 401
 
 
 def test_a_deleted_image_goes(place, alice, near):
@@ -427,7 +430,7 @@ def test_a_wrong_image_of_the_storing_host(place, storing, alice, size):
         assert daemon.stop() == 0, daemon.text()
     with repositories.open_repository(storing.repository) as repository:
         repository.delete(image_id)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('is_hashed', [False, True])
@@ -576,7 +579,7 @@ def impatient(tmp_path, storing, link):
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_the_peer_says_nothing(storing, alice, impatient, link):
@@ -594,7 +597,7 @@ def test_the_peer_says_nothing(storing, alice, impatient, link):
     assert near.download(image_id) == data
 
 
-def need_completed(cache, before, data):
+def require_completed(cache, before, data):
     """Glance gave the rest of an image, but not all of it; the counts."""
     after = cache.counts()
     assert after['fallbacks'] - before['fallbacks'] == 1
@@ -614,7 +617,7 @@ def test_the_peer_fails_in_the_middle(storing, alice, near, cache, link):
         link.cut()
         found, whole = rest_of(response, first)
         assert whole and digest(found) == digest(data)
-    after = need_completed(cache, before, data)
+    after = require_completed(cache, before, data)
     link.hold_after(None)
     storing.daemon.start().wait_for_catalog()
     time.sleep(_AWAY)
@@ -632,7 +635,7 @@ def test_the_peer_stops_in_the_middle(storing, alice, impatient, link):
     with begun(near, image_id, link, 48 * MIB) as (response, first):
         found, whole = rest_of(response, first)
         assert whole and digest(found) == digest(data)
-    after = need_completed(impatient, before, data)
+    after = require_completed(impatient, before, data)
     assert 'came for 4 seconds' in after['last_failure']['text']
     link.hold_after(None)
 
@@ -663,7 +666,7 @@ def cut_in_the_middle(storing, alice, link, path, data, other, begin=0):
             yield daemon, image_id, rest_of(response, first)
         assert daemon.stop() == 0, daemon.text()
     alice.delete(image_id)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
     with repositories.open_repository(storing.repository) as repository:
         repository.delete(image_id)
 
@@ -763,8 +766,8 @@ def test_a_token_expires_in_the_middle(storing, alice, near, cache, link,
             # The one of a peer that broke off is Glance's to continue.
             assert second.read() == data
         assert not whole and data.startswith(found)
-    assert need_same(alice, near, 'GET',
-                     f'/v2/images/{image_id}/file')[0] == 401
+    assert require_same(alice, near, 'GET',
+                        f'/v2/images/{image_id}/file')[0] == 401
 
 
 def test_a_damaged_image_here(place, alice, near, cache):

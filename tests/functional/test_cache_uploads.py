@@ -61,7 +61,7 @@ def cache(place, storing, link):
         assert daemon.stop() == 0, daemon.text()
         text = daemon.text()
         assert 'Traceback' not in text, text[text.find('Traceback'):][:3000]
-    repositories.need_clean(place / 'cache')
+    repositories.require_clean(place / 'cache')
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def pulled(near, data):
     return image_id
 
 
-def need_uploaded(storing, image_id, data):
+def require_uploaded(storing, image_id, data):
     """Glance has the bytes, and their hash, as after a plain upload."""
     client = storing.glance.client('alice')
     record = client.show(image_id)
@@ -103,7 +103,7 @@ def test_only_the_difference_is_sent(storing, cache, near, place):
     before = uploads(cache)
     image_id = near.create(name='snapshot', base_image_ref=base_id)['id']
     near.upload(image_id, snapshot)
-    need_uploaded(storing, image_id, snapshot)
+    require_uploaded(storing, image_id, snapshot)
     found = uploads(cache)
     assert found['images'] == before['images'] + 1
     assert found['bytes'] - before['bytes'] == len(snapshot)
@@ -119,7 +119,7 @@ def passed_on(cache, near, storing, data, **properties):
     before = uploads(cache)
     image_id = near.create(name='image', **properties)['id']
     near.upload(image_id, data)
-    need_uploaded(storing, image_id, data)
+    require_uploaded(storing, image_id, data)
     found = uploads(cache)
     assert (found['images'], found['plain']) == (
         before['images'], before['plain'] + 1)
@@ -136,7 +136,7 @@ def test_no_length_is_announced(storing, cache, near):
     data = noise(5 * MIB, 3)
     image_id = near.create(name='image')['id']
     near.upload(image_id, iter([data[:777], data[777:]]))
-    need_uploaded(storing, image_id, data)
+    require_uploaded(storing, image_id, data)
     assert uploads(cache)['images']
 
 
@@ -161,7 +161,7 @@ def test_the_link_breaks(storing, cache, near, link, after):
         finally:
             link.hold_after(None)
     assert done.result() == 204
-    need_uploaded(storing, image_id, data)
+    require_uploaded(storing, image_id, data)
 
 
 def cut_until(link, done):
@@ -188,7 +188,7 @@ def test_the_storing_daemon_is_killed_while_glance_takes_it(
             assert done.result(120) == 204
         finally:
             storing.daemon.start().wait_for_catalog()
-    need_uploaded(storing, image_id, data)
+    require_uploaded(storing, image_id, data)
 
 
 def test_the_client_breaks_off(storing, cache, near):
@@ -203,7 +203,7 @@ def test_the_client_breaks_off(storing, cache, near):
     repositories.eventually(lambda: not uploads(cache)['under_way'], 60)
     assert storing.glance.client('alice').show(image_id)['status'] == 'queued'
     near.upload(image_id, noise(3 * MIB, 8))
-    need_uploaded(storing, image_id, noise(3 * MIB, 8))
+    require_uploaded(storing, image_id, noise(3 * MIB, 8))
 
 
 @pytest.mark.parametrize('token, status', [('bob', 404), ('nobody', 401)])
@@ -256,7 +256,7 @@ def test_no_room_to_keep_it(storing, place, near):
             client = storing.glance.client('alice', daemon.url)
             image_id = client.create(name='image')['id']
             client.upload(image_id, data)
-            need_uploaded(storing, image_id, data)
+            require_uploaded(storing, image_id, data)
             found = uploads(daemon)
             assert found['plain'] == 1 and 'full' in found['last_failure']
 
@@ -267,7 +267,7 @@ def test_a_cache_that_is_no_operator(storing, place, near):
         client = storing.glance.client('alice', daemon.url)
         image_id = client.create(name='image')['id']
         client.upload(image_id, noise(2 * MIB, 13))
-        need_uploaded(storing, image_id, noise(2 * MIB, 13))
+        require_uploaded(storing, image_id, noise(2 * MIB, 13))
         assert uploads(daemon) is None
 
 

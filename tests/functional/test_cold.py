@@ -117,7 +117,7 @@ def test_the_cache_was_removed(cold, content, is_open):
         assert image.read(SIZE, 0) == content
         repositories.put(repo, 'two', content)
     assert list(cold.slices.iterdir())
-    repositories.need_clean(cold.path)
+    repositories.require_clean(cold.path)
 
 
 def test_each_slice_is_fetched_once(cold, faults, content):
@@ -343,7 +343,7 @@ def test_a_copy_of_the_directory(cold, place, tmp_path, content):
         settings = cold_module.read(copy.path)
         with cold_module.connect(settings) as store, pytest.raises(
                 exceptions.InvalidParameter, match='is a copy'):
-            owners.check_claim(repo, settings, store)
+            owners.require_claim(repo, settings, store)
         with pytest.raises(exceptions.InvalidParameter, match='cold groups'):
             owners.attach(repo, *place)
 

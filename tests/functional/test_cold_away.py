@@ -30,9 +30,9 @@ pytest_plugins = ['tests.support.object_fixtures']
 AWAY = pytest.mark.parametrize('fault', [503, 404])
 #: The program, with no waits between tries.
 PROGRAM = """
-import sys
 from glance_dedup.cli import main
 from glance_dedup.objects import store
+import sys
 
 store.FIRST_WAIT = 0.001
 sys.exit(main.main())
@@ -85,7 +85,7 @@ def test_commands(cold, faults, tmp_path, command, fault):
     faults.always = None
     done = run(cold, *words)
     assert done.returncode == 0, done.stderr
-    repositories.need_clean(cold.path)
+    repositories.require_clean(cold.path)
 
 
 def test_a_copy_in_the_same_scope_needs_no_object(cold, faults):
@@ -153,7 +153,7 @@ def test_the_next_night_needs_no_object(cloud, faults):
     faults.always = None
     assert cloud.backups(1) == cloud.disks.digests()
     assert len(cloud.backups(0)) == len(cloud.backups(1))
-    cloud.need_clean()
+    cloud.require_clean()
 
 
 @pytest.mark.slow

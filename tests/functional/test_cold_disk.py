@@ -88,7 +88,7 @@ class Filling:
         self.repo.delete(name)
         del self.seeds[name]
 
-    def need_all(self):
+    def require_all(self):
         for name, seed in self.seeds.items():
             assert repositories.read_all(self.repo, name) == (
                 repositories.noise(IMAGE, seed)), name
@@ -117,20 +117,20 @@ def fill_and_empty(filling, scheduler, times):
     repo = filling.repo
     for seed in range(times * DISK // IMAGE):
         filling.put(seed)
-    with cold.connect(cold.need(repo.path)) as store:
+    with cold.connect(cold.require(repo.path)) as store:
         there = sum(size for _, size in store.keys(''))
     assert there > (times - 1) * DISK
-    filling.need_all()
+    filling.require_all()
     # The cache is full now, and gives way.
     for seed in range(1000, 1006):
         filling.put(seed)
-    filling.need_all()
+    filling.require_all()
     for name in sorted(filling.seeds)[::2]:
         filling.delete(name)
     done = scheduler.wait('collect', scheduler.request('collect'), LIMIT)
     assert done['last']['error'] is None
     assert done['last']['result']['freed_blocks'] > times * DISK // 4096 // 4
-    filling.need_all()
+    filling.require_all()
     assert not scheduler.tasks()['tier']['last']['error']
 
 

@@ -73,7 +73,7 @@ def daemon(cold, monkeypatch):
         assert 'Traceback' not in daemon.text()
 
 
-def need_bounded(cold):
+def require_bounded(cold):
     found = cold.in_memory()
     assert 0 < sum(f.stat().st_size for f in found) <= slicefiles.MAX_MEMORY
 
@@ -82,7 +82,7 @@ def test_a_process_alone(cold, monkeypatch):
     monkeypatch.setattr(slicefiles, 'MAX_MEMORY', 8 * MIB)
     with cold.open() as repo:
         assert repositories.read_all(repo, 'one') == cold.images['one']
-        need_bounded(cold)
+        require_bounded(cold)
         # When there is room again, slices are on the disk, and nowhere else.
         cold.free()
         facts = cold.groups[1]
@@ -102,7 +102,7 @@ def test_processes_share_the_memory(cold, monkeypatch):
                 for first in range(4):
                     repo.slices.fetch(number, facts['object'], facts['end'],
                                       first, 1)
-                need_bounded(cold)
+                require_bounded(cold)
 
 
 def test_several_readers_at_once(cold):
@@ -119,7 +119,7 @@ def test_several_readers_at_once(cold):
     for thread in threads:
         thread.join(120)
     assert b''.join(found[n] for n in range(4)) == cold.images['one']
-    need_bounded(cold)
+    require_bounded(cold)
 
 
 def test_the_removed_cache_cannot_be_made_again(cold):
@@ -133,7 +133,7 @@ def test_the_removed_cache_cannot_be_made_again(cold):
 def test_by_way_of_the_daemon(cold, daemon, faults, tmp_path):
     """One GET for each slice serves the daemon's own clients, and others."""
     assert daemon.request('GET', '/v1/images/one').body == cold.images['one']
-    need_bounded(cold)
+    require_bounded(cold)
     seen = len(cold_repositories.gets(faults))
     assert seen == SIZE // MIB + 4
     with cold.open(ask_slices=client_module.Asker(daemon.socket)) as repo:
@@ -177,4 +177,4 @@ def test_a_volume_that_is_served(cold, daemon, tmp_path):
         with server.session() as session:
             assert volumes.ask(session, nbd.READ, 0, SIZE) == (
                 cold.images['one'])
-        need_bounded(cold)
+        require_bounded(cold)

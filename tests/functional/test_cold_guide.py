@@ -234,7 +234,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
         assert less(second, idle) == rows['a metadata backup']
         assert less(two, second, 2) == rows['the recipe of a new image']
         assert repositories.read_all(repo, 'image')
-        with cold.connect(cold.need(repo.path)) as store:
+        with cold.connect(cold.require(repo.path)) as store:
             sizes = [size for key, size in store.keys('')
                      if re.search('/g/0000000[1-4]-', key)]
         faults.seen[:] = [one for one in faults.seen if 'list' not in one[1]]

@@ -82,7 +82,7 @@ class Images:
         with self.open() as repo:
             return repositories.read_all(repo, name)
 
-    def need_all(self):
+    def require_all(self):
         self.forget()
         with self.open() as repo:
             for name, data in self.wanted.items():
@@ -131,7 +131,7 @@ def test_twenty_images(kind, tmp_path):
         assert all(facts['published'] < facts['slots']
                    for number, facts in images.groups.items()
                    if number in hot), 'a full group stayed'
-        figures = images.need_all()
+        figures = images.require_all()
         assert figures.gets >= figures.received // MIB
         images.forget()
         # What is kept for a full disk has the same size in any repository.
@@ -178,9 +178,9 @@ def test_requests_that_fail_now_and_then(place, faults, tmp_path, seed):
             if not images.tier().groups:
                 break
     faults.plan(*plan, methods=('GET',))
-    images.need_all()
+    images.require_all()
     faults.reset()
-    images.need_all()
+    images.require_all()
     assert all(facts['is_cold'] for facts in images.groups.values()
                if facts['published'] == facts['slots'])
 
@@ -192,7 +192,7 @@ def test_each_object_is_put_twice(place, faults, tmp_path):
     faults.reset()
     with images.connect() as store:
         assert len(images.keys(store)) == moved > 3
-    images.need_all()
+    images.require_all()
 
 
 def test_an_object_that_cannot_be_seen_for_a_while(images, faults):
@@ -201,7 +201,7 @@ def test_an_object_that_cannot_be_seen_for_a_while(images, faults):
     with contextlib.suppress(exceptions.UnavailableError):
         assert images.read('image-0') == images.wanted['image-0']
     faults.reset()
-    images.need_all()
+    images.require_all()
 
 
 def test_a_server_that_is_very_slow(images, faults, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_server_that_is_very_slow(images, faults, monkeypatch):
     assert time.monotonic() - begun < 120
     faults.always = None
     monkeypatch.undo()
-    images.need_all()
+    images.require_all()
 
 
 def test_two_objects_that_are_exchanged(images, tmp_path):
@@ -232,7 +232,7 @@ def test_two_objects_that_are_exchanged(images, tmp_path):
                 assert images.read(name) == data
         for key, content in contents.items():
             put(store, key, content, tmp_path)
-    images.need_all()
+    images.require_all()
 
 
 def test_a_byte_that_is_another(images, tmp_path):
@@ -252,7 +252,7 @@ def test_a_byte_that_is_another(images, tmp_path):
                 failed += 1
         assert failed
         put(store, key, content, tmp_path)
-    images.need_all()
+    images.require_all()
 
 
 def test_a_bucket_that_is_deleted(images, server, tmp_path):
@@ -268,7 +268,7 @@ def test_a_bucket_that_is_deleted(images, server, tmp_path):
             images.tier()
         for key, content in kept.items():
             put(store, key, content, tmp_path)
-    images.need_all()
+    images.require_all()
 
 
 def test_a_bucket_that_is_not_there(images):
@@ -282,7 +282,7 @@ def test_a_bucket_that_is_not_there(images):
     with pytest.raises(exceptions.UnavailableError):
         images.tier()
     cold.write(images.path, settings)
-    images.need_all()
+    images.require_all()
 
 
 def test_wrong_credentials(images, server):
@@ -294,7 +294,7 @@ def test_wrong_credentials(images, server):
     with pytest.raises(exceptions.UnavailableError, match='Signature'):
         images.tier()
     objects._write(images.settings.credentials, right)
-    images.need_all()
+    images.require_all()
 
 
 def test_a_clock_that_is_wrong_by_an_hour(images, monkeypatch):
@@ -313,7 +313,7 @@ def test_a_clock_that_is_wrong_by_an_hour(images, monkeypatch):
                        match='RequestTimeTooSkewed'):
         images.tier()
     monkeypatch.undo()
-    images.need_all()
+    images.require_all()
 
 
 # Long: Swift starts.

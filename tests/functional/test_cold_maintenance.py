@@ -58,7 +58,7 @@ class Store(test_tierer.Store):
         store = cls.__new__(cls)
         store.path, store.images = path, {}
         store.repo = repositories.open_repository(path)
-        store.settings = cold.need(path)
+        store.settings = cold.require(path)
         store.maintainer = maintainer_module.Maintainer(store.repo)
         return store
 
@@ -187,7 +187,7 @@ def test_a_sample_leaves_the_slices_as_they_were(store):
     store.tier()
     store.scrub(cold_budget=SAMPLE)
     assert not any(files for _, _, files in os.walk(store.path / 'slices'))
-    store.need_all()
+    store.require_all()
     before = sorted(files for _, _, files in os.walk(store.path / 'slices'))
     store.scrub(cold_budget=SAMPLE)
     assert before == sorted(
@@ -261,7 +261,7 @@ def test_a_flipped_byte_is_healed_by_a_duplicate(store, tmp_path):
     store.flip(1, tmp_path)
     result = store.scrub(cold_budget=SAMPLE)
     assert (result.found, result.healed, result.images) == (1, 1, [])
-    store.need_all()
+    store.require_all()
 
 
 def test_a_flipped_byte_is_healed_by_a_spare_copy(store, tmp_path):
@@ -269,10 +269,10 @@ def test_a_flipped_byte_is_healed_by_a_spare_copy(store, tmp_path):
     store.tier()
     assert store.scrub(spare_threshold=1).spares == 256
     store.flip(1, tmp_path)
-    store.need_all()                        # also before it is healed
+    store.require_all()                        # also before it is healed
     result = store.scrub(spare_threshold=1, cold_budget=SAMPLE)
     assert (result.found, result.healed, result.images) == (1, 1, [])
-    store.need_all()
+    store.require_all()
 
 
 def test_a_damaged_entry_of_a_cold_group(store):
@@ -300,7 +300,7 @@ def test_a_scrub_without_the_store(store, faults, fault):
                                cold_budget=2 * SAMPLE)
     assert result.complete and not result.unavailable
     assert (result.unchecked, result.cold_bytes) == (0, 2 * SAMPLE)
-    store.need_all()
+    store.require_all()
 
 
 def test_a_store_that_is_away_in_the_middle(store, faults):
@@ -332,7 +332,7 @@ def test_a_store_that_only_lists(store, faults, fault):
         assert result.unavailable and not result.complete
         store.unharmed()
     faults.reset()
-    store.need_all()
+    store.require_all()
 
 
 def test_an_object_is_lost_when_two_scrubs_miss_it(store, tmp_path, faults):
@@ -359,7 +359,7 @@ def test_an_object_is_lost_when_two_scrubs_miss_it(store, tmp_path, faults):
     result = store.scrub(cold_budget=2 * SAMPLE)
     assert result.unreadable == {} and result.images == []
     store.unharmed()
-    store.need_all()
+    store.require_all()
 
 
 def test_an_object_that_is_missed_now_and_then_is_not_lost(store, tmp_path):
@@ -443,7 +443,7 @@ def test_healing_without_the_store(store, tmp_path, faults, fault):
     faults.always = None
     result = store.scrub()
     assert (result.images, result.healed) == ([], result.damaged)
-    store.need_all()
+    store.require_all()
 
 
 @AWAY
@@ -480,7 +480,7 @@ def test_merging_by_fingerprints_reads_no_object(store, faults, kept):
     assert (result.merged_blocks, result.failed) == (256, {})
     assert gets(faults) == []
     assert store.collect().freed_blocks == 256
-    store.need_all()
+    store.require_all()
 
 
 @AWAY
@@ -505,7 +505,7 @@ def test_merging_by_bytes_needs_the_object(by_value, faults, fault, kept):
     faults.always = None
     result = store.merge()
     assert (result.merged_blocks, result.failed) == (256, {})
-    store.need_all()
+    store.require_all()
 
 
 # -- hits ---------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_a_hit_by_bytes_needs_the_slices(by_value, faults):
     store.put('two', 1, 1)
     assert len(gets(faults)) == 2
     assert store.repo.stat('two').new_bytes == 0
-    store.need_all()
+    store.require_all()
 
 
 def test_a_hit_by_fingerprint_needs_none(store, faults):
@@ -542,7 +542,7 @@ def test_an_upload_without_the_store(by_value, faults, fault):
     # times.
     assert len(gets(faults)) < 4 * 4 * (os.cpu_count() + 2)
     faults.always = None
-    store.need_all()
+    store.require_all()
     store.put('three', 4, 1)
     assert store.repo.stat('three').new_bytes == 0
 
@@ -583,7 +583,7 @@ def test_evacuating_without_the_store(store, faults, fault):
     result = store.collect()
     assert (result.evacuated, result.failed) == (1, {})
     assert 1 not in store.facts()
-    store.need_all()
+    store.require_all()
 
 
 @AWAY
@@ -604,7 +604,7 @@ def test_a_worn_group_without_the_store(store, faults, fault):
     assert store.facts() == before
     store.unharmed()
     assert store.tier().renewed == 1
-    store.need_all()
+    store.require_all()
 
 
 def test_a_lost_object_is_not_in_the_way(store, tmp_path):
@@ -635,7 +635,7 @@ def test_the_last_group_is_cold_and_empty(store):
     assert not facts['is_cold'] and not facts['published']
     store.put('two', 1.5, 2)
     assert store.tier().groups == 1
-    store.need_all()
+    store.require_all()
 
 
 # -- readers ------------------------------------------------------------------

@@ -69,7 +69,7 @@ def serving(cold, daemon, tmp_path, **options):
                           GLANCE_DEDUP_SOCKET=daemon.socket, **options)
 
 
-def need_clean(cold, content):
+def require_clean(cold, content):
     """The volume has these bytes, and nothing is damaged or marked."""
     with cold.open() as repo, openvolumes.open_volume(repo, 'disk') as volume:
         assert volume.read(SIZE, 0) == content
@@ -85,7 +85,7 @@ def test_a_clone_of_a_cold_image(cold, faults):
     """No bytes move before they are read."""
     assert clone(cold, 'second') == 0
     assert not gets(faults)
-    need_clean(cold, cold.images['one'])
+    require_clean(cold, cold.images['one'])
 
 
 def test_a_clone_in_another_scope(cold, faults):
@@ -112,7 +112,7 @@ def test_a_checkpoint_over_cold_blocks(cold, faults):
         with repo.open_image('taken') as image:
             assert image.read() == content
     cold.forget()
-    need_clean(cold, content)
+    require_clean(cold, content)
 
 
 def test_a_checkpoint_while_the_store_does_not_answer(cold, faults):
@@ -134,7 +134,7 @@ def test_a_checkpoint_while_the_store_does_not_answer(cold, faults):
             faults.always = None
             volume.checkpoint()
             assert volume.read(SIZE, 0) == content
-    need_clean(cold, content)
+    require_clean(cold, content)
 
 
 def test_blocks_of_cold_groups_are_freed(cold, faults):
@@ -159,7 +159,7 @@ def test_nbdcopy(cold, daemon, disk, faults, tmp_path):
     assert len(gets(faults)) == len(cold.slices())
     disk.stop()
     daemon.stop()
-    need_clean(cold, cold.images['one'])
+    require_clean(cold, cold.images['one'])
 
 
 def test_reading_and_writing(cold, daemon, disk, faults):
@@ -182,7 +182,7 @@ def test_reading_and_writing(cold, daemon, disk, faults):
     cold.forget()
     with cold.open() as repo:
         assert repositories.read_all(repo, 'taken') == content
-    need_clean(cold, content)
+    require_clean(cold, content)
 
 
 def test_it_announces_what_it_will_read(cold, daemon, disk, faults):
@@ -257,7 +257,7 @@ def test_no_daemon(cold, tmp_path, faults):
                 assert session.read(0, SIZE) == content
             disk.stop()
         daemon.stop()
-    need_clean(cold, content)
+    require_clean(cold, content)
 
 
 def test_what_a_daemon_may_answer(cold, daemon, tmp_path, faults):

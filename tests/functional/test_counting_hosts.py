@@ -126,8 +126,8 @@ def test_both_commands(ssh, path, filled, tmp_path):
     assert json.loads(done.stdout)['freed_blocks'] > 0
     with maintenance.maintaining(filled) as maintainer:
         maintenance.account(maintainer)
-        maintenance.need_collected(maintainer)
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    repositories.require_clean(path)
 
 
 def test_the_same_catalog(ssh, filled, maintainer):
@@ -160,7 +160,7 @@ def test_a_host_dies(ssh, filled, maintainer, when):
     assert 'a process that counts has ended' in maintainer.warnings[-1]
     assert maintainer.warnings[-1].startswith(('host one:', 'host two:'))
     maintenance.account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_a_host_that_is_not_there(ssh, filled, maintainer):

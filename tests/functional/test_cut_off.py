@@ -148,8 +148,8 @@ def collect(repo, **shares):
             'live_share': 0, 'evacuate_share': 0, **shares})
 
 
-def need_clean(both):
-    repositories.need_clean(both[0].backing / 'repository')
+def require_clean(both):
+    repositories.require_clean(both[0].backing / 'repository')
 
 
 # -- who writes ---------------------------------------------------------------
@@ -180,15 +180,15 @@ def test_a_writer_whose_group_another_host_appended_to(tmp_path, lost):
         with on(both[1]) as there:
             if lost == 'error':
                 assert said.startswith('StorageError'), said
-                maintenance.need_contents(there, {'there': data})
+                maintenance.require_contents(there, {'there': data})
                 assert collect(there).busy == 0
-                maintenance.need_contents(there, {'there': data})
+                maintenance.require_contents(there, {'there': data})
             else:
                 # Otherwise the test would show nothing.
                 with pytest.raises(exceptions.DamagedError):
                     repositories.read_all(there, 'there')
         if lost == 'error':
-            need_clean(both)
+            require_clean(both)
         else:
             assert not checker.check(both[0].backing / 'repository').ok
 
@@ -223,17 +223,17 @@ def test_a_writer_about_to_commit(tmp_path, lost, between):
             model['half'] = maintenance.content(2)
         else:
             assert lost == 'error', said
-        maintenance.need_contents(there, model)
+        maintenance.require_contents(there, model)
         collect(there)
-        need_clean(both)
+        require_clean(both)
 
 
 # -- who collects -------------------------------------------------------------
 
 COLLECTOR = """
 def do():
-    import struct
     from glance_dedup.maintenance import maintainer
+    import struct
     with maintainer.Maintainer(repo) as found:
         group = found.engine.enter_group(1)
         wait()
@@ -257,10 +257,10 @@ def test_a_collector_whose_group_others_name(tmp_path, lost):
         with on(both[1]) as there:
             if lost == 'error':
                 assert said.startswith('StorageError'), said
-                maintenance.need_contents(there, {'again': data})
+                maintenance.require_contents(there, {'again': data})
                 collect(there)
-                maintenance.need_contents(there, {'again': data})
-                need_clean(both)
+                maintenance.require_contents(there, {'again': data})
+                require_clean(both)
             else:
                 # Otherwise the test would show nothing.
                 assert said == 'done\n'
@@ -270,8 +270,8 @@ def test_a_collector_whose_group_others_name(tmp_path, lost):
 
 REMOVER = """
 def do():
-    import struct
     from glance_dedup.maintenance import maintainer
+    import struct
     with maintainer.Maintainer(repo) as found:
         group = found.engine.enter_group(1)
         group.free(struct.pack('<10I', *range(10)))
@@ -304,7 +304,7 @@ def test_a_collector_that_removes_a_group(tmp_path, lost):
             assert repositories.read_all(there, 'new') == data
             collect(there)
             assert repositories.read_all(there, 'new') == data
-            need_clean(both)
+            require_clean(both)
         else:
             # Otherwise the test would show nothing.
             assert said == 'removed\n'
@@ -347,10 +347,10 @@ def test_a_maintainer_that_has_a_successor(tmp_path, lost, alive):
                     stack.close()
                 said = stopped.go_on()
                 if alive:
-                    maintenance.need_counted(maintainer)
-        need_clean(both)
+                    maintenance.require_counted(maintainer)
+        require_clean(both)
         collect(there)
-        maintenance.need_contents(there, {'again': data})
+        maintenance.require_contents(there, {'again': data})
         assert said.startswith('LostLocks'), said
 
 
@@ -380,7 +380,7 @@ def test_a_reader_whose_image_is_collected(tmp_path, lost):
                                  maintenance.content(2, blocks=250))
                 said = reader.go_on()
                 assert 'Error' in said, said
-        need_clean(both)
+        require_clean(both)
 
 
 # -- who deletes --------------------------------------------------------------
@@ -408,10 +408,10 @@ def test_a_deleter_that_the_server_kept_waiting(tmp_path, witness):
         run = witness.run(both[0].root / 'repository', [['delete', 'one']],
                           stop, filter_dir=str(both[0].filters))
         assert run.outcomes[0]['error'] == 'BusyError'
-        maintenance.need_contents(there, kept)
+        maintenance.require_contents(there, kept)
         there.delete('one')
         assert collect(there).freed_blocks == 10
-        need_clean(both)
+        require_clean(both)
 
 
 @pytest.mark.parametrize('moment', ['linkat', 'unlinkat'])
@@ -432,12 +432,12 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
                 drop_locks(both[0])
                 with maintainer_module.Maintainer(there) as maintainer:
                     maintenance.account(maintainer)
-                    maintenance.need_counted(maintainer)
+                    maintenance.require_counted(maintainer)
             return 0
         run = witness.run(both[0].root / 'repository', [['delete', 'one']],
                           stop, filter_dir=str(both[0].filters))
         assert run.outcomes[0]['error'] is None
-        maintenance.need_contents(there, kept)
+        maintenance.require_contents(there, kept)
         with maintainer_module.Maintainer(there) as maintainer:
             maintenance.account(maintainer)
             result = collector.run_once(maintainer, task.Pace(),
@@ -452,9 +452,9 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
                 result = collector.run_once(maintainer, task.Pace(),
                                             live_share=0, evacuate_share=0)
                 assert result.freed_blocks == 10
-            maintenance.need_collected(maintainer)
-        maintenance.need_contents(there, kept)
-        need_clean(both)
+            maintenance.require_collected(maintainer)
+        maintenance.require_contents(there, kept)
+        require_clean(both)
 
 
 # -- who owns a volume --------------------------------------------------------
@@ -506,7 +506,7 @@ def test_an_owner_that_has_a_successor(tmp_path, lost, late, stores):
             if refused or stores:
                 assert found[:4096] == b'a' * 4096
         collect(there)
-        need_clean(both)
+        require_clean(both)
 
 
 # -- who follows --------------------------------------------------------------
@@ -540,13 +540,13 @@ def test_a_follower(tmp_path, lost):
                 said = follower.go_on()
             # Its version byte fell, too: what it stores may be refused.
             assert said == 'done\n' or lost == 'error', said
-            maintenance.need_contents(there, {
+            maintenance.require_contents(there, {
                 **{f'new-{seed}': maintenance.content(seed)
                    for seed in range(3, 9)},
                 **({f'again-{seed}': maintenance.content(seed)
                     for seed in range(3, 9)} if said == 'done\n' else {})})
             collect(there)
-        need_clean(both)
+        require_clean(both)
 
 
 # -- who merges a shard -------------------------------------------------------
@@ -602,12 +602,12 @@ def test_a_merger_of_a_shard(tmp_path, lost, merges):
                 maintenance.account(maintainer)
                 collector.run_once(maintainer, task.Pace(), live_share=0,
                                    evacuate_share=0)
-                maintenance.need_collected(maintainer)
+                maintenance.require_collected(maintainer)
                 # Each block of each pair of images is there once.
                 assert len(maintenance.live_slots(
                     there.path)) == 10 * len(model) // 2, said
-            maintenance.need_contents(there, model)
-        need_clean(both)
+            maintenance.require_contents(there, model)
+        require_clean(both)
 
 
 def merge(maintainer):

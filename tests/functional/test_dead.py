@@ -126,11 +126,11 @@ def put_kept_and_deleted(path):
     return {'kept': noise(GROUP, 'kept')}
 
 
-def need_all_given_back(path, contents):
-    soak.need_no_locks(path)
+def require_all_given_back(path, contents):
+    soak.require_no_locks(path)
     with repositories.open_repository(path) as repo:
         collect(repo)
-    soak.need_exact(path, contents)
+    soak.require_exact(path, contents)
     with repositories.open_repository(path) as repo:
         again = repositories.put(repo, 'again', noise(3 * GROUP, 'again'))
         # A group that the dead had leased or announced is there for others.
@@ -150,7 +150,7 @@ def test_a_writer_and_a_reader_die(path):
         assert len(repositories.spool(path, 'D')) == 1
         process.kill()
         process.wait(LIMIT)
-        need_all_given_back(path, contents)
+        require_all_given_back(path, contents)
 
 
 def test_a_maintainer_dies(path):
@@ -167,7 +167,7 @@ def test_a_maintainer_dies(path):
             repo.delete('deleted')
         process.kill()
         process.wait(LIMIT)
-        need_all_given_back(path, contents)
+        require_all_given_back(path, contents)
 
 
 _SAME_NUMBER = f"""
@@ -202,7 +202,7 @@ def test_a_number_used_again(path):
     assert int(number) == PID, done
     # Six groups of the writer's that it synced, and two of the image's.
     assert int(freed) == 8 * maintenance.SLOTS, done
-    need_all_given_back(path, contents)
+    require_all_given_back(path, contents)
 
 
 def test_a_number_that_another_has(path):
@@ -217,7 +217,7 @@ def test_a_number_that_another_has(path):
             assert said(other) == 'ready 1 0\n'
         assert len(repositories.spool(path)) == 3
     repositories.eventually(lambda: soak.users_of(path) == set())
-    need_all_given_back(path, contents)
+    require_all_given_back(path, contents)
 
 
 # -- forks --------------------------------------------------------------------
@@ -317,10 +317,10 @@ def forks(path, count):
         contents[f'child-{n}'] = noise(GROUP, f'child-{n}')
         if ENDS[n % len(ENDS)] == 'fork':
             contents[f'grandchild-{n}'] = contents[f'child-{n}']
-    soak.need_no_locks(path)
+    soak.require_no_locks(path)
     with repositories.open_repository(path) as repo:
         soak.settle(repo)
-    soak.need_exact(path, contents)
+    soak.require_exact(path, contents)
 
 
 @PATIENT
@@ -386,8 +386,8 @@ def by_turns(path, seconds):
             assert daemon.stop() == 0, daemon.text()
             assert 'was rebuilt' not in daemon.text(), daemon.text()
         soak.settle(repo)
-    soak.need_exact(path, contents)
-    soak.need_no_locks(path)
+    soak.require_exact(path, contents)
+    soak.require_no_locks(path)
 
 
 @PATIENT
@@ -454,7 +454,7 @@ def test_the_clock_is_set_back(path, tmp_path):
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text(), daemon.text()
         soak.settle(repo)
-    soak.need_exact(path, contents)
+    soak.require_exact(path, contents)
 
 
 if __name__ == '__main__':

@@ -75,7 +75,7 @@ def clean(places, daemon, glance):
         glance.delete(image['id'])
     if daemon.process.poll() is None:
         daemon.stop()
-    repositories.need_clean(places / 'repository')
+    repositories.require_clean(places / 'repository')
 
 
 def on_disk(places):

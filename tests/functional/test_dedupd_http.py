@@ -67,7 +67,7 @@ def hasty(repository):
         yield process.start()
 
 
-def need_alive(daemon):
+def require_alive(daemon):
     assert daemon.request('GET', '/healthcheck').status == 200
     assert 'Traceback' not in daemon.text()
 
@@ -235,7 +235,7 @@ def test_bad_bodies_of_blocks(daemon, body, status):
     response = daemon.request('POST', FRAMES, body)
     assert response.status == status
     assert response.json()['error']['message']
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_many_readers_at_once(daemon, content):
@@ -293,7 +293,7 @@ def test_malformed_requests(daemon, request_):
     response = daemon.send(request_)
     assert response.status in (400, 501, 505)
     assert response.json()['error']['message']
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 @pytest.mark.parametrize('path', [FRAMES, IMAGE, '/v1/none'])
@@ -345,7 +345,7 @@ def test_chunks_that_end_late(daemon):
 def test_a_length_of_many_digits(daemon, digits):
     response = daemon.send(raw('POST', FRAMES, Content_Length='1' * digits))
     assert response.status in (400, 413)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_oversize_header(daemon):
@@ -355,7 +355,7 @@ def test_oversize_header(daemon):
             sock.sendall(b'GET / HTTP/1.1\r\nHost: x\r\nA: ' + b'a' * 70_000)
         response = read_response(stream)
     assert response.status == 431
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_oversize_bodies(daemon):
@@ -378,7 +378,7 @@ def test_oversize_bodies(daemon):
     response = daemon.request('GET', IMAGE, b'x' * 10)
     assert response.status == 413
     assert daemon.memory() - before < 32 << 20
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_expect_continue(daemon):
@@ -454,7 +454,7 @@ def test_half_requests_and_drips_are_ended(hasty):
                     data = sock.recv(65536)
             took = time.monotonic() - since
             assert b' 408 ' in data and 1.5 < took < 15
-    need_alive(hasty)
+    require_alive(hasty)
 
 
 def test_a_thousand_idle_connections(daemon, content):
@@ -465,7 +465,7 @@ def test_a_thousand_idle_connections(daemon, content):
         assert daemon.request('GET', IMAGE).body == content
         assert daemon.status()['reads']['connections'] > 1000
     daemon.wait_for(lambda: daemon.status()['reads']['connections'] < 10)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_idle_connections_are_ended(hasty):
@@ -474,7 +474,7 @@ def test_idle_connections_are_ended(hasty):
                      for _ in range(100)]:
             assert sock.recv(1) == b''
         hasty.wait_for(lambda: hasty.status()['reads']['connections'] <= 1)
-    need_alive(hasty)
+    require_alive(hasty)
 
 
 def test_too_many_connections(repository, content):
@@ -558,7 +558,7 @@ def test_one_peer_leaves_connections_to_others(repository):
                 assert read_response(sock.makefile('rb')).status == 503
             assert answer('127.0.0.3') == 200
         daemon.wait_for(lambda: answer('127.0.0.2') == 200)
-        need_alive(daemon)
+        require_alive(daemon)
 
 
 @contextlib.contextmanager
@@ -580,7 +580,7 @@ def test_slow_clients(daemon, content):
         # None was cut off for that.
         assert daemon.status()['reads']['connections'] > 100
         assert daemon.memory() - before < 100 * (1 << 20)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_slow_clients_are_cut_off(hasty, content):
@@ -595,7 +595,7 @@ def test_slow_clients_are_cut_off(hasty, content):
             # What came is right, and cannot be taken for the whole.
             head, _, body = data.partition(b'\r\n\r\n')
             assert len(body) < len(content) and content.startswith(body)
-    need_alive(hasty)
+    require_alive(hasty)
 
 
 # Long: two hundred clients wait for the end of the header timeout.
@@ -631,7 +631,7 @@ def test_bodies_of_many_at_once(repository):
         assert most - before < 80 * mib
         assert daemon.request('POST', FRAMES,
                               b'{"ranges": []}'.ljust(mib)).status == 200
-        need_alive(daemon)
+        require_alive(daemon)
 
 
 def test_client_that_leaves(daemon):
@@ -640,7 +640,7 @@ def test_client_that_leaves(daemon):
             sock.sendall(raw('GET', IMAGE))
             sock.recv(100)
     daemon.wait_for(lambda: daemon.status()['reads']['connections'] < 3)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 # -- who ----------------------------------------------------------------------
@@ -727,7 +727,7 @@ def test_tasks(daemon):
         assert daemon.request('POST', '/v1/tasks/recompress',
                               b'{"codec": "%b"}' % codec).status == 400
     assert daemon.request('POST', '/v1/tasks/none').status == 404
-    need_alive(daemon)
+    require_alive(daemon)
     assert daemon.request('POST', '/v1/images/image/mark-lost',
                           b'{"a": 1}').status == 400
 
@@ -747,7 +747,7 @@ def test_what_no_name_can_be(daemon, method, path, name):
                               b'' if method == 'POST' else None)
     assert response.status in (400, 404)
     assert response.json()['error']['message']
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_long_poll_waits(daemon):

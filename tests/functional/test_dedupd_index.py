@@ -51,7 +51,7 @@ def test_uploads_beside_the_daemon(configure, tmp_path, index):  # noqa: F811
         assert upload('second') == (0, None)
         daemon.start().wait_for_catalog()
         assert upload('third') == (0, None)
-    repositories.need_clean(tmp_path / 'one')
+    repositories.require_clean(tmp_path / 'one')
 
 
 @pytest.mark.parametrize('index', ['lmdb', 'dtb'])
@@ -74,4 +74,4 @@ def test_replicas_that_come(tmp_path, index):
     home.repo.close()
     found, = glob.glob(os.path.join(tmp_path, 'index', f'*.{index}', 'store'))
     assert os.path.getsize(found) > 0
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)

@@ -107,7 +107,7 @@ def test_names_are_shown_and_are_only_text(browser, daemon, glance, tmp_path):
         contrast, text = browser.script(test_dedupd_page.CONTRAST)
         assert contrast >= 4.5, text
         browser.keep(tmp_path, f'page-names-{width}')
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_names_follow_glance(daemon, glance):
@@ -171,7 +171,7 @@ def test_a_damaged_image_is_named(browser, daemon, glance):
     browser.show(daemon.url)
     damaged = [item.text for item in browser.all('#damaged li')]
     assert f'\\x1b[31mDebian {image_id}' in damaged
-    browser.need_silence()
+    browser.require_silence()
     recipe.write_bytes(content)     # so that it can be deleted
 
 

@@ -143,7 +143,7 @@ class Browser:
     def script(self, text):
         return self.driver.execute_script(text)
 
-    def need_silence(self):
+    def require_silence(self):
         """Nothing was complained about on the console."""
         assert self.driver.get_log('browser') == []
 
@@ -197,7 +197,7 @@ def daemon(tmp_path_factory):
         it.wait_for(lambda: it.perform('collect') and len(
             it.get('/v1/history')['samples']) >= 3)
         yield it
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def size_in_words(value):
@@ -236,7 +236,7 @@ def test_headline_is_that_of_the_api(browser, daemon):
         '.map((s) => parseFloat(s.style.width))')
     assert sum(widths) == pytest.approx(100, abs=0.01)
     assert daemon.status()['repository']['id'] in browser.text('daemon')
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_history(browser, daemon):
@@ -258,7 +258,7 @@ def test_history(browser, daemon):
     browser.all('[data-range="86400"]')[0].click()
     assert [b.get_dom_attribute('aria-pressed')
             for b in browser.all('[data-range]')] == ['true', 'false', 'false']
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_savings(browser, daemon):
@@ -289,7 +289,7 @@ def test_savings(browser, daemon):
     shown = sorted(float(d.get_dom_attribute('value'))
                    for d in browser.all('#projects > li data'))
     assert shown == sorted(map(sum, projects.values()))
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_sharing(browser, daemon):
@@ -308,7 +308,7 @@ def test_sharing(browser, daemon):
         blocks = sharing['shared'][a][b]
         assert (f'1 and {column + 1} share {blocks:,} block'
                 in browser.text('sharing-readout'))
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_groups(browser, daemon):
@@ -324,7 +324,7 @@ def test_groups(browser, daemon):
             f'Group {group["number"]}: {group["published"]:,} of '
             f'{group["slots"]:,} slots'), text
         assert f'{size_in_words(group["disk_bytes"])} on disk' in text
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_tasks_reads_and_filter(browser, daemon):
@@ -346,7 +346,7 @@ def test_tasks_reads_and_filter(browser, daemon):
                 'filter_refresh_age_seconds'])
     assert 'Requests' in browser.text('reads')
     assert browser.text('damage-text') == 'No damaged blocks are known.'
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_it_polls(browser, daemon):
@@ -357,7 +357,7 @@ def test_it_polls(browser, daemon):
     freed = daemon.perform('collect')['freed_blocks']
     browser.wait_for(lambda: 'could be' not in browser.task('collect'))
     assert f'{freed} block' in browser.task('collect')
-    browser.need_silence()
+    browser.require_silence()
 
 
 # -- hostile names ------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_names_are_only_text(browser, daemon):
     assert browser.script('return window.hacked') is None
     assert browser.all('img') == []
     assert len(browser.all('script')) == 1
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_policy_stops_what_is_injected(browser, daemon):
@@ -436,7 +436,7 @@ def test_readable(browser, daemon, tmp_path, width, scheme):
         return [...document.querySelectorAll('.figures .note')]
           .map((n) => getComputedStyle(n).fontSize);""")
     assert len(set(notes)) == 1, notes
-    browser.need_silence()
+    browser.require_silence()
 
 
 def test_accessible(browser, daemon):
@@ -502,7 +502,7 @@ def test_empty_repository(browser, tmp_path):
         browser.show(it.url, 'phone')
         assert browser.script(
             'return document.documentElement.scrollWidth') <= 360
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_other_hosts(browser, tmp_path):
@@ -522,7 +522,7 @@ def test_other_hosts(browser, tmp_path):
             'return document.getElementById("sites").parentElement.hidden')
         assert 'NaN' not in browser.text_of_all()
         assert 'undefined' not in browser.text_of_all()
-        browser.need_silence()
+        browser.require_silence()
 
 
 @pytest.mark.needs('nbdkit')
@@ -559,7 +559,7 @@ def test_volumes(browser, tmp_path):
             browser.show(it.url, 'phone')
             assert browser.script(
                 'return document.documentElement.scrollWidth') <= 360
-            browser.need_silence()
+            browser.require_silence()
 
 
 def test_cold_groups(browser, tmp_path, server, faults, proxy):
@@ -591,7 +591,7 @@ def test_cold_groups(browser, tmp_path, server, faults, proxy):
         assert 'by compression 0.0 %' in browser.text('split-legend')
         assert 'undefined' not in browser.text_of_all()
         browser.keep(tmp_path, 'page-cold')
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_without_volumes_nothing_is_shown_of_them(browser, daemon):
@@ -611,7 +611,7 @@ def test_who_only_reads_does_not_deny_damage(browser, tmp_path):
             'Unknown: this daemon has not maintained the repository yet.')
         assert 'damaged' not in browser.text('images')
         assert 'null' not in browser.text_of_all()
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_of_no_other_hosts_nothing_is_shown(browser, daemon):
@@ -625,7 +625,7 @@ def test_daemon_goes_and_comes_back(browser, tmp_path):
     with dedupd_watched.running(path) as it:
         it.perform('account')
         browser.show(it.url)
-        browser.need_silence()
+        browser.require_silence()
         logical = browser.value('logical')
         it.stop()
         browser.wait_for(lambda: browser.text('health') == 'No answer')
@@ -686,7 +686,7 @@ def test_progress_and_damage(browser, tmp_path):
             assert 'no damage' not in browser.task('scrub').lower()
         contrast, text = browser.script(CONTRAST)
         assert contrast >= 4.5, text
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
@@ -717,7 +717,7 @@ def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
             assert re.search(
                 f'The last whole pass ended .+\n+{verified} verified, '
                 'no damage', browser.task('scrub'))
-        browser.need_silence()
+        browser.require_silence()
         it.stop()
         (path / history.NAME).write_bytes(b'\xff{"kind": ' * 100)
         it.start()
@@ -725,7 +725,7 @@ def test_the_last_whole_pass_is_shown_across_restarts(browser, tmp_path):
         browser.show(it.url)
         browser.wait_for(lambda: '%' in browser.task('scrub'))
         assert 'whole pass' not in browser.task('scrub')
-        browser.need_silence()
+        browser.require_silence()
 
 
 @pytest.mark.parametrize('result', [
@@ -747,7 +747,7 @@ def test_a_whole_pass_that_is_none(browser, tmp_path, result):
         assert browser.script('return window.hacked') is None
         assert 'NaN' not in browser.text_of_all()
         assert 'undefined' not in browser.text_of_all()
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_unreadable_group(browser, tmp_path):
@@ -772,7 +772,7 @@ def test_unreadable_group(browser, tmp_path):
         assert 'broken' in browser.text('damaged')
         assert 'No damaged blocks' not in browser.text('damage-text')
         assert browser.text('health').startswith('Trouble')
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_no_filter(browser, tmp_path):
@@ -789,7 +789,7 @@ def test_no_filter(browser, tmp_path):
         assert browser.text('health').startswith('Attention')
         assert error in browser.text('notices')
         assert error in browser.text('filter')
-        browser.need_silence()
+        browser.require_silence()
 
 
 def test_an_image_that_is_not_counted_yet(browser, tmp_path):

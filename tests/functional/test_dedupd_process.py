@@ -54,7 +54,7 @@ def test_serves_before_the_catalog_is_there(tmp_path, content, repository):
         assert daemon.request('GET', IMAGE).body == content
         daemon.wait_for_catalog()
         assert daemon.status()['space']['images'] == 1
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)
 
 
 def heaps_of_threads(pid):
@@ -217,7 +217,7 @@ def test_sigterm_while_a_task_runs(tmp_path):
             'state'] == 'running')
         assert daemon.stop() == 0
         assert 'cut off' not in daemon.text()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- all of it ----------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_space_of_a_deleted_image_comes_back(tmp_path):
         assert daemon.request('GET', '/v1/images/keep').body[
             :1_000_000] == data[:1_000_000]
         assert daemon.stop() == 0
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- SIGHUP -------------------------------------------------------------------

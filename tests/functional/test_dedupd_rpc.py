@@ -64,7 +64,7 @@ def daemon(repository, broker):
     with running(repository, broker, glance_notifications=True) as it:
         wait_for_text(it, 'Listening to')
         yield it
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -403,7 +403,7 @@ def test_broker_goes_and_comes_back(tmp_path, repository):
         it.stop()
         # With the broker away it ends as soon as ever.
         assert daemon.stop(limit=10) == 0
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)
 
 
 @pytest.mark.parametrize('url', [

@@ -121,16 +121,16 @@ class Scene:
 
     def judge(self, path):
         """What the next ones make of it."""
-        repositories.need_clean(path)
+        repositories.require_clean(path)
         contents = dict(self.contents)
         with repositories.open_repository(path) as repo:
-            maintenance.need_contents(repo, contents)
+            maintenance.require_contents(repo, contents)
             # Some of its blocks may just have been freed.
             contents['later'] = self.deleted + repositories.noise(1000, 'x')
             repositories.put(repo, 'later', contents['later'])
             assert repositories.read_all(repo, 'later') == contents['later']
             soak_module.settle(repo)
-        soak_module.need_exact(path, contents)
+        soak_module.require_exact(path, contents)
 
 
 @pytest.fixture(scope='module')

@@ -136,4 +136,4 @@ def test_nothing_stays_of_an_upload_whose_sync_failed(tmp_path):
             collector.run_once(maintainer, task.Pace())
             assert maintenance.disk(path) <= 8192
             repositories.put(repo, 'b', repositories.noise(100000))
-        repositories.need_clean(path)
+        repositories.require_clean(path)

@@ -76,7 +76,7 @@ def test_daemon_of_another_host_looks(both):
         status = daemon.status()['filter']
         assert status['filter_refresh_age_seconds'] < 10
         assert not status['filter_behind']
-    repositories.need_clean(both[0].seen / 'repository')
+    repositories.require_clean(both[0].seen / 'repository')
 
 
 def test_upload_looks_where_no_daemon_does(both, monkeypatch):
@@ -120,7 +120,7 @@ def images_of_a_release(count, rng):
         yield image[:1024]
 
 
-def need_savings(four):
+def require_savings(four):
     """The images come in turn, each after the interval of looking."""
     distinct, total, new = set(), 0, 0
     with opened(*four) as repos:
@@ -144,13 +144,13 @@ def test_four_hosts_find_what_one_would(tmp_path, monkeypatch):
                             pages='stay') as four:
         maintenance.create(four[0].root, block_size=BLOCK, group_slots=1024,
                            segment_size=1 << 16)
-        need_savings(four)
+        require_savings(four)
 
 
 def test_four_filters_on_two_mounts(both, monkeypatch):
     """The same on real file systems, where two hosts share each mount."""
     monkeypatch.setattr(hostfilter, '_FOLLOW_MS', 0)
-    need_savings([*both, *map(with_another_filter, both)])
+    require_savings([*both, *map(with_another_filter, both)])
 
 
 def with_another_filter(host):

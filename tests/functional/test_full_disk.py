@@ -84,8 +84,8 @@ def test_the_reserve(tmp_path):
             # What was given up was given back; and all of it was asked for.
             assert repo.room()[0] >= kept
             with pytest.raises(exceptions.NoSpaceError):
-                repo.need_room(repo.room()[0] - kept + 1)
-            repo.need_room(repo.room()[0] - kept)
+                repo.require_room(repo.room()[0] - kept + 1)
+            repo.require_room(repo.room()[0] - kept)
             # Somebody else takes half of it.
             filling = root / 'filling'
             with open(filling, 'wb') as f:
@@ -108,7 +108,7 @@ def test_the_reserve(tmp_path):
                 path, filter_dir=str(tmp_path / 'filter')) as repo:
             assert repo.room()[0] > kept + 8 * MIB
             repositories.put(repo, 'next', repositories.noise(MIB, 777))
-        repositories.need_clean(path)
+        repositories.require_clean(path)
 
 
 def ready(daemon):

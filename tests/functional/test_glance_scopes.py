@@ -80,7 +80,7 @@ def test_projects_apart(place, alice, bob):
                 & groups(place, 'private', second))
     assert stat(place, 'private', alice.store(data)).new_bytes == 0
     assert alice.download(first) == bob.download(second) == data
-    repositories.need_clean(place / 'private')
+    repositories.require_clean(place / 'private')
 
 
 def test_projects_together(place, alice, bob):

@@ -134,7 +134,7 @@ def recompressed(daemon):
 
 @pytest.mark.timeout(600)
 def test_two_daemons_share_the_groups(paths):
-    need_shared_groups(paths)
+    require_shared_groups(paths)
 
 
 # Long: two daemons compress 64 groups on a real file system, which starts.
@@ -142,10 +142,10 @@ def test_two_daemons_share_the_groups(paths):
 @pytest.mark.timeout(600)
 def test_two_hosts_share_the_groups(two_hosts):
     """Acceptance: each daemon recompresses 25 to 75 % of 64 groups."""
-    need_shared_groups(paths_on(two_hosts))
+    require_shared_groups(paths_on(two_hosts))
 
 
-def need_shared_groups(paths):
+def require_shared_groups(paths):
     data = text(GROUPS, 1)
     with two_daemons(paths, recompress_interval=1) as both:
         with repositories.open_repository(paths[0], codec='none') as repo:
@@ -235,10 +235,10 @@ def test_two_daemons_merge(paths):
     path = pathlib.Path(paths[0])
     # A shard that was merged stays until somebody tidies up.
     assert list((path / 'index').glob('shard-*'))
-    soak_module.need_no_locks(path)
+    soak_module.require_no_locks(path)
     with repositories.open_repository(path) as repo:
         soak_module.settle(repo)
-    soak_module.need_exact(path, model)
+    soak_module.require_exact(path, model)
 
 
 def test_a_helper_becomes_the_maintainer(paths):
@@ -303,7 +303,7 @@ def kill_at_random(paths, kills):
             victim = rng.choice(both)
             victim.kill()
             victim.start(wait=False)
-        maintenance.need_contents(repo, model)
+        maintenance.require_contents(repo, model)
         model['last'] = text(2, 40)     # there is something to compress
         repositories.put(repo, 'last', model['last'])
         for daemon in both:
@@ -318,10 +318,10 @@ def kill_at_random(paths, kills):
         for daemon in both:
             assert daemon.stop(limit=LIMIT) == 0, daemon.text()[-2000:]
     assert checker.check(path).ok, checker.check(path).findings
-    soak_module.need_no_locks(path)
+    soak_module.require_no_locks(path)
     with repositories.open_repository(path) as repo:
         soak_module.settle(repo)
-    soak_module.need_exact(path, model)
+    soak_module.require_exact(path, model)
 
 
 def _ready(daemon):
@@ -372,7 +372,7 @@ def test_a_full_disk_ends_what_all_are_recompressing(tmp_path):
             for daemon in three:
                 assert daemon.stop(limit=LIMIT) == 0, daemon.text()[-2000:]
             assert not unfinished(path)
-        repositories.need_clean(path)
+        repositories.require_clean(path)
 
 
 # -- clocks that differ -------------------------------------------------------
@@ -427,13 +427,13 @@ def test_clocks_that_differ_by_a_day(tmp_path, ahead):
             assert maintaining.status()['damage']['blocks'] == 0
             ended.start().wait_for_catalog('reader')
         for repo in repos:
-            maintenance.need_contents(repo, model)
+            maintenance.require_contents(repo, model)
         for daemon in other, one:
             assert daemon.stop() == 0
         with maintainer_module.Maintainer(repos[1]) as maintainer:
             maintenance.account(maintainer)
-            maintenance.need_counted(maintainer)
-    repositories.need_clean(both[0].backing / 'repository')
+            maintenance.require_counted(maintainer)
+    repositories.require_clean(both[0].backing / 'repository')
 
 
 # -- a process that was stopped, and goes on ----------------------------------
@@ -516,4 +516,4 @@ def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
                 assert words == b'exchanged\n'
             process.wait(LIMIT)
         path = both[0].backing / 'repository'
-    repositories.need_clean(path)
+    repositories.require_clean(path)

@@ -70,12 +70,12 @@ def both(two_hosts):
     return two_hosts
 
 
-def need_remembered(host, *name):
+def require_remembered(host, *name):
     """The model's kernel, asked for a name alone, believes what it knows."""
     assert not host.remembers or os.path.exists(shared(host).joinpath(*name))
 
 
-def need_remembered_missing(host, *name):
+def require_remembered_missing(host, *name):
     assert (not host.remembers
             or not os.path.exists(shared(host).joinpath(*name)))
 
@@ -99,7 +99,7 @@ def test_image_is_found_that_was_missing_before(both):
             there.open_image('one')
         data = maintenance.content(1)
         repositories.put(here, 'one', data)
-        need_remembered_missing(both[1], 'images', 'one')
+        require_remembered_missing(both[1], 'images', 'one')
         assert repositories.read_all(there, 'one') == data
         there.delete('one')
         with pytest.raises(exceptions.ImageNotFound):
@@ -111,7 +111,7 @@ def test_image_that_another_host_deleted_is_gone(both):
         repositories.put(here, 'one', maintenance.content(1))
         repositories.read_all(there, 'one')
         here.delete('one')
-        need_remembered(both[1], 'images', 'one')
+        require_remembered(both[1], 'images', 'one')
         with pytest.raises(exceptions.ImageNotFound):
             there.open_image('one')
 
@@ -121,7 +121,7 @@ def test_id_is_free_for_who_remembers_the_image(both):
         repositories.put(here, 'one', maintenance.content(1))
         repositories.read_all(there, 'one')
         here.delete('one')
-        need_remembered(both[1], 'images', 'one')
+        require_remembered(both[1], 'images', 'one')
         repositories.put(there, 'one', maintenance.content(2))
         assert repositories.read_all(here, 'one') == maintenance.content(2)
 
@@ -136,8 +136,8 @@ def test_hosts_append_to_one_group_in_turn(both):
                              contents[f'image-{i}'])
         assert maintenance.groups(shared(both[0])) == [1]
         for repo in repos:
-            maintenance.need_contents(repo, contents)
-    repositories.need_clean(both[0].seen / 'repository')
+            maintenance.require_contents(repo, contents)
+    repositories.require_clean(both[0].seen / 'repository')
 
 
 @pytest.mark.parametrize('openings', [
@@ -154,7 +154,7 @@ def test_the_catalog_survives_openings(both, openings):
                 merger.run_once(maintainer, pace)
                 assert i == 0 or not list(maintainer.warnings)
     assert not list((shared(both[0]) / 'quarantine').iterdir())
-    repositories.need_clean(both[0].seen / 'repository')
+    repositories.require_clean(both[0].seen / 'repository')
 
 
 def test_a_file_system_that_refuses_maps(tmp_path):
@@ -214,9 +214,9 @@ def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
             if not is_replaced:
                 name.unlink()
         for repo in here, there:
-            maintenance.need_contents(repo, contents)
+            maintenance.require_contents(repo, contents)
             assert repo.images() == ['one', 'two']
-        repositories.need_clean(shared(both[1]))
+        repositories.require_clean(shared(both[1]))
         # It appends, and the next one maintains.
         contents['three'] = maintenance.content(3, blocks=20)
         repositories.put(there, 'three', contents['three'])
@@ -224,11 +224,11 @@ def test_n14_a_host_dies_while_it_replaces_files(both, is_replaced):
         del contents['two']
         collect(there)
         for repo in here, there:
-            maintenance.need_contents(repo, contents)
+            maintenance.require_contents(repo, contents)
         there.delete('one')
         assert repo.images() == ['three']
         collect(there)
-    repositories.need_clean(both[0].seen / 'repository')
+    repositories.require_clean(both[0].seen / 'repository')
     assert not [*shared(both[0]).glob('*/*~')]
 
 
@@ -329,7 +329,7 @@ def test_n13_1_images_are_whole_though_pages_stay(watched):
             repositories.put(repos[i % 2], f'image-{i}',
                              contents[f'image-{i}'])
             for repo in repos:
-                maintenance.need_contents(repo, contents)
+                maintenance.require_contents(repo, contents)
             if i % 4 == 3:
                 name = f'image-{i - 2}'
                 repos[i // 4 % 2].delete(name)
@@ -337,8 +337,8 @@ def test_n13_1_images_are_whole_though_pages_stay(watched):
                 collect(repos[(i // 4 + 1) % 2])
             if i % 3 == 2:
                 for host in watched:
-                    repositories.need_clean(shared(host))
-    repositories.need_clean(watched[0].seen / 'repository')
+                    repositories.require_clean(shared(host))
+    repositories.require_clean(watched[0].seen / 'repository')
 
 
 def collect(repo, live_share=100):
@@ -370,8 +370,8 @@ def test_freed_blocks_are_not_found_by_another_host(both, live_share):
         assert repositories.put(there, 'anew', old).new_bytes == len(old)
         contents = {'anew': old, 'kept': kept, 'more': more}
         for repo in (here, there):
-            maintenance.need_contents(repo, contents)
-    repositories.need_clean(both[0].seen / 'repository')
+            maintenance.require_contents(repo, contents)
+    repositories.require_clean(both[0].seen / 'repository')
 
 
 def test_rewritten_group_is_not_appended_to_where_it_was(both):
@@ -385,8 +385,8 @@ def test_rewritten_group_is_not_appended_to_where_it_was(both):
         assert result.rewritten == 1, result
         repositories.put(there, 'new', new)
         for repo in (here, there):
-            maintenance.need_contents(repo, {'kept': kept, 'new': new})
-    repositories.need_clean(both[0].seen / 'repository')
+            maintenance.require_contents(repo, {'kept': kept, 'new': new})
+    repositories.require_clean(both[0].seen / 'repository')
 
 
 def test_maintainer_counts_an_image_that_it_looked_for_too_early(both):
@@ -400,9 +400,9 @@ def test_maintainer_counts_an_image_that_it_looked_for_too_early(both):
                 maintenance.account(maintainer)
                 os.path.exists(shared(both[1]) / 'images' / 'one')
                 transaction.commit()
-            need_remembered_missing(both[1], 'images', 'one')
+            require_remembered_missing(both[1], 'images', 'one')
             assert maintenance.account(maintainer).counted == 1
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
 
 
 def test_maintainer_reads_a_header_again_that_was_not_there(both):
@@ -417,7 +417,7 @@ def test_maintainer_reads_a_header_again_that_was_not_there(both):
                 result = maintenance.account(
                     maintenance.watch(maintainer, hook))
             assert hook.happened and result.counted == 1, result
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
 
 
 def test_maintainer_uncounts_an_image_that_another_host_deleted(both):
@@ -426,12 +426,12 @@ def test_maintainer_uncounts_an_image_that_another_host_deleted(both):
         repositories.put(here, 'one', maintenance.content(1))
         with maintenance.maintaining(there) as maintainer:
             maintenance.account(maintainer)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
             os.path.exists(shared(both[1]) / 'images' / 'one')
             here.delete('one')
-            need_remembered(both[1], 'images', 'one')
+            require_remembered(both[1], 'images', 'one')
             assert maintenance.account(maintainer).uncounted == 1
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('unlinked', ['kept', 'stale'])
@@ -512,7 +512,7 @@ def test_n13_4_check_of_files_that_another_host_replaces(
                 return file
 
             monkeypatch.setattr(files, '_open', change)
-            repositories.need_clean(shared(both[1]))
+            repositories.require_clean(shared(both[1]))
             monkeypatch.undo()
             assert {'images', 'groups'} <= {
                 path.parent.name for path in changed}
@@ -561,15 +561,15 @@ def test_death_of_a_host(both):
         process.kill()
         process.wait(LIMIT)
     with opened(both[1]) as (there,):
-        maintenance.need_contents(there, {'done': maintenance.content(1)})
+        maintenance.require_contents(there, {'done': maintenance.content(1)})
         # The groups that it leased can be had, and what it left is treated.
         data = maintenance.content(2, 4, blocks=40)
         repositories.put(there, 'next', data)
         # The server may wait a while before it drops the locks.
         repositories.eventually(lambda: collect(there).busy == 0, LIMIT)
-        maintenance.need_contents(
+        maintenance.require_contents(
             there, {'done': maintenance.content(1), 'next': data})
-    repositories.need_clean(both[0].seen / 'repository')
+    repositories.require_clean(both[0].seen / 'repository')
 
 
 def test_another_hosts_daemon_takes_over(both):
@@ -761,11 +761,11 @@ class Cluster(soak_module.Soak):
         for host in self.hosts:
             host.kill()
         path = self.hosts[0].backing / 'repository'
-        soak_module.need_no_locks(path)
-        repositories.need_clean(path)
+        soak_module.require_no_locks(path)
+        repositories.require_clean(path)
         with repositories.open_repository(path) as repo:
             print(*soak_module.settle(repo))
-        soak_module.need_exact(path, contents)
+        soak_module.require_exact(path, contents)
 
 
 def soak(tmp_path, seconds, **options):

@@ -66,13 +66,14 @@ def test_image_is_merged_while_another_host_reads_it(both):   # noqa: F811
             assert merge(here) == 1
             assert freed(here) == 0
             assert image.read() == data
-            maintenance.need_contents(there, {'first': data, 'second': data})
+            maintenance.require_contents(there,
+                                         {'first': data, 'second': data})
         assert maintenance.blocks_of(
             there, 'second') == maintenance.blocks_of(here, 'first')
         assert repositories.eventually(
             lambda: freed(here) == 40, LIMIT) is None
-        maintenance.need_contents(there, {'first': data, 'second': data})
-    repositories.need_clean(shared(both[0]))
+        maintenance.require_contents(there, {'first': data, 'second': data})
+    repositories.require_clean(shared(both[0]))
 
 
 def test_long_recipe_is_merged_while_another_host_reads_it(
@@ -102,8 +103,8 @@ def test_any_host_merges_the_others_images(both):     # noqa: F811
         assert freed(repos[0]) == 7 * 20
         contents = {f'image-{number}': data for number in range(8)}
         for repo in repos:
-            maintenance.need_contents(repo, contents)
-    repositories.need_clean(shared(both[0]))
+            maintenance.require_contents(repo, contents)
+    repositories.require_clean(shared(both[0]))
 
 
 def read_on(root, filters, seeds, ended):
@@ -150,7 +151,7 @@ def test_images_are_merged_and_collected_under_their_readers(
                 reader.join(LIMIT)
                 reader.kill()
         assert [reader.exitcode for reader in readers] == [0, 0]
-    repositories.need_clean(shared(both[0]))
+    repositories.require_clean(shared(both[0]))
 
 
 # -- volumes ------------------------------------------------------------------
@@ -185,7 +186,7 @@ def test_volume_is_merged_while_another_host_has_it(hosts):
             volume.checkpoint()
             data = data[:512] + b'x' * 512 + data[1024:]
             assert volume.read(len(data), 0) == data
-    repositories.need_clean(hosts[0].backing / 'repository')
+    repositories.require_clean(hosts[0].backing / 'repository')
 
 
 # Long: the server of a volume opens exchanged recipes after half a minute.
@@ -209,7 +210,7 @@ def test_server_of_a_volume_opens_what_was_exchanged(hosts):
             assert time.monotonic() - began < REOPENED + LIMIT
             assert session.read(0, len(data)) == data
         server.stop()
-    repositories.need_clean(hosts[0].backing / 'repository')
+    repositories.require_clean(hosts[0].backing / 'repository')
 
 
 def test_volume_that_another_host_serves(hosts):

@@ -86,10 +86,10 @@ class Storm(test_hosts.Cluster):
             self.judge_mount(number, self.uploads)
         self.hosts[0].restart()
         contents, _ = self.judge_mount(0, self.uploads)
-        soak_module.need_no_locks(self.path)
+        soak_module.require_no_locks(self.path)
         with repositories.open_repository(self.path) as repo:
             print(*soak_module.settle(repo))
-        soak_module.need_exact(self.path, contents)
+        soak_module.require_exact(self.path, contents)
 
     def last_words(self):
         super().last_words()

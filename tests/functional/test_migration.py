@@ -153,7 +153,7 @@ class Users:
         self.glance.delete_image(image_id, ignore_missing=False)
         del self.images[image_id]
 
-    def need_all(self):
+    def require_all(self):
         for image_id, digest in self.images.items():
             found = self.glance.get(f'/images/{image_id}/file').content
             assert hashlib.sha256(found).hexdigest() == digest, image_id
@@ -187,7 +187,7 @@ def look(operator, users):
     files = operator.place / 'images'
     last = operator.ran[-1]
     if last == 'systemctl restart glance-api':
-        users.need_all()
+        users.require_all()
     if '--update-locations' in last:
         assert set(users.stores()) == {'file1,dedup1'}
         # What is stored from now on is in the new store.
@@ -198,14 +198,14 @@ def look(operator, users):
         assert 'locations' not in shown.json()
     if 'image delete --store file1' in last:
         assert set(users.stores()) == {'dedup1'} and not os.listdir(files)
-        users.need_all()
+        users.require_all()
         # An owner may delete what was imported.
         users.delete(next(iter(users.images)))
     if 'method copy-image' in last:
         assert set(users.stores()) == {'dedup1,file1'}
     if 'image delete --store dedup1' in last:
         assert set(users.stores()) == {'file1'}
-        users.need_all()
+        users.require_all()
 
 
 EMPTY = ('glance-dedup glance missing', 'glance-dedup glance orphans', 'ls ',
@@ -242,7 +242,7 @@ def test_there_and_back_as_written(cloud):
     assert protected in users.images
     assert sorted(os.listdir(operator.place / 'images')) == sorted(
         users.images)
-    users.need_all()
+    users.require_all()
 
 
 def test_the_page_is_all_typed():

@@ -88,7 +88,7 @@ class Mount:
         subprocess.run(['fusermount3', '-u', self.directory], check=True,
                        timeout=LIMIT)
 
-    def need_ended(self):
+    def require_ended(self):
         assert self.process.wait(LIMIT) == 0, self.text()
         assert not os.path.ismount(self.directory)
         assert os.listdir(self.directory) == []
@@ -310,7 +310,7 @@ def test_signals(place, source, number):
         fd = os.open(mount / 'image', os.O_RDONLY)
         assert os.read(fd, 1)
         mount.process.send_signal(number)
-        mount.need_ended()
+        mount.require_ended()
         assert not mount.text()
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -320,7 +320,7 @@ def test_unmounted(place):
     with place.mount('daemon') as mount:
         assert (mount / 'image').read_bytes()
         mount.unmount()
-        mount.need_ended()
+        mount.require_ended()
         assert not mount.text()
 
 
@@ -449,5 +449,5 @@ def test_a_guest_boots(tmp_path):
         guest.process.kill()
         guest.process.wait(LIMIT)
         mount.unmount()
-        mount.need_ended()
+        mount.require_ended()
         assert not mount.text()

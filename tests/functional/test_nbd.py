@@ -91,7 +91,7 @@ def own(tmp_path, content):
         yield process.start().wait_for_catalog()
 
 
-def need_alive(daemon):
+def require_alive(daemon):
     assert daemon.request('GET', '/healthcheck').status == 200
     assert 'Traceback' not in daemon.text()
 
@@ -202,7 +202,7 @@ def test_export_name_that_there_is_not(daemon):
         session.haggle().send_option(nbd.EXPORT_NAME, b'nothing')
         with pytest.raises(EOFError):
             session.receive(1)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_options(daemon, content):
@@ -247,7 +247,7 @@ def test_names_that_there_are_not(daemon, name):
         # And it goes on.
         assert session.option(nbd.GO, nbd.name_and(b'image'))[-1][0] == (
             nbd.ACK)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_contexts(daemon):
@@ -398,7 +398,7 @@ def test_what_is_refused(daemon, content, structured):
         # What was asked before is answered.
         assert session.reply({1: 1000})[1] == 0
         assert session.gone()
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_large_images(tmp_path):
@@ -461,7 +461,7 @@ def test_every_beginning_cut_off(daemon):
             with daemon.session() as session:
                 session.send(whole[:end])
     daemon.wait_for(lambda: daemon.counts()['exports'] == 0)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def test_every_option_with_wrong_lengths(daemon):
@@ -483,7 +483,7 @@ def test_every_option_with_wrong_lengths(daemon):
                 wrong = data[:at] + b'\xff\xff\xff\xff' + data[at + 4:]
                 (kind, _), = session.option(option, wrong)
                 assert kind == nbd.INVALID, (option, at)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 @pytest.mark.parametrize('begin', ['haggling', 'reading'])
@@ -509,7 +509,7 @@ def test_hung_up_on(own, begin):
             session.send(data)
             assert session.gone()
         own.wait_for(lambda: own.text().count(line) == number + 1)
-    need_alive(own)
+    require_alive(own)
 
 
 def test_a_flood_of_bad_clients(own):
@@ -520,7 +520,7 @@ def test_a_flood_of_bad_clients(own):
             session.receive(18)
             session.send(b'\xff\xff\xff\xff')
             assert session.gone()
-    need_alive(own)
+    require_alive(own)
     periods = 2 + (time.monotonic() - begin) // limited.SECONDS
     assert 0 < own.text().count('An NBD client') <= (
         limited.MESSAGES * periods)
@@ -548,7 +548,7 @@ def test_any_bytes(daemon):
                 session.send(data)
                 session.receive(rng.randrange(100_000))
     daemon.wait_for(lambda: daemon.counts()['exports'] == 0)
-    need_alive(daemon)
+    require_alive(daemon)
 
 
 def ask_much(stack, daemon, sessions):
@@ -575,7 +575,7 @@ def test_who_reads_no_answers(repository, content):
                 content['image'][:6_000_000])
         # What is shared, a piece for each, and 6,400 requests.
         assert daemon.memory() - before < (256 + 25 + 180) * MIB
-        need_alive(daemon)
+        require_alive(daemon)
 
 
 def test_who_reads_no_answers_is_cut_off(repository):
@@ -584,7 +584,7 @@ def test_who_reads_no_answers_is_cut_off(repository):
         daemon.start()
         ask_much(stack, daemon, 4)
         daemon.wait_for(lambda: daemon.counts()['exports'] == 0)
-        need_alive(daemon)
+        require_alive(daemon)
 
 
 def test_deadlines(repository, content):
@@ -602,7 +602,7 @@ def test_deadlines(repository, content):
                 assert session.gone()
             time.sleep(max(0, 5 - (time.monotonic() - since)))
             assert idle.read(0, 10) == content['image'][:10]
-        need_alive(daemon)
+        require_alive(daemon)
 
 
 def test_limit_of_connections(daemon, content):
@@ -698,7 +698,7 @@ def test_damage(tmp_path, structured):
         lines = [line for line in daemon.text().splitlines()
                  if 'cannot be read at' in line]
         assert len(lines) == 1 and 'groups/00000001' in lines[0]
-        need_alive(daemon)
+        require_alive(daemon)
 
 
 def test_failed_reads_do_not_fill_the_log(tmp_path):
@@ -785,7 +785,7 @@ def test_on_a_compute_host(tmp_path):
             assert len(session.haggle().option(nbd.LIST)) == 2
         assert cache.status()['cache']['arrivals']['received_bytes'] < (
             1.2 * len(data))
-        need_alive(cache)
+        require_alive(cache)
 
 
 # -- the daemon's end ---------------------------------------------------------

@@ -636,7 +636,7 @@ def open_for_all(place):
             parent.chmod(parent.stat().st_mode | 0o111)
 
 
-def check_reads(host, ops, data):
+def require_reads(host, ops, data):
     """A link leads to the image, whose times can be set."""
     link = host.path(store(ops, data))
     host.wait_for(link.is_symlink)
@@ -658,7 +658,7 @@ def test_it_needs_no_root(tmp_path, storing, ops):
     assert host.daemon.stop() == 0
     host.conf.write_text('user_allow_other\n')
     with host:
-        check_reads(host, ops, content(27))
+        require_reads(host, ops, content(27))
 
 
 def test_another_process_mounts_for_a_confined_one(tmp_path, storing, ops):
@@ -671,7 +671,7 @@ def test_another_process_mounts_for_a_confined_one(tmp_path, storing, ops):
         *host.user, '--no-new-privs']
     with host:
         # Nova is outside of the process's name space, too.
-        check_reads(host, ops, content(29))
+        require_reads(host, ops, content(29))
         assert not os.path.exists(f'{host.mounted}.socket')
 
 

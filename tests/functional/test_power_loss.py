@@ -189,7 +189,7 @@ class Power:
             until=self.failed)
         storm.judge_reads(uploads, reads)
         self.tell(uploads)
-        self.need_clean()
+        self.require_clean()
         with self.open() as repo:
             for image_id in self.base:
                 assert repositories.read_all(
@@ -200,9 +200,9 @@ class Power:
             contents = {**storm.judge_end(repo, uploads), **self.base}
             self.uploads = storm.survivors(uploads, repo)
             print(*soak.settle(repo))
-        soak.need_exact(self.path, contents)
+        soak.require_exact(self.path, contents)
 
-    def need_clean(self):
+    def require_clean(self):
         """No damage, but of the catalog where data is written in any order.
 
         LevelDB's log may then end with anything; the catalog is made anew.

@@ -101,19 +101,19 @@ def run_storm(path, seconds, kill_every=NEVER):
     died = [u for u in uploads.values() if u.put is None and not u.refused]
     with open_repository(path) as repo:
         storm.judge_end(repo, uploads)
-        report = repositories.need_clean(path)
+        report = repositories.require_clean(path)
         assert report.figures['images'] == len(repo.images())
         # Nothing of those that were killed is in the way.
         for image_id in {u.image_id for u in died}:
             with contextlib.suppress(exceptions.ImageNotFound):
                 repo.delete(image_id)
             repositories.put(repo, image_id, storm.content(image_id, 'after'))
-            assert storm.need_right(image_id, repositories.read_all(
+            assert storm.require_right(image_id, repositories.read_all(
                 repo, image_id)) == 'after'
         for group in range(1, len(os.listdir(path / 'groups')) + 1):
             for byte in (group, repositories.SHARE_BYTE + group):
                 assert repositories.group_lock_held(path, byte) is None
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.fixture

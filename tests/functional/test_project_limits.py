@@ -134,7 +134,7 @@ def test_two_projects_that_share(as_project, daemon, place):
     assert bob.show(image_id)['status'] == 'queued'
     assert bob.list() and 'checksum' in bob.show(own)
     assert alice.download(first) == common
-    repositories.need_clean(place / 'repository')
+    repositories.require_clean(place / 'repository')
 
     bob.delete(own)
     daemon.run('collect')

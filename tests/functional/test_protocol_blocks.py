@@ -66,7 +66,7 @@ def test_n7_1_maintainer_takes_a_new_spool_file_for_dead(
     assert len(created) == len(set(created)) == 2
     with open_repository(path) as repo:
         assert read_all(repo, 'image') == noise(SIZE)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- N7.2: hits ---------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_n7_2_generation_of_a_cached_store(path):
         for image_id in ('third', 'fourth'):
             for extent in repo.open_image(image_id).extents():
                 assert extent.slot >= 10
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('state', [
@@ -228,7 +228,7 @@ def test_n7_4_failed_fdatasync_poisons_the_group(witness, path):
             assert {e.group for e in repo.open_image('more').extents()} == {3}
             assert {e.group for e in repo.open_image('hit').extents()} == {1}
     assert Group(path, 1).data == before
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('fault', [errno.EIO, errno.ENOSPC])
@@ -242,7 +242,7 @@ def test_n7_4_publishing_fails(witness, path, fault):
     # The next lessee publishes them.
     store(path, ('other', 3), ('image', 2))
     assert Group(path, 1).record()[2] == 20
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_n7_4_lease_may_go_early_the_shared_lock_not(coarse):
@@ -293,7 +293,7 @@ def test_i4_only_the_holder_of_the_lease_appends(coarse):
         assert read_all(repo, 'a') == noise(9 << 20, 3)
         assert read_all(repo, 'b') == noise(9 << 20, 4)
         assert len(groups[0]) > 30 and len(groups[1]) > 30
-    repositories.need_clean(coarse)
+    repositories.require_clean(coarse)
 
 
 def rewrite_group(path, number):
@@ -342,7 +342,7 @@ def test_i4_group_that_was_rewritten_meanwhile(path):
         # The old file's hole punched, as after a freed block: nobody minds.
         repo.delete('third')
         repo.delete('fourth')
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('moment', ['locked', 'weighed'])
@@ -363,7 +363,7 @@ def test_i4_rewritten_between_choosing_and_leasing(witness, path, moment):
     with open_repository(path) as repo:
         assert read_all(repo, 'first') == noise(SIZE, 1)
         assert read_all(repo, 'second') == noise(SIZE, 2)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_i4_group_unlinked_between_choosing_and_leasing(witness, path):

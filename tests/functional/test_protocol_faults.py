@@ -60,7 +60,7 @@ def judge(path, run, died):
             put(repo, image_id, noise(SIZE, seed))
         for image_id, seed in (('old', 1), ('image', 2), ('new', 4)):
             assert read_all(repo, image_id) == noise(SIZE, seed)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @protocol.FAULTS

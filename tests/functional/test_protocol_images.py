@@ -108,7 +108,7 @@ def test_n8_failure_before_the_link_and_after_it(
         put(repo, 'image', noise(SIZE))
         assert read_all(repo, 'image') == noise(SIZE)
         assert read_all(repo, 'old') == noise(SIZE, 9)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_n8_3_link_that_succeeds_and_reports_an_error(witness, path):
@@ -132,7 +132,7 @@ def test_n8_3_the_name_is_taken_at_the_last_moment(witness, path):
     assert run.outcomes[0]['error'] == 'ImageExists'
     assert run.outcomes[1]['sha256'] == sha(2)
     assert len(repositories.spool(path)) == 1
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_n8_4_locks_are_counted_among_a_processs_transactions(coarse):
@@ -275,7 +275,7 @@ def test_n9_failure(witness, path, call, gone):
             repo.delete('image')
         put(repo, 'image', noise(SIZE, 2))
         assert read_all(repo, 'image') == noise(SIZE, 2)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- N11: readers -------------------------------------------------------------

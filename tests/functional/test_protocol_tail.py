@@ -53,7 +53,7 @@ def test_n7_3_published_record_lost_by_a_crash_of_the_machine(path):
         for image_id, seed in (('old', 1), ('committed', 2), ('new', 3)):
             assert read_all(repo, image_id) == noise(SIZE, seed)
         assert put(repo, 'again', noise(SIZE, 2)).new_bytes == 0
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('codec', ['none', 'lz4', 'zstd'])
@@ -72,7 +72,7 @@ def test_n7_3_both_records_lost(path, codec):
         assert read_all(repo, 'text') == text
         assert read_all(repo, 'noise') == noise(SIZE)
         assert read_all(repo, 'new') == noise(SIZE, 3)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_n7_3_tail_is_written_again_and_synced(witness, path):
@@ -101,7 +101,7 @@ def test_n7_3_tail_is_written_again_and_synced(witness, path):
     with open_repository(path) as repo:
         assert repo.stat('again').new_bytes == 0
         assert read_all(repo, 'again') == noise(SIZE, 2)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('damage', ['entry', 'last', 'segment', 'header',
@@ -162,7 +162,7 @@ def test_n7_3_torn_tail_is_not_used_nor_are_its_slots(
         assert [f.file for f in report.findings
                 if f.severity == checker.DAMAGE] == ['groups/00000001']
     else:
-        repositories.need_clean(path)
+        repositories.require_clean(path)
 
 
 def test_n7_3_tail_whose_content_is_not_its_fingerprints(witness, path):
@@ -177,7 +177,7 @@ def test_n7_3_tail_whose_content_is_not_its_fingerprints(witness, path):
     assert Group(path, 1).state(4) == repositories.LIVE
     with open_repository(path) as repo:
         assert read_all(repo, 'new') == noise(SIZE, 3)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_n7_3_unsynced_blocks_are_no_hits(witness, path):
@@ -212,4 +212,4 @@ def test_n7_3_renewing_fails(witness, path, fault):
     with open_repository(path) as repo:
         assert {e.group for e in repo.open_image('image').extents()} == {2}
         assert read_all(repo, 'old') == noise(SIZE)
-    repositories.need_clean(path)
+    repositories.require_clean(path)

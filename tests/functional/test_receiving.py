@@ -124,7 +124,7 @@ def peer(sites, daemon, request):
         # Whatever was tried: it is the image or none.
         assert away.read(image_id) == data
     else:
-        away.need_nothing_of(image_id)
+        away.require_nothing_of(image_id)
 
 
 def refused(found, status, *words):
@@ -342,7 +342,7 @@ def test_lots_without_end(tmp_path):
             for offset in range(1 << 20):
                 replica.offer(offset, extent(offset, 1, 0))
     assert offset < 4000
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- blocks -------------------------------------------------------------------
@@ -581,7 +581,7 @@ def test_killed_often(sites, tmp_path, monkeypatch):
         # A sync point is behind, and some lots are under way.
         most = (1 << 20) + 6 * 32 * BLOCK
         assert sent.sent_bytes < 1.03 * len(data) + kills * most
-        repositories.need_clean(away.path)
+        repositories.require_clean(away.path)
     away.repo.close()
 
 

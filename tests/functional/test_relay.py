@@ -22,8 +22,8 @@ from tests.functional import glance_server
 from tests.functional import test_cache_proxy
 from tests.functional.test_cache_proxy import digest
 from tests.functional.test_cache_proxy import exchange
-from tests.functional.test_cache_proxy import need_same
 from tests.functional.test_cache_proxy import other_there
+from tests.functional.test_cache_proxy import require_same
 from tests.functional.test_cache_proxy import rest_of
 from tests.functional.test_cache_proxy import store
 from tests.support import cache_harness
@@ -73,7 +73,7 @@ def cache(place, storing, link):
         yield daemon.start().wait_for_catalog()
         assert daemon.stop() == 0, daemon.text()
         assert 'Traceback' not in daemon.text()
-    repositories.need_clean(place / 'cache')
+    repositories.require_clean(place / 'cache')
 
 
 @pytest.fixture(scope='module')
@@ -179,8 +179,8 @@ def test_only_its_user_reaches_the_cache(cache, path):
     ('PATCH', '/v2/images/nowhere', b'[]')])
 def test_everything_is_passed_on(alice, near, cache, method, path, body):
     before = cache.counts()['requests']
-    need_same(alice, near, method, path, body,
-              **{'Content-Type': 'application/json'} if body else {})
+    require_same(alice, near, method, path, body,
+                 **{'Content-Type': 'application/json'} if body else {})
     assert cache.counts()['requests'] - before == 1
 
 
@@ -190,7 +190,7 @@ def test_downloads_come_from_the_cache(alice, near, cache, relay):
     before, said = cache.counts(), relay.said()
     for part in ({}, {}, {'Range': 'bytes=5-'}, {'Range': 'bytes=9-1048580'},
                  {'Range': 'bytes=-7'}):
-        need_same(alice, near, 'GET', path, **part)
+        require_same(alice, near, 'GET', path, **part)
     after = cache.counts()
     assert after['arriving'] - before['arriving'] == 1
     assert after['here'] - before['here'] == 4
@@ -227,7 +227,7 @@ def test_the_cache_is_away(alice, near, cache, relay, how):
     assert digest(near.download(image_id)) == digest(data)
     for request in ('GET', f'{path}/file'), ('HEAD', path), ('GET', path), (
             'GET', '/v2/images?limit=1'), ('GET', f'{path}/file'):
-        need_same(alice, near, *request)
+        require_same(alice, near, *request)
     assert near.download(image_id, 5, MIB) == data[5:MIB + 1]
     # Requests that change something, since they cannot have been processed.
     other = near.create(name='while it is away')['id']

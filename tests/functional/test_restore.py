@@ -49,11 +49,11 @@ class Restored(test_tierer.Store):
         self.settings = cold.read(path)
         self.maintainer = test_tierer.maintainer_module.Maintainer(self.repo)
 
-    def need_fine(self):
+    def require_healthy(self):
         self.account()
-        repositories.need_clean(self.path)
+        repositories.require_clean(self.path)
         assert self.repo.images() == sorted(self.images)
-        self.need_all()
+        self.require_all()
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_what_was_cold_comes_back(filled, connection, tmp_path):
                     filled.path, number).read_bytes()[4096:])
     with contextlib.closing(Restored(
             tmp_path / 'new', whole(filled))) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 def test_the_new_directory_goes_on(filled, connection, tmp_path):
@@ -131,14 +131,14 @@ def test_the_new_directory_goes_on(filled, connection, tmp_path):
             made.tier(tierer.Policy(everything=True, live_share=90))
         # A group of the old owner has a new object, which is the new one's.
         assert len(made.objects()) >= 3
-        made.need_fine()
+        made.require_healthy()
         assert keys_of(connection, filled.settings.owner) == before
         result = restore(made, tmp_path / 'newest')
         assert result.restored_from == made.settings.owner
         assert not result.lost_images
         with contextlib.closing(Restored(
                 tmp_path / 'newest', made.images)) as newest:
-            newest.need_fine()
+            newest.require_healthy()
             assert set(newest.settings.owners[1:]) == {
                 made.settings.owner, filled.settings.owner}
     assert keys_of(connection, filled.settings.owner) == before
@@ -156,7 +156,7 @@ def test_what_was_freed_is_freed_again(filled, tmp_path):
         result = collector.run_once(made.maintainer, task.Pace(),
                                     evacuate_share=0)
         assert result.freed_blocks > 0
-        made.need_fine()
+        made.require_healthy()
 
 
 def test_volumes_and_backups(server, proxy, tmp_path, faults):
@@ -176,7 +176,7 @@ def test_volumes_and_backups(server, proxy, tmp_path, faults):
         assert result.lost_volumes == ['a' * 32] and not result.lost_images
         with contextlib.closing(Restored(
                 tmp_path / 'new', {name: made.images[name]})) as restored:
-            restored.need_fine()
+            restored.require_healthy()
 
 
 # -- objects that are wrong ---------------------------------------------------
@@ -199,7 +199,7 @@ def test_a_damaged_manifest(filled, connection, tmp_path):
     images = whole(filled)
     del images['later']
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 def test_no_manifest_is_whole(filled, connection, tmp_path):
@@ -221,7 +221,7 @@ def test_a_group_whose_object_is_gone(filled, connection, tmp_path):
     assert gone[0] in result.lost_images['one']
     with contextlib.closing(Restored(
             tmp_path / 'new', {'both': filled.images['both']})) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 # The header, a record, an entry of the image `two`, and unused bytes.
@@ -265,7 +265,7 @@ def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
     images = whole(filled)
     del images['two']
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 # -- a store that fails -------------------------------------------------------
@@ -313,7 +313,7 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
     assert [file.stat().st_ino for file in before] == inodes
     assert list(result.lost_images) == ['hot']
     with contextlib.closing(Restored(path, whole(filled))) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 # Kills a restoring before the first request, before later ones, and before the
@@ -367,7 +367,7 @@ def test_kill_9_anywhere(filled, faults, tmp_path):
         cwd=documents.TOP, timeout=280, capture_output=True, text=True)
     assert killing.returncode == 0, killing.stderr
     with contextlib.closing(Restored(path, whole(filled))) as made:
-        made.need_fine()
+        made.require_healthy()
         assert [made.tier().kept for _ in range(2)][1] is None
     assert not [name for name in os.listdir(path)
                 if name.endswith(('.new', '.restoring'))]
@@ -384,7 +384,7 @@ def test_the_old_directory_writes_nothing_more(filled, connection, tmp_path):
         with pytest.raises(exceptions.InvalidParameter, match='restored to'):
             call()
     assert connection.keys('') == before
-    filled.need_all()       # it is still a repository
+    filled.require_all()       # it is still a repository
 
 
 @pytest.mark.parametrize('moment', [
@@ -419,7 +419,7 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
     images['one'], images['both'] = filled.images['one'], filled.images['both']
     assert result.snapshot == (2 if moment != 'deleting objects' else 4)
     with contextlib.closing(Restored(tmp_path / 'new', images)) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 def test_without_the_mark_the_old_host_would_delete(filled, connection,
@@ -427,7 +427,7 @@ def test_without_the_mark_the_old_host_would_delete(filled, connection,
     """What the test above shows is due to it."""
     filled.tier()
     monkeypatch.setattr(owners, 'retire', lambda *arguments: None)
-    monkeypatch.setattr(owners, '_need_alone', lambda *arguments: None)
+    monkeypatch.setattr(owners, '_require_alone', lambda *arguments: None)
     restore(filled, tmp_path / 'new')
     filled.repo.delete('two')
     collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
@@ -436,7 +436,7 @@ def test_without_the_mark_the_old_host_would_delete(filled, connection,
     with contextlib.closing(Restored(
             tmp_path / 'new', whole(filled))) as made, pytest.raises(
             exceptions.UnavailableError):
-        made.need_all()
+        made.require_all()
 
 
 def test_several_owners(filled, connection, tmp_path):
@@ -511,7 +511,7 @@ def test_two_restorings_at_the_same_time(filled, tmp_path):
     assert not (tmp_path / 'second' / 'repository.json').exists()
     with contextlib.closing(Restored(
             tmp_path / 'first', whole(filled))) as made:
-        made.need_fine()
+        made.require_healthy()
         # Whose place it took is known.
         again = restore(filled, tmp_path / 'third')
         assert again.restored_from == found[0].owner
@@ -536,7 +536,7 @@ def test_an_earlier_owner_is_restored(filled, connection, tmp_path):
         assert keys_of(connection, made.settings.owner) == before
     with contextlib.closing(Restored(
             tmp_path / 'newest', whole(filled))) as made:
-        made.need_fine()
+        made.require_healthy()
 
 
 # -- a directory that moved ---------------------------------------------------
@@ -563,7 +563,7 @@ def test_a_directory_that_moved(filled, moved, connection):
         assert made.tier().snapshot == 1
         made.put('more', 1, 8)
         made.tier()
-        made.need_fine()
+        made.require_healthy()
         result = restore(made, moved.parent / 'new')
         assert result.restored_from == settings.owner
 
@@ -586,9 +586,9 @@ def test_moving_goes_on_after_a_kill(filled, moved, monkeypatch):
     with repositories.open_repository(moved) as repo, cold.connect(
             filled.settings) as store:
         with pytest.raises(exceptions.InvalidParameter):
-            owners.check_claim(repo, cold.read(moved), store)
+            owners.require_claim(repo, cold.read(moved), store)
         settings = move(filled, moved)
-        owners.check_claim(repo, settings, store)
+        owners.require_claim(repo, settings, store)
         assert cold.read(moved) == settings
 
 
@@ -631,7 +631,7 @@ def test_swift(tmp_path):
         assert set(result.lost_images) == {'two'}
         with contextlib.closing(Restored(
                 tmp_path / 'new', {'one': made.images['one']})) as restored:
-            restored.need_fine()
+            restored.require_healthy()
         with pytest.raises(exceptions.InvalidParameter):
             made.tier()
 

@@ -260,7 +260,7 @@ def test_three_nights_by_ranks(server, tmp_path):
             night = nights[backup.time.day - 1]
             assert read_all(repo, backup.image_id) == (
                 night[backup.name.removeprefix('web-')])
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def backed_up(server, place, path, number, work=None):
@@ -339,7 +339,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
     expected = b'\2' * MIB + b'\1' * 9 * MIB + bytes(SIZE - 9 * MIB)
     with repository.Repository(path) as repo:
         assert read_all(repo, results['web-vda'].backup_id) == expected
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_a_round_that_is_given_up_ends_its_jobs(server, tmp_path, monkeypatch):
@@ -359,7 +359,7 @@ def test_a_round_that_is_given_up_ends_its_jobs(server, tmp_path, monkeypatch):
     monkeypatch.undo()
     results, _ = backed_up(server, tmp_path, path, 2)
     assert not results['web-vda'].note
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_both_passes_read_what_was_written(server, monkeypatch):
@@ -807,7 +807,7 @@ def test_three_nights_of_three_guests(libvirt, short_path, capfd):
             backup.time.isoformat())
     with nbd.Guest(restored, restored / 'disk.raw') as guest:
         assert guest.wait_until_up() == (guests[1].message, 3)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def _dirty_bytes(settings, name):

@@ -141,7 +141,7 @@ def test_a_replaced_object_goes_after_two_snapshots(store, connection):
     assert second.deleted_objects == 3
     assert second.deleted_bytes > test_tierer.SIZE
     assert sum(size for _, size in listed(store, connection)) < size / 2
-    store.need_all()
+    store.require_all()
 
 
 def test_what_killed_runs_left_goes(store, connection):
@@ -159,7 +159,7 @@ def test_what_killed_runs_left_goes(store, connection):
     assert orphan not in found and recipe not in found
     assert strange in found and other in found
     assert len(store.objects()) == 2        # with the strange one
-    store.need_all()
+    store.require_all()
 
 
 def test_nothing_goes_before_there_are_two_snapshots(store, connection):
@@ -205,7 +205,7 @@ def test_an_object_that_the_spool_names_stays(store, connection):
     plan = sweeper.plan(store.maintainer, task.Pace(), connection,
                         store.settings, listed(store, connection))
     assert key not in dict(plan.objects)
-    store.need_all()
+    store.require_all()
 
 
 def test_a_recipe_that_cannot_be_read_stays(store, connection):
@@ -324,7 +324,7 @@ def test_a_store_that_fails(store, connection, faults, fault):
     for _ in range(3):
         store.tier()
     assert [len(some) for some in kinds(store, connection)] == [1, 1, 2]
-    store.need_all()
+    store.require_all()
 
 
 def test_a_directory_that_was_replaced(store, connection):
@@ -377,4 +377,4 @@ def test_swift(tmp_path):
             groups, recipes, manifests = kinds(made, connected)
         assert len(groups) == len(recipes) == 1 and len(manifests) == 2
         assert groups[0].object_id != before
-        made.need_all()
+        made.require_all()

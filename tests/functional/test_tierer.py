@@ -56,7 +56,7 @@ class Store:
     def forget(self):
         cold_repositories.forget(self.path)
 
-    def need_all(self):
+    def require_all(self):
         """Each image is what was stored, read without a cache."""
         self.forget()
         for name, data in self.images.items():
@@ -100,7 +100,7 @@ def test_full_groups_move(store):
     assert len(store.objects()) == 3
     assert result.sent_bytes == sum(store.objects().values()) > 3 * SIZE
     assert result.puts >= 3
-    store.need_all()
+    store.require_all()
     assert store.tier().groups == 0
     assert not os.listdir(store.path / 'spool')
 
@@ -159,7 +159,7 @@ def test_recompression_comes_first(store):
     # Cold groups are not recompressed any more.
     result = recompressor.run_once(store.maintainer, task.Pace(), 'lz4')
     assert result == recompressor.Result()
-    store.need_all()
+    store.require_all()
 
 
 def test_a_short_disk_does_not_wait_for_recompression(store, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_short_disk_does_not_wait_for_recompression(store, monkeypatch):
     # Less than one group is free above what storing leaves.
     monkeypatch.setattr(store.repo, 'room', lambda: (2 * SIZE - 1, SIZE))
     assert store.tier(policy).groups == 1
-    store.need_all()
+    store.require_all()
 
 
 def test_a_worn_group_gets_a_smaller_object(store):
@@ -189,7 +189,7 @@ def test_a_worn_group_gets_a_smaller_object(store):
     new = {key: size for key, size in store.objects().items()
            if key not in before}
     assert len(new) == 1 and sum(new.values()) < SIZE // 2
-    store.need_all()
+    store.require_all()
     assert store.tier().renewed == 0
 
 
@@ -201,7 +201,7 @@ def test_a_nearly_empty_group_is_evacuated(store):
     del store.images['two']
     result = collector.run_once(store.maintainer, task.Pace())
     assert result.evacuated == 1 and 1 not in store.facts()
-    store.need_all()
+    store.require_all()
 
 
 def test_an_unused_cold_group_goes(store):
@@ -212,7 +212,7 @@ def test_an_unused_cold_group_goes(store):
     del store.images['one']
     assert collector.run_once(store.maintainer, task.Pace()).unlinked == 1
     assert store.cold() == [2]
-    store.need_all()
+    store.require_all()
 
 
 @pytest.mark.parametrize('fault', [503, 404, 'truncate', 'flip', 'reset'])
@@ -224,7 +224,7 @@ def test_a_store_that_fails(store, faults, fault):
     faults.always = None
     assert not store.cold() and not os.listdir(store.path / 'spool')
     assert store.tier().groups == 1
-    store.need_all()
+    store.require_all()
 
 
 def test_a_changed_object_is_noticed(store, faults):
@@ -270,4 +270,4 @@ def test_stopping(store):
         store.tier(pace=pace)
     assert not os.listdir(store.path / 'spool')
     assert store.tier().groups == 2
-    store.need_all()
+    store.require_all()

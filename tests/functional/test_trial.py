@@ -125,14 +125,14 @@ def test_each_fault_is_found(tmp_path, options, wanted):
         prepare(hosts)
         found = try_on(hosts)
         nothing_is_left(hosts)
-        need_kept(hosts, wanted)
+        require_kept(hosts, wanted)
     for findings in found:
         assert verdicts(findings) == {**FINE, **wanted}
         for key in wanted:
             assert findings[key].detail and findings[key].meaning
 
 
-def need_kept(hosts, wanted):
+def require_kept(hosts, wanted):
     """The repository is refused exactly where the trial found a reason."""
     for host in hosts:
         path = host.root / 'repository'

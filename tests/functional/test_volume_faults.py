@@ -80,7 +80,7 @@ def judge(path, run):
                 data, 'write', 1000, 9, 2000)
         openvolumes.delete(repo, 'disk')
         assert not repo.recipes()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # Long: all steps are repeated, and judged, for each of many failing calls.

@@ -62,4 +62,4 @@ def test_it_starts_read_only(tmp_path, kind, inodes):
                 volumes.ask(session, nbd.FLUSH)
                 assert volumes.ask(session, nbd.READ, MIB, MIB) == written
             assert server.end(15) == 0, server.text()
-        repositories.need_clean(repository)
+        repositories.require_clean(repository)

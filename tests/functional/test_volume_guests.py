@@ -88,11 +88,11 @@ def test_killed(system, tmp_path, kind, kills, seconds, size):
                     seconds * lives[number] / sum(lives))
                 guest.wait_for(lambda: time.monotonic() > end
                                and guest.last() > last)
-                guest.need_well()
+                guest.require_healthy()
                 for victim in rng.sample([guest, server], 2):
                     victim.kill()
                 last = guest.last()
         repositories.eventually(lambda: all(counts.values()),
                                 daemons.TASK_LIMIT, counts)
         server.stop()
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)

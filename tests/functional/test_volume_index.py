@@ -75,7 +75,7 @@ class Writer:
                 for offset, data in self.written.items():
                     assert session.read(offset, len(data)) == data
         self.server.stop()
-        repositories.need_clean(self.server.repository)
+        repositories.require_clean(self.server.repository)
 
 
 @pytest.mark.parametrize('index', ['filter', *STORES])

@@ -114,4 +114,4 @@ def test_snapshots(how, count, tmp_path):
                 volume.repo.delete('image')
                 assert before <= second <= first <= second + 1
         assert written > count
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)

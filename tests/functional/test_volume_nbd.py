@@ -115,7 +115,7 @@ def test_nbdcopy(server, tmp_path):
     assert os.stat(tmp_path / 'back').st_blocks * 512 < SIZE - MIB
     assert server.number('written') < SIZE - MIB
     server.stop()
-    repositories.need_clean(server.repository)
+    repositories.require_clean(server.repository)
     server.start()
     run('nbdcopy', server.uri, tmp_path / 'again')
     assert (tmp_path / 'again').read_bytes() == data
@@ -165,7 +165,7 @@ def test_fio(repository, tmp_path, options):
         assert job['error'] == 0
         assert job['write']['total_ios'] >= 8 * MIB // 4096
         server.stop()
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)
 
 
 # -- an oracle ----------------------------------------------------------------
@@ -221,13 +221,13 @@ class Oracle:
                         offset, length, flags=flags)
             self.model[offset:end] = bytes(length)
         elif kind == 'extents':
-            self.check_extents(session, offset, length,
-                               rng.choice([0, nbd.ONE]))
+            self.require_extents(session, offset, length,
+                                 rng.choice([0, nbd.ONE]))
         else:
             volumes.ask(session, nbd.FLUSH if kind == 'flush' else nbd.CACHE,
                         *((0, 0) if kind == 'flush' else (offset, length)))
 
-    def check_extents(self, session, offset, length, flags=0):
+    def require_extents(self, session, offset, length, flags=0):
         found = volumes.ask(session, nbd.STATUS, offset, length, flags=flags)
         assert flags == 0 or len(found) == 1
         at = offset
@@ -240,7 +240,7 @@ class Oracle:
     def check(self):
         for session in self.sessions:
             assert session.read(0, SIZE) == self.model
-            self.check_extents(session, 0, SIZE)
+            self.require_extents(session, 0, SIZE)
 
 
 @pytest.mark.parametrize('seed, steps', [
@@ -261,7 +261,7 @@ def test_oracle(server, seed, steps):
             oracle.check()
     oracle.check()
     server.stop()
-    repositories.need_clean(server.repository)
+    repositories.require_clean(server.repository)
 
 
 def test_overlapping_writes_at_once(server):
@@ -659,8 +659,8 @@ def served_over_tcp(server, place):
 # Has a file open when the command listens, and closes it afterwards, as a
 # thread may do.
 _CLOSES_LATE = """
-import os
 from glance_dedup.cli import volumeserve
+import os
 _listen = volumeserve._listen
 def listen(*arguments):
     fd = os.open(os.devnull, os.O_RDONLY)

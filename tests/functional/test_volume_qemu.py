@@ -57,14 +57,14 @@ def wait_for_writes(guest):
     guest.wait_for(lambda: guest.last() > last + 1)
 
 
-def need_found(system, server, place, last):
+def require_found(system, server, place, last):
     """After a power failure of guest and server all that was told is there."""
     server.kill()
     server.start()
     with running(system, server, place, last) as (guest, _):
         guest.wait_for(guest.is_checked)
     server.stop()
-    repositories.need_clean(server.repository)
+    repositories.require_clean(server.repository)
 
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
@@ -89,7 +89,7 @@ def test_restart(system, server, tmp_path, reconnects):
             server.start()
             guest.wait_for(goes_on)
         last = guest.last()
-    need_found(system, server, tmp_path / 'b', last)
+    require_found(system, server, tmp_path / 'b', last)
 
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
@@ -116,7 +116,7 @@ def test_grow(system, server, tmp_path):
         guest.wait_for(lambda: guest.has_sectors(2 * SIZE // 512))
         wait_for_writes(guest)
         last = guest.last()
-    need_found(system, server, tmp_path / 'b', last)
+    require_found(system, server, tmp_path / 'b', last)
 
 
 # Long: guests boot, without KVM, and write until enough is on the disk.
@@ -138,4 +138,4 @@ def test_migrate(system, server, tmp_path):
         guest.kill()
         moved.wait_for(lambda: moved.last() > before + 1)
         last = moved.last()
-    need_found(system, server, tmp_path / 'c', last)
+    require_found(system, server, tmp_path / 'c', last)

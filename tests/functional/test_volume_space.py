@@ -62,4 +62,4 @@ def test_overwritten(tmp_path, size, times, waits):
         server.stop()
         assert daemon.stop() == 0, daemon.text()
     assert size < most < 4 * size
-    repositories.need_clean(repository)
+    repositories.require_clean(repository)

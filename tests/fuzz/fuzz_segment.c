@@ -33,7 +33,7 @@ mend_list(uint8_t *whole, const input *in)
 }
 
 static void
-need_list(const gd_segment_header *header)
+require_list(const gd_segment_header *header)
 {
     uint32_t found = 0;
     for (uint32_t slot = 0; slot < SLOTS; slot++) {
@@ -63,7 +63,7 @@ decode_whole(gd_coder *coder, uint8_t *whole, size_t length,
          header.stored_length - list <= header.plain_length);
     if (list > 0) {
         MUST(bounds->has_lists && list <= length - GD_SEGMENT_HEADER);
-        need_list(&header);
+        require_list(&header);
     }
     if (header.stored_length > MAX_SIZE) {
         return; /* zeros for the most part: nothing to learn */

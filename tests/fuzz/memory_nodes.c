@@ -9,7 +9,7 @@
 #include <string.h>
 
 void *
-need(void *memory)
+require(void *memory)
 {
     if (memory == NULL) {
         fprintf(stderr, "memory_env: out of memory\n");
@@ -68,7 +68,7 @@ add_name(memory_env *m, const char *path, memory_node *node)
     if (m->name_count == m->name_room) {
         m->name_room = m->name_room == 0 ? 32 : m->name_room * 2;
         m->names =
-            need(realloc(m->names, m->name_room * sizeof *m->names));
+            require(realloc(m->names, m->name_room * sizeof *m->names));
     }
     memmove(m->names + at + 1, m->names + at,
             (m->name_count - at) * sizeof *m->names);
@@ -94,7 +94,7 @@ remove_name(memory_env *m, const char *path)
 memory_node *
 new_node(memory_env *m, mode_t mode)
 {
-    memory_node *node = need(calloc(1, sizeof *node));
+    memory_node *node = require(calloc(1, sizeof *node));
     node->inode = ++m->next_inode;
     node->mode = mode;
     node->next = m->nodes;
@@ -106,7 +106,7 @@ void
 set_room(memory_node *node, size_t room)
 {
     size_t rounded = (room + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    uint8_t *data = need(aligned_alloc(ALIGNMENT, rounded));
+    uint8_t *data = require(aligned_alloc(ALIGNMENT, rounded));
     memset(data, 0, rounded);
     if (node->length > 0) {
         memcpy(data, node->data, node->length);

@@ -164,7 +164,7 @@ def exchange(daemon, right, wild, cuts):
     assert not rest or rest.startswith(b'HTTP/1.1 '), rest[:500]
 
 
-def need_unharmed(daemon, before):
+def require_unharmed(daemon, before):
     assert daemon.request('GET', '/v1/images/image').body == CONTENT
     text = daemon.text()
     assert 'A request failed' not in text, text[-3000:]
@@ -190,7 +190,7 @@ def test_anything(daemon, request):
         exchange(daemon, right, wild, cuts)
 
     check()
-    need_unharmed(daemon, before)
+    require_unharmed(daemon, before)
 
 
 def test_connections_that_are_left_open(daemon):
@@ -209,4 +209,4 @@ def test_connections_that_are_left_open(daemon):
         with sock:
             while sock.recv(65536):
                 pass
-    need_unharmed(daemon, before)
+    require_unharmed(daemon, before)

@@ -327,7 +327,7 @@ def delete(directory):
     newest.write_bytes(data)
 
 
-def need_everything(path):
+def require_everything(path):
     """It has all that the format knows."""
     states, codecs = set(), set()
     scopes = set()
@@ -351,7 +351,7 @@ def need_everything(path):
     assert (path / 'fence').exists()
 
 
-def need_lists(path):
+def require_lists(path):
     """Some segments have lists of slots."""
     listed = set()
     for number in maintenance.groups(path):
@@ -370,10 +370,10 @@ def cool(maker):
     coldgroups.attach(maker.path)
     with maker.open('none') as repo:
         assert len(coldgroups.cool_all(repo)) > 1
-    need_cold(maker.path)
+    require_cold(maker.path)
 
 
-def need_cold(path):
+def require_cold(path):
     """Some groups are cold, and others are not."""
     majors = {repositories.Group(path, number).data[8]
               for number in maintenance.groups(path)}
@@ -432,12 +432,12 @@ def make(name, kind, directory):
     if kind.everything:
         maintain(maker)
         leave_in_flight(maker)
-        need_everything(maker.path)
+        require_everything(maker.path)
     if features.VOLUMES in kind.features:
         make_volumes(maker)
         leave_volumes(maker)
     if features.LISTED_SEGMENTS in kind.features:
-        need_lists(maker.path)
+        require_lists(maker.path)
     if features.COLD in kind.features:
         cool(maker)
     assert tuple(features.read(str(maker.path))) == kind.features

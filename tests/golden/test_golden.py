@@ -48,7 +48,7 @@ def path(name, tmp_path):
     return make.unpack(name, tmp_path)
 
 
-def need_images(repo, expected):
+def require_images(repo, expected):
     assert repo.images() == sorted(expected['images'])
     for image_id, facts in expected['images'].items():
         if facts is None:
@@ -64,7 +64,7 @@ def need_images(repo, expected):
             facts['scope'], facts['project']).hex()
 
 
-def need_volumes(repo, expected):
+def require_volumes(repo, expected):
     for name, facts in expected.get('volumes', {}).items():
         with openvolumes.open_volume(repo, name) as volume:
             data, found = volume.read(volume.size, 0), volume.info()
@@ -85,8 +85,8 @@ def test_they_are_read(path, expected):
     """As they are, before anything in them changes."""
     with repositories.open_repository(path) as repo:
         assert repo.features == expected['features']
-        need_images(repo, expected)
-        need_volumes(repo, expected)
+        require_images(repo, expected)
+        require_volumes(repo, expected)
 
 
 def test_they_are_checked(path, expected):
@@ -102,10 +102,10 @@ def test_they_go_on(path, expected):
         with maintaining(repo) as maintainer:
             assert maintainer.warnings == []
             maintenance.account(maintainer)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
             result = collector.run_once(maintainer, pace)
             assert result.refused is None and not result.failed
-            need_images(repo, expected)
+            require_images(repo, expected)
             # All that was stored is found again.
             for image_id, other in again.items():
                 facts = expected['images'][image_id]
@@ -120,11 +120,11 @@ def test_they_go_on(path, expected):
             for other in again.values():
                 repo.delete(other)
             collector.run_once(maintainer, pace)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
         assert repositories.read_all(repo, 'new') == (
             repositories.noise(50000, 900))
         repo.delete('new')
-        need_images(repo, expected)
+        require_images(repo, expected)
     found = make.report_of(path)
     assert found['damaged_images'] == expected['check']['damaged_images']
     assert found['ok'] == (not found['damaged_images'])
@@ -136,9 +136,9 @@ def test_the_catalog_is_rebuilt(path, expected):
             history = maintainer.catalog.history()
             maintainer.rebuild()
             maintenance.account(maintainer)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
             assert maintainer.catalog.history() == history
-        need_images(repo, expected)
+        require_images(repo, expected)
 
 
 def test_volumes_go_on(path, expected):
@@ -153,7 +153,7 @@ def test_volumes_go_on(path, expected):
             maintenance.account(maintainer)
             collector.run_once(maintainer, pace)
             assert openvolumes.names(repo) == sorted(volumes)
-            need_volumes(repo, expected)
+            require_volumes(repo, expected)
             written = repositories.noise(70000, 910)
             for name in volumes:
                 with openvolumes.open_volume(repo, name) as volume:
@@ -164,13 +164,13 @@ def test_volumes_go_on(path, expected):
                     volume.checkpoint()
                 volumes[name]['sha256'] = hashlib.sha256(data).hexdigest()
             collector.run_once(maintainer, pace)
-            maintenance.need_counted(maintainer)
-            need_volumes(repo, expected)
+            maintenance.require_counted(maintainer)
+            require_volumes(repo, expected)
             for name in volumes:
                 openvolumes.delete(repo, name)
             collector.run_once(maintainer, pace)
-            maintenance.need_counted(maintainer)
-        need_images(repo, expected)
+            maintenance.require_counted(maintainer)
+        require_images(repo, expected)
     assert make.report_of(path) == expected['check']
 
 
@@ -190,8 +190,8 @@ def test_they_are_recompressed(path, expected, similar):
                 assert features.LISTED_SEGMENTS in repo.features
             else:
                 assert repo.features == expected['features']
-        need_images(repo, expected)
-        need_volumes(repo, expected)
+        require_images(repo, expected)
+        require_volumes(repo, expected)
     assert make.report_of(path) == expected['check']
 
 
@@ -206,8 +206,8 @@ def test_they_get_volumes(path, expected):
     with repositories.open_repository(path) as repo:
         with openvolumes.open_volume(repo, 'another') as volume:
             assert volume.read(len(data), 300) == data
-        need_images(repo, expected)
-        need_volumes(repo, expected)
+        require_images(repo, expected)
+        require_volumes(repo, expected)
     assert make.report_of(path) == expected['check']
 
 
@@ -218,8 +218,8 @@ def test_their_groups_become_cold(path, expected):
         assert {*repo.features} == {*expected['features']} | (
             {features.LISTED_SEGMENTS, features.COLD} if cooled else set())
     with repositories.open_repository(path) as repo:
-        need_images(repo, expected)
-        need_volumes(repo, expected)
+        require_images(repo, expected)
+        require_volumes(repo, expected)
     assert make.report_of(path) == expected['check']
 
 

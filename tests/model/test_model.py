@@ -31,7 +31,7 @@ def by_size(is_large):
             if scenario.is_large == is_large]
 
 
-def check_protocol(program, name, seconds):
+def require_protocol(program, name, seconds):
     scenario = scenarios.SCENARIOS[name]
     outcome = program.search(
         scenario.settings(), PART if scenario.is_open else seconds,
@@ -45,13 +45,13 @@ def check_protocol(program, name, seconds):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', by_size(False))
 def test_protocol_holds(program, name):
-    check_protocol(program, name, SEARCH)
+    require_protocol(program, name, SEARCH)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize('name', by_size(True))
 def test_protocol_holds_in_large_scenarios(program, name):
-    check_protocol(program, name, LONG_SEARCH)
+    require_protocol(program, name, LONG_SEARCH)
 
 
 @pytest.mark.long

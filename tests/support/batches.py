@@ -121,14 +121,14 @@ class Cloud:
                         found[backup.name] = digest_of(image.pieces())
         return found
 
-    def need_clean(self):
-        repositories.need_clean(self.path)
+    def require_clean(self):
+        repositories.require_clean(self.path)
 
     def spooled(self):
         return [str(path) for path in self.spool.rglob('*')
                 if path.is_file()]
 
-    def need_nothing_left(self):
+    def require_nothing_left(self):
         """No spool, digests, lock or upload of a run is left (B6)."""
         assert not self.spooled()
         assert not [path.name for path in self.state.rglob('*.new')]
@@ -137,7 +137,7 @@ class Cloud:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.collect()
         assert not list((self.path / 'spool').glob('T*'))
-        self.need_clean()
+        self.require_clean()
 
     def collect(self):
         """Free what nothing refers to."""

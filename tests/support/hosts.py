@@ -174,7 +174,7 @@ class Host:
         return _run(*self.enter(), *command, check=check, **options)
 
 
-def need_hosts():
+def require_hosts():
     """Skip a test where there can be none."""
     for program in ('ip', 'nsenter', 'ssh', 'ssh-keygen', 'unshare'):
         if shutil.which(program) is None:

@@ -112,7 +112,7 @@ def groups(path):
                    for name in os.listdir(pathlib.Path(path) / 'groups')})
 
 
-def need_counted(maintainer):
+def require_counted(maintainer):
     """The catalog says exactly what the recipes say; none is in flight."""
     repo = maintainer.repository
     assert os.listdir(os.path.join(repo.path, 'spool')) == []
@@ -124,13 +124,13 @@ def need_counted(maintainer):
         assert facts['used'] == used[number]
 
 
-def need_collected(maintainer):
+def require_collected(maintainer):
     """Besides, there is no published block that no image needs.
 
     The tail that a killed writer left stays until the next one judges it
     (N7.3).
     """
-    need_counted(maintainer)
+    require_counted(maintainer)
     path = maintainer.repository.path
     published = {number: repositories.Group(path, number).record()[2]
                  for number in groups(path)}
@@ -139,7 +139,7 @@ def need_collected(maintainer):
                 expected_counts(maintainer.repository))
 
 
-def need_contents(repo, model):
+def require_contents(repo, model):
     """Each image is there and is what it was."""
     assert repo.images() == sorted(model)
     for image_id, data in model.items():
@@ -324,5 +324,5 @@ def kill_at_random(path, other, work, seed):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.close(pipe)
-        need_contents(other, model)
+        require_contents(other, model)
     return model

@@ -59,7 +59,7 @@ def maintain(path):
             collector.run_once(maintainer, task.Pace())
 
 
-def check_it(path):
+def require_it(path):
     findings = [str(f) for f in checker.check(path).findings]
     assert not findings, findings
 
@@ -72,7 +72,7 @@ def command_line(path):
 
 COMMANDS = {name.replace('_', '-'): function for name, function in (
     ('create', create), ('create_shared', create_shared), ('use', use),
-    ('empty', empty), ('maintain', maintain), ('check', check_it),
+    ('empty', empty), ('maintain', maintain), ('check', require_it),
     ('command_line', command_line))}
 
 

@@ -136,7 +136,7 @@ def spool(path, kind='T'):
         if name.startswith(f'{kind}-'))
 
 
-def need_clean(path):
+def require_clean(path):
     """Let the second implementation of the format judge the repository."""
     from glance_dedup.check import checker
     report = checker.check(path)

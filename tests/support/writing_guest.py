@@ -248,11 +248,11 @@ class Guest:
         """Until a condition is true, while the guest runs without errors."""
         deadline = time.monotonic() + LIMIT
         while not condition():
-            self.need_well()
+            self.require_healthy()
             assert time.monotonic() < deadline, self._all_text()
             time.sleep(0.05)
 
-    def need_well(self):
+    def require_healthy(self):
         """Fail if it has ended, or has found something wrong."""
         assert self.process.poll() is None and 'FAILED' not in self.text(), (
             self._all_text())

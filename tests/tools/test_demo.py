@@ -24,11 +24,11 @@ def demo():
     (181 * MIB, 0), (181 * MIB, -MIB), (181 * MIB, 50 * MIB)))
 def test_nothing_came_back(demo, stored, back):
     with pytest.raises(demo.Failure, match='came back'):
-        demo.need_back(stored, back)
+        demo.require_returned(stored, back)
 
 
 @pytest.mark.parametrize('stored, back', (
     (181 * MIB, 186 * MIB), (181 * MIB, 150 * MIB),
     (0, 0), (4096, -65536)))        # the catalog's log is larger
 def test_enough_came_back(demo, stored, back):
-    demo.need_back(stored, back)
+    demo.require_returned(stored, back)

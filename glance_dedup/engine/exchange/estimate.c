@@ -132,11 +132,11 @@ gd_estimate_open(const gd_env *env, const gd_chunker *chunker,
                        chunker->max_length, GD_SEGMENT_MAX,
                        params->segment_size);
     }
-    gd_status s = gd_codec_check_level(params->codec, params->codec_level,
-                                       err);
+    gd_status s = gd_codec_require_level(params->codec, params->codec_level,
+                                         err);
     if (s == GD_OK) {
-        s = gd_codec_check_level(params->again_codec, params->again_level,
-                                 err);
+        s = gd_codec_require_level(params->again_codec, params->again_level,
+                                   err);
     }
     gd_estimate *e = s == GD_OK ? gd_calloc(env, 1, sizeof *e, err) : NULL;
     if (e == NULL) {

@@ -265,8 +265,8 @@ frame_segment(void *arg, const gd_want *wants, size_t count,
 
 /* *end is the end of the last one. */
 static gd_status
-check_ranges(const gd_image *image, const gd_range *ranges, size_t count,
-             uint64_t *end, gd_error *err)
+require_ranges(const gd_image *image, const gd_range *ranges, size_t count,
+               uint64_t *end, gd_error *err)
 {
     uint64_t size = image->recipe.header.size;
     *end = 0;
@@ -314,8 +314,8 @@ gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
                             .segment = frame_segment,
                             .block = frame_block};
     *frames = (gd_frames){.env = env};
-    GD_TRY(gd_repo_check_owner(image->repo, err));
-    GD_TRY(check_ranges(image, ranges, count, end, err));
+    GD_TRY(gd_repo_require_owner(image->repo, err));
+    GD_TRY(require_ranges(image, ranges, count, end, err));
     gd_status s = gd_block_fetch_open(&fetch, image->repo, &image->recipe,
                                       &taker, err);
     if (s == GD_OK) {

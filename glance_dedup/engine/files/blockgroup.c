@@ -216,7 +216,7 @@ gd_group_stat(const gd_group *group, struct stat *st, gd_error *err)
 }
 
 gd_status
-gd_group_check_name(const gd_group *group, int root, gd_error *err)
+gd_group_revalidate_name(const gd_group *group, int root, gd_error *err)
 {
     bool same;
     gd_status s = gd_find_same(group->env, group->fd, root, group->name, &same,

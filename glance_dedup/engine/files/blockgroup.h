@@ -77,7 +77,8 @@ gd_status gd_group_numbers(const gd_env *env, int root, uint32_t **numbers,
 gd_status gd_group_stat(const gd_group *group, struct stat *st, gd_error *err);
 /* I4: GD_BUSY, with a message, if the name leads to another file.  Call this
  * after locking. */
-gd_status gd_group_check_name(const gd_group *group, int root, gd_error *err);
+gd_status gd_group_revalidate_name(const gd_group *group, int root,
+                                   gd_error *err);
 
 /* Takes the lessee's byte of the group's own file, shared, until the group is
  * closed.  It keeps nobody out: the lease does that.  But a file system that

@@ -59,7 +59,7 @@ parse(const char *name, void *item)
 
 /* To callers GD_NOTFOUND means that an image is missing. */
 static gd_status
-need_directory(gd_status s, gd_error *err)
+require_directory(gd_status s, gd_error *err)
 {
     return s != GD_NOTFOUND
                ? s
@@ -68,7 +68,7 @@ need_directory(gd_status s, gd_error *err)
 }
 
 gd_status
-gd_features_check(const gd_env *env, int root, gd_error *err)
+gd_features_require_known(const gd_env *env, int root, gd_error *err)
 {
     const gd_listing listing = {
         .size = sizeof(found_name), .what = "the features", .parse = parse};
@@ -76,7 +76,7 @@ gd_features_check(const gd_env *env, int root, gd_error *err)
     size_t count;
     gd_status s =
         gd_list(env, root, GD_DIR_FEATURES, &listing, &items, &count, err);
-    s = need_directory(s, err);
+    s = require_directory(s, err);
     const found_name *found = items;
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (!found[i].is_known) {
@@ -157,5 +157,5 @@ gd_feature_set(const gd_env *env, int root, gd_locks *locks,
     if (is_new) {
         gd_locks_admit_features(locks, feature);
     }
-    return need_directory(s, err);
+    return require_directory(s, err);
 }

@@ -29,7 +29,8 @@ gd_status gd_feature_parse(const char *name, gd_feature *feature,
 
 /* Returns GD_VERSION if a feature is set that this program does not know; the
  * message names it. */
-gd_status gd_features_check(const gd_env *env, int root, gd_error *err);
+gd_status gd_features_require_known(const gd_env *env, int root,
+                                    gd_error *err);
 /* Returns whether a feature is set; false also if that cannot be found out. */
 bool gd_feature_is_set(const gd_env *env, int root, gd_feature feature);
 /* Sets a feature durably (N15.1).  A feature that is set already is made

@@ -48,7 +48,7 @@ set_mode(const gd_env *env, int fd, const char *path, mode_t mode,
 }
 
 static gd_status
-check_directory(const gd_env *env, int root, const char *path, gd_error *err)
+require_directory(const gd_env *env, int root, const char *path, gd_error *err)
 {
     struct stat st;
     if (env->fstatat(env, root, path, &st) == 0 && !S_ISDIR(st.st_mode)) {
@@ -61,20 +61,20 @@ check_directory(const gd_env *env, int root, const char *path, gd_error *err)
 }
 
 gd_status
-gd_directories_check(const gd_env *env, int root, gd_error *err)
+gd_directories_require(const gd_env *env, int root, gd_error *err)
 {
     static const char *const names[] = {
         GD_DIR_GROUPS, GD_DIR_IMAGES, GD_DIR_SPOOL, GD_DIR_LOCKS,
         GD_DIR_QUARANTINE, GD_DIR_SPARES, GD_DIR_VOLUMES, GD_DIR_INDEX,
         GD_DIR_FEATURES};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        GD_TRY(check_directory(env, root, names[i], err));
+        GD_TRY(require_directory(env, root, names[i], err));
     }
     return GD_OK;
 }
 
 static gd_status
-check_parent(const gd_env *env, int root, const char *path, gd_error *err)
+require_parent(const gd_env *env, int root, const char *path, gd_error *err)
 {
     char parent[GD_NAME_SIZE];
     const char *slash = strchr(path, '/');
@@ -82,7 +82,7 @@ check_parent(const gd_env *env, int root, const char *path, gd_error *err)
         return GD_OK;
     }
     snprintf(parent, sizeof parent, "%.*s", (int)(slash - path), path);
-    return check_directory(env, root, parent, err);
+    return require_directory(env, root, parent, err);
 }
 
 gd_status
@@ -92,7 +92,7 @@ gd_file_create(const gd_env *env, int root, const char *path, int flags,
     mode_t mode;
     *fd = -1;
     GD_TRY(file_mode(env, root, &mode, err));
-    GD_TRY(check_parent(env, root, path, err));
+    GD_TRY(require_parent(env, root, path, err));
     GD_TRY(gd_open(env, root, path, flags | O_CREAT | O_EXCL, mode, fd, err));
     gd_status s = set_mode(env, *fd, path, mode, err);
     if (s != GD_OK) {
@@ -177,7 +177,7 @@ gd_directory_create(const gd_env *env, int root, const char *path,
     mode = mode == 0660 ? 02770 : 0700;
     int rc = env->mkdirat(env, root, path, mode & 0777);
     if (rc == -EEXIST) {
-        return check_directory(env, root, path, err);
+        return require_directory(env, root, path, err);
     }
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot make %s", path);

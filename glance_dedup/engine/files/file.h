@@ -32,6 +32,6 @@ gd_status gd_directory_create(const gd_env *env, int root, const char *path,
 /* GD_CORRUPT if something that is not a directory has the name of one of the
  * repository's directories: a symbolic link in the middle of a path would be
  * followed. */
-gd_status gd_directories_check(const gd_env *env, int root, gd_error *err);
+gd_status gd_directories_require(const gd_env *env, int root, gd_error *err);
 
 #endif

@@ -41,7 +41,7 @@ no_space(gd_error *err)
 }
 
 static gd_status
-check_files(const gd_space *space, gd_error *err)
+require_files(const gd_space *space, gd_error *err)
 {
     uint64_t kept = at_most(FILES_KEPT, space->total_files / SHARE);
     if (space->total_files == 0 || space->free_files > kept) {
@@ -72,7 +72,7 @@ gd_freespace_check(const gd_env *env, int fd, gd_freespace keep,
                 (unsigned long long)kept);
         return no_space(err);
     }
-    return check_files(&space, err);
+    return require_files(&space, err);
 }
 
 bool

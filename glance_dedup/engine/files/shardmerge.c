@@ -228,13 +228,13 @@ prepare_split(gd_shard_merge *m, gd_error *err)
 /* The outputs are no larger than the inputs, but for pairs, of which each is of
  * a record that is left out. */
 static gd_status
-need_room(gd_shard_merge *m, gd_error *err)
+require_room(gd_shard_merge *m, gd_error *err)
 {
     uint64_t items = 0;
     for (size_t i = 0; i < m->source_count; i++) {
         items += gd_index_head_of(m->sources[i].reader)->items;
     }
-    return gd_shards_need_room(m->shards, items * GD_PAIR_SIZE, err);
+    return gd_shards_require_room(m->shards, items * GD_PAIR_SIZE, err);
 }
 
 static gd_status
@@ -279,7 +279,7 @@ begin(gd_shard_merge *m, gd_error *err)
     if (s != GD_OK || m->source_count < 2) {
         return s;
     }
-    s = need_room(m, err);
+    s = require_room(m, err);
     if (s == GD_OK) {
         /* After the runs were listed: so it has all of their groups. */
         s = gd_shards_groups(m->shards, &m->groups, &m->highest_group, err);
@@ -415,7 +415,7 @@ gd_shard_merge_step(gd_shard_merge *m, size_t records, bool *more,
  * lost its lock, others have gone on from the shard, perhaps without a run that
  * was merged here: what was made does not count then. */
 static gd_status
-need_count(gd_shard_merge *m, const gd_index_id *id, gd_error *err)
+require_count(gd_shard_merge *m, const gd_index_id *id, gd_error *err)
 {
     bool counts;
     gd_status s = gd_shards_counts(m->shards, id, &counts, err);
@@ -458,7 +458,7 @@ publish_shards(gd_shard_merge *m, gd_error *err)
         s = gd_shards_sync(m->shards, err);
     }
     for (unsigned i = 0; s == GD_OK && i < halves; i++) {
-        s = need_count(m, &m->made[i], err);
+        s = require_count(m, &m->made[i], err);
     }
     return s;
 }
@@ -472,7 +472,7 @@ gd_shard_merge_finish(gd_shard_merge *m, gd_merge_result *result,
         return gd_fail(err, GD_INVALID, "there are more records to merge");
     }
     int64_t began = m->env->monotonic_ns(m->env);
-    gd_status s = need_count(m, &m->sources[0].id, err);
+    gd_status s = require_count(m, &m->sources[0].id, err);
     /* The pairs first: once the new generation has a name, the records of the
      * runs are in it, and make no pairs again. */
     if (s == GD_OK) {

@@ -466,7 +466,7 @@ gd_shards_create(gd_shards *shards, const gd_index_id *id,
 }
 
 gd_status
-gd_shards_need_room(gd_shards *shards, uint64_t bytes, gd_error *err)
+gd_shards_require_room(gd_shards *shards, uint64_t bytes, gd_error *err)
 {
     return gd_freespace_check(shards->env, shards->root,
                               (gd_freespace){.reserve = shards->reserve},
@@ -479,8 +479,8 @@ write_file(gd_shards *shards, const gd_index_id *id, const uint8_t *items,
            size_t count, gd_error *err)
 {
     gd_index_writer *writer;
-    GD_TRY(gd_shards_need_room(shards, count * gd_index_item_size(id->kind),
-                               err));
+    GD_TRY(gd_shards_require_room(shards, count * gd_index_item_size(id->kind),
+                                  err));
     GD_TRY(gd_shards_create(shards, id, &writer, err));
     gd_status s = gd_index_append(writer, items, count, err);
     if (s == GD_OK) {

@@ -96,8 +96,8 @@ gd_status gd_shards_take_byte(gd_shards *shards, uint64_t byte, int *fd,
 gd_status gd_shards_create(gd_shards *shards, const gd_index_id *id,
                            gd_index_writer **writer, gd_error *err);
 /* GD_NOSPACE if the disk has no room for so many bytes. */
-gd_status gd_shards_need_room(gd_shards *shards, uint64_t bytes,
-                              gd_error *err);
+gd_status gd_shards_require_room(gd_shards *shards, uint64_t bytes,
+                                 gd_error *err);
 /* A bit for each number that a group has, up to *highest.  The caller releases
  * *groups. */
 gd_status gd_shards_groups(gd_shards *shards, uint8_t **groups,

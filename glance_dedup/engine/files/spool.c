@@ -273,8 +273,8 @@ link_entry(const gd_env *env, int root, const char *from, const char *to)
  * host's locks, and a maintainer may have settled the entry (N4.6).  Without
  * the entry, the recipe would be lost to the accounts. */
 static gd_status
-check_entry(const gd_env *env, int root, const char *image_id,
-            const char *spool_name, gd_error *err)
+require_entry(const gd_env *env, int root, const char *image_id,
+              const char *spool_name, gd_error *err)
 {
     struct stat st;
     int rc = env->renew(env, root, GD_DIR_SPOOL);
@@ -309,7 +309,7 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
     /* From here on the entry stays, whatever fails.  The accounting settles an
      * unfinished delete (N4.6); only it can tell one from a finished delete. */
     GD_TRY(gd_sync_dir(env, root, GD_DIR_SPOOL, err)); /* N9.4 */
-    GD_TRY(check_entry(env, root, image_id, spool_name, err));
+    GD_TRY(require_entry(env, root, image_id, spool_name, err));
     rc = env->unlinkat(env, root, image_name); /* N9.5 */
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot delete image %s", image_id);

@@ -72,7 +72,7 @@ has_header(const gd_spool_entry *entry, uint64_t size, bool *has, gd_error *err)
 
 /* The file's name decides what the header must say. */
 static gd_status
-check_names(const gd_spool_entry *entry, gd_error *err)
+require_names(const gd_spool_entry *entry, gd_error *err)
 {
     const gd_recipe_header *header = &entry->recipe.header;
     char name[GD_NAME_SIZE];
@@ -129,7 +129,7 @@ read_header(gd_spool_entry *entry, gd_error *err)
     s = gd_recipe_open(entry->env, entry->content, entry->name, entry->params,
                        image_id, &entry->recipe, &damage);
     if (s == GD_OK) {
-        s = check_names(entry, &damage);
+        s = require_names(entry, &damage);
     }
     entry->complete = s == GD_OK;
     if (s == GD_CORRUPT || s == GD_VERSION) {
@@ -358,7 +358,7 @@ add_pages(run_list *list, const gd_spool_entry *entry, uint64_t first,
 }
 
 static gd_status
-need_complete(const gd_spool_entry *entry, gd_error *err)
+require_complete(const gd_spool_entry *entry, gd_error *err)
 {
     return entry->complete
                ? GD_OK
@@ -372,7 +372,7 @@ gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first, uint64_t pages,
 {
     run_list list = {.env = entry->env};
     met sums = {0};
-    GD_TRY(need_complete(entry, err));
+    GD_TRY(require_complete(entry, err));
     uint64_t there = gd_recipe_pages(entry->recipe.header.extents);
     if (first > there || pages > there - first) {
         return gd_fail(err, GD_INVALID, "%s has %llu pages of extents, not %llu "
@@ -396,7 +396,7 @@ gd_spool_entry_measure(const gd_spool_entry *entry, uint64_t *blocks,
 {
     const gd_recipe_header *header = &entry->recipe.header;
     met sums = {0};
-    gd_status s = need_complete(entry, err);
+    gd_status s = require_complete(entry, err);
     if (s == GD_OK) {
         s = add_pages(NULL, entry, 0, gd_recipe_pages(header->extents), &sums,
                       err);
@@ -413,7 +413,7 @@ gd_spool_entry_measure(const gd_spool_entry *entry, uint64_t *blocks,
 /* ---- settling ---- */
 
 static gd_status
-need_own_name(const gd_spool_entry *entry, gd_error *err)
+require_own_name(const gd_spool_entry *entry, gd_error *err)
 {
     bool here;
     GD_TRY(gd_find_same(entry->env, entry->fd, entry->root, entry->name,
@@ -429,7 +429,7 @@ need_own_name(const gd_spool_entry *entry, gd_error *err)
 gd_status
 gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err)
 {
-    GD_TRY(need_own_name(entry, err));
+    GD_TRY(require_own_name(entry, err));
     int rc = entry->env->unlinkat(entry->env, entry->root, entry->name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot unlink %s", entry->name)
                   : GD_OK;
@@ -458,7 +458,7 @@ gd_spool_entry_set_aside(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
 {
     const gd_env *env = entry->env;
     bool here;
-    GD_TRY(need_own_name(entry, err));
+    GD_TRY(require_own_name(entry, err));
     GD_TRY(quarantine_name(entry, name, err));
     int rc = env->linkat(env, entry->root, entry->name, name);
     if (rc < 0) {
@@ -490,7 +490,7 @@ gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
                                  entry->name, err); /* N14.3 */
     /* Under the image lock a name keeps its file while the name exists. */
     if (s == GD_OK) {
-        s = need_own_name(entry, err);
+        s = require_own_name(entry, err);
     }
     if (s == GD_OK) {
         s = gd_spool_move_image(entry->env, entry->root, image_id, err);

@@ -67,7 +67,7 @@ fetch(const char *name)
 }
 
 static gd_status
-check_openssl(const EVP_MD *md, const char *name, gd_error *err)
+require_openssl(const EVP_MD *md, const char *name, gd_error *err)
 {
     if (md == NULL) {
         return gd_fail(err, GD_INVALID,
@@ -108,7 +108,7 @@ choose(gd_digest *digest, const char *name, bool allow_weak, gd_error *err)
         name = "sha256";
     }
     digest->md = fetch(name);
-    return check_openssl(digest->md, name, err);
+    return require_openssl(digest->md, name, err);
 }
 
 gd_status

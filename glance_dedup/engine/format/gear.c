@@ -46,7 +46,7 @@ is_power_of_two(size_t n)
 }
 
 static gd_status
-check_limits(size_t minimum, size_t average, size_t maximum, gd_error *err)
+require_limits(size_t minimum, size_t average, size_t maximum, gd_error *err)
 {
     if (minimum < GD_GEAR_WINDOW) {
         return gd_fail(err, GD_INVALID,
@@ -211,7 +211,7 @@ gd_chunker_gear(gd_chunker *chunker, size_t minimum, size_t average,
                 size_t maximum, gd_error *err)
 {
     GD_TRY(gd_chunker_fixed(chunker, maximum, err));
-    GD_TRY(check_limits(minimum, average, maximum, err));
+    GD_TRY(require_limits(minimum, average, maximum, err));
     /* One in `average` hashes is less than this limit. */
     uint64_t limit = UINT64_MAX / average + 1;
     *chunker = (gd_chunker){.max_length = maximum,

@@ -199,8 +199,8 @@ good_item(const gd_index_head *head, const uint8_t *item,
 
 /* before: the last item of the frame before, or NULL. */
 static gd_status
-check_items(const gd_index_head *head, uint64_t frame, const uint8_t *items,
-            size_t count, const uint8_t *before, gd_error *err)
+require_items(const gd_index_head *head, uint64_t frame, const uint8_t *items,
+              size_t count, const uint8_t *before, gd_error *err)
 {
     size_t size = gd_index_item_size(head->id.kind);
     char name[GD_NAME_SIZE];
@@ -236,7 +236,7 @@ gd_index_frame_check(const gd_index_head *head, uint64_t frame,
     return gd_get64(items + length) !=
                    gd_checksum(items, length, head->seed + frame)
                ? fail_checksum(head, frame, err)
-               : check_items(head, frame, items, count, before, err);
+               : require_items(head, frame, items, count, before, err);
 }
 
 gd_status
@@ -247,5 +247,5 @@ gd_index_frame_unpack(const gd_index_head *head, uint64_t frame,
 {
     return !gd_frame_unpack(packed, length, head->seed + frame, out, count)
                ? fail_checksum(head, frame, err)
-               : check_items(head, frame, out, *count, before, err);
+               : require_items(head, frame, out, *count, before, err);
 }

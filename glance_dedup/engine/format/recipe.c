@@ -329,8 +329,8 @@ gd_recipe_open(const gd_env *env, int fd, const char *name,
 }
 
 gd_status
-gd_recipe_check_scope(const gd_recipe *recipe, const gd_scope *scope,
-                      const char *group_name, gd_error *err)
+gd_recipe_require_scope(const gd_recipe *recipe, const gd_scope *scope,
+                        const char *group_name, gd_error *err)
 {
     return gd_scope_equal(scope, &recipe->header.scope)
                ? GD_OK

@@ -141,9 +141,10 @@ gd_status gd_recipe_open(const gd_env *env, int fd, const char *name,
                          gd_recipe *recipe, gd_error *err);
 /* GD_CORRUPT, naming both, unless the group called group_name has blocks of the
  * recipe's scope. */
-gd_status gd_recipe_check_scope(const gd_recipe *recipe,
-                                const gd_scope *scope, const char *group_name,
-                                gd_error *err);
+gd_status gd_recipe_require_scope(const gd_recipe *recipe,
+                                  const gd_scope *scope,
+                                  const char *group_name,
+                                  gd_error *err);
 gd_status gd_recipe_read_page(const gd_recipe *recipe, uint64_t number,
                               gd_recipe_page *page, gd_error *err);
 /* Loads the page behind this one, which must begin with the byte at offset.

@@ -197,7 +197,7 @@ gd_codec_parse(const char *name, gd_codec *codec, gd_error *err)
 }
 
 gd_status
-gd_codec_check_level(gd_codec codec, int level, gd_error *err)
+gd_codec_require_level(gd_codec codec, int level, gd_error *err)
 {
     int highest = codec == GD_CODEC_ZSTD ? 19 : 0;
     if (level < 0 || level > highest) {

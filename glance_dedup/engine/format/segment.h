@@ -90,7 +90,7 @@ bool gd_segment_intact(const uint8_t *in, const gd_segment_header *header,
  * the error. */
 gd_status gd_codec_parse(const char *name, gd_codec *codec, gd_error *err);
 /* 0 means the codec's default; zstd takes 1 to 19, the others only 0. */
-gd_status gd_codec_check_level(gd_codec codec, int level, gd_error *err);
+gd_status gd_codec_require_level(gd_codec codec, int level, gd_error *err);
 
 /* The level that 0 stands for, so that equal levels are equal numbers. */
 int gd_codec_real_level(gd_codec codec, int level);

@@ -108,7 +108,7 @@ total_length(const gd_hash_input *inputs, size_t count, size_t before,
 }
 
 static bool
-need_room(gd_sha256mb *m, size_t room)
+ensure_room(gd_sha256mb *m, size_t room)
 {
     if (room > m->room) {
         m->env->release(m->env, m->copies);
@@ -154,7 +154,7 @@ gd_sha256mb_hash(gd_sha256mb *m, const gd_scope *scope,
     size_t before = scope == NULL ? 0 : GD_SCOPE_SIZE;
     size_t total, good = 0;
     if (!total_length(inputs, count, before, &total) ||
-        (scope != NULL && !need_room(m, total))) {
+        (scope != NULL && !ensure_room(m, total))) {
         return false;
     }
     uint8_t *copy = m->copies;

@@ -411,7 +411,7 @@ gd_status
 gd_follow(gd_repo *repo, unsigned groups, gd_followed *followed, gd_error *err)
 {
     *followed = (gd_followed){.more = false};
-    gd_status s = gd_repo_check_owner(repo, err);
+    gd_status s = gd_repo_require_owner(repo, err);
     gd_hintindex *index = repo->index;
     if (s != GD_OK || index == NULL || !index->rebuild_lock(index)) {
         return s;

@@ -16,7 +16,7 @@
 /* ---- opening and closing ---- */
 
 static gd_status
-check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
+require_params(const gd_params *params, const gd_digest *digest, gd_error *err)
 {
     if (params->group_slots < GD_SLOTS_MIN ||
         params->group_slots > GD_MAX_SLOTS) {
@@ -36,7 +36,7 @@ check_params(const gd_params *params, const gd_digest *digest, gd_error *err)
                        "fingerprint %s is not cryptographic: it needs "
                        "comparison by value", params->digest);
     }
-    return gd_codec_check_level(params->codec, params->codec_level, err);
+    return gd_codec_require_level(params->codec, params->codec_level, err);
 }
 
 static gd_status
@@ -50,7 +50,8 @@ open_locks(gd_repo *repo, const char *path, gd_error *err)
                        "set in the repository %s: use a newer program", path);
     }
     /* With the lock, so nobody sets one between (N15.2). */
-    return s == GD_OK ? gd_features_check(repo->env, repo->root, err) : s;
+    return s == GD_OK ? gd_features_require_known(repo->env, repo->root, err) :
+    s;
 }
 
 static gd_status
@@ -75,10 +76,10 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
                              "is on", path);
     }
     repo->params.shared = rc > 0;
-    GD_TRY(gd_directories_check(env, repo->root, err));
+    GD_TRY(gd_directories_require(env, repo->root, err));
     GD_TRY(gd_digest_open(env, repo->params.digest, allow_weak_digest,
                           &repo->digest, err));
-    GD_TRY(check_params(&repo->params, repo->digest, err));
+    GD_TRY(require_params(&repo->params, repo->digest, err));
     GD_TRY(gd_chunker_open(&repo->chunker, repo->params.cut_minimum,
                            repo->params.cut_average, repo->params.block_size,
                            err));
@@ -183,7 +184,7 @@ gd_repo_close(gd_repo *repo)
 }
 
 gd_status
-gd_repo_check_owner(const gd_repo *repo, gd_error *err)
+gd_repo_require_owner(const gd_repo *repo, gd_error *err)
 {
     if (repo->env->getpid(repo->env) != repo->owner) {
         return gd_fail(err, GD_CLOSED,
@@ -228,14 +229,15 @@ gd_repo_keeps(const gd_repo *repo)
 }
 
 gd_status
-gd_repo_check_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
+gd_repo_require_room(const gd_repo *repo, uint64_t bytes, gd_error *err)
 {
     return gd_freespace_check(repo->env, repo->root, gd_repo_keeps(repo),
                               bytes, err);
 }
 
 gd_status
-gd_repo_check_room_to_move(const gd_repo *repo, uint64_t bytes, gd_error *err)
+gd_repo_require_room_to_move(const gd_repo *repo, uint64_t bytes,
+                             gd_error *err)
 {
     gd_freespace keep = {.reserve = repo->params.reserve};
     return gd_freespace_check(repo->env, repo->root, keep, bytes, err);

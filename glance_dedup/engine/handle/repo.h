@@ -126,7 +126,7 @@ gd_status gd_repo_attach_store(gd_repo *repo, gd_kv_backend backend,
 /* REQUIRES: no transaction or image is open on it. */
 void gd_repo_close(gd_repo *repo);
 /* GD_CLOSED in a process that did not open the handle. */
-gd_status gd_repo_check_owner(const gd_repo *repo, gd_error *err);
+gd_status gd_repo_require_owner(const gd_repo *repo, gd_error *err);
 
 /* Called before the first byte that only programs with the feature understand:
  * sets it durably (N15.1).  Costs nothing once this handle has done so. */
@@ -135,13 +135,13 @@ gd_status gd_repo_use_feature(gd_repo *repo, gd_feature feature,
 
 /* Called before `bytes` are stored: GD_NOSPACE if too little would be left free
  * (freespace.h).  Deleting, accounting and collecting do not call it. */
-gd_status gd_repo_check_room(const gd_repo *repo, uint64_t bytes,
-                             gd_error *err);
+gd_status gd_repo_require_room(const gd_repo *repo, uint64_t bytes,
+                               gd_error *err);
 /* The same for the new file of a group that becomes cold, which may use what
  * others leave for it: else no group could move from a disk that uploads have
  * filled. */
-gd_status gd_repo_check_room_to_move(const gd_repo *repo, uint64_t bytes,
-                                     gd_error *err);
+gd_status gd_repo_require_room_to_move(const gd_repo *repo, uint64_t bytes,
+                                       gd_error *err);
 /* What storing leaves free. */
 gd_freespace gd_repo_keeps(const gd_repo *repo);
 

@@ -49,7 +49,7 @@ gd_kv_remover gd_kv_remove_file;
 
 /* GD_DENIED unless the file is a regular one of this user, to which nobody else
  * may write. */
-gd_status gd_kv_check_private(const gd_env *env, const struct stat *st,
-                              const char *path, gd_error *err);
+gd_status gd_kv_require_private(const gd_env *env, const struct stat *st,
+                                const char *path, gd_error *err);
 
 #endif

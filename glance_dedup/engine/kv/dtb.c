@@ -197,7 +197,7 @@ lock_file(dtb *t, struct stat *st, gd_error *err)
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat %s", t->name);
     }
-    GD_TRY(gd_kv_check_private(env, st, t->name, err));
+    GD_TRY(gd_kv_require_private(env, st, t->name, err));
     rc = env->lock(env, t->fd, LOCK, F_WRLCK);
     if (rc == -EAGAIN || rc == -EACCES) {
         return gd_fail(err, GD_BUSY,

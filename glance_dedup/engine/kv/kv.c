@@ -143,8 +143,9 @@ gd_kv_remove_file(const gd_env *env, const char *path, gd_error *err)
 }
 
 gd_status
-gd_kv_check_private(const gd_env *env, const struct stat *st, const char *path,
-                    gd_error *err)
+gd_kv_require_private(const gd_env *env, const struct stat *st,
+                      const char *path,
+                      gd_error *err)
 {
     if (!S_ISREG(st->st_mode) || st->st_uid != env->geteuid(env) ||
         (st->st_mode & (S_IWGRP | S_IWOTH)) != 0) {

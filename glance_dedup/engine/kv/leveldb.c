@@ -234,7 +234,7 @@ make_options(leveldb *t)
 }
 
 static gd_status
-check_directory(const leveldb *t, gd_error *err)
+require_directory(const leveldb *t, gd_error *err)
 {
     const gd_env *env = t->kv.env;
     struct stat st;
@@ -292,7 +292,7 @@ gd_leveldb_open(const gd_env *env, const char *path,
     if (s == GD_OK) {
         memcpy(t->name, path, strlen(path) + 1);
         make_options(t);
-        s = check_directory(t, err);
+        s = require_directory(t, err);
     }
     if (s == GD_OK) {
         s = open_anew_if_damaged(t, err);

@@ -289,7 +289,7 @@ take_guard(lmdb *t, gd_error *err)
 
 /* The file of the tree, and the one by which processes meet. */
 static gd_status
-check_file(lmdb *t, const char *suffix, gd_error *err)
+require_file(lmdb *t, const char *suffix, gd_error *err)
 {
     const gd_env *env = t->kv.env;
     char path[PATH_ROOM + 8];
@@ -300,7 +300,7 @@ check_file(lmdb *t, const char *suffix, gd_error *err)
         return GD_OK;
     }
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot stat %s", path)
-                  : gd_kv_check_private(env, &st, path, err);
+                  : gd_kv_require_private(env, &st, path, err);
 }
 
 /* A page that the mapping has and the file has not would kill the process. */
@@ -411,10 +411,10 @@ gd_lmdb_open(const gd_env *env, const char *path, const gd_kv_options *options,
         s = take_guard(t, err);
     }
     if (s == GD_OK) {
-        s = check_file(t, "", err);
+        s = require_file(t, "", err);
     }
     if (s == GD_OK) {
-        s = check_file(t, "-lock", err);
+        s = require_file(t, "-lock", err);
     }
     if (s == GD_OK) {
         s = open_anew_if_damaged(t, err);

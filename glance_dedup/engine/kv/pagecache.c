@@ -154,7 +154,7 @@ write_dirty(gd_pagecache *cache, gd_error *err)
 }
 
 static gd_status
-check_sync(const gd_pagecache *cache, gd_error *err)
+require_sync(const gd_pagecache *cache, gd_error *err)
 {
     return cache->failed
                ? gd_fail(err, GD_IO,
@@ -166,7 +166,7 @@ check_sync(const gd_pagecache *cache, gd_error *err)
 gd_status
 gd_pagecache_sync(gd_pagecache *cache, gd_error *err)
 {
-    GD_TRY(check_sync(cache, err));
+    GD_TRY(require_sync(cache, err));
     GD_TRY(write_dirty(cache, err));
     int rc = cache->env->fdatasync(cache->env, cache->file.fd);
     cache->stats->syncs++;
@@ -233,7 +233,7 @@ load(gd_pagecache *cache, uint64_t number, gd_error *err)
 static gd_status
 keep_clean_ones(gd_pagecache *cache, gd_error *err)
 {
-    GD_TRY(check_sync(cache, err));
+    GD_TRY(require_sync(cache, err));
     if (cache->dirty + 1 > cache->count / 4 * 3) {
         GD_TRY(write_dirty(cache, err));
     }

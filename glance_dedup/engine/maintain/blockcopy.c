@@ -28,7 +28,7 @@ struct gd_block_copy {
 gd_status
 gd_block_copy_open(gd_repo *repo, gd_block_copy **out, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(repo, err));
+    GD_TRY(gd_repo_require_owner(repo, err));
     gd_block_copy *copy =
         gd_calloc(repo->env, 1, sizeof *copy, err);
     if (copy == NULL) {
@@ -180,7 +180,7 @@ gd_block_copy_add(gd_block_copy *copy, const uint8_t *addresses,
 {
     uint64_t *numbers = NULL;
     size_t distinct = 0;
-    gd_status s = gd_repo_check_owner(copy->repo, err);
+    gd_status s = gd_repo_require_owner(copy->repo, err);
     if (s != GD_OK || count == 0) {
         return s;
     }
@@ -203,7 +203,7 @@ gd_status
 gd_block_copy_finish(gd_block_copy *copy, const uint8_t **pairs,
                      size_t *count, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(copy->repo, err));
+    GD_TRY(gd_repo_require_owner(copy->repo, err));
     GD_TRY(gd_packer_sync(copy->packer, err));
     /* A block that was added twice has two copies; either will do. */
     size_t used = 0;

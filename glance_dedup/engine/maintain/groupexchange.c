@@ -75,7 +75,7 @@ gd_group_exchange(gd_owned_group *owned, gd_spool_file *file,
 {
     const gd_env *env = owned->leased->repo->env;
     struct stat st;
-    GD_TRY(gd_owned_group_check(owned, err));
+    GD_TRY(gd_owned_group_require_usable(owned, err));
     int rc = env->fstat(env, file->fd, &st);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot stat %s", file->name);

@@ -64,7 +64,7 @@ struct gd_group_rewrite {
 /* ---- preparing ---- */
 
 static gd_status
-check_entries(const gd_leased_group *leased, gd_error *err)
+require_entries(const gd_leased_group *leased, gd_error *err)
 {
     for (uint32_t i = 0; i < leased->group->bounds.slots; i++) {
         uint8_t state = leased->entries[i].state;
@@ -119,11 +119,11 @@ gd_group_rewrite_close(gd_group_rewrite *r)
 }
 
 static gd_status
-check_room(const gd_group_rewrite *r, uint64_t bytes, gd_error *err)
+require_room(const gd_group_rewrite *r, uint64_t bytes, gd_error *err)
 {
     const gd_repo *repo = r->leased->repo;
-    return r->cold ? gd_repo_check_room_to_move(repo, bytes, err)
-                   : gd_repo_check_room(repo, bytes, err);
+    return r->cold ? gd_repo_require_room_to_move(repo, bytes, err)
+                   : gd_repo_require_room(repo, bytes, err);
 }
 
 /* Writes the fixed header, which has the seed of everything that follows. */
@@ -148,7 +148,7 @@ start_file(gd_group_rewrite *r, gd_error *err)
     r->target.fd = r->target.content = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
     r->end = gd_data_start(old->bounds.slots);
-    GD_TRY(check_room(r, r->end, err));
+    GD_TRY(require_room(r, r->end, err));
     GD_TRY(write_header(r, err));
     int rc;
     do {
@@ -190,7 +190,7 @@ gd_group_rewrite_open(gd_leased_group *leased, const gd_packing *packing,
 {
     gd_repo *repo = leased->repo;
     GD_TRY(use_features(repo, packing, cold, err));
-    GD_TRY(check_entries(leased, err));
+    GD_TRY(require_entries(leased, err));
     /* A crash may leave either file under the name: both must be whole. */
     GD_TRY(gd_fsync(repo->env, leased->group->fd, leased->group->name, err));
     gd_group_rewrite *r = gd_calloc(repo->env, 1, sizeof *r, err);
@@ -311,7 +311,7 @@ cut_bundle(gd_group_rewrite *r)
 /* ---- the pool's part: gathering and compressing ---- */
 
 gd_status
-gd_group_rewrite_check(const gd_group_rewrite *r, gd_error *err)
+gd_group_rewrite_require_room(const gd_group_rewrite *r, gd_error *err)
 {
     const gd_leased_group *leased = r->leased;
     gd_status s =
@@ -319,7 +319,7 @@ gd_group_rewrite_check(const gd_group_rewrite *r, gd_error *err)
     if (s == GD_BUSY) {
         return gd_fail(err, s, "%s is to be collected", leased->group->name);
     }
-    return s == GD_OK ? check_room(r, 0, err) : s;
+    return s == GD_OK ? require_room(r, 0, err) : s;
 }
 
 static bool
@@ -399,7 +399,7 @@ kept_level(const gd_leased_group *leased, gd_codec codec)
 {
     int level = leased->published.level;
     bool fits = leased->published.codec == codec &&
-                gd_codec_check_level(codec, level, NULL) == GD_OK;
+                gd_codec_require_level(codec, level, NULL) == GD_OK;
     return fits ? level : 0;
 }
 
@@ -468,7 +468,7 @@ gather_task(void *arg, size_t task, unsigned number)
     run *one = &r->runs[task];
     gd_decoder *w = &r->source.workers[number];
     /* Here, since a strong codec takes long for a bundle. */
-    one->status = gd_group_rewrite_check(r, &one->err);
+    one->status = gd_group_rewrite_require_room(r, &one->err);
     if (one->status == GD_OK && r->anew) {
         take_blocks(r, one);
     } else if (one->status == GD_OK) {
@@ -567,7 +567,7 @@ append_bundle(gd_group_rewrite *r, uint64_t *written, gd_error *err)
         }
     }
     *written = at - r->end;
-    GD_TRY(check_room(r, *written, err));
+    GD_TRY(require_room(r, *written, err));
     GD_TRY(gd_writev_full(r->target.env, r->target.fd, pieces,
                           (int)(PIECES * r->count), r->end, r->target.name,
                           err));
@@ -636,7 +636,7 @@ gd_group_rewrite_step(gd_group_rewrite *r, bool *done, uint64_t *cost,
         r->cut = 0;
     }
     if (s == GD_OK && !gd_rewrite_source_ready(source)) {
-        s = gd_group_rewrite_check(r, err);
+        s = gd_group_rewrite_require_room(r, err);
         if (s == GD_OK) {
             s = gd_rewrite_source_load(source, cost, err);
         }
@@ -673,7 +673,7 @@ gd_group_rewrite_sizes(const gd_group_rewrite *r, uint64_t *before,
 /* ---- becoming cold ---- */
 
 static gd_status
-need_whole(const gd_group_rewrite *r, gd_error *err)
+require_whole(const gd_group_rewrite *r, gd_error *err)
 {
     return r->complete && r->cold
                ? GD_OK
@@ -688,14 +688,14 @@ gd_group_rewrite_object(const gd_group_rewrite *r, gd_object *object,
     *object = r->target.object;
     object->length = r->end;
     *path = r->file.name;
-    return need_whole(r, err);
+    return require_whole(r, err);
 }
 
 gd_status
 gd_group_rewrite_cut(gd_group_rewrite *r, gd_error *err)
 {
     const gd_env *env = r->target.env;
-    gd_status s = need_whole(r, err);
+    gd_status s = require_whole(r, err);
     if (s != GD_OK) {
         return s;
     }
@@ -730,7 +730,7 @@ gd_owned_group_rewrite(gd_owned_group *owned, const gd_packing *packing,
     bool done = false;
     uint64_t cost, before, after;
     *bytes = 0;
-    gd_status s = gd_owned_group_check(owned, err);
+    gd_status s = gd_owned_group_require_usable(owned, err);
     if (s == GD_OK) {
         s = gd_group_rewrite_open(owned->leased, packing, false, &r, err);
     }

@@ -71,8 +71,8 @@ void gd_group_rewrite_close(gd_group_rewrite *rewriting);
 /* Whether to go on.  GD_BUSY, with a message, if a collector has announced that
  * it wants the group, and does not have it already; GD_NOSPACE if nothing can be
  * stored any more: closing the rewrite gives its space back. */
-gd_status gd_group_rewrite_check(const gd_group_rewrite *rewriting,
-                                 gd_error *err);
+gd_status gd_group_rewrite_require_room(const gd_group_rewrite *rewriting,
+                                        gd_error *err);
 /* Reads or writes the next few MiB, with all threads.  Every block is verified by its
  * fingerprint, and again as read back from the new file.  *done: the file is
  * complete and durable.  *cost: bytes read and written.  Checks before each

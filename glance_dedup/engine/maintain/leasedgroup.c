@@ -19,7 +19,7 @@ gd_leased_group_take(gd_repo *repo, uint32_t number, gd_leased_group **out,
     }
     leased->repo = repo;
     leased->number = number;
-    gd_status s = gd_repo_check_owner(repo, err);
+    gd_status s = gd_repo_require_owner(repo, err);
     if (s == GD_OK) {
         s = gd_locks_lease(repo->locks, number, err);
         if (s == GD_BUSY) {
@@ -56,7 +56,7 @@ gd_leased_group_find(gd_leased_group *leased, gd_error *err)
                          leased->number, O_RDWR, &leased->group, err));
     GD_TRY(gd_group_hold(leased->group, err));
     GD_TRY(confirm_locks(leased, err));
-    GD_TRY(gd_group_check_name(leased->group, repo->root, err));
+    GD_TRY(gd_group_revalidate_name(leased->group, repo->root, err));
     GD_TRY(gd_group_read_published(leased->group, &leased->published, err));
     return gd_group_settle_name(leased->group, repo->root,
                                 &leased->published, err);
@@ -75,7 +75,7 @@ gd_leased_group_read_entries(gd_leased_group *leased, gd_error *err)
 }
 
 static gd_status
-check_sealed(gd_leased_group *leased, gd_error *err)
+require_sealed(gd_leased_group *leased, gd_error *err)
 {
     const gd_published *published = &leased->published;
     bool sealed = published->count == leased->group->bounds.slots &&
@@ -138,7 +138,7 @@ gd_status
 gd_leased_group_open(gd_repo *repo, uint32_t number, gd_leased_group **out,
                      gd_error *err)
 {
-    return open_leased(repo, number, check_sealed, out, err);
+    return open_leased(repo, number, require_sealed, out, err);
 }
 
 gd_status
@@ -178,12 +178,12 @@ see_group_anew(const gd_leased_group *leased, uint64_t *checksum, gd_error *err)
 }
 
 gd_status
-gd_leased_group_check_unchanged(const gd_leased_group *leased, gd_error *err)
+gd_leased_group_require_unchanged(const gd_leased_group *leased, gd_error *err)
 {
     uint64_t now = 0;
     gd_status s = confirm_locks(leased, err);
     if (s == GD_OK) {
-        s = gd_group_check_name(leased->group, leased->repo->root, err);
+        s = gd_group_revalidate_name(leased->group, leased->repo->root, err);
     }
     if (s == GD_OK) {
         s = see_group_anew(leased, &now, err);

@@ -57,7 +57,7 @@ gd_status gd_leased_group_read_entries(gd_leased_group *leased, gd_error *err);
  * GD_CORRUPT if the group changed since it was opened: then locks were lost or
  * ignored.
  * REQUIRES: one of the two above has opened it. */
-gd_status gd_leased_group_check_unchanged(const gd_leased_group *leased,
-                                          gd_error *err);
+gd_status gd_leased_group_require_unchanged(const gd_leased_group *leased,
+                                            gd_error *err);
 
 #endif

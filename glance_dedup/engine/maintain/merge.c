@@ -53,7 +53,7 @@ new_of(gd_mapping mapping, size_t at)
 }
 
 static gd_status
-check_mapping(gd_mapping mapping, gd_error *err)
+require_mapping(gd_mapping mapping, gd_error *err)
 {
     for (size_t i = 0; i < mapping.count; i++) {
         uint64_t old = old_of(mapping, i), new = new_of(mapping, i);
@@ -180,7 +180,7 @@ read_old_entries(gd_merge *merge, const gd_extent *extent, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    s = gd_recipe_check_scope(&merge->old, &group->scope, group->name, err);
+    s = gd_recipe_require_scope(&merge->old, &group->scope, group->name, err);
     if (s == GD_OK) {
         s = gd_group_read_entries(group, extent->slot, extent->blocks,
                                   merge->entries, err);
@@ -219,7 +219,7 @@ return_new_group(gd_merge *merge)
 }
 
 static gd_status
-need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
+ensure_new_group(gd_merge *merge, uint32_t number, gd_error *err)
 {
     gd_published record;
     if (merge->new_group != NULL && merge->new_group->number == number) {
@@ -228,8 +228,9 @@ need_new_group(gd_merge *merge, uint32_t number, gd_error *err)
     return_new_group(merge);
     GD_TRY(gd_fpcache_group(merge->repo->cache, number, true,
                             &merge->new_group, err));
-    gd_status s = gd_recipe_check_scope(&merge->old, &merge->new_group->scope,
-                                        merge->new_group->name, err);
+    gd_status s =
+    gd_recipe_require_scope(&merge->old, &merge->new_group->scope,
+                            merge->new_group->name, err);
     if (s == GD_OK) {
         s = gd_group_read_published(merge->new_group, &record, err);
     }
@@ -247,7 +248,7 @@ static gd_status
 read_new_entry(gd_merge *merge, gd_address address, const gd_entry **entry,
                gd_error *err)
 {
-    gd_status s = need_new_group(merge, address.group, err);
+    gd_status s = ensure_new_group(merge, address.group, err);
     if (s != GD_OK) {
         return s;
     }
@@ -418,7 +419,7 @@ open_writing(gd_merge *merge, gd_error *err)
         }
     }
     if (s == GD_OK) {
-        s = gd_repo_check_room(
+        s = gd_repo_require_room(
             repo, gd_recipe_bytes(merge->old.header.extents), err);
     }
     if (s == GD_OK) {
@@ -484,8 +485,8 @@ gd_status
 gd_merge_open(gd_repo *repo, const char *image_id, gd_mapping mapping,
               gd_merge **out, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(repo, err));
-    GD_TRY(check_mapping(mapping, err));
+    GD_TRY(gd_repo_require_owner(repo, err));
+    GD_TRY(require_mapping(mapping, err));
     gd_merge *merge = gd_calloc(repo->env, 1, sizeof *merge, err);
     if (merge == NULL) {
         return GD_NOMEM;
@@ -604,7 +605,7 @@ gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
     gd_repo *repo = merge->repo;
     int lock;
     *done = false;
-    GD_TRY(gd_repo_check_owner(repo, err));
+    GD_TRY(gd_repo_require_owner(repo, err));
     if (merge->m.fd < 0) {
         return gd_fail(err, GD_INVALID, "%s was not changed by the merge",
                        merge->old.name);

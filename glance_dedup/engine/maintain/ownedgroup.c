@@ -91,7 +91,7 @@ gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
                         gd_error *err)
 {
     GD_TRY(exclude_others(leased, err));
-    gd_status s = gd_leased_group_check_unchanged(leased, err);
+    gd_status s = gd_leased_group_require_unchanged(leased, err);
     if (s == GD_OK) {
         s = make_owned(leased, owned, err);
     }
@@ -111,7 +111,7 @@ gd_owned_group_close(gd_owned_group *owned)
 }
 
 gd_status
-gd_owned_group_check(const gd_owned_group *owned, gd_error *err)
+gd_owned_group_require_usable(const gd_owned_group *owned, gd_error *err)
 {
     if (owned->failed) {
         return gd_fail(err, GD_CLOSED,
@@ -204,8 +204,9 @@ copy_entries(const gd_leased_group *leased, gd_entry **copy, gd_error *err)
 }
 
 static gd_status
-check_slots(const gd_leased_group *leased, const uint32_t *slots, size_t count,
-            gd_error *err)
+require_slots(const gd_leased_group *leased, const uint32_t *slots,
+              size_t count,
+              gd_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         if (slots[i] >= leased->published.count) {
@@ -224,8 +225,8 @@ gd_owned_group_free(gd_owned_group *owned, const uint32_t *slots, size_t count,
 {
     gd_entry *entries;
     *freed = 0;
-    GD_TRY(gd_owned_group_check(owned, err));
-    GD_TRY(check_slots(owned->leased, slots, count, err));
+    GD_TRY(gd_owned_group_require_usable(owned, err));
+    GD_TRY(require_slots(owned->leased, slots, count, err));
     GD_TRY(copy_entries(owned->leased, &entries, err));
     uint32_t changed = 0;
     for (size_t i = 0; i < count; i++) {
@@ -386,7 +387,7 @@ gd_owned_group_punch(gd_owned_group *owned, uint64_t *bytes, gd_error *err)
     size_t count;
     struct stat before, after;
     *bytes = 0;
-    gd_status s = gd_owned_group_check(owned, err);
+    gd_status s = gd_owned_group_require_usable(owned, err);
     if (s != GD_OK || has_state(owned->leased, GD_ENTRY_INVALID)) {
         return s;
     }
@@ -421,7 +422,7 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
                           uint64_t *kept, gd_error *err)
 {
     *bytes = *kept = 0;
-    GD_TRY(gd_owned_group_check(owned, err));
+    GD_TRY(gd_owned_group_require_usable(owned, err));
     return gd_survey_live_bytes(owned->leased, bytes, kept, err);
 }
 
@@ -534,9 +535,9 @@ gd_owned_group_mark_damaged(gd_owned_group *owned, const uint32_t *slots,
     gd_entry *entries;
     *names = NULL;
     *name_count = 0;
-    gd_status s = gd_owned_group_check(owned, err);
+    gd_status s = gd_owned_group_require_usable(owned, err);
     if (s == GD_OK) {
-        s = check_slots(owned->leased, slots, count, err);
+        s = require_slots(owned->leased, slots, count, err);
     }
     if (s == GD_OK) {
         *names = gd_calloc(env, count, sizeof **names, err);
@@ -625,7 +626,7 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     uint32_t *numbers;
     size_t count;
     *removed = false;
-    GD_TRY(gd_owned_group_check(owned, err));
+    GD_TRY(gd_owned_group_require_usable(owned, err));
     if (!gd_owned_group_is_empty(owned)) {
         return GD_OK;
     }

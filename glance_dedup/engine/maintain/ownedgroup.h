@@ -52,7 +52,8 @@ gd_status gd_leased_group_exclude(gd_leased_group *leased,
 void gd_owned_group_close(gd_owned_group *owned);
 
 /* GD_CLOSED after any failure. */
-gd_status gd_owned_group_check(const gd_owned_group *owned, gd_error *err);
+gd_status gd_owned_group_require_usable(const gd_owned_group *owned,
+                                        gd_error *err);
 
 /* Frees those of the slots that are live, damaged or invalid; *freed is how
  * many.  Returns GD_INVALID and changes nothing unless all are published

@@ -85,7 +85,7 @@ gd_owned_group_leave_placeholder(gd_owned_group *owned, uint64_t *bytes,
     gd_spool_file file;
     struct stat before, after;
     *bytes = 0;
-    gd_status s = gd_owned_group_check(owned, err);
+    gd_status s = gd_owned_group_require_usable(owned, err);
     if (s != GD_OK || !gd_owned_group_is_empty(owned) ||
         is_placeholder(owned->leased)) {
         return s;

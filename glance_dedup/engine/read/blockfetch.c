@@ -44,7 +44,7 @@ gd_block_fetch_close(gd_block_fetch *fetch)
 }
 
 static gd_status
-need_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
+ensure_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
 {
     if (scratch->coder != NULL) {
         return GD_OK;
@@ -70,7 +70,7 @@ own_scratch(const gd_block_fetch *fetch)
 
 /* Blocks from the cache need none of these. */
 static gd_status
-need_buffers(gd_block_fetch *fetch, gd_error *err)
+ensure_buffers(gd_block_fetch *fetch, gd_error *err)
 {
     gd_repo *repo = fetch->plan.repo;
     if (fetch->scratch == NULL) {
@@ -79,7 +79,7 @@ need_buffers(gd_block_fetch *fetch, gd_error *err)
     }
     return fetch->scratch == NULL
                ? GD_NOMEM
-               : need_scratch(repo->env, own_scratch(fetch), err);
+               : ensure_scratch(repo->env, own_scratch(fetch), err);
 }
 
 /* ---- verifying and handing out ---- */
@@ -221,7 +221,7 @@ take_stretch(const gd_block_fetch *fetch, gd_scratch *scratch,
     const gd_want *wants = stretch->wants;
     const gd_group *group = wants->group;
     uint64_t start = wants->entry.segment;
-    gd_status s = need_scratch(group->env, scratch, err);
+    gd_status s = ensure_scratch(group->env, scratch, err);
     if (s == GD_OK) {
         s = gd_group_read_data(group, scratch->in,
                                (size_t)(stretch->end - start), start, err);
@@ -336,7 +336,7 @@ take_from_disk(gd_block_fetch *fetch, gd_error *err)
     if (plan->count == 0) {
         return GD_OK;
     }
-    gd_status s = need_buffers(fetch, err);
+    gd_status s = ensure_buffers(fetch, err);
     gd_plan_read_ahead(plan->wants, plan->count, plan->asked);
     for (size_t i = 0; s == GD_OK && i < plan->count;) {
         uint64_t end;
@@ -385,7 +385,7 @@ take_damaged(gd_block_fetch *fetch, gd_error *err)
         const gd_want want = plan->wants[i];
         gd_status taken = GD_CORRUPT;
         if (want.entry.state == GD_ENTRY_DAMAGED) {
-            s = need_buffers(fetch, err);
+            s = ensure_buffers(fetch, err);
             if (s == GD_OK) {
                 taken = take_spare(fetch, &want, GD_CORRUPT, err);
                 s = taken == GD_CORRUPT ? GD_OK : taken;
@@ -450,7 +450,7 @@ take_carefully(gd_block_fetch *fetch, gd_error *err)
     const gd_plan *plan = &fetch->plan;
     const gd_want *held = NULL;
     gd_segment_header header;
-    GD_TRY(need_buffers(fetch, err));
+    GD_TRY(ensure_buffers(fetch, err));
     for (size_t i = 0; i < plan->count; i++) {
         GD_TRY(take_block(fetch, &plan->wants[i], &held, &header, err));
     }

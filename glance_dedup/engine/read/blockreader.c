@@ -57,7 +57,7 @@ gd_block_reader_close(gd_block_reader *reader)
 }
 
 static gd_status
-need_group(gd_block_reader *reader, uint32_t number, gd_error *err)
+ensure_group(gd_block_reader *reader, uint32_t number, gd_error *err)
 {
     if (reader->group != NULL && reader->group->number == number) {
         return GD_OK;
@@ -68,8 +68,8 @@ need_group(gd_block_reader *reader, uint32_t number, gd_error *err)
 }
 
 static gd_status
-need_segment(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
-             gd_error *err)
+ensure_segment(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
+               gd_error *err)
 {
     if (reader->segment == entry->segment) {
         return gd_group_match_segment(reader->group, entry, slot,
@@ -112,7 +112,7 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
                      gd_entry *entry, const uint8_t **data, gd_error *err)
 {
     memset(entry, 0, sizeof *entry);
-    gd_status s = need_group(reader, address.group, err);
+    gd_status s = ensure_group(reader, address.group, err);
     if (s == GD_OK) {
         s = gd_group_read_entries(reader->group, address.slot, 1, entry, err);
     }
@@ -125,7 +125,7 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
                     (unsigned long long)gd_entry_offset(address.slot));
     }
     if (s == GD_OK) {
-        s = need_segment(reader, entry, address.slot, err);
+        s = ensure_segment(reader, entry, address.slot, err);
     }
     if (s == GD_OK) {
         s = verify(reader, entry, address.slot, err);

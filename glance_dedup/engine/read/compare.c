@@ -100,8 +100,9 @@ read_stored(gd_compare *compare, const gd_group *group, const gd_entry *entry,
 }
 
 static gd_status
-need_segment(gd_compare *compare, const gd_group *group, const gd_entry *entry,
-             uint32_t slot)
+ensure_segment(gd_compare *compare, const gd_group *group,
+               const gd_entry *entry,
+               uint32_t slot)
 {
     if (compare->segment_group == group->number &&
         compare->segment == entry->segment) {
@@ -121,7 +122,7 @@ gd_compare_entry(gd_compare *compare, const gd_group *group,
                  const gd_entry *entry, uint32_t slot, const uint8_t *data)
 {
     atomic_fetch_add(&compare->repo->counters.compares, 1);
-    return need_segment(compare, group, entry, slot) == GD_OK &&
+    return ensure_segment(compare, group, entry, slot) == GD_OK &&
            memcmp(compare->plain + entry->plain_offset, data,
                   entry->plain_length) == 0;
 }
@@ -129,7 +130,7 @@ gd_compare_entry(gd_compare *compare, const gd_group *group,
 /* ---- entries ---- */
 
 static gd_status
-need_group(gd_compare *compare, uint32_t number)
+ensure_group(gd_compare *compare, uint32_t number)
 {
     if (compare->group != NULL && compare->group->number == number) {
         return GD_OK;
@@ -174,7 +175,7 @@ gd_compare_block(gd_compare *compare, gd_address address,
                  const gd_fingerprint *fp, const uint8_t *data,
                  uint32_t length)
 {
-    if (need_group(compare, address.group) != GD_OK) {
+    if (ensure_group(compare, address.group) != GD_OK) {
         return false;
     }
     const gd_entry *entry = kept_entry(compare, address.slot, fp, length);

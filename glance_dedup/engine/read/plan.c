@@ -101,8 +101,8 @@ gd_plan_extent(gd_plan *plan, const gd_extent *extent, gd_group **out,
 {
     const char *recipe = plan->recipe->name;
     GD_TRY(lend_group(plan, extent->group, out, err));
-    GD_TRY(gd_recipe_check_scope(plan->recipe, &(*out)->scope, (*out)->name,
-                                 err));
+    GD_TRY(gd_recipe_require_scope(plan->recipe, &(*out)->scope, (*out)->name,
+                                   err));
     gd_plan_count(plan, *out, gd_entry_offset(extent->slot),
                   gd_entry_offset(extent->slot + extent->blocks));
     GD_TRY(gd_group_read_entries(*out, extent->slot, extent->blocks,

@@ -337,7 +337,7 @@ ask_group(step *step, piece *pieces, size_t count, bool cold)
     if (gd_fpcache_group(cache, pieces->group, false, &group, NULL) != GD_OK) {
         return;
     }
-    if (gd_recipe_check_scope(recipe, &group->scope, group->name, NULL) !=
+    if (gd_recipe_require_scope(recipe, &group->scope, group->name, NULL) !=
         GD_OK) {
         gd_fpcache_return_group(cache, group);
         return;

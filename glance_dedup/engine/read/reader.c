@@ -17,7 +17,7 @@ gd_status
 gd_image_open(gd_repo *repo, const char *image_id, const uint8_t *upload_id,
               gd_image **out, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(repo, err));
+    GD_TRY(gd_repo_require_owner(repo, err));
     gd_image *image = gd_calloc(repo->env, 1, sizeof *image, err);
     if (image == NULL) {
         return GD_NOMEM;
@@ -61,7 +61,7 @@ gd_status
 gd_image_extents(gd_image *image, uint64_t number, gd_recipe_page *page,
                  gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(image->repo, err));
+    GD_TRY(gd_repo_require_owner(image->repo, err));
     return gd_recipe_read_page(&image->recipe, number, page, err);
 }
 
@@ -69,7 +69,7 @@ gd_status
 gd_image_is_zeros(gd_image *image, gd_range range, bool *zeros, gd_error *err)
 {
     gd_extent_cursor cursor;
-    gd_status s = gd_repo_check_owner(image->repo, err);
+    gd_status s = gd_repo_require_owner(image->repo, err);
     gd_extent_cursor_open(&cursor, &image->recipe, range.offset, range.length);
     *zeros = true;
     while (s == GD_OK && *zeros && cursor.offset < cursor.end) {
@@ -161,7 +161,7 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
                             .segment = take_segment,
                             .block = take_block};
     *done = 0;
-    gd_status s = gd_repo_check_owner(image->repo, err);
+    gd_status s = gd_repo_require_owner(image->repo, err);
     length = (size_t)clip(image, offset, length);
     if (s != GD_OK || length == 0) {
         return s;

@@ -121,7 +121,7 @@ write_segment(writing *w, gd_error *err)
     if (header->blocks == 0) {
         return GD_OK;
     }
-    GD_TRY(gd_repo_check_room(
+    GD_TRY(gd_repo_require_room(
         w->repo, GD_SEGMENT_HEADER + (uint64_t)header->plain_length, err));
     GD_TRY(gd_segment_compress(w->coder, GD_CODEC_LZ4, 0, w->plain,
                                header->plain_length, w->packed, &stored, err));
@@ -209,8 +209,8 @@ open_writing(writing *w, uint32_t number, size_t count, gd_error *err)
         s = gd_block_reader_open(w->repo, &w->reader, err);
     }
     if (s == GD_OK) {
-        s = gd_repo_check_room(w->repo, gd_data_start(params.group_slots),
-                               err);
+        s = gd_repo_require_room(w->repo, gd_data_start(params.group_slots),
+                                 err);
     }
     if (s == GD_OK) {
         s = gd_spool_create(env, w->repo->root, GD_SPOOL_GROUP, &w->file, err);

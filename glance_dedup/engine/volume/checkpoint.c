@@ -5,12 +5,12 @@
  */
 #include <string.h>
 
-#include "engine/files/spool.h"
 #include "engine/base/array.h"
+#include "engine/files/spool.h"
 #include "engine/volume/directory.h"
 #include "engine/volume/edition.h"
-#include "engine/volume/volumehints.h"
 #include "engine/volume/state.h"
+#include "engine/volume/volumehints.h"
 
 /* ---- the parts ---- */
 
@@ -100,7 +100,7 @@ static gd_status
 append_marks(gd_volume *volume, gd_error *err)
 {
     pthread_mutex_lock(&volume->mutex);
-    gd_status s = gd_volume_check_broken(volume, err);
+    gd_status s = gd_volume_require_intact(volume, err);
     for (size_t i = 0; s == GD_OK && i < volume->made_count; i++) {
         s = append_note(volume,
                         (gd_record){.kind = GD_RECORD_MARK,
@@ -249,7 +249,7 @@ gd_volume_store_all(gd_volume *volume, gd_error *err)
 gd_status
 gd_volume_checkpoint(gd_volume *volume, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(volume->repo, err));
+    GD_TRY(gd_repo_require_owner(volume->repo, err));
     pthread_mutex_lock(&volume->checkpointing);
     gd_status s = gd_volume_store_all(volume, err);
     pthread_mutex_unlock(&volume->checkpointing);
@@ -260,7 +260,7 @@ gd_status
 gd_volume_settle(gd_volume *volume, gd_error *err)
 {
     gd_volume_head stored, now;
-    GD_TRY(gd_repo_check_owner(volume->repo, err));
+    GD_TRY(gd_repo_require_owner(volume->repo, err));
     pthread_mutex_lock(&volume->checkpointing);
     gd_status s = gd_volume_store_all(volume, err);
     if (s == GD_OK) {
@@ -306,7 +306,7 @@ gd_volume_snapshot(gd_volume *volume, const char *image_id,
                    gd_error *err)
 {
     gd_volume_head head;
-    GD_TRY(gd_repo_check_owner(volume->repo, err));
+    GD_TRY(gd_repo_require_owner(volume->repo, err));
     if (gd_volume_is_recipe(image_id)) {
         return gd_fail(err, GD_INVALID, "%s is a name for a volume's recipe: "
                        "choose another id for the image", image_id);

@@ -8,10 +8,10 @@
 enum { LOOK_TRIES = 10 }; /* while the owner changes the journal */
 
 gd_status
-gd_volume_check_call(const gd_repo *repo, const char *name, gd_error *err)
+gd_volume_require_call(const gd_repo *repo, const char *name, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(repo, err));
-    return gd_volume_check_name(name, err);
+    GD_TRY(gd_repo_require_owner(repo, err));
+    return gd_volume_require_name(name, err);
 }
 
 gd_status
@@ -39,7 +39,7 @@ gd_status
 gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
                gd_error *err)
 {
-    gd_status s = gd_volume_check_call(repo, name, err);
+    gd_status s = gd_volume_require_call(repo, name, err);
     if (s != GD_OK) {
         return s;
     }

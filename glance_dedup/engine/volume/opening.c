@@ -64,7 +64,7 @@ gd_volume_close(gd_volume *volume)
 }
 
 static gd_status
-check_ready(const gd_volume *volume, gd_error *err)
+require_ready(const gd_volume *volume, gd_error *err)
 {
     switch (volume->head.state) {
     case GD_VOLUME_READY:
@@ -87,7 +87,7 @@ open_volume(gd_volume *volume, gd_error *err)
                           &volume->lock, err));
     GD_TRY(gd_volume_open_newest(repo, volume->name, &volume->active,
                                  &volume->head, &marks, err));
-    gd_status s = check_ready(volume, err);
+    gd_status s = require_ready(volume, err);
     if (s == GD_OK) {
         s = gd_parts_open(&volume->parts, repo, &volume->head, marks, err);
     }
@@ -108,7 +108,7 @@ gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
                gd_error *err)
 {
     gd_volume *volume;
-    GD_TRY(gd_volume_check_call(repo, name, err));
+    GD_TRY(gd_volume_require_call(repo, name, err));
     GD_TRY(allocate(repo, name, &volume, err));
     gd_status s = open_volume(volume, err);
     if (s != GD_OK) {
@@ -196,7 +196,7 @@ lock_and(gd_status (*work)(gd_repo *, const char *, gd_error *), gd_repo *repo,
          const char *name, gd_error *err)
 {
     int lock;
-    gd_status s = gd_volume_check_call(repo, name, err);
+    gd_status s = gd_volume_require_call(repo, name, err);
     if (s == GD_OK) {
         s = gd_volume_lock(repo->env, repo->root, name, false, &lock, err);
     }
@@ -234,10 +234,10 @@ gd_volume_finish(gd_repo *repo, const char *name, gd_error *err)
 /* ---- making (V9) ---- */
 
 static gd_status
-check_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
+require_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
-    GD_TRY(gd_volume_check_size(name, plan->size, err));
+    GD_TRY(gd_volume_require_size(name, plan->size, err));
     if (!gd_volume_part_size_allowed(plan->part_size)) {
         return gd_fail(err, GD_INVALID, "volume %s: %llu is no size of parts",
                        name, (unsigned long long)plan->part_size);
@@ -339,7 +339,7 @@ gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
     gd_volume_plan full = *plan;
     bool again = true;
     *stored = 0;
-    gd_status s = gd_volume_check_call(repo, name, err);
+    gd_status s = gd_volume_require_call(repo, name, err);
     if (full.part_size == 0) {
         full.part_size = GD_VOLUME_PART;
     }
@@ -349,7 +349,7 @@ gd_volume_create(gd_repo *repo, const char *name, const gd_volume_plan *plan,
                     GD_VOLUME_SECTOR;
     }
     if (s == GD_OK) {
-        s = check_plan(name, &full, err);
+        s = require_plan(name, &full, err);
     }
     if (s == GD_OK) {
         s = gd_repo_use_feature(repo, GD_FEATURE_VOLUMES, err);

@@ -247,8 +247,8 @@ make_place(gd_parts *parts, gd_error *err)
 
 /* Whether a recipe of the right name has what the volume's would have. */
 static gd_status
-check_image(const gd_parts *parts, uint64_t edition, gd_image *image,
-            gd_error *err)
+require_image(const gd_parts *parts, uint64_t edition, gd_image *image,
+              gd_error *err)
 {
     const gd_recipe_header *header = gd_image_header(image);
     bool fits = edition == 0 ? header->size >= parts->base_size
@@ -277,7 +277,7 @@ open_image(gd_parts *parts, uint64_t part, uint64_t edition,
                        (unsigned long long)(part * parts->part_size));
     }
     if (s == GD_OK) {
-        s = check_image(parts, edition, *image, err);
+        s = require_image(parts, edition, *image, err);
         if (s != GD_OK) {
             gd_image_close(*image);
         }

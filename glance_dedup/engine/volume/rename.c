@@ -64,7 +64,7 @@ move_alone(gd_repo *repo, const char *name, const char *new_name,
 }
 
 static gd_status
-check_whole(gd_repo *repo, const char *name, gd_error *err)
+require_whole(gd_repo *repo, const char *name, gd_error *err)
 {
     gd_volume_head head;
     gd_status s = gd_volume_look(repo, name, &head, err);
@@ -79,10 +79,10 @@ gd_volume_rename(gd_repo *repo, const char *name, const char *new_name,
                  gd_error *err)
 {
     int lock;
-    GD_TRY(gd_volume_check_call(repo, name, err));
-    GD_TRY(gd_volume_check_name(new_name, err));
+    GD_TRY(gd_volume_require_call(repo, name, err));
+    GD_TRY(gd_volume_require_name(new_name, err));
     GD_TRY(gd_volume_lock(repo->env, repo->root, name, false, &lock, err));
-    gd_status s = check_whole(repo, name, err);
+    gd_status s = require_whole(repo, name, err);
     if (s == GD_OK) {
         s = free_name(repo, new_name, err);
     }

@@ -29,7 +29,7 @@ zero_tail(gd_volume *volume, uint64_t size, gd_error *err)
         return GD_OK;
     }
     pthread_mutex_lock(&volume->mutex);
-    gd_status s = gd_volume_check_broken(volume, err);
+    gd_status s = gd_volume_require_intact(volume, err);
     if (s == GD_OK) {
         s = gd_journal_append(volume->active, &append, 1, err);
     }
@@ -90,7 +90,7 @@ grow(gd_volume *volume, const gd_volume_change *change, gd_error *err)
 }
 
 gd_status
-gd_volume_check_size(const char *name, uint64_t size, gd_error *err)
+gd_volume_require_size(const char *name, uint64_t size, gd_error *err)
 {
     return gd_volume_size_allowed(size)
                ? GD_OK
@@ -105,8 +105,8 @@ gd_volume_check_size(const char *name, uint64_t size, gd_error *err)
 gd_status
 gd_volume_resize(gd_volume *volume, uint64_t size, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(volume->repo, err));
-    GD_TRY(gd_volume_check_size(volume->name, size, err));
+    GD_TRY(gd_repo_require_owner(volume->repo, err));
+    GD_TRY(gd_volume_require_size(volume->name, size, err));
     pthread_mutex_lock(&volume->checkpointing);
     gd_status s = gd_volume_take_up(volume, err);
     if (s != GD_OK) {

@@ -50,7 +50,7 @@ gd_volume_base_needed(gd_volume *volume)
 }
 
 gd_status
-gd_volume_check_broken(const gd_volume *volume, gd_error *err)
+gd_volume_require_intact(const gd_volume *volume, gd_error *err)
 {
     if (volume->waiting) {
         return gd_fail(err, volume->broken.status, "volume %s: %s",
@@ -188,7 +188,7 @@ change_journal(gd_volume *volume, const gd_volume_change *change,
     gd_volume_head head;
     gd_journal *made, *old = volume->active;
     bool needed = !discard && old->records > 0;
-    gd_status s = gd_volume_check_broken(volume, err);
+    gd_status s = gd_volume_require_intact(volume, err);
     if (s == GD_OK && needed) {
         s = gd_journal_sync(old, err);
         if (s != GD_OK) {
@@ -241,7 +241,7 @@ prepare_next_syncs(gd_volume *volume)
     gd_journal *journal = volume->active;
     uint64_t bytes = gd_journal_wants_ahead(journal);
     if (bytes > 0 && journal->end - journal->durable <= SMALL_SYNC &&
-        gd_repo_check_room(volume->repo, bytes, NULL) == GD_OK) {
+        gd_repo_require_room(volume->repo, bytes, NULL) == GD_OK) {
         gd_journal_write_ahead(journal);
     }
 }
@@ -274,13 +274,13 @@ gd_volume_sync(gd_volume *volume, gd_error *err)
 {
     uint32_t number = volume->active->number;
     uint64_t end = volume->active->end;
-    gd_status s = gd_volume_check_broken(volume, err);
+    gd_status s = gd_volume_require_intact(volume, err);
     /* A journal that is not active any more was synced before. */
     while (s == GD_OK && volume->active->number == number &&
            volume->active->durable < end) {
         if (volume->syncing) {
             pthread_cond_wait(&volume->changed, &volume->mutex);
-            s = gd_volume_check_broken(volume, err);
+            s = gd_volume_require_intact(volume, err);
         } else {
             s = sync_active(volume, err);
         }

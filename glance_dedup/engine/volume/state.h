@@ -15,10 +15,10 @@
 #include <pthread.h>
 
 #include "engine/volume/journal.h"
-#include "engine/volume/volumenames.h"
 #include "engine/volume/overlay.h"
 #include "engine/volume/parts.h"
 #include "engine/volume/volume.h"
+#include "engine/volume/volumenames.h"
 
 struct gd_volume {
     gd_repo *repo;
@@ -80,7 +80,7 @@ gd_status gd_volume_confirm(const gd_volume *volume,
 uint64_t gd_volume_base_needed(gd_volume *volume);
 
 /* All of these REQUIRE the mutex. */
-gd_status gd_volume_check_broken(const gd_volume *volume, gd_error *err);
+gd_status gd_volume_require_intact(const gd_volume *volume, gd_error *err);
 void gd_volume_set_broken(gd_volume *volume, const gd_error *err);
 /* Closes the journal with its last user. */
 void gd_volume_release_journal(gd_journal *journal);
@@ -96,8 +96,8 @@ gd_status gd_volume_enter(gd_volume *volume, const gd_append *append,
 /* ---- newest.c ---- */
 
 /* What each call on a volume that is named begins with. */
-gd_status gd_volume_check_call(const gd_repo *repo, const char *name,
-                               gd_error *err);
+gd_status gd_volume_require_call(const gd_repo *repo, const char *name,
+                                 gd_error *err);
 /* Opens the newest journal.  GD_NOTFOUND if there is none. */
 gd_status gd_volume_open_newest(gd_repo *repo, const char *name,
                                 gd_journal **journal, gd_volume_head *head,
@@ -115,8 +115,8 @@ gd_status gd_volume_begin_request(gd_volume *volume, uint64_t offset,
                                   uint64_t length, uint64_t *counter,
                                   gd_error *err);
 /* GD_INVALID unless the range lies within the volume.  REQUIRES: the mutex. */
-gd_status gd_volume_check_range(const gd_volume *volume, uint64_t offset,
-                                uint64_t length, gd_error *err);
+gd_status gd_volume_require_range(const gd_volume *volume, uint64_t offset,
+                                  uint64_t length, gd_error *err);
 /* A read that is not counted. */
 gd_status gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
                          uint64_t offset, gd_error *err);
@@ -134,7 +134,8 @@ gd_status gd_volume_take_up(gd_volume *volume, gd_error *err);
 /* ---- resize.c ---- */
 
 /* GD_INVALID, with the volume's name, unless a volume may have this size. */
-gd_status gd_volume_check_size(const char *name, uint64_t size, gd_error *err);
+gd_status gd_volume_require_size(const char *name, uint64_t size,
+                                 gd_error *err);
 
 /* ---- checkpoint.c; these REQUIRE checkpointing ---- */
 

@@ -12,7 +12,8 @@
 enum { SEGMENTS = 64 }; /* of a read, planned at once */
 
 gd_status
-gd_volume_check_range(const gd_volume *volume, uint64_t offset, uint64_t length,
+gd_volume_require_range(const gd_volume *volume, uint64_t offset,
+                        uint64_t length,
             gd_error *err)
 {
     uint64_t size = volume->head.size;
@@ -52,9 +53,9 @@ gd_status
 gd_volume_begin_request(gd_volume *volume, uint64_t offset, uint64_t length,
               uint64_t *counter, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(volume->repo, err));
+    GD_TRY(gd_repo_require_owner(volume->repo, err));
     pthread_mutex_lock(&volume->mutex);
-    gd_status s = gd_volume_check_range(volume, offset, length, err);
+    gd_status s = gd_volume_require_range(volume, offset, length, err);
     if (s == GD_OK) {
         *counter += length;
     }

@@ -11,7 +11,7 @@
 #define JOURNAL_PREFIX "journal-"
 
 gd_status
-gd_volume_check_name(const char *volume, gd_error *err)
+gd_volume_require_name(const char *volume, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     if (strnlen(volume, GD_VOLUME_NAME_MAX + 1) > GD_VOLUME_NAME_MAX ||

@@ -19,7 +19,7 @@ enum { GD_VOLUME_NAME_MAX = 64 };
 #define GD_VOLUME_CONTROL "control"
 
 /* GD_INVALID unless the name has 1 to 64 characters of A-Z a-z 0-9 _ -. */
-gd_status gd_volume_check_name(const char *volume, gd_error *err);
+gd_status gd_volume_require_name(const char *volume, gd_error *err);
 /* The rest REQUIRES a name that was checked. */
 void gd_volume_directory(const char *volume, char name[GD_NAME_SIZE]);
 void gd_volume_file_name(const char *volume, const char *file,

@@ -34,7 +34,7 @@ gd_volume_needs_checkpoint(gd_volume *volume)
 static gd_status
 wait_for_room(gd_volume *volume, gd_error *err)
 {
-    gd_status s = gd_volume_check_broken(volume, err);
+    gd_status s = gd_volume_require_intact(volume, err);
     while (s == GD_OK && (volume->held || is_full(volume, PRESSURE))) {
         if (volume->held) {
             pthread_cond_wait(&volume->changed, &volume->mutex);
@@ -43,7 +43,7 @@ wait_for_room(gd_volume *volume, gd_error *err)
             s = gd_volume_checkpoint(volume, err);
             pthread_mutex_lock(&volume->mutex);
         }
-        s = s == GD_OK ? gd_volume_check_broken(volume, err) : s;
+        s = s == GD_OK ? gd_volume_require_intact(volume, err) : s;
     }
     return s;
 }
@@ -56,12 +56,12 @@ append_records(gd_volume *volume, gd_append *appends, size_t count,
     for (size_t i = 0; i < count; i++) {
         bytes += gd_record_size(&appends[i].record);
     }
-    GD_TRY(gd_repo_check_room(volume->repo, bytes, err));
+    GD_TRY(gd_repo_require_room(volume->repo, bytes, err));
     pthread_mutex_lock(&volume->mutex);
     gd_status s = wait_for_room(volume, err);
     if (s == GD_OK) {
         /* While it waited, the volume may have become smaller. */
-        s = gd_volume_check_range(volume, appends[count - 1].record.offset,
+        s = gd_volume_require_range(volume, appends[count - 1].record.offset,
                         appends[count - 1].record.length, err);
     }
     if (s == GD_OK) {
@@ -116,7 +116,7 @@ gd_volume_zero(gd_volume *volume, uint64_t length, uint64_t offset,
 gd_status
 gd_volume_flush(gd_volume *volume, gd_error *err)
 {
-    gd_status s = gd_repo_check_owner(volume->repo, err);
+    gd_status s = gd_repo_require_owner(volume->repo, err);
     if (s != GD_OK) {
         return s;
     }

@@ -239,7 +239,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
      * Then we have the new file, unless this host remembers what the name led
      * to before.  If the group was unlinked meanwhile, this is GD_NOTFOUND. */
     if (s == GD_OK) {
-        s = gd_group_check_name(appender->group, repo->root, err);
+        s = gd_group_revalidate_name(appender->group, repo->root, err);
     }
     if (s == GD_OK) {
         s = settle_in(appender, err);
@@ -294,8 +294,8 @@ gd_appender_open(gd_repo *repo, const gd_scope *scope,
     gd_status s = lease_existing(repo, scope, avoided, appender, err);
     for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
         uint32_t number;
-        s = gd_repo_check_room(repo, gd_data_start(repo->params.group_slots),
-                               err);
+        s = gd_repo_require_room(repo, gd_data_start(repo->params.group_slots),
+                                 err);
         if (s != GD_OK) {
             return s;
         }
@@ -473,7 +473,7 @@ gd_appender_append(gd_appender *appender, gd_new_segment *segments,
         offset += GD_SEGMENT_HEADER + segment->header.stored_length;
     }
     if (s == GD_OK) {
-        s = gd_repo_check_room(appender->repo, offset - appender->end, err);
+        s = gd_repo_require_room(appender->repo, offset - appender->end, err);
     }
     if (s == GD_OK) {
         s = write_measured(appender, iov, n, offset - appender->end, err);

@@ -150,7 +150,7 @@ put_batch(gd_intake *intake, gd_error *err)
     gd_recipe_writer *recipe = intake->recipe;
     size_t done = 0, misses = 0;
     gd_status s =
-        gd_repo_check_room(intake->repo, gd_recipe_bytes(b->count), err);
+        gd_repo_require_room(intake->repo, gd_recipe_bytes(b->count), err);
     for (; s == GD_OK && done < b->count; done++) {
         gd_block *block = &b->blocks[done];
         s = gd_recipe_add_zeros(recipe, block->zeros_before, err);
@@ -398,7 +398,7 @@ count_own(gd_intake *intake)
 
 /* Returns false if there is no memory to cut into. */
 static bool
-need_other(gd_intake *intake)
+ensure_other(gd_intake *intake)
 {
     gd_error ignored;
     gd_batch *other = &intake->other;
@@ -421,7 +421,7 @@ choose_shift(gd_intake *intake, size_t found)
         gd_phase_choose(intake->phase, b->blocks, b->count, found);
     return shift > 0 &&
                    gd_phase_is_lost(b->count, found + count_own(intake)) &&
-                   need_other(intake)
+                   ensure_other(intake)
                ? shift
                : 0;
 }

@@ -466,7 +466,7 @@ gd_packer_avoid(gd_packer *packer, uint32_t group, gd_error *err)
 
 /* Ensures that there is an appender with room for a slot. */
 static gd_status
-need_appender(gd_packer *packer, gd_error *err)
+ensure_appender(gd_packer *packer, gd_error *err)
 {
     if (packer->appender != NULL) {
         if (gd_appender_room(packer->appender) > 0) {
@@ -490,7 +490,7 @@ need_appender(gd_packer *packer, gd_error *err)
 /* Ensures that the last segment of the bundle being filled is open and has room
  * for the block. */
 static gd_status
-need_segment(gd_packer *packer, uint32_t length, gd_error *err)
+ensure_segment(gd_packer *packer, uint32_t length, gd_error *err)
 {
     bundle *b = &packer->bundles[packer->filling];
     if (packer->last_is_open) {
@@ -514,8 +514,8 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
               const gd_fingerprint *fp, uint64_t checksum, gd_address *address,
               gd_error *err)
 {
-    GD_TRY(need_appender(packer, err));
-    GD_TRY(need_segment(packer, length, err));
+    GD_TRY(ensure_appender(packer, err));
+    GD_TRY(ensure_segment(packer, length, err));
     bundle *b = &packer->bundles[packer->filling];
     size_t last = b->count - 1;
     gd_segment_header *header = &b->segments[last].header;

@@ -75,7 +75,7 @@ gd_scan(gd_repo *repo, const gd_scope *scope, const uint8_t *data,
     const gd_env *env = repo->env;
     *scanned = NULL;
     *count = 0;
-    gd_status s = gd_repo_check_owner(repo, err);
+    gd_status s = gd_repo_require_owner(repo, err);
     if (s != GD_OK || repo->params.by_value) {
         return s != GD_OK ? s
                           : gd_fail(err, GD_INVALID, "this repository compares "

@@ -32,7 +32,7 @@ struct gd_transaction {
 /* ---- begin and end ---- */
 
 static gd_status
-check_project(const char *project, gd_error *err)
+require_project(const char *project, gd_error *err)
 {
     return strnlen(project, GD_PROJECT_MAX + 1) > GD_PROJECT_MAX
                ? gd_fail(err, GD_INVALID, "a project's name has at most %d "
@@ -41,7 +41,7 @@ check_project(const char *project, gd_error *err)
 }
 
 static gd_status
-check_scope(const gd_scope *scope, gd_error *err)
+require_scope(const gd_scope *scope, gd_error *err)
 {
     return gd_scope_equal(scope, &gd_spares_scope)
                ? gd_fail(err, GD_INVALID, "this scope id marks spare copies")
@@ -49,7 +49,7 @@ check_scope(const gd_scope *scope, gd_error *err)
 }
 
 static gd_status
-check_absent(gd_repo *repo, const char *image_id, gd_error *err)
+require_absent(gd_repo *repo, const char *image_id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     struct stat st;
@@ -84,12 +84,12 @@ gd_transaction_begin(gd_repo *repo, const char *image_id, const char *project,
                      const gd_scope *scope, gd_transaction **out,
                      gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(repo, err));
-    GD_TRY(check_absent(repo, image_id, err));
-    GD_TRY(check_project(project, err));
-    GD_TRY(check_scope(scope, err));
+    GD_TRY(gd_repo_require_owner(repo, err));
+    GD_TRY(require_absent(repo, image_id, err));
+    GD_TRY(require_project(project, err));
+    GD_TRY(require_scope(scope, err));
     gd_fpcache_drop_removed(repo->cache);
-    GD_TRY(gd_repo_check_room(repo, gd_recipe_bytes(0), err));
+    GD_TRY(gd_repo_require_room(repo, gd_recipe_bytes(0), err));
     gd_transaction *transaction =
         gd_calloc(repo->env, 1, sizeof *transaction, err);
     if (transaction == NULL) {
@@ -156,9 +156,9 @@ gd_transaction_end(gd_transaction *transaction)
 /* ---- writing ---- */
 
 static gd_status
-check_under_way(const gd_transaction *transaction, gd_error *err)
+require_under_way(const gd_transaction *transaction, gd_error *err)
 {
-    GD_TRY(gd_repo_check_owner(transaction->repo, err));
+    GD_TRY(gd_repo_require_owner(transaction->repo, err));
     if (transaction->failed || transaction->linked) {
         return gd_fail(err, GD_CLOSED, "the transaction of image %s has %s",
                        transaction->image_id,
@@ -179,7 +179,7 @@ gd_status
 gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                      size_t length, gd_error *err)
 {
-    GD_TRY(check_under_way(transaction, err));
+    GD_TRY(require_under_way(transaction, err));
     return end_step(transaction, gd_intake_take(&transaction->intake, data,
                                                 length, err));
 }
@@ -198,7 +198,7 @@ store_waiting(gd_transaction *transaction, gd_error *err)
 static gd_status
 start_blocks(gd_transaction *transaction, gd_error *err)
 {
-    GD_TRY(check_under_way(transaction, err));
+    GD_TRY(require_under_way(transaction, err));
     if (transaction->intake.batch.carried > 0) {
         return gd_fail(err, GD_INVALID,
                        "image %s: what was written last ends within a block, "
@@ -270,7 +270,7 @@ find_blocks(gd_transaction *transaction, const gd_fingerprint *fps,
             find_step *find, gd_error *err)
 {
     gd_intake *intake = &transaction->intake;
-    gd_status s = check_under_way(transaction, err);
+    gd_status s = require_under_way(transaction, err);
     if (s == GD_OK) {
         s = store_waiting(transaction, err);
     }
@@ -338,9 +338,10 @@ count_found(const gd_intake *intake, const gd_address *addresses, size_t count,
 }
 
 static gd_status
-check_found(gd_transaction *transaction, const gd_fingerprint *fps,
-            const uint32_t *lengths, const gd_address *addresses, size_t count,
-            gd_error *err)
+require_found(gd_transaction *transaction, const gd_fingerprint *fps,
+              const uint32_t *lengths, const gd_address *addresses,
+              size_t count,
+              gd_error *err)
 {
     for (size_t at = 0; at < count;) {
         size_t n = fill_places(&transaction->intake, fps + at, lengths + at,
@@ -376,7 +377,7 @@ gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
                     transaction->image_id);
     }
     if (s == GD_OK) {
-        s = check_found(transaction, fps, lengths, addresses, count, err);
+        s = require_found(transaction, fps, lengths, addresses, count, err);
     }
     if (s != GD_OK) {
         return s;
@@ -392,8 +393,8 @@ gd_transaction_add(gd_transaction *transaction, const gd_fingerprint *fps,
 }
 
 static gd_status
-check_lengths(const gd_transaction *transaction, const uint32_t *lengths,
-              size_t count, gd_error *err)
+require_lengths(const gd_transaction *transaction, const uint32_t *lengths,
+                size_t count, gd_error *err)
 {
     size_t most = transaction->intake.chunker.max_length;
     for (size_t i = 0; i < count; i++) {
@@ -412,7 +413,7 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
                             gd_address *addresses, gd_error *err)
 {
     GD_TRY(start_blocks(transaction, err));
-    GD_TRY(check_lengths(transaction, lengths, count, err));
+    GD_TRY(require_lengths(transaction, lengths, count, err));
     transaction->intake.told = true;
     gd_status s = gd_intake_take_blocks(&transaction->intake, data, lengths,
                                         count, addresses, err);
@@ -420,7 +421,8 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
 }
 
 static gd_status
-check_longer(const gd_transaction *transaction, uint64_t length, gd_error *err)
+require_longer(const gd_transaction *transaction, uint64_t length,
+               gd_error *err)
 {
     return length <= INT64_MAX - gd_recipe_length(transaction->intake.recipe)
                ? GD_OK
@@ -430,8 +432,8 @@ check_longer(const gd_transaction *transaction, uint64_t length, gd_error *err)
 }
 
 static gd_status
-check_source(const gd_transaction *transaction, const gd_image *source,
-             uint64_t from, uint64_t to, gd_error *err)
+require_source(const gd_transaction *transaction, const gd_image *source,
+               uint64_t from, uint64_t to, gd_error *err)
 {
     uint64_t size = gd_image_header(source)->size;
     if (source->repo != transaction->repo) {
@@ -447,7 +449,7 @@ check_source(const gd_transaction *transaction, const gd_image *source,
                        gd_image_header(source)->image_id,
                        (unsigned long long)size);
     }
-    return check_longer(transaction, to - from, err);
+    return require_longer(transaction, to - from, err);
 }
 
 gd_status
@@ -457,7 +459,7 @@ gd_transaction_add_runs(gd_transaction *transaction, gd_image *source,
 {
     *stored = 0;
     GD_TRY(start_blocks(transaction, err));
-    GD_TRY(check_source(transaction, source, from, to, err));
+    GD_TRY(require_source(transaction, source, from, to, err));
     transaction->intake.told = true;
     gd_status s = gd_add_runs(&transaction->intake, source,
                               (gd_range){from, to - from}, stored, err);
@@ -469,7 +471,7 @@ gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
                          gd_error *err)
 {
     GD_TRY(start_blocks(transaction, err));
-    GD_TRY(check_longer(transaction, length, err));
+    GD_TRY(require_longer(transaction, length, err));
     transaction->intake.told = true;
     uint32_t block = transaction->intake.chunker.max_length;
     atomic_fetch_add(&transaction->repo->counters.zero_blocks,
@@ -482,7 +484,7 @@ gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
 gd_status
 gd_transaction_keep(gd_transaction *transaction, gd_error *err)
 {
-    gd_status s = check_under_way(transaction, err);
+    gd_status s = require_under_way(transaction, err);
     if (s == GD_OK) {
         s = store_waiting(transaction, err);
     }
@@ -505,7 +507,7 @@ gd_transaction_measure(gd_transaction *transaction, uint64_t *stored_bytes,
                        uint64_t *found_bytes, gd_error *err)
 {
     uint64_t new_bytes = 0;
-    gd_status s = check_under_way(transaction, err);
+    gd_status s = require_under_way(transaction, err);
     if (s == GD_OK) {
         s = store_waiting(transaction, err);
     }

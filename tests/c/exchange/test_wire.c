@@ -48,7 +48,7 @@ put_and_open(const char *image_id, const uint8_t *data, size_t length)
         fprintf(stderr, "%s\n", x.err.text);
         exit(1);
     }
-    return need_image(repo, image_id);
+    return require_image(repo, image_id);
 }
 
 /* Half of each block compresses, and no two are alike. */
@@ -609,7 +609,7 @@ TEST(test_rewritten_group)
                             &x.err),
                   GD_OK);
         gd_repo_close(other);
-        image = need_image(repo, "b");
+        image = require_image(repo, "b");
         if (what == 0) {
             check_ranges(image, data, sizeof data, &all, 1);
         } else {
@@ -667,7 +667,7 @@ TEST(test_failures)
             received r;
             gd_repo_close(repo);
             repo = scratch_repo_filter(&x);
-            gd_image *image = need_image(repo, "a");
+            gd_image *image = require_image(repo, "a");
             uint64_t faults = fault_env_faults(&x.f);
             fault_env_fail(&x.f, kind == 0 ? FAULT_ANY : FAULT_ALLOC, n,
                            errors[kind], kind == 0 && n % 2 == 0);

@@ -86,7 +86,7 @@ read_all(uint32_t *found)
             *found |= UINT32_C(1) << i;
         }
     }
-    return gd_features_check(x.env, x.root, &x.err);
+    return gd_features_require_known(x.env, x.root, &x.err);
 }
 
 static const char *
@@ -343,7 +343,7 @@ fail_one_read(fault_call call, uint64_t n)
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
     uint64_t before = fault_env_faults(&x.f);
     fault_env_fail(&x.f, call, n, call == FAULT_ALLOC ? ENOMEM : EIO, false);
-    gd_status s = gd_features_check(x.env, x.root, &x.err);
+    gd_status s = gd_features_require_known(x.env, x.root, &x.err);
     bool failed = fault_env_faults(&x.f) > before;
     CHECK_INT(s, !failed ? GD_OK : call == FAULT_ALLOC ? GD_NOMEM : GD_IO);
     teardown();

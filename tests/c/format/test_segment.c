@@ -468,8 +468,8 @@ TEST(test_names_and_levels)
     for (int level = -1; level <= 20; level++) {
         gd_status zstd = level >= 0 && level <= 19 ? GD_OK : GD_INVALID;
         gd_status other = level == 0 ? GD_OK : GD_INVALID;
-        CHECK_INT(gd_codec_check_level(GD_CODEC_ZSTD, level, &err), zstd);
-        CHECK_INT(gd_codec_check_level(GD_CODEC_LZ4, level, &err), other);
-        CHECK_INT(gd_codec_check_level(GD_CODEC_NONE, level, &err), other);
+        CHECK_INT(gd_codec_require_level(GD_CODEC_ZSTD, level, &err), zstd);
+        CHECK_INT(gd_codec_require_level(GD_CODEC_LZ4, level, &err), other);
+        CHECK_INT(gd_codec_require_level(GD_CODEC_NONE, level, &err), other);
     }
 }

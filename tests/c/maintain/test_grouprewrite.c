@@ -120,7 +120,7 @@ TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
     gd_owned_group_close(t.owned);
     (void)check_group_file(&t, 1, &old, before);
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, after), 60);
     for (uint32_t i = 0; i < SLOTS; i++) {
@@ -133,7 +133,7 @@ TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
     /* A group that nothing is left in becomes a fingerprint store. */
     own_group(&t, 2);
     free_group_slots(&t, 0, 32);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(scratch_size(&t.x, "groups/00000002"), gd_data_start(SLOTS));
     CHECK_INT(rewrite_put(&t, "more", t.two, LENGTH), GD_OK);
@@ -150,7 +150,7 @@ TEST_WITH(test_hole_among_the_entries, rewrite_setup(&t, false),
     gd_entry entries[SLOTS];
     scratch_write(&t.x, GROUP_1, zeros, sizeof zeros, gd_entry_offset(HOLE));
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS - 1);
     for (uint32_t i = 0; i < SLOTS; i++) {
@@ -183,12 +183,12 @@ TEST_WITH(test_codecs, rewrite_setup(&t, true), rewrite_teardown(&t))
     const gd_packing noted = {.codec = GD_CODEC_ZSTD, .level = 1};
     CHECK_INT(gd_leased_group_note_codec(t.owned->leased, &noted, &t.x.err),
               GD_OK);
-    need_rewritten(&t);
+    require_rewritten(&t);
     (void)check_group_file(&t, 1, &record, entries);
     CHECK_INT(record.end, sizes[3]);
     /* One that is packed anew keeps its codec. */
     free_group_slots(&t, 0, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     (void)check_group_file(&t, 1, &record, entries);
     CHECK_INT(entries[1].codec, GD_CODEC_ZSTD);
     gd_owned_group_close(t.owned);
@@ -226,7 +226,7 @@ TEST(test_many_blocks_in_a_segment)
     fill_random(data, sizeof data, 3);
     CHECK_INT(rewrite_put(&t, "one", data, sizeof data), GD_OK);
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK(rewrite_is_image(&t, "one", data, sizeof data));
     uint64_t start = gd_data_start(256) + GD_SEGMENT_HEADER;
@@ -249,13 +249,13 @@ TEST_WITH(test_damage, rewrite_setup(&t, false), rewrite_teardown(&t))
     check_refused(&t, GD_CORRUPT, "slot 20");
     own_group(&t, 1);
     free_group_slots(&t, 20, 1); /* nobody's any more */
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 63);
     /* Of a segment whose blocks are good the checksum is made right. */
     scratch_flip(&t.x, GROUP_1, gd_data_start(SLOTS) + 20, 1);
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 63);
     /* A wrong fingerprint; a wrong checksum comes from the data, above. */
@@ -287,7 +287,7 @@ TEST_WITH(test_not_published, rewrite_setup(&t, false), rewrite_teardown(&t))
     CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
     /* Entering the group publishes them first (N7.3). */
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     gd_entry entries[SLOTS];
     CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
@@ -302,7 +302,7 @@ TEST_WITH(test_not_published, rewrite_setup(&t, false), rewrite_teardown(&t))
     CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
     gd_group_close(group);
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
     CHECK_INT(record.flags, GD_GROUP_POISONED | GD_GROUP_UNSETTLED);
@@ -334,7 +334,7 @@ TEST(test_other_handles)
     gd_fpcache_return_store(other->cache, store);
     own_group(&t, 2);
     free_group_slots(&t, 32, 8);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(gd_image_read(image, out, LENGTH / 4, LENGTH / 4, &done,
                             &t.x.err), GD_OK);
@@ -364,7 +364,7 @@ TEST_WITH(test_old_file_is_closed, rewrite_setup(&t, false),
     CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
     int64_t open = t.x.f.descriptors;
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK_INT(t.x.f.descriptors, open - 1);
     CHECK(rewrite_is_image(&t, "one", t.one, LENGTH));
@@ -390,7 +390,7 @@ rewrite_without_name(rewrite_fixture *t, uint32_t number)
     own_group(t, number);
     fault_env_fail(&t->x.f, FAULT_FSYNC, 3, EIO, false);
     CHECK_INT(rewrite_group(t, &bytes), GD_IO);
-    CHECK_INT(gd_owned_group_check(t->owned, &t->x.err), GD_CLOSED);
+    CHECK_INT(gd_owned_group_require_usable(t->owned, &t->x.err), GD_CLOSED);
     gd_owned_group_close(t->owned);
     (void)check_group_file(t, number, &record, entries);
     CHECK_INT(record.flags, GD_GROUP_UNSETTLED);
@@ -493,7 +493,7 @@ TEST_WITH(test_rename_done_after_all, rewrite_setup(&t, false),
     t.x.f.env.renameat = rename_and_fail;
     own_group(&t, 1);
     free_group_slots(&t, 0, 16);
-    need_rewritten(&t);
+    require_rewritten(&t);
     free_group_slots(&t, 16, 1);
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 47);
@@ -521,7 +521,7 @@ fail_one(fault_call call, uint64_t n)
     CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS / 2 + 3);
     CHECK(s == GD_OK || is_spool_clean(&t) || call == FAULT_ANY);
     own_group(&t, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK(rewrite_is_image(&t, "half", half, LENGTH / 2));
     CHECK_INT(rewrite_put(&t, "again", t.one, LENGTH), GD_OK);

@@ -114,7 +114,7 @@ TEST_WITH(test_two_stages, rewrite_setup(&t, true), rewrite_teardown(&t))
     /* What others change keeps it. */
     own_group(&t, 1);
     free_group_slots(&t, 3, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
     (void)check_group_file(&t, 1, &record, after);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
@@ -441,7 +441,7 @@ TEST(test_makes_way)
         rewrite_setup(&t, true);
         gd_repo *other = scratch_repo_filter(&t.x);
         gd_group_rewrite *r = begin(&t, 1, 1);
-        CHECK_INT(gd_group_rewrite_check(r, &t.x.err), GD_OK);
+        CHECK_INT(gd_group_rewrite_require_room(r, &t.x.err), GD_OK);
         if (full) {
             t.repo->params.reserve = 4096;
             t.x.f.env.free_space = no_free_space;
@@ -449,7 +449,7 @@ TEST(test_makes_way)
             CHECK_INT(gd_locks_announce(other->locks, 1, &t.x.err), GD_OK);
         }
         gd_status wanted = full ? GD_NOSPACE : GD_BUSY;
-        CHECK_INT(gd_group_rewrite_check(r, &t.x.err), wanted);
+        CHECK_INT(gd_group_rewrite_require_room(r, &t.x.err), wanted);
         CHECK_INT(gd_group_rewrite_step(r, &done, &cost, &t.x.err), wanted);
         if (!full) {
             CHECK_CONTAINS(t.x.err.text, "is to be collected");
@@ -468,7 +468,7 @@ TEST_WITH(test_the_collector_makes_no_way, rewrite_setup(&t, true),
     CHECK_INT(gd_locks_announce(t.repo->locks, 1, &t.x.err), GD_OK);
     own_group(&t, 1);
     free_group_slots(&t, 3, 1);
-    need_rewritten(&t);
+    require_rewritten(&t);
     gd_owned_group_close(t.owned);
 }
 

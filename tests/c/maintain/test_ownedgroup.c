@@ -165,13 +165,13 @@ TEST_WITH(test_unlink, owned_setup(&t), owned_teardown(&t))
     int64_t open = t.x.f.descriptors;
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK(!unlink_group(&t));
-    need_freed(&t, 1, 63);
+    require_freed(&t, 1, 63);
     CHECK(!unlink_group(&t)); /* one lives */
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, &slot, 1, &names, &count,
                                           &t.x.err), GD_OK);
     t.x.env->release(t.x.env, names);
     CHECK(!unlink_group(&t)); /* damaged */
-    need_freed(&t, 0, 1);
+    require_freed(&t, 0, 1);
     fault_env_start_trace(&t.x.f);
     CHECK(unlink_group(&t));
     /* Others may have it open: so its space is given back besides. */
@@ -183,7 +183,7 @@ TEST_WITH(test_unlink, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(owned_enter(&t, 1), GD_NOTFOUND);
     /* The highest-numbered one stays, however empty. */
     CHECK_INT(owned_enter(&t, 2), GD_OK);
-    need_freed(&t, 0, 32);
+    require_freed(&t, 0, 32);
     CHECK(!unlink_group(&t));
     gd_owned_group_close(t.owned);
     CHECK(scratch_exists(&t.x, "groups/00000002"));
@@ -203,7 +203,7 @@ TEST_WITH(test_unlink_keeps_writers_out, owned_setup(&t), owned_teardown(&t))
     static const uint8_t empty[GD_ENTRY_SIZE];
     scratch_write(&t.x, GROUP_1, empty, sizeof empty, gd_entry_offset(63));
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 63);
+    require_freed(&t, 0, 63);
     fault_env_fail(&t.x.f, FAULT_UNLINKAT, 1, EIO, false);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(gd_owned_group_unlink(t.owned, &removed, &t.x.err), GD_IO);
@@ -219,17 +219,17 @@ TEST_WITH(test_unlink_is_refused, owned_setup(&t), owned_teardown(&t))
 {
     bool removed;
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 63);
+    require_freed(&t, 0, 63);
     gd_owned_group_close(t.owned);
     set_record(&t, 63, segment_offset(4)); /* a crash took the last one back */
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK(!unlink_group(&t));
-    need_freed(&t, 63, 1);
+    require_freed(&t, 63, 1);
     gd_owned_group_close(t.owned);
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(9) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK(!unlink_group(&t)); /* who knows what it was */
-    need_freed(&t, 9, 1);
+    require_freed(&t, 9, 1);
     fault_env_fail(&t.x.f, FAULT_UNLINKAT, 1, EIO, false);
     CHECK_INT(gd_owned_group_unlink(t.owned, &removed, &t.x.err), GD_IO);
     CHECK(!removed && scratch_exists(&t.x, GROUP_1));

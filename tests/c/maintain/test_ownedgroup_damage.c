@@ -26,20 +26,20 @@ TEST(test_live_bytes)
     owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     check_live_bytes(&t, 4 * WHOLE, 4 * WHOLE);
-    need_freed(&t, 16, 4); /* at a segment's start, */
+    require_freed(&t, 16, 4); /* at a segment's start, */
     check_live_bytes(&t, 4 * WHOLE, 4 * WHOLE - 4 * BLOCK);
-    need_freed(&t, 24, 1); /* within, */
+    require_freed(&t, 24, 1); /* within, */
     check_live_bytes(&t, 4 * WHOLE, 4 * WHOLE - 5 * BLOCK);
-    need_freed(&t, 10, 6); /* at its end, next to the other one */
+    require_freed(&t, 10, 6); /* at its end, next to the other one */
     check_live_bytes(&t, 4 * WHOLE, 4 * WHOLE - 11 * BLOCK);
-    need_freed(&t, 32, 16);
+    require_freed(&t, 32, 16);
     check_live_bytes(&t, 3 * WHOLE, 3 * WHOLE - 11 * BLOCK);
-    need_freed(&t, 49, 15);
+    require_freed(&t, 49, 15);
     check_live_bytes(&t, 3 * WHOLE, 3 * WHOLE - 26 * BLOCK);
-    need_freed(&t, 48, 1);
-    need_freed(&t, 0, 10);
-    need_freed(&t, 20, 4);
-    need_freed(&t, 25, 7);
+    require_freed(&t, 48, 1);
+    require_freed(&t, 0, 10);
+    require_freed(&t, 20, 4);
+    require_freed(&t, 25, 7);
     check_live_bytes(&t, 0, 0);
     gd_owned_group_close(t.owned);
     owned_teardown(&t);
@@ -57,7 +57,7 @@ TEST(test_mark_damaged)
     owned_setup(&t);
     gd_published old = record_of(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 4, 1);
+    require_freed(&t, 4, 1);
     fault_env_start_trace(&t.x.f);
     uint64_t syncs = fault_env_count(&t.x.f, FAULT_FSYNC);
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, slots, 4, &names, &count,
@@ -93,11 +93,11 @@ TEST(test_mark_damaged)
     t.x.env->release(t.x.env, names);
     scratch_check_trace(&t.x, "");
     /* Its bytes stay, as long as it is damaged. */
-    need_freed(&t, 0, 3);
-    need_freed(&t, 5, 11);
+    require_freed(&t, 0, 3);
+    require_freed(&t, 5, 11);
     (void)owned_punch(&t);
     CHECK(is_untouched(&t, segment_offset(0), segment_offset(4)));
-    need_freed(&t, 3, 1);
+    require_freed(&t, 3, 1);
     CHECK(owned_punch(&t) > 0);
     CHECK(is_untouched(&t, segment_offset(1), segment_offset(4)));
     static const uint32_t far[] = {SLOTS};

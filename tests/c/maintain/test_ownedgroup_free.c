@@ -24,7 +24,7 @@ TEST_WITH(test_free, owned_setup(&t), owned_teardown(&t))
     static const gd_fingerprint zeros;
     gd_published old = record_of(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 10, 20);
+    require_freed(&t, 10, 20);
     read_group(&t, &record, entries);
     CHECK(record.generation != old.generation);
     CHECK_INT(record.sequence, old.sequence + 1);
@@ -79,7 +79,7 @@ TEST_WITH(test_order, owned_setup(&t), owned_teardown(&t))
     gd_published old = record_of(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     fault_env_start_trace(&t.x.f);
-    need_freed(&t, 0, 16);
+    require_freed(&t, 0, 16);
     scratch_check_trace(&t.x, FREE_ORDER);
     (void)owned_punch(&t);
     scratch_check_trace(&t.x, FREE_ORDER " punch");
@@ -163,7 +163,7 @@ TEST_WITH(test_generation_that_is_lost, owned_setup(&t), owned_teardown(&t))
     gd_fpcache_return_store(other->cache, store);
     scratch_write(&t.x, GROUP_1, records, RECORDS, 512);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 16);
+    require_freed(&t, 0, 16);
     gd_owned_group_close(t.owned);
     CHECK_INT(gd_fpcache_store(other->cache, 1, &store, &cold, &t.x.err),
               GD_OK);
@@ -190,7 +190,7 @@ TEST_WITH(test_tail_of_a_poisoned_group, owned_setup(&t), owned_teardown(&t))
     scratch_check_trace(&t.x, "pwritev fdatasync pwritev");
     CHECK_INT(t.owned->leased->published.count, SLOTS / 2 + SLOTS / 4);
     CHECK_INT(t.owned->leased->published.flags, GD_GROUP_POISONED);
-    need_freed(&t, SLOTS / 2, SLOTS / 4);
+    require_freed(&t, SLOTS / 2, SLOTS / 4);
     CHECK(owned_punch(&t) > 0);
     gd_owned_group_close(t.owned);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
@@ -218,7 +218,7 @@ TEST_WITH(test_tail_of_a_group_whose_poison_is_lost, owned_setup(&t),
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     CHECK_INT(t.owned->leased->published.flags, 0);
     CHECK_INT(t.owned->leased->published.count, SLOTS / 2 + SLOTS / 4);
-    need_freed(&t, SLOTS / 2, SLOTS / 4);
+    require_freed(&t, SLOTS / 2, SLOTS / 4);
     CHECK(owned_punch(&t) > 0);
     gd_owned_group_close(t.owned);
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));
@@ -277,21 +277,21 @@ TEST_WITH(test_punch, owned_setup(&t), owned_teardown(&t))
 {
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(owned_punch(&t), 0);
-    need_freed(&t, 16, 16); /* the second segment, and */
-    need_freed(&t, 40, 1);  /* one of the third */
+    require_freed(&t, 16, 16); /* the second segment, and */
+    require_freed(&t, 40, 1);  /* one of the third */
     CHECK_INT(owned_punch(&t), STORED - BLOCK); /* whole blocks within */
     CHECK_INT(owned_punch(&t), 0);
     CHECK(is_untouched(&t, segment_offset(0), segment_offset(1)));
     CHECK(is_untouched(&t, segment_offset(2), segment_offset(4)));
     CHECK(!is_untouched(&t, segment_offset(1), segment_offset(2)));
     CHECK_INT(scratch_size(&t.x, GROUP_1), t.size);
-    need_freed(&t, 0, 16);
-    need_freed(&t, 32, 8);
-    need_freed(&t, 41, 7);
+    require_freed(&t, 0, 16);
+    require_freed(&t, 32, 8);
+    require_freed(&t, 41, 7);
     /* Neighbours join, with what was left between them. */
     CHECK_INT(owned_punch(&t), 2 * STORED + BLOCK);
     CHECK(is_untouched(&t, segment_offset(3), segment_offset(4)));
-    need_freed(&t, 48, 16);
+    require_freed(&t, 48, 16);
     CHECK(owned_punch(&t) > 0);
     gd_owned_group_close(t.owned);
     CHECK_INT(record_of(&t).count, SLOTS);
@@ -306,7 +306,7 @@ TEST(test_tail_is_recovered)
         owned_setup(&t);
         set_record(&t, 48, segment_offset(below ? 4 : 3));
         CHECK_INT(owned_enter(&t, 1), GD_OK);
-        need_freed(&t, 0, 48);
+        require_freed(&t, 0, 48);
         CHECK(owned_punch(&t) > 0);
         CHECK(is_untouched(&t, segment_offset(3), segment_offset(4)));
         gd_owned_group_close(t.owned);
@@ -318,10 +318,10 @@ TEST(test_tail_is_recovered)
     owned_setup(&t);
     set_record(&t, 64, segment_offset(2));
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 32);
+    require_freed(&t, 0, 32);
     CHECK(owned_punch(&t) > 0);
     CHECK(is_untouched(&t, segment_offset(2), segment_offset(4)));
-    need_freed(&t, 32, 32);
+    require_freed(&t, 32, 32);
     CHECK(owned_punch(&t) > 0);
     CHECK_INT(scratch_size(&t.x, GROUP_1), segment_offset(2));
     gd_owned_group_close(t.owned);
@@ -342,14 +342,14 @@ TEST_WITH(test_invalid_entries, owned_setup(&t), owned_teardown(&t))
 {
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(17) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 16);
+    require_freed(&t, 0, 16);
     /* Nobody knows which bytes it names: so none is given back. */
     fault_env_start_trace(&t.x.f);
     CHECK_INT(owned_punch(&t), 0);
     scratch_check_trace(&t.x, "");
     CHECK(is_untouched(&t, segment_offset(0), segment_offset(4)));
     CHECK_INT(count_state(&t, GD_ENTRY_INVALID), 1); /* nor was it changed */
-    need_freed(&t, 17, 1); /* no recipe names it */
+    require_freed(&t, 17, 1); /* no recipe names it */
     CHECK(owned_punch(&t) > 0);
     CHECK(is_untouched(&t, segment_offset(1), segment_offset(4)));
     gd_owned_group_close(t.owned);
@@ -359,7 +359,7 @@ TEST_WITH(test_punch_fails, owned_setup(&t), owned_teardown(&t))
 {
     uint64_t bytes;
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 16);
+    require_freed(&t, 0, 16);
     fault_env_fail(&t.x.f, FAULT_PUNCH, 1, EOPNOTSUPP, false);
     CHECK_INT(owned_punch(&t), 0); /* it comes back by rewriting */
     fault_env_fail(&t.x.f, FAULT_PUNCH, 1, EIO, false);

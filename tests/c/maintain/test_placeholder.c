@@ -38,7 +38,7 @@ enter_empty(owned_fixture *t)
 {
     owned_setup(t);
     CHECK_INT(owned_enter(t, 2), GD_OK);
-    need_freed(t, 0, SLOTS / 2);
+    require_freed(t, 0, SLOTS / 2);
 }
 
 TEST(test_it_takes_the_place_of_an_empty_group)
@@ -121,20 +121,20 @@ TEST(test_a_group_with_blocks_stays)
     static const uint32_t slot = 5;
     owned_setup(&t);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
-    need_freed(&t, 0, 5);
-    need_freed(&t, 6, SLOTS - 7);
+    require_freed(&t, 0, 5);
+    require_freed(&t, 6, SLOTS - 7);
     CHECK_INT(leave(&t), 0); /* two live */
     CHECK_INT(gd_owned_group_mark_damaged(t.owned, &slot, 1, &names, &count,
                                           &t.x.err), GD_OK);
     t.x.env->release(t.x.env, names);
     CHECK_INT(leave(&t), 0);
-    need_freed(&t, 5, 1);
+    require_freed(&t, 5, 1);
     gd_owned_group_close(t.owned);
     /* N7.3: a crash took the record back; a recipe may name the last slot. */
     set_record(&t, SLOTS - 1, segment_offset(4));
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(leave(&t), 0);
-    need_freed(&t, SLOTS - 1, 1);
+    require_freed(&t, SLOTS - 1, 1);
     gd_owned_group_close(t.owned);
     scratch_flip(&t.x, GROUP_1, gd_entry_offset(9) + 3, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);

@@ -72,7 +72,7 @@ put(const char *image_id, const uint8_t *data, size_t length)
 static gd_image *
 open_image(const char *image_id)
 {
-    gd_image *image = need_image(repo, image_id);
+    gd_image *image = require_image(repo, image_id);
     asked_count = 0;
     return image;
 }

@@ -135,7 +135,7 @@ TEST(test_ranges)
         setup(512, 64, 4096, (gd_codec)codec);
         fill_image(data, SIZE, 512, 60, 1);
         put("a", data, SIZE);
-        gd_image *image = need_image(repo, "a");
+        gd_image *image = require_image(repo, "a");
         for (int i = 0; i < 1500; i++) {
             uint64_t from = next_random(&seed) % (SIZE + 100);
             size_t length = i % 3 == 0 ? next_random(&seed) % SIZE
@@ -168,7 +168,7 @@ TEST(test_windows)
         setup(sizes[i][0], 1024, sizes[i][1], GD_CODEC_LZ4);
         fill_image(data, SIZE, sizes[i][0], 3000, 1);
         put("a", data, SIZE);
-        gd_image *image = need_image(repo, "a");
+        gd_image *image = require_image(repo, "a");
         check_range(image, data, SIZE, 0, SIZE);
         check_range(image, data, SIZE, (4 << 20) - 1, 2);
         check_range(image, data, SIZE, 1, 4 << 20);
@@ -200,7 +200,7 @@ TEST(test_many_extents)
         memcpy(data + k * 512, kept, 512);
     }
     put("mixed", data, sizeof data);
-    gd_image *image = need_image(repo, "mixed");
+    gd_image *image = require_image(repo, "mixed");
     CHECK(gd_image_header(image)->extents > 19 * 102);
     CHECK(gd_image_pages(image) >= 20);
     for (uint64_t n = 1; n <= gd_image_pages(image); n++) {
@@ -232,7 +232,7 @@ TEST_WITH(test_open, setup(4096, 64, 65536, GD_CODEC_LZ4), teardown())
     put("a", data, sizeof data);
     CHECK_INT(gd_image_open(repo, "b", NULL, &image, &x.err), GD_NOTFOUND);
     CHECK_INT(gd_image_open(repo, "../a", NULL, &image, &x.err), GD_INVALID);
-    image = need_image(repo, "a");
+    image = require_image(repo, "a");
     memcpy(upload_id, gd_image_header(image)->upload_id, GD_ID_SIZE);
     CHECK(strcmp(gd_image_header(image)->project, "project") == 0);
     gd_image_close(image);
@@ -255,7 +255,7 @@ TEST_WITH(test_deleted_while_open, setup(512, 64, 4096, GD_CODEC_LZ4),
     static uint8_t data[100 * 512];
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
-    gd_image *image = need_image(repo, "a");
+    gd_image *image = require_image(repo, "a");
     CHECK_INT(gd_spool_delete(x.env, x.root, &x.params, "a", NULL, &x.err),
               GD_OK);
     check_range(image, data, sizeof data, 0, sizeof data);
@@ -565,7 +565,7 @@ TEST_WITH(test_failing_disk, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
     static uint8_t data[100 * 512];
     fill_image(data, sizeof data, 512, 60, 1);
     put("a", data, sizeof data);
-    gd_image *image = need_image(repo, "a");
+    gd_image *image = require_image(repo, "a");
     uint8_t out[512];
     size_t done;
     CHECK_INT(gd_image_read(image, out, 512, 0, &done, &x.err), GD_OK);
@@ -598,7 +598,7 @@ TEST(test_cached_ranges)
         setup(512, 64, 4096, (gd_codec)codec);
         fill_image(data, SIZE, 512, 2000, 1);
         put("a", data, SIZE);
-        gd_image *image = need_image(repo, "a");
+        gd_image *image = require_image(repo, "a");
         for (int b = 0; b < 4; b++) {
             gd_segcache_set_budget(repo->segcache, budgets[b]);
             for (int i = 0; i < 500; i++) {
@@ -632,7 +632,7 @@ TEST_WITH(test_cache_is_shared, setup(512, 64, 4096, GD_CODEC_LZ4), teardown())
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);
     put("b", data + 3 * 512, 4 * 512);
-    gd_image *a = need_image(repo, "a"), *b = need_image(repo, "b");
+    gd_image *a = require_image(repo, "a"), *b = require_image(repo, "b");
     check_range(a, data, sizeof data, 5, 1);
     CHECK_INT(cache_stats().misses, 1);
     CHECK(cache_stats().bytes >= 4096 && cache_stats().bytes < 5000);

@@ -82,10 +82,10 @@ image_blocks(world *w, image_name which, uint64_t numbers[FAULT_BLOCKS + 1])
     gd_image *image;
     gd_recipe_page page;
     size_t count = 0;
-    need_ok(w, gd_image_open(w->repo, image_id_of(which), NULL, &image,
-                             &w->x.err), "open an image");
+    require_ok(w, gd_image_open(w->repo, image_id_of(which), NULL, &image,
+                                &w->x.err), "open an image");
     for (uint64_t n = 1; n <= gd_image_pages(image); n++) {
-        need_ok(w, gd_image_extents(image, n, &page, &w->x.err), "read it");
+        require_ok(w, gd_image_extents(image, n, &page, &w->x.err), "read it");
         for (uint32_t i = 0; i < page.count; i++) {
             const gd_extent *e = &page.extents[i];
             for (uint32_t k = 0; k < e->blocks; k++) {
@@ -99,7 +99,7 @@ image_blocks(world *w, image_name which, uint64_t numbers[FAULT_BLOCKS + 1])
 }
 
 void
-need_ok(world *w, gd_status s, const char *what)
+require_ok(world *w, gd_status s, const char *what)
 {
     if (s != GD_OK) {
         fprintf(stderr, "cannot %s: %s\n", what, w->x.err.text);
@@ -299,8 +299,8 @@ open_world(world *w, const fault_task *task)
     w->x.params.cut_average = task->gear ? 256 : 0;
     w->x.params.codec = task->by_value ? GD_CODEC_ZSTD : GD_CODEC_LZ4;
     w->repo = scratch_repo_filter(&w->x);
-    need_ok(w, store_image(w, KEPT), "store");
-    need_ok(w, store_image(w, OLD), "store");
+    require_ok(w, store_image(w, KEPT), "store");
+    require_ok(w, store_image(w, OLD), "store");
     if (task->setup != NULL) {
         task->setup(w);
     }

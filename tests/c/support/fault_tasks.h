@@ -83,6 +83,6 @@ gd_status fetch_image(world *w, image_name which);
 size_t image_blocks(world *w, image_name which,
                     uint64_t numbers[FAULT_BLOCKS + 1]);
 /* Ends the program: without it there is nothing to test. */
-void need_ok(world *w, gd_status s, const char *what);
+void require_ok(world *w, gd_status s, const char *what);
 
 #endif

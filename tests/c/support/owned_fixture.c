@@ -61,7 +61,7 @@ free_slots(owned_fixture *t, uint32_t first, uint32_t count,
 }
 
 void
-need_freed(owned_fixture *t, uint32_t first, uint32_t count)
+require_freed(owned_fixture *t, uint32_t first, uint32_t count)
 {
     uint32_t freed;
     CHECK_INT(free_slots(t, first, count, &freed), GD_OK);

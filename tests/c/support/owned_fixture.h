@@ -40,7 +40,7 @@ gd_status free_slots(owned_fixture *t, uint32_t first, uint32_t count,
                      uint32_t *freed);
 
 /* The same where it must succeed. */
-void need_freed(owned_fixture *t, uint32_t first, uint32_t count);
+void require_freed(owned_fixture *t, uint32_t first, uint32_t count);
 
 uint64_t owned_punch(owned_fixture *t);
 

@@ -82,7 +82,7 @@ rewrite_group(rewrite_fixture *t, uint64_t *bytes)
 }
 
 void
-need_rewritten(rewrite_fixture *t)
+require_rewritten(rewrite_fixture *t)
 {
     uint64_t bytes;
     if (!CHECK_INT(rewrite_group(t, &bytes), GD_OK)) {

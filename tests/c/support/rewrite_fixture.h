@@ -45,7 +45,7 @@ void free_group_slots(rewrite_fixture *t, uint32_t first, uint32_t count);
 
 gd_status rewrite_group(rewrite_fixture *t, uint64_t *bytes);
 
-void need_rewritten(rewrite_fixture *t);
+void require_rewritten(rewrite_fixture *t);
 
 /* What is on the disk, judged from outside; how many blocks live. */
 unsigned check_group_file(rewrite_fixture *t, uint32_t number,

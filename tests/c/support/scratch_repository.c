@@ -100,7 +100,7 @@ scratch_try_repo(scratch *x, bool filter, gd_repo **repo)
 }
 
 static gd_repo *
-need_repo(scratch *x, bool filter)
+require_repo(scratch *x, bool filter)
 {
     gd_repo *repo;
     if (scratch_try_repo(x, filter, &repo) != GD_OK) {
@@ -113,13 +113,13 @@ need_repo(scratch *x, bool filter)
 gd_repo *
 scratch_repo(scratch *x)
 {
-    return need_repo(x, false);
+    return require_repo(x, false);
 }
 
 gd_repo *
 scratch_repo_filter(scratch *x)
 {
-    return need_repo(x, true);
+    return require_repo(x, true);
 }
 
 /* ---- files ---- */
@@ -333,7 +333,7 @@ put_image(gd_repo *repo, const char *image_id, const uint8_t *data,
 }
 
 gd_image *
-need_image(gd_repo *repo, const char *image_id)
+require_image(gd_repo *repo, const char *image_id)
 {
     gd_image *image = NULL;
     gd_error err;

@@ -110,7 +110,7 @@ gd_status put_image(gd_repo *repo, const char *image_id, const uint8_t *data,
                     size_t length, size_t piece, gd_recipe_header *header,
                     gd_error *err);
 /* To be closed by the caller; the test ends here if it cannot be opened. */
-struct gd_image *need_image(gd_repo *repo, const char *image_id);
+struct gd_image *require_image(gd_repo *repo, const char *image_id);
 /* open, read, close.  *equal: whether the bytes are exactly these. */
 gd_status get_image(gd_repo *repo, const char *image_id, const uint8_t *data,
                     size_t length, bool *equal, gd_error *err);

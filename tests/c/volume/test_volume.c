@@ -276,7 +276,7 @@ TEST_WITH(test_clone, setup(), teardown())
     static uint8_t data[3 * PART + 700];
     fill_image(data, sizeof data, 4096, 100, 5);
     store_in_one("image", data, sizeof data, 70000, NULL);
-    gd_image *base = need_image(the_repo, "image");
+    gd_image *base = require_image(the_repo, "image");
     uint64_t stored = 1;
     const gd_volume_plan plan = {
         .part_size = PART, .project = "", .base = base};

@@ -106,7 +106,7 @@ account(world *w)
 static void
 delete_old(world *w)
 {
-    need_ok(w, delete_image(w, OLD), "delete");
+    require_ok(w, delete_image(w, OLD), "delete");
 }
 
 static gd_status
@@ -315,7 +315,7 @@ static void
 free_dead(world *w)
 {
     find_dead(w);
-    need_ok(w, in_each_group(w, free_in), "free");
+    require_ok(w, in_each_group(w, free_in), "free");
 }
 
 static gd_status
@@ -337,15 +337,15 @@ empty_group(world *w)
 {
     uint32_t slots[64], freed;
     gd_owned_group *owned;
-    need_ok(w, delete_image(w, KEPT), "delete");
-    need_ok(w, delete_image(w, OLD), "delete");
-    need_ok(w, gd_owned_group_open(w->repo, 1, &owned, &w->x.err), "enter");
+    require_ok(w, delete_image(w, KEPT), "delete");
+    require_ok(w, delete_image(w, OLD), "delete");
+    require_ok(w, gd_owned_group_open(w->repo, 1, &owned, &w->x.err), "enter");
     for (uint32_t i = 0; i < 64; i++) {
         slots[i] = i;
     }
-    need_ok(w, gd_owned_group_free(owned, slots,
-                                   owned->leased->published.count, &freed,
-                                   &w->x.err), "free");
+    require_ok(w, gd_owned_group_free(owned, slots,
+                                      owned->leased->published.count, &freed,
+                                      &w->x.err), "free");
     gd_owned_group_close(owned);
 }
 
@@ -357,7 +357,7 @@ store_twin(world *w)
 {
     gd_repo *usual = w->repo;
     w->repo = scratch_repo(&w->x); /* without hints nothing is found */
-    need_ok(w, store_image(w, TWIN), "store");
+    require_ok(w, store_image(w, TWIN), "store");
     gd_repo_close(w->repo);
     w->repo = usual;
 }
@@ -485,17 +485,17 @@ static void
 spoil_block(world *w)
 {
     find_blocks(w);
-    need_ok(w, write_spares(w), "write spare copies");
+    require_ok(w, write_spares(w), "write spare copies");
     gd_group *group;
     gd_entry entry;
     char name[GD_NAME_SIZE];
     uint32_t number = (uint32_t)(w->numbers[0] >> GD_SLOT_BITS);
-    need_ok(w, gd_group_open(w->x.env, w->x.root, &w->x.params, number,
-                             O_RDONLY, &group, &w->x.err), "open");
-    need_ok(w, gd_group_read_entries(group,
-                                     (uint32_t)w->numbers[0] &
-                                         (GD_MAX_SLOTS - 1),
-                                     1, &entry, &w->x.err), "read");
+    require_ok(w, gd_group_open(w->x.env, w->x.root, &w->x.params, number,
+                                O_RDONLY, &group, &w->x.err), "open");
+    require_ok(w, gd_group_read_entries(group,
+                                        (uint32_t)w->numbers[0] &
+                                            (GD_MAX_SLOTS - 1),
+                                        1, &entry, &w->x.err), "read");
     gd_group_close(group);
     gd_group_name(number, name);
     scratch_flip(&w->x, name, entry.segment + GD_SEGMENT_HEADER +

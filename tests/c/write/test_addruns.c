@@ -22,7 +22,7 @@ setup_source(void)
     transaction_setup();
     fill_image(source_data, LENGTH, BLOCK, 1000, 7);
     store_in_one("source", source_data, LENGTH, 70000, NULL);
-    source = need_image(the_repo, "source");
+    source = require_image(the_repo, "source");
 }
 
 static void
@@ -62,7 +62,8 @@ commit(gd_transaction *transaction, gd_recipe_header *header)
 static void
 check_same_extents(const char *a, const char *b)
 {
-    gd_image *one = need_image(the_repo, a), *other = need_image(the_repo, b);
+    gd_image *one = require_image(the_repo, a),
+    *other = require_image(the_repo, b);
     gd_recipe_page x, y;
     CHECK_INT(gd_image_pages(one), gd_image_pages(other));
     for (uint64_t n = 1; n <= gd_image_pages(one); n++) {
@@ -249,7 +250,7 @@ TEST(test_what_is_refused)
     check_refused(transaction, source, 5, 4, "not within");
     check_refused(transaction, source, UINT64_MAX, UINT64_MAX, "not within");
     gd_repo *other = scratch_repo(&the_scratch);
-    gd_image *others = need_image(other, "source");
+    gd_image *others = require_image(other, "source");
     check_refused(transaction, others, 0, 1, "another handle");
     gd_image_close(others);
     gd_repo_close(other);
@@ -278,7 +279,7 @@ TEST(test_damaged_entries)
     setup_source();
     gd_image_close(source);
     gd_recipe_page page;
-    source = need_image(the_repo, "source");
+    source = require_image(the_repo, "source");
     CHECK_INT(gd_image_extents(source, 1, &page, &the_scratch.err), GD_OK);
     uint32_t i = 0;
     while (page.extents[i].blocks < 3) {

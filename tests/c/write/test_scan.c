@@ -28,7 +28,7 @@ setup(unsigned threads, uint32_t minimum_cut, uint32_t average)
 /* Blocks that a scan finds are those that were stored: looked up, they are all
  * there, and together they are all bytes. */
 static void
-need_stored(const gd_scope *scope)
+require_stored(const gd_scope *scope)
 {
     uint8_t *scanned;
     size_t count;
@@ -68,7 +68,7 @@ TEST(test_scan)
         for (unsigned threads = 0; threads <= 2; threads += 2) {
             setup(threads, cuts[i][0], cuts[i][1]);
             store_in_one("a", data, LENGTH, LENGTH, NULL);
-            need_stored(&gd_global_scope);
+            require_stored(&gd_global_scope);
             transaction_teardown();
         }
     }

@@ -89,12 +89,12 @@ def test_locks_that_are_refused(path, monkeypatch, number):
     monkeypatch.setattr(filesystem.fcntl, 'fcntl', refuse)
     with pytest.raises(exceptions.UnfitFileSystem,
                        match=f'F_OFD_SETLK: {os.strerror(number)}'):
-        filesystem.check_locks(path)
+        filesystem.require_locks(path)
 
 
 def test_other_errors_are_for_who_opens_the_repository(path):
     (path / 'locks' / 'groups').unlink()
-    filesystem.check_locks(path)
+    filesystem.require_locks(path)
     with pytest.raises(exceptions.StorageError, match='locks/groups'):
         repositories.open_repository(path)
 
@@ -106,7 +106,7 @@ def test_bytes_that_others_try_are_left_alone(path, monkeypatch):
                         lambda bits: next(drawn))
     with open(path / 'locks' / 'groups', 'r+b') as f:
         assert filesystem.lock(f.fileno(), fcntl.F_WRLCK, (1 << 34) + 5)
-        filesystem.check_locks(path)
+        filesystem.require_locks(path)
     assert list(drawn) == []
 
 
@@ -119,7 +119,7 @@ def test_byte_is_no_groups(path):
 def test_nothing_is_left(path):
     before = {name: os.stat(path / name) for name in os.listdir(path)}
     descriptors = os.listdir('/proc/self/fd')
-    filesystem.check_locks(path)
+    filesystem.require_locks(path)
     assert os.listdir('/proc/self/fd') == descriptors
     assert not repositories.lock_held(path / 'locks' / 'groups', 0)
     assert {name: os.stat(path / name).st_mtime_ns

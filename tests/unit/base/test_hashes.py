@@ -52,9 +52,9 @@ def test_none_is_recorded_of_itself(repo):
     assert recorded(repo, 'a') == {}
     with pytest.raises(hashes.Unproven, match='image verify --algorithm '
                                               'sha512 a$'):
-        hashes.need_same(repo.path, stat, hash_of(DATA))
+        hashes.require_same(repo.path, stat, hash_of(DATA))
     with pytest.raises(hashes.Unproven, match='Glance has recorded no hash'):
-        hashes.need_same(repo.path, stat, None)
+        hashes.require_same(repo.path, stat, None)
 
 
 @pytest.mark.parametrize('name', ['md5', 'sha512', 'blake2b', 'sha3_512'])
@@ -63,11 +63,11 @@ def test_the_recipe_keeps_it(repo, name):
     stat = put(repo, 'a', found=found)
     for stat in (stat, repo.stat('a')):
         assert (stat.hash_name, stat.hash_value) == (found.name, found.value)
-        hashes.need_same(repo.path, stat, found)
+        hashes.require_same(repo.path, stat, found)
         with pytest.raises(hashes.Other, match='another image'):
-            hashes.need_same(repo.path, stat, hash_of(b'', name))
+            hashes.require_same(repo.path, stat, hash_of(b'', name))
         with pytest.raises(hashes.Unproven, match='--algorithm sha256 a$'):
-            hashes.need_same(repo.path, stat, hash_of(DATA, 'sha256'))
+            hashes.require_same(repo.path, stat, hash_of(DATA, 'sha256'))
 
 
 @pytest.mark.parametrize('name,value', [
@@ -120,12 +120,12 @@ def test_what_an_operator_verified(repo):
             found = hashes.compute(image, name)
             assert found == hash_of(DATA, name)
             hashes.record(repo.path, image.stat, found)
-        hashes.need_same(repo.path, image.stat, hash_of(DATA))
-        hashes.need_same(repo.path, image.stat, hash_of(DATA, 'sha256'))
+        hashes.require_same(repo.path, image.stat, hash_of(DATA))
+        hashes.require_same(repo.path, image.stat, hash_of(DATA, 'sha256'))
         with pytest.raises(exceptions.DamagedError, match='is recorded'):
             hashes.record(repo.path, image.stat, hash_of(b'', 'sha256'))
     assert len(recorded(repo, 'a')) == 2
-    repositories.need_clean(repo.path)
+    repositories.require_clean(repo.path)
 
 
 def test_the_recipe_is_believed_first(repo):
@@ -152,7 +152,7 @@ def test_it_says_nothing_of_the_next_upload(repo):
         file.write(content)
     assert recorded(repo, 'a') == {}
     with pytest.raises(hashes.Unproven):
-        hashes.need_same(repo.path, repo.stat('a'), hash_of(DATA))
+        hashes.require_same(repo.path, repo.stat('a'), hash_of(DATA))
     hashes.record(repo.path, repo.stat('a'), hash_of(b'another'))
     assert recorded(repo, 'a') == {'sha512': hash_of(b'another').value}
 
@@ -170,7 +170,7 @@ def test_every_byte(repo):
             with open(path, 'wb') as file:
                 file.write(changed)
             assert recorded(repo, 'a') == {}, at
-    report = repositories.need_clean(repo.path)
+    report = repositories.require_clean(repo.path)
     assert 'counts as absent' in ' '.join(map(str, report.findings))
     hashes.record(repo.path, stat, hash_of(DATA))
     assert recorded(repo, 'a') == {'sha512': hash_of(DATA).value}
@@ -235,4 +235,4 @@ def test_whose_the_files_are(tmp_path):
     directory = tmp_path / 'shared' / 'hashes'
     assert directory.stat().st_mode & 0o7777 == 0o2770
     assert (directory / 'a').stat().st_mode & 0o7777 == 0o660
-    repositories.need_clean(tmp_path / 'shared')
+    repositories.require_clean(tmp_path / 'shared')

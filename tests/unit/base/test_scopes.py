@@ -61,13 +61,13 @@ def scope_of_group(path, number):
     return bytes(repositories.Group(path, number).data[32:48])
 
 
-def need_apart(repo, path):
+def require_distinct(repo, path):
     """Each image is in groups of its own scope, and all is intact."""
     for image_id in repo.images():
         wanted = bytes.fromhex(repo.stat(image_id).scope)
         for group in groups_of(repo, image_id):
             assert scope_of_group(path, group) == wanted
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def scrub(maintainer, **options):
@@ -120,7 +120,7 @@ def test_nothing_of_a_project_is_stored_in_the_scope_of_another(tmp_path):
         assert repo.images() == ['one', 'two']
         assert {repo.stat('two').scope, openvolumes.look(
             repo, 'disk').scope} == {scopes.of_project('q').hex()}
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('length', [0, 1, 16, 4096, 65536])
@@ -167,7 +167,7 @@ def test_two_projects_share_nothing(path, repo):
     assert statistics['hits'] == statistics['candidates'] == 0
     assert statistics['cold_loads'] == 0
     assert statistics['misses'] == statistics['filter_hints'] == 40
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def test_a_project_shares_with_itself(path, repo, other):
@@ -176,12 +176,12 @@ def test_a_project_shares_with_itself(path, repo, other):
     assert put(other, 'two', data, **P).new_bytes == 0
     assert put(repo, 'three', data, **P).new_bytes == 0
     assert groups_of(repo, 'one') == groups_of(repo, 'two')
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def test_within_one_upload(path, repo):
     assert put(repo, 'one', content(1, 1), **P).new_bytes == 10 * BLOCK
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def test_global_and_project_side_by_side(path, repo, other):
@@ -197,7 +197,7 @@ def test_global_and_project_side_by_side(path, repo, other):
         True, False, True, False, False, True, False, False]
     for image_id in 'abcdefgh':
         assert read_all(other, image_id) == data
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def measured(tmp_path, name, scope, stored, sent):
@@ -268,7 +268,7 @@ def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
             assert not result.failed
             assert 'different scopes' in caplog.text
             collect(maintainer)
-            maintenance.need_collected(maintainer)
+            maintenance.require_collected(maintainer)
         for image_id in repo.images():
             assert read_all(repo, image_id) == data
             wanted = bytes.fromhex(repo.stat(image_id).scope)
@@ -359,7 +359,7 @@ def test_writers_of_one_project_at_once(path, repo, other):
         for transaction in transactions:
             transaction.commit()
     assert len(set().union(*(groups_of(repo, i) for i in 'abcd'))) == 4
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def test_an_aborted_upload(path, repo):
@@ -370,7 +370,7 @@ def test_an_aborted_upload(path, repo):
         transaction.keep()
     assert put(repo, 'two', data, **Q).new_bytes == len(data)
     assert put(repo, 'three', data, **P).new_bytes == 0
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 @pytest.mark.parametrize('options', [P, ALL])
@@ -394,7 +394,7 @@ def test_a_dead_writers_tail(path, repo, options):
         record = repositories.Group(path, 1).record()
         assert record[2] == 30
         assert maintenance.states(path, 1)[:30] == [repositories.LIVE] * 30
-        need_apart(repo, path)
+        require_distinct(repo, path)
 
 
 # -- the maintainer -----------------------------------------------------------
@@ -406,7 +406,7 @@ def test_merging_finds_nothing(maintainer, path, repo, other):
     result = merger.run_once(maintainer, task.Pace())
     assert result.scanned == 60
     assert result.duplicates == result.images == 0
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def put_at_once(repo, other, first, second, data, **options):
@@ -427,11 +427,11 @@ def test_merging_within_each_scope(maintainer, path, repo, other):
     result = merger.run_once(maintainer, task.Pace())
     assert (result.duplicates, result.images) == (60, 3)
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     for image_id in 'abc':
         assert groups_of(repo, image_id) == groups_of(repo, image_id + '2')
         assert read_all(repo, image_id) == data
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def test_a_merge_to_another_scope_is_refused(maintainer, repo, path):
@@ -445,7 +445,7 @@ def test_a_merge_to_another_scope_is_refused(maintainer, repo, path):
                        match='images/one names groups/.*another scope'):
         _engine.Merge(maintainer.engine, 'one', mapping)
     maintenance.account(maintainer)
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 @pytest.mark.parametrize('how', [{'live_share': 90}, {'evacuate_share': 10}])
@@ -464,14 +464,14 @@ def test_rewriting_and_evacuation(maintainer, path, repo, other, how):
             other.delete(f'big-{project}{number}')
     result = collect(maintainer, **how)
     assert result.rewritten + result.evacuated >= 8
-    need_apart(repo, path)
+    require_distinct(repo, path)
     collect(maintainer)
-    maintenance.need_collected(maintainer)
-    maintenance.need_contents(repo, images)
+    maintenance.require_collected(maintainer)
+    maintenance.require_contents(repo, images)
     # Two of what both have, still, and in groups of their own.
     assert len(set(maintenance.blocks_of(repo, 'p3'))
                | set(maintenance.blocks_of(repo, 'q3'))) == 4
-    need_apart(repo, path)
+    require_distinct(repo, path)
 
 
 def place_of(path, address):
@@ -524,10 +524,10 @@ def test_spare_copies(maintainer, path, repo, other, options):
     put(other, 'f', data, **Q)
     scrub(maintainer)
     assert read_all(repo, 'd') == data
-    need_nothing_damaged(path)
+    require_nothing_damaged(path)
 
 
-def need_nothing_damaged(path):
+def require_nothing_damaged(path):
     assert [str(f) for f in checker.check(path).findings
             if f.severity == checker.DAMAGE] == []
 
@@ -750,7 +750,7 @@ def test_pulling(tmp_path, sender, there, here, known):
         assert result.stat.new_bytes == (
             0 if known == here else len(data) - 4096)
         assert repo.stat(there).scope == result.stat.scope
-        need_apart(repo, path)
+        require_distinct(repo, path)
 
 
 def test_what_comes_is_verified_by_the_senders_scope(

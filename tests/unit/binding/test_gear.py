@@ -105,7 +105,7 @@ def test_cuts_depend_on_nothing_but_the_bytes(repo, path, pieces):
     put(repo, 'one', data, pieces)
     assert lengths_of(repo, 'one') == expected(data)
     assert repositories.read_all(repo, 'one') == data
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('size', [
@@ -116,7 +116,7 @@ def test_images_of_any_size(repo, path, size, kind):
     put(repo, 'one', data, [1000, 7])
     assert lengths_of(repo, 'one') == expected(data)
     assert repositories.read_all(repo, 'one') == data
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('block_size, limits', [
@@ -131,7 +131,7 @@ def test_other_limits(tmp_path, block_size, limits):
         assert lengths_of(repo, 'one') == expected(data,
                                                    (*limits, block_size))
         assert repositories.read_all(repo, 'one') == data
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_the_default(tmp_path):
@@ -225,7 +225,7 @@ def test_blocks_that_were_cut_elsewhere(repo, path):
         transaction.commit()
     assert repositories.read_all(repo, 'one') == data + bytes(3) + b'end'
     assert {n for n in lengths_of(repo, 'one') if n > 0} <= {*lengths, 3}
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_ranges(repo):
@@ -259,7 +259,7 @@ def test_pulling(tmp_path):
                                                                 image_id)
                 assert (repositories.read_all(repo, image_id)
                         == repositories.read_all(other, image_id))
-    repositories.need_clean(here)
+    repositories.require_clean(here)
 
 
 @pytest.mark.parametrize('parameters', [{}, GEAR], ids=str)
@@ -283,7 +283,7 @@ def test_pulling_blocks_of_any_lengths(tmp_path, parameters):
         assert pull.pull(repo, 'two', client).asked_blocks == 100
         assert repositories.read_all(repo, 'two') == two
         assert lengths_of(repo, 'two') == lengths
-    repositories.need_clean(here)
+    repositories.require_clean(here)
 
 
 @pytest.mark.parametrize('other', [
@@ -302,7 +302,7 @@ def test_pulling_what_is_cut_otherwise(tmp_path, other):
         assert 'chunking is' in result.whole
         assert 'content-defined 256' in result.whole
         assert repositories.read_all(repo, 'one') == data
-    repositories.need_clean(here)
+    repositories.require_clean(here)
 
 
 def test_all_that_the_maintainer_does(repo, path):
@@ -322,10 +322,10 @@ def test_all_that_the_maintainer_does(repo, path):
         for _ in range(2):
             for name in ('account', 'collect', 'merge', 'scrub'):
                 template.run(maintainer, name)
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
     del images['one']
     for image_id, data in images.items():
         assert repositories.read_all(repo, image_id) == data
-    assert repositories.need_clean(path).figures['duplicate_blocks'] == 0
+    assert repositories.require_clean(path).figures['duplicate_blocks'] == 0
     assert before > sum(f.stat().st_blocks
                         for f in (path / 'groups').iterdir())

@@ -380,7 +380,7 @@ def test_group(path, repo, maintenance, images):
     assert group.states() == states
     group.close()
     # The second implementation of the format agrees.
-    repositories.need_clean(path)
+    repositories.require_clean(path)
     group = maintenance.enter_group(1)
     assert group.free(packed(*range(20, SLOTS))) == SLOTS - 20
     assert group.unlink()

@@ -60,7 +60,7 @@ def test_twin_is_found_and_counted(path):
         with repo.open_image('twin') as image:
             for at in (0, 3 * SECTOR - 1, 3 * SECTOR, 5000, 41 * BLOCK):
                 assert image.read(10000, at) == TWIN[at:at + 10000]
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_twin_of_a_project_is_found_in_its_scope_alone(path):
@@ -75,7 +75,7 @@ def test_twin_of_a_project_is_found_in_its_scope_alone(path):
             repo, 'twin', TWIN, **one).new_bytes == 3 * SECTOR
         assert repositories.read_all(repo, 'other') == TWIN
         assert repositories.read_all(repo, 'twin') == TWIN
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_short_blocks_are_merged_collected_and_scrubbed(path):
@@ -98,7 +98,7 @@ def test_short_blocks_are_merged_collected_and_scrubbed(path):
             scrubber.run_once(maintainer, task.Pace(), full=True,
                               spare_threshold=1)
             assert repositories.read_all(repo, 'twin') == TWIN
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_short_blocks_are_pulled_as_they_are_cut(path, tmp_path):
@@ -117,4 +117,4 @@ def test_short_blocks_are_pulled_as_they_are_cut(path, tmp_path):
             assert pull.pull(here, 'one', client).asked_blocks == 0
         for image_id, data in (('one', DATA), ('twin', TWIN)):
             assert repositories.read_all(here, image_id) == data
-    repositories.need_clean(fresh)
+    repositories.require_clean(fresh)

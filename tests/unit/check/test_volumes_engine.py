@@ -24,7 +24,7 @@ def repo(tmp_path):
         yield repo
 
 
-def need_clean(repo, in_use):
+def require_clean(repo, in_use):
     report = checker.check(repo.path)
     assert [str(f) for f in report.findings] == []
     found = report.figures
@@ -47,34 +47,34 @@ def test_life_of_a_volume(repo, cloned):
         repositories.put(repo, 'image', rng.randbytes(SIZE - 5000))
         image = repo.open_image('image')
     openvolumes.create(repo, 'disk', SIZE, image=image, part_size=65536)
-    need_clean(repo, 0)
+    require_clean(repo, 0)
     with openvolumes.open_volume(repo, 'disk') as volume:
         scribble(volume, rng, 20)
-        need_clean(repo, 1)
+        require_clean(repo, 1)
         volume.checkpoint()
-        need_clean(repo, 1)
+        require_clean(repo, 1)
         scribble(volume, rng, 5)
         volume.flush()
         volume.resize(SIZE // 2 + 512)
-        need_clean(repo, 1)
+        require_clean(repo, 1)
         scribble(volume, rng, 5)
         volume.snapshot('snapshot')
-        need_clean(repo, 1)
+        require_clean(repo, 1)
         scribble(volume, rng, 3)
     # Closed without a checkpoint; recovered; and closed again.
-    need_clean(repo, 0)
+    require_clean(repo, 0)
     with openvolumes.open_volume(repo, 'disk') as volume:
-        need_clean(repo, 1)
+        require_clean(repo, 1)
         scribble(volume, rng, 3)
-    need_clean(repo, 0)
+    require_clean(repo, 0)
     with openvolumes.open_volume(repo, 'disk') as volume:
         volume.resize(2 * SIZE)
-        need_clean(repo, 1)
+        require_clean(repo, 1)
     with repo.open_image('snapshot') as snapshot:
         openvolumes.roll_back(repo, 'disk', snapshot)
-    need_clean(repo, 0)
+    require_clean(repo, 0)
     openvolumes.rename(repo, 'disk', 'other')
-    need_clean(repo, 0)
+    require_clean(repo, 0)
     openvolumes.rename(repo, 'other', 'disk')
     openvolumes.delete(repo, 'disk')
     report = checker.check(repo.path)
@@ -108,4 +108,4 @@ def test_renamed_during_the_check(repo, monkeypatch, old, new, both):
             openvolumes.rename(repo, todo.pop(), new)
     monkeypatch.setattr(directories.Directories, 'names', names)
     monkeypatch.setattr(checker_volumes._Look, 'run', run)
-    need_clean(repo, 0)
+    require_clean(repo, 0)

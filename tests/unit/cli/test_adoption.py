@@ -61,13 +61,13 @@ def run(cli, *arguments):
     return {row['image_id']: row for row in result.json()}, result
 
 
-def need_same(created, files):
+def require_same(created, files):
     with repositories.open_repository(created.path) as repo:
         assert repo.images() == sorted(os.listdir(files))
         for image_id in repo.images():
             assert repositories.read_all(repo, image_id) == (
                 files / image_id).read_bytes()
-    repositories.need_clean(created.path)
+    repositories.require_clean(created.path)
 
 
 def kill_at_work(cli, directory, seed, *arguments):
@@ -155,7 +155,7 @@ def test_import(created, files):
     assert 'Glance is not asked' in result.err and 'no project' in result.err
     assert {row['result'] for row in rows.values()} == {'imported'}
     assert rows[name_of(1)]['stored_bytes'] < 20000
-    need_same(created, files)
+    require_same(created, files)
     # Once more: all are compared, none is stored.
     rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert {(row['result'], row['verified_by'], row['stored_bytes'])
@@ -270,7 +270,7 @@ def test_killed_imports(created, files):
                     files / image_id).stat().st_size
     rows, result = run(created, 'glance', 'import', '--from-file-store', files)
     assert result.status == 0
-    need_same(created, files)
+    require_same(created, files)
     assert state(files) == before
 
 
@@ -398,7 +398,7 @@ def test_verify(created, files):
     # It is looked at anew when it is named.
     rows, _ = run(created, 'image', 'verify', name_of(1))
     assert rows[name_of(1)]['result'] == 'recorded'
-    repositories.need_clean(created.path)
+    repositories.require_clean(created.path)
 
 
 def test_verify_goes_on_behind_what_fails(created, files):

@@ -162,7 +162,7 @@ def test_attach(made, place, url, proxy, credentials):
         'credentials': credentials, 'cache_bytes': 1 << 30,
         'restored_from': []}
     assert cold.read(made.path).owner == owner
-    repositories.need_clean(made.path)
+    repositories.require_clean(made.path)
 
 
 def test_attach_again(attached, place):

@@ -159,7 +159,7 @@ def test_collect(either):
     assert found['refused'] is None
     assert before - disk_bytes(either) >= LENGTH * 0.9
     assert either('image', 'get', 'a', '-').status == 0
-    repositories.need_clean(either.path)
+    repositories.require_clean(either.path)
 
 
 def test_merge(either):
@@ -257,7 +257,7 @@ def test_rebuild_catalog(either):
         result = either('repository', 'rebuild-catalog', f'--local={wrong}')
         assert result.status == 2 and 'not from 1 to 64' in result.err
     assert either('task', 'collect').status == 0
-    repositories.need_clean(either.path)
+    repositories.require_clean(either.path)
 
 
 def test_collect_by_partition(either):
@@ -273,7 +273,7 @@ def test_collect_by_partition(either):
                     'json')
     assert result.status == 0 and not result.err
     assert result.json()['freed_blocks'] > 0
-    repositories.need_clean(either.path)
+    repositories.require_clean(either.path)
 
 
 def test_a_daemon_reaches_no_other_hosts(filled, daemon, tmp_path):

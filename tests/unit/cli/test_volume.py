@@ -146,7 +146,7 @@ def test_snapshot_for_another_project_shares_nothing(made, repo, content,
     assert (found['project'], found['scope']) == ('p3', 'project')
     assert found['new_bytes'] > 0
     repo.close()
-    assert repositories.need_clean(made.path).findings == []
+    assert repositories.require_clean(made.path).findings == []
 
 
 def test_resize(made, repo):

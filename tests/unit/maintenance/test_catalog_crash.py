@@ -410,11 +410,11 @@ def judge(moment, words, changes, path):
             maintainer.guard(maintainer.reconcile)
             maintenance.account(maintainer)
             give_up_deleted(maintainer, words)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
             result = collector.run_once(maintainer, task.Pace())
             assert result.refused is None, result
             assert result.busy == 0 and not result.failed, result
-            maintenance.need_collected(maintainer)
+            maintenance.require_collected(maintainer)
             rebuilt = any('was rebuilt' in warning
                           for warning in maintainer.warnings)
             # What is wrong is found at the start, or by the first task that
@@ -422,10 +422,10 @@ def judge(moment, words, changes, path):
             for warning in warnings:
                 assert 'catalog' in warning or 'fence' in warning or (
                     'neither counted' in warning), warning
-        maintenance.need_contents(repo, moment.model)
+        maintenance.require_contents(repo, moment.model)
         with maintaining(repo) as maintainer:
             assert maintainer.warnings == []
-    repositories.need_clean(path)
+    repositories.require_clean(path)
     return rebuilt
 
 

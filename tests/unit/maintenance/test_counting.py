@@ -106,10 +106,10 @@ def contents(maintainer):
             for key, value in maintainer.catalog._items(kind)}
 
 
-def need_settled(maintainer):
+def require_settled(maintainer):
     """With what accounting adds, the counts are those of the recipes."""
     maintenance.account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('processes', [2, 3])
@@ -130,7 +130,7 @@ def test_the_same_catalog(repo, maintainer, processes, small_partitions):
     # The ledger is complete, and accounting goes on from there.
     maintainer.reconcile()
     repo.delete('image-03')
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_chunks_of_one_group(maintainer):
@@ -152,9 +152,9 @@ def test_large_recipes(repo, maintainer, monkeypatch):
     put(repo, 'other', maintenance.scattered(2, 5))
     maintainer.rebuild(hosts=TWO)
     assert not maintainer.warnings
-    need_settled(maintainer)
+    require_settled(maintainer)
     repo.delete('large')
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 @pytest.mark.parametrize('at', [100, 4196])
@@ -189,7 +189,7 @@ def test_images_that_go_meanwhile(repo, maintainer, monkeypatch):
     monkeypatch.setattr(maintainer.recipes, 'images', images)
     maintainer.rebuild(hosts=TWO)
     monkeypatch.undo()
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 @pytest.mark.parametrize('killed', [(0,), (1, 0)])
@@ -239,7 +239,7 @@ def test_no_disk_for_the_partitions(repo, maintainer, monkeypatch, directory):
     monkeypatch.setenv('TMPDIR', directory)
     maintainer.rebuild(hosts=TWO)
     assert 'processes cannot count' in maintainer.warnings[-1]
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_a_full_disk(repo, maintainer, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_full_disk(repo, maintainer, monkeypatch):
         lambda *args, **kwargs: open('/dev/full', 'ab', buffering=0))
     maintainer.rebuild(hosts=TWO)
     assert 'No space left on device' in maintainer.warnings[-1]
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_it_can_be_stopped(repo, maintainer):
@@ -263,7 +263,7 @@ def test_it_can_be_stopped(repo, maintainer):
     assert not maintainer.catalog.valid
     assert children() <= before
     maintainer.guard(lambda: None)
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_workers_end_with_the_maintainer(repo):

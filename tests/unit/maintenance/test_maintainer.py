@@ -113,14 +113,14 @@ def test_first_start_counts_what_is_there(path, repo, other):
             maintainer.catalog) == maintenance.expected_counts(repo)
         assert told[-1][:2] == (2, 2)
         account(maintainer)
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
     assert set_aside(path) == []
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_start_of_nothing(repo):
     with maintaining(repo) as maintainer:
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         assert account(maintainer).removed == 0
 
 
@@ -134,12 +134,12 @@ def test_restart_finds_all_as_it_was(path, repo, other):
             assert maintainer.warnings == []
             assert maintainer.catalog.sequence == sequence
             assert maintainer.catalog.id == catalog_id
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
 
 
 # -- N2.1: catalogs that must not be used -------------------------------------
 
-def need_rebuilt(path, repo, words):
+def require_rebuilt(path, repo, words):
     """It is set aside with a warning, and what is counted is right."""
     with maintaining(repo) as maintainer:
         assert len(maintainer.warnings) == 1
@@ -147,27 +147,27 @@ def need_rebuilt(path, repo, words):
         assert maintenance.counts(
             maintainer.catalog) == maintenance.expected_counts(repo)
         account(maintainer)
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         assert collect(maintainer).refused is None
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
     with maintaining(repo) as maintainer:
         assert maintainer.warnings == []
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_n2_1_catalog_is_lost(path, repo, other):
     model = some(path, other)
     other.delete('image-0')
     shutil.rmtree(path / 'catalog')
-    need_rebuilt(path, repo, 'does not exist')
+    require_rebuilt(path, repo, 'does not exist')
     del model['image-0']
-    maintenance.need_contents(other, model)
+    maintenance.require_contents(other, model)
 
 
 def test_n2_1_fence_is_lost(path, repo, other):
     some(path, other)
     (path / 'fence').unlink()
-    need_rebuilt(path, repo, 'fence cannot be read')
+    require_rebuilt(path, repo, 'fence cannot be read')
     assert len(set_aside(path)) == 1
 
 
@@ -176,7 +176,7 @@ def test_n2_1_fence_is_lost(path, repo, other):
 def test_n2_1_fence_is_garbage(path, repo, other, garbage):
     some(path, other)
     (path / 'fence').write_bytes(garbage)
-    need_rebuilt(path, repo, 'fence')
+    require_rebuilt(path, repo, 'fence')
 
 
 def test_n2_1_catalog_is_older_than_the_fence(path, repo, other, tmp_path):
@@ -189,9 +189,9 @@ def test_n2_1_catalog_is_older_than_the_fence(path, repo, other, tmp_path):
         account(maintainer)
     shutil.rmtree(path / 'catalog')
     shutil.copytree(tmp_path / 'backup' / 'catalog', path / 'catalog')
-    need_rebuilt(path, repo, 'older than the fence')
+    require_rebuilt(path, repo, 'older than the fence')
     del model['image-0']
-    maintenance.need_contents(other, {**model, 'new': content(50)})
+    maintenance.require_contents(other, {**model, 'new': content(50)})
 
 
 def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
@@ -213,9 +213,9 @@ def test_n2_1_catalog_and_fence_are_both_older(path, repo, other, tmp_path):
         assert 'image-0' in maintainer.unreadable.reasons()
         maintainer.rebuild()
         assert maintainer.unreadable.reasons() == {}
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
     del model['image-0']
-    maintenance.need_contents(other, {**model, 'new': content(50)})
+    maintenance.require_contents(other, {**model, 'new': content(50)})
 
 
 def test_n2_1_fence_is_older_than_the_catalog(path, repo, other, tmp_path):
@@ -228,11 +228,11 @@ def test_n2_1_fence_is_older_than_the_catalog(path, repo, other, tmp_path):
     (path / 'fence').write_bytes(fence)
     with maintaining(repo) as maintainer:
         assert maintainer.warnings == []
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         # N2.2
         assert maintainer.engine.read_fence()[16:] == (
             maintainer.catalog.sequence.to_bytes(8, 'little'))
-    maintenance.need_contents(other, {**model, 'new': content(50)})
+    maintenance.require_contents(other, {**model, 'new': content(50)})
 
 
 def test_n2_1_fence_of_another_catalog(path, repo, other, tmp_path):
@@ -242,14 +242,14 @@ def test_n2_1_fence_of_another_catalog(path, repo, other, tmp_path):
         maintainer.rebuild()
     shutil.rmtree(path / 'catalog')
     shutil.copytree(tmp_path / 'backup' / 'catalog', path / 'catalog')
-    need_rebuilt(path, repo, 'another catalog')
+    require_rebuilt(path, repo, 'another catalog')
 
 
 def test_n2_1_catalog_was_not_finished(path, repo, other):
     some(path, other)
     with maintaining(other) as maintainer:
         maintainer.catalog.write(maintainer.catalog.batch(), valid=False)
-    need_rebuilt(path, repo, 'did not end')
+    require_rebuilt(path, repo, 'did not end')
 
 
 def test_new_catalog_begins_above_the_fence(path, repo, other):
@@ -270,7 +270,7 @@ def test_n2_1_catalog_of_another_repository(path, repo, other, tmp_path):
         maintainer_module.Maintainer(strange).close()
     shutil.rmtree(path / 'catalog')
     shutil.copytree(stranger / 'catalog', path / 'catalog')
-    need_rebuilt(path, repo, 'belongs to repository')
+    require_rebuilt(path, repo, 'belongs to repository')
 
 
 @pytest.mark.parametrize('name', ['CURRENT', 'MANIFEST-*', '*.log'])
@@ -278,7 +278,7 @@ def test_n2_1_catalog_is_corrupt(path, repo, other, name):
     some(path, other)
     for file in (path / 'catalog').glob(name):
         file.write_bytes(b'rubbish' * 100)
-    need_rebuilt(path, repo, 'catalog')
+    require_rebuilt(path, repo, 'catalog')
     assert len(set_aside(path)) == 1
 
 
@@ -298,13 +298,13 @@ def test_task_meets_a_damaged_table(path, repo, other):
     with maintaining(repo) as maintainer:
         result = collector.run_once(maintainer, task.Pace())
         assert result.refused is None and not result.failed
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
         warning, = [w for w in maintainer.warnings if 'was rebuilt' in w]
         assert warning == (
             f'the catalog {path}/catalog: cannot read it: Corruption: block '
             'checksum mismatch; it was set aside, and the catalog was '
             'rebuilt')
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('make', ['file', 'empty', 'link', 'dangling'])
@@ -322,10 +322,10 @@ def test_n2_1_something_else_is_in_its_place(path, repo, other, make,
     else:
         (path / 'catalog').symlink_to(
             precious if make == 'link' else 'nowhere')
-    need_rebuilt(path, repo, 'catalog')
+    require_rebuilt(path, repo, 'catalog')
     # Set aside a second time: what a link led to is not ours to remove.
     (path / 'fence').unlink()
-    need_rebuilt(path, repo, 'fence')
+    require_rebuilt(path, repo, 'fence')
     assert (precious / 'file').exists()
     assert len(set_aside(path)) == 1
 
@@ -417,10 +417,10 @@ def test_n2_4_killed_rebuild_begins_anew(path, repo, other, step,
     maintenance.kill(maintainer)
     with maintaining(other) as maintainer:
         account(maintainer)
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         collect(maintainer)
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
     assert len(set_aside(path)) <= 1
 
 
@@ -434,7 +434,7 @@ def test_task_begins_a_failed_rebuild_anew(path, repo, other, monkeypatch):
             watched_rebuild(maintainer, fail, monkeypatch)
         maintenance.unwatch(maintainer)
         account(maintainer)
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
 
 
 def test_rebuild_while_others_go_on(path, repo, other, monkeypatch):
@@ -459,10 +459,10 @@ def test_rebuild_while_others_go_on(path, repo, other, monkeypatch):
             watched_rebuild(maintainer, hook, monkeypatch)
             maintenance.unwatch(maintainer)
             account(maintainer)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
         collect(maintainer)
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
 
 
 # -- reconciling --------------------------------------------------------------
@@ -477,8 +477,8 @@ def test_what_went_on_without_a_maintainer(path, repo, other):
     with maintaining(repo) as maintainer:
         assert maintainer.warnings == []
         account(maintainer)
-        maintenance.need_counted(maintainer)
-    maintenance.need_contents(
+        maintenance.require_counted(maintainer)
+    maintenance.require_contents(
         other, {**model, 'image-2': content(52), 'new': content(50)})
 
 
@@ -491,7 +491,7 @@ def test_image_that_nothing_announces_is_counted(path, repo, other):
     with maintaining(repo) as maintainer:
         collect(maintainer)
         assert 'new' in maintainer.warnings[0]
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
     with maintaining(repo) as maintainer:
         collect(maintainer)
         assert maintainer.warnings == []
@@ -512,8 +512,8 @@ def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
     del model['image-0']
     with maintaining(repo) as maintainer:
         assert collector.run_once(maintainer, task.Pace()).refused is None
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
     # It is given up.
     (path / 'images' / 'image-1').unlink()
     del model['image-1']
@@ -521,8 +521,8 @@ def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
         assert 'image-1' in collect(maintainer).refused
         maintainer.rebuild()
         assert collector.run_once(maintainer, task.Pace()).refused is None
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
 
 
 def test_image_that_vanishes_under_a_maintainer(path, repo, other):
@@ -551,8 +551,8 @@ def test_entry_whose_image_is_another_file(path, repo, other, kind):
     (path / 'aside').rename(path / 'images' / 'new')
     with maintaining(repo) as maintainer:
         collector.run_once(maintainer, task.Pace())
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
 
 
 def test_entry_that_is_lost_under_a_maintainer(path, repo, other):
@@ -563,8 +563,8 @@ def test_entry_that_is_lost_under_a_maintainer(path, repo, other):
         for name in repositories.spool(path):
             (path / 'spool' / name).unlink()
         collector.run_once(maintainer, task.Pace())
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, {**model, 'new': content(50)})
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, {**model, 'new': content(50)})
 
 
 def test_entry_explains_an_image_that_is_gone(path, repo, other):
@@ -573,7 +573,7 @@ def test_entry_explains_an_image_that_is_gone(path, repo, other):
     with maintaining(repo) as maintainer:
         assert maintainer.warnings == []
         assert account(maintainer).uncounted == 1
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
 
 
 def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
@@ -608,8 +608,8 @@ def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
             maintenance.unwatch(maintainer)
             assert maintainer.warnings == []
             account(maintainer)
-            maintenance.need_counted(maintainer)
-    maintenance.need_contents(other, model)
+            maintenance.require_counted(maintainer)
+    maintenance.require_contents(other, model)
 
 
 def watch_opening(maintainer):
@@ -700,8 +700,8 @@ def test_another_recipe_in_a_known_place(path, repo, other, same):
         assert len(list(maintainer.catalog.txids())) == 5
         maintainer.rebuild()
         assert collect(maintainer).refused is None
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
 
 
 def test_where_recipes_were_seen_needs_no_room(path, repo, other,
@@ -718,7 +718,7 @@ def test_where_recipes_were_seen_needs_no_room(path, repo, other,
         forget_files(maintainer)
         monkeypatch.setattr(maintainer.catalog, 'write', no_room)
         assert collect(maintainer).refused is None
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_strange_files_in_images(path, repo, other):
@@ -767,7 +767,7 @@ def test_rebuild_meets_a_damaged_recipe(path, repo, other, at):
         maintainer.rebuild()
         assert maintainer.unreadable.reasons() == {}
         assert collect(maintainer).refused is None
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
     assert maintenance.live_slots(path) < live
 
 
@@ -859,9 +859,9 @@ def test_start_on_a_full_disk(tmp_path):
             filling = repositories.fill_disk(disk)
             with maintaining(repo) as maintainer:
                 assert maintainer.warnings == []
-                maintenance.need_counted(maintainer)
+                maintenance.require_counted(maintainer)
             with maintaining(repo) as maintainer:
-                maintenance.need_counted(maintainer)
+                maintenance.require_counted(maintainer)
             repositories.fill_disk(disk)
             if os.path.lexists(path / 'catalog-reserve'):
                 (path / 'catalog-reserve').unlink()
@@ -871,8 +871,8 @@ def test_start_on_a_full_disk(tmp_path):
             filling.unlink()
             with maintaining(repo) as maintainer:
                 assert maintainer.warnings == []
-                maintenance.need_counted(maintainer)
-            maintenance.need_contents(repo, model)
+                maintenance.require_counted(maintainer)
+            maintenance.require_contents(repo, model)
 
 
 # -- the rest -----------------------------------------------------------------
@@ -934,6 +934,6 @@ def test_killed_maintainer(path, repo, other, seed):
         # which is published then. The second frees what nobody needs of it.
         for _ in range(2):
             assert collect(maintainer).busy == 0
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
+    repositories.require_clean(path)

@@ -267,7 +267,7 @@ class Machine(stateful.RuleBasedStateMachine):
         for handle in self.handles:
             assert handle.images() == sorted(self.model)
 
-    def need_apart(self):
+    def require_distinct(self):
         """What an image names is of its own scope."""
         for image_id in self.model:
             with self.repo.open_image(image_id) as image:
@@ -285,7 +285,7 @@ class Machine(stateful.RuleBasedStateMachine):
                 return
             for image_id, data in self.model.items():
                 assert repositories.read_all(self.repo, image_id) == data
-            self.need_apart()
+            self.require_distinct()
             for _, transaction, _ in self.transactions:
                 transaction.abort()
             for image, data in self.images:
@@ -294,7 +294,7 @@ class Machine(stateful.RuleBasedStateMachine):
             for handle in self.handles:
                 handle.close()
             if self.digest != 'weak-8':
-                repositories.need_clean(self.path)
+                repositories.require_clean(self.path)
             held = [byte for group in range(1, 200) for byte in (
                 group, repositories.SHARE_BYTE + group)]
             assert not any(repositories.group_lock_held(self.path, byte)

@@ -99,7 +99,7 @@ def test_life(path, repo):
                  openvolumes.look, openvolumes.is_in_use):
         with pytest.raises(exceptions.ImageNotFound):
             call(repo, 'disk')
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('call', [
@@ -154,7 +154,7 @@ def test_extents_of_any_number(repo):
 
 # -- a model ------------------------------------------------------------------
 
-def check_extents(volume, model):
+def require_extents(volume, model):
     end = 0
     for extent in volume.extents():
         assert extent.offset == end
@@ -211,12 +211,12 @@ def test_model(path, repo, seed):
         else:
             getattr(volume, what)()
         if step % 25 == 0:
-            check_extents(volume, model)
+            require_extents(volume, model)
     assert volume.read(len(model), 0) == model
     volume.close()
     for name, data in images.items():
         assert read_all(repo, name) == data, name
-    repositories.need_clean(path)
+    repositories.require_clean(path)
     openvolumes.delete(repo, 'disk')
     assert repo.recipes() == sorted(images)
 
@@ -448,7 +448,7 @@ def test_killed(path, repo, seed):
         assert found == sorted(found, reverse=True)
         volume.checkpoint()
         assert [volume.read(unit, n * unit) for n in range(units)] == found
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- threads ------------------------------------------------------------------
@@ -514,7 +514,7 @@ def test_threads_that_write_different_ranges(path, repo):
     volume.close()
     with openvolumes.open_volume(repo, 'disk') as volume:
         assert volume.read(len(expected), 0) == expected
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # Long: a hundred snapshots are made beside writes and checkpoints.
@@ -556,7 +556,7 @@ def test_snapshots_are_of_one_moment(path, repo):
     assert len(pairs) > 30
     assert {a - b for a, b in pairs} <= {0, 1}
     volume.close()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_resizing_while_threads_work(repo):

@@ -58,6 +58,6 @@ def test_other_files(tmp_path, caplog):
     file.unlink()
     file.mkdir()
     assert projects.load(path) is None
-    projects_report = repositories.need_clean(path)
+    projects_report = repositories.require_clean(path)
     assert any('projects.json' in str(found)
                for found in projects_report.findings)

@@ -81,7 +81,7 @@ def test_filter_of_lies(path):
             put(repo, f'image-{i}', data + noise(30000, i))
             assert read_all(repo, f'image-{i}') == data + noise(30000, i)
         assert repo.statistics()['false_candidates'] >= 0
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_filter_of_many_groups_is_rebuilt_in_the_background(path):

@@ -89,7 +89,7 @@ def test_fork_with_everything_open(large):
     assert large.images() == ['child', 'image', 'mine', 'parent']
     image.close()
     other.close()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('what', ['image', 'transaction'])
@@ -227,7 +227,7 @@ def test_fork_that_python_does_not_notice(large):
 
     assert repositories.in_child(child, unnoticed=True) is None
     assert read_all(large, 'child') == data
-    repositories.need_clean(large.path)
+    repositories.require_clean(large.path)
 
 
 def test_threads_of_a_child_catch_up_once(large, monkeypatch):

@@ -39,7 +39,7 @@ def test_groups_fill_up(repo, path):
     assert repositories.Group(path, 16).record()[2] == 1000 % 64 + 20
     assert read_all(repo, 'image') == data
     assert read_all(repo, 'more') == more
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_several_handles_in_one_process(path):
@@ -61,7 +61,7 @@ def test_several_handles_in_one_process(path):
         with pytest.raises(exceptions.ImageNotFound):
             two.open_image('c')
         assert read_all(two, 'd') == data
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_statistics(path):
@@ -115,7 +115,7 @@ def test_disk_full_in_the_middle(tmp_path, codec):
             repo.delete('small')
             assert repo.images() == ['other']
             assert read_all(repo, 'other') == b'other'
-        repositories.need_clean(path)
+        repositories.require_clean(path)
 
 
 def test_delete_on_a_disk_that_is_quite_full(tmp_path):
@@ -133,4 +133,4 @@ def test_delete_on_a_disk_that_is_quite_full(tmp_path):
             filling.unlink()
             put(repo, 'other', noise(MIB, 2))
             assert read_all(repo, 'other') == noise(MIB, 2)
-        repositories.need_clean(path)
+        repositories.require_clean(path)

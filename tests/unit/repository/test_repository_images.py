@@ -164,7 +164,7 @@ def test_sizes(tmp_path, block, segment, codec, level, fingerprint, verify,
             put(repo, f'{image_id}-again', data)
             assert read_all(repo, f'{image_id}-again') == data
     if fingerprint != 'weak-8':
-        repositories.need_clean(path)
+        repositories.require_clean(path)
 
 
 def test_comparison_by_value_tells_equal_fingerprints_apart(tmp_path):
@@ -267,7 +267,7 @@ def test_beside_the_page_cache(tmp_path, threads):
             assert repo.stat('2').new_bytes == 2 * MIB
             for number, content in enumerate(data):
                 assert read_all(repo, str(number)) == content
-        repositories.need_clean(path)
+        repositories.require_clean(path)
         sizes.append({name: os.stat(path / 'groups' / name).st_size
                       for name in os.listdir(path / 'groups')})
     assert sizes[0] == sizes[1] == sizes[2]
@@ -326,7 +326,7 @@ def test_put_of_a_stream_that_raises(large, length):
     assert large.images() == []
     assert os.listdir(os.path.join(large.path, 'spool')) == []
     put(large, 'image', b'x')
-    repositories.need_clean(large.path)
+    repositories.require_clean(large.path)
 
 
 def test_write_takes_buffers_and_refuses_others(repo):
@@ -572,7 +572,7 @@ def test_64_gib_of_zeros_in_bounded_memory(tmp_path):
     path = create(tmp_path / 'r')
     grown = int(run_python(ZEROS, path, 64))
     assert grown < 64 * 1024  # KiB
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_data_in_bounded_memory(tmp_path):

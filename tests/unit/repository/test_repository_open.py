@@ -181,7 +181,7 @@ def test_create_many_at_once_makes_one(tmp_path):
     assert sorted(outcomes) == [False] * 7 + [True]
     with open_repository(tmp_path / 'r') as repo:
         put(repo, 'image', b'x')
-    repositories.need_clean(tmp_path / 'r')
+    repositories.require_clean(tmp_path / 'r')
 
 
 def test_create_where_it_is_not_allowed(public_tmp):

@@ -53,7 +53,7 @@ def test_two_transactions_on_one_id(path, handles):
             winner = max(outcomes, key=outcomes.get)
             assert read_all(one, f'image-{i}') == winner.encode() * 1000
         assert len(repositories.spool(path)) == 15
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_abort_leaves_nothing(large):
@@ -74,7 +74,7 @@ def test_abort_leaves_nothing(large):
     put(large, 'image', noise(MIB, 99))
     assert read_all(large, 'image') == noise(MIB, 99)
     assert read_all(large, 'kept') == noise(MIB)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_leaving_a_transaction_aborts_it(repo, path):
@@ -250,7 +250,7 @@ def test_many_threads_store_and_read(path):
         assert not failures
         assert repo.images() == sorted(
             f'image-{n}-{i}' for n in range(6) for i in (0, 2))
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_transaction_whose_upload_id_is_the_recipes(repo):

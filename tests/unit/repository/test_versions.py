@@ -234,7 +234,7 @@ def test_newer_file_and_the_maintainer(filled, name):
         assert repositories.read_all(repo, 'image') == DATA
         with maintaining(repo) as maintainer:
             assert collector.run_once(maintainer, pace).refused is None
-            maintenance.need_collected(maintainer)
+            maintenance.require_collected(maintainer)
         assert repositories.read_all(repo, 'image') == DATA
 
 
@@ -265,7 +265,7 @@ def test_newer_catalog(filled):
             assert (f'{filled}/catalog has format 3; this program knows '
                     f'{database.FORMAT}') in words
             assert 'set aside' in words
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
     assert any(name.startswith('catalog-')
                for name in os.listdir(filled / 'quarantine'))
 

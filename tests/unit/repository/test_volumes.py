@@ -135,7 +135,7 @@ def test_only_the_store_sees_them(repo, part):
     lambda repo, part: repo.open_image(part),
     lambda repo, part: repo.delete(part),
     lambda repo, part: repo.copy(repo.open_image('image'), part),
-    lambda repo, part: repo.need_image(part)])
+    lambda repo, part: repo.require_image(part)])
 def test_calls_on_images_refuse_them(repo, part, call):
     with pytest.raises(exceptions.InvalidParameter,
                        match='is no image: .* part 3 of volume disk'):

@@ -40,7 +40,7 @@ def collect(repo):
         return result
 
 
-def need_collected(repo, *volumes):
+def require_collected(repo, *volumes):
     """What lives are exactly the blocks that recipes name.
 
     An evacuation is freed by a later collection, when nobody has the recipes
@@ -73,7 +73,7 @@ def test_blocks_are_kept_and_freed(path, repo, other):
     with repo.open_image('image') as image:
         openvolumes.create(repo, 'disk', SIZE, image=image, part_size=PART)
     repo.delete('image')
-    need_collected(other)
+    require_collected(other)
     volume = openvolumes.open_volume(repo, 'disk')
     model = bytearray(data + bytes(SIZE - len(data)))
     assert volume.read(SIZE, 0) == model
@@ -83,26 +83,26 @@ def test_blocks_are_kept_and_freed(path, repo, other):
         volume.write(fresh, 512 * n)
         model[512 * n:512 * n + len(fresh)] = fresh
         volume.checkpoint()
-        need_collected(other, volume)
+        require_collected(other, volume)
         assert volume.read(SIZE, 0) == model
     volume.close()
     volume = openvolumes.open_volume(repo, 'disk')
     assert not [name for name in repo.recipes() if name.endswith('base_0')]
-    need_collected(other)
+    require_collected(other)
     volume.snapshot('kept')
     volume.zero(SIZE, 0)
     volume.checkpoint()
-    need_collected(other, volume)
+    require_collected(other, volume)
     assert repositories.read_all(repo, 'kept') == model
     repo.delete('kept')
-    need_collected(other)
+    require_collected(other)
     assert maintenance.live_slots(path) == set()
     volume.write(b'x', 0)
     volume.close()
     openvolumes.delete(repo, 'disk')
-    need_collected(other)
+    require_collected(other)
     assert maintenance.live_slots(path) == set()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_collecting_while_the_volume_is_written(path, repo, other):
@@ -140,9 +140,9 @@ def test_collecting_while_the_volume_is_written(path, repo, other):
     assert not errors, errors
     volume.checkpoint()
     assert volume.read(SIZE, 0) == model
-    need_collected(other, volume)
+    require_collected(other, volume)
     volume.close()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_merging_under_an_open_volume(tmp_path):
@@ -180,7 +180,7 @@ def test_merging_under_an_open_volume(tmp_path):
         for volume in opened:
             assert volume.read(len(data), 0) == changed
             volume.renew()
-        need_collected(repo)
+        require_collected(repo)
         # The changed block, and its first version in the bases.
         assert len(maintenance.live_slots(path)) <= blocks + 2
         for volume in opened:
@@ -189,7 +189,7 @@ def test_merging_under_an_open_volume(tmp_path):
             volume.checkpoint()
             assert volume.read(7, 100) == b'agained'
             volume.close()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_a_checkpoint_lets_go_of_what_it_replaces(tmp_path):
@@ -203,7 +203,7 @@ def test_a_checkpoint_lets_go_of_what_it_replaces(tmp_path):
                 volume.write(noise(2 * MIB, seed), 0)
                 volume.checkpoint()
                 assert volume.read(2 * MIB, 0) == noise(2 * MIB, seed)
-            need_collected(repo)
+            require_collected(repo)
 
 
 def test_a_full_disk(tmp_path):
@@ -249,4 +249,4 @@ def test_a_full_disk(tmp_path):
             filling.unlink()
             collect(repo)
             assert maintenance.live_slots(path) == set()
-        repositories.need_clean(path)
+        repositories.require_clean(path)

@@ -161,7 +161,7 @@ def test_an_image(path, repo, monkeypatch, most):
         reader.close()
         transaction.commit()
     assert repositories.read_all(repo, 'one') == data
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_what_is_not_the_block(repo):
@@ -277,7 +277,7 @@ def test_write_goes_on_after_keep(path, repo, reader):
             assert reader.read(names, lengths, addresses) == b''.join(some)
         transaction.commit()
     assert repositories.read_all(repo, 'one') == b''.join(blocks)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_what_is_not_synced_is_not_read(stored, reader):

@@ -48,7 +48,7 @@ class Site:
     def read(self, image_id):
         return repositories.read_all(self.repo, image_id)
 
-    def need_nothing_of(self, image_id):
+    def require_nothing_of(self, image_id):
         """No image, and nothing in flight."""
         assert image_id not in self.repo.images()
         for name in repositories.spool(self.path):
@@ -109,7 +109,7 @@ def test_pull(there, here, client, length, content):
     if length:
         assert seen[-1] == (length, length)
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)
 
 
 def test_only_what_is_missing_comes(there, here, client):
@@ -153,7 +153,7 @@ def test_any_mixture(there, here, client, seed):
     here.put('other', mixture(2_000_000, seed + 1))
     assert pull.pull(here.repo, 'one', client).whole is None
     assert here.read('one') == mixture(2_000_000 + seed, seed)
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)
 
 
 @pytest.mark.usefixtures('small_lots')
@@ -200,7 +200,7 @@ def test_all_of_it_comes(there, tmp_path, client, parameters, word):
     assert here.read('one') == data
     assert result.received_bytes > len(data)
     assert result.asked_blocks == result.found_blocks == 0
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)
     here.repo.close()
 
 
@@ -220,7 +220,7 @@ def test_it_is_not_there(here, client):
     with pytest.raises(errors.Refused) as caught:
         pull.pull(here.repo, 'one', client)
     assert caught.value.code == 404
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
 
 
 def tampered(client, monkeypatch, change):
@@ -284,10 +284,10 @@ def test_a_peer_that_lies(there, here, client, monkeypatch, change):
             pull.pull(here.repo, 'one', client)
     assert client.address in str(caught.value)
     assert 'image one, offset ' in str(caught.value)
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
     pull.pull(here.repo, 'one', client)
     assert here.read('one') == data
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)
 
 
 class Hostile:
@@ -358,7 +358,7 @@ def test_an_endless_recipe(here, tmp_path, header, extents, word):
         with pytest.raises(errors.BadAnswer, match=word):
             pull.pull(here.repo, 'one', client)
         assert peer.sent < 64 << 20
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
 
 
 def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
@@ -370,7 +370,7 @@ def test_a_recipe_that_drips(here, tmp_path, monkeypatch):
             daemon_module.Client(peer.address, timeout=2.0)) as client:
         with pytest.raises(errors.DaemonUnavailable, match='time'):
             pull.pull(here.repo, 'one', client)
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
 
 
 @pytest.mark.usefixtures('small_lots')
@@ -409,7 +409,7 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
 
     with pytest.raises(errors.DaemonUnavailable):
         pull.pull(here.repo, 'one', client, progress=progress)
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
     daemon.start()
     before = here.repo.statistics()['hits']
     result = pull.pull(here.repo, 'one', client)
@@ -419,7 +419,7 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
     else:
         assert result.found_blocks > 1400
         assert result.received_bytes < 0.6 * len(data)
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)
     here.repo.close()
 
 
@@ -450,7 +450,7 @@ def test_it_is_killed(there, here, daemon, client):
     result = pull.pull(here.repo, 'one', client)
     assert result.found_blocks >= 180
     assert here.read('one') == data
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)
 
 
 def test_it_was_stored_anew_there(there, here, client, monkeypatch):
@@ -468,7 +468,7 @@ def test_it_was_stored_anew_there(there, here, client, monkeypatch):
     with pytest.raises(errors.Refused) as caught:
         pull.pull(here.repo, 'one', client)
     assert caught.value.code == 404
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
 
 
 def test_another_upload_commits_first(there, here, client, monkeypatch):
@@ -493,7 +493,7 @@ def test_an_interrupt(there, here, client):
     with pytest.raises(KeyboardInterrupt):
         pull.pull(here.repo, 'one', client, progress=progress)
     assert not client._busy
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
 
 
 def test_the_disk_is_full(there, client, tmp_path):
@@ -502,7 +502,7 @@ def test_the_disk_is_full(there, client, tmp_path):
         here = Site(disk / 'here')
         with pytest.raises(exceptions.NoSpaceError):
             pull.pull(here.repo, 'one', client)
-        here.need_nothing_of('one')
+        here.require_nothing_of('one')
         here.repo.close()
 
 
@@ -514,7 +514,7 @@ def test_damage_there(there, here, client):
     group.save()
     with pytest.raises(errors.ClientError):
         pull.pull(here.repo, 'one', client)
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
 
 
 # -- over TLS, by the command -------------------------------------------------
@@ -572,7 +572,7 @@ def test_the_command(there, here, tls, cli, monkeypatch):
     cli('image', 'pull', 'one', '--from', 'http://x').refused('http://x')
     monkeypatch.setenv('OS_TOKEN', 'a\nb')
     cli(*good).refused('token')
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
     found = cli(*good, *operator, '--project', 'p', '-f', 'json').json()
     assert here.read('one') == data
     assert found['project'] == 'p'
@@ -637,8 +637,8 @@ def test_the_command_is_interrupted(there, here, tls, cli):
     if process.returncode == 0:
         pytest.skip('it was faster')
     assert process.returncode == 130, err
-    here.need_nothing_of('one')
+    here.require_nothing_of('one')
     found = json.loads(cli(*options).out)
     assert here.read('one') == data
     assert found['found_blocks'] > 0
-    repositories.need_clean(here.path)
+    repositories.require_clean(here.path)

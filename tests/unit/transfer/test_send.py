@@ -130,7 +130,7 @@ def half(pace):
     return pace.done > pace.total // 2
 
 
-def need_nothing_in_flight(site):
+def require_nothing_in_flight(site):
     """Also of what was there before."""
     repositories.eventually(lambda: not [
         name for name in repositories.spool(site.path)
@@ -172,7 +172,7 @@ def test_send(home, away, client):
         assert steps == sorted(steps)
         if length:
             assert steps[-1] == (length, length)
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
 
 
 def test_only_what_is_missing_goes(home, away, client):
@@ -218,7 +218,7 @@ def test_any_mixture(home, away, client, seed):
     away.put('other', mixture(2_000_000, seed + 1))
     send_module.send(home.repo, 'one', client)
     assert away.read('one') == mixture(2_000_000 + seed, seed)
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
 
 
 @pytest.mark.parametrize('seed', range(10))
@@ -283,7 +283,7 @@ def test_all_of_it_goes(home, tmp_path, parameters, word):
         # And it is known again.
         send_module.send(home.repo, 'one', client)
         assert send_module.send(home.repo, 'one', client).exists
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
     away.repo.close()
 
 
@@ -381,8 +381,8 @@ def test_it_is_stopped(home, away, client):
     with pytest.raises(task.Stopped):
         send_module.send(home.repo, 'one', client, pace=pace)
     assert not client._busy
-    away.need_nothing_of('one')
-    need_nothing_in_flight(away)
+    away.require_nothing_of('one')
+    require_nothing_in_flight(away)
     sent = send_module.send(home.repo, 'one', client)
     assert sent.found_blocks > 250
     assert away.read('one') == data
@@ -399,8 +399,8 @@ def test_it_is_not_confirmed(home, away, client):
     home.put('one', noise(10 * BLOCK))
     with pytest.raises(Deleted):
         send_module.send(home.repo, 'one', client, confirm=confirm)
-    away.need_nothing_of('one')
-    need_nothing_in_flight(away)
+    away.require_nothing_of('one')
+    require_nothing_in_flight(away)
     assert send_module.send(home.repo, 'one', client).sent_blocks == 0
 
 
@@ -426,8 +426,8 @@ def test_damage_here(home, away, client):
         send_module.send(home.repo, 'one', client)
     assert 'image one is not sent: ' in str(caught.value)
     assert 'groups/00000001' in str(caught.value)
-    away.need_nothing_of('one')
-    need_nothing_in_flight(away)
+    away.require_nothing_of('one')
+    require_nothing_in_flight(away)
 
 
 # -- the other side fails -----------------------------------------------------
@@ -573,7 +573,7 @@ def test_the_connection_breaks(home, away, daemon, tmp_path):
         assert away.read(image_id) == data
         # Two requests, each of a lot, were under way.
         assert sent.sent_bytes < len(data) * 1.03 + 4 * 16 * BLOCK + 60000
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
 
 
 @pytest.mark.usefixtures('small_lots')
@@ -611,7 +611,7 @@ def test_the_receiver_is_killed(home, away, daemon, client):
     sent = send_module.send(home.repo, 'one', client,
                             pace=once(half, restart))
     assert away.read('one') == data
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
     assert sent.sent_blocks >= 3000
 
 
@@ -629,7 +629,7 @@ def test_the_receiver_is_restarted(home, away, daemon, client):
                             pace=once(half, restart))
     assert away.read('one') == data
     assert sent.sent_bytes < len(data) * 1.05
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
 
 
 @pytest.mark.usefixtures('small_lots', 'soon')
@@ -654,9 +654,9 @@ def test_the_disk_there_is_full(home, tmp_path):
                 send_module.send(home.repo, 'one', client)
             assert caught.value.code == 507
             assert 'Make room at the receiving site' in str(caught.value)
-            away.need_nothing_of('one')
+            away.require_nothing_of('one')
             # What was let go of does not hold its blocks.
-            need_nothing_in_flight(away)
+            require_nothing_in_flight(away)
         away.repo.close()
 
 
@@ -718,7 +718,7 @@ def test_the_sender_is_killed(home, away, lots, monkeypatch):
         sent = send_module.send(home.repo, 'one', client)
     assert away.read('one') == data
     assert sent.sent_bytes < 0.7 * len(data)
-    repositories.need_clean(away.path)
+    repositories.require_clean(away.path)
 
 
 def test_many_images_at_once(home, away, daemon, monkeypatch):
@@ -783,7 +783,7 @@ def test_who_is_no_operator(home, away, tls, kind):
         assert caught.value.code == 403
         assert 'certificate of tls_client_ca' in str(caught.value)
     assert tls.address in str(caught.value)
-    away.need_nothing_of('one')
+    away.require_nothing_of('one')
     assert not os.listdir(away.path / 'groups')
 
 
@@ -799,7 +799,7 @@ def test_who_only_gives(home, away, tmp_path):
     assert caught.value.code == 403
     assert "'operator'" in str(caught.value)
     assert 'replicate_from' in str(caught.value)
-    away.need_nothing_of('one')
+    away.require_nothing_of('one')
 
 
 def test_a_token_is_no_certificate(home, away, tls):

@@ -38,7 +38,7 @@ def test_no_thread_can_be_started(hosts, monkeypatch):
         before = descriptors()
         for error in test_arrivals.at_once(3, attempt):
             assert isinstance(error, RuntimeError)
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     # Threads of the relay close its connections in their own time.
     repositories.eventually(lambda: descriptors() <= before)
     with contextlib.closing(
@@ -57,7 +57,7 @@ def test_a_beginning_that_is_not_noted(hosts):
     for _ in range(9):                      # more than may arrive at once
         with pytest.raises(ValueError, match='not noted'):
             hosts.arrivals.open('one', expected, None)
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     assert hosts.arrivals.status()['failures'] == 9
 
 
@@ -90,4 +90,4 @@ def test_it_failed_before_it_is_opened(hosts, monkeypatch):
     monkeypatch.setattr(arrival_module.Arrival, 'open', late)
     with pytest.raises(arrival_module.WrongImage, match="Glance's record"):
         hosts.arrivals.open('one', wrong, None)
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')

@@ -183,7 +183,7 @@ class Hosts:
             len(data), hash_name='sha512',
             hash_value=hashlib.sha512(data).hexdigest())
 
-    def need_nothing_of(self, image_id):
+    def require_nothing_of(self, image_id):
         """No image, and nothing in flight."""
         assert image_id not in self.ours.images()
         repositories.eventually(lambda: not any(
@@ -294,7 +294,7 @@ def test_in_order(hosts, content, length):
     assert hosts.begun == [
         ('one', length - hosts.theirs.stat('one').zero_bytes)]
     assert hosts.arrivals.coming() == 0
-    repositories.need_clean(hosts.here)
+    repositories.require_clean(hosts.here)
 
 
 @pytest.mark.usefixtures('small')
@@ -323,7 +323,7 @@ def test_anywhere(hosts, seed):
     reading.close()
     hosts.ended()       # the last bytes can be read before the commit
     assert repositories.read_all(hosts.ours, 'one') == data
-    repositories.need_clean(hosts.here)
+    repositories.require_clean(hosts.here)
 
 
 def test_one_pull_for_all(hosts):
@@ -473,7 +473,7 @@ def test_another_image_is_found_out(tmp_path, block_size, name):
             with pytest.raises(readings.ArrivalFailed):
                 hosts.arrivals.open('one', expected, None)
             hosts.ended()
-        hosts.need_nothing_of('one')
+        hosts.require_nothing_of('one')
         assert not hosts.arrived
         assert "Glance's record" in (
             hosts.arrivals.status()['last_failure']['message'])
@@ -524,7 +524,7 @@ def test_another_size(hosts):
     hosts.put(noise(MIB))
     with pytest.raises(readings.ArrivalFailed, match='1048575'):
         hosts.arrivals.open('one', arrival_module.Expected(MIB - 1), None)
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     assert hosts.relay.requests['blocks'] == 0
     repositories.put(hosts.ours, 'one', b'here')
     with pytest.raises(readings.ArrivalFailed, match='4 bytes here'):
@@ -545,7 +545,7 @@ def test_who_knows_the_hash_comes_later(hosts):
         follow(second)
     first.close()
     second.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 @pytest.mark.parametrize('expected', [
@@ -590,7 +590,7 @@ def test_another_image_is_found_out_before_it_comes(hosts, name):
     with pytest.raises(arrival_module.WrongImage, match=value):
         hosts.arrivals.open('one', expected, None)
     assert not hosts.relay.requests['blocks']
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 def test_a_client_for_whose_hash_nobody_compared_it(hosts):
@@ -638,7 +638,7 @@ def test_wrong_blocks(hosts, monkeypatch, change, places):
                 read_at(reading, offset, 2 * BLOCK)
             assert hosts.relay.address in str(caught.value)
         reading.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     assert follow(hosts.arrivals.open('one', expected, None)) == data
 
 
@@ -648,7 +648,7 @@ def test_a_newer_peer(hosts):
         b'GDWIRE\0' + bytes([2]), b'GDWIRE\0' + bytes([3]))
     with pytest.raises(errors.BadAnswer, match='has version 3'):
         hosts.arrivals.open('one', expected, None)
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     hosts.relay.change = lambda data: data
     assert follow(hosts.arrivals.open('one', expected, None)) == noise(MIB)
 
@@ -660,7 +660,7 @@ def test_a_description_longer_than_the_image(hosts, monkeypatch):
     with pytest.raises(readings.ArrivalFailed, match='more blocks'):
         read_at(reading, 0, 1)
     reading.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 def test_a_description_that_finds_no_room(hosts, monkeypatch):
@@ -668,7 +668,7 @@ def test_a_description_that_finds_no_room(hosts, monkeypatch):
     hosts.put(noise(MIB))
     with pytest.raises(errors.BadAnswer, match='of which half'):
         hosts.arrivals.open('one', None, None)
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 @pytest.mark.usefixtures('small')
@@ -691,7 +691,7 @@ def test_the_peer_dies(hosts, monkeypatch):
     with pytest.raises(readings.ArrivalFailed):
         reading.available(have)
     reading.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     # For a while it is not asked, and nobody waits for it.
     requests = hosts.relay.requests.total()
     hosts.daemon.start()
@@ -706,7 +706,7 @@ def test_the_peer_dies(hosts, monkeypatch):
     hosts.ended()
     received = hosts.arrivals.status()['received_bytes'] - before
     assert received < len(data) - have + MIB // 2
-    repositories.need_clean(hosts.here)
+    repositories.require_clean(hosts.here)
 
 
 def test_a_peer_that_is_away(hosts, tmp_path, monkeypatch):
@@ -732,13 +732,13 @@ def test_it_is_not_there(hosts):
     for error in at_once(3, lambda: hosts.arrivals.open('one', None, None)):
         assert isinstance(error, errors.Refused)
         assert error.code == 404
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 def test_a_client_that_cannot_be_made(hosts):
     with pytest.raises(readings.ArrivalFailed, match='printable'):
         hosts.arrivals.open('one', None, 'a\nb')
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 @pytest.mark.usefixtures('small')
@@ -773,7 +773,7 @@ def test_all_tokens_expire(hosts):
             follow(reading)
         assert 'old' not in str(e.value).replace('older', '')
         reading.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     third = hosts.arrivals.open('one', expected, 'new')
     assert follow(third) == data
     third.close()
@@ -852,7 +852,7 @@ def test_stop_keeps_what_came(hosts):
     with pytest.raises(readings.ArrivalFailed):
         follow(reading)
     reading.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
     with pytest.raises(readings.ArrivalFailed, match='stopping'):
         hosts.arrivals.open('one', expected, None)
     hosts.relay.allow(None)
@@ -898,7 +898,7 @@ def test_damage_here(hosts):
                         exceptions.DamagedError), match='groups/'):
         follow(reading)
     reading.close()
-    hosts.need_nothing_of('one')
+    hosts.require_nothing_of('one')
 
 
 KILLED = '''
@@ -939,7 +939,7 @@ def test_kill_and_again(hosts):
     reading.close()
     hosts.ended()
     assert hosts.arrivals.status()['received_bytes'] < 2.8 * MIB
-    repositories.need_clean(hosts.here)
+    repositories.require_clean(hosts.here)
 
 
 # -- what it takes ------------------------------------------------------------

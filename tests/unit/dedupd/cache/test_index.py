@@ -361,7 +361,7 @@ def test_whose_it_is(tmp_path):
 
 # -- a file that is no good ---------------------------------------------------
 
-def need_set_aside(full, caplog, content=None):
+def require_set_aside(full, caplog, content=None):
     """All is forgotten; the file is in quarantine; the next start is good."""
     caplog.clear()
     held = full.again()
@@ -407,7 +407,7 @@ def need_set_aside(full, caplog, content=None):
 ], ids=lambda content: content[:60].decode(errors='replace'))
 def test_strange_content(full, caplog, content):
     full.file.write_bytes(content)
-    need_set_aside(full, caplog, content)
+    require_set_aside(full, caplog, content)
 
 
 def test_every_byte(full, caplog):
@@ -422,7 +422,7 @@ def test_every_byte(full, caplog):
             except ValueError:
                 pass
     full.file.write_bytes(good[:len(good) // 2])
-    need_set_aside(full, caplog)
+    require_set_aside(full, caplog)
 
 
 def test_an_older_copy(full):
@@ -440,7 +440,7 @@ def test_an_older_copy(full):
 def test_huge(full, caplog):
     with open(full.file, 'r+b') as f:
         f.truncate(1 << 40)
-    need_set_aside(full, caplog)
+    require_set_aside(full, caplog)
     os.unlink(full.aside)
 
 
@@ -453,7 +453,7 @@ def test_no_ordinary_file(full, caplog, tmp_path):
                           (full.file / 'inside').write_bytes(b'x'))):
         full.file.unlink()
         make()
-        need_set_aside(full, caplog)
+        require_set_aside(full, caplog)
     assert not (tmp_path / 'elsewhere').exists()
 
 
@@ -462,7 +462,7 @@ def test_where_a_link_leads_nothing_is_changed(full, caplog, tmp_path):
     full.file.rename(target)
     content = target.read_bytes()
     full.file.symlink_to(target)
-    need_set_aside(full, caplog)
+    require_set_aside(full, caplog)
     assert target.read_bytes() == content
     assert not full.file.is_symlink()
 

@@ -71,7 +71,7 @@ def all_of(loan, ranges):
     return found
 
 
-def need_of(data, found, length):
+def require_blocks_of(data, found, length):
     for offset, block in found.items():
         assert data[offset:offset + len(block)] == block
     assert sum(map(len, found.values())) == length
@@ -83,7 +83,7 @@ def test_everything_is_lent_while_it_comes(hosts):
     ranges = [(0, len(data))]
     with borrowed(arrival, *ranges) as loan:
         threading.Timer(0.2, hosts.relay.allow, [None]).start()
-        need_of(data, all_of(loan, ranges), len(data))
+        require_blocks_of(data, all_of(loan, ranges), len(data))
     hosts.ended()
     # Nothing came twice.
     assert hosts.arrivals.status()['received_bytes'] < 1.03 * len(data)
@@ -95,7 +95,7 @@ def test_zeros_are_left_out(hosts):
     ranges = [(0, 2 * MIB), (5 * MIB, 2 * MIB)]
     with borrowed(arrival, *ranges) as loan:
         hosts.relay.allow(None)
-        need_of(data, all_of(loan, ranges), 2 * MIB)
+        require_blocks_of(data, all_of(loan, ranges), 2 * MIB)
 
 
 def test_only_what_was_asked_for_is_lent(hosts):
@@ -104,7 +104,7 @@ def test_only_what_was_asked_for_is_lent(hosts):
     ranges = [(BLOCK, BLOCK), (8 * BLOCK, 3 * BLOCK), (3 * MIB, BLOCK)]
     with borrowed(arrival, *ranges) as loan:
         hosts.relay.allow(None)
-        need_of(data, all_of(loan, ranges), 5 * BLOCK)
+        require_blocks_of(data, all_of(loan, ranges), 5 * BLOCK)
 
 
 @pytest.mark.parametrize('part', [(1, BLOCK - 1), (0, BLOCK - 1),
@@ -137,7 +137,7 @@ def test_what_several_want_is_requested_once(hosts):
         for thread in threads:
             thread.join(LIMIT)
     for one in found:
-        need_of(data, one, MIB)
+        require_blocks_of(data, one, MIB)
     assert len(found) == 6
     hosts.ended()
     assert hosts.arrivals.status()['received_bytes'] < 1.03 * len(data)
@@ -177,7 +177,7 @@ def test_the_image_is_committed_meanwhile(hosts):
     rest = all_of(loan, ranges)
     reading.close()
     assert first and rest and not first.keys() & rest.keys()
-    need_of(data, {**first, **rest}, len(data))
+    require_blocks_of(data, {**first, **rest}, len(data))
     # Those who come later find it in the repository.
     assert loan_of(arrival, *ranges).next() == []
 
@@ -296,7 +296,7 @@ def test_a_lender_does_not_wait_for_its_neighbours(hosts):
     repositories.eventually(lambda: asking.asked == pull.LOTS, LIMIT)
     # Lots for which the neighbours are asked, and others.
     for ranges in ([(0, MIB)], [(3 * MIB, MIB)], [(16 * MIB, MIB)]):
-        need_of(data, all_of(loan_of(arrival, *ranges), ranges), MIB)
+        require_blocks_of(data, all_of(loan_of(arrival, *ranges), ranges), MIB)
     assert asking.asked == pull.LOTS
     asking.over.set()
     hosts.ended()
@@ -308,12 +308,12 @@ def test_whether_glance_means_it(hosts):
     data = noise(4 * MIB)
     arrival = begin(hosts, data, 0)
     expected = arrival._expected
-    arrival.need_same(hashes.Hash('sha512', expected.hash_value))
+    arrival.require_same(hashes.Hash('sha512', expected.hash_value))
     with pytest.raises(hashes.Other):
-        arrival.need_same(hashes.Hash('sha512', '00' * 64))
+        arrival.require_same(hashes.Hash('sha512', '00' * 64))
     for unknown in (None, hashes.Hash('md5', '00' * 16)):
         with pytest.raises(hashes.Unproven):
-            arrival.need_same(unknown)
+            arrival.require_same(unknown)
     hosts.relay.allow(None)
     hosts.ended()
 
@@ -379,7 +379,7 @@ def test_everybody_else_leaves_in_the_middle_of_an_answer(hosts):
     ranges = [[0, 3 * MIB]]
     frames, announced = lent(hosts, ranges, arrive)
     assert announced >= 3 * MIB
-    need_of(data, unframed(frames, [(0, 3 * MIB)]), 3 * MIB)
+    require_blocks_of(data, unframed(frames, [(0, 3 * MIB)]), 3 * MIB)
     assert arrival._over    # it was kept for the answer only
 
 
@@ -403,7 +403,7 @@ def test_the_commit_is_under_way_while_frames_are_asked_for(
     with borrowed(arrival, (0, len(data))) as loan:
         threading.Timer(0.3, go_on.set).start()
         reading = hosts.arrivals.open('one', None, None)
-        need_of(data, all_of(loan, [(0, len(data))]), len(data))
+        require_blocks_of(data, all_of(loan, [(0, len(data))]), len(data))
         reading.close()
 
 
@@ -430,7 +430,7 @@ def test_an_arrival_that_is_compared_with_nothing(hosts):
     hosts.relay.left = 0
     hosts.arrivals.open('one', None, None).close()
     with pytest.raises(hashes.Unproven):
-        hosts.arrivals.under_way('one').need_same(
+        hosts.arrivals.under_way('one').require_same(
             hashes.Hash('sha512', '00' * 64))
     hosts.relay.allow(None)
     hosts.ended()

@@ -25,7 +25,7 @@ def repo(tmp_path):
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as opened:
         yield opened
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def holds(repo):
     return holds_module.Holds(repo)
 
 
-def need_readable(lease, data=DATA):
+def require_readable(lease, data=DATA):
     """All of it is described, and its blocks are there."""
     assert lease.size == len(data)
     assert lease.describe(0)
@@ -42,7 +42,7 @@ def test_deleted_image_is_found_by_upload_and_by_id(repo, holds):
     lease.close()
     for wanted in (upload_id, None):
         again = holds.open('image', wanted)
-        need_readable(again)
+        require_readable(again)
         again.close()
     for wrong in (('image', '0' * 32), ('other', None), ('other', upload_id)):
         with pytest.raises(exceptions.ImageNotFound):
@@ -56,7 +56,7 @@ def test_new_image_of_that_id_is_found_first(repo, holds):
     new = holds.open('image', None)
     assert new.size == 3
     again = holds.open('image', old.stat.upload_id)
-    need_readable(again)
+    require_readable(again)
     assert holds.count == 2
 
 
@@ -77,7 +77,7 @@ def test_image_in_use_is_not_closed(repo, holds, monkeypatch):
     lease = holds.open('image', None)
     repo.delete('image')
     holds.sweep()
-    need_readable(lease)
+    require_readable(lease)
     lease.close()
     holds.sweep()
     assert not holds.count

@@ -30,7 +30,7 @@ def test_images_are_counted(maintainer, path, other):
     put(other, 'two', content(2, 3) + bytes(5000))
     assert spool(path, 'T') != []
     assert figures(account(maintainer)) == (2, 0, 2, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     facts = {f['image_id']: f for _, f in maintainer.catalog.ledger()}
     assert facts['one']['blocks'] == 30
     assert facts['two']['upload_id'] == other.stat('two').upload_id
@@ -43,14 +43,14 @@ def test_deleted_images_are_uncounted(maintainer, path, other):
     account(maintainer)
     other.delete('image-1')
     assert figures(account(maintainer)) == (0, 1, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_empty_image(maintainer, other):
     put(other, 'empty', b'')
     put(other, 'zeros', bytes(100000))
     assert figures(account(maintainer)) == (2, 0, 2, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_many_entries_take_several_rounds(maintainer, other, monkeypatch):
@@ -62,7 +62,7 @@ def test_many_entries_take_several_rounds(maintainer, other, monkeypatch):
         10, 0, 10, 0)
     assert len(log.where('sync images')) == len(
         log.where('write_fence')) == 3
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_large_batches_are_split(maintainer, other, monkeypatch):
@@ -74,7 +74,7 @@ def test_large_batches_are_split(maintainer, other, monkeypatch):
     assert figures(account(maintenance.watch(maintainer, log))) == (
         10, 0, 10, 0)
     assert len(log.where('write_fence')) > 2
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_entries_that_somebody_else_removes(
@@ -92,7 +92,7 @@ def test_entries_that_somebody_else_removes(
     monkeypatch.setattr(maintainer, 'settle', settle_and_remove)
     assert figures(account(maintainer)) == (2, 0, 1, 0)
     assert spool(path) == []
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_stopping_between_rounds(maintainer, other, monkeypatch):
@@ -103,7 +103,7 @@ def test_stopping_between_rounds(maintainer, other, monkeypatch):
     with pytest.raises(task.Stopped):
         accounting.run_once(maintainer, pace)
     assert figures(account(maintainer)) == (3, 0, 3, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 # -- N1: the ledger -----------------------------------------------------------
@@ -116,7 +116,7 @@ def test_n1_image_deleted_before_it_was_counted(maintainer, path, other):
     other.delete('goes')
     assert [name[0] for name in spool(path)] == ['D', 'T']
     assert figures(account(maintainer)) == (0, 0, 2, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n1_deleted_after_its_entry_was_counted_but_not_unlinked(
@@ -131,7 +131,7 @@ def test_n1_deleted_after_its_entry_was_counted_but_not_unlinked(
     other.delete('goes')
     with maintaining(other) as maintainer:
         assert figures(account(maintainer)) == (0, 1, 3, 0)
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('step', range(1, 80, 3))
@@ -159,8 +159,8 @@ def test_n1_everything_may_be_repeated(path, other, step):
     with maintaining(other) as maintainer:
         assert maintainer.warnings == []
         account(maintainer)
-        maintenance.need_counted(maintainer)
-    repositories.need_clean(path)
+        maintenance.require_counted(maintainer)
+    repositories.require_clean(path)
 
 
 # -- N3: two lock bytes -------------------------------------------------------
@@ -191,7 +191,7 @@ def test_n4_1_live_counts_whatever_the_locks_say(maintainer, path, other):
     file = path / 'images' / 'image'
     with repositories.holding(file, 0, 1, shared=True):
         assert figures(account(maintainer)) == (1, 0, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('write', [0, 5, 1000])
@@ -203,7 +203,7 @@ def test_n4_2_upload_under_way_is_left(maintainer, path, other, write):
         transaction.write(content(2))
         transaction.commit()
     assert figures(account(maintainer)) == (1, 0, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n4_2_complete_and_not_linked_yet_is_left(maintainer, path, other):
@@ -228,7 +228,7 @@ def test_n4_2_dead_upload_is_removed(maintainer, path, data):
         repositories.in_child(die)
     assert len(spool(path, 'T')) == 1
     assert figures(account(maintainer)) == (0, 0, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n4_2_the_lock_is_held_until_the_entry_is_unlinked(
@@ -255,7 +255,7 @@ def test_n4_3_committed_between_look_and_lock(maintainer, path, other):
     assert figures(account(maintenance.watch(maintainer, hook))) == (
         1, 0, 1, 0)
     assert hook.happened
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n4_3_complete_and_committed_between_look_and_lock(
@@ -268,7 +268,7 @@ def test_n4_3_complete_and_committed_between_look_and_lock(
     assert figures(account(maintenance.watch(maintainer, hook))) == (
         1, 0, 1, 0)
     assert hook.happened
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n4_4_what_is_being_read_is_left(maintainer, path, other):
@@ -280,7 +280,7 @@ def test_n4_4_what_is_being_read_is_left(maintainer, path, other):
         assert maintenance.counts(maintainer.catalog)
         assert image.read() == content(1)
     assert figures(account(maintainer)) == (0, 1, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('kind', ['D', 'O'])
@@ -289,7 +289,7 @@ def test_n4_6_unfinished_delete_is_undone(maintainer, path, other, kind):
     account(maintainer)
     make_entry(path, 'image', kind)
     assert figures(account(maintainer)) == (0, 0, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     assert repositories.read_all(other, 'image') == content(1)
 
 
@@ -305,7 +305,7 @@ def test_n4_6_delete_under_way_is_left(maintainer, path, other, kind):
         assert spool(path) == [entry]
         os.unlink(path / 'images' / 'image')
     assert figures(account(maintainer)) == (0, 1, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n4_6_delete_finished_between_look_and_lock(maintainer, path, other):
@@ -324,7 +324,7 @@ def test_n4_6_delete_finished_between_look_and_lock(maintainer, path, other):
     assert figures(account(maintenance.watch(maintainer, hook))) == (
         0, 1, 1, 0)
     assert len(looks) == 3
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_n4_6_while_its_writer_ends(maintainer, path, other):
@@ -342,7 +342,7 @@ def test_image_lock_is_given_back(maintainer, path, other):
     account(maintainer)
     other.delete('image')
     account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_groups_and_temporary_names(maintainer, path, other):
@@ -356,7 +356,7 @@ def test_groups_and_temporary_names(maintainer, path, other):
         assert figures(account(maintainer)) == (0, 0, 2, 1)
         assert spool(path) == [used]
     assert figures(account(maintainer)) == (0, 0, 1, 0)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_strange_files_stay(maintainer, path):

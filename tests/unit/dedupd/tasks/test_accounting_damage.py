@@ -53,7 +53,7 @@ def test_damage_that_goes_away(maintainer, path, other, at):
         f.write(data)
     assert figures(account(maintainer)) == (1, 0, 1, 0)
     assert maintainer.unreadable.reasons() == {}
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('at', [BODY, HEADER])
@@ -92,7 +92,7 @@ def test_deleted_counted_and_damaged(maintainer, path, other, at):
     assert maintainer.warnings == [
         f'spool/{entry} is damaged, so that it is not known what is to be '
         'un-counted; it was set aside, and the catalog was rebuilt']
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     assert account(maintainer).removed == 0
     assert len(maintainer.warnings) == 1
 
@@ -107,7 +107,7 @@ def test_deleted_uncounted_and_damaged(maintainer, path, other, at):
     result = account(maintainer)
     assert result.unreadable == {} and spool(path) == []
     assert maintainer.warnings == [] or at == HEADER
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_zeroed_header_of_an_image_is_no_dead_upload(maintainer, path, other):
@@ -134,7 +134,7 @@ def test_zeroed_header_of_what_was_deleted(maintainer, path, other):
     zero_header(path / 'spool' / spool(path, 'D')[0])
     assert account(maintainer).unreadable == {}
     assert len(quarantined(path)) == 1
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_zeroed_header_of_what_was_counted(maintainer, path, other):
@@ -149,7 +149,7 @@ def test_zeroed_header_of_what_was_counted(maintainer, path, other):
         other.delete('bad')
         os.unlink(path / 'spool' / spool(path, 'D')[0])
         assert account(maintainer).unreadable == {}
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
 
 
 def test_project_that_is_not_utf_8(maintainer, path, other):
@@ -203,7 +203,7 @@ def test_count_below_zero_makes_the_catalog_anew(maintainer, path, other):
     account(maintainer)
     assert len(maintainer.warnings) == 1
     assert 'too few' in maintainer.warnings[0]
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_two_entries_of_one_transaction(maintainer, path, other):

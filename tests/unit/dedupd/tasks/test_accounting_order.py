@@ -28,7 +28,7 @@ def orders(maintainer, account_it):
     return log
 
 
-def need_order(log):
+def require_order(log):
     """Looks, fsync, batch, fence, unlink."""
     looks = log.where('.live', '.try_lock')
     syncs = log.where('sync images')
@@ -42,14 +42,14 @@ def need_order(log):
 
 def test_n5_order_for_a_committed_image(maintainer, other):
     put(other, 'image', content(1))
-    need_order(orders(maintainer, account))
+    require_order(orders(maintainer, account))
 
 
 def test_n5_order_for_a_deleted_image(maintainer, other):
     put(other, 'image', content(1))
     account(maintainer)
     other.delete('image')
-    need_order(orders(maintainer, account))
+    require_order(orders(maintainer, account))
 
 
 @pytest.mark.parametrize('entry', ['dead', 'unfinished', 'counted'])
@@ -190,7 +190,7 @@ def test_full_disk(tmp_path):
                     repo.delete(f'image-{number}')
                 repositories.fill_disk(disk)
                 assert figures(account(maintainer)) == (0, 3, 3, 0)
-                maintenance.need_counted(maintainer)
+                maintenance.require_counted(maintainer)
 
 
 def test_full_disk_and_the_reserve_is_used_up(tmp_path):
@@ -209,4 +209,4 @@ def test_full_disk_and_the_reserve_is_used_up(tmp_path):
                 assert len(spool(path, 'T')) == 4
                 filling.unlink()
                 assert figures(account(maintainer))[2:] == (4, 0)
-                maintenance.need_counted(maintainer)
+                maintenance.require_counted(maintainer)

@@ -62,7 +62,7 @@ def begun(maintainer):
     return maintainer.catalog.begun(txid)
 
 
-def need_lawful(maintainer, path):
+def require_lawful(maintainer, path):
     """The checker counts the same, and takes it for what a crash leaves."""
     maintainer.close()
     result = checker.check(path)
@@ -81,14 +81,14 @@ def test_large_recipe_is_counted_in_steps(maintainer, path, other,
     assert len(fences) == PAGES and max(fences) < min(unlinked)
     assert len(log.where('catalog.write')) == PAGES
     maintenance.unwatch(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     other.delete('large')
     maintenance.watch(maintainer, log)
     assert figures(account(maintainer)) == (0, 1, 1, 0)
     maintenance.unwatch(maintainer)
     assert len(log.where('catalog.write')) == 2 * PAGES
-    maintenance.need_counted(maintainer)
-    need_lawful(maintainer, path)
+    maintenance.require_counted(maintainer)
+    require_lawful(maintainer, path)
 
 
 def test_batches_are_bounded(maintainer, other, monkeypatch):
@@ -103,7 +103,7 @@ def test_batches_are_bounded(maintainer, other, monkeypatch):
     other.delete('large')
     account(maintainer)
     assert len(sizes) > 8 and max(sizes) < 10000 + 3 * 4200
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('steps', range(1, PAGES))
@@ -112,15 +112,15 @@ def test_stopped_counting_goes_on(path, other, started, steps):
     with maintaining(other) as maintainer:
         account_some(maintainer, steps)
         assert begun(maintainer) == steps
-        need_lawful(maintainer, path)
+        require_lawful(maintainer, path)
     with maintaining(other) as maintainer:
         log = maintenance.Log()
         account(maintenance.watch(maintainer, log))
         maintenance.unwatch(maintainer)
         assert len(log.where('catalog.write')) == PAGES - steps
         assert maintainer.warnings == []
-        maintenance.need_counted(maintainer)
-        need_lawful(maintainer, path)
+        maintenance.require_counted(maintainer)
+        require_lawful(maintainer, path)
 
 
 @pytest.mark.parametrize('steps', range(1, PAGES))
@@ -132,13 +132,13 @@ def test_stopped_uncounting_goes_on(path, other, started, steps):
         other.delete('large')
         account_some(maintainer, steps)
         assert begun(maintainer) == PAGES - steps
-        need_lawful(maintainer, path)
+        require_lawful(maintainer, path)
     with maintaining(other) as maintainer:
         log = maintenance.Log()
         account(maintenance.watch(maintainer, log))
         maintenance.unwatch(maintainer)
         assert len(log.where('catalog.write')) == PAGES - steps
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('steps', range(1, PAGES))
@@ -150,13 +150,13 @@ def test_deleted_in_the_middle_of_counting(path, other, started, steps):
         put(other, 'goes', maintenance.scattered(1, pages=PAGES))
         account_some(maintainer, steps)
         other.delete('goes')
-        need_lawful(maintainer, path)
+        require_lawful(maintainer, path)
     with maintaining(other) as maintainer:
         log = maintenance.Log()
         account(maintenance.watch(maintainer, log))
         maintenance.unwatch(maintainer)
         assert len(log.where('catalog.write')) == steps
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
 
 
 @pytest.mark.parametrize('call', range(1, 110, 4))
@@ -176,12 +176,12 @@ def test_killed_in_any_step(path, other, started, call):
     except maintenance.Killed:
         pass
     maintenance.kill(maintainer)
-    need_lawful(maintainer, path)
+    require_lawful(maintainer, path)
     with maintaining(other) as maintainer:
         assert maintainer.warnings == []
         account(maintainer)
-        maintenance.need_counted(maintainer)
-    repositories.need_clean(path)
+        maintenance.require_counted(maintainer)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('steps', range(1, PAGES))
@@ -201,7 +201,7 @@ def test_n6_3_counted_in_part_and_in_use(path, other, started, steps):
             assert image.read() == data
         result = collector.run_once(maintainer, task.Pace())
         assert result.freed_blocks == 51 * PAGES
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_n6_3_counted_in_part_and_lost(path, other, started):
@@ -221,7 +221,7 @@ def test_n6_3_counted_in_part_and_lost(path, other, started):
         os.rename(path / 'aside', path / 'spool' / name)
         result = collector.run_once(maintainer, task.Pace())
         assert result.refused is None
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
@@ -275,7 +275,7 @@ def test_damaged_in_the_middle_of_counting(path, other, started):
         with open(path / 'images/large', 'r+b') as f:
             f.write(original)
         assert collector.run_once(maintainer, task.Pace()).refused is None
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_damaged_in_the_middle_of_uncounting(path, other, started):
@@ -289,7 +289,7 @@ def test_damaged_in_the_middle_of_uncounting(path, other, started):
         entry, = spool(path, 'D')
         ruin(path / 'spool' / entry, 4096 + 100)
         account(maintainer)
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         assert list(maintainer.catalog.all_begun()) == []
 
 
@@ -306,4 +306,4 @@ def test_foreseen_from_the_middle(maintainer, path, other, small_steps):
     result = collector.run_once(maintainer, task.Pace())
     assert (planned.blocks, planned.refused) == (result.freed_blocks, None)
     assert planned.blocks == 51 * 3
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)

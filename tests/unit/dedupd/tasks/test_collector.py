@@ -38,9 +38,9 @@ def test_deleted_blocks_are_freed(maintainer, path, other):
     result = collect(maintainer)
     assert (result.freed_blocks, result.freed_bytes) == (10, 10 * BLOCK)
     assert result.groups == 1 and result.busy == 0
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert repositories.read_all(other, 'two') == content(2, 3)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_blocks_that_no_image_ever_named_are_freed(maintainer, path, other):
@@ -51,7 +51,7 @@ def test_blocks_that_no_image_ever_named_are_freed(maintainer, path, other):
         transaction.write(content(2))
     assert len(maintenance.live_slots(path)) == 10
     assert collect(maintainer).freed_blocks == 10
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     # And they are looked at once only.
     assert collect(maintainer).groups == 0
 
@@ -76,11 +76,11 @@ def test_n7_3_tail_of_a_dead_writer(maintainer, path, other, poisoned):
     result = collect(maintainer)
     assert result.freed_blocks == 10 and not result.failed
     assert repositories.Group(path, 1).record()[2] == 30
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     for image_id, seed in ('stays', 1), ('named', 2):
         assert repositories.read_all(other, image_id) == content(seed)
     assert collect(maintainer).groups == 0
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_bytes_that_a_killed_writer_appended_are_cut_off(
@@ -97,7 +97,7 @@ def test_bytes_that_a_killed_writer_appended_are_cut_off(
     assert collect(maintainer).groups == 0
     put(other, 'next', content(2))
     assert repositories.read_all(other, 'image') == content(1)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_a_tail_is_left_to_its_living_writer(maintainer, path, other):
@@ -111,7 +111,7 @@ def test_a_tail_is_left_to_its_living_writer(maintainer, path, other):
         assert (result.groups, result.busy) == (0, 1)
         transaction.commit()
     assert repositories.read_all(other, 'next') == content(2)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('entries', [True, False])
@@ -133,7 +133,7 @@ def test_nothing_stays_of_a_first_upload_that_failed(
     put(other, 'next', content(1))
     collect(maintainer)
     assert maintenance.groups(path) == [2]
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_nothing_to_do_costs_nothing(maintainer, path, other):
@@ -175,9 +175,9 @@ def test_space_goes_back_to_the_file_system(tmp_path):
             assert left < 600 << 10
             assert stored - left == pytest.approx(result.disk_bytes, rel=0.02)
             assert result.freed_bytes == 8 << 20
-            maintenance.need_collected(maintainer)
+            maintenance.require_collected(maintainer)
             assert repositories.read_all(repo, 'stays') == noise(2 << 20, 1)
-            repositories.need_clean(path)
+            repositories.require_clean(path)
 
 
 def test_empty_groups_are_unlinked(maintainer, path, other):
@@ -192,12 +192,12 @@ def test_empty_groups_are_unlinked(maintainer, path, other):
     assert result.unlinked == 3
     assert maintenance.groups(path) == [1, 5]
     assert [n for n, _ in maintainer.catalog.groups()] == [1, 5]
-    maintenance.need_collected(maintainer)
-    repositories.need_clean(path)
+    maintenance.require_collected(maintainer)
+    repositories.require_clean(path)
     put(other, 'again', content(*range(30)))
     assert min(set(maintenance.groups(path)) - {1, 5}) == 6
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_the_last_group_leaves_only_its_number(maintainer, path, other):
@@ -219,8 +219,8 @@ def test_the_last_group_leaves_only_its_number(maintainer, path, other):
     file = path / 'groups' / f'{number:08x}'
     assert file.stat().st_blocks * 512 <= 4096
     # Nothing that reads groups minds it.
-    maintenance.need_collected(maintainer)
-    assert {found.file for found in repositories.need_clean(
+    maintenance.require_collected(maintainer)
+    assert {found.file for found in repositories.require_clean(
         path).findings} <= {'catalog'}      # it is in use
     merger.run_once(maintainer, task.Pace())
     scrubber.run_once(maintainer, task.Pace(), spare_threshold=1)
@@ -232,8 +232,8 @@ def test_the_last_group_leaves_only_its_number(maintainer, path, other):
     assert collect(maintainer).unlinked == 1
     assert maintenance.groups(path) == [number + 1]
     assert repositories.read_all(other, 'again') == content(1, 2)
-    maintenance.need_collected(maintainer)
-    repositories.need_clean(path)
+    maintenance.require_collected(maintainer)
+    repositories.require_clean(path)
 
 
 def test_without_room_the_last_group_waits(maintainer, path, other):
@@ -251,7 +251,7 @@ def test_without_room_the_last_group_waits(maintainer, path, other):
     result = collect(maintainer)
     assert result.rewritten == 1 and result.disk_bytes > 0
     assert maintenance.disk(path) < before
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_killed_after_unlinking(path, repo, other):
@@ -269,7 +269,7 @@ def test_killed_after_unlinking(path, repo, other):
         assert len(dict(maintainer.catalog.groups())) > 1
         collect(maintainer)
         assert len(dict(maintainer.catalog.groups())) == 1
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_groups_are_rewritten(maintainer, path, other):
@@ -293,8 +293,8 @@ def test_groups_are_rewritten(maintainer, path, other):
     result = collect(maintainer, live_share=90)
     assert result.rewritten > 0 and result.disk_bytes > 0
     assert repositories.read_all(other, 'half') == half
-    maintenance.need_collected(maintainer)
-    repositories.need_clean(path)
+    maintenance.require_collected(maintainer)
+    repositories.require_clean(path)
 
 
 def test_rewriting_is_by_the_share_that_lives(maintainer, path, other):
@@ -344,7 +344,7 @@ def test_holes_are_punched_after_a_crash_between(path, repo, other):
         result = collect(maintainer)
         assert (result.freed_blocks, result.punched) == (0, 1)
         assert maintenance.disk(path) < before
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_what_an_older_sector_hides_comes_back(maintainer, path, other):
@@ -366,7 +366,7 @@ def test_what_an_older_sector_hides_comes_back(maintainer, path, other):
     group.save()
     assert collect(maintainer).freed_blocks == 10
     assert repositories.read_all(other, 'stays') == content(2)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_damaged_marks_go_with_their_blocks(maintainer, path, other):
@@ -441,7 +441,7 @@ def test_stopping_between_groups(maintainer, path, other):
     assert not any(repositories.group_lock_held(path, SHARE + g)
                    for g in range(1, 6))
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 # -- plan ---------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_plan_is_what_happens(maintainer, path, other):
     assert result.unlinked == 3
     image.close()
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_plan_looks_only_where_something_went(maintainer, other):
@@ -528,11 +528,11 @@ def test_full_disk(tmp_path):
                 assert result.refused is None
                 assert result.freed_bytes == (12 << 20) - len(some)
                 assert result.disk_bytes > 3 << 20
-                maintenance.need_collected(maintainer)
+                maintenance.require_collected(maintainer)
                 assert repositories.read_all(repo, 'some') == some
                 put(repo, 'new', noise(2 << 20, 3))
                 collector.run_once(maintainer, task.Pace())
-            repositories.need_clean(path)
+            repositories.require_clean(path)
 
 
 def test_rewriting_without_room_is_skipped(maintainer, path, other,
@@ -553,4 +553,4 @@ def test_rewriting_without_room_is_skipped(maintainer, path, other,
     maintenance.unwatch(maintainer)
     result = collect(maintainer, live_share=50)
     assert (result.rewritten, result.skipped_for_space) == (1, 0)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)

@@ -35,11 +35,11 @@ def test_nearly_empty_groups_are_evacuated(maintainer, path, other):
     result = collect(maintainer, evacuate_share=10)
     assert result.evacuated >= 8 and result.unlinked == result.evacuated
     assert maintenance.disk(path) < before
-    maintenance.need_contents(other, images)
+    maintenance.require_contents(other, images)
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert len(maintenance.groups(path)) <= 3
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_uploads_find_what_was_evacuated(maintainer, path, other):
@@ -73,7 +73,7 @@ def test_evacuation_that_was_not_possible_is_tried_again(
     assert result.skipped_for_space == (error == 'NoSpaceError')
     assert collect(maintainer, evacuate_share=10).evacuated == 1
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert 1 not in maintenance.groups(path)
     assert repositories.read_all(other, 'small') == data[:BLOCK]
 
@@ -96,7 +96,7 @@ def test_what_is_too_much_is_evacuated_by_later_runs(
     assert [collect(maintainer, evacuate_share=10).evacuated
             for _ in range(4)] == [2, 2, 2, 0]
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert len(maintenance.groups(path)) == 1
     assert collect(maintainer).groups == 0
 
@@ -113,7 +113,7 @@ def test_evacuation_that_was_stopped_is_not_forgotten(
         collector.run_once(maintainer, pace, evacuate_share=10)
     assert collect(maintainer, evacuate_share=10).evacuated == 2
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert collect(maintainer).groups == 0
 
 
@@ -139,7 +139,7 @@ def test_killed_evacuation_does_not_forget_what_went_meanwhile(
             collect(maintainer, evacuate_share=10)
     assert other.images() == ['last', 'small-1']
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert collect(maintainer).groups == 0
 
 
@@ -194,9 +194,9 @@ def test_evacuation_while_images_come_and_go(
     maintenance.unwatch(maintainer)
     assert reading.read() == noise(BLOCK, 3)
     reading.close()
-    maintenance.need_contents(other, images)
+    maintenance.require_contents(other, images)
     for _ in range(3):
         collect(maintainer, evacuate_share=10)
-    maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, images)
-    repositories.need_clean(path)
+    maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, images)
+    repositories.require_clean(path)

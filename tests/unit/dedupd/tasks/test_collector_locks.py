@@ -40,7 +40,7 @@ def test_n6_1_group_in_use_is_put_off(maintainer, path, other, byte):
         assert maintenance.live_slots(path)
     assert collect(maintainer).freed_blocks == 10
     assert repositories.group_lock_held(path, INTENT + 1) is None
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_n6_1_group_of_a_transaction_under_way(maintainer, path, other):
@@ -53,7 +53,7 @@ def test_n6_1_group_of_a_transaction_under_way(maintainer, path, other):
         assert collect(maintainer).busy == 1
         assert transaction.commit().new_bytes == 0
     assert collect(maintainer).busy == 0
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert repositories.read_all(other, 'second') == content(1) + bytes(BLOCK)
 
 
@@ -94,7 +94,7 @@ def test_what_is_not_published_any_more_is_recovered(maintainer, path, other):
     result = collect(maintainer)
     assert result.freed_blocks == 10 and result.failed == {}
     assert repositories.read_all(other, 'stays') == content(1)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     put(other, 'new', content(3))
     assert repositories.read_all(other, 'new') == content(3)
 
@@ -140,7 +140,7 @@ def test_a_group_in_use_stays_open_to_uploads(maintainer, path, other, clock):
         assert put(other, 'copy', content(1, 2)).new_bytes == 0
         transaction.commit()
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_intent_keeps_new_transactions_off(maintainer, path, other, clock):
@@ -158,7 +158,7 @@ def test_intent_keeps_new_transactions_off(maintainer, path, other, clock):
         transaction.commit()
     collect(maintainer)
     assert not held_intents(path) and not maintainer.busy
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 @pytest.mark.parametrize('longest', [1, 30, 600, 7200])
@@ -190,7 +190,7 @@ def test_overlapping_uploads_do_not_starve_the_collector(
     assert clock[0] - began <= 600 + 60 + 40 * longest + 600
     assert under_intent <= 60 + 0.2 * (clock[0] - began) + longest
     assert not maintainer.busy and not held_intents(path)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_an_intent_ends(maintainer, path, other, clock):
@@ -235,7 +235,7 @@ def test_at_most_eight_groups_are_announced(maintainer, path, other, clock):
         assert set(held_intents(path)) == set(groups) - set(first)
     assert collect(maintainer).busy == 0
     assert not held_intents(path)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_intent_goes_with_the_maintainer(path, repo, other, clock):
@@ -304,8 +304,8 @@ def test_n6_2_committed_just_before_the_lock(maintainer, path, other):
     assert hook.happened and result.freed_blocks == 0
     assert repositories.read_all(other, 'second') == content(1)
     quiet(maintainer)
-    maintenance.need_collected(maintainer)
-    repositories.need_clean(path)
+    maintenance.require_collected(maintainer)
+    repositories.require_clean(path)
 
 
 def test_n6_2_for_each_group(maintainer, path, other):
@@ -351,7 +351,7 @@ def test_n6_3_read_and_not_counted(maintainer, path, other):
         assert image.read() == content(1, 2)
     result = collect(maintainer)
     assert result.freed_blocks == 20
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert collect(maintainer).groups == 0
 
 
@@ -363,7 +363,7 @@ def test_n6_3_of_several_groups(maintainer, path, other):
         assert len(maintenance.live_slots(path)) == 300
         assert image.read() == content(*range(30))
     assert collect(maintainer).freed_blocks == 300
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_n6_3_of_a_single_block(maintainer, path, other):
@@ -375,7 +375,7 @@ def test_n6_3_of_a_single_block(maintainer, path, other):
         assert collect(maintainer).freed_blocks == 0
         assert image.read() == content(1)[:BLOCK]
     assert collect(maintainer).freed_blocks == 1
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_n6_3_complete_and_about_to_be_linked(maintainer, path, other):
@@ -387,7 +387,7 @@ def test_n6_3_complete_and_about_to_be_linked(maintainer, path, other):
         assert collect(maintainer).freed_blocks == 0
         os.rename(path / 'aside', path / 'images' / 'image')
     collect(maintainer)
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert repositories.read_all(other, 'image') == content(1)
 
 
@@ -405,4 +405,4 @@ def test_n6_3_damaged_pin_stops_the_collection(maintainer, path, other):
     assert result.refused is not None and result.freed_blocks == 0
     image.close()
     assert collect(maintainer).refused is None
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)

@@ -141,8 +141,8 @@ def test_the_same_slots(path, tmp_path, seed):
             results.append((collect(maintainer, hosts=hosts),
                             maintenance.live_slots(directory)))
             assert maintainer.warnings == []
-            maintenance.need_counted(maintainer)
-        repositories.need_clean(directory)
+            maintenance.require_counted(maintainer)
+        repositories.require_clean(directory)
     assert results[0] == results[1]
     assert results[0][0].freed_blocks > 0
 
@@ -170,7 +170,7 @@ def test_begun_recipes(path, other, monkeypatch, steps):
             assert image.read() == data and maintainer.warnings == []
         result = collect(maintainer, hosts=TWO)
         assert result.freed_blocks == 51 * 4
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def stop_after(maintainer, steps):
@@ -215,12 +215,12 @@ def test_deletion_and_upload_meanwhile(path, repo, other, when):
         result = collector.run_once(maintainer, pace, hosts=TWO)
         assert pace.happened and result.refused is None
         assert maintainer.warnings == []
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
         collect(maintainer)
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
     assert repositories.read_all(repo, 'image-7') == content(80)
     assert repositories.read_all(repo, 'new') == content(81, 5)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_deleted_image_that_is_read(path, repo):
@@ -308,9 +308,9 @@ def test_a_wrong_count_is_found_before_anything_is_freed(
         warning, = maintainer.warnings
         assert words in warning and 'was rebuilt' in warning
         assert result.refused is None and result.freed_blocks > 0
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(repo, model)
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(repo, model)
+    repositories.require_clean(path)
 
 
 def test_it_begins_again_only_once(repo, monkeypatch):
@@ -353,7 +353,7 @@ def test_lost_recipe(path, repo):
         os.rename(aside, recipe)
         assert collect(maintainer, hosts=TWO).freed_blocks > 0
         assert maintainer.warnings == []
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_unreadable_recipe(path, repo):
@@ -383,7 +383,7 @@ def test_no_disk_for_the_partitions(repo, monkeypatch, directory):
         assert 'the counts cannot be compared' in result.refused
         assert result.freed_blocks == 0
         assert collect(maintainer).freed_blocks > 0
-        maintenance.need_collected(maintainer)
+        maintenance.require_collected(maintainer)
 
 
 def test_full_repository(tmp_path):
@@ -398,7 +398,7 @@ def test_full_repository(tmp_path):
                 result = collect(maintainer, hosts=TWO)
                 assert result.refused is None and result.freed_blocks > 0
                 filling.unlink()
-                maintenance.need_collected(maintainer)
+                maintenance.require_collected(maintainer)
 
 
 # -- killed -------------------------------------------------------------------
@@ -447,9 +447,9 @@ def test_killed_at_random(path, repo, seed):
     pid, pipe = repositories.fork_child(work)
     os.close(pipe)
     os.waitpid(pid, 0)
-    maintenance.need_contents(repo, model)
+    maintenance.require_contents(repo, model)
     with maintaining(repo, wait=10) as maintainer:
         collect(maintainer, hosts=TWO)
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(repo, model)
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(repo, model)
+    repositories.require_clean(path)

@@ -79,7 +79,7 @@ def test_against_a_model(path, repo, other, seed):
             assert maintainer.warnings == []
             for image, data in reading:
                 assert image.read() == data
-            maintenance.need_contents(other, model)
+            maintenance.require_contents(other, model)
     for transaction, _ in writing:
         transaction.abort()
     for image, _ in reading:
@@ -87,9 +87,9 @@ def test_against_a_model(path, repo, other, seed):
     with maintaining(repo) as maintainer:
         for _ in range(3):
             collector.run_once(maintainer, task.Pace(), evacuate_share=20)
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('seed', range(4))
@@ -101,9 +101,9 @@ def test_killed_at_random(path, repo, other, seed):
     with maintaining(repo) as maintainer:
         for _ in range(3):
             collect(maintainer, live_share=70, evacuate_share=30)
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, model)
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, model)
+    repositories.require_clean(path)
 
 
 @pytest.mark.parametrize('step', range(1, 70, 3))
@@ -124,7 +124,7 @@ def test_killed_at_each_step(path, repo, other, step):
     with maintaining(other) as maintainer:
         assert maintainer.warnings == []
         collect(maintainer)
-        maintenance.need_collected(maintainer)
-    maintenance.need_contents(other, {'stays': content(1, 2, 30),
-                                      'new': content(5, 40)})
-    repositories.need_clean(path)
+        maintenance.require_collected(maintainer)
+    maintenance.require_contents(other, {'stays': content(1, 2, 30),
+                                         'new': content(5, 40)})
+    repositories.require_clean(path)

@@ -56,7 +56,7 @@ def test_others_are_in_a_run_before_they_are_forgotten(repo, maintainer,
             monkeypatch, lambda name, _: done.append(name)):
         test_merger.merge(maintainer)
     assert 'add' in done[:done.index('forgotten')]
-    test_merger.need_exact(maintainer, {'b': DATA, 'c': DATA})
+    test_merger.require_exact(maintainer, {'b': DATA, 'c': DATA})
 
 
 @pytest.mark.parametrize('rounds', [1, 8])
@@ -72,5 +72,6 @@ def test_rounds(repo, maintainer, monkeypatch, rounds):
     test_merger.merge(maintainer)
     if rounds == 1:
         test_merger.merge(maintainer)
-    test_merger.need_exact(maintainer, {'keep': OTHER, 'b': DATA, 'c': DATA})
-    test_merger.need_settled(maintainer)
+    test_merger.require_exact(maintainer,
+                              {'keep': OTHER, 'b': DATA, 'c': DATA})
+    test_merger.require_settled(maintainer)

@@ -113,7 +113,7 @@ def taken(path):
 
 def need(repo, model, gone):
     """The images but for some, each with what it had."""
-    maintenance.need_contents(
+    maintenance.require_contents(
         repo, {name: data for name, data in model.items()
                if name not in gone})
 
@@ -138,8 +138,8 @@ def test_the_least_recently_used_go_first(maintainer, repo, path, held,
     assert held.evictions == 3
     assert held.status()['disk_bytes'] == taken(path) < limit
     need(repo, model, result.evicted)
-    maintenance.need_collected(maintainer)
-    repositories.need_clean(path)
+    maintenance.require_collected(maintainer)
+    repositories.require_clean(path)
     # And no more than that.
     assert evict(maintainer, held, limit).evicted == []
 
@@ -235,7 +235,7 @@ def test_what_is_not_counted_yet(maintainer, repo, path, held, model):
     assert result.evicted[0] == 'late'
     assert set(result.evicted) < {'late', *model}
     maintenance.account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_memory_of_a_round_is_bounded(maintainer, repo, path, held, model,
@@ -262,8 +262,8 @@ def test_an_image_that_is_read_stays(maintainer, repo, path, held, model):
 
 
 READER = '''
-import sys
 from glance_dedup.repository import repository
+import sys
 with repository.Repository(sys.argv[1], filter_dir=sys.argv[2],
                            filter_mib=1) as repo:
     with repo.open_image('image-0') as image:
@@ -393,7 +393,7 @@ def test_backups_stay(tmp_path, damaged):
         assert recipe.read_bytes() == content
         if not damaged:
             assert result.evicted == ['image']
-            maintenance.need_contents(repo, {backup: data[backup]})
+            maintenance.require_contents(repo, {backup: data[backup]})
 
 
 def test_a_limit_that_is_too_small(maintainer, held, repo):
@@ -484,7 +484,7 @@ def test_it_can_be_stopped_after_each_step(maintainer, repo, path, held,
             break
     assert steps > 5
     assert repo.images() == ['image-3', 'image-4', 'image-5']
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
 
 
 def test_progress(maintainer, path, held):
@@ -534,8 +534,8 @@ def test_killed_at_any_call(tmp_path, repo, path, held, model):
                 evict(maintainer, held, limit)
                 assert repo.images() == sorted(model)[3:]
                 maintenance.account(maintainer)
-                maintenance.need_counted(maintainer)
-            repositories.need_clean(path)
+                maintenance.require_counted(maintainer)
+            repositories.require_clean(path)
     assert calls > 50
 
 
@@ -585,8 +585,8 @@ def test_beside_readers_and_uploads(repo, path, held, model):
         result = evict(maintainer, held, 3.5 * MIB)
         assert not result.short and taken(path) <= 3.5 * MIB
         need(repo, model, set(model) - set(repo.images()))
-        maintenance.need_counted(maintainer)
-    repositories.need_clean(path)
+        maintenance.require_counted(maintainer)
+    repositories.require_clean(path)
 
 
 # -- as a task ----------------------------------------------------------------

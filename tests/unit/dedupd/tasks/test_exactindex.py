@@ -123,9 +123,9 @@ def test_killed_before_any_change(tmp_path, monkeypatch, taken):
                     die_at(monkeypatch, maintainer, 2 + number % 5)
             with maintainer_module.Maintainer(repo) as maintainer:
                 test_merger.merge(maintainer)
-                test_merger.need_exact(maintainer, {
+                test_merger.require_exact(maintainer, {
                     'b': DATA, 'c': DATA, 'd': OTHER, 'e': OTHER})
-                test_merger.need_settled(maintainer)
+                test_merger.require_settled(maintainer)
         if not died:
             break
     assert 12 < number < 199
@@ -185,7 +185,7 @@ def test_damage(repo, maintainer, monkeypatch, kind, damage):
     before = pathlib.Path(repo.path, 'quarantine', 'index')
     assert not before.exists()
     assert test_merger.merge(maintainer).failed == {}
-    test_merger.need_exact(maintainer, images)
+    test_merger.require_exact(maintainer, images)
     # A file of cursors that is wrong makes the index anew.
     if damage is not removed and not (damage is renamed and kind in (
             'run', 'gone', 'pairs', 'shard')) and kind != 'cursors':
@@ -193,7 +193,7 @@ def test_damage(repo, maintainer, monkeypatch, kind, damage):
     for _ in range(2):
         test_merger.collect(maintainer)
     assert test_merger.merge(maintainer).scanned == 0
-    test_merger.need_settled(maintainer)
+    test_merger.require_settled(maintainer)
 
 
 def test_index_of_another_catalog(repo, maintainer, monkeypatch):
@@ -201,7 +201,7 @@ def test_index_of_another_catalog(repo, maintainer, monkeypatch):
     old = {file.name: file.read_bytes() for file in files(repo)}
     maintainer.rebuild()
     assert test_merger.merge(maintainer).scanned == 4 * 256
-    test_merger.need_exact(maintainer, images)
+    test_merger.require_exact(maintainer, images)
     new = {file.name: file.read_bytes() for file in files(repo)}
     assert not set(old.values()) & set(new.values())
     # One comes back: it has another catalog's id, and is not believed.
@@ -210,9 +210,9 @@ def test_index_of_another_catalog(repo, maintainer, monkeypatch):
     late.write_bytes(old[shard])
     test_merger.put_at_once(repo, f=DATA, g=OTHER[::-1])
     test_merger.merge(maintainer)
-    test_merger.need_exact(maintainer, {**images, 'f': DATA,
-                                        'g': OTHER[::-1]})
-    test_merger.need_settled(maintainer)
+    test_merger.require_exact(maintainer, {**images, 'f': DATA,
+                                           'g': OTHER[::-1]})
+    test_merger.require_settled(maintainer)
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -229,8 +229,8 @@ def test_files_of_another_repository(tmp_path, repo, maintainer, monkeypatch,
             # These have their number in the name, and in the head.
             mine.rename(mine.with_name(theirs.name))
     test_merger.merge(maintainer)
-    test_merger.need_exact(maintainer, images)
-    test_merger.need_settled(maintainer)
+    test_merger.require_exact(maintainer, images)
+    test_merger.require_settled(maintainer)
 
 
 def unsort(file, kind):
@@ -250,8 +250,8 @@ def test_unsorted(repo, maintainer, monkeypatch, kind):
     for file in files(repo, kind):
         unsort(file, kind)
     test_merger.merge(maintainer)
-    test_merger.need_exact(maintainer, images)
-    test_merger.need_settled(maintainer)
+    test_merger.require_exact(maintainer, images)
+    test_merger.require_settled(maintainer)
 
 
 @pytest.mark.parametrize('stage', ['write', 'add', 'begin_merge',
@@ -287,9 +287,9 @@ def test_full_disk(tmp_path, monkeypatch, stage):
             assert filling and not files(repo, 'new')
             filling[0].unlink()
             test_merger.merge(maintainer)
-            test_merger.need_exact(maintainer, {
+            test_merger.require_exact(maintainer, {
                 'a': DATA, 'b': DATA, 'c': OTHER, 'd': OTHER})
-            test_merger.need_settled(maintainer)
+            test_merger.require_settled(maintainer)
 
 
 def test_runs_of_a_shard_that_does_not_count(repo, maintainer):
@@ -300,7 +300,7 @@ def test_runs_of_a_shard_that_does_not_count(repo, maintainer):
         index.write(('run', 3, 0, 9), b'')
     assert test_merger.merge(maintainer).scanned == 2 * 256
     assert files(repo, 'run') == []
-    test_merger.need_exact(maintainer, {'a': DATA, 'b': DATA})
+    test_merger.require_exact(maintainer, {'a': DATA, 'b': DATA})
 
 
 def test_newer_version(repo, maintainer):
@@ -340,7 +340,7 @@ def test_group_that_comes_back(repo, maintainer):
     test_merger.merge(maintainer)
     file.with_name('aside').rename(file)
     assert test_merger.merge(maintainer).scanned >= 256
-    test_merger.need_settled(maintainer)
+    test_merger.require_settled(maintainer)
 
 
 def test_without_a_catalog(repo, maintainer, monkeypatch):
@@ -361,8 +361,8 @@ def test_without_a_catalog(repo, maintainer, monkeypatch):
             # So few groups are in more than one.
             assert b''.join(portions) == _engine.pairs_sort(b''.join(portions))
     assert test_merger.merge(maintainer).scanned == 0
-    test_merger.need_exact(maintainer, {'a': DATA, 'b': DATA, 'c': OTHER,
-                                        'd': OTHER})
+    test_merger.require_exact(maintainer, {'a': DATA, 'b': DATA, 'c': OTHER,
+                                           'd': OTHER})
 
 
 def test_stopped(repo, maintainer, monkeypatch):
@@ -376,7 +376,7 @@ def test_stopped(repo, maintainer, monkeypatch):
     with pytest.raises(task.Stopped):
         test_merger.merger.run_once(maintainer, pace)
     test_merger.merge(maintainer)
-    test_merger.need_exact(maintainer, {'a': DATA, 'b': DATA})
+    test_merger.require_exact(maintainer, {'a': DATA, 'b': DATA})
 
 
 def test_arguments_that_cannot_be(repo, maintainer):

@@ -91,11 +91,11 @@ def test_a_share_becomes_smaller_beside_a_maintainer(
     assert [mark_of(path, n) for n in (1, 2, 3)] == [(ZSTD, 3)] + [(0, 0)] * 2
     result = recompress(helper)
     assert (result.groups, result.kept) == (1, 0)
-    maintenance.need_contents(other, model)
+    maintenance.require_contents(other, model)
     for name, addresses_ in blocks.items():
         assert maintenance.blocks_of(other, name) == addresses_
     maintenance.account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     assert checker.check(path).ok
 
 

@@ -111,7 +111,7 @@ def blocks_of(data, size=BLOCK):
     return {block for block in blocks if any(block)}
 
 
-def need_exact(maintainer, images, size=BLOCK):
+def require_exact(maintainer, images, size=BLOCK):
     """The images are what they were, and each block is stored once."""
     named = set()
     wanted = set()
@@ -125,14 +125,14 @@ def need_exact(maintainer, images, size=BLOCK):
     assert maintainer.catalog.statistics()['unique_blocks'] == len(wanted)
 
 
-def need_settled(maintainer):
+def require_settled(maintainer):
     """Nothing is left of merging in the spool, and the counts are right."""
     account(maintainer)
     path = maintainer.repository.path
     assert [name for name in os.listdir(os.path.join(path, 'spool'))
             if name[0] in 'MOX'] == []
     maintainer.close()
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 # -- what is found ------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_uploads_at_the_same_time(repo, maintainer):
     assert result == merger.Result(
         scanned=3 * 256, duplicates=2 * 256, merged_blocks=2 * 256,
         merged_bytes=2 * len(data), images=2, gave_up=0, busy=0, failed={})
-    need_exact(maintainer, {'a': data, 'b': data, 'c': data})
+    require_exact(maintainer, {'a': data, 'b': data, 'c': data})
     assert addresses(maintainer, 'a') == addresses(maintainer, 'c')
     assert repo.stat('b').upload_id == upload
     with pytest.raises(exceptions.ImageExists):
@@ -157,7 +157,7 @@ def test_uploads_at_the_same_time(repo, maintainer):
     assert collect(maintainer).freed_blocks == 2 * 256
     assert merge(maintainer) == merger.Result(0, 0, 0, 0, 0, 0, 0, {})
     assert maintainer.catalog.groups_with_duplicates() == []
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_images_that_have_only_parts_in_common(repo, maintainer):
@@ -168,10 +168,10 @@ def test_images_that_have_only_parts_in_common(repo, maintainer):
               for i in range(5)}
     put_at_once(repo, **images)
     merge(maintainer)
-    need_exact(maintainer, images)
+    require_exact(maintainer, images)
     collect(maintainer)
-    need_exact(maintainer, images)
-    need_settled(maintainer)
+    require_exact(maintainer, images)
+    require_settled(maintainer)
 
 
 def test_nothing_to_do(repo, maintainer):
@@ -180,7 +180,7 @@ def test_nothing_to_do(repo, maintainer):
     scanned = merge(maintainer).scanned
     assert scanned == maintainer.catalog.statistics()['unique_blocks']
     assert merge(maintainer) == merger.Result(0, 0, 0, 0, 0, 0, 0, {})
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_loads_that_were_capped(tmp_path):
@@ -198,8 +198,8 @@ def test_loads_that_were_capped(tmp_path):
     with repositories.open_repository(path) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             assert merge(maintainer).merged_blocks > 1000
-            need_exact(maintainer, images, 512)
-            need_settled(maintainer)
+            require_exact(maintainer, images, 512)
+            require_settled(maintainer)
 
 
 def test_filter_that_is_too_small(tmp_path):
@@ -219,8 +219,8 @@ def test_filter_that_is_too_small(tmp_path):
         assert repo.statistics()['filter_level']
         with maintainer_module.Maintainer(repo) as maintainer:
             assert merge(maintainer).merged_blocks
-            need_exact(maintainer, images, 512)
-            need_settled(maintainer)
+            require_exact(maintainer, images, 512)
+            require_settled(maintainer)
 
 
 def test_filter_that_was_rebuilt(path):
@@ -231,8 +231,8 @@ def test_filter_that_was_rebuilt(path):
         repositories.put(repo, 'c', data + data)
         with maintainer_module.Maintainer(repo) as maintainer:
             merge(maintainer)
-            need_exact(maintainer, {'a': data, 'b': data, 'c': data + data})
-            need_settled(maintainer)
+            require_exact(maintainer, {'a': data, 'b': data, 'c': data + data})
+            require_settled(maintainer)
 
 
 @pytest.mark.parametrize('grows', [False, True])
@@ -260,8 +260,8 @@ def test_older_address_that_comes_late(repo, maintainer, monkeypatch, grows):
     images = {'a': data, 'b': data, 'c': data}
     merge(maintainer)
     assert len(shards(maintainer)) == 1 + grows
-    need_exact(maintainer, images)
-    need_settled(maintainer)
+    require_exact(maintainer, images)
+    require_settled(maintainer)
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -285,12 +285,12 @@ def test_everything_at_random(repo, maintainer, seed):
             account(maintainer)
         else:
             merge(maintainer)
-            need_exact(maintainer, images)
+            require_exact(maintainer, images)
     merge(maintainer)
     collect(maintainer)
     merge(maintainer)
-    need_exact(maintainer, images)
-    need_settled(maintainer)
+    require_exact(maintainer, images)
+    require_settled(maintainer)
 
 
 # -- what the index knows -----------------------------------------------------
@@ -303,12 +303,13 @@ def test_record_of_a_block_that_was_freed(repo, maintainer):
     collect(maintainer)
     put_at_once(repo, b=data, c=data)
     merge(maintainer)
-    need_exact(maintainer, {'b': data, 'c': data})
+    require_exact(maintainer, {'b': data, 'c': data})
     # And the index has them: a further one is found.
     put_at_once(repo, d=data, e=data[::-1])
     merge(maintainer)
-    need_exact(maintainer, {'b': data, 'c': data, 'd': data, 'e': data[::-1]})
-    need_settled(maintainer)
+    require_exact(maintainer,
+                  {'b': data, 'c': data, 'd': data, 'e': data[::-1]})
+    require_settled(maintainer)
 
 
 def test_known_block_that_is_freed(repo, maintainer):
@@ -320,11 +321,12 @@ def test_known_block_that_is_freed(repo, maintainer):
     assert everything.images == 0
     collect(maintainer)
     merge(maintainer)
-    need_exact(maintainer, {'b': data, 'c': data})
+    require_exact(maintainer, {'b': data, 'c': data})
     put_at_once(repo, d=data, e=data[::-1])
     merge(maintainer)
-    need_exact(maintainer, {'b': data, 'c': data, 'd': data, 'e': data[::-1]})
-    need_settled(maintainer)
+    require_exact(maintainer,
+                  {'b': data, 'c': data, 'd': data, 'e': data[::-1]})
+    require_settled(maintainer)
 
 
 def test_block_that_nobody_uses(repo, maintainer):
@@ -339,8 +341,8 @@ def test_block_that_nobody_uses(repo, maintainer):
     if addresses(maintainer, 'c') == before:
         pytest.skip('the upload found the copy that is in use')
     assert merge(maintainer).duplicates == 256
-    need_exact(maintainer, {'b': data, 'c': data})
-    need_settled(maintainer)
+    require_exact(maintainer, {'b': data, 'c': data})
+    require_settled(maintainer)
 
 
 def test_index_grows(repo, maintainer, monkeypatch):
@@ -351,17 +353,17 @@ def test_index_grows(repo, maintainer, monkeypatch):
         images.update({f'a{i}': data, f'b{i}': data})
         put_at_once(repo, **{f'a{i}': data, f'b{i}': data})
         merge(maintainer)
-        need_exact(maintainer, images)
+        require_exact(maintainer, images)
         assert len(shards(maintainer)) == 1 << i
     put_at_once(repo, c=images['a0'], d=images['a3'][::-1])
     images.update(c=images['a0'], d=images['a3'][::-1])
     merge(maintainer)
-    need_exact(maintainer, images)
+    require_exact(maintainer, images)
     with contextlib.closing(_engine.Index(
             repo.handle(), maintainer.catalog.id)) as index:
         for file in index.files():
             index.verify(file)
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_index_that_is_worn(repo, maintainer):
@@ -381,8 +383,8 @@ def test_index_that_is_worn(repo, maintainer):
     repositories.put(repo, 'b', kept + repositories.noise(BLOCK * 9, 98))
     images['b'] = kept + repositories.noise(BLOCK * 9, 98)
     merge(maintainer)
-    need_exact(maintainer, images)
-    need_settled(maintainer)
+    require_exact(maintainer, images)
+    require_settled(maintainer)
 
 
 def test_small_portions(repo, maintainer, monkeypatch):
@@ -401,8 +403,8 @@ def test_small_portions(repo, maintainer, monkeypatch):
     put_at_once(repo, first=data, **images)
     repo.delete('first')
     merge(maintainer)
-    need_exact(maintainer, images)
-    need_settled(maintainer)
+    require_exact(maintainer, images)
+    require_settled(maintainer)
 
 
 def test_catalog_made_anew(repo, maintainer):
@@ -412,8 +414,8 @@ def test_catalog_made_anew(repo, maintainer):
     maintainer.rebuild()
     assert maintainer.catalog.groups_with_duplicates() == []
     merge(maintainer)
-    need_exact(maintainer, {'a': data, 'b': data})
-    need_settled(maintainer)
+    require_exact(maintainer, {'a': data, 'b': data})
+    require_settled(maintainer)
 
 
 # -- collisions ---------------------------------------------------------------
@@ -448,8 +450,8 @@ def test_images_that_are_excluded(repo, maintainer):
     assert os.stat(os.path.join(repo.path, 'images', 'b')).st_ino == inode
     # It is found again when it may be merged.
     assert merge(maintainer).images == 1
-    need_exact(maintainer, {'a': data, 'b': data, 'c': data})
-    need_settled(maintainer)
+    require_exact(maintainer, {'a': data, 'b': data, 'c': data})
+    require_settled(maintainer)
 
 
 def test_plan(repo, maintainer):
@@ -464,8 +466,8 @@ def test_plan(repo, maintainer):
     assert before == {image_id: addresses(maintainer, image_id)
                       for image_id in 'abc'}
     assert merge(maintainer).images == 1
-    need_exact(maintainer, {'a': data, 'b': data, 'c': data[::-1]})
-    need_settled(maintainer)
+    require_exact(maintainer, {'a': data, 'b': data, 'c': data[::-1]})
+    require_settled(maintainer)
 
 
 def test_group_in_which_the_collector_is(repo, maintainer):
@@ -477,8 +479,8 @@ def test_group_in_which_the_collector_is(repo, maintainer):
     assert (result.busy, result.images) == (1, 0)
     assert repositories.spool(repo.path, 'M') == []
     assert merge(maintainer).images == 1
-    need_exact(maintainer, {'a': data, 'b': data})
-    need_settled(maintainer)
+    require_exact(maintainer, {'a': data, 'b': data})
+    require_settled(maintainer)
 
 
 def test_image_that_is_damaged(repo, maintainer):
@@ -515,7 +517,7 @@ def test_damaged_block_is_healed_by_a_later_upload(repo, maintainer):
     repositories.put(repo, 'b', data)
     merge(maintainer)
     if repo.parameters.is_cryptographic:
-        need_exact(maintainer, {'a': data, 'b': data})
+        require_exact(maintainer, {'a': data, 'b': data})
         return
     # Another block can have the fingerprint of the lost one (I5).
     with pytest.raises(exceptions.DamagedError):
@@ -544,8 +546,8 @@ def test_counted_before_it_takes_the_name(repo, maintainer):
     merge(maintainer)
     assert (False, False) in seen
     assert (True, False) not in seen
-    need_exact(maintainer, {'a': data, 'b': data})
-    need_settled(maintainer)
+    require_exact(maintainer, {'a': data, 'b': data})
+    require_settled(maintainer)
 
 
 def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
@@ -583,7 +585,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
                                 task.Pace())
     assert merged == merger.Merged(200, True, b'')
     account(maintainer)
-    need_settled(maintainer)
+    require_settled(maintainer)
     assert repositories.read_all(repo, 'b') == data
 
 
@@ -640,7 +642,7 @@ def test_deletion_meanwhile(repo, maintainer, step, again):
         assert repositories.read_all(repo, 'b') == other
     collect(maintainer)
     assert repositories.read_all(repo, 'a') == data
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 @pytest.mark.parametrize('step', STEPS)
@@ -658,7 +660,7 @@ def test_collection_meanwhile(repo, maintainer, step):
     assert merge_in_steps(maintainer, 'b', 'a', between)
     collect(maintainer)
     assert repositories.read_all(repo, 'b') == data
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 def test_reader_of_the_old_recipe(repo, maintainer):
@@ -671,9 +673,9 @@ def test_reader_of_the_old_recipe(repo, maintainer):
         collect(maintainer)
         assert image.read() == data
         assert len(repositories.spool(repo.path, 'O')) == 1
-    need_exact(maintainer, {'a': data, 'b': data})
+    require_exact(maintainer, {'a': data, 'b': data})
     assert collect(maintainer).freed_blocks == 256
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 # -- death --------------------------------------------------------------------
@@ -723,8 +725,8 @@ def test_killed_between_the_steps(path, step):
             account(maintainer)
             collect(maintainer)
             merge(maintainer)
-            need_exact(maintainer, {'a': data, 'b': data})
-            need_settled(maintainer)
+            require_exact(maintainer, {'a': data, 'b': data})
+            require_settled(maintainer)
 
 
 def die_in_exchange(maintainer):
@@ -754,8 +756,8 @@ def test_killed_in_the_exchange(path):
             assert repositories.spool(path, 'O') == []
             assert repositories.read_all(repo, 'b') == data
             merge(maintainer)
-            need_exact(maintainer, {'a': data, 'b': data})
-            need_settled(maintainer)
+            require_exact(maintainer, {'a': data, 'b': data})
+            require_settled(maintainer)
 
 
 def die_before_write(maintainer, number):
@@ -791,8 +793,8 @@ def test_killed_in_one_run_after_the_other(path):
     with repositories.open_repository(path) as repo:
         with maintainer_module.Maintainer(repo) as maintainer:
             merge(maintainer)
-            need_exact(maintainer, images)
-            need_settled(maintainer)
+            require_exact(maintainer, images)
+            require_settled(maintainer)
 
 
 @pytest.mark.parametrize('number', range(2, 13, 2))
@@ -805,8 +807,8 @@ def test_killed_once(path, number):
         assert killed(path, die_before_write, number)
         with maintainer_module.Maintainer(repo) as maintainer:
             merge(maintainer)
-            need_exact(maintainer, images)
-            need_settled(maintainer)
+            require_exact(maintainer, images)
+            require_settled(maintainer)
 
 
 def test_stopped(repo, maintainer):
@@ -820,8 +822,8 @@ def test_stopped(repo, maintainer):
     with pytest.raises(task.Stopped):
         merger.run_once(maintainer, pace)
     merge(maintainer)
-    need_exact(maintainer, {'a': data, 'b': data, 'c': data})
-    need_settled(maintainer)
+    require_exact(maintainer, {'a': data, 'b': data, 'c': data})
+    require_settled(maintainer)
 
 
 # -- the engine's part --------------------------------------------------------
@@ -883,7 +885,7 @@ def test_relocation(repo, maintainer):
     assert addresses(maintainer, 'a') == list(pairs[1::2])
     assert collect(maintainer).freed_blocks == 256
     assert repositories.read_all(repo, 'a') == data
-    need_settled(maintainer)
+    require_settled(maintainer)
 
 
 # -- what is to stay must be good ---------------------------------------------

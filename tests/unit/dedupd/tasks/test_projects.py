@@ -62,7 +62,7 @@ def scratch(repo):
             for project, found in sums.items()}, sum(disk.values())
 
 
-def need_right(repo):
+def require_right(repo):
     """The file says what the recipes say."""
     known = projects.load(repo.path)
     expected, disk = scratch(repo)
@@ -109,8 +109,8 @@ def test_against_a_count_from_scratch(path, repo, seed, monkeypatch):
             assert result.left_out == 0
             assert result.projects == len({
                 repo.stat(image_id).project for image_id in repo.images()})
-            need_right(repo)
-    repositories.need_clean(path)
+            require_right(repo)
+    repositories.require_clean(path)
 
 
 def test_sums_are_written_by_accounting(path, repo):

@@ -76,14 +76,14 @@ def test_groups_become_smaller(maintainer, path, other, model):
     assert before - maintenance.disk(path) == result.disk_bytes > 2 * 12000
     assert [mark_of(maintainer, number) for number in range(1, 5)] == (
         [(ZSTD, 3)] * 4)
-    maintenance.need_contents(other, model)
+    maintenance.require_contents(other, model)
     for name, addresses in blocks.items():
         assert maintenance.blocks_of(other, name) == addresses
     assert states == [maintenance.states(path, number)
                       for number in range(1, 5)]
     assert checker.check(path).ok
     maintenance.account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_each_group_once(maintainer, path, other, model):
@@ -187,7 +187,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
     assert recompress(maintainer).groups == 1
     assert os.listdir(path / 'spool') and not [
         name for name in os.listdir(path / 'spool') if name[0] == 'G']
-    maintenance.need_contents(
+    maintenance.require_contents(
         other, {**model, 'again': model['text'][:SLOTS * BLOCK]})
 
 
@@ -242,13 +242,13 @@ def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
     maintenance.account(maintainer)
     put(other, 'again', model['text'])
     assert collector.run_once(maintainer, task.Pace()).busy == 1
-    maintenance.need_contents(other, {**model, 'again': model['text']})
+    maintenance.require_contents(other, {**model, 'again': model['text']})
     log = maintenance.Log()
     result = recompress(maintenance.watch(maintainer, log))
     maintenance.unwatch(maintainer)
     assert result.groups == 3
     assert len(log.where('begin_rewriting')) == 3   # of the others
-    maintenance.need_contents(other, {**model, 'again': model['text']})
+    maintenance.require_contents(other, {**model, 'again': model['text']})
 
 
 def test_what_it_goes_on_with_is_forgotten_for_another_level(
@@ -271,7 +271,7 @@ def test_the_maintainers_end_leaves_nothing(path, repo, other, model):
     assert not any(name[0] == 'G' for name in os.listdir(path / 'spool'))
     with maintaining(repo) as maintainer:
         assert recompress(maintainer).groups == 3
-    maintenance.need_contents(other, model)
+    maintenance.require_contents(other, model)
 
 
 # -- idle hours ---------------------------------------------------------------

@@ -110,10 +110,10 @@ def test_again_when_it_has_doubled_and_when_it_is_full(maintainer, path,
     assert facts_of(maintainer) == (ZSTD, 3, SLOTS, SLOTS)
     assert recompress(maintainer) == recompressor.Result()
     assert os.listdir(path / 'groups') == ['00000001']
-    maintenance.need_contents(other, model)
+    maintenance.require_contents(other, model)
     assert checker.check(path).ok
     maintenance.account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
 
 
 def test_what_would_hardly_become_smaller_is_noted(maintainer, other):
@@ -157,7 +157,8 @@ def test_n7_3_a_tail_is_settled_first(maintainer, path, other):
     assert facts_of(maintainer) == (0, 0, 0, 20)
     assert recompress(maintainer).groups == 1
     assert facts_of(maintainer) == (ZSTD, 3, 30, 30)
-    maintenance.need_contents(other, {'one': text(1, 20), 'two': text(2, 10)})
+    maintenance.require_contents(other,
+                                 {'one': text(1, 20), 'two': text(2, 10)})
     assert checker.check(path).ok
 
 
@@ -176,7 +177,7 @@ def test_uploads_meanwhile_take_another_group(maintainer, path, other):
     # The fullest one is appended to, now that its lease is free.
     assert facts_of(maintainer) == (ZSTD, 3, 20, 30)
     assert facts_of(maintainer, 2) == (ZSTD, 3, 10, 10)
-    maintenance.need_contents(other, {
+    maintenance.require_contents(other, {
         'one': text(1, 20), 'two': text(2, 10), 'three': text(3, 10)})
     assert checker.check(path).ok
 

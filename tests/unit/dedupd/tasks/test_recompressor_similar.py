@@ -69,14 +69,14 @@ def test_groups_become_smaller_at_the_same_addresses(path, repo):
     # The last group has few blocks, and would hardly become smaller.
     assert (result.groups, result.kept) == (2, 1)
     assert maintenance.disk(path) < before * 6 // 10
-    make.need_lists(path)
+    make.require_lists(path)
     assert [(fact['has_lists'], fact['similar'], fact['level'])
             for fact in facts_of(repo)] == [
         (True, True, 9), (True, True, 9), (False, True, 9)]
     assert maintenance.blocks_of(repo, 'image') == blocks
     assert repositories.read_all(repo, 'image') == DATA
     assert put(repo, 'again', DATA).new_bytes == 0
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_each_group_once_for_each_order(repo):
@@ -108,9 +108,9 @@ def test_freeing_and_rewriting(path, repo):
         result = collector.run_once(maintainer, task.Pace(), live_share=95,
                                     evacuate_share=0)
         assert result.refused is None and not result.failed
-        maintenance.need_counted(maintainer)
+        maintenance.require_counted(maintainer)
     assert repositories.read_all(repo, 'other') == alike(SLOTS, 2)
-    repositories.need_clean(path)
+    repositories.require_clean(path)
 
 
 def test_half_of_a_group_is_rewritten(path, tmp_path):
@@ -128,8 +128,8 @@ def test_half_of_a_group_is_rewritten(path, tmp_path):
         assert maintenance.disk(path) < before
         assert repositories.read_all(repo, 'image') == DATA
         assert repositories.read_all(repo, 'two') == alike(SLOTS, 4)
-    make.need_lists(path)
-    repositories.need_clean(path)
+    make.require_lists(path)
+    repositories.require_clean(path)
 
 
 def test_the_scrub_reads_each_segment_once(path, repo):

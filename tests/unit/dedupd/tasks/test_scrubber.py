@@ -135,7 +135,7 @@ def test_healing_by_a_later_upload(maintainer, path, repo, other):
     assert bad not in maintenance.blocks_of(repo, 'one')
     # With the last recipe that names it the mark goes.
     assert maintainer.catalog.damaged() == {}
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     assert scrub(maintainer).healed == 0
     # And with the next collection the slot.
     collect(maintainer)

@@ -59,9 +59,9 @@ def test_mark_lost(maintainer, path, repo, other, how, counted):
     assert maintenance.counts(maintainer.catalog) == (
         maintenance.expected_counts(repo))
     account(maintainer)
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     assert collect(maintainer).refused is None
-    maintenance.need_collected(maintainer)
+    maintenance.require_collected(maintainer)
     assert read_all(other, 'kept') == content(1, 2)
     maintainer.close()
     assert findings(path) == []
@@ -124,7 +124,7 @@ def test_mark_lost_while_it_is_read(maintainer, path, repo, other):
         account(maintainer)
         collect(maintainer)
     assert len(maintenance.live_slots(path)) == 10
-    maintenance.need_counted(maintainer)
+    maintenance.require_counted(maintainer)
     maintainer.close()
     assert findings(path) == []
 
@@ -149,6 +149,6 @@ def test_mark_lost_killed_anywhere(path, how, calls):
             for _ in range(2):
                 account(maintainer)
                 assert collect(maintainer).refused is None
-            maintenance.need_collected(maintainer)
+            maintenance.require_collected(maintainer)
             assert read_all(repo, 'kept') == content(1, 2)
         assert findings(path) == []

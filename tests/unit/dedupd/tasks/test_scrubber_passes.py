@@ -247,7 +247,7 @@ def test_killed_anywhere(path, calls):
             assert read_all(repo, 'one') == content(1)
             account(maintainer)
             collect(maintainer)
-            maintenance.need_counted(maintainer)
+            maintenance.require_counted(maintainer)
         assert findings(path) == []
 
 
@@ -321,4 +321,4 @@ def test_no_false_damage(path):
             result = scrub(maintainer)
             assert (result.damaged, result.complete) == (0, True)
     assert os.listdir(path / 'quarantine') == []
-    repositories.need_clean(path)
+    repositories.require_clean(path)

@@ -154,7 +154,7 @@ def put_twins(repo):
     return images
 
 
-def need_no_other(path, images, bad):
+def require_no_other(path, images, bad):
     """What is read is right, and what is damaged is named."""
     with repositories.open_repository(path, codec='none') as reader:
         for name, data in images.items():
@@ -177,7 +177,7 @@ def test_no_healing_by_a_block_that_has_its_fingerprint(
         result = scrub(weak_maintainer)
         assert (result.healed, result.images) == (0, ['one'])
         merger.run_once(weak_maintainer, task.Pace())
-        need_no_other(weak, images, 'one')
+        require_no_other(weak, images, 'one')
     assert 'xxh3-128 is not cryptographic' in caplog.text
     # An equal block is stored anew: only its twin has been found so far.
     put(weak_repo, 'again', images['one'])
@@ -209,7 +209,7 @@ def test_what_is_damaged_hinders_no_merging(
     assert result.failed == {}
     assert len(set(maintenance.blocks_of(weak_repo, 'three')).intersection(
         maintenance.blocks_of(weak_repo, 'four'))) == 9
-    need_no_other(weak, images, hit)
+    require_no_other(weak, images, hit)
 
 
 def test_a_block_that_can_be_read_after_all_is_healed(
@@ -239,9 +239,9 @@ def test_no_spare_copies_of_weak_fingerprints(
     assert not os.path.exists(weak / 'spares')
     assert 'No spare copies are written' in caplog.text
     damage(weak, maintenance.blocks_of(weak_repo, 'one')[3])
-    need_no_other(weak, images, 'one')
+    require_no_other(weak, images, 'one')
     scrub(weak_maintainer, spare_threshold=2)
-    need_no_other(weak, images, 'one')
+    require_no_other(weak, images, 'one')
 
 
 def write_spares(repo, blocks):
@@ -272,7 +272,7 @@ def test_spare_copies_of_weak_fingerprints_are_not_read(
     if marked:
         scrub(weak_maintainer, budget_bytes=1 << 30)
         write_spares(weak_repo, [maintenance.twins(1)[1]])
-    need_no_other(weak, images, 'one')
+    require_no_other(weak, images, 'one')
     assert any('is never read' in note
                for note in findings(weak, checker.NOTE))
     # The next pass removes them.
@@ -281,4 +281,4 @@ def test_spare_copies_of_weak_fingerprints_are_not_read(
         {**state, 'spares': {'files': 1, 'blocks': 1, 'bytes': 9}})
     assert scrub(weak_maintainer).images == ['one']
     assert os.listdir(weak / 'spares') == []
-    need_no_other(weak, images, 'one')
+    require_no_other(weak, images, 'one')

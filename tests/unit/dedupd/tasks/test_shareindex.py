@@ -91,9 +91,9 @@ def discard(maintainer):
     test_merger.merge(maintainer, exclude=lambda facts: True)
 
 
-def need_all(maintainer, images=IMAGES):
-    test_merger.need_exact(maintainer, images)
-    test_merger.need_settled(maintainer)
+def require_all(maintainer, images=IMAGES):
+    test_merger.require_exact(maintainer, images)
+    test_merger.require_settled(maintainer)
 
 
 def test_all_but_the_pairs(repo, maintainer, begun, helper):
@@ -102,7 +102,7 @@ def test_all_but_the_pairs(repo, maintainer, begun, helper):
     assert help_once(helper) == shareindex.Result()
     result = test_merger.merge(maintainer)
     assert (result.scanned, result.merged_blocks) == (0, 2 * BLOCKS)
-    need_all(maintainer)
+    require_all(maintainer)
 
 
 def test_nothing_before_the_maintainer(repo, maintainer, helper):
@@ -137,7 +137,7 @@ def test_what_is_worth_a_merge(repo, maintainer, helper, known):
     # The maintainer merges a single record, too.
     test_merger.merge(maintainer)
     assert not files(repo, 'run')
-    need_all(maintainer, {**images, 'a': DATA})
+    require_all(maintainer, {**images, 'a': DATA})
 
 
 def test_the_locks_decide(repo, maintainer, begun, index, helper):
@@ -152,7 +152,7 @@ def test_the_locks_decide(repo, maintainer, begun, index, helper):
         other.cancel_merge()
         assert index.help_merge() == 1
     test_merger.merge(maintainer)
-    need_all(maintainer)
+    require_all(maintainer)
 
 
 def test_the_lock_is_given_back(repo, maintainer, begun, index, monkeypatch):
@@ -195,7 +195,7 @@ def test_the_maintainer_waits_for_a_helper(repo, maintainer, begun, index,
     if not ends:
         index._files.finish_merge()
         assert test_merger.merge(maintainer).merged_blocks == BLOCKS
-    need_all(maintainer)
+    require_all(maintainer)
 
 
 # -- kills and faults ---------------------------------------------------------
@@ -246,7 +246,7 @@ def test_killed_before_any_change(tmp_path, monkeypatch):
             if number % 3 == 0:
                 killed(path, 2 + number % 5)
             test_merger.merge(maintainer)
-            need_all(maintainer)
+            require_all(maintainer)
         if not died:
             break
     assert 8 < number < 99
@@ -281,7 +281,7 @@ def test_full_disk(tmp_path, monkeypatch, stage):
             assert help_once(helper).shards == 1
             with maintainer_module.Maintainer(repo) as maintainer:
                 test_merger.merge(maintainer)
-                need_all(maintainer)
+                require_all(maintainer)
 
 
 @pytest.mark.parametrize('kind', ['run', 'shard', 'cursors'])
@@ -295,7 +295,7 @@ def test_damage_is_left_to_the_maintainer(repo, maintainer, begun, index,
     assert 'The exact index cannot be used' in caplog.text
     assert files(repo) == before
     test_merger.merge(maintainer)
-    need_all(maintainer)
+    require_all(maintainer)
 
 
 # -- a helper that is late ----------------------------------------------------
@@ -310,7 +310,7 @@ def test_new_catalog_before_a_scan(repo, maintainer, begun, index):
         index.help_scan()
     assert files(repo) == before
     test_merger.merge(maintainer)
-    need_all(maintainer, {**IMAGES, 'e': DATA})
+    require_all(maintainer, {**IMAGES, 'e': DATA})
 
 
 def test_new_catalog_amid_a_merge(repo, maintainer, begun, index,
@@ -328,7 +328,7 @@ def test_new_catalog_amid_a_merge(repo, maintainer, begun, index,
     assert index.help_merge() == 0
     assert seen and files(repo) == seen
     assert test_merger.merge(maintainer).scanned == 0
-    need_all(maintainer)
+    require_all(maintainer)
 
 
 def repair(maintainer):
@@ -360,7 +360,7 @@ def test_another_index_at_the_end_of_a_merge(
         index._files.finish_merge()
     assert files(repo) == before
     test_merger.merge(maintainer)
-    need_all(maintainer)
+    require_all(maintainer)
 
 
 @pytest.mark.parametrize('meanwhile', [discard, repair])
@@ -382,7 +382,7 @@ def test_a_shard_of_a_former_index_does_not_count(
     # Nothing was found that is to be mended: so only these are read.
     assert test_merger.merge(maintainer).scanned == 2 * BLOCKS
     assert not set(late) & set(index._files.files())
-    need_all(maintainer, {**IMAGES, 'e': DATA[::-1], 'f': DATA[::-1]})
+    require_all(maintainer, {**IMAGES, 'e': DATA[::-1], 'f': DATA[::-1]})
 
 
 @pytest.mark.parametrize('steps', [1, 2])
@@ -413,4 +413,4 @@ def test_cursors_of_a_helper_that_lost_its_lock(
     index._files = files_
     assert reset in index._files.files()
     assert test_merger.merge(maintainer).scanned == 4 * BLOCKS
-    need_all(maintainer)
+    require_all(maintainer)
