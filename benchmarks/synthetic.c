@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "engine/base/coding.h"
-#include "engine/files/blockgroup.h"
 #include "engine/files/file.h"
+#include "engine/files/group.h"
 #include "engine/format/recipe.h"
 
 typedef struct filler {

@@ -32,7 +32,7 @@
 
 #include "benchmarks/papers/linearmap.h"
 #include "engine/base/coding.h"
-#include "engine/read/blockreader.h"
+#include "engine/read/address_reader.h"
 #include "engine/write/packer.h"
 
 enum { ID_SIZE = 16, HEAD_SIZE = 16, MAX_COUNT = 256, SLOT_BITS = 15 };

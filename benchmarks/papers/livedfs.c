@@ -39,8 +39,8 @@
 #include <unistd.h>
 
 #include "benchmarks/diskmodel.h"
-#include "engine/handle/follow.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
+#include "engine/repo/follow.h"
 #include "engine/write/transaction.h"
 
 enum {

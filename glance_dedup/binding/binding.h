@@ -33,8 +33,8 @@
 #include "engine/files/slices.h"
 #include "engine/format/index.h"
 #include "engine/format/recipe.h"
-#include "engine/handle/repo.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
+#include "engine/repo/repo.h"
 
 typedef struct module_state {
     PyObject *exceptions; /* the module glance_dedup.base.exceptions */

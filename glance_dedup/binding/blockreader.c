@@ -7,7 +7,7 @@
  */
 #include "binding/binding.h"
 
-#include "engine/read/blockreader.h"
+#include "engine/read/address_reader.h"
 
 static void
 close_reader(void *handle)

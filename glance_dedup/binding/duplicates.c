@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#include "engine/format/duplicates.h"
 #include "engine/format/fingerprint.h"
+#include "engine/format/pairs.h"
 
 typedef struct packed_item {
     size_t size;

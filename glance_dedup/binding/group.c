@@ -8,9 +8,9 @@
 #include "binding/binding.h"
 
 #include "engine/base/coding.h"
-#include "engine/maintain/grouprewrite.h"
-#include "engine/maintain/ownedgroup.h"
-#include "engine/maintain/placeholder.h"
+#include "engine/maintenance/grouprewrite.h"
+#include "engine/maintenance/ownedgroup.h"
+#include "engine/maintenance/placeholder.h"
 
 typedef struct group_object {
     part_object part;

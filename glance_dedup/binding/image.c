@@ -5,7 +5,7 @@
 #include "binding/binding.h"
 
 #include "engine/exchange/wire.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 
 static void
 close_image(void *handle)

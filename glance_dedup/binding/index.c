@@ -10,7 +10,7 @@
 
 #include "engine/files/indexjoin.h"
 #include "engine/files/shardmerge.h"
-#include "engine/format/duplicates.h"
+#include "engine/format/pairs.h"
 
 typedef struct index_handle {
     gd_shards *shards;

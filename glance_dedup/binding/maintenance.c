@@ -15,8 +15,8 @@
 #include "engine/files/fence.h"
 #include "engine/files/secondname.h"
 #include "engine/files/spool.h"
-#include "engine/files/spoolentry.h"
-#include "engine/maintain/usage.h"
+#include "engine/files/spoolfile.h"
+#include "engine/maintenance/usage.h"
 
 static PyObject *
 maintenance_new(PyTypeObject *type, PyObject *args, PyObject *keywords)

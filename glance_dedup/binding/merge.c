@@ -4,9 +4,9 @@
  */
 #include "binding/binding.h"
 
-#include "engine/format/duplicates.h"
-#include "engine/maintain/blockcopy.h"
-#include "engine/maintain/merge.h"
+#include "engine/format/pairs.h"
+#include "engine/maintenance/blockcopy.h"
+#include "engine/maintenance/merge.h"
 
 /* ---- Merge ---- */
 

@@ -12,7 +12,7 @@
 #include <structmember.h>
 
 #include "engine/base/coding.h"
-#include "engine/files/spoolentry.h"
+#include "engine/files/spoolfile.h"
 #include "engine/format/runs.h"
 
 typedef struct recipe_object {

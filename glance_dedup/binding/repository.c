@@ -14,8 +14,8 @@
 
 #include "engine/files/freespace.h"
 #include "engine/files/spool.h"
-#include "engine/handle/follow.h"
-#include "engine/handle/segcache.h"
+#include "engine/repo/follow.h"
+#include "engine/repo/segcache.h"
 #include "engine/write/scan.h"
 
 /* Parameters not yet in the engine's form. */

@@ -8,7 +8,7 @@
  */
 #include "binding/binding.h"
 
-#include "engine/maintain/grouprewrite.h"
+#include "engine/maintenance/grouprewrite.h"
 
 typedef struct rewriting_object {
     part_object part;

@@ -5,7 +5,7 @@
 #include "binding/binding.h"
 
 #include "engine/base/coding.h"
-#include "engine/maintain/scrub.h"
+#include "engine/maintenance/scrub.h"
 
 /* Returns the slots with this verdict, 32 bits each. */
 static PyObject *

@@ -32,17 +32,17 @@
 #include <unistd.h>
 
 #include "engine/files/slices.h"
-#include "engine/handle/segcache.h"
+#include "engine/repo/segcache.h"
 #include "engine/volume/volume.h"
+#include "nbdkit/checkpoint_thread.h"
 #include "nbdkit/clients.h"
-#include "nbdkit/complain.h"
 #include "nbdkit/control.h"
-#include "nbdkit/ending.h"
 #include "nbdkit/fetcher.h"
 #include "nbdkit/handshakes.h"
-#include "nbdkit/keeper.h"
+#include "nbdkit/log.h"
 #include "nbdkit/monotonic.h"
 #include "nbdkit/settings.h"
+#include "nbdkit/shutdown.h"
 
 enum {
     MAX_BYTES = 32 << 20,  /* of a request, as clients are told */

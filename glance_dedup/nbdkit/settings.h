@@ -10,7 +10,7 @@
 #ifndef GD_NBDKIT_SETTINGS_H
 #define GD_NBDKIT_SETTINGS_H
 
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* The text for nbdkit --help. */
 #define GD_NBDKIT_KEYS \

@@ -40,7 +40,7 @@ NOTED = 86400
 _NAME = re.compile(rf'({hexids.PATTERN})\.filter(\.new)?')
 _STORES = re.compile(rf'{hexids.PATTERN}\.(lmdb|dtb|leveldb)')
 # Each user of a store holds a shared lock on this byte of this file
-# (engine/handle/storeindex.c). The file's time of writing says when somebody
+# (engine/repo/kvindex.c). The file's time of writing says when somebody
 # last opened the store, or closed it.
 _USERS = '.users'
 _USED = 1

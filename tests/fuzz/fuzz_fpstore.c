@@ -7,7 +7,7 @@
  * (8), then entries of 56 bytes.
  */
 #include "engine/base/coding.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 #include "engine/format/segment.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -11,7 +11,7 @@
  * input is short.
  */
 #include "engine/base/coding.h"
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 #include "engine/format/address.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_env.h"

@@ -11,9 +11,9 @@
  */
 #include "engine/base/coding.h"
 #include "engine/files/shardmerge.h"
-#include "engine/format/duplicates.h"
 #include "engine/format/index.h"
 #include "engine/format/packedframe.h"
+#include "engine/format/pairs.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_env.h"
 

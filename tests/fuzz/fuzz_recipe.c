@@ -8,7 +8,7 @@
  * extents of 40 bytes.
  */
 #include "engine/base/coding.h"
-#include "engine/files/spoolentry.h"
+#include "engine/files/spoolfile.h"
 #include "engine/format/recipe.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/memory_env.h"

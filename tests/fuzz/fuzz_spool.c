@@ -12,7 +12,7 @@
 #include "engine/base/coding.h"
 #include "engine/files/locks.h"
 #include "engine/files/spool.h"
-#include "engine/files/spoolentry.h"
+#include "engine/files/spoolfile.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/remake.h"
 #include "tests/fuzz/repository.h"

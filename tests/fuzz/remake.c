@@ -5,7 +5,7 @@
 #include "tests/fuzz/remake.h"
 
 #include "engine/base/coding.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 #include "engine/format/params.h"
 #include "engine/format/recipe.h"
 #include "engine/format/segment.h"

@@ -5,7 +5,7 @@
 #include "tests/fuzz/repository.h"
 
 #include "engine/files/spool.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/fuzz/fuzz.h"
 
 void

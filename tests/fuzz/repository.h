@@ -6,7 +6,7 @@
 #define REPOSITORY_H
 
 #include "engine/format/params.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 #include "engine/write/transaction.h"
 #include "tests/fuzz/memory_env.h"
 

@@ -183,7 +183,7 @@ def test_tests_of_a_source():
     """One concept may have several files of tests, of longer names."""
     for source, test, expected in (
             ('engine/files/spool.c', 'tests/c/files/test_spool.c', True),
-            ('engine/files/spool.c', 'tests/c/files/test_spoolentry.c', False),
+            ('engine/files/spool.c', 'tests/c/files/test_spoolfile.c', False),
             ('engine/write/transaction.c',
              'tests/c/write/test_transaction_fingerprints.c', True),
             ('dedupd/tasks/collector.py',
@@ -313,7 +313,7 @@ def test_sample():
     start_ = time.monotonic()
     status, output, found = mutate(
         TOP, '--files', 'fence.c', '--files', 'spool.c', '--files',
-        'locks.c', '--files', 'spoolentry.c', '--sample', '30', '--seed',
+        'locks.c', '--files', 'spoolfile.c', '--sample', '30', '--seed',
         '7', '--budget', '20', timeout=1700)
     print(output)
     print(f'{time.monotonic() - start_:.0f} s')

@@ -8,7 +8,7 @@
 
 #include "engine/base/array.h"
 #include "engine/base/coding.h"
-#include "engine/read/blockfetch.h"
+#include "engine/read/fetch.h"
 
 enum {
     EXTENT_RECORD = 24,

@@ -19,8 +19,8 @@
 #ifndef GD_WIRE_H
 #define GD_WIRE_H
 
+#include "engine/read/image.h"
 #include "engine/read/plan.h"
-#include "engine/read/reader.h"
 
 enum {
     GD_FRAME_HEADER = 24,

@@ -31,7 +31,7 @@
 
 #include "engine/base/env.h"
 #include "engine/base/status.h"
-#include "engine/files/owngroups.h"
+#include "engine/files/self_published.h"
 #include "engine/format/address.h"
 #include "engine/format/fingerprint.h"
 #include "engine/format/position.h"
@@ -115,7 +115,7 @@ void gd_filter_settle(gd_filter *filter);
 /* Empties the filter: level 0, a position of zeros.  Others may use the filter
  * meanwhile. */
 void gd_filter_clear(gd_filter *filter);
-/* What the host's processes have published themselves (owngroups.h). */
+/* What the host's processes have published themselves (self_published.h). */
 gd_own_groups *gd_filter_own(gd_filter *filter);
 
 void gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats);

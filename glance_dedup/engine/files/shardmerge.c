@@ -12,8 +12,8 @@
 
 #include "engine/base/coding.h"
 #include "engine/format/address.h"
-#include "engine/format/duplicates.h"
 #include "engine/format/index.h"
+#include "engine/format/pairs.h"
 
 enum {
     INPUTS = 64,

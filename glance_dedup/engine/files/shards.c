@@ -13,9 +13,9 @@
 
 #include "engine/base/coding.h"
 #include "engine/base/listing.h"
-#include "engine/files/blockgroup.h"
 #include "engine/files/file.h"
 #include "engine/files/freespace.h"
+#include "engine/files/group.h"
 #include "engine/format/address.h"
 #include "engine/format/index.h"
 

@@ -7,7 +7,7 @@
 #define GD_GROUPHEAD_H
 
 #include "engine/format/fingerprint.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 #include "engine/format/params.h"
 
 enum {

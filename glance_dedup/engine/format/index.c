@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "engine/format/address.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 
 enum {
     ADDRESS_BYTES = 5,

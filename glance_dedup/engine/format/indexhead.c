@@ -5,10 +5,10 @@
 #include "engine/format/indexhead.h"
 
 #include "engine/format/address.h"
-#include "engine/format/duplicates.h"
 #include "engine/format/fields.h"
 #include "engine/format/index.h"
 #include "engine/format/packedframe.h"
+#include "engine/format/pairs.h"
 
 #define HEAD_FIELDS(F)                                                        \
     F(NUMBER, 12, 4, id.kind)                                                 \

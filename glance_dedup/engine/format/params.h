@@ -24,7 +24,7 @@ enum {
 typedef enum gd_direct_io {
     GD_DIRECT_OFF,
     GD_DIRECT_ON,
-    GD_DIRECT_AUTO, /* where that costs less (waychoice.h) */
+    GD_DIRECT_AUTO, /* where that costs less (io_mode.h) */
 } gd_direct_io;
 
 typedef struct gd_params {

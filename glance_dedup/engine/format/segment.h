@@ -22,7 +22,7 @@
 
 #include "engine/base/env.h"
 #include "engine/base/status.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 
 enum {
     GD_SEGMENT_HEADER = 32,

@@ -5,7 +5,7 @@
 #include "engine/format/slotuse.h"
 
 #include "engine/base/coding.h"
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 #include "engine/format/index.h"
 
 static bool

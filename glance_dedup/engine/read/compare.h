@@ -13,7 +13,7 @@
 #ifndef GD_COMPARE_H
 #define GD_COMPARE_H
 
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 typedef struct gd_compare gd_compare;
 

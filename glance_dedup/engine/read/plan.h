@@ -10,7 +10,7 @@
 #define GD_PLAN_H
 
 #include "engine/format/recipe.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* A byte range of an image. */
 typedef struct gd_range {

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/handle/segcache.h"
 #include "engine/read/plan.h"
+#include "engine/repo/segcache.h"
 
 enum {
     SPAN_MIN = 4 << 20, /* bytes of blocks in one step, sequential: */

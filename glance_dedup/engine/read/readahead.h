@@ -3,7 +3,7 @@
  * readahead.h - asks the kernel to read parts of an image ahead of their use,
  * in disk order (design.rst, "Reading").
  *
- * This fills the page cache; plan.h and blockfetch.h read from there and
+ * This fills the page cache; plan.h and fetch.h read from there and
  * verify.  So nothing is verified here, and no failure here is an error.  A
  * sequential reader gets further ahead with each step: up to 32 MiB of blocks,
  * or 128 MiB if the blocks lie scattered.  For a random reader only the range
@@ -20,7 +20,7 @@
 
 #include "engine/base/groupmap.h"
 #include "engine/format/recipe.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* Belongs to one open image.  Thread-safe. */
 typedef struct gd_readahead {

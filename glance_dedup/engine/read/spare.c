@@ -8,12 +8,12 @@
 #include <string.h>
 
 #include "engine/base/coding.h"
-#include "engine/files/blockgroup.h"
 #include "engine/files/file.h"
+#include "engine/files/group.h"
 #include "engine/files/spool.h"
-#include "engine/handle/spareindex.h"
-#include "engine/read/blockreader.h"
+#include "engine/read/address_reader.h"
 #include "engine/read/verify.h"
+#include "engine/repo/spareindex.h"
 
 /* ---- reading ---- */
 

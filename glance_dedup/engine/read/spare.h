@@ -14,7 +14,7 @@
 #define GD_SPARE_H
 
 #include "engine/format/address.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* Rewrites spares/<number> with the blocks at these addresses.  The file is
  * whole and durable before it takes its name.  Each block is read and verified;

@@ -9,7 +9,7 @@
 #ifndef GD_VERIFY_H
 #define GD_VERIFY_H
 
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 #include "engine/format/fingerprint.h"
 
 /* What one thread needs to read segments and to verify their blocks. */

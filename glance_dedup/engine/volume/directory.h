@@ -12,7 +12,7 @@
 #include "engine/base/env.h"
 #include "engine/base/status.h"
 #include "engine/format/volumehead.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* Takes the owner's lock.  make: makes directory and lock file if they are
  * missing.  *fd is the lock: closing it releases it.  GD_BUSY if another

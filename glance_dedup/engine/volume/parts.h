@@ -13,8 +13,8 @@
 #include <stdint.h>
 
 #include "engine/format/volumehead.h"
-#include "engine/handle/repo.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
+#include "engine/repo/repo.h"
 
 enum { GD_PARTS_OPEN = 64 }; /* images kept open, unless more are in use */
 

@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 #include "engine/format/volumehead.h"
-#include "engine/handle/repo.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
+#include "engine/repo/repo.h"
 
 typedef struct gd_volume gd_volume;
 

@@ -16,9 +16,9 @@
 #ifndef GD_ADDRUNS_H
 #define GD_ADDRUNS_H
 
+#include "engine/read/image.h"
 #include "engine/read/plan.h"
-#include "engine/read/reader.h"
-#include "engine/write/intake.h"
+#include "engine/write/ingest.h"
 
 /* *stored grows by the bytes that were read and stored, also after an error.
  * REQUIRES: the range lies within the image; the image is of the intake's

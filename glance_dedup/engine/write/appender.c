@@ -8,8 +8,8 @@
 
 #include "engine/write/directio.h"
 #include "engine/write/groupchoice.h"
+#include "engine/write/io_mode.h"
 #include "engine/write/tailrecovery.h"
-#include "engine/write/waychoice.h"
 
 struct gd_appender {
     gd_repo *repo;

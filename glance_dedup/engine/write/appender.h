@@ -15,8 +15,8 @@
 #ifndef GD_APPENDER_H
 #define GD_APPENDER_H
 
-#include "engine/files/blockgroup.h"
-#include "engine/handle/repo.h"
+#include "engine/files/group.h"
+#include "engine/repo/repo.h"
 
 typedef struct gd_appender gd_appender;
 

@@ -13,7 +13,7 @@
 #ifndef GD_DIRECTIO_H
 #define GD_DIRECTIO_H
 
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 
 typedef struct gd_directio gd_directio;
 

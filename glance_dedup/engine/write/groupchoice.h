@@ -11,7 +11,7 @@
 #define GD_GROUPCHOICE_H
 
 #include "engine/base/groupmap.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* How many groups are looked at: the newest ones that are not known to be full
  * or of another scope.  So a handle learns about all groups in time, and finds

@@ -16,7 +16,7 @@
 #ifndef GD_HASHING_H
 #define GD_HASHING_H
 
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 #include "engine/write/lookup.h"
 
 typedef struct gd_hashing gd_hashing;

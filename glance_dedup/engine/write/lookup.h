@@ -17,7 +17,7 @@
 #define GD_LOOKUP_H
 
 #include "engine/format/address.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* The most stores loaded for one batch. */
 enum { GD_COLD_LOADS = 4 };

@@ -13,7 +13,7 @@
 #define GD_PACKER_H
 
 #include "engine/format/address.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 typedef struct gd_packer gd_packer;
 

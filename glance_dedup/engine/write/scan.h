@@ -7,7 +7,7 @@
 #define GD_SCAN_H
 
 #include "engine/format/requests.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 /* Cuts data, which begins and ends with a block, as an image of this scope
  * would be cut, and fingerprints the blocks with all threads.  *scanned has

@@ -9,8 +9,8 @@
 #ifndef GD_TAILRECOVERY_H
 #define GD_TAILRECOVERY_H
 
-#include "engine/files/blockgroup.h"
-#include "engine/handle/repo.h"
+#include "engine/files/group.h"
+#include "engine/repo/repo.h"
 
 /* Rewrites the tail, so that the caller's own fdatasync makes it durable,
  * whatever happened to the dead writer's.  entries are those of slots [base,

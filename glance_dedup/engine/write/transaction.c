@@ -10,9 +10,9 @@
 #include "engine/files/locks.h"
 #include "engine/files/secondname.h"
 #include "engine/files/spool.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "engine/write/addruns.h"
-#include "engine/write/intake.h"
+#include "engine/write/ingest.h"
 
 enum { FIND_LOADS = 16 }; /* stores loaded for a batch of fingerprints */
 

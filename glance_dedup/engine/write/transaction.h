@@ -14,7 +14,7 @@
 #define GD_TRANSACTION_H
 
 #include "engine/format/recipe.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 #include "engine/write/lookup.h"
 
 typedef struct gd_transaction gd_transaction;
@@ -42,7 +42,7 @@ uint64_t gd_transaction_expected(const gd_transaction *transaction);
 
 /* Appends to the image.  On return the caller may reuse data.  After an error
  * only abort is possible.  The transaction chooses where to cut blocks, and may
- * change that (phase.h), until the first call of a function below. */
+ * change that (realign.h), until the first call of a function below. */
 gd_status gd_transaction_write(gd_transaction *transaction,
                                const uint8_t *data, size_t length,
                                gd_error *err);

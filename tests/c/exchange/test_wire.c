@@ -9,7 +9,7 @@
 #include <zstd.h>
 
 #include "engine/base/coding.h"
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 #include "engine/files/spool.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"

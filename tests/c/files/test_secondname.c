@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 #include "engine/files/spool.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 

@@ -7,9 +7,9 @@
 #include "engine/files/shardmerge.h"
 
 #include "engine/base/coding.h"
-#include "engine/format/duplicates.h"
 #include "engine/format/index.h"
 #include "engine/format/packedframe.h"
+#include "engine/format/pairs.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 

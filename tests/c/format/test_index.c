@@ -5,7 +5,7 @@
  */
 #include "engine/format/index.h"
 
-#include "engine/format/fpstore.h"
+#include "engine/format/fptable.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/fault_env.h"
 #include "tests/c/support/scratch_repository.h"

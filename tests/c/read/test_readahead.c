@@ -8,8 +8,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "engine/handle/segcache.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
+#include "engine/repo/segcache.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 

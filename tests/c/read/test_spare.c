@@ -9,8 +9,8 @@
 
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
-#include "engine/files/blockgroup.h"
-#include "engine/read/reader.h"
+#include "engine/files/group.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 

@@ -8,7 +8,7 @@
 
 #include "engine/files/spool.h"
 #include "engine/format/runs.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 
 /* ---- images ---- */

@@ -5,7 +5,7 @@
 #include "tests/c/support/owned_fixture.h"
 
 #include "engine/base/coding.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 
 static void

@@ -6,7 +6,7 @@
 #ifndef OWNED_FIXTURE_H
 #define OWNED_FIXTURE_H
 
-#include "engine/maintain/ownedgroup.h"
+#include "engine/maintenance/ownedgroup.h"
 #include "tests/c/support/scratch_repository.h"
 
 enum {

@@ -6,7 +6,7 @@
 
 #include "engine/base/coding.h"
 #include "engine/files/spool.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 
 gd_status

@@ -6,7 +6,7 @@
 #ifndef REWRITE_FIXTURE_H
 #define REWRITE_FIXTURE_H
 
-#include "engine/maintain/grouprewrite.h"
+#include "engine/maintenance/grouprewrite.h"
 #include "tests/c/support/scratch_repository.h"
 
 enum {

@@ -6,7 +6,7 @@
 
 #include <dirent.h>
 
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 
 static void

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "engine/format/params.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 #include "engine/write/transaction.h"
 #include "tests/c/support/fault_env.h"
 

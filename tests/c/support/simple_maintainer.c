@@ -9,15 +9,15 @@
 #include <string.h>
 
 #include "engine/base/coding.h"
-#include "engine/files/blockgroup.h"
-#include "engine/files/spoolentry.h"
+#include "engine/files/group.h"
+#include "engine/files/spoolfile.h"
 #include "engine/format/runs.h"
-#include "engine/maintain/blockcopy.h"
-#include "engine/maintain/grouprewrite.h"
-#include "engine/maintain/merge.h"
-#include "engine/maintain/ownedgroup.h"
-#include "engine/maintain/placeholder.h"
-#include "engine/maintain/scrub.h"
+#include "engine/maintenance/blockcopy.h"
+#include "engine/maintenance/grouprewrite.h"
+#include "engine/maintenance/merge.h"
+#include "engine/maintenance/ownedgroup.h"
+#include "engine/maintenance/placeholder.h"
+#include "engine/maintenance/scrub.h"
 #include "engine/read/spare.h"
 
 enum { MAX_IMAGES = 64, PAIR = 16 };

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #include "engine/format/segment.h"
-#include "engine/handle/repo.h"
+#include "engine/repo/repo.h"
 
 enum {
     MAINTAINER_REWRITE = 1, /* each group that has nothing unpublished */

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 
 #include "engine/base/coding.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "engine/volume/volume.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"

@@ -7,10 +7,10 @@
 
 #include "engine/base/coding.h"
 #include "engine/exchange/wire.h"
-#include "engine/handle/follow.h"
-#include "engine/handle/repo.h"
-#include "engine/read/blockreader.h"
-#include "engine/read/reader.h"
+#include "engine/read/address_reader.h"
+#include "engine/read/image.h"
+#include "engine/repo/follow.h"
+#include "engine/repo/repo.h"
 #include "tests/c/support/check.h"
 
 /* ---- a handle ---- */

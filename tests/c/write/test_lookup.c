@@ -5,8 +5,8 @@
  */
 #include "engine/write/lookup.h"
 
-#include "engine/files/blockgroup.h"
-#include "engine/handle/follow.h"
+#include "engine/files/group.h"
+#include "engine/repo/follow.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 

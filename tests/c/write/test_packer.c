@@ -7,7 +7,7 @@
 #include "engine/write/packer.h"
 
 #include "engine/base/coding.h"
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/scratch_repository.h"
 

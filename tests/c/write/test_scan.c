@@ -5,7 +5,7 @@
 #include "engine/write/scan.h"
 
 #include "engine/base/zero.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
 

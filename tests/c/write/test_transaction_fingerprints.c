@@ -5,9 +5,9 @@
  */
 #include "engine/write/transaction.h"
 
-#include "engine/files/blockgroup.h"
+#include "engine/files/group.h"
 #include "engine/files/spool.h"
-#include "engine/read/reader.h"
+#include "engine/read/image.h"
 #include "tests/c/support/check.h"
 #include "tests/c/support/transaction_fixture.h"
 

@@ -3,8 +3,8 @@
 """Images whose blocks are stored at another phase, beside the engine.
 
 That they are found, and what happens when they are not, is tested in C
-(``tests/c/write/test_phase.c``); here it is what others make of a recipe with
-a short block in its middle.
+(``tests/c/write/test_realign.c``); here it is what others make of a recipe
+with a short block in its middle.
 """
 
 import pytest
