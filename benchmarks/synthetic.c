@@ -64,7 +64,7 @@ open_image(filler *x, gd_error *err)
         return gd_fail(err, GD_IO, "no random bytes");
     }
     memcpy(x->header.upload_id, x->header.transaction_id, GD_ID_SIZE);
-    gd_status s = gd_image_name(x->header.image_id, name, err);
+    gd_status s = gd_names_image(x->header.image_id, name, err);
     if (s == GD_OK) {
         s = gd_file_create(&x->env, x->root, name, O_RDWR, &x->recipe_fd, err);
     }
@@ -156,7 +156,7 @@ write_blocks(filler *x, const gd_group *group, uint64_t base, uint32_t count,
 {
     uint32_t whole = x->params.segment_size / x->params.block_size;
     gd_status s = GD_OK;
-    *end = gd_data_start(group->bounds.slots);
+    *end = gd_fptable_data_start(group->bounds.slots);
     for (uint32_t first = 0; s == GD_OK && first < count; first += whole) {
         uint32_t here = count - first < whole ? count - first : whole;
         for (uint32_t i = first; s == GD_OK && i < first + here; i++) {
@@ -196,7 +196,7 @@ make_group(filler *x, uint32_t number, uint64_t base, uint32_t count,
     char name[GD_NAME_SIZE];
     int fd;
     gd_group *group;
-    gd_group_name(number, name);
+    gd_names_group(number, name);
     gd_status s = gd_file_create(&x->env, x->root, name, O_RDWR, &fd, err);
     if (s != GD_OK) {
         return s;

@@ -41,7 +41,7 @@ enum { READ, WRITE, CHECK };
 typedef struct disk {
     gd_repo *repo;
     gd_packer *packer;
-    gd_block_reader *reader;
+    gd_address_reader *reader;
     gd_hasher *hasher;
     gd_kv *sparse;
     linear_map *linear;
@@ -174,7 +174,7 @@ read_blocks(disk *d, uint64_t first, size_t count)
             memset(out, 0, d->block);
             continue;
         }
-        need(gd_block_reader_read(
+        need(gd_address_reader_read(
             d->reader,
             (gd_address){(uint32_t)(values[i] >> SLOT_BITS),
                          (uint32_t)(values[i] & ((1 << SLOT_BITS) - 1))},
@@ -298,7 +298,7 @@ open_disk(disk *d, char **argv)
     const gd_env *env = gd_env_posix();
     need(gd_repo_open(env, argv[1], &params, false, &d->repo, &err));
     need(gd_packer_open(d->repo, &gd_global_scope, &d->packer, &err));
-    need(gd_block_reader_open(d->repo, &d->reader, &err));
+    need(gd_address_reader_open(d->repo, &d->reader, &err));
     need(gd_hasher_open(env, d->repo->digest, &d->hasher, &err));
     d->block = params.block_size;
     d->data = gd_alloc(env, (size_t)(MAX_COUNT + 1) * d->block, &err);
@@ -313,7 +313,7 @@ close_disk(disk *d)
     gd_kv_close(d->sparse);
     env->release(env, d->data);
     gd_hasher_close(env, d->hasher);
-    gd_block_reader_close(d->reader);
+    gd_address_reader_close(d->reader);
     gd_packer_close(d->packer);
     gd_repo_close(d->repo);
 }

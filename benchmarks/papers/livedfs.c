@@ -92,7 +92,7 @@ file_of(watched_env *w, int fd)
 static uint64_t
 data_start(const watched_env *w)
 {
-    return gd_data_start(w->params.group_slots);
+    return gd_fptable_data_start(w->params.group_slots);
 }
 
 static int

@@ -79,12 +79,12 @@ split(const Py_buffer *records, uint64_t parts, uint64_t first, size_t ways)
     uint8_t *out = PyMem_Malloc((size_t)records->len + 1);
     if (counts == NULL || out == NULL) {
         PyErr_NoMemory();
-    } else if (gd_records_split(records->buf, count, parts, first, ways,
-                                counts, out)) {
-        result = list_of_parts(out, counts, ways);
-    } else {
-        PyErr_SetString(PyExc_ValueError, "a record is of another part");
-    }
+    } else if (gd_requests_split(records->buf, count, parts, first, ways,
+                                 counts, out)) {
+         result = list_of_parts(out, counts, ways);
+     } else {
+         PyErr_SetString(PyExc_ValueError, "a record is of another part");
+     }
     PyMem_Free(out);
     PyMem_Free(counts);
     return result;
@@ -129,7 +129,7 @@ gd_py_sorted_items(const Py_buffer *records, size_t *count, gd_item **room)
         items[i] = (gd_item){gd_index_key(at), gd_index_address(at)};
     }
     *room = items;
-    return gd_sort_items(items, items + *count, *count);
+    return gd_index_sort_items(items, items + *count, *count);
 }
 
 PyObject *
@@ -223,8 +223,9 @@ engine_fill_answers(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     if (count_items(&answers, GD_INDEX_RECORD, "an answer", &count)) {
-        filled = gd_answers_fill(answers.buf, count, first, places.buf,
-                                 (size_t)places.len / 8);
+        filled = gd_requests_fill_answers(answers.buf, count, first,
+                                          places.buf,
+                                          (size_t)places.len / 8);
         if (!filled) {
             PyErr_SetString(PyExc_ValueError, "an answer has no place");
         }

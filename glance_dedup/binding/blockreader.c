@@ -12,7 +12,7 @@
 static void
 close_reader(void *handle)
 {
-    gd_block_reader_close(handle);
+    gd_address_reader_close(handle);
 }
 
 static const opened_kind reader_kind = {"the block reader is closed",
@@ -22,14 +22,15 @@ PyObject *
 gd_py_open_block_reader(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     const module_state *state = PyType_GetModuleState(Py_TYPE(object));
-    gd_block_reader *reader = NULL;
+    gd_address_reader *reader = NULL;
     gd_py_call call;
     opened_object *self = gd_py_begin_opening(object, state->block_reader_type,
                                               &reader_kind, &call);
     if (self == NULL) {
         return NULL;
     }
-    gd_status s = gd_block_reader_open(self->owner->repo, &reader, &call.err);
+    gd_status s = gd_address_reader_open(self->owner->repo, &reader,
+                                         &call.err);
     return gd_py_end_opening(self, s, reader, &call);
 }
 
@@ -65,9 +66,10 @@ block_reader_read(PyObject *object, PyObject *args)
     PyObject *result =
         sum_lengths(&list, &length) ? gd_py_new_bytes(length, &out) : NULL;
     if (result != NULL && gd_py_call_opened(object, &call)) {
-        gd_status s = gd_block_reader_copy(self->handle, list.addresses,
-                                           list.fps, list.lengths, list.count,
-                                           out, &call.err);
+        gd_status s = gd_address_reader_copy(self->handle, list.addresses,
+                                             list.fps, list.lengths,
+                                             list.count,
+                                             out, &call.err);
         done = gd_py_end(&call, s);
     }
     gd_py_free_blocks(&list);

@@ -158,7 +158,7 @@ engine_replacements_sort(PyObject *module, PyObject *args)
         return NULL;
     }
     memcpy(call.out, call.given.buf, (size_t)call.given.len);
-    size_t count = gd_replacements_sort(
+    size_t count = gd_pairs_sort_replacements(
         call.out, (size_t)call.given.len / GD_REPLACEMENT_SIZE);
     return end_packed(&call, GD_OK, count, GD_REPLACEMENT_SIZE);
 }
@@ -170,8 +170,8 @@ engine_pairs_without(PyObject *module, PyObject *args)
     if (!begin_packed(&call, module, args, &pair, &pair)) {
         return NULL;
     }
-    size_t count = gd_pairs_without(pairs_of(&call.given),
-                                    pairs_of(&call.other), call.out);
+    size_t count = gd_pairs_subtract(pairs_of(&call.given),
+                                     pairs_of(&call.other), call.out);
     return end_packed(&call, GD_OK, count, GD_PAIR_SIZE);
 }
 

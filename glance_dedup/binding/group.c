@@ -174,7 +174,7 @@ group_rewrite(PyObject *object, PyObject *args, PyObject *keywords)
     if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    s = gd_owned_group_rewrite(self->owned, name == NULL ? NULL : &packing,
+    s = gd_group_rewrite_owned(self->owned, name == NULL ? NULL : &packing,
                                &bytes, &call.err);
     return gd_py_end_number(&call, s, bytes);
 }
@@ -227,7 +227,7 @@ group_leave_placeholder(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     gd_status s =
-        gd_owned_group_leave_placeholder(self->owned, &bytes, &call.err);
+        gd_placeholder_leave(self->owned, &bytes, &call.err);
     return gd_py_end_number(&call, s, bytes);
 }
 

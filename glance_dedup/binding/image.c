@@ -164,7 +164,7 @@ image_describe(PyObject *object, PyObject *args)
         return NULL;
     }
     if (number < gd_image_pages(image)) {
-        s = gd_image_describe(image, number + 1, &bytes, &length, &call.err);
+        s = gd_wire_describe(image, number + 1, &bytes, &length, &call.err);
     }
     PyObject *result = gd_py_end_bytes(&call, s, bytes, length);
     env->release(env, bytes);
@@ -226,8 +226,8 @@ image_frames(PyObject *object, PyObject *args)
     }
     gd_range *ranges = parse_ranges(list, &count);
     if (ranges != NULL && gd_py_call_opened(object, &call)) {
-        gd_status s = gd_image_frames(image_of(object), ranges, count, &frames,
-                                      &end, &call.err);
+        gd_status s = gd_wire_frames(image_of(object), ranges, count, &frames,
+                                     &end, &call.err);
         if (gd_py_end(&call, s)) {
             result = Py_BuildValue("(NK)", frames_list(&frames),
                                    (unsigned long long)end);

@@ -150,8 +150,8 @@ index_shards(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     const gd_env *env = gd_shards_env(shards_of(object));
-    gd_status s = gd_shards_look(shards_of(object), &current, &count,
-                                 &complete, &call.err);
+    gd_status s = gd_shards_rescan(shards_of(object), &current, &count,
+                                   &complete, &call.err);
     PyObject *result =
         gd_py_end(&call, s)
             ? Py_BuildValue("(NN)", list_of(current, count),
@@ -209,8 +209,8 @@ index_count(PyObject *object, PyObject *args)
     }
     gd_status s = gd_shards_read(shards_of(object), &id, &reader, &call.err);
     if (s == GD_OK) {
-        items = gd_index_head_of(reader)->items;
-        gd_index_close(reader);
+        items = gd_index_reader_head(reader)->items;
+        gd_index_reader_close(reader);
     }
     return gd_py_end_number(&call, s, items);
 }
@@ -228,14 +228,14 @@ copy_frame(gd_shards *shards, const gd_index_id *id, uint64_t frame,
     if (s != GD_OK) {
         return s;
     }
-    if (frame < gd_index_frames(gd_index_head_of(reader))) {
-        s = gd_index_read_frame(reader, frame, &items, &count, err);
+    if (frame < gd_index_head_frames(gd_index_reader_head(reader))) {
+        s = gd_index_reader_frame(reader, frame, &items, &count, err);
         if (s == GD_OK) {
-            *length = count * gd_index_item_size(id->kind);
+            *length = count * gd_index_head_item_size(id->kind);
             memcpy(out, items, *length);
         }
     }
-    gd_index_close(reader);
+    gd_index_reader_close(reader);
     return s;
 }
 
@@ -260,7 +260,7 @@ index_read(PyObject *object, PyObject *args)
 static int
 good_items(gd_index_kind kind, const Py_buffer *items)
 {
-    size_t size = gd_index_item_size(kind);
+    size_t size = gd_index_head_item_size(kind);
     const uint8_t *at = items->buf;
     int good = (size_t)items->len % size == 0;
     for (size_t i = 1; good && size == GD_INDEX_RECORD &&
@@ -289,7 +289,7 @@ index_write(PyObject *object, PyObject *args)
         return NULL;
     }
     if (good_items(id.kind, &items) && gd_py_call_opened(object, &call)) {
-        size_t count = (size_t)items.len / gd_index_item_size(id.kind);
+        size_t count = (size_t)items.len / gd_index_head_item_size(id.kind);
         result = gd_py_end_none(&call,
                                 gd_shards_write(shards_of(object), &id,
                                                 items.buf, count, &call.err));
@@ -355,8 +355,8 @@ answer(PyObject *object, const gd_item *requests, size_t count)
         return PyErr_NoMemory();
     }
     if (gd_py_call_opened(object, &call)) {
-        gd_status s = gd_shards_join(shards_of(object), requests, count,
-                                     addresses, &unread, &call.err);
+        gd_status s = gd_indexjoin_shards(shards_of(object), requests, count,
+                                          addresses, &unread, &call.err);
         if (gd_py_end(&call, s)) {
             result = gd_py_answers(requests, addresses, count, &unread);
         }

@@ -44,7 +44,7 @@ static void
 unlock_image(maintenance_object *self)
 {
     if (self->image_lock_fd >= 0) {
-        gd_image_unlock(self->owner->repo->env, self->image_lock_fd);
+        gd_locks_unlock_image(self->owner->repo->env, self->image_lock_fd);
         self->image_lock_fd = -1;
     }
 }
@@ -115,11 +115,12 @@ maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     }
     if (self->lock_fd < 0) {
-        s = gd_maintainer_lock(repo->env, repo->root, &self->lock_fd,
-                               &call.err);
+        s = gd_locks_lock_maintainer(repo->env, repo->root, &self->lock_fd,
+                                     &call.err);
         if (s == GD_OK) {
-            s = gd_settle_images(repo->env, repo->root, &repo->params,
-                                 &call.err);
+            s = gd_second_name_finish_images(repo->env, repo->root,
+                                             &repo->params,
+                                             &call.err);
         }
         if (s != GD_OK && self->lock_fd >= 0) {
             /* A later call must settle the names before it says yes. */
@@ -127,7 +128,8 @@ maintenance_lock(PyObject *object, PyObject *Py_UNUSED(unused))
             self->lock_fd = -1;
         }
     } else {
-        s = gd_maintainer_confirm(repo->env, self->lock_fd, &call.err);
+        s = gd_locks_revalidate_maintainer(repo->env, self->lock_fd,
+                                           &call.err);
     }
     return gd_py_end_not_busy(&call, s);
 }
@@ -149,8 +151,8 @@ maintenance_lock_image(PyObject *object, PyObject *args)
     if (self->image_lock_fd >= 0) {
         s = gd_fail(&call.err, GD_INVALID, "another image is locked already");
     } else {
-        s = gd_image_lock(repo->env, repo->root, image_id, 0,
-                          &self->image_lock_fd, &call.err);
+        s = gd_locks_lock_image(repo->env, repo->root, image_id, 0,
+                                &self->image_lock_fd, &call.err);
     }
     return gd_py_end_not_busy(&call, s);
 }
@@ -236,7 +238,7 @@ maintenance_are_same(PyObject *object, PyObject *args)
         return NULL;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        files[i].same = gd_spool_entry_is_same(
+        files[i].same = gd_spool_file_is_same(
             repo->env, repo->root, files[i].image_id,
             gd_get64(files[i].file + FILE_INODE),
             gd_get64(files[i].file + FILE_MODIFIED));
@@ -338,10 +340,10 @@ maintenance_spool(PyObject *object, PyObject *Py_UNUSED(unused))
     size_t count = 0;
     gd_py_call call;
     if (!gd_py_call_maintenance(object, 0, &call) ||
-        !gd_py_end(&call, gd_spool_entry_list(repo->env, repo->root, &entries,
-                                              &count, &call.err))) {
-        return NULL;
-    }
+        !gd_py_end(&call, gd_spool_file_list(repo->env, repo->root, &entries,
+                                             &count, &call.err))) {
+       return NULL;
+   }
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; list != NULL && i < count; i++) {
         gd_py_set_item(&list, i, PyUnicode_FromString(entries[i].name));
@@ -466,7 +468,7 @@ maintenance_group_space(PyObject *object, PyObject *args)
         PyBool_FromLong(facts.is_cold), "plain", plain[0], plain[1], plain[2],
         "stored", stored[0], stored[1], stored[2], "segments",
         (unsigned long long)facts.used.segments, "store",
-        (unsigned long long)gd_data_start(facts.slots), "allocated",
+        (unsigned long long)gd_fptable_data_start(facts.slots), "allocated",
         (unsigned long long)facts.st.st_blocks * 512);
 }
 

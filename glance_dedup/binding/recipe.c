@@ -17,17 +17,17 @@
 
 typedef struct recipe_object {
     part_object part;
-    gd_spool_entry entry;
+    gd_spool_file entry;
 } recipe_object;
 
 static void
 release_recipe(part_object *part)
 {
-    gd_spool_entry_close(&((recipe_object *)part)->entry);
+    gd_spool_file_close(&((recipe_object *)part)->entry);
 }
 
 typedef gd_status opener(const gd_env *env, int root, const gd_params *params,
-                         const char *name, gd_spool_entry *entry,
+                         const char *name, gd_spool_file *entry,
                          gd_error *err);
 
 static PyObject *
@@ -52,17 +52,17 @@ open_recipe(PyObject *object, PyObject *args, opener *open)
 PyObject *
 gd_py_open_entry(PyObject *object, PyObject *args)
 {
-    return open_recipe(object, args, gd_spool_entry_open);
+    return open_recipe(object, args, gd_spool_file_open);
 }
 
 PyObject *
 gd_py_open_recipe(PyObject *object, PyObject *args)
 {
-    return open_recipe(object, args, gd_spool_entry_open_image);
+    return open_recipe(object, args, gd_spool_file_open_image);
 }
 
 /* What the opening or the last look found stays readable for ever. */
-static gd_spool_entry *
+static gd_spool_file *
 entry_of(PyObject *object)
 {
     return &((recipe_object *)object)->entry;
@@ -89,7 +89,7 @@ recipe_error(PyObject *object, void *Py_UNUSED(unused))
 static PyObject *
 recipe_header(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    const gd_spool_entry *entry = entry_of(object);
+    const gd_spool_file *entry = entry_of(object);
     gd_error err;
     if (!entry->complete) {
         gd_fail(&err, GD_INVALID, "%s has no valid header page",
@@ -107,7 +107,7 @@ recipe_live(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    gd_status s = gd_spool_entry_live(entry_of(object), &live, &call.err);
+    gd_status s = gd_spool_file_live(entry_of(object), &live, &call.err);
     return gd_py_end_bool(&call, s, live);
 }
 
@@ -128,11 +128,11 @@ recipe_try_lock(PyObject *object, PyObject *args)
         return NULL;
     }
     return gd_py_end_not_busy(
-        &call, gd_spool_entry_lock(entry_of(object), byte, &call.err));
+        &call, gd_spool_file_lock(entry_of(object), byte, &call.err));
 }
 
 static uint64_t
-pages_of(const gd_spool_entry *entry)
+pages_of(const gd_spool_file *entry)
 {
     return entry->complete ? gd_recipe_pages(entry->recipe.header.extents) : 0;
 }
@@ -151,7 +151,7 @@ recipe_measure(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    gd_status s = gd_spool_entry_measure(entry_of(object), &blocks, &call.err);
+    gd_status s = gd_spool_file_measure(entry_of(object), &blocks, &call.err);
     return gd_py_end_number(&call, s, blocks);
 }
 
@@ -172,7 +172,7 @@ pack_runs(const gd_run *runs, size_t count)
 static PyObject *
 recipe_runs(PyObject *object, PyObject *args)
 {
-    gd_spool_entry *entry = entry_of(object);
+    gd_spool_file *entry = entry_of(object);
     unsigned long long first = 0, pages = pages_of(entry);
     gd_run *runs = NULL;
     size_t count = 0;
@@ -181,8 +181,8 @@ recipe_runs(PyObject *object, PyObject *args)
         !gd_py_call_part(object, 0, &call)) {
         return NULL;
     }
-    gd_status s = gd_spool_entry_runs(entry, first, pages, &runs, &count,
-                                      &call.err);
+    gd_status s = gd_spool_file_runs(entry, first, pages, &runs, &count,
+                                     &call.err);
     if (!gd_py_end(&call, s)) {
         return NULL;
     }
@@ -191,7 +191,7 @@ recipe_runs(PyObject *object, PyObject *args)
     return result;
 }
 
-typedef gd_status settler(const gd_spool_entry *entry, gd_error *err);
+typedef gd_status settler(const gd_spool_file *entry, gd_error *err);
 
 static PyObject *
 settle_recipe(PyObject *object, settler *settle)
@@ -206,13 +206,13 @@ settle_recipe(PyObject *object, settler *settle)
 static PyObject *
 recipe_unlink(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return settle_recipe(object, gd_spool_entry_unlink);
+    return settle_recipe(object, gd_spool_file_unlink);
 }
 
 static PyObject *
 recipe_delete(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    return settle_recipe(object, gd_spool_entry_delete);
+    return settle_recipe(object, gd_spool_file_delete);
 }
 
 static PyObject *
@@ -223,7 +223,7 @@ recipe_set_aside(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!gd_py_call_part(object, 1, &call)) {
         return NULL;
     }
-    gd_status s = gd_spool_entry_set_aside(entry_of(object), name, &call.err);
+    gd_status s = gd_spool_file_set_aside(entry_of(object), name, &call.err);
     return gd_py_end(&call, s) ? PyUnicode_FromString(name) : NULL;
 }
 

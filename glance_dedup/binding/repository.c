@@ -397,7 +397,7 @@ repository_use_feature(PyObject *object, PyObject *args)
         !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    gd_status s = gd_feature_parse(name, &feature, &call.err);
+    gd_status s = gd_features_parse(name, &feature, &call.err);
     if (s == GD_OK) {
         s = gd_repo_use_feature(self->repo, feature, &call.err);
     }

@@ -37,13 +37,13 @@ release_rewriting(part_object *part)
 static gd_status
 look_for_users(gd_repo *repo, uint32_t number, gd_error *err)
 {
-    gd_status s = gd_locks_exclude(repo->locks, number, err);
+    gd_status s = gd_locks_lock_exclusive(repo->locks, number, err);
     if (s == GD_BUSY) {
         return gd_fail(err, s, "a transaction names blocks of group %08x",
                        (unsigned)number);
     }
     if (s == GD_OK) {
-        gd_locks_admit(repo->locks, number);
+        gd_locks_unlock_exclusive(repo->locks, number);
     }
     return s;
 }
@@ -237,8 +237,8 @@ exchange(rewriting_object *self, gd_error *err)
 {
     gd_status s = self->owned != NULL
                       ? GD_OK
-                      : gd_leased_group_exclude(self->leased, &self->owned,
-                                                err);
+                      : gd_owned_group_lock(self->leased, &self->owned,
+                                            err);
     return s == GD_OK ? gd_group_rewrite_exchange(self->rewriting, self->owned,
                                                   err)
                       : s;

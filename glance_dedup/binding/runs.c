@@ -117,7 +117,8 @@ slots_judged(const Py_buffer *entries, const Py_buffer *counts,
     if (unused == NULL) {
         return PyErr_NoMemory();
     }
-    gd_slots_judge(entries->buf, counts->buf, count, published, &use, unused);
+    gd_slot_use_judge(entries->buf, counts->buf, count, published, &use,
+                      unused);
     PyObject *result = Py_BuildValue(
         "(NIIy#K)",
         use.is_lost ? PyLong_FromUnsignedLong(use.lost) : Py_NewRef(Py_None),

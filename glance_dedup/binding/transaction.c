@@ -82,8 +82,8 @@ transaction_set_dedup(PyObject *object, PyObject *args)
     if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    gd_transaction_set_dedup(self->handle,
-                             probe ? GD_DEDUP_PROBE : GD_DEDUP_OFF);
+    gd_transaction_set_lookup_mode(self->handle,
+                                   probe ? GD_DEDUP_PROBE : GD_DEDUP_OFF);
     return gd_py_end_none(&call, GD_OK);
 }
 
@@ -322,7 +322,7 @@ transaction_keep(PyObject *object, PyObject *Py_UNUSED(unused))
     if (!gd_py_call_opened(object, &call)) {
         return NULL;
     }
-    gd_status s = gd_transaction_keep(self->handle, &call.err);
+    gd_status s = gd_transaction_sync(self->handle, &call.err);
     if (s == GD_OK) {
         gd_transaction_count(self->handle, &new_bytes, &stored_bytes);
     }

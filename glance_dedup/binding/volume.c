@@ -164,7 +164,7 @@ gd_py_look_at_volume(PyObject *object, PyObject *args)
         !gd_py_call_repository(object, &call)) {
         return NULL;
     }
-    gd_status s = gd_volume_look(self->repo, name, &head, &call.err);
+    gd_status s = gd_volume_read_head(self->repo, name, &head, &call.err);
     return gd_py_end(&call, s) ? head_dict(&head) : NULL;
 }
 
@@ -191,13 +191,13 @@ gd_py_delete_volume(PyObject *object, PyObject *args)
 PyObject *
 gd_py_discard_volume(PyObject *object, PyObject *args)
 {
-    return end_volume(object, args, gd_volume_discard);
+    return end_volume(object, args, gd_volume_delete_damaged);
 }
 
 PyObject *
 gd_py_finish_volume(PyObject *object, PyObject *args)
 {
-    return end_volume(object, args, gd_volume_finish);
+    return end_volume(object, args, gd_volume_reap);
 }
 
 PyObject *

@@ -29,7 +29,7 @@ typedef struct attempt {
     uint64_t pause_ms; /* 0: it did not fail */
 } attempt;
 
-struct gd_nbdkit_keeper {
+struct gd_nbdkit_checkpointer {
     gd_repo *repo;
     gd_volume *volume;
     const gd_nbdkit_settings *settings;
@@ -51,13 +51,13 @@ note_result(attempt *a, gd_status s, const gd_error *err)
 {
     if (s == GD_OK) {
         if (a->pause_ms != 0) {
-            gd_nbdkit_complain("%s works again", a->what);
+            gd_nbdkit_log("%s works again", a->what);
         }
         a->pause_ms = 0;
         return;
     }
-    gd_nbdkit_complain("%s failed, and is tried again: %s", a->what,
-                       err->text);
+    gd_nbdkit_log("%s failed, and is tried again: %s", a->what,
+                  err->text);
     a->pause_ms = a->pause_ms == 0 ? FIRST_PAUSE_MS : 2 * a->pause_ms;
     if (a->pause_ms > MAX_PAUSE_MS) {
         a->pause_ms = MAX_PAUSE_MS;
@@ -81,7 +81,7 @@ open_index(gd_repo *repo, const gd_nbdkit_settings *settings, gd_error *err)
 /* Opens the index, and reads into it some of the groups that it lacks, if no
  * other process of the host has done so.  Returns whether there are more. */
 static bool
-follow(gd_nbdkit_keeper *keeper)
+follow(gd_nbdkit_checkpointer *keeper)
 {
     gd_repo *repo = keeper->repo;
     const gd_nbdkit_settings *settings = keeper->settings;
@@ -104,7 +104,7 @@ follow(gd_nbdkit_keeper *keeper)
  * for first: the time of the last write is then that of these records, or a
  * later one. */
 static bool
-wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
+wants_checkpoint(gd_nbdkit_checkpointer *keeper, uint64_t now)
 {
     gd_volume_info info;
     if (gd_volume_needs_checkpoint(keeper->volume)) {
@@ -116,7 +116,7 @@ wants_checkpoint(gd_nbdkit_keeper *keeper, uint64_t now)
 }
 
 static bool
-is_read_only(const gd_nbdkit_keeper *keeper)
+is_read_only(const gd_nbdkit_checkpointer *keeper)
 {
     gd_volume_info info;
     gd_volume_get_info(keeper->volume, &info);
@@ -124,22 +124,22 @@ is_read_only(const gd_nbdkit_keeper *keeper)
 }
 
 static void
-make_checkpoint(gd_nbdkit_keeper *keeper)
+make_checkpoint(gd_nbdkit_checkpointer *keeper)
 {
     gd_error err;
     bool was_read_only = is_read_only(keeper);
     note_result(&keeper->checkpoint,
                 gd_volume_checkpoint(keeper->volume, &err), &err);
     if (was_read_only && !is_read_only(keeper)) {
-        gd_nbdkit_complain("volume %s can be written to again, by clients "
-                           "that connect from now on",
-                           keeper->settings->volume);
+        gd_nbdkit_log("volume %s can be written to again, by clients "
+                      "that connect from now on",
+                      keeper->settings->volume);
     }
 }
 
 /* Does what is due; returns the milliseconds until the next look. */
 static unsigned
-look(gd_nbdkit_keeper *keeper)
+look(gd_nbdkit_checkpointer *keeper)
 {
     uint64_t now = gd_nbdkit_now_ms();
     atomic_store(&keeper->due, false);
@@ -164,7 +164,7 @@ look(gd_nbdkit_keeper *keeper)
 
 /* Waits for a call, or so long.  False: the thread is to end. */
 static bool
-wait_for_call(gd_nbdkit_keeper *keeper, unsigned ms)
+wait_for_call(gd_nbdkit_checkpointer *keeper, unsigned ms)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -188,19 +188,19 @@ wait_for_call(gd_nbdkit_keeper *keeper, unsigned ms)
 static void *
 run(void *arg)
 {
-    gd_nbdkit_keeper *keeper = arg;
+    gd_nbdkit_checkpointer *keeper = arg;
     while (wait_for_call(keeper, look(keeper))) {
     }
     return NULL;
 }
 
 gd_status
-gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
-                       const gd_nbdkit_settings *settings,
-                       gd_nbdkit_handshakes *handshakes,
-                       gd_nbdkit_keeper **out, gd_error *err)
+gd_nbdkit_checkpointer_start(gd_repo *repo, gd_volume *volume,
+                             const gd_nbdkit_settings *settings,
+                             gd_nbdkit_handshakes *handshakes,
+                             gd_nbdkit_checkpointer **out, gd_error *err)
 {
-    gd_nbdkit_keeper *keeper = calloc(1, sizeof *keeper);
+    gd_nbdkit_checkpointer *keeper = calloc(1, sizeof *keeper);
     if (keeper == NULL) {
         return gd_fail(err, GD_NOMEM, "no memory to serve the volume");
     }
@@ -218,9 +218,9 @@ gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
     pthread_condattr_destroy(&monotonic);
     pthread_mutex_init(&keeper->mutex, NULL);
     if (is_read_only(keeper)) {
-        gd_nbdkit_complain("volume %s is served read-only, since the disk is "
-                           "full: make room on it, and let clients connect "
-                           "again", settings->volume);
+        gd_nbdkit_log("volume %s is served read-only, since the disk is "
+                      "full: make room on it, and let clients connect "
+                      "again", settings->volume);
     }
     int rc = pthread_create(&keeper->thread, NULL, run, keeper);
     if (rc != 0) {
@@ -234,7 +234,7 @@ gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
 }
 
 static void
-call(gd_nbdkit_keeper *keeper, bool *flag)
+call(gd_nbdkit_checkpointer *keeper, bool *flag)
 {
     pthread_mutex_lock(&keeper->mutex);
     *flag = true;
@@ -243,15 +243,15 @@ call(gd_nbdkit_keeper *keeper, bool *flag)
 }
 
 void
-gd_nbdkit_keeper_writes(gd_nbdkit_keeper *keeper)
+gd_nbdkit_checkpointer_writes(gd_nbdkit_checkpointer *keeper)
 {
     atomic_store(&keeper->written_ms, gd_nbdkit_now_ms());
 }
 
 void
-gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper)
+gd_nbdkit_checkpointer_wrote(gd_nbdkit_checkpointer *keeper)
 {
-    gd_nbdkit_keeper_writes(keeper);
+    gd_nbdkit_checkpointer_writes(keeper);
     /* One of the writers calls, until the thread has looked. */
     if (!atomic_load(&keeper->due) &&
         gd_volume_needs_checkpoint(keeper->volume) &&
@@ -261,15 +261,15 @@ gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper)
 }
 
 void
-gd_nbdkit_keeper_stop(gd_nbdkit_keeper *keeper)
+gd_nbdkit_checkpointer_stop(gd_nbdkit_checkpointer *keeper)
 {
     gd_error err;
     call(keeper, &keeper->stopping);
     pthread_join(keeper->thread, NULL);
-    if (gd_volume_settle(keeper->volume, &err) != GD_OK) {
-        gd_nbdkit_complain("the last checkpoint failed; the journal keeps "
-                           "what was written: %s",
-                           err.text);
+    if (gd_volume_final_checkpoint(keeper->volume, &err) != GD_OK) {
+        gd_nbdkit_log("the last checkpoint failed; the journal keeps "
+                      "what was written: %s",
+                      err.text);
     }
     pthread_cond_destroy(&keeper->awake);
     pthread_mutex_destroy(&keeper->mutex);

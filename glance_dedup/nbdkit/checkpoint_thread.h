@@ -16,21 +16,22 @@
 #include "nbdkit/handshakes.h"
 #include "nbdkit/settings.h"
 
-typedef struct gd_nbdkit_keeper gd_nbdkit_keeper;
+typedef struct gd_nbdkit_checkpointer gd_nbdkit_checkpointer;
 
 /* Starts the thread.  It borrows all parameters until the stop. */
-gd_status gd_nbdkit_keeper_start(gd_repo *repo, gd_volume *volume,
-                                 const gd_nbdkit_settings *settings,
-                                 gd_nbdkit_handshakes *handshakes,
-                                 gd_nbdkit_keeper **keeper, gd_error *err);
+gd_status gd_nbdkit_checkpointer_start(gd_repo *repo, gd_volume *volume,
+                                       const gd_nbdkit_settings *settings,
+                                       gd_nbdkit_handshakes *handshakes,
+                                       gd_nbdkit_checkpointer **keeper,
+                                       gd_error *err);
 /* Notes a write that begins, whose records are not idle from their first moment
  * on.  Thread-safe, and does not wait. */
-void gd_nbdkit_keeper_writes(gd_nbdkit_keeper *keeper);
+void gd_nbdkit_checkpointer_writes(gd_nbdkit_checkpointer *keeper);
 /* Notifies the thread of a write that has ended.  Thread-safe, and does not
  * wait. */
-void gd_nbdkit_keeper_wrote(gd_nbdkit_keeper *keeper);
+void gd_nbdkit_checkpointer_wrote(gd_nbdkit_checkpointer *keeper);
 /* Ends the thread, makes the last checkpoint, and has a head keep the
  * counters. */
-void gd_nbdkit_keeper_stop(gd_nbdkit_keeper *keeper);
+void gd_nbdkit_checkpointer_stop(gd_nbdkit_checkpointer *keeper);
 
 #endif

@@ -33,7 +33,7 @@ gd_nbdkit_clients_resize(gd_nbdkit_clients *clients, gd_volume *volume,
     gd_volume_get_info(volume, &info);
     /* gd_volume_resize refuses a size that no volume can have. */
     gd_status s =
-        gd_volume_size_allowed(size) && size < info.head.size &&
+        gd_volume_head_size_allowed(size) && size < info.head.size &&
                 clients->connected > 0
             ? gd_fail(err, GD_BUSY,
                       "the volume cannot become smaller while clients are "

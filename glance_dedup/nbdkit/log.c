@@ -26,7 +26,7 @@ static uint64_t last_ms, window_ms;
 static unsigned in_window;
 
 void
-gd_nbdkit_complain(const char *format, ...)
+gd_nbdkit_log(const char *format, ...)
 {
     char text[sizeof last];
     va_list args;

@@ -10,7 +10,7 @@
 
 /* Logs a sentence, unless it is the last one again, or there were too many.
  * Thread-safe. */
-void gd_nbdkit_complain(const char *format, ...)
+void gd_nbdkit_log(const char *format, ...)
     __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -62,7 +62,7 @@ static gd_slices *slices; /* NULL: there can be no cold groups, or they cannot
                            * be read */
 static gd_repo *repo;
 static gd_volume *volume;
-static gd_nbdkit_keeper *keeper;
+static gd_nbdkit_checkpointer *keeper;
 static gd_nbdkit_control *control;
 static gd_nbdkit_clients clients = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 static gd_nbdkit_handshakes handshakes = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -91,7 +91,7 @@ result_of(gd_status s, const gd_error *err)
     if (s == GD_OK) {
         return 0;
     }
-    gd_nbdkit_complain("%s", err->text);
+    gd_nbdkit_log("%s", err->text);
     nbdkit_set_error(errno_of(s));
     return -1;
 }
@@ -162,8 +162,8 @@ start_control(gd_error *err)
     gd_status s = gd_nbdkit_control_start(
         &(gd_nbdkit_served){repo, volume, &clients, &settings}, &control, err);
     if (s == GD_NOSPACE) {
-        gd_nbdkit_complain("commands cannot reach this server: %s. Make room "
-                           "on the disk, and start it again", err->text);
+        gd_nbdkit_log("commands cannot reach this server: %s. Make room "
+                      "on the disk, and start it again", err->text);
         s = GD_OK;
     }
     return s;
@@ -179,8 +179,8 @@ open_volume(gd_error *err)
     GD_TRY(gd_nbdkit_settings_compare(&settings, repo, err));
     GD_TRY(gd_volume_open(repo, settings.volume, &volume, err));
     gd_volume_set_dedup(volume, !settings.no_dedup);
-    GD_TRY(gd_nbdkit_keeper_start(repo, volume, &settings, &handshakes,
-                                  &keeper, err));
+    GD_TRY(gd_nbdkit_checkpointer_start(repo, volume, &settings, &handshakes,
+                                        &keeper, err));
     return start_control(err);
 }
 
@@ -191,7 +191,7 @@ close_volume(void)
         gd_nbdkit_control_stop(control);
     }
     if (keeper != NULL) {
-        gd_nbdkit_keeper_stop(keeper);
+        gd_nbdkit_checkpointer_stop(keeper);
     }
     if (volume != NULL) {
         gd_volume_close(volume);
@@ -222,9 +222,9 @@ end_volume(void)
     atomic_store(&ending, true);
     while (pthread_rwlock_trywrlock(&lock) != 0) {
         if (gd_nbdkit_now_ms() > deadline) {
-            gd_nbdkit_complain("a request does not end, so there is no last "
-                               "checkpoint; the journal keeps what was "
-                               "written");
+            gd_nbdkit_log("a request does not end, so there is no last "
+                          "checkpoint; the journal keeps what was "
+                          "written");
             return;
         }
         nanosleep(&step, NULL);
@@ -238,7 +238,7 @@ plugin_after_fork(void)
     gd_error err;
     gd_status s = open_volume(&err);
     if (s == GD_OK) {
-        s = gd_nbdkit_ending_watch(end_volume, &err);
+        s = gd_nbdkit_shutdown_watch(end_volume, &err);
     }
     if (s != GD_OK) {
         close_volume();
@@ -250,7 +250,7 @@ plugin_after_fork(void)
 static void
 plugin_cleanup(void)
 {
-    gd_nbdkit_ending_stop();
+    gd_nbdkit_shutdown_stop();
     close_volume();
 }
 
@@ -278,7 +278,7 @@ plugin_preconnect(int readonly)
     }
     if (gd_nbdkit_handshakes_begin(&handshakes, (struct sockaddr *)&peer,
                                    length, gd_nbdkit_now_ms()) != 0) {
-        gd_nbdkit_complain("a client is refused: %s", strerror(errno));
+        gd_nbdkit_log("a client is refused: %s", strerror(errno));
         return -1;
     }
     return 0;
@@ -294,15 +294,15 @@ plugin_open(int readonly)
         return NULL;
     }
     if (name[0] != '\0' && strcmp(name, settings.volume) != 0) {
-        gd_nbdkit_complain("a client asked for the export '%.64s'; this "
-                           "server has the volume %s",
-                           name, settings.volume);
+        gd_nbdkit_log("a client asked for the export '%.64s'; this "
+                      "server has the volume %s",
+                      name, settings.volume);
         return NULL;
     }
     if (!gd_nbdkit_clients_enter(&clients)) {
-        gd_nbdkit_complain("a client is refused: %d connections to the volume "
-                           "%s are the most",
-                           GD_NBDKIT_MAX_CLIENTS, settings.volume);
+        gd_nbdkit_log("a client is refused: %d connections to the volume "
+                      "%s are the most",
+                      GD_NBDKIT_MAX_CLIENTS, settings.volume);
         return NULL;
     }
     return NBDKIT_HANDLE_NOT_NEEDED;
@@ -429,7 +429,7 @@ static void
 begin_change(void)
 {
     begin_request();
-    gd_nbdkit_keeper_writes(keeper);
+    gd_nbdkit_checkpointer_writes(keeper);
 }
 
 static int
@@ -438,7 +438,7 @@ end_change(gd_status s, uint32_t flags, gd_error *err)
     if (s == GD_OK && (flags & NBDKIT_FLAG_FUA) != 0) {
         s = gd_volume_flush(volume, err);
     }
-    gd_nbdkit_keeper_wrote(keeper);
+    gd_nbdkit_checkpointer_wrote(keeper);
     return end_request(s, err);
 }
 

@@ -61,7 +61,7 @@ restore_signals(void)
 }
 
 gd_status
-gd_nbdkit_ending_watch(void (*end)(void), gd_error *err)
+gd_nbdkit_shutdown_watch(void (*end)(void), gd_error *err)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     end_server = end;
@@ -86,7 +86,7 @@ gd_nbdkit_ending_watch(void (*end)(void), gd_error *err)
 }
 
 void
-gd_nbdkit_ending_stop(void)
+gd_nbdkit_shutdown_stop(void)
 {
     if (event >= 0) {
         restore_signals();

@@ -16,8 +16,8 @@
 /* From now on, when the process gets SIGTERM, SIGINT, SIGQUIT or SIGHUP, a thread
  * calls end and then ends the process, with status 0.  Requests and clients come
  * until then.  Once in a process. */
-gd_status gd_nbdkit_ending_watch(void (*end)(void), gd_error *err);
+gd_status gd_nbdkit_shutdown_watch(void (*end)(void), gd_error *err);
 /* Ends the thread.  Does not return if the thread is already at it. */
-void gd_nbdkit_ending_stop(void);
+void gd_nbdkit_shutdown_stop(void);
 
 #endif

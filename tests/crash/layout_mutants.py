@@ -125,7 +125,8 @@ MUTANTS = (
     Mutant(
         'packed-frame-of-another-place', 'I8', (
             Edit(_INDEX_HEAD,
-                 'length, head->seed + frame, out, count)',
+                 'length, head->seed + frame, out,\n'
+                 '                                  count)',
                  'length, head->seed + (0 & frame), out, count)'),),
         tests=_run_by('shardmerge'),
         why_not=_DURABLE),

@@ -709,11 +709,14 @@ MUTANTS = (
     Mutant(
         'features-read-before-the-lock', 'N15.3', (
             Edit(_REPO,
-                 '    gd_status s = gd_locks_share_features(repo->locks, '
-                 'GD_FEATURE_COUNT, err);\n',
+                 '    gd_status s = '
+                 'gd_locks_lock_features_shared(repo->locks, '
+                 'GD_FEATURE_COUNT,\n'
+                 '                                                err);\n',
                  '    GD_TRY(gd_features_require_known(repo->env, repo->root, '
                  'err));\n'
-                 '    gd_status s = gd_locks_share_features(repo->locks, '
+                 '    gd_status s = '
+                 'gd_locks_lock_features_shared(repo->locks, '
                  'GD_FEATURE_COUNT, err);\n'),
             Edit(_REPO,
                  '    return s == GD_OK ? '
@@ -764,9 +767,9 @@ MUTANTS = (
     Mutant(
         'pairs-not-synced', 'I8', (
             Edit(_SHARD_MERGE,
-                 '    GD_TRY(gd_index_publish(m->pairs, err));\n'
+                 '    GD_TRY(gd_index_writer_publish(m->pairs, err));\n'
                  '    return gd_shards_sync(m->shards, err);\n',
-                 '    return gd_index_publish(m->pairs, err);\n'),),
+                 '    return gd_index_writer_publish(m->pairs, err);\n'),),
         workload='merging'),
     Mutant(
         'cursors-before-the-runs', 'I8', (

@@ -155,9 +155,9 @@ revise_pairs(input *in)
     MUST(good || !whole);
     MUST(!good || n <= 2 * count);
     if (good) {
-        MUST(gd_replacements_sort(replacements, n) <= n);
+        MUST(gd_pairs_sort_replacements(replacements, n) <= n);
     }
-    MUST(gd_pairs_without(p, (gd_pairs){pairs, count / 2}, out) <= count);
+    MUST(gd_pairs_subtract(p, (gd_pairs){pairs, count / 2}, out) <= count);
 }
 
 /* ---- the fence ---- */

@@ -34,7 +34,7 @@ cut_whole(const gd_chunker *chunker, const uint8_t *data, size_t size, cuts *c)
         size_t length = chunker->next(chunker, data, size, 0, true);
         MUST(length <= size);
         MUST(chunker->minimum == 0 ||
-             length == gd_gear_next_scalar(chunker, data, size, true));
+             length == gd_chunker_next_scalar(chunker, data, size, true));
         add_cut(c, length, chunker);
         data += length;
         size -= length;

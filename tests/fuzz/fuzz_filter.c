@@ -89,10 +89,11 @@ check_stats(const gd_filter *filter, size_t length)
 static void
 note_own(gd_filter *filter, uint32_t number, uint32_t place)
 {
-    gd_own_groups *own = gd_filter_own(filter);
+    gd_self_published *own = gd_filter_own(filter);
     uint32_t first, end, group = 1 + number % 600;
-    gd_own_note(own, gd_own_epoch(own), group, place, place + number % 9);
-    gd_own_find(own, group, &first, &end);
+    gd_self_published_add(own, gd_self_published_epoch(own), group, place,
+                          place + number % 9);
+    gd_self_published_find(own, group, &first, &end);
     MUST(first <= end && end <= GD_MAX_SLOTS);
 }
 

@@ -36,32 +36,32 @@ check_entry(const uint8_t *raw, const gd_entry_bounds *bounds, uint32_t slot)
         MUST(entry.plain_offset + entry.plain_length <= GD_SEGMENT_MAX);
         MUST(entry.stored_length <= GD_SEGMENT_MAX);
         MUST(entry.codec <= GD_CODEC_ZSTD);
-        MUST(entry.segment >= gd_data_start(bounds->slots));
+        MUST(entry.segment >= gd_fptable_data_start(bounds->slots));
     }
 }
 
 static size_t
-count_found(const gd_fpstore *store, const gd_fingerprint *fp, uint32_t wanted,
+count_found(const gd_fptable *store, const gd_fingerprint *fp, uint32_t wanted,
             uint32_t count)
 {
     uint32_t probe = 0, slot;
     size_t found = 0, steps = 0;
-    while (gd_fpstore_find(store, fp, &probe, &slot)) {
+    while (gd_fptable_find(store, fp, &probe, &slot)) {
         MUST(slot < count && ++steps <= GD_NAMESAKES);
-        MUST(gd_fpstore_matches(store, slot, fp));
+        MUST(gd_fptable_matches(store, slot, fp));
         found += slot == wanted;
     }
     /* The first ones are found. */
     return steps < GD_NAMESAKES ? found
-                                : gd_fpstore_matches(store, wanted, fp);
+                                : gd_fptable_matches(store, wanted, fp);
 }
 
 static void
 check_store(const uint8_t *raw, const gd_entry_bounds *bounds, uint32_t count)
 {
-    gd_fpstore *store;
+    gd_fptable *store;
     gd_error err;
-    MUST(gd_fpstore_build(gd_env_posix(), raw, 7, count, bounds, &store,
+    MUST(gd_fptable_build(gd_env_posix(), raw, 7, count, bounds, &store,
                           &err) == GD_OK);
     MUST(store->group == 7 && store->count == count);
     for (uint32_t i = 0; i < count; i++) {
@@ -71,7 +71,7 @@ check_store(const uint8_t *raw, const gd_entry_bounds *bounds, uint32_t count)
         bool live = entry.state == GD_ENTRY_LIVE;
         MUST(count_found(store, &entry.fingerprint, i, count) == live);
     }
-    gd_fpstore_free(gd_env_posix(), store);
+    gd_fptable_free(gd_env_posix(), store);
 }
 
 int
@@ -85,7 +85,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bounds.seed = take64(&in);
     uint32_t count = (uint32_t)(in.left / GD_ENTRY_SIZE);
     count = count < slots ? count : slots;
-    size_t length = (size_t)gd_store_size(count);
+    size_t length = (size_t)gd_fptable_size(count);
     uint8_t *raw = calloc(1, length + 1);
     MUST(raw != NULL);
     for (uint32_t i = 0; i < count; i++) {

@@ -81,7 +81,8 @@ lay_out(input *in, uint8_t *file, size_t *end)
         take_bytes(in, file + gd_entry_offset(i), GD_ENTRY_SIZE);
     }
     uint32_t slots = gd_get32(file + 48);
-    size_t start = slots <= GD_MAX_SLOTS ? (size_t)gd_data_start(slots) : 8192;
+    size_t start = slots <= GD_MAX_SLOTS ?
+    (size_t)gd_fptable_data_start(slots) : 8192;
     size_t room = start < FILE_MAX ? FILE_MAX - start : 0;
     size_t had = room == 0 ? 0
                            : take_bytes(in, file + start,
@@ -130,7 +131,7 @@ static void
 look_at(gd_group *group)
 {
     gd_published record;
-    gd_fpstore *store;
+    gd_fptable *store;
     gd_error err;
     uint32_t slots = group->bounds.slots;
     MUST(slots >= GD_SLOTS_MIN && slots <= GD_MAX_SLOTS);
@@ -142,10 +143,10 @@ look_at(gd_group *group)
     MUST(s == GD_OK || s == GD_CORRUPT);
     if (s == GD_OK) {
         MUST(record.count <= slots);
-        s = gd_group_load_store(group, &record, &store, &err);
+        s = gd_group_load_table(group, &record, &store, &err);
         MUST(s == GD_OK || s == GD_CORRUPT);
         if (s == GD_OK) {
-            gd_fpstore_free(group->env, store);
+            gd_fptable_free(group->env, store);
         }
     }
     if (gd_group_read_entries(group, 0, slots, entries, &err) == GD_OK) {

@@ -83,8 +83,8 @@ pack_items(input *in, gd_index_head *head, bool strange,
             done++;
         }
         MUST(shape.count > 0 && frame < FRAMES);
-        size_t length = gd_frame_pack(&shape, from, head->seed + frame,
-                                      done < head->items, out);
+        size_t length = gd_packedframe_pack(&shape, from, head->seed + frame,
+                                            done < head->items, out);
         if (frame == spoiled) {
             out[take8(in) % 16] ^= take8(in);
             gd_put64(out + length - GD_FRAME_CHECKSUM,
@@ -109,7 +109,7 @@ make_file(memory_env *m, input *in)
     uint8_t strange = take8(in);
     head.items = take8(in) % ITEMS;
     head.flags = (strange & LARGE) != 0 ? GD_INDEX_LARGE : 0;
-    size_t size = gd_index_item_size(head.id.kind);
+    size_t size = gd_index_head_item_size(head.id.kind);
     for (uint64_t i = 0; i < head.items; i++) {
         take_item(in, head.id.kind, &head.id, records + i * size);
     }
@@ -120,12 +120,13 @@ make_file(memory_env *m, input *in)
         pack_items(in, &head, (strange & STRANGE) == 1, records, data);
     } else {
         memcpy(data + GD_INDEX_HEAD, records, head.items * size);
-        gd_index_frame_seal(&head, (strange & STRANGE) == 1,
-                            data + GD_INDEX_HEAD, head.items);
+        gd_index_head_seal_frame(&head, (strange & STRANGE) == 1,
+                                 data + GD_INDEX_HEAD, head.items);
     }
-    size_t length = (size_t)gd_index_frame_start(&head,
-                                                 gd_index_frames(&head));
-    gd_index_name(&head.id, name);
+    size_t length = (size_t)gd_index_head_frame_start(&head,
+                                                      gd_index_head_frames(
+                                                          &head));
+    gd_names_index(&head.id, name);
     switch (strange & STRANGE) {
     case 2:
         head.items = take64(in);

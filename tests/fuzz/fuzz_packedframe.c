@@ -31,14 +31,14 @@ pack_again(const uint8_t *records, size_t count, bool padded)
     for (size_t i = 0; i < count; i++) {
         MUST(gd_frame_shape_add(&shape, records + i * GD_INDEX_RECORD));
     }
-    size_t length = gd_frame_pack(&shape, records, SEED, padded, frame);
+    size_t length = gd_packedframe_pack(&shape, records, SEED, padded, frame);
     MUST(length <= GD_PACKED_FRAME);
     MUST(!padded || length == GD_PACKED_FRAME);
-    MUST(gd_frame_unpack(frame, length, SEED, back, &found));
+    MUST(gd_packedframe_unpack(frame, length, SEED, back, &found));
     MUST(found == count);
     MUST(memcmp(records, back, count * GD_INDEX_RECORD) == 0);
-    MUST(!gd_frame_unpack(frame, length, SEED + 1, back, &found));
-    MUST(!gd_frame_unpack(frame, length - 1, SEED, back, &found));
+    MUST(!gd_packedframe_unpack(frame, length, SEED + 1, back, &found));
+    MUST(!gd_packedframe_unpack(frame, length - 1, SEED, back, &found));
     free(frame);
     free(back);
 }
@@ -60,7 +60,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                  gd_checksum(frame, length - GD_FRAME_CHECKSUM, SEED));
     }
     size_t count;
-    if (gd_frame_unpack(frame, length, SEED, records, &count)) {
+    if (gd_packedframe_unpack(frame, length, SEED, records, &count)) {
         MUST(count >= 1 && count <= GD_PACKED_ITEMS);
         pack_again(records, count, (flags & FILLED) != 0);
     }

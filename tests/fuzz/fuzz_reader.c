@@ -63,7 +63,7 @@ damage_and_free(repository *r)
     MUST(gd_owned_group_free(owned, freed, 3, &n, &r->err) == GD_OK);
     MUST(gd_owned_group_punch(owned, &bytes, &r->err) == GD_OK);
     /* The slots that are left are in lists. */
-    MUST(gd_owned_group_rewrite(owned, &similar, &bytes, &r->err) == GD_OK);
+    MUST(gd_group_rewrite_owned(owned, &similar, &bytes, &r->err) == GD_OK);
     gd_owned_group_close(owned);
     MUST(gd_owned_group_open(r->repo, 1, &owned, &r->err) == GD_OK);
     MUST(gd_owned_group_mark_damaged(owned, damaged, 1, &quarantined, &count,
@@ -235,14 +235,14 @@ describe(session *x, unsigned image)
     for (uint64_t i = 1; i <= gd_image_pages(open); i++) {
         uint8_t *out;
         size_t length;
-        s = gd_image_describe(open, i, &out, &length, &x->r.err);
+        s = gd_wire_describe(open, i, &out, &length, &x->r.err);
         must_have_words(x, s);
         x->r.env->release(x->r.env, s == GD_OK ? out : NULL);
     }
     gd_range ranges[2] = {{0, size / 2 / 512 * 512}, {size / 2 / 512 * 512, 0}};
     ranges[1].length = size - ranges[1].offset;
     uint64_t end;
-    s = gd_image_frames(open, ranges, 2, &frames, &end, &x->r.err);
+    s = gd_wire_frames(open, ranges, 2, &frames, &end, &x->r.err);
     must_have_words(x, s);
     gd_frames_free(&frames);
     gd_image_close(open);
@@ -267,30 +267,30 @@ store(session *x, unsigned image)
 }
 
 static void
-count_names(session *x, gd_spool_entry *entry)
+count_names(session *x, gd_spool_file *entry)
 {
     gd_run *runs;
     size_t count;
     bool live;
-    must_have_words(x, gd_spool_entry_live(entry, &live, &x->r.err));
+    must_have_words(x, gd_spool_file_live(entry, &live, &x->r.err));
     if (entry->complete) {
         uint64_t pages = gd_recipe_pages(entry->recipe.header.extents);
         uint64_t blocks;
-        must_have_words(x, gd_spool_entry_measure(entry, &blocks, &x->r.err));
-        gd_status s = gd_spool_entry_runs(entry, 0, pages, &runs, &count,
-                                          &x->r.err);
+        must_have_words(x, gd_spool_file_measure(entry, &blocks, &x->r.err));
+        gd_status s = gd_spool_file_runs(entry, 0, pages, &runs, &count,
+                                         &x->r.err);
         must_have_words(x, s);
         if (s == GD_OK) {
             x->r.env->release(x->r.env, runs);
         }
     }
-    gd_spool_entry_close(entry);
+    gd_spool_file_close(entry);
 }
 
 static void
 judge_all(session *x)
 {
-    gd_spool_entry entry;
+    gd_spool_file entry;
     gd_spool_base *entries;
     size_t count;
     gd_fence fence;
@@ -299,17 +299,17 @@ judge_all(session *x)
     must_have_words(x, gd_fence_read(x->r.env, root, &fence, &found,
                                      &x->r.err));
     for (unsigned i = 0; i < IMAGES; i++) {
-        if (gd_spool_entry_open_image(x->r.env, root, &x->r.params, names[i],
-                                      &entry, &x->r.err) == GD_OK) {
-            count_names(x, &entry);
-        }
+        if (gd_spool_file_open_image(x->r.env, root, &x->r.params, names[i],
+                                     &entry, &x->r.err) == GD_OK) {
+           count_names(x, &entry);
+       }
     }
     gd_status s =
-        gd_spool_entry_list(x->r.env, root, &entries, &count, &x->r.err);
+        gd_spool_file_list(x->r.env, root, &entries, &count, &x->r.err);
     must_have_words(x, s);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        if (gd_spool_entry_open(x->r.env, root, &x->r.params,
-                                entries[i].name, &entry, &x->r.err) ==
+        if (gd_spool_file_open(x->r.env, root, &x->r.params,
+                               entries[i].name, &entry, &x->r.err) ==
             GD_OK) {
             count_names(x, &entry);
         }
@@ -337,12 +337,12 @@ hold(session *x, uint32_t group)
     must_have_words(x, s);
     MUST(s != GD_OK || kept <= bytes);
     must_have_words(x, gd_owned_group_punch(owned, &bytes, &x->r.err));
-    must_have_words(x, gd_owned_group_rewrite(owned, (x->what & 1) != 0
+    must_have_words(x, gd_group_rewrite_owned(owned, (x->what & 1) != 0
                                                          ? &packing : NULL,
                                               &bytes, &x->r.err));
     must_have_words(x, (x->what & 4) != 0
-                           ? gd_owned_group_leave_placeholder(owned, &bytes,
-                                                              &x->r.err)
+                           ? gd_placeholder_leave(owned, &bytes,
+                                                  &x->r.err)
                            : gd_owned_group_unlink(owned, &removed,
                                                    &x->r.err));
     gd_owned_group_close(owned);

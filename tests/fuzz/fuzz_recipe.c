@@ -102,7 +102,7 @@ read_pages(const gd_recipe *recipe)
 }
 
 static void
-count_runs(const gd_spool_entry *entry)
+count_runs(const gd_spool_file *entry)
 {
     gd_run *runs;
     size_t count;
@@ -112,11 +112,11 @@ count_runs(const gd_spool_entry *entry)
     if (!entry->complete) {
         return;
     }
-    gd_status measured = gd_spool_entry_measure(entry, &blocks, &err);
+    gd_status measured = gd_spool_file_measure(entry, &blocks, &err);
     MUST(measured == GD_OK || measured == GD_CORRUPT);
-    MUST(gd_spool_entry_runs(entry, pages, 1, &runs, &count, &err) ==
+    MUST(gd_spool_file_runs(entry, pages, 1, &runs, &count, &err) ==
          GD_INVALID);
-    gd_status s = gd_spool_entry_runs(entry, 0, pages, &runs, &count, &err);
+    gd_status s = gd_spool_file_runs(entry, 0, pages, &runs, &count, &err);
     MUST(s == GD_OK || s == GD_CORRUPT);
     if (s == GD_OK) {
         for (size_t i = 0; i < count; i++) {
@@ -134,7 +134,7 @@ read_one(uint8_t flags, input *in)
     static uint8_t file[FILE_MAX];
     memory_env m;
     gd_recipe recipe;
-    gd_spool_entry entry;
+    gd_spool_file entry;
     gd_error err = {.text = ""};
     int fd;
     size_t length = lay_out(flags, in, file);
@@ -152,11 +152,11 @@ read_one(uint8_t flags, input *in)
         MUST(strstr(err.text, "images/a") != NULL);
     }
     m.env.close(&m.env, fd);
-    if (gd_spool_entry_open_image(&m.env, AT_FDCWD, &params, "a", &entry,
-                                  &err) == GD_OK) {
-        count_runs(&entry);
-        gd_spool_entry_close(&entry);
-    }
+    if (gd_spool_file_open_image(&m.env, AT_FDCWD, &params, "a", &entry,
+                                 &err) == GD_OK) {
+       count_runs(&entry);
+       gd_spool_file_close(&entry);
+   }
     MUST(memory_env_leaks(&m) == 0);
     memory_env_destroy(&m);
 }

@@ -29,16 +29,16 @@ check_names(const char *name)
     gd_spool_kind kind;
     uint8_t id[GD_ID_SIZE];
     gd_error err;
-    if (gd_group_name_parse(name, &group)) {
+    if (gd_names_parse_group(name, &group)) {
         MUST(group >= 1 && group <= GD_MAX_GROUP);
-        gd_group_name(group, again);
+        gd_names_group(group, again);
         MUST(strcmp(strchr(again, '/') + 1, name) == 0);
     }
-    if (gd_spool_name_parse(name, &kind, id)) {
-        gd_spool_name(kind, id, again);
+    if (gd_names_parse_spool(name, &kind, id)) {
+        gd_names_spool(kind, id, again);
         MUST(strcmp(strchr(again, '/') + 1, name) == 0);
     }
-    if (gd_image_name(name, again, &err) == GD_OK) {
+    if (gd_names_image(name, again, &err) == GD_OK) {
         size_t length = strlen(name);
         MUST(length >= 1 && length <= GD_IMAGE_ID_MAX);
         MUST(strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY"
@@ -85,8 +85,8 @@ make_file(repository *r, input *in, uint8_t flags)
         gd_put16(content + 8, 1);
         memcpy(content + 16, r->params.repository_id, GD_ID_SIZE);
         if ((flags & 2) == 0) {
-            (void)gd_spool_name_parse(strrchr(path, '/') + 1, &kind,
-                                      content + 48);
+            (void)gd_names_parse_spool(strrchr(path, '/') + 1, &kind,
+                                       content + 48);
         }
         remake_recipe(content, file);
     }
@@ -105,14 +105,14 @@ make_image(repository *r)
 /* ---- judging ---- */
 
 static void
-look_at_runs(repository *r, const gd_spool_entry *entry)
+look_at_runs(repository *r, const gd_spool_file *entry)
 {
     gd_run *runs;
     size_t count;
     if (!entry->complete) {
         return;
     }
-    gd_status s = gd_spool_entry_runs(
+    gd_status s = gd_spool_file_runs(
         entry, 0, gd_recipe_pages(entry->recipe.header.extents), &runs,
         &count, &r->err);
     MUST(s == GD_OK || s == GD_CORRUPT);
@@ -123,11 +123,11 @@ look_at_runs(repository *r, const gd_spool_entry *entry)
 
 /* What the accounting may do with an entry. */
 static void
-settle(repository *r, gd_spool_entry *entry, uint8_t how)
+settle(repository *r, gd_spool_file *entry, uint8_t how)
 {
     char name[GD_NAME_SIZE];
     bool live;
-    gd_status s = gd_spool_entry_live(entry, &live, &r->err);
+    gd_status s = gd_spool_file_live(entry, &live, &r->err);
     MUST(s == GD_OK);
     MUST(!live || entry->complete);
     if (entry->complete) {
@@ -135,19 +135,19 @@ settle(repository *r, gd_spool_entry *entry, uint8_t how)
         bool own = entry->kind == GD_SPOOL_STORE ||
                    entry->kind == GD_SPOOL_MERGED;
         MUST(entry->damage.status == GD_OK);
-        MUST(gd_image_name(header->image_id, name, NULL) == GD_OK);
+        MUST(gd_names_image(header->image_id, name, NULL) == GD_OK);
         MUST(!own || memcmp(header->transaction_id, entry->id,
                             GD_ID_SIZE) == 0);
     }
-    s = gd_spool_entry_lock(entry, GD_BYTE_WRITER, &r->err);
+    s = gd_spool_file_lock(entry, GD_BYTE_WRITER, &r->err);
     MUST(s == GD_OK || s == GD_BUSY);
     look_at_runs(r, entry);
     if (how % 3 == 0) {
-        s = gd_spool_entry_set_aside(entry, name, &r->err);
+        s = gd_spool_file_set_aside(entry, name, &r->err);
         MUST(s == GD_OK || s == GD_NOTFOUND);
     }
     if (how % 2 == 0) {
-        s = gd_spool_entry_unlink(entry, &r->err);
+        s = gd_spool_file_unlink(entry, &r->err);
         MUST(s == GD_OK || s == GD_NOTFOUND);
     }
 }
@@ -156,23 +156,23 @@ static void
 settle_all(repository *r, uint8_t how)
 {
     gd_spool_base *entries;
-    gd_spool_entry entry;
+    gd_spool_file entry;
     size_t count;
     int root = r->repo->root;
-    MUST(gd_spool_entry_list(r->env, root, &entries, &count, &r->err) == GD_OK);
+    MUST(gd_spool_file_list(r->env, root, &entries, &count, &r->err) == GD_OK);
     for (size_t i = 0; i < count; i++) {
         MUST(i == 0 || strcmp(entries[i - 1].name, entries[i].name) < 0);
-        gd_status s = gd_spool_entry_open(r->env, root, &r->params,
-                                          entries[i].name, &entry, &r->err);
+        gd_status s = gd_spool_file_open(r->env, root, &r->params,
+                                         entries[i].name, &entry, &r->err);
         MUST(s == GD_OK || (s != GD_BUSY && r->err.text[0] != '\0'));
         if (s == GD_OK) {
             settle(r, &entry, (uint8_t)(how + i));
-            gd_spool_entry_close(&entry);
+            gd_spool_file_close(&entry);
         }
     }
     r->env->release(r->env, entries);
-    MUST(gd_spool_entry_open(r->env, root, &r->params, "../images/good",
-                             &entry, &r->err) == GD_INVALID);
+    MUST(gd_spool_file_open(r->env, root, &r->params, "../images/good",
+                            &entry, &r->err) == GD_INVALID);
 }
 
 static void
@@ -191,17 +191,17 @@ static void
 judge_images(repository *r)
 {
     char names[FILES][MEMORY_PATH] = {{0}};
-    gd_spool_entry entry;
+    gd_spool_file entry;
     MUST(r->env->list(r->env, r->repo->root, GD_DIR_IMAGES, note_name,
                       names) == 0);
     for (size_t i = 0; i < FILES && names[i][0] != '\0'; i++) {
-        gd_status s = gd_spool_entry_open_image(r->env, r->repo->root,
-                                                &r->params, names[i], &entry,
-                                                &r->err);
+        gd_status s = gd_spool_file_open_image(r->env, r->repo->root,
+                                               &r->params, names[i], &entry,
+                                               &r->err);
         MUST(s == GD_OK || r->err.text[0] != '\0');
         if (s == GD_OK) {
             look_at_runs(r, &entry);
-            gd_spool_entry_close(&entry);
+            gd_spool_file_close(&entry);
         }
         s = gd_spool_delete(r->env, r->repo->root, &r->params, names[i],
                             i % 2 == 0 ? r->params.repository_id : NULL,

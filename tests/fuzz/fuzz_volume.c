@@ -57,7 +57,7 @@ take_head(const repository *r, input *in, uint8_t flags, gd_volume_head *head)
         head->size = (1 + sectors % (MAX_SIZE / GD_VOLUME_SECTOR)) *
                      GD_VOLUME_SECTOR;
         head->base_size = base % 5 == 0 ? base % head->size : 0;
-        head->marks %= 1 + (uint32_t)gd_volume_parts(head);
+        head->marks %= 1 + (uint32_t)gd_volume_head_parts(head);
     }
 }
 
@@ -100,7 +100,7 @@ make_journal(const repository *r, input *in, uint8_t flags, file *f)
         gd_checksum(f->data + GD_VOLUME_HEAD,
                     (size_t)head.marks * GD_VOLUME_MARK, head.seed);
     uint8_t records = take8(in) % RECORDS;
-    size_t at = (size_t)gd_volume_records_start(head.marks);
+    size_t at = (size_t)gd_volume_head_records_start(head.marks);
     for (uint64_t i = 0; i < records; i++) {
         at += take_record(in, &head, i + 1, f->data + at, at);
     }
@@ -206,7 +206,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     repository_init(&r);
     MUST(repository_open(&r, false) == GD_OK);
     make_files(&r, &in);
-    gd_status s = gd_volume_look(r.repo, "disk", &head, &r.err);
+    gd_status s = gd_volume_read_head(r.repo, "disk", &head, &r.err);
     must_say(&r, s);
     if (s == GD_OK && open_volume(&r, &volume) == GD_OK) {
         use(&r, volume);

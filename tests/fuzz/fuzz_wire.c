@@ -189,7 +189,7 @@ ask(repository *r, gd_image *image, input *in, bool on_borders)
         end += gap + length;
     }
     gd_status s =
-        gd_image_frames(image, ranges, count, &frames, &behind, &r->err);
+        gd_wire_frames(image, ranges, count, &frames, &behind, &r->err);
     if (s == GD_OK) {
         MUST(behind == end); /* it is not much */
         check_frames(&frames, ranges, count);
@@ -209,7 +209,7 @@ check_description(repository *r, gd_image *image)
     for (uint64_t i = 1; i <= gd_image_pages(image); i++) {
         uint8_t *out;
         size_t length;
-        MUST(gd_image_describe(image, i, &out, &length, &r->err) == GD_OK);
+        MUST(gd_wire_describe(image, i, &out, &length, &r->err) == GD_OK);
         for (size_t at = 0; at < length;) {
             MUST(length - at >= EXTENT && gd_get64(out + at) == offset);
             uint64_t bytes = gd_get64(out + at + 8), sum = 0;

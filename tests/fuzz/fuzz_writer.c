@@ -373,7 +373,7 @@ copy_pages(world *w, gd_image *source, gd_transaction *transaction,
     for (uint64_t i = 1; s == GD_OK && i <= gd_image_pages(source); i++) {
         uint8_t *page;
         size_t length;
-        s = gd_image_describe(source, i, &page, &length, &w->r.err);
+        s = gd_wire_describe(source, i, &page, &length, &w->r.err);
         if (s == GD_OK) {
             s = copy_page(w, transaction, page, length, from);
             w->r.env->release(w->r.env, page);
@@ -403,7 +403,7 @@ copy_image(world *w, unsigned who, unsigned image, input *in)
     if (s == GD_OK) {
         s = copy_pages(w, source, transaction, &w->images[from]);
         if (s == GD_OK && keep) {
-            s = gd_transaction_keep(transaction, &w->r.err);
+            s = gd_transaction_sync(transaction, &w->r.err);
         }
         if (s == GD_OK) {
             s = gd_transaction_commit(transaction, &header, &linked,

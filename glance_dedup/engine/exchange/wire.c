@@ -65,8 +65,8 @@ describe_page(gd_plan *plan, const gd_recipe_page *page, uint8_t *out,
 }
 
 gd_status
-gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
-                  size_t *length, gd_error *err)
+gd_wire_describe(gd_image *image, uint64_t number, uint8_t **out,
+                 size_t *length, gd_error *err)
 {
     gd_plan plan;
     gd_recipe_page page;
@@ -286,7 +286,7 @@ require_ranges(const gd_image *image, const gd_range *ranges, size_t count,
 }
 
 static gd_status
-fetch_frames(gd_block_fetch *fetch, framing *f, const gd_range *ranges,
+fetch_frames(gd_fetch *fetch, framing *f, const gd_range *ranges,
              size_t count, gd_error *err)
 {
     const gd_env *env = f->frames->env;
@@ -298,15 +298,15 @@ fetch_frames(gd_block_fetch *fetch, framing *f, const gd_range *ranges,
     fetch->plan.whole = true;
     fetch->plan.most = GD_FRAMES_PLAIN;
     fetch->plan.most_wants = MAX_PLACES;
-    GD_TRY(gd_block_fetch_ranges(fetch, ranges, count, err));
+    GD_TRY(gd_fetch_ranges(fetch, ranges, count, err));
     return end_plain(f, err);
 }
 
 gd_status
-gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
-                gd_frames *frames, uint64_t *end, gd_error *err)
+gd_wire_frames(gd_image *image, const gd_range *ranges, size_t count,
+               gd_frames *frames, uint64_t *end, gd_error *err)
 {
-    gd_block_fetch fetch;
+    gd_fetch fetch;
     const gd_env *env = image->repo->env;
     framing f = {.frames = frames};
     const gd_taker taker = {.arg = &f,
@@ -316,13 +316,13 @@ gd_image_frames(gd_image *image, const gd_range *ranges, size_t count,
     *frames = (gd_frames){.env = env};
     GD_TRY(gd_repo_require_owner(image->repo, err));
     GD_TRY(require_ranges(image, ranges, count, end, err));
-    gd_status s = gd_block_fetch_open(&fetch, image->repo, &image->recipe,
-                                      &taker, err);
+    gd_status s = gd_fetch_open(&fetch, image->repo, &image->recipe,
+                                &taker, err);
     if (s == GD_OK) {
         s = fetch_frames(&fetch, &f, ranges, count, err);
         *end = fetch.plan.full ? fetch.plan.left : *end;
     }
-    gd_block_fetch_close(&fetch);
+    gd_fetch_close(&fetch);
     env->release(env, f.plain);
     env->release(env, f.places);
     return s;

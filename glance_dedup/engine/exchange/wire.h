@@ -43,8 +43,8 @@ typedef struct gd_frames {
  * extent has its offset (8), length (8), blocks (4; 0: zeros) and 4 reserved
  * bytes, then for each block its fingerprint (32) and plain length (4).  The
  * caller must release *out. */
-gd_status gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
-                            size_t *length, gd_error *err);
+gd_status gd_wire_describe(gd_image *image, uint64_t number, uint8_t **out,
+                           size_t *length, gd_error *err);
 
 /* Returns the blocks of ranges.  The ranges must be sorted, must not overlap,
  * and must neither begin nor end within a block: GD_INVALID otherwise.  Stops
@@ -53,9 +53,9 @@ gd_status gd_image_describe(gd_image *image, uint64_t number, uint8_t **out,
  * Every block is verified (I7).  A segment goes out as it is stored only if all
  * its bytes are of requested blocks: other bytes may be of an image that the
  * client may not read.  Free with gd_frames_free, also after an error. */
-gd_status gd_image_frames(gd_image *image, const gd_range *ranges,
-                          size_t count, gd_frames *frames, uint64_t *end,
-                          gd_error *err);
+gd_status gd_wire_frames(gd_image *image, const gd_range *ranges,
+                         size_t count, gd_frames *frames, uint64_t *end,
+                         gd_error *err);
 void gd_frames_free(gd_frames *frames);
 
 #endif

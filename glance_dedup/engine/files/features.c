@@ -25,13 +25,13 @@ static const char *const names[GD_FEATURE_COUNT] = {
 };
 
 const char *
-gd_feature_name(gd_feature feature)
+gd_features_name(gd_feature feature)
 {
     return names[feature];
 }
 
 gd_status
-gd_feature_parse(const char *name, gd_feature *feature, gd_error *err)
+gd_features_parse(const char *name, gd_feature *feature, gd_error *err)
 {
     for (unsigned f = 0; f < GD_FEATURE_COUNT; f++) {
         if (strcmp(name, names[f]) == 0) {
@@ -52,7 +52,7 @@ parse(const char *name, void *item)
 {
     found_name *found = item;
     gd_feature feature;
-    found->is_known = gd_feature_parse(name, &feature, NULL) == GD_OK;
+    found->is_known = gd_features_parse(name, &feature, NULL) == GD_OK;
     snprintf(found->name, sizeof found->name, "%s", name);
     return true;
 }
@@ -97,7 +97,7 @@ file_of(gd_feature feature, char name[GD_NAME_SIZE])
 }
 
 bool
-gd_feature_is_set(const gd_env *env, int root, gd_feature feature)
+gd_features_is_set(const gd_env *env, int root, gd_feature feature)
 {
     char name[GD_NAME_SIZE];
     struct stat st;
@@ -110,11 +110,11 @@ static gd_status
 exclude_others(const gd_env *env, gd_locks *locks, gd_feature feature,
                unsigned timeout_ms, gd_error *err)
 {
-    gd_status s = gd_locks_exclude_features(locks, feature, err);
+    gd_status s = gd_locks_lock_features_exclusive(locks, feature, err);
     for (unsigned waited = 0; s == GD_BUSY && waited < timeout_ms;
          waited += STEP_MS) {
         env->sleep_ms(env, STEP_MS);
-        s = gd_locks_exclude_features(locks, feature, err);
+        s = gd_locks_lock_features_exclusive(locks, feature, err);
     }
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
@@ -137,11 +137,11 @@ make_file(const gd_env *env, int root, gd_feature feature, gd_error *err)
 }
 
 gd_status
-gd_feature_set(const gd_env *env, int root, gd_locks *locks,
-               gd_feature feature, unsigned timeout_ms, gd_error *err)
+gd_features_set(const gd_env *env, int root, gd_locks *locks,
+                gd_feature feature, unsigned timeout_ms, gd_error *err)
 {
     gd_status s = GD_OK;
-    bool is_new = !gd_feature_is_set(env, root, feature);
+    bool is_new = !gd_features_is_set(env, root, feature);
     if (is_new) {
         s = exclude_others(env, locks, feature, timeout_ms, err);
         if (s != GD_OK) {
@@ -155,7 +155,7 @@ gd_feature_set(const gd_env *env, int root, gd_locks *locks,
         s = gd_sync_dir(env, root, GD_DIR_FEATURES, err);
     }
     if (is_new) {
-        gd_locks_admit_features(locks, feature);
+        gd_locks_unlock_features_exclusive(locks, feature);
     }
     return require_directory(s, err);
 }

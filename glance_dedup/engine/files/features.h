@@ -22,22 +22,22 @@ typedef enum gd_feature {
 enum { GD_FEATURE_COUNT = 3 };
 
 /* The name of the feature's file in features/. */
-const char *gd_feature_name(gd_feature feature);
+const char *gd_features_name(gd_feature feature);
 /* GD_INVALID: no feature of this program has the name. */
-gd_status gd_feature_parse(const char *name, gd_feature *feature,
-                           gd_error *err);
+gd_status gd_features_parse(const char *name, gd_feature *feature,
+                            gd_error *err);
 
 /* Returns GD_VERSION if a feature is set that this program does not know; the
  * message names it. */
 gd_status gd_features_require_known(const gd_env *env, int root,
                                     gd_error *err);
 /* Returns whether a feature is set; false also if that cannot be found out. */
-bool gd_feature_is_set(const gd_env *env, int root, gd_feature feature);
+bool gd_features_is_set(const gd_env *env, int root, gd_feature feature);
 /* Sets a feature durably (N15.1).  A feature that is set already is made
  * durable.  Waits up to timeout_ms for other programs; then GD_BUSY: one that
  * does not know the feature has the repository open. */
-gd_status gd_feature_set(const gd_env *env, int root, gd_locks *locks,
-                         gd_feature feature, unsigned timeout_ms,
-                         gd_error *err);
+gd_status gd_features_set(const gd_env *env, int root, gd_locks *locks,
+                          gd_feature feature, unsigned timeout_ms,
+                          gd_error *err);
 
 #endif

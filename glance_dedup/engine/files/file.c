@@ -61,7 +61,7 @@ require_directory(const gd_env *env, int root, const char *path, gd_error *err)
 }
 
 gd_status
-gd_directories_require(const gd_env *env, int root, gd_error *err)
+gd_file_require_directories(const gd_env *env, int root, gd_error *err)
 {
     static const char *const names[] = {
         GD_DIR_GROUPS, GD_DIR_IMAGES, GD_DIR_SPOOL, GD_DIR_LOCKS,
@@ -165,8 +165,8 @@ gd_file_open_or_create(const gd_env *env, int root, const char *path, int *fd,
 }
 
 gd_status
-gd_directory_create(const gd_env *env, int root, const char *path,
-                    gd_error *err)
+gd_file_create_directory(const gd_env *env, int root, const char *path,
+                         gd_error *err)
 {
     int fd;
     mode_t mode;

@@ -27,11 +27,13 @@ gd_status gd_file_open_fresh(const gd_env *env, int root, const char *path,
 gd_status gd_file_open_or_create(const gd_env *env, int root, const char *path,
                                  int *fd, gd_error *err);
 /* Makes a directory.  One that already exists is fine. */
-gd_status gd_directory_create(const gd_env *env, int root, const char *path,
-                              gd_error *err);
+gd_status gd_file_create_directory(const gd_env *env, int root,
+                                   const char *path,
+                                   gd_error *err);
 /* GD_CORRUPT if something that is not a directory has the name of one of the
  * repository's directories: a symbolic link in the middle of a path would be
  * followed. */
-gd_status gd_directories_require(const gd_env *env, int root, gd_error *err);
+gd_status gd_file_require_directories(const gd_env *env, int root,
+                                      gd_error *err);
 
 #endif

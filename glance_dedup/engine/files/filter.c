@@ -82,7 +82,7 @@ typedef struct shared {
 
 typedef struct followed {
     atomic_word position[GD_POSITION_WORDS];
-    alignas(64) gd_own_groups own;
+    alignas(64) gd_self_published own;
 } followed;
 
 static_assert(sizeof(shared) <= 1024, "the path follows at 1024");
@@ -393,7 +393,8 @@ gd_filter_load(gd_filter *filter, gd_position *position)
                                         memory_order_relaxed);
     }
     (void)gd_position_decode(words, position);
-    gd_own_begin_epoch(&filter->followed->own); /* in a new filter */
+    /* in a new filter */
+    gd_self_published_begin_epoch(&filter->followed->own);
 }
 
 void
@@ -417,7 +418,7 @@ gd_filter_save(gd_filter *filter, const gd_position *position,
     atomic_store_explicit(&header->rebuild, state, memory_order_release);
 }
 
-gd_own_groups *
+gd_self_published *
 gd_filter_own(gd_filter *filter)
 {
     return &filter->followed->own;
@@ -440,7 +441,7 @@ void
 gd_filter_clear(gd_filter *filter)
 {
     static const gd_position nothing;
-    gd_own_end_epoch(&filter->followed->own);
+    gd_self_published_end_epoch(&filter->followed->own);
     gd_filter_save(filter, &nothing, &(gd_look){0});
     for (uint64_t i = 0; i < places(filter); i++) {
         atomic_store_explicit(&filter->words[i], 0, memory_order_relaxed);
@@ -451,7 +452,7 @@ gd_filter_clear(gd_filter *filter)
     }
     atomic_store_explicit(&filter->header->dropped, 0, memory_order_relaxed);
     atomic_store_explicit(&filter->header->level, 0, memory_order_release);
-    gd_own_begin_epoch(&filter->followed->own);
+    gd_self_published_begin_epoch(&filter->followed->own);
 }
 
 static gd_look

@@ -116,7 +116,7 @@ void gd_filter_settle(gd_filter *filter);
  * meanwhile. */
 void gd_filter_clear(gd_filter *filter);
 /* What the host's processes have published themselves (self_published.h). */
-gd_own_groups *gd_filter_own(gd_filter *filter);
+gd_self_published *gd_filter_own(gd_filter *filter);
 
 void gd_filter_get_stats(const gd_filter *filter, gd_filter_stats *stats);
 

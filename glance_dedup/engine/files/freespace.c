@@ -80,7 +80,7 @@ gd_freespace_give_up(const gd_env *env, int root, unsigned *next)
 {
     char name[GD_NAME_SIZE];
     while (*next < GD_RESERVE_FILES) {
-        gd_reserve_name((*next)++, name);
+        gd_names_reserve((*next)++, name);
         if (env->unlinkat(env, root, name) == 0) {
             return true;
         }

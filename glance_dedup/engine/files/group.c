@@ -53,7 +53,8 @@ find_length(gd_group *group, gd_error *err)
     gd_status s = gd_group_read_published(group, &record, err);
     group->object.length = record.end;
     if (s == GD_OK && (record.count != group->bounds.slots ||
-                       record.end < gd_data_start(group->bounds.slots) ||
+                       record.end <
+                       gd_fptable_data_start(group->bounds.slots) ||
                        record.end > MAX_LENGTH)) {
         s = gd_fail(err, GD_CORRUPT, "%s is cold, and no record (offset %d) "
                     "tells its object's length", group->name, GD_GROUP_HEAD);
@@ -88,8 +89,9 @@ open_file(gd_group *group, int root, const gd_params *params, int flags,
     char name[GD_NAME_SIZE];
     struct stat st;
     snprintf(name, sizeof name, "%s", group->name);
-    gd_status s = gd_open_by_any_name(group->env, root, params, name, flags,
-                                      group->name, &group->fd, err);
+    gd_status s = gd_second_name_open_any(group->env, root, params, name,
+                                          flags,
+                                          group->name, &group->fd, err);
     group->content = group->fd;
     if (s == GD_OK) {
         s = gd_group_stat(group, &st, err);
@@ -152,7 +154,7 @@ open_numbered(const gd_env *env, int root, const gd_params *params,
               uint32_t number, int flags, gd_group **group, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_group_name(number, name);
+    gd_names_group(number, name);
     gd_group *opened;
     gd_status s =
         open_group(env, root, params, number, name, flags, &opened, err);
@@ -181,8 +183,8 @@ gd_group_settle(const gd_env *env, int root, const gd_params *params,
                 uint32_t number, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_group_name(number, name);
-    return gd_settle_name(env, root, params, name, err);
+    gd_names_group(number, name);
+    return gd_second_name_finish(env, root, params, name, err);
 }
 
 gd_status
@@ -260,7 +262,7 @@ gd_group_open_direct(const gd_group *group, int root, int access)
 static bool
 parse_number(const char *name, void *number)
 {
-    return gd_any_group_name_parse(name, number);
+    return gd_names_parse_any_group(name, number);
 }
 
 static int
@@ -297,7 +299,7 @@ static void
 note_highest(void *arg, const char *name)
 {
     uint32_t *highest = arg, number;
-    if (gd_any_group_name_parse(name, &number) && number > *highest) {
+    if (gd_names_parse_any_group(name, &number) && number > *highest) {
         *highest = number;
     }
 }
@@ -323,7 +325,8 @@ gd_group_write_new(const gd_env *env, int fd, const char *name,
     /* Allocated now, so that no later write of an entry lacks space. */
     int rc;
     do {
-        rc = env->fallocate(env, fd, 0, gd_data_start(params->group_slots));
+        rc =
+        env->fallocate(env, fd, 0, gd_fptable_data_start(params->group_slots));
     } while (rc == -EINTR);
     if (rc >= 0) {
         rc = env->fsync(env, fd);
@@ -349,7 +352,7 @@ name_new_group(const gd_env *env, int root, const char *spool_name,
                uint32_t number, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_group_name(number, name);
+    gd_names_group(number, name);
     int rc = env->linkat(env, root, spool_name, name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot link %s to %s", spool_name,
@@ -362,7 +365,7 @@ static gd_status
 create_under_lease(const gd_env *env, int root, const gd_params *params,
                    const gd_scope *scope, uint32_t number, gd_error *err)
 {
-    gd_spool_file file;
+    gd_spool_writer file;
     GD_TRY(gd_spool_create(env, root, GD_SPOOL_GROUP, &file, err));
     gd_status s = gd_group_write_new(env, file.fd, file.name, params, scope,
                                      number, err);
@@ -494,7 +497,7 @@ gd_group_write_published(const gd_group *group, const gd_published *record,
 }
 
 gd_status
-gd_group_settle_name(const gd_group *group, int root, gd_published *record,
+gd_group_sync_rename(const gd_group *group, int root, gd_published *record,
                      gd_error *err)
 {
     /* There was no sync point: the group's maker may have died, or failed,
@@ -599,8 +602,8 @@ gd_group_write_except(const gd_group *group, uint32_t first, uint32_t count,
 }
 
 gd_status
-gd_group_load_store(const gd_group *group, const gd_published *record,
-                    gd_fpstore **store, gd_error *err)
+gd_group_load_table(const gd_group *group, const gd_published *record,
+                    gd_fptable **store, gd_error *err)
 {
     const gd_env *env = group->env;
     size_t span = record->count == 0 ? 0 : entries_span(0, record->count);
@@ -610,7 +613,7 @@ gd_group_load_store(const gd_group *group, const gd_published *record,
     }
     gd_status s = gd_group_read_file(group, raw, span, GD_STORE_START, err);
     if (s == GD_OK) {
-        s = gd_fpstore_build(env, raw, group->number, record->count,
+        s = gd_fptable_build(env, raw, group->number, record->count,
                              &group->bounds, store, err);
     }
     env->release(env, raw);
@@ -624,8 +627,8 @@ gd_group_load_store(const gd_group *group, const gd_published *record,
 }
 
 bool
-gd_group_is_store(const gd_group *group, const gd_published *record,
-                  const gd_fpstore *store)
+gd_group_is_table(const gd_group *group, const gd_published *record,
+                  const gd_fptable *store)
 {
     return store->group == group->number && store->inode == group->inode &&
            store->seed == group->bounds.seed &&
@@ -730,7 +733,7 @@ gd_group_read_stored(const gd_group *group, uint32_t patience_ms,
         return s;
     }
     gd_group_forget_data(group, entry->segment,
-                         gd_entry_segment_end(entry) - entry->segment);
+                         gd_group_segment_end(entry) - entry->segment);
     return read_stored(group, &object, entry, slot, in, header, err);
 }
 

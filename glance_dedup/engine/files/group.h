@@ -39,7 +39,7 @@ typedef struct gd_group {
 
 /* Where an entry's segment ends in the file. */
 static inline uint64_t
-gd_entry_segment_end(const gd_entry *entry)
+gd_group_segment_end(const gd_entry *entry)
 {
     return (uint64_t)entry->segment + GD_SEGMENT_HEADER + entry->stored_length;
 }
@@ -130,7 +130,7 @@ gd_status gd_group_write_published(const gd_group *group,
  * durable (I1) and clears the flag in *record; the next write of the record
  * stores that.  An earlier fsync that failed does not matter: see design.rst,
  * "What a failed sync means". */
-gd_status gd_group_settle_name(const gd_group *group, int root,
+gd_status gd_group_sync_rename(const gd_group *group, int root,
                                gd_published *record, gd_error *err);
 /* Draws *record's next generation: before published entries change, and
  * whenever more are published.  A counter would not do.  A record may be read
@@ -155,14 +155,15 @@ gd_status gd_group_write_except(const gd_group *group, uint32_t first,
 
 /* Loads the fingerprints below record->count (LiveDFS: prefetching of a whole
  * fingerprint store). */
-gd_status gd_group_load_store(const gd_group *group, const gd_published *record,
-                              gd_fpstore **store, gd_error *err);
+gd_status gd_group_load_table(const gd_group *group,
+                              const gd_published *record,
+                              gd_fptable **store, gd_error *err);
 /* Whether the store was loaded from this file, with this record.  The group's
  * number is not enough: the group may have been lost and its number reused.
  * Nor is the inode's number, which is also reused.  Nor is the identity alone,
  * since a restored copy has the same one. */
-bool gd_group_is_store(const gd_group *group, const gd_published *record,
-                       const gd_fpstore *store);
+bool gd_group_is_table(const gd_group *group, const gd_published *record,
+                       const gd_fptable *store);
 
 /* Reads bytes of the group's file, whatever they are. */
 gd_status gd_group_read_file(const gd_group *group, void *out, size_t length,

@@ -67,7 +67,7 @@ create_once(gd_index_writer *writer, bool *taken, gd_error *err)
     *taken = false;
     gd_status s = gd_random(env, &id.number, sizeof id.number, err);
     if (s == GD_OK) {
-        gd_index_name(&id, writer->name);
+        gd_names_index(&id, writer->name);
         s = gd_file_create(env, writer->root, writer->name, O_RDWR,
                            &writer->fd, err);
     }
@@ -86,9 +86,9 @@ create_once(gd_index_writer *writer, bool *taken, gd_error *err)
 }
 
 gd_status
-gd_index_create(const gd_env *env, int root, const gd_index_id *id,
-                const uint8_t catalog_id[GD_ID_SIZE],
-                gd_index_writer **writer, gd_error *err)
+gd_index_writer_create(const gd_env *env, int root, const gd_index_id *id,
+                       const uint8_t catalog_id[GD_ID_SIZE],
+                       gd_index_writer **writer, gd_error *err)
 {
     *writer = NULL;
     gd_index_writer *made = gd_calloc(env, 1, sizeof *made, err);
@@ -139,22 +139,23 @@ write_bytes(gd_index_writer *writer, const uint8_t *bytes, size_t length,
 static gd_status
 write_frame(gd_index_writer *writer, gd_error *err)
 {
-    size_t size = gd_index_item_size(writer->head.id.kind);
+    size_t size = gd_index_head_item_size(writer->head.id.kind);
     size_t length = writer->used * size + GD_FRAME_CHECKSUM;
-    uint64_t full = gd_index_frame_items(writer->head.id.kind) * size +
+    uint64_t full = gd_index_head_frame_items(writer->head.id.kind) * size +
                     GD_FRAME_CHECKSUM;
     uint64_t at = GD_INDEX_HEAD + writer->frames * full;
-    gd_index_frame_seal(&writer->head, writer->frames, writer->frame,
-                        writer->used);
+    gd_index_head_seal_frame(&writer->head, writer->frames, writer->frame,
+                             writer->used);
     return write_bytes(writer, writer->frame, length, at, err);
 }
 
 static gd_status
 write_packed(gd_index_writer *writer, bool is_last, gd_error *err)
 {
-    size_t length = gd_frame_pack(&writer->shape, writer->frame,
-                                  writer->head.seed + writer->frames, !is_last,
-                                  writer->packed);
+    size_t length = gd_packedframe_pack(&writer->shape, writer->frame,
+                                        writer->head.seed + writer->frames,
+                                        !is_last,
+                                        writer->packed);
     uint64_t at = writer->head.length;
     writer->head.length += length;
     writer->shape = (gd_frame_shape){0};
@@ -179,8 +180,8 @@ static gd_status
 append_plain(gd_index_writer *writer, const uint8_t *items, size_t count,
              gd_error *err)
 {
-    size_t size = gd_index_item_size(writer->head.id.kind);
-    size_t most = gd_index_frame_items(writer->head.id.kind);
+    size_t size = gd_index_head_item_size(writer->head.id.kind);
+    size_t most = gd_index_head_frame_items(writer->head.id.kind);
     while (count > 0) {
         size_t some = most - writer->used < count ? most - writer->used
                                                   : count;
@@ -197,10 +198,11 @@ append_plain(gd_index_writer *writer, const uint8_t *items, size_t count,
 }
 
 gd_status
-gd_index_append(gd_index_writer *writer, const uint8_t *items, size_t count,
-                gd_error *err)
+gd_index_writer_append(gd_index_writer *writer, const uint8_t *items,
+                       size_t count,
+                       gd_error *err)
 {
-    if (!gd_index_is_packed(&writer->head)) {
+    if (!gd_index_head_is_packed(&writer->head)) {
         return append_plain(writer, items, count, err);
     }
     for (size_t i = 0; i < count; i++) {
@@ -215,12 +217,13 @@ write_last(gd_index_writer *writer, gd_error *err)
     if (writer->used == 0) {
         return GD_OK;
     }
-    return gd_index_is_packed(&writer->head) ? write_packed(writer, true, err)
+    return gd_index_head_is_packed(&writer->head) ?
+    write_packed(writer, true, err)
                                              : write_frame(writer, err);
 }
 
 gd_status
-gd_index_seal(gd_index_writer *writer, uint32_t flags, gd_error *err)
+gd_index_writer_seal(gd_index_writer *writer, uint32_t flags, gd_error *err)
 {
     uint8_t head[GD_INDEX_HEAD];
     GD_TRY(write_last(writer, err));
@@ -232,11 +235,11 @@ gd_index_seal(gd_index_writer *writer, uint32_t flags, gd_error *err)
 }
 
 gd_status
-gd_index_publish(gd_index_writer *writer, gd_error *err)
+gd_index_writer_publish(gd_index_writer *writer, gd_error *err)
 {
     const gd_env *env = writer->env;
     char name[GD_NAME_SIZE];
-    gd_index_name(&writer->head.id, name);
+    gd_names_index(&writer->head.id, name);
     int rc = env->linkat(env, writer->root, writer->name, name);
     if (rc == -EEXIST &&
         gd_same_file(env, writer->fd, writer->root, name)) {
@@ -256,13 +259,13 @@ gd_index_publish(gd_index_writer *writer, gd_error *err)
 }
 
 uint64_t
-gd_index_written(const gd_index_writer *writer)
+gd_index_writer_written(const gd_index_writer *writer)
 {
     return writer->head.items;
 }
 
 void
-gd_index_discard(gd_index_writer *writer)
+gd_index_writer_discard(gd_index_writer *writer)
 {
     if (writer == NULL) {
         return;
@@ -276,12 +279,12 @@ gd_index_discard(gd_index_writer *writer)
 }
 
 gd_status
-gd_index_remove_dead(const gd_env *env, int root, const gd_index_id *id,
-                     gd_error *err)
+gd_indexfile_remove_dead(const gd_env *env, int root, const gd_index_id *id,
+                         gd_error *err)
 {
     char name[GD_NAME_SIZE];
     int fd;
-    gd_index_name(id, name);
+    gd_names_index(id, name);
     gd_status s = gd_file_open(env, root, name, O_RDWR, &fd, err);
     if (s != GD_OK) {
         return s == GD_NOTFOUND ? GD_OK : s;
@@ -316,9 +319,10 @@ read_head(gd_index_reader *reader, const gd_index_id *id,
 }
 
 gd_status
-gd_index_open(const gd_env *env, int root, const gd_index_id *id,
-              const uint8_t catalog_id[GD_ID_SIZE], gd_index_reader **reader,
-              gd_error *err)
+gd_index_reader_open(const gd_env *env, int root, const gd_index_id *id,
+                     const uint8_t catalog_id[GD_ID_SIZE],
+                     gd_index_reader **reader,
+                     gd_error *err)
 {
     *reader = NULL;
     gd_index_reader *made = gd_calloc(env, 1, sizeof *made, err);
@@ -326,7 +330,7 @@ gd_index_open(const gd_env *env, int root, const gd_index_id *id,
         return GD_NOMEM;
     }
     made->env = env;
-    gd_index_name(id, made->name);
+    gd_names_index(id, made->name);
     gd_status s = gd_file_open_fresh(env, root, made->name, &made->fd, err);
     if (s != GD_OK) {
         env->release(env, made);
@@ -334,7 +338,7 @@ gd_index_open(const gd_env *env, int root, const gd_index_id *id,
     }
     s = read_head(made, id, catalog_id, err);
     if (s != GD_OK) {
-        gd_index_close(made);
+        gd_index_reader_close(made);
         return s;
     }
     *reader = made;
@@ -342,7 +346,7 @@ gd_index_open(const gd_env *env, int root, const gd_index_id *id,
 }
 
 const gd_index_head *
-gd_index_head_of(const gd_index_reader *reader)
+gd_index_reader_head(const gd_index_reader *reader)
 {
     return &reader->head;
 }
@@ -354,20 +358,23 @@ read_frame(gd_index_reader *reader, uint64_t frame, const uint8_t *before,
            const uint8_t **items, size_t *count, gd_error *err)
 {
     const gd_index_head *head = &reader->head;
-    uint64_t start = gd_index_frame_start(head, frame);
-    size_t length = (size_t)(gd_index_frame_start(head, frame + 1) - start);
-    bool packed = gd_index_is_packed(head);
+    uint64_t start = gd_index_head_frame_start(head, frame);
+    size_t length =
+    (size_t)(gd_index_head_frame_start(head, frame + 1) - start);
+    bool packed = gd_index_head_is_packed(head);
     gd_status s = gd_read_full(reader->env, reader->fd,
                                packed ? reader->packed : reader->frame, length,
                                start, reader->name, err);
     *items = reader->frame;
     *count = 0;
     if (s == GD_OK && packed) {
-        s = gd_index_frame_unpack(head, frame, reader->packed, length, before,
-                                  reader->frame, count, err);
+        s = gd_index_head_unpack_frame(head, frame, reader->packed, length,
+                                       before,
+                                       reader->frame, count, err);
     } else if (s == GD_OK) {
-        s = gd_index_frame_check(head, frame, reader->frame, before, err);
-        *count = gd_index_items_in(head, frame);
+        s = gd_index_head_require_frame(head, frame, reader->frame, before,
+                                        err);
+        *count = gd_index_head_items_in(head, frame);
     }
     if (s != GD_OK) {
         *count = 0;
@@ -376,10 +383,10 @@ read_frame(gd_index_reader *reader, uint64_t frame, const uint8_t *before,
 }
 
 gd_status
-gd_index_read_frame(gd_index_reader *reader, uint64_t frame,
-                    const uint8_t **items, size_t *count, gd_error *err)
+gd_index_reader_frame(gd_index_reader *reader, uint64_t frame,
+                      const uint8_t **items, size_t *count, gd_error *err)
 {
-    if (frame >= gd_index_frames(&reader->head)) {
+    if (frame >= gd_index_head_frames(&reader->head)) {
         return gd_fail(err, GD_INVALID, "%s has no frame %llu", reader->name,
                        (unsigned long long)frame);
     }
@@ -387,11 +394,11 @@ gd_index_read_frame(gd_index_reader *reader, uint64_t frame,
 }
 
 gd_status
-gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
-                   size_t *count, gd_error *err)
+gd_index_reader_next(gd_index_reader *reader, const uint8_t **items,
+                     size_t *count, gd_error *err)
 {
     *count = 0;
-    if (reader->next == gd_index_frames(&reader->head)) {
+    if (reader->next == gd_index_head_frames(&reader->head)) {
         return reader->seen == reader->head.items
                    ? GD_OK
                    : gd_fail(err, GD_CORRUPT, "%s has %llu items instead of "
@@ -399,7 +406,7 @@ gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
                              (unsigned long long)reader->seen,
                              (unsigned long long)reader->head.items);
     }
-    uint64_t start = gd_index_frame_start(&reader->head, reader->next);
+    uint64_t start = gd_index_head_frame_start(&reader->head, reader->next);
     if (reader->next == 0 || start / AHEAD != (start - 1) / AHEAD) {
         reader->env->start_readahead(reader->env, reader->fd, start,
                                      2 * AHEAD);
@@ -408,7 +415,7 @@ gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
         read_frame(reader, reader->next, reader->has_last ? reader->last : NULL,
                    items, count, err);
     if (s == GD_OK) {
-        size_t size = gd_index_item_size(reader->head.id.kind);
+        size_t size = gd_index_head_item_size(reader->head.id.kind);
         memcpy(reader->last, *items + (*count - 1) * size, size);
         reader->has_last = true;
         reader->seen += *count;
@@ -418,7 +425,7 @@ gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
 }
 
 void
-gd_index_close(gd_index_reader *reader)
+gd_index_reader_close(gd_index_reader *reader)
 {
     if (reader != NULL) {
         reader->env->close(reader->env, reader->fd);
@@ -427,16 +434,17 @@ gd_index_close(gd_index_reader *reader)
 }
 
 gd_status
-gd_index_verify(const gd_env *env, int root, const gd_index_id *id,
-                const uint8_t catalog_id[GD_ID_SIZE], gd_error *err)
+gd_indexfile_verify(const gd_env *env, int root, const gd_index_id *id,
+                    const uint8_t catalog_id[GD_ID_SIZE], gd_error *err)
 {
     gd_index_reader *reader;
     const uint8_t *items;
     size_t count = 1;
-    gd_status s = gd_index_open(env, root, id, catalog_id, &reader, err);
+    gd_status s = gd_index_reader_open(env, root, id, catalog_id, &reader,
+                                       err);
     while (s == GD_OK && count > 0) {
-        s = gd_index_read_next(reader, &items, &count, err);
+        s = gd_index_reader_next(reader, &items, &count, err);
     }
-    gd_index_close(reader);
+    gd_index_reader_close(reader);
     return s;
 }

@@ -21,48 +21,52 @@ typedef struct gd_index_reader gd_index_reader;
 /* ---- writing ---- */
 
 /* Begins a file.  REQUIRES: index/ exists. */
-gd_status gd_index_create(const gd_env *env, int root, const gd_index_id *id,
-                          const uint8_t catalog_id[GD_ID_SIZE],
-                          gd_index_writer **writer, gd_error *err);
+gd_status gd_index_writer_create(const gd_env *env, int root,
+                                 const gd_index_id *id,
+                                 const uint8_t catalog_id[GD_ID_SIZE],
+                                 gd_index_writer **writer, gd_error *err);
 /* Appends items. */
-gd_status gd_index_append(gd_index_writer *writer, const uint8_t *items,
-                          size_t count, gd_error *err);
+gd_status gd_index_writer_append(gd_index_writer *writer, const uint8_t *items,
+                                 size_t count, gd_error *err);
 /* Appends what is left, writes the head, and makes the file durable, but not
  * its name. */
-gd_status gd_index_seal(gd_index_writer *writer, uint32_t flags,
-                        gd_error *err);
+gd_status gd_index_writer_seal(gd_index_writer *writer, uint32_t flags,
+                               gd_error *err);
 /* Gives a sealed file its name.  The caller syncs the directory.  GD_EXISTS if
  * the name is taken; GD_BUSY if somebody took this maker for dead. */
-gd_status gd_index_publish(gd_index_writer *writer, gd_error *err);
-uint64_t gd_index_written(const gd_index_writer *writer); /* items */
+gd_status gd_index_writer_publish(gd_index_writer *writer, gd_error *err);
+uint64_t gd_index_writer_written(const gd_index_writer *writer); /* items */
 /* Closes, and removes a file that has no name of its own.  NULL: nothing. */
-void gd_index_discard(gd_index_writer *writer);
+void gd_index_writer_discard(gd_index_writer *writer);
 
 /* Removes the files that dead makers left. */
-gd_status gd_index_remove_dead(const gd_env *env, int root,
-                               const gd_index_id *id, gd_error *err);
+gd_status gd_indexfile_remove_dead(const gd_env *env, int root,
+                                   const gd_index_id *id, gd_error *err);
 
 /* ---- reading ---- */
 
 /* GD_CORRUPT if the head, the name, the catalog (NULL: any is right) or the
  * length is wrong. */
-gd_status gd_index_open(const gd_env *env, int root, const gd_index_id *id,
-                        const uint8_t catalog_id[GD_ID_SIZE],
-                        gd_index_reader **reader, gd_error *err);
-const gd_index_head *gd_index_head_of(const gd_index_reader *reader);
+gd_status gd_index_reader_open(const gd_env *env, int root,
+                               const gd_index_id *id,
+                               const uint8_t catalog_id[GD_ID_SIZE],
+                               gd_index_reader **reader, gd_error *err);
+const gd_index_head *gd_index_reader_head(const gd_index_reader *reader);
 /* The items of any frame, until the next call.  GD_CORRUPT if they cannot be
  * trusted. */
-gd_status gd_index_read_frame(gd_index_reader *reader, uint64_t frame,
-                              const uint8_t **items, size_t *count,
-                              gd_error *err);
+gd_status gd_index_reader_frame(gd_index_reader *reader, uint64_t frame,
+                                const uint8_t **items, size_t *count,
+                                gd_error *err);
 /* The items of the frame behind the last one that was read; *count is 0 at the
  * end.  They are in order over the frames' borders, too. */
-gd_status gd_index_read_next(gd_index_reader *reader, const uint8_t **items,
-                             size_t *count, gd_error *err);
+gd_status gd_index_reader_next(gd_index_reader *reader, const uint8_t **items,
+                               size_t *count, gd_error *err);
 /* NULL: nothing. */
-void gd_index_close(gd_index_reader *reader);
+void gd_index_reader_close(gd_index_reader *reader);
 /* Reads all. */
-gd_status gd_index_verify(const gd_env *env, int root, const gd_index_id *id,
-                          const uint8_t catalog_id[GD_ID_SIZE], gd_error *err);
+gd_status gd_indexfile_verify(const gd_env *env, int root,
+                              const gd_index_id *id,
+                              const uint8_t catalog_id[GD_ID_SIZE],
+                              gd_error *err);
 
 #endif

@@ -25,8 +25,8 @@ static gd_status
 read_frame(join *j, uint64_t frame, gd_error *err)
 {
     j->frame = frame + 1;
-    return gd_index_read_frame(j->reader, frame, &j->items, &j->item_count,
-                               err);
+    return gd_index_reader_frame(j->reader, frame, &j->items, &j->item_count,
+                                 err);
 }
 
 static uint64_t
@@ -86,14 +86,14 @@ join_file(gd_shards *shards, const gd_index_id *id, join j, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    j.frames = gd_index_frames(gd_index_head_of(j.reader));
+    j.frames = gd_index_head_frames(gd_index_reader_head(j.reader));
     while (s == GD_OK && j.count > 0 && j.frame < j.frames) {
         s = seek(&j, j.requests->key, err);
         if (s == GD_OK) {
             match(&j);
         }
     }
-    gd_index_close(j.reader);
+    gd_index_reader_close(j.reader);
     return s;
 }
 
@@ -196,8 +196,8 @@ join_once(gd_shards *shards, const gd_item *requests, size_t count,
 }
 
 gd_status
-gd_shards_join(gd_shards *shards, const gd_item *requests, size_t count,
-               uint64_t *addresses, uint32_t *unread, gd_error *err)
+gd_indexjoin_shards(gd_shards *shards, const gd_item *requests, size_t count,
+                    uint64_t *addresses, uint32_t *unread, gd_error *err)
 {
     bool gone = true;
     gd_status s = GD_OK;

@@ -16,8 +16,9 @@
  * yet.  *unread is how many files could not be used: an index is hints, so
  * blocks are missed.  Where the requests are few, frames between them are
  * skipped. */
-gd_status gd_shards_join(gd_shards *shards, const gd_item *requests,
-                         size_t count, uint64_t *addresses, uint32_t *unread,
-                         gd_error *err);
+gd_status gd_indexjoin_shards(gd_shards *shards, const gd_item *requests,
+                              size_t count, uint64_t *addresses,
+                              uint32_t *unread,
+                              gd_error *err);
 
 #endif

@@ -136,7 +136,7 @@ look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
 }
 
 gd_status
-gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err)
+gd_locks_lock_shared(gd_locks *locks, uint32_t group, gd_error *err)
 {
     gd_status s = GD_OK;
     pthread_mutex_lock(&locks->mutex);
@@ -161,7 +161,7 @@ gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err)
 }
 
 void
-gd_locks_unshare(gd_locks *locks, uint32_t group)
+gd_locks_unlock_shared(gd_locks *locks, uint32_t group)
 {
     pthread_mutex_lock(&locks->mutex);
     /* The group has been in the map since it was shared, so this allocates
@@ -174,26 +174,26 @@ gd_locks_unshare(gd_locks *locks, uint32_t group)
 }
 
 gd_status
-gd_locks_share_once(gd_locks *locks, gd_groupmap *held, uint32_t group,
-                    gd_error *err)
+gd_locks_lock_shared_once(gd_locks *locks, gd_groupmap *held, uint32_t group,
+                          gd_error *err)
 {
     uint32_t *count = gd_groupmap_at(held, group, err);
     if (count == NULL) {
         return GD_NOMEM;
     }
     if (*count == 0) {
-        GD_TRY(gd_locks_share(locks, group, err));
+        GD_TRY(gd_locks_lock_shared(locks, group, err));
     }
     *count = 1;
     return GD_OK;
 }
 
 void
-gd_locks_unshare_all(gd_locks *locks, gd_groupmap *held)
+gd_locks_unlock_all_shared(gd_locks *locks, gd_groupmap *held)
 {
     for (size_t i = 0; i < held->places; i++) {
         for (uint32_t n = 0; n < held->items[i].count; n++) {
-            gd_locks_unshare(locks, held->items[i].group);
+            gd_locks_unlock_shared(locks, held->items[i].group);
         }
     }
     gd_groupmap_free(held);
@@ -234,14 +234,14 @@ drop_exclusive(gd_locks *locks, gd_groupmap *map, uint32_t group,
 }
 
 gd_status
-gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err)
+gd_locks_lock_exclusive(gd_locks *locks, uint32_t group, gd_error *err)
 {
     return take_exclusive(locks, &locks->excluded, group, share_byte(group),
                           err);
 }
 
 void
-gd_locks_admit(gd_locks *locks, uint32_t group)
+gd_locks_unlock_exclusive(gd_locks *locks, uint32_t group)
 {
     drop_exclusive(locks, &locks->excluded, group, share_byte(group));
 }
@@ -260,7 +260,7 @@ gd_locks_withdraw(gd_locks *locks, uint32_t group)
 }
 
 gd_status
-gd_locks_look_for_intent(gd_locks *locks, uint32_t group, gd_error *err)
+gd_locks_require_no_intent(gd_locks *locks, uint32_t group, gd_error *err)
 {
     pthread_mutex_lock(&locks->mutex);
     gd_status s = gd_groupmap_get(&locks->excluded, group) != 0
@@ -298,7 +298,7 @@ gd_locks_unlease(gd_locks *locks, uint32_t group)
 }
 
 gd_status
-gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err)
+gd_locks_revalidate(gd_locks *locks, uint32_t group, gd_error *err)
 {
     /* To a kernel that knows that this open file has the locks, the calls
      * change nothing. */
@@ -312,13 +312,14 @@ gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err)
 }
 
 gd_status
-gd_locks_share_features(gd_locks *locks, uint32_t known, gd_error *err)
+gd_locks_lock_features_shared(gd_locks *locks, uint32_t known, gd_error *err)
 {
     return try_byte(locks, feature_byte(known), F_RDLCK, err);
 }
 
 gd_status
-gd_locks_exclude_features(gd_locks *locks, uint32_t feature, gd_error *err)
+gd_locks_lock_features_exclusive(gd_locks *locks, uint32_t feature,
+                                 gd_error *err)
 {
     for (uint32_t known = 0; known <= feature; known++) {
         gd_status s = try_byte(locks, feature_byte(known), F_WRLCK, err);
@@ -333,7 +334,7 @@ gd_locks_exclude_features(gd_locks *locks, uint32_t feature, gd_error *err)
 }
 
 void
-gd_locks_admit_features(gd_locks *locks, uint32_t feature)
+gd_locks_unlock_features_exclusive(gd_locks *locks, uint32_t feature)
 {
     for (uint32_t known = 0; known <= feature; known++) {
         drop_byte(locks, feature_byte(known));
@@ -363,8 +364,8 @@ wait_for_byte(const gd_env *env, uint64_t byte, unsigned timeout_ms, int *fd)
 }
 
 gd_status
-gd_image_lock(const gd_env *env, int root, const char *image_id,
-              unsigned timeout_ms, int *fd, gd_error *err)
+gd_locks_lock_image(const gd_env *env, int root, const char *image_id,
+                    unsigned timeout_ms, int *fd, gd_error *err)
 {
     uint64_t byte = gd_checksum(image_id, strlen(image_id), 0) >> 2;
     GD_TRY(open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err));
@@ -380,14 +381,14 @@ gd_image_lock(const gd_env *env, int root, const char *image_id,
 }
 
 void
-gd_image_unlock(const gd_env *env, int fd)
+gd_locks_unlock_image(const gd_env *env, int fd)
 {
     env->close(env, fd);
 }
 
 gd_status
-gd_names_lock(const gd_env *env, int root, unsigned timeout_ms, int *fd,
-              gd_error *err)
+gd_locks_lock_names(const gd_env *env, int root, unsigned timeout_ms, int *fd,
+                    gd_error *err)
 {
     const uint64_t names_byte = UINT64_C(1) << 62; /* images' are below it */
     GD_TRY(open_lock_file(env, root, GD_FILE_IMAGE_LOCKS, fd, err));
@@ -404,7 +405,7 @@ gd_names_lock(const gd_env *env, int root, unsigned timeout_ms, int *fd,
 enum { MAINTAINER_BYTE = 0 };
 
 gd_status
-gd_maintainer_confirm(const gd_env *env, int fd, gd_error *err)
+gd_locks_revalidate_maintainer(const gd_env *env, int fd, gd_error *err)
 {
     int rc = env->lock(env, fd, MAINTAINER_BYTE, F_WRLCK);
     return rc == -EAGAIN ? GD_BUSY
@@ -414,12 +415,12 @@ gd_maintainer_confirm(const gd_env *env, int fd, gd_error *err)
 }
 
 gd_status
-gd_maintainer_lock(const gd_env *env, int root, int *fd, gd_error *err)
+gd_locks_lock_maintainer(const gd_env *env, int root, int *fd, gd_error *err)
 {
     GD_TRY(gd_file_open_or_create(env, root, GD_FILE_MAINTAINER_LOCK,
                                   fd, err));
     bool same = false;
-    gd_status s = gd_maintainer_confirm(env, *fd, err);
+    gd_status s = gd_locks_revalidate_maintainer(env, *fd, err);
     if (s == GD_OK) {
         s = gd_find_same(env, *fd, root, GD_FILE_MAINTAINER_LOCK, &same, err);
     }

@@ -8,8 +8,8 @@
  * transactions of one process share the group lock of a group, and the last one
  * to leave releases it.
  *
- * Nothing here waits except gd_image_lock (N9.1) and gd_names_lock.  All
- * functions are thread-safe.
+ * Nothing here waits except gd_locks_lock_image (N9.1) and
+ * gd_locks_lock_names.  All functions are thread-safe.
  */
 #ifndef GD_LOCKS_H
 #define GD_LOCKS_H
@@ -38,20 +38,21 @@ void gd_locks_close(gd_locks *locks);
 /* The shared group lock (I6): the transaction's recipe will name blocks of this
  * group.  GD_BUSY, without words, if the collector is working in the group or
  * has announced its intent; the caller counts that as a miss. */
-gd_status gd_locks_share(gd_locks *locks, uint32_t group, gd_error *err);
-void gd_locks_unshare(gd_locks *locks, uint32_t group);
+gd_status gd_locks_lock_shared(gd_locks *locks, uint32_t group, gd_error *err);
+void gd_locks_unlock_shared(gd_locks *locks, uint32_t group);
 /* The same for a caller who shares many groups, each once.  The map says which:
  * their counts are not 0. */
-gd_status gd_locks_share_once(gd_locks *locks, gd_groupmap *held,
-                              uint32_t group, gd_error *err);
+gd_status gd_locks_lock_shared_once(gd_locks *locks, gd_groupmap *held,
+                                    uint32_t group, gd_error *err);
 /* Gives up each group's lock as often as the map counts, and frees the map. */
-void gd_locks_unshare_all(gd_locks *locks, gd_groupmap *held);
+void gd_locks_unlock_all_shared(gd_locks *locks, gd_groupmap *held);
 
 /* The exclusive group lock, for the collector only (N6.1).  GD_BUSY, without
  * words, if anyone shares the group, in this process too.  While it is held,
- * sharing is GD_BUSY.  gd_locks_admit releases it. */
-gd_status gd_locks_exclude(gd_locks *locks, uint32_t group, gd_error *err);
-void gd_locks_admit(gd_locks *locks, uint32_t group);
+ * sharing is GD_BUSY.  gd_locks_unlock_exclusive releases it. */
+gd_status gd_locks_lock_exclusive(gd_locks *locks, uint32_t group,
+                                  gd_error *err);
+void gd_locks_unlock_exclusive(gd_locks *locks, uint32_t group);
 
 /* The collector's intent: while it is announced, nobody gets a new shared lock
  * of the group.  GD_BUSY, without words, if another collector has announced its
@@ -62,8 +63,8 @@ void gd_locks_withdraw_all(gd_locks *locks);
 /* GD_BUSY, without words, if a collector of any process has announced its
  * intent: who rewrites the group is to make way.  Not so while this process's
  * collector is at work in the group. */
-gd_status gd_locks_look_for_intent(gd_locks *locks, uint32_t group,
-                                   gd_error *err);
+gd_status gd_locks_require_no_intent(gd_locks *locks, uint32_t group,
+                                     gd_error *err);
 
 /* The lease (I4): only its holder appends.  GD_BUSY, without words, if any
  * process has it, including this one. */
@@ -73,40 +74,44 @@ void gd_locks_unlease(gd_locks *locks, uint32_t group);
  * it has that, too.  GD_BUSY, without words, if another process has a lock
  * now that keeps us out: then the server dropped this one's.  Otherwise they
  * are held after the call, but they may have been lost before. */
-gd_status gd_locks_confirm(gd_locks *locks, uint32_t group, gd_error *err);
+gd_status gd_locks_revalidate(gd_locks *locks, uint32_t group, gd_error *err);
 
 /* The feature bytes (N15.2).  A handle shares the byte of how many features of
  * the format its program knows.
  *
  * Shares that byte until the handle is closed.  GD_BUSY, without words: a
  * feature is being set that the program does not know. */
-gd_status gd_locks_share_features(gd_locks *locks, uint32_t known,
-                                  gd_error *err);
+gd_status gd_locks_lock_features_shared(gd_locks *locks, uint32_t known,
+                                        gd_error *err);
 /* Takes the bytes of all programs that do not know a feature exclusively, until
- * gd_locks_admit_features.  GD_BUSY, without words, and nothing is held, if
- * such a program has the repository open, or a process sets a feature. */
-gd_status gd_locks_exclude_features(gd_locks *locks, uint32_t feature,
-                                    gd_error *err);
-void gd_locks_admit_features(gd_locks *locks, uint32_t feature);
+ * gd_locks_unlock_features_exclusive.  GD_BUSY, without words, and nothing is
+ * held, if such a program has the repository open, or a process sets a
+ * feature. */
+gd_status gd_locks_lock_features_exclusive(gd_locks *locks, uint32_t feature,
+                                           gd_error *err);
+void gd_locks_unlock_features_exclusive(gd_locks *locks, uint32_t feature);
 
 /* The image lock, for deletes and merges only.  Waits up to timeout_ms, then
- * returns GD_BUSY with words.  *fd is the lock: gd_image_unlock closes it. */
-gd_status gd_image_lock(const gd_env *env, int root, const char *image_id,
-                        unsigned timeout_ms, int *fd, gd_error *err);
-void gd_image_unlock(const gd_env *env, int fd);
+ * returns GD_BUSY with words.  *fd is the lock: gd_locks_unlock_image closes
+ * it. */
+gd_status gd_locks_lock_image(const gd_env *env, int root,
+                              const char *image_id,
+                              unsigned timeout_ms, int *fd, gd_error *err);
+void gd_locks_unlock_image(const gd_env *env, int fd);
 
 /* The lock on the volumes' names, for who renames a volume.  Who looks for a
  * volume by its id shares it (repository/volumes.py).  Waits up to timeout_ms,
  * then returns GD_BUSY with words.  *fd is the lock: closing it releases it. */
-gd_status gd_names_lock(const gd_env *env, int root, unsigned timeout_ms,
-                        int *fd, gd_error *err);
+gd_status gd_locks_lock_names(const gd_env *env, int root, unsigned timeout_ms,
+                              int *fd, gd_error *err);
 
 /* Makes the caller the one maintainer.  *fd is the lock: closing it releases
  * it.  The lock file is created if missing.  GD_BUSY, without words, if there
  * is a maintainer already. */
-gd_status gd_maintainer_lock(const gd_env *env, int root, int *fd,
-                             gd_error *err);
-/* Asks for that lock again, as gd_locks_confirm does. */
-gd_status gd_maintainer_confirm(const gd_env *env, int fd, gd_error *err);
+gd_status gd_locks_lock_maintainer(const gd_env *env, int root, int *fd,
+                                   gd_error *err);
+/* Asks for that lock again, as gd_locks_revalidate does. */
+gd_status gd_locks_revalidate_maintainer(const gd_env *env, int fd,
+                                         gd_error *err);
 
 #endif

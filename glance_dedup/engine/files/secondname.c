@@ -20,7 +20,7 @@ gd_second_name_make(const gd_env *env, int root, const gd_params *params,
     if (!params->shared) {
         return GD_OK;
     }
-    gd_second_name(name, second);
+    gd_names_second(name, second);
     int rc = env->linkat(env, root, name, second); /* N14.1 */
     /* A network file system may have repeated the request, and nobody else
      * makes this name. */
@@ -35,7 +35,7 @@ gd_second_name_remove(const gd_env *env, int root, const gd_params *params,
 {
     char second[GD_NAME_SIZE];
     if (params->shared) {
-        gd_second_name(name, second);
+        gd_names_second(name, second);
         (void)env->unlinkat(env, root, second);
     }
 }
@@ -57,15 +57,15 @@ find_name(const gd_env *env, int root, const char *name, bool *found,
 }
 
 gd_status
-gd_settle_name(const gd_env *env, int root, const gd_params *params,
-               const char *name, gd_error *err)
+gd_second_name_finish(const gd_env *env, int root, const gd_params *params,
+                      const char *name, gd_error *err)
 {
     char second[GD_NAME_SIZE];
     bool present, left;
     if (!params->shared) {
         return GD_OK;
     }
-    gd_second_name(name, second);
+    gd_names_second(name, second);
     gd_status s = find_name(env, root, second, &left, err);
     if (s != GD_OK || !left) {
         return s;
@@ -83,12 +83,13 @@ gd_settle_name(const gd_env *env, int root, const gd_params *params,
 }
 
 gd_status
-gd_settle_image(const gd_env *env, int root, const gd_params *params,
-                const char *image_id, gd_error *err)
+gd_second_name_finish_image(const gd_env *env, int root,
+                            const gd_params *params,
+                            const char *image_id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    GD_TRY(gd_image_name(image_id, name, err));
-    return gd_settle_name(env, root, params, name, err);
+    GD_TRY(gd_names_image(image_id, name, err));
+    return gd_second_name_finish(env, root, params, name, err);
 }
 
 typedef struct image_name {
@@ -106,7 +107,7 @@ parse_second_name(const char *base, void *item)
         return false;
     }
     memcpy(image->id, base, length - 1);
-    return gd_image_name(image->id, name, NULL) == GD_OK;
+    return gd_names_image(image->id, name, NULL) == GD_OK;
 }
 
 static gd_status
@@ -114,18 +115,20 @@ lock_and_settle(const gd_env *env, int root, const gd_params *params,
                 const char *image_id, gd_error *err)
 {
     int lock;
-    gd_status s = gd_image_lock(env, root, image_id, params->lock_timeout_ms,
-                                &lock, err);
+    gd_status s = gd_locks_lock_image(env, root, image_id,
+                                      params->lock_timeout_ms,
+                                      &lock, err);
     if (s == GD_OK) {
-        s = gd_settle_image(env, root, params, image_id, err);
-        gd_image_unlock(env, lock);
+        s = gd_second_name_finish_image(env, root, params, image_id, err);
+        gd_locks_unlock_image(env, lock);
     }
     return s;
 }
 
 gd_status
-gd_settle_images(const gd_env *env, int root, const gd_params *params,
-                 gd_error *err)
+gd_second_name_finish_images(const gd_env *env, int root,
+                             const gd_params *params,
+                             gd_error *err)
 {
     static const gd_listing listing = {
         sizeof(image_name), "the images whose names are unsettled",
@@ -146,14 +149,14 @@ gd_settle_images(const gd_env *env, int root, const gd_params *params,
 }
 
 gd_status
-gd_open_by_any_name(const gd_env *env, int root, const gd_params *params,
-                    const char *name, int flags, char where[GD_NAME_SIZE],
-                    int *fd, gd_error *err)
+gd_second_name_open_any(const gd_env *env, int root, const gd_params *params,
+                        const char *name, int flags, char where[GD_NAME_SIZE],
+                        int *fd, gd_error *err)
 {
     snprintf(where, GD_NAME_SIZE, "%s", name);
     gd_status s = gd_file_open(env, root, where, flags, fd, err);
     if (s == GD_NOTFOUND && params->shared) {
-        gd_second_name(name, where);
+        gd_names_second(name, where);
         s = gd_file_open(env, root, where, flags, fd, err);
     }
     if (s == GD_NOTFOUND && params->shared) {

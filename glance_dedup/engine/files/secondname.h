@@ -24,18 +24,20 @@ void gd_second_name_remove(const gd_env *env, int root,
                            const gd_params *params, const char *name);
 
 /* N14.3.  REQUIRES: the lock of N14.1. */
-gd_status gd_settle_name(const gd_env *env, int root, const gd_params *params,
-                         const char *name, gd_error *err);
+gd_status gd_second_name_finish(const gd_env *env, int root,
+                                const gd_params *params,
+                                const char *name, gd_error *err);
 
-gd_status gd_settle_image(const gd_env *env, int root, const gd_params *params,
-                          const char *image_id, gd_error *err);
+gd_status gd_second_name_finish_image(const gd_env *env, int root,
+                                      const gd_params *params,
+                                      const char *image_id, gd_error *err);
 /* All images, each under its lock: for a new maintainer. */
-gd_status gd_settle_images(const gd_env *env, int root,
-                           const gd_params *params, gd_error *err);
+gd_status gd_second_name_finish_images(const gd_env *env, int root,
+                                       const gd_params *params, gd_error *err);
 
 /* N14.2: opens a file by its name or its second name.  where becomes the one
  * that led to it. */
-gd_status gd_open_by_any_name(
+gd_status gd_second_name_open_any(
     const gd_env *env, int root, const gd_params *params, const char *name,
     int flags, char where[GD_NAME_SIZE], int *fd, gd_error *err);
 

@@ -49,16 +49,17 @@ is_of(range r, uint32_t group, uint64_t epoch)
 }
 
 uint64_t
-gd_own_epoch(const gd_own_groups *own)
+gd_self_published_epoch(const gd_self_published *own)
 {
     return atomic_load_explicit(&own->epoch, memory_order_acquire);
 }
 
 void
-gd_own_note(gd_own_groups *own, uint64_t epoch, uint32_t group, uint32_t first,
-            uint32_t end)
+gd_self_published_add(gd_self_published *own, uint64_t epoch, uint32_t group,
+                      uint32_t first,
+                      uint32_t end)
 {
-    _Atomic uint64_t *place = &own->words[group % GD_OWN_GROUPS];
+    _Atomic uint64_t *place = &own->words[group % GD_SELF_PUBLISHED_GROUPS];
     if (first >= end) {
         return;
     }
@@ -71,29 +72,31 @@ gd_own_note(gd_own_groups *own, uint64_t epoch, uint32_t group, uint32_t first,
 }
 
 void
-gd_own_find(const gd_own_groups *own, uint32_t group, uint32_t *first,
-            uint32_t *end)
+gd_self_published_find(const gd_self_published *own, uint32_t group,
+                       uint32_t *first,
+                       uint32_t *end)
 {
-    const _Atomic uint64_t *place = &own->words[group % GD_OWN_GROUPS];
+    const _Atomic uint64_t *place =
+    &own->words[group % GD_SELF_PUBLISHED_GROUPS];
     range r = decode(atomic_load_explicit(place, memory_order_acquire));
-    bool believed = is_of(r, group, gd_own_epoch(own));
+    bool believed = is_of(r, group, gd_self_published_epoch(own));
     *first = believed ? r.first : 0;
     *end = believed ? r.end : 0;
 }
 
 void
-gd_own_end_epoch(gd_own_groups *own)
+gd_self_published_end_epoch(gd_self_published *own)
 {
-    uint64_t epoch = gd_own_epoch(own);
+    uint64_t epoch = gd_self_published_epoch(own);
     atomic_store(&own->epoch, epoch + (epoch & 1));
-    for (unsigned i = 0; i < GD_OWN_GROUPS; i++) {
+    for (unsigned i = 0; i < GD_SELF_PUBLISHED_GROUPS; i++) {
         atomic_store_explicit(&own->words[i], 0, memory_order_relaxed);
     }
 }
 
 void
-gd_own_begin_epoch(gd_own_groups *own)
+gd_self_published_begin_epoch(gd_self_published *own)
 {
-    atomic_store_explicit(&own->epoch, gd_own_epoch(own) | 1,
+    atomic_store_explicit(&own->epoch, gd_self_published_epoch(own) | 1,
                           memory_order_release);
 }

@@ -17,28 +17,32 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { GD_OWN_GROUPS = 256 };
+enum { GD_SELF_PUBLISHED_GROUPS = 256 };
 
-typedef struct gd_own_groups {
+typedef struct gd_self_published {
     _Atomic uint64_t epoch;
-    _Atomic uint64_t words[GD_OWN_GROUPS]; /* by the group's number */
-} gd_own_groups;
+    /* by the group's number */
+    _Atomic uint64_t words[GD_SELF_PUBLISHED_GROUPS];
+} gd_self_published;
 
 /* All are thread-safe, across processes too, but for what the lock of the
  * rebuild is required for. */
 
-/* To be asked for before the hints are added, and given to gd_own_note. */
-uint64_t gd_own_epoch(const gd_own_groups *own);
+/* To be asked for before the hints are added, and given to
+ * gd_self_published_add. */
+uint64_t gd_self_published_epoch(const gd_self_published *own);
 /* Slots [first, end) of the group were published here, and have their hints. */
-void gd_own_note(gd_own_groups *own, uint64_t epoch, uint32_t group,
-                 uint32_t first, uint32_t end);
+void gd_self_published_add(gd_self_published *own, uint64_t epoch,
+                           uint32_t group,
+                           uint32_t first, uint32_t end);
 /* Sets [first, end) to such slots; both are 0 if none are known. */
-void gd_own_find(const gd_own_groups *own, uint32_t group, uint32_t *first,
-                 uint32_t *end);
+void gd_self_published_find(const gd_self_published *own, uint32_t group,
+                            uint32_t *first,
+                            uint32_t *end);
 /* Ends the epoch, and begins one.  REQUIRES: the lock of the rebuild.  The
  * second does nothing in an epoch: so it also continues for a process that
  * died between them. */
-void gd_own_end_epoch(gd_own_groups *own);
-void gd_own_begin_epoch(gd_own_groups *own);
+void gd_self_published_end_epoch(gd_self_published *own);
+void gd_self_published_begin_epoch(gd_self_published *own);
 
 #endif

@@ -98,7 +98,7 @@ advance(source *s, bool *found, gd_error *err)
 {
     if (s->at == s->count) {
         gd_status status =
-            gd_index_read_next(s->reader, &s->items, &s->count, err);
+            gd_index_reader_next(s->reader, &s->items, &s->count, err);
         if (status != GD_OK) {
             return status;
         }
@@ -143,7 +143,7 @@ static void
 close_sources(gd_shard_merge *m)
 {
     for (size_t i = 0; i < m->source_count; i++) {
-        gd_index_close(m->sources[i].reader);
+        gd_index_reader_close(m->sources[i].reader);
     }
     m->source_count = 0;
 }
@@ -210,7 +210,7 @@ list_and_open(gd_shard_merge *m, gd_error *err)
 static gd_status
 prepare_split(gd_shard_merge *m, gd_error *err)
 {
-    const gd_index_head *head = gd_index_head_of(m->sources[0].reader);
+    const gd_index_head *head = gd_index_reader_head(m->sources[0].reader);
     if ((head->flags & GD_INDEX_LARGE) == 0 || m->source_count < 2 ||
         m->bits == GD_SHARD_BITS_MAX) {
         return GD_OK;
@@ -232,7 +232,7 @@ require_room(gd_shard_merge *m, gd_error *err)
 {
     uint64_t items = 0;
     for (size_t i = 0; i < m->source_count; i++) {
-        items += gd_index_head_of(m->sources[i].reader)->items;
+        items += gd_index_reader_head(m->sources[i].reader)->items;
     }
     return gd_shards_require_room(m->shards, items * GD_PAIR_SIZE, err);
 }
@@ -350,7 +350,7 @@ put_pair(gd_shard_merge *m, uint64_t other, gd_error *err)
     gd_put64(pair, other);
     gd_put64(pair + 8, m->kept.address);
     m->pair_count++;
-    return gd_index_append(m->pairs, pair, 1, err);
+    return gd_index_writer_append(m->pairs, pair, 1, err);
 }
 
 static gd_status
@@ -362,7 +362,7 @@ put_record(gd_shard_merge *m, const gd_item *item, gd_error *err)
     m->kept = *item;
     m->has_kept = true;
     m->seen = item->address;
-    return gd_index_append(m->out[half], record, 1, err);
+    return gd_index_writer_append(m->out[half], record, 1, err);
 }
 
 /* Items arrive in order, so the first record of each fingerprint has the lowest
@@ -432,8 +432,8 @@ publish_pairs(gd_shard_merge *m, gd_error *err)
     if (m->pairs == NULL) {
         return GD_OK;
     }
-    GD_TRY(gd_index_seal(m->pairs, 0, err));
-    GD_TRY(gd_index_publish(m->pairs, err));
+    GD_TRY(gd_index_writer_seal(m->pairs, 0, err));
+    GD_TRY(gd_index_writer_publish(m->pairs, err));
     return gd_shards_sync(m->shards, err);
 }
 
@@ -444,11 +444,11 @@ publish_shards(gd_shard_merge *m, gd_error *err)
     gd_status s = GD_OK;
     for (unsigned i = 0; s == GD_OK && i < halves; i++) {
         bool large = m->ns / halves > m->limits.ns ||
-                     gd_index_written(m->out[i]) > m->limits.records;
-        s = gd_index_seal(m->out[i], large ? GD_INDEX_LARGE : 0, err);
+                     gd_index_writer_written(m->out[i]) > m->limits.records;
+        s = gd_index_writer_seal(m->out[i], large ? GD_INDEX_LARGE : 0, err);
     }
     for (unsigned i = 0; s == GD_OK && i < halves; i++) {
-        s = gd_index_publish(m->out[i], err);
+        s = gd_index_writer_publish(m->out[i], err);
     }
     if (s == GD_EXISTS) {
         return gd_fail(err, GD_BUSY, "another process merged a shard of the "
@@ -487,7 +487,7 @@ gd_shard_merge_finish(gd_shard_merge *m, gd_merge_result *result,
         s = gd_shards_remove(m->shards, &m->sources[i].id, err);
     }
     for (unsigned i = 0; i < HALVES && m->out[i] != NULL; i++) {
-        result->records += gd_index_written(m->out[i]);
+        result->records += gd_index_writer_written(m->out[i]);
     }
     result->pairs = m->pair_count;
     result->bytes = (m->read + result->records) * GD_INDEX_RECORD +
@@ -504,9 +504,9 @@ gd_shard_merge_end(gd_shard_merge *m)
     const gd_env *env = m->env;
     close_sources(m);
     for (unsigned i = 0; i < HALVES; i++) {
-        gd_index_discard(m->out[i]);
+        gd_index_writer_discard(m->out[i]);
     }
-    gd_index_discard(m->pairs);
+    gd_index_writer_discard(m->pairs);
     env->release(env, m->groups);
     if (m->shard_fd >= 0) {
         env->close(env, m->shard_fd);

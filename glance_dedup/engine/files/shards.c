@@ -69,12 +69,13 @@ adopt_catalog(gd_shards *shards, gd_error *err)
             return gd_fail(err, GD_NOTFOUND, "no catalog has an index in %s",
                            GD_DIR_INDEX);
         }
-        s = gd_index_open(shards->env, shards->root, &id, NULL, &reader, err);
+        s = gd_index_reader_open(shards->env, shards->root, &id, NULL, &reader,
+                                 err);
     }
     if (s == GD_OK) {
-        memcpy(shards->catalog_id, gd_index_head_of(reader)->catalog_id,
+        memcpy(shards->catalog_id, gd_index_reader_head(reader)->catalog_id,
                GD_ID_SIZE);
-        gd_index_close(reader);
+        gd_index_reader_close(reader);
     }
     return s;
 }
@@ -95,7 +96,7 @@ gd_shards_open(const gd_env *env, int root, uint64_t reserve,
         s = adopt_catalog(made, err);
     } else {
         memcpy(made->catalog_id, catalog_id, GD_ID_SIZE);
-        s = gd_directory_create(env, root, GD_DIR_INDEX, err);
+        s = gd_file_create_directory(env, root, GD_DIR_INDEX, err);
     }
     if (s != GD_OK) {
         env->release(env, made);
@@ -190,7 +191,7 @@ compare_ids(const void *a, const void *b)
 static bool
 parse_id(const char *name, void *id)
 {
-    return gd_index_name_parse(name, id);
+    return gd_names_parse_index(name, id);
 }
 
 static gd_status
@@ -403,8 +404,8 @@ is_current(const gd_index_id *current, size_t count, const gd_index_id *id)
 }
 
 gd_status
-gd_shards_look(gd_shards *shards, gd_index_id **current, size_t *count,
-               bool *complete, gd_error *err)
+gd_shards_rescan(gd_shards *shards, gd_index_id **current, size_t *count,
+                 bool *complete, gd_error *err)
 {
     gd_index_list list;
     *current = NULL;
@@ -424,7 +425,7 @@ gd_shards_counts(gd_shards *shards, const gd_index_id *id, bool *counts,
     gd_index_id *current;
     size_t count;
     bool complete;
-    gd_status s = gd_shards_look(shards, &current, &count, &complete, err);
+    gd_status s = gd_shards_rescan(shards, &current, &count, &complete, err);
     *counts = s == GD_OK && is_current(current, count, id);
     shards->env->release(shards->env, current);
     return s;
@@ -461,8 +462,9 @@ gd_status
 gd_shards_create(gd_shards *shards, const gd_index_id *id,
                  gd_index_writer **writer, gd_error *err)
 {
-    return gd_index_create(shards->env, shards->root, id, shards->catalog_id,
-                           writer, err);
+    return gd_index_writer_create(shards->env, shards->root, id,
+                                  shards->catalog_id,
+                                  writer, err);
 }
 
 gd_status
@@ -479,17 +481,18 @@ write_file(gd_shards *shards, const gd_index_id *id, const uint8_t *items,
            size_t count, gd_error *err)
 {
     gd_index_writer *writer;
-    GD_TRY(gd_shards_require_room(shards, count * gd_index_item_size(id->kind),
+    GD_TRY(gd_shards_require_room(shards,
+                                  count * gd_index_head_item_size(id->kind),
                                   err));
     GD_TRY(gd_shards_create(shards, id, &writer, err));
-    gd_status s = gd_index_append(writer, items, count, err);
+    gd_status s = gd_index_writer_append(writer, items, count, err);
     if (s == GD_OK) {
-        s = gd_index_seal(writer, 0, err);
+        s = gd_index_writer_seal(writer, 0, err);
     }
     if (s == GD_OK) {
-        s = gd_index_publish(writer, err);
+        s = gd_index_writer_publish(writer, err);
     }
-    gd_index_discard(writer);
+    gd_index_writer_discard(writer);
     return s;
 }
 
@@ -505,7 +508,7 @@ gd_status
 gd_shards_remove(gd_shards *shards, const gd_index_id *id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_index_name(id, name);
+    gd_names_index(id, name);
     int rc = shards->env->unlinkat(shards->env, shards->root, name);
     return rc == 0 || rc == -ENOENT
                ? GD_OK
@@ -516,7 +519,7 @@ gd_status
 gd_shards_set_aside(gd_shards *shards, const gd_index_id *id, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_index_name(id, name);
+    gd_names_index(id, name);
     int rc = shards->env->renameat(shards->env, shards->root, name, SET_ASIDE);
     return rc == 0 || rc == -ENOENT
                ? GD_OK
@@ -527,16 +530,18 @@ gd_shards_set_aside(gd_shards *shards, const gd_index_id *id, gd_error *err)
 gd_status
 gd_shards_verify(gd_shards *shards, const gd_index_id *id, gd_error *err)
 {
-    return gd_index_verify(shards->env, shards->root, id, shards->catalog_id,
-                           err);
+    return gd_indexfile_verify(shards->env, shards->root, id,
+                               shards->catalog_id,
+                               err);
 }
 
 gd_status
 gd_shards_read(gd_shards *shards, const gd_index_id *id,
                gd_index_reader **reader, gd_error *err)
 {
-    return gd_index_open(shards->env, shards->root, id, shards->catalog_id,
-                         reader, err);
+    return gd_index_reader_open(shards->env, shards->root, id,
+                                shards->catalog_id,
+                                reader, err);
 }
 
 /* ---- what the holder of the lock of the runs does ---- */
@@ -644,7 +649,7 @@ tidy_files(gd_shards *shards, const gd_index_list *list,
     for (size_t i = 0; s == GD_OK && i < list->count; i++) {
         const gd_index_id *id = &list->files[i];
         if (id->kind == GD_INDEX_NEW) {
-            s = gd_index_remove_dead(shards->env, shards->root, id, err);
+            s = gd_indexfile_remove_dead(shards->env, shards->root, id, err);
         } else if ((id->kind == GD_INDEX_CURSORS && id->number < newest) ||
                    (id->kind == GD_INDEX_SHARD &&
                     !is_current(current, count, id))) {
@@ -725,12 +730,13 @@ static gd_status
 find_in(gd_index_reader *reader, uint64_t key, uint64_t *address,
         gd_error *err)
 {
-    uint64_t low = 0, high = gd_index_frames(gd_index_head_of(reader));
+    uint64_t low = 0,
+    high = gd_index_head_frames(gd_index_reader_head(reader));
     const uint8_t *items;
     size_t count;
     while (low < high) {
         uint64_t middle = low + (high - low) / 2;
-        GD_TRY(gd_index_read_frame(reader, middle, &items, &count, err));
+        GD_TRY(gd_index_reader_frame(reader, middle, &items, &count, err));
         if (key < gd_index_key(items)) {
             high = middle;
         } else if (key >
@@ -753,7 +759,7 @@ gd_shards_find(gd_shards *shards, uint64_t key, uint64_t *address,
     size_t count;
     bool complete;
     *address = 0;
-    gd_status s = gd_shards_look(shards, &current, &count, &complete, err);
+    gd_status s = gd_shards_rescan(shards, &current, &count, &complete, err);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
         if (gd_index_shard(key, current[i].bits) == current[i].shard) {
             s = gd_shards_read(shards, &current[i], &reader, err);
@@ -763,7 +769,7 @@ gd_shards_find(gd_shards *shards, uint64_t key, uint64_t *address,
             break;
         }
     }
-    gd_index_close(reader);
+    gd_index_reader_close(reader);
     shards->env->release(shards->env, current);
     return s;
 }

@@ -44,8 +44,8 @@ gd_status gd_shards_current(gd_shards *shards, const gd_index_list *list,
                             gd_index_id **current, size_t *count,
                             bool *complete, gd_error *err);
 /* The same of what lies in index/ now. */
-gd_status gd_shards_look(gd_shards *shards, gd_index_id **current,
-                         size_t *count, bool *complete, gd_error *err);
+gd_status gd_shards_rescan(gd_shards *shards, gd_index_id **current,
+                           size_t *count, bool *complete, gd_error *err);
 /* Whether this shard counts now. */
 gd_status gd_shards_counts(gd_shards *shards, const gd_index_id *id,
                            bool *counts, gd_error *err);

@@ -22,14 +22,15 @@ new_name(const gd_env *env, gd_spool_kind kind, uint8_t id[GD_ID_SIZE],
          char name[GD_NAME_SIZE], gd_error *err)
 {
     GD_TRY(gd_random(env, id, GD_ID_SIZE, err));
-    gd_spool_name(kind, id, name);
+    gd_names_spool(kind, id, name);
     return GD_OK;
 }
 
 /* Takes byte 0 if the name still leads to the file (N7.1).  *taken tells
  * whether it did. */
 static gd_status
-take_file(const gd_env *env, int root, const gd_spool_file *file, bool *taken,
+take_file(const gd_env *env, int root, const gd_spool_writer *file,
+          bool *taken,
           gd_error *err)
 {
     *taken = false;
@@ -45,7 +46,7 @@ take_file(const gd_env *env, int root, const gd_spool_file *file, bool *taken,
 /* Creates a file and takes it, under a name of its own. */
 static gd_status
 create_once(const gd_env *env, int root, gd_spool_kind kind,
-            gd_spool_file *file, bool *taken, gd_error *err)
+            gd_spool_writer *file, bool *taken, gd_error *err)
 {
     *taken = false;
     GD_TRY(new_name(env, kind, file->id, file->name, err));
@@ -64,7 +65,7 @@ create_once(const gd_env *env, int root, gd_spool_kind kind,
 
 gd_status
 gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
-                gd_spool_file *file, gd_error *err)
+                gd_spool_writer *file, gd_error *err)
 {
     gd_error none;
     gd_status s = GD_OK;
@@ -92,7 +93,7 @@ gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
  * lose its spool entry (N8.5), so *linked is then true, and the accounting will
  * find out. */
 static gd_status
-link_image(const gd_env *env, int root, const gd_spool_file *file,
+link_image(const gd_env *env, int root, const gd_spool_writer *file,
            const char *image_id, const char *image_name, bool *linked,
            gd_error *err)
 {
@@ -118,12 +119,12 @@ link_image(const gd_env *env, int root, const gd_spool_file *file,
 }
 
 gd_status
-gd_spool_commit(const gd_env *env, int root, const gd_spool_file *file,
+gd_spool_commit(const gd_env *env, int root, const gd_spool_writer *file,
                 const char *image_id, bool *linked, gd_error *err)
 {
     char image_name[GD_NAME_SIZE];
     *linked = false;
-    GD_TRY(gd_image_name(image_id, image_name, err));
+    GD_TRY(gd_names_image(image_id, image_name, err));
     int rc = env->fsync(env, file->fd); /* N8.2 */
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot fsync the recipe of image %s",
@@ -135,7 +136,7 @@ gd_spool_commit(const gd_env *env, int root, const gd_spool_file *file,
 }
 
 void
-gd_spool_close(const gd_env *env, gd_spool_file *file)
+gd_spool_close(const gd_env *env, gd_spool_writer *file)
 {
     if (file->fd >= 0) {
         env->close(env, file->fd);
@@ -144,7 +145,7 @@ gd_spool_close(const gd_env *env, gd_spool_file *file)
 }
 
 void
-gd_spool_discard(const gd_env *env, int root, gd_spool_file *file)
+gd_spool_discard(const gd_env *env, int root, gd_spool_writer *file)
 {
     if (file->fd >= 0) {
         (void)env->unlinkat(env, root, file->name);
@@ -158,10 +159,10 @@ gd_spool_open_image(const gd_env *env, int root, const gd_params *params,
 {
     char name[GD_NAME_SIZE], where[GD_NAME_SIZE];
     int flags = params->shared ? O_RDONLY | O_DIRECT : O_RDONLY; /* N13.1 */
-    gd_status s = gd_image_name(image_id, name, err);
+    gd_status s = gd_names_image(image_id, name, err);
     for (int i = 0; s == GD_OK && i < TRIES; i++) {
-        s = gd_open_by_any_name(env, root, params, name, flags, where, fd,
-                                err);
+        s = gd_second_name_open_any(env, root, params, name, flags, where, fd,
+                                    err);
         if (s == GD_NOTFOUND) {
             return gd_fail(err, GD_NOTFOUND, "there is no image %s", image_id);
         }
@@ -200,7 +201,7 @@ open_recipe_once(const gd_env *env, int root, const gd_params *params,
     char name[GD_NAME_SIZE];
     int fd;
     recipe->fd = -1;
-    GD_TRY(gd_image_name(image_id, name, err));
+    GD_TRY(gd_names_image(image_id, name, err));
     GD_TRY(gd_spool_open_image(env, root, params, image_id, &fd, err));
     gd_status s = gd_recipe_open(env, fd, name, params, image_id, recipe,
                                  err);
@@ -239,7 +240,7 @@ bool
 gd_spool_is_read(const gd_env *env, int root, const char *image_id)
 {
     char name[GD_NAME_SIZE];
-    if (gd_image_name(image_id, name, NULL) != GD_OK) {
+    if (gd_names_image(image_id, name, NULL) != GD_OK) {
         return false;
     }
     int fd = env->openat(env, root, name,
@@ -297,7 +298,7 @@ gd_spool_move_image(const gd_env *env, int root, const char *image_id,
 {
     uint8_t id[GD_ID_SIZE];
     char image_name[GD_NAME_SIZE], spool_name[GD_NAME_SIZE];
-    GD_TRY(gd_image_name(image_id, image_name, err));
+    GD_TRY(gd_names_image(image_id, image_name, err));
     GD_TRY(new_name(env, GD_SPOOL_DELETED, id, spool_name, err));
     /* N9.3: a link under a name of its own.  A rename between two links of one
      * file would do nothing and report success. */
@@ -323,9 +324,10 @@ gd_spool_delete(const gd_env *env, int root, const gd_params *params,
 {
     int lock;
     gd_recipe recipe;
-    GD_TRY(gd_image_lock(env, root, image_id, params->lock_timeout_ms,
-                         &lock, err)); /* N9.1 */
-    gd_status s = gd_settle_image(env, root, params, image_id, err);
+    GD_TRY(gd_locks_lock_image(env, root, image_id, params->lock_timeout_ms,
+                               &lock, err)); /* N9.1 */
+    gd_status s = gd_second_name_finish_image(env, root, params, image_id,
+                                              err);
     /* N9.2.  Without an upload, an image that cannot be read goes, too. */
     if (s == GD_OK) {
         s = upload_id == NULL
@@ -338,6 +340,6 @@ gd_spool_delete(const gd_env *env, int root, const gd_params *params,
         s = gd_spool_move_image(env, root, image_id, err);
         env->close(env, recipe.fd);
     }
-    gd_image_unlock(env, lock); /* N9.7 */
+    gd_locks_unlock_image(env, lock); /* N9.7 */
     return s;
 }

@@ -19,27 +19,27 @@
 
 /* A spool file that this process made.  Its writer's lock byte is held while fd
  * is open. */
-typedef struct gd_spool_file {
+typedef struct gd_spool_writer {
     int fd;
     uint8_t id[GD_ID_SIZE];
     char name[GD_NAME_SIZE];
-} gd_spool_file;
+} gd_spool_writer;
 
 gd_status gd_spool_create(const gd_env *env, int root, gd_spool_kind kind,
-                          gd_spool_file *file, gd_error *err);
+                          gd_spool_writer *file, gd_error *err);
 
 /* Makes the complete recipe in file the image's.  *linked is set in any case:
  * whether the image may exist now.  After the link an error is reported and the
  * image stays (N8.6).  GD_EXISTS: another image took the id first. */
 gd_status gd_spool_commit(const gd_env *env, int root,
-                          const gd_spool_file *file, const char *image_id,
+                          const gd_spool_writer *file, const char *image_id,
                           bool *linked, gd_error *err);
 
 /* Unlinks the spool file and releases it.  REQUIRES: a recipe was never linked
  * to images/ (N8.5). */
-void gd_spool_discard(const gd_env *env, int root, gd_spool_file *file);
+void gd_spool_discard(const gd_env *env, int root, gd_spool_writer *file);
 /* Releases the writer's lock.  The file stays for the accounting. */
-void gd_spool_close(const gd_env *env, gd_spool_file *file);
+void gd_spool_close(const gd_env *env, gd_spool_writer *file);
 
 /* Opens images/<id> and holds its users' lock byte shared.  Makes sure that the
  * name still leads to the file (N11).  GD_NOTFOUND if there is none. */

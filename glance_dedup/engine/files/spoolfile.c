@@ -23,7 +23,7 @@ parse_entry(const char *name, void *item)
     gd_spool_base *entry = item;
     gd_spool_kind kind;
     uint8_t id[GD_ID_SIZE];
-    bool is = gd_spool_name_parse(name, &kind, id);
+    bool is = gd_names_parse_spool(name, &kind, id);
     if (is) {
         strcpy(entry->name, name); /* its length is known */
     }
@@ -38,8 +38,8 @@ by_name(const void *a, const void *b)
 }
 
 gd_status
-gd_spool_entry_list(const gd_env *env, int root, gd_spool_base **entries,
-                    size_t *count, gd_error *err)
+gd_spool_file_list(const gd_env *env, int root, gd_spool_base **entries,
+                   size_t *count, gd_error *err)
 {
     static const gd_listing listing = {sizeof **entries, "the spool's listing",
                                        parse_entry, by_name};
@@ -55,7 +55,7 @@ gd_spool_entry_list(const gd_env *env, int root, gd_spool_base **entries,
 /* Whether a header page was ever written.  Every file in images/ has one, and
  * so has every file that a delete or a merge took from there. */
 static gd_status
-has_header(const gd_spool_entry *entry, uint64_t size, bool *has, gd_error *err)
+has_header(const gd_spool_file *entry, uint64_t size, bool *has, gd_error *err)
 {
     static const uint8_t zeros[GD_RECIPE_PAGE];
     uint8_t page[GD_RECIPE_PAGE];
@@ -72,13 +72,13 @@ has_header(const gd_spool_entry *entry, uint64_t size, bool *has, gd_error *err)
 
 /* The file's name decides what the header must say. */
 static gd_status
-require_names(const gd_spool_entry *entry, gd_error *err)
+require_names(const gd_spool_file *entry, gd_error *err)
 {
     const gd_recipe_header *header = &entry->recipe.header;
     char name[GD_NAME_SIZE];
     bool is_writers = entry->kind == GD_SPOOL_STORE ||
                       entry->kind == GD_SPOOL_MERGED;
-    if (gd_image_name(header->image_id, name, NULL) != GD_OK) {
+    if (gd_names_image(header->image_id, name, NULL) != GD_OK) {
         return gd_fail(err, GD_CORRUPT,
                        "%s: impossible image id in the header page (offset "
                        "144)", entry->name);
@@ -102,7 +102,7 @@ modified_of(const struct stat *st)
 /* Records damage, so that it can be reported.  Only what prevented the look is
  * an error. */
 static gd_status
-read_header(gd_spool_entry *entry, gd_error *err)
+read_header(gd_spool_file *entry, gd_error *err)
 {
     const char *image_id =
         entry->kind == 0 ? strchr(entry->name, '/') + 1 : NULL;
@@ -147,7 +147,7 @@ read_header(gd_spool_entry *entry, gd_error *err)
  * If the name leads to another file now, or to none, nobody will complete this
  * one. */
 static gd_status
-open_content(gd_spool_entry *entry, gd_error *err)
+open_content(gd_spool_file *entry, gd_error *err)
 {
     const gd_env *env = entry->env;
     struct stat st;
@@ -173,7 +173,7 @@ open_content(gd_spool_entry *entry, gd_error *err)
 
 /* Opens for writing, since an exclusive lock needs that. */
 static gd_status
-open_file(gd_spool_entry *entry, gd_error *err)
+open_file(gd_spool_file *entry, gd_error *err)
 {
     struct stat st;
     gd_status s = gd_open(entry->env, entry->root, entry->name, O_RDWR, 0,
@@ -194,49 +194,49 @@ open_file(gd_spool_entry *entry, gd_error *err)
         s = read_header(entry, err);
     }
     if (s != GD_OK) {
-        gd_spool_entry_close(entry);
+        gd_spool_file_close(entry);
     }
     return s;
 }
 
 gd_status
-gd_spool_entry_open(const gd_env *env, int root, const gd_params *params,
-                    const char *base, gd_spool_entry *entry, gd_error *err)
+gd_spool_file_open(const gd_env *env, int root, const gd_params *params,
+                   const char *base, gd_spool_file *entry, gd_error *err)
 {
-    *entry = (gd_spool_entry){
+    *entry = (gd_spool_file){
         .env = env, .root = root, .params = params, .fd = -1};
-    if (!gd_spool_name_parse(base, &entry->kind, entry->id)) {
+    if (!gd_names_parse_spool(base, &entry->kind, entry->id)) {
         return gd_fail(err, GD_INVALID, "no spool entry is called '%.40s'",
                        base);
     }
-    gd_spool_name(entry->kind, entry->id, entry->name);
+    gd_names_spool(entry->kind, entry->id, entry->name);
     return open_file(entry, err);
 }
 
 gd_status
-gd_spool_entry_open_image(const gd_env *env, int root, const gd_params *params,
-                          const char *image_id, gd_spool_entry *entry,
-                          gd_error *err)
+gd_spool_file_open_image(const gd_env *env, int root, const gd_params *params,
+                         const char *image_id, gd_spool_file *entry,
+                         gd_error *err)
 {
-    *entry = (gd_spool_entry){
+    *entry = (gd_spool_file){
         .env = env, .root = root, .params = params, .fd = -1};
-    GD_TRY(gd_image_name(image_id, entry->name, err));
+    GD_TRY(gd_names_image(image_id, entry->name, err));
     return open_file(entry, err);
 }
 
 bool
-gd_spool_entry_is_same(const gd_env *env, int root, const char *image_id,
-                       uint64_t inode, uint64_t modified)
+gd_spool_file_is_same(const gd_env *env, int root, const char *image_id,
+                      uint64_t inode, uint64_t modified)
 {
     char name[GD_NAME_SIZE];
     struct stat st;
-    return gd_image_name(image_id, name, NULL) == GD_OK &&
+    return gd_names_image(image_id, name, NULL) == GD_OK &&
            env->fstatat(env, root, name, &st) == 0 && st.st_ino == inode &&
            modified_of(&st) == modified;
 }
 
 void
-gd_spool_entry_close(gd_spool_entry *entry)
+gd_spool_file_close(gd_spool_file *entry)
 {
     if (entry->fd >= 0) {
         if (entry->content != entry->fd) {
@@ -250,7 +250,7 @@ gd_spool_entry_close(gd_spool_entry *entry)
 /* ---- looking and locking ---- */
 
 gd_status
-gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
+gd_spool_file_live(gd_spool_file *entry, bool *live, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     gd_status s = GD_OK;
@@ -260,7 +260,7 @@ gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
         s = s == GD_OK ? read_header(entry, err) : s;
     }
     if (s == GD_OK && entry->complete) {
-        s = gd_image_name(entry->recipe.header.image_id, name, err);
+        s = gd_names_image(entry->recipe.header.image_id, name, err);
         /* "Cannot say" is an error: an image wrongly taken for deleted would be
          * un-counted. */
         if (s == GD_OK) {
@@ -272,7 +272,7 @@ gd_spool_entry_live(gd_spool_entry *entry, bool *live, gd_error *err)
 }
 
 gd_status
-gd_spool_entry_lock(const gd_spool_entry *entry, int byte, gd_error *err)
+gd_spool_file_lock(const gd_spool_file *entry, int byte, gd_error *err)
 {
     int rc = entry->env->lock(entry->env, entry->fd, (uint64_t)byte,
                               F_WRLCK);
@@ -316,7 +316,7 @@ typedef struct met {
 
 /* list is NULL if only the totals are wanted. */
 static gd_status
-add_page(run_list *list, const gd_spool_entry *entry,
+add_page(run_list *list, const gd_spool_file *entry,
          const gd_recipe_page *page, met *sums, gd_error *err)
 {
     for (uint32_t i = 0; i < page->count; i++) {
@@ -342,7 +342,7 @@ add_page(run_list *list, const gd_spool_entry *entry,
 
 /* Pages count from 0 here, and from 1 in the file. */
 static gd_status
-add_pages(run_list *list, const gd_spool_entry *entry, uint64_t first,
+add_pages(run_list *list, const gd_spool_file *entry, uint64_t first,
           uint64_t count, met *sums, gd_error *err)
 {
     gd_recipe_page page;
@@ -358,7 +358,7 @@ add_pages(run_list *list, const gd_spool_entry *entry, uint64_t first,
 }
 
 static gd_status
-require_complete(const gd_spool_entry *entry, gd_error *err)
+require_complete(const gd_spool_file *entry, gd_error *err)
 {
     return entry->complete
                ? GD_OK
@@ -367,8 +367,8 @@ require_complete(const gd_spool_entry *entry, gd_error *err)
 }
 
 gd_status
-gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first, uint64_t pages,
-                    gd_run **runs, size_t *count, gd_error *err)
+gd_spool_file_runs(const gd_spool_file *entry, uint64_t first, uint64_t pages,
+                   gd_run **runs, size_t *count, gd_error *err)
 {
     run_list list = {.env = entry->env};
     met sums = {0};
@@ -391,8 +391,8 @@ gd_spool_entry_runs(const gd_spool_entry *entry, uint64_t first, uint64_t pages,
 }
 
 gd_status
-gd_spool_entry_measure(const gd_spool_entry *entry, uint64_t *blocks,
-                       gd_error *err)
+gd_spool_file_measure(const gd_spool_file *entry, uint64_t *blocks,
+                      gd_error *err)
 {
     const gd_recipe_header *header = &entry->recipe.header;
     met sums = {0};
@@ -413,7 +413,7 @@ gd_spool_entry_measure(const gd_spool_entry *entry, uint64_t *blocks,
 /* ---- settling ---- */
 
 static gd_status
-require_own_name(const gd_spool_entry *entry, gd_error *err)
+require_own_name(const gd_spool_file *entry, gd_error *err)
 {
     bool here;
     GD_TRY(gd_find_same(entry->env, entry->fd, entry->root, entry->name,
@@ -427,7 +427,7 @@ require_own_name(const gd_spool_entry *entry, gd_error *err)
 }
 
 gd_status
-gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err)
+gd_spool_file_unlink(const gd_spool_file *entry, gd_error *err)
 {
     GD_TRY(require_own_name(entry, err));
     int rc = entry->env->unlinkat(entry->env, entry->root, entry->name);
@@ -437,7 +437,7 @@ gd_spool_entry_unlink(const gd_spool_entry *entry, gd_error *err)
 
 /* A name in quarantine/ that tells where the file was. */
 static gd_status
-quarantine_name(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
+quarantine_name(const gd_spool_file *entry, char name[GD_NAME_SIZE],
                 gd_error *err)
 {
     uint8_t digits[8];
@@ -453,8 +453,8 @@ quarantine_name(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
 }
 
 gd_status
-gd_spool_entry_set_aside(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
-                         gd_error *err)
+gd_spool_file_set_aside(const gd_spool_file *entry, char name[GD_NAME_SIZE],
+                        gd_error *err)
 {
     const gd_env *env = entry->env;
     bool here;
@@ -475,7 +475,7 @@ gd_spool_entry_set_aside(const gd_spool_entry *entry, char name[GD_NAME_SIZE],
 }
 
 gd_status
-gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
+gd_spool_file_delete(const gd_spool_file *entry, gd_error *err)
 {
     const char *image_id = strchr(entry->name, '/') + 1;
     int lock;
@@ -484,10 +484,10 @@ gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
                        entry->name);
     }
     /* N9.1.  N9.2 keeps out the maintainer, which is this process. */
-    GD_TRY(gd_image_lock(entry->env, entry->root, image_id,
-                         entry->params->lock_timeout_ms, &lock, err));
-    gd_status s = gd_settle_name(entry->env, entry->root, entry->params,
-                                 entry->name, err); /* N14.3 */
+    GD_TRY(gd_locks_lock_image(entry->env, entry->root, image_id,
+                               entry->params->lock_timeout_ms, &lock, err));
+    gd_status s = gd_second_name_finish(entry->env, entry->root, entry->params,
+                                        entry->name, err); /* N14.3 */
     /* Under the image lock a name keeps its file while the name exists. */
     if (s == GD_OK) {
         s = require_own_name(entry, err);
@@ -495,6 +495,6 @@ gd_spool_entry_delete(const gd_spool_entry *entry, gd_error *err)
     if (s == GD_OK) {
         s = gd_spool_move_image(entry->env, entry->root, image_id, err);
     }
-    gd_image_unlock(entry->env, lock);
+    gd_locks_unlock_image(entry->env, lock);
     return s;
 }

@@ -29,7 +29,7 @@ gd_address_number(gd_address address)
 }
 
 static inline bool
-gd_is_address(uint64_t number)
+gd_address_is_valid(uint64_t number)
 {
     uint64_t group = number >> GD_SLOT_BITS;
     return group >= 1 && group <= GD_MAX_GROUP;

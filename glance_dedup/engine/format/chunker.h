@@ -56,7 +56,7 @@ gd_status gd_chunker_open(gd_chunker *chunker, size_t minimum, size_t average,
                           size_t maximum, gd_error *err);
 /* The same cuts as gd_chunker_gear's, found byte by byte: the reference in the
  * tests. */
-size_t gd_gear_next_scalar(const gd_chunker *chunker, const uint8_t *data,
-                           size_t len, bool last);
+size_t gd_chunker_next_scalar(const gd_chunker *chunker, const uint8_t *data,
+                              size_t len, bool last);
 
 #endif

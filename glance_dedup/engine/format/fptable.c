@@ -62,7 +62,7 @@ is_within_bounds(const gd_entry *entry, const gd_entry_bounds *bounds)
            entry->stored_length >= 1 &&
            entry->stored_length <= GD_SEGMENT_MAX &&
            entry->codec <= GD_CODEC_ZSTD &&
-           entry->segment >= gd_data_start(bounds->slots);
+           entry->segment >= gd_fptable_data_start(bounds->slots);
 }
 
 void
@@ -93,14 +93,14 @@ gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE], const gd_entry_bounds *bounds,
 }
 
 gd_status
-gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
+gd_fptable_new(const gd_env *env, uint32_t slots, gd_fptable **out,
                gd_error *err)
 {
     uint32_t places = 64;
     while (places < slots * 2) {
         places *= 2;
     }
-    gd_fpstore *store = gd_calloc(env, 1, sizeof *store, err);
+    gd_fptable *store = gd_calloc(env, 1, sizeof *store, err);
     if (store == NULL) {
         return GD_NOMEM;
     }
@@ -112,11 +112,11 @@ gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
     store->index = gd_calloc(env, places, sizeof *store->index, err);
     if (store->fingerprints == NULL || store->live == NULL ||
         store->index == NULL) {
-        gd_fpstore_free(env, store);
+        gd_fptable_free(env, store);
         return GD_NOMEM;
     }
     if (rc < 0) {
-        gd_fpstore_free(env, store);
+        gd_fptable_free(env, store);
         return gd_fail_errno(err, -rc, "no random bytes");
     }
     *out = store;
@@ -124,7 +124,7 @@ gd_fpstore_new(const gd_env *env, uint32_t slots, gd_fpstore **out,
 }
 
 void
-gd_fpstore_clear(gd_fpstore *store, uint32_t group)
+gd_fptable_clear(gd_fptable *store, uint32_t group)
 {
     size_t places = (size_t)store->mask + 1;
     memset(store->index, 0, places * sizeof *store->index);
@@ -136,7 +136,7 @@ gd_fpstore_clear(gd_fpstore *store, uint32_t group)
 /* Whether this place of the index, which is not free, holds this
  * fingerprint. */
 static bool
-is_at(const gd_fpstore *store, uint32_t place, uint32_t bits,
+is_at(const gd_fptable *store, uint32_t place, uint32_t bits,
       const gd_fingerprint *fp)
 {
     return (place & PLACE_BITS) == (bits & PLACE_BITS) &&
@@ -145,9 +145,9 @@ is_at(const gd_fpstore *store, uint32_t place, uint32_t bits,
 }
 
 void
-gd_fpstore_add(gd_fpstore *store, uint32_t slot, const gd_fingerprint *fp)
+gd_fptable_add(gd_fptable *store, uint32_t slot, const gd_fingerprint *fp)
 {
-    uint32_t bits = gd_fpstore_bits(store, fp);
+    uint32_t bits = gd_fptable_bits(store, fp);
     uint32_t at = bits & store->mask, namesakes = 0;
     while (store->index[at] != 0 && namesakes < GD_NAMESAKES) {
         namesakes += is_at(store, store->index[at], bits, fp);
@@ -164,19 +164,19 @@ gd_fpstore_add(gd_fpstore *store, uint32_t slot, const gd_fingerprint *fp)
 }
 
 gd_status
-gd_fpstore_build(const gd_env *env, const uint8_t *raw, uint32_t group,
+gd_fptable_build(const gd_env *env, const uint8_t *raw, uint32_t group,
                  uint32_t count, const gd_entry_bounds *bounds,
-                 gd_fpstore **out, gd_error *err)
+                 gd_fptable **out, gd_error *err)
 {
-    GD_TRY(gd_fpstore_new(env, count, out, err));
-    gd_fpstore *store = *out;
+    GD_TRY(gd_fptable_new(env, count, out, err));
+    gd_fptable *store = *out;
     store->group = group;
     for (uint32_t slot = 0; slot < count; slot++) {
         gd_entry entry;
         gd_entry_decode(raw + gd_entry_offset(slot) - GD_STORE_START, bounds,
                         slot, &entry);
         if (entry.state == GD_ENTRY_LIVE) {
-            gd_fpstore_add(store, slot, &entry.fingerprint);
+            gd_fptable_add(store, slot, &entry.fingerprint);
         }
     }
     store->count = count;
@@ -184,7 +184,7 @@ gd_fpstore_build(const gd_env *env, const uint8_t *raw, uint32_t group,
 }
 
 void
-gd_fpstore_free(const gd_env *env, gd_fpstore *store)
+gd_fptable_free(const gd_env *env, gd_fptable *store)
 {
     env->release(env, store->fingerprints);
     env->release(env, store->live);
@@ -193,10 +193,10 @@ gd_fpstore_free(const gd_env *env, gd_fpstore *store)
 }
 
 bool
-gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
+gd_fptable_find(const gd_fptable *store, const gd_fingerprint *fp,
                 uint32_t *probe, uint32_t *slot)
 {
-    uint32_t bits = gd_fpstore_bits(store, fp);
+    uint32_t bits = gd_fptable_bits(store, fp);
     for (;;) {
         uint32_t place = store->index[(bits + *probe) & store->mask];
         if (place == 0) {

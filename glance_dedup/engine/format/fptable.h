@@ -69,7 +69,7 @@ gd_entry_offset(uint32_t slot)
 
 /* Bytes of the whole sectors that hold slots [0, slots). */
 static inline uint64_t
-gd_store_size(uint32_t slots)
+gd_fptable_size(uint32_t slots)
 {
     return (uint64_t)((slots + GD_ENTRIES_PER_SECTOR - 1) /
                       GD_ENTRIES_PER_SECTOR) *
@@ -78,9 +78,9 @@ gd_store_size(uint32_t slots)
 
 /* D of format.rst: where segments start. */
 static inline uint64_t
-gd_data_start(uint32_t slots)
+gd_fptable_data_start(uint32_t slots)
 {
-    return (GD_STORE_START + gd_store_size(slots) + 4095) & ~UINT64_C(4095);
+    return (GD_STORE_START + gd_fptable_size(slots) + 4095) & ~UINT64_C(4095);
 }
 
 void gd_entry_encode(const gd_entry *entry, uint64_t seed, uint32_t slot,
@@ -104,7 +104,7 @@ void gd_entry_decode(const uint8_t in[GD_ENTRY_SIZE],
  * places in the index depend on a random key of each store.  Otherwise a client
  * could give all fingerprints one place, and each look-up would pass all of
  * them. */
-typedef struct gd_fpstore {
+typedef struct gd_fptable {
     uint32_t group;
     uint32_t count;
     /* Identity of the file and record it was loaded from (group.h). */
@@ -113,30 +113,30 @@ typedef struct gd_fpstore {
     uint64_t *live;               /* one bit per slot */
     uint32_t *index;
     uint32_t mask;                /* places in the index, less one */
-    uint64_t key[6];              /* gd_fpstore_bits */
+    uint64_t key[6];              /* gd_fptable_bits */
     unsigned users;               /* guarded by the cache's mutex */
     uint64_t used_at;             /* likewise: for the LRU order */
-} gd_fpstore;
+} gd_fptable;
 
 /* Builds a store from raw, the sectors of slots [0, count).  Leaves out entries
  * that are not live or do not verify: their blocks are stored again. */
-gd_status gd_fpstore_build(const gd_env *env, const uint8_t *raw,
+gd_status gd_fptable_build(const gd_env *env, const uint8_t *raw,
                            uint32_t group, uint32_t count,
-                           const gd_entry_bounds *bounds, gd_fpstore **store,
+                           const gd_entry_bounds *bounds, gd_fptable **store,
                            gd_error *err);
 /* An empty store with room for slots.  Only its one owner adds to it. */
-gd_status gd_fpstore_new(const gd_env *env, uint32_t slots,
-                         gd_fpstore **store, gd_error *err);
-void gd_fpstore_clear(gd_fpstore *store, uint32_t group);
+gd_status gd_fptable_new(const gd_env *env, uint32_t slots,
+                         gd_fptable **store, gd_error *err);
+void gd_fptable_clear(gd_fptable *store, uint32_t group);
 /* Of slots with one fingerprint, the GD_NAMESAKES first are found, the others
  * only matched.  REQUIRES: slot < slots, not added before. */
-void gd_fpstore_add(gd_fpstore *store, uint32_t slot,
+void gd_fptable_add(gd_fptable *store, uint32_t slot,
                     const gd_fingerprint *fp);
-void gd_fpstore_free(const gd_env *env, gd_fpstore *store);
+void gd_fptable_free(const gd_env *env, gd_fptable *store);
 
 /* Iterates over the slots with this fingerprint.  *probe starts at 0.  Returns
  * false when there are no more. */
-bool gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
+bool gd_fptable_find(const gd_fptable *store, const gd_fingerprint *fp,
                      uint32_t *probe, uint32_t *slot);
 
 /* 32 bits that place a fingerprint in the index.  They depend on its first 16
@@ -145,7 +145,7 @@ bool gd_fpstore_find(const gd_fpstore *store, const gd_fingerprint *fp,
  * them knew the key: the sum is universal (multiply-shift: Dietzfelbinger,
  * STACS 1996).  The second product scatters runs that the sum leaves. */
 static inline uint32_t
-gd_fpstore_bits(const gd_fpstore *store, const gd_fingerprint *fp)
+gd_fptable_bits(const gd_fptable *store, const gd_fingerprint *fp)
 {
     uint32_t words[4];
     uint64_t sum = store->key[4];
@@ -158,13 +158,14 @@ gd_fpstore_bits(const gd_fpstore *store, const gd_fingerprint *fp)
 
 /* Prefetches the memory where a find begins. */
 static inline void
-gd_fpstore_prefetch(const gd_fpstore *store, const gd_fingerprint *fp)
+gd_fptable_prefetch(const gd_fptable *store, const gd_fingerprint *fp)
 {
-    __builtin_prefetch(&store->index[gd_fpstore_bits(store, fp) & store->mask]);
+    __builtin_prefetch(&store->index[gd_fptable_bits(
+        store, fp) & store->mask]);
 }
 
 static inline bool
-gd_fpstore_is_live(const gd_fpstore *store, uint32_t slot)
+gd_fptable_is_live(const gd_fptable *store, uint32_t slot)
 {
     return slot < store->count && (store->live[slot / 64] >> slot % 64 & 1) != 0;
 }
@@ -172,10 +173,10 @@ gd_fpstore_is_live(const gd_fpstore *store, uint32_t slot)
 /* Whether this slot is live and has this fingerprint.  A caller that knows the
  * slot needs no index. */
 static inline bool
-gd_fpstore_matches(const gd_fpstore *store, uint32_t slot,
+gd_fptable_matches(const gd_fptable *store, uint32_t slot,
                    const gd_fingerprint *fp)
 {
-    return gd_fpstore_is_live(store, slot) &&
+    return gd_fptable_is_live(store, slot) &&
            gd_fingerprint_equal(&store->fingerprints[slot], fp);
 }
 

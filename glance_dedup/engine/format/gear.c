@@ -183,8 +183,9 @@ next_gear(const gd_chunker *chunker, const uint8_t *data, size_t len,
 }
 
 size_t
-gd_gear_next_scalar(const gd_chunker *chunker, const uint8_t *data, size_t len,
-                    bool last)
+gd_chunker_next_scalar(const gd_chunker *chunker, const uint8_t *data,
+                       size_t len,
+                       bool last)
 {
     uint64_t hash = 0;
     bool zeros = true; /* all so far */

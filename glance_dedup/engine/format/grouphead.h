@@ -17,7 +17,7 @@ enum {
     /* A rename put this file in another's place, and may not be durable: a
      * crash may bring the other back.  Both have the same blocks at the same
      * addresses.  So nothing is appended, freed or marked until groups/ was
-     * fsynced (gd_group_settle_name). */
+     * fsynced (gd_group_sync_rename). */
     GD_GROUP_UNSETTLED = 2,
 };
 

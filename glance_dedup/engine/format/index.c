@@ -115,7 +115,7 @@ sort_nearly_sorted(gd_item *items, size_t count)
 
 /* Keys are mostly random, so few items have their highest bytes in common. */
 gd_item *
-gd_sort_items(gd_item *items, gd_item *room, size_t count)
+gd_index_sort_items(gd_item *items, gd_item *room, size_t count)
 {
     if (sort_nearly_sorted(items, count)) {
         return items;
@@ -138,7 +138,7 @@ gd_index_sort(const gd_env *env, uint8_t *records, size_t count, gd_error *err)
         const uint8_t *record = records + i * GD_INDEX_RECORD;
         items[i] = (gd_item){gd_index_key(record), gd_index_address(record)};
     }
-    const gd_item *sorted = gd_sort_items(items, items + count, count);
+    const gd_item *sorted = gd_index_sort_items(items, items + count, count);
     for (size_t i = 0; i < count; i++) {
         gd_index_put_record(records + i * GD_INDEX_RECORD, sorted[i].key,
                             sorted[i].address);

@@ -62,7 +62,7 @@ typedef struct gd_item {
 
 /* Sorts items by key, then by address.  room has space for as many.  Returns
  * where the sorted items are: items or room. */
-gd_item *gd_sort_items(gd_item *items, gd_item *room, size_t count);
+gd_item *gd_index_sort_items(gd_item *items, gd_item *room, size_t count);
 
 gd_status gd_index_sort(const gd_env *env, uint8_t *records, size_t count,
                         gd_error *err);

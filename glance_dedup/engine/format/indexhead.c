@@ -38,7 +38,7 @@ has_records(gd_index_kind kind)
 }
 
 size_t
-gd_index_item_size(gd_index_kind kind)
+gd_index_head_item_size(gd_index_kind kind)
 {
     return has_records(kind)         ? GD_INDEX_RECORD
            : kind == GD_INDEX_PAIRS ? GD_PAIR_SIZE
@@ -46,47 +46,47 @@ gd_index_item_size(gd_index_kind kind)
 }
 
 size_t
-gd_index_frame_items(gd_index_kind kind)
+gd_index_head_frame_items(gd_index_kind kind)
 {
-    return ITEMS_BYTES / gd_index_item_size(kind);
+    return ITEMS_BYTES / gd_index_head_item_size(kind);
 }
 
 bool
-gd_index_is_packed(const gd_index_head *head)
+gd_index_head_is_packed(const gd_index_head *head)
 {
     return head->id.kind == GD_INDEX_SHARD;
 }
 
 uint64_t
-gd_index_frames(const gd_index_head *head)
+gd_index_head_frames(const gd_index_head *head)
 {
-    if (gd_index_is_packed(head)) {
+    if (gd_index_head_is_packed(head)) {
         uint64_t bytes = head->length - GD_INDEX_HEAD;
         return bytes / GD_PACKED_FRAME + (bytes % GD_PACKED_FRAME != 0);
     }
-    uint64_t most = gd_index_frame_items(head->id.kind);
+    uint64_t most = gd_index_head_frame_items(head->id.kind);
     return head->items / most + (head->items % most != 0);
 }
 
 size_t
-gd_index_items_in(const gd_index_head *head, uint64_t frame)
+gd_index_head_items_in(const gd_index_head *head, uint64_t frame)
 {
-    uint64_t most = gd_index_frame_items(head->id.kind);
+    uint64_t most = gd_index_head_frame_items(head->id.kind);
     uint64_t left = head->items - frame * most;
     return (size_t)(left < most ? left : most);
 }
 
 uint64_t
-gd_index_frame_start(const gd_index_head *head, uint64_t frame)
+gd_index_head_frame_start(const gd_index_head *head, uint64_t frame)
 {
-    if (gd_index_is_packed(head)) {
-        return frame < gd_index_frames(head)
+    if (gd_index_head_is_packed(head)) {
+        return frame < gd_index_head_frames(head)
                    ? GD_INDEX_HEAD + frame * GD_PACKED_FRAME
                    : head->length;
     }
-    uint64_t most = gd_index_frame_items(head->id.kind);
+    uint64_t most = gd_index_head_frame_items(head->id.kind);
     uint64_t items = frame * most < head->items ? frame * most : head->items;
-    return GD_INDEX_HEAD + items * gd_index_item_size(head->id.kind) +
+    return GD_INDEX_HEAD + items * gd_index_head_item_size(head->id.kind) +
            frame * GD_FRAME_CHECKSUM;
 }
 
@@ -94,7 +94,7 @@ void
 gd_index_head_encode(const gd_index_head *head, uint8_t out[GD_INDEX_HEAD])
 {
     gd_index_head written = *head, *value = &written;
-    if (!gd_index_is_packed(head)) {
+    if (!gd_index_head_is_packed(head)) {
         written.length = 0;
     }
     gd_fields_begin(&layout, out);
@@ -111,13 +111,14 @@ has_length(const gd_index_head *head, uint64_t length)
     if (head->items > most) {
         return false;
     }
-    if (!gd_index_is_packed(head)) {
-        return gd_index_frame_start(head, gd_index_frames(head)) == length;
+    if (!gd_index_head_is_packed(head)) {
+        return gd_index_head_frame_start(head, gd_index_head_frames(head)) ==
+        length;
     }
     if (head->length != length || length < GD_INDEX_HEAD) {
         return false;
     }
-    uint64_t frames = gd_index_frames(head);
+    uint64_t frames = gd_index_head_frames(head);
     return frames <= head->items && head->items <= frames * GD_PACKED_ITEMS;
 }
 
@@ -127,7 +128,7 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
                      gd_index_head *value, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_index_name(id, name);
+    gd_names_index(id, name);
     GD_TRY(gd_fields_check(&layout, in, name, err));
     HEAD_FIELDS(GD_DECODE)
     if (value->id.kind != id->kind || value->id.number != id->number ||
@@ -150,10 +151,11 @@ gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD], const gd_index_id *id,
 /* ---- frames ---- */
 
 void
-gd_index_frame_seal(const gd_index_head *head, uint64_t frame, uint8_t *items,
-                    size_t count)
+gd_index_head_seal_frame(const gd_index_head *head, uint64_t frame,
+                         uint8_t *items,
+                         size_t count)
 {
-    size_t length = count * gd_index_item_size(head->id.kind);
+    size_t length = count * gd_index_head_item_size(head->id.kind);
     gd_put64(items + length, gd_checksum(items, length, head->seed + frame));
 }
 
@@ -163,7 +165,7 @@ good_record(const gd_index_head *head, const uint8_t *record,
             const uint8_t *before)
 {
     uint64_t key = gd_index_key(record), address = gd_index_address(record);
-    if (!gd_is_address(address) ||
+    if (!gd_address_is_valid(address) ||
         gd_index_shard(key, head->id.bits) != head->id.shard) {
         return false;
     }
@@ -191,8 +193,8 @@ good_item(const gd_index_head *head, const uint8_t *item,
         return good_record(head, item, before);
     }
     return head->id.kind == GD_INDEX_PAIRS
-               ? gd_is_address(gd_get64(item)) &&
-                     gd_is_address(gd_get64(item + 8)) &&
+               ? gd_address_is_valid(gd_get64(item)) &&
+                     gd_address_is_valid(gd_get64(item + 8)) &&
                      gd_get64(item) != gd_get64(item + 8)
                : good_cursor(item, before);
 }
@@ -202,11 +204,11 @@ static gd_status
 require_items(const gd_index_head *head, uint64_t frame, const uint8_t *items,
               size_t count, const uint8_t *before, gd_error *err)
 {
-    size_t size = gd_index_item_size(head->id.kind);
+    size_t size = gd_index_head_item_size(head->id.kind);
     char name[GD_NAME_SIZE];
     for (size_t i = 0; i < count; i++) {
         if (!good_item(head, items + i * size, before)) {
-            gd_index_name(&head->id, name);
+            gd_names_index(&head->id, name);
             return gd_fail(err, GD_CORRUPT,
                            "item %zu of frame %llu of %s cannot be there", i,
                            (unsigned long long)frame, name);
@@ -220,19 +222,19 @@ static gd_status
 fail_checksum(const gd_index_head *head, uint64_t frame, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_index_name(&head->id, name);
+    gd_names_index(&head->id, name);
     return gd_fail(err, GD_CORRUPT,
                    "the checksum of frame %llu of %s is wrong",
                    (unsigned long long)frame, name);
 }
 
 gd_status
-gd_index_frame_check(const gd_index_head *head, uint64_t frame,
-                     const uint8_t *items, const uint8_t *before,
-                     gd_error *err)
+gd_index_head_require_frame(const gd_index_head *head, uint64_t frame,
+                            const uint8_t *items, const uint8_t *before,
+                            gd_error *err)
 {
-    size_t size = gd_index_item_size(head->id.kind);
-    size_t count = gd_index_items_in(head, frame), length = count * size;
+    size_t size = gd_index_head_item_size(head->id.kind);
+    size_t count = gd_index_head_items_in(head, frame), length = count * size;
     return gd_get64(items + length) !=
                    gd_checksum(items, length, head->seed + frame)
                ? fail_checksum(head, frame, err)
@@ -240,12 +242,13 @@ gd_index_frame_check(const gd_index_head *head, uint64_t frame,
 }
 
 gd_status
-gd_index_frame_unpack(const gd_index_head *head, uint64_t frame,
-                      const uint8_t *packed, size_t length,
-                      const uint8_t *before, uint8_t *out, size_t *count,
-                      gd_error *err)
+gd_index_head_unpack_frame(const gd_index_head *head, uint64_t frame,
+                           const uint8_t *packed, size_t length,
+                           const uint8_t *before, uint8_t *out, size_t *count,
+                           gd_error *err)
 {
-    return !gd_frame_unpack(packed, length, head->seed + frame, out, count)
+    return !gd_packedframe_unpack(packed, length, head->seed + frame, out,
+                                  count)
                ? fail_checksum(head, frame, err)
                : require_items(head, frame, out, *count, before, err);
 }

@@ -35,16 +35,16 @@ typedef struct gd_index_head {
 } gd_index_head;
 
 /* Whether the file has packed frames. */
-bool gd_index_is_packed(const gd_index_head *head);
+bool gd_index_head_is_packed(const gd_index_head *head);
 /* Bytes of an item in a file of this kind. */
-size_t gd_index_item_size(gd_index_kind kind);
+size_t gd_index_head_item_size(gd_index_kind kind);
 /* Items of a frame that is not the last. */
-size_t gd_index_frame_items(gd_index_kind kind);
-uint64_t gd_index_frames(const gd_index_head *head);
+size_t gd_index_head_frame_items(gd_index_kind kind);
+uint64_t gd_index_head_frames(const gd_index_head *head);
 /* The items in this frame.  REQUIRES: there is such a frame, not packed. */
-size_t gd_index_items_in(const gd_index_head *head, uint64_t frame);
+size_t gd_index_head_items_in(const gd_index_head *head, uint64_t frame);
 /* Where this frame begins; the file's length, if it is the number of frames. */
-uint64_t gd_index_frame_start(const gd_index_head *head, uint64_t frame);
+uint64_t gd_index_head_frame_start(const gd_index_head *head, uint64_t frame);
 
 void gd_index_head_encode(const gd_index_head *head,
                           uint8_t out[GD_INDEX_HEAD]);
@@ -57,19 +57,21 @@ gd_status gd_index_head_decode(const uint8_t in[GD_INDEX_HEAD],
                                gd_error *err);
 
 /* Writes the checksum behind the items. */
-void gd_index_frame_seal(const gd_index_head *head, uint64_t frame,
-                         uint8_t *items, size_t count);
+void gd_index_head_seal_frame(const gd_index_head *head, uint64_t frame,
+                              uint8_t *items, size_t count);
 /* GD_CORRUPT unless the checksum is right, and the items may be in such a file.
  * before: the last item of the frame before; NULL: it is not known, or there is
  * none. */
-gd_status gd_index_frame_check(const gd_index_head *head, uint64_t frame,
-                               const uint8_t *items, const uint8_t *before,
-                               gd_error *err);
+gd_status gd_index_head_require_frame(const gd_index_head *head,
+                                      uint64_t frame,
+                                      const uint8_t *items,
+                                      const uint8_t *before,
+                                      gd_error *err);
 /* The same of a packed frame of this length; its items go into out, which has
  * room for GD_FRAME_MAX bytes. */
-gd_status gd_index_frame_unpack(const gd_index_head *head, uint64_t frame,
-                                const uint8_t *packed, size_t length,
-                                const uint8_t *before, uint8_t *out,
-                                size_t *count, gd_error *err);
+gd_status gd_index_head_unpack_frame(const gd_index_head *head, uint64_t frame,
+                                     const uint8_t *packed, size_t length,
+                                     const uint8_t *before, uint8_t *out,
+                                     size_t *count, gd_error *err);
 
 #endif

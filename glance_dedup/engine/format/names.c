@@ -11,13 +11,13 @@
 #include "engine/format/address.h"
 
 void
-gd_group_name(uint32_t group, char name[GD_NAME_SIZE])
+gd_names_group(uint32_t group, char name[GD_NAME_SIZE])
 {
     snprintf(name, GD_NAME_SIZE, GD_DIR_GROUPS "/%08x", (unsigned)group);
 }
 
 void
-gd_spares_name(uint32_t group, char name[GD_NAME_SIZE])
+gd_names_spares(uint32_t group, char name[GD_NAME_SIZE])
 {
     snprintf(name, GD_NAME_SIZE, GD_DIR_SPARES "/%08x", (unsigned)group);
 }
@@ -33,7 +33,7 @@ hex_digit(char c)
 }
 
 bool
-gd_hex_parse(const char *digits, uint32_t *value)
+gd_names_parse_hex(const char *digits, uint32_t *value)
 {
     *value = 0;
     if (strlen(digits) != 8) {
@@ -50,28 +50,29 @@ gd_hex_parse(const char *digits, uint32_t *value)
 }
 
 bool
-gd_group_name_parse(const char *base, uint32_t *group)
+gd_names_parse_group(const char *base, uint32_t *group)
 {
-    return gd_hex_parse(base, group) && *group >= 1 && *group <= GD_MAX_GROUP;
+    return gd_names_parse_hex(base, group) && *group >= 1 && *group <=
+    GD_MAX_GROUP;
 }
 
 void
-gd_second_name(const char *name, char second[GD_NAME_SIZE])
+gd_names_second(const char *name, char second[GD_NAME_SIZE])
 {
     snprintf(second, GD_NAME_SIZE, "%s~", name);
 }
 
 bool
-gd_any_group_name_parse(const char *base, uint32_t *group)
+gd_names_parse_any_group(const char *base, uint32_t *group)
 {
     char digits[9];
     size_t length = strnlen(base, 10);
     if (length != 9 || base[8] != '~') {
-        return gd_group_name_parse(base, group);
+        return gd_names_parse_group(base, group);
     }
     memcpy(digits, base, 8);
     digits[8] = '\0';
-    return gd_group_name_parse(digits, group);
+    return gd_names_parse_group(digits, group);
 }
 
 static bool
@@ -82,7 +83,7 @@ is_id_character(char c)
 }
 
 gd_status
-gd_image_name(const char *image_id, char name[GD_NAME_SIZE], gd_error *err)
+gd_names_image(const char *image_id, char name[GD_NAME_SIZE], gd_error *err)
 {
     size_t length = strnlen(image_id, GD_IMAGE_ID_MAX + 1);
     if (length == 0 || length > GD_IMAGE_ID_MAX) {
@@ -104,8 +105,8 @@ gd_image_name(const char *image_id, char name[GD_NAME_SIZE], gd_error *err)
 }
 
 void
-gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
-              char name[GD_NAME_SIZE])
+gd_names_spool(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
+               char name[GD_NAME_SIZE])
 {
     int n = snprintf(name, GD_NAME_SIZE, GD_DIR_SPOOL "/%c-", (char)kind);
     for (int i = 0; i < GD_ID_SIZE; i++) {
@@ -114,8 +115,8 @@ gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
 }
 
 bool
-gd_spool_name_parse(const char *base, gd_spool_kind *kind,
-                    uint8_t id[GD_ID_SIZE])
+gd_names_parse_spool(const char *base, gd_spool_kind *kind,
+                     uint8_t id[GD_ID_SIZE])
 {
     static const char kinds[] = {
         GD_SPOOL_STORE,  GD_SPOOL_DELETED,  GD_SPOOL_GROUP,
@@ -147,7 +148,7 @@ gd_index_kind_name(unsigned kind)
 }
 
 void
-gd_index_name(const gd_index_id *id, char name[GD_NAME_SIZE])
+gd_names_index(const gd_index_id *id, char name[GD_NAME_SIZE])
 {
     snprintf(name, GD_NAME_SIZE, GD_DIR_INDEX "/%s-%02x-%04x.%016" PRIx64,
              gd_index_kind_name(id->kind), (unsigned)id->bits,
@@ -155,7 +156,7 @@ gd_index_name(const gd_index_id *id, char name[GD_NAME_SIZE])
 }
 
 bool
-gd_index_name_parse(const char *base, gd_index_id *id)
+gd_names_parse_index(const char *base, gd_index_id *id)
 {
     enum { DIGITS = 24 }; /* -bb-ssss.nnnnnnnnnnnnnnnn */
     const char *digits = strchr(base, '-');
@@ -191,7 +192,7 @@ gd_index_name_parse(const char *base, gd_index_id *id)
 }
 
 void
-gd_reserve_name(unsigned i, char name[GD_NAME_SIZE])
+gd_names_reserve(unsigned i, char name[GD_NAME_SIZE])
 {
     if (i == 0) {
         snprintf(name, GD_NAME_SIZE, "catalog-reserve");

@@ -46,31 +46,31 @@ typedef enum gd_spool_kind {
 } gd_spool_kind;
 
 /* Exactly 8 lower-case hexadecimal digits. */
-bool gd_hex_parse(const char *digits, uint32_t *value);
+bool gd_names_parse_hex(const char *digits, uint32_t *value);
 
-void gd_group_name(uint32_t group, char name[GD_NAME_SIZE]);
+void gd_names_group(uint32_t group, char name[GD_NAME_SIZE]);
 /* base is a name inside groups/. */
-bool gd_group_name_parse(const char *base, uint32_t *group);
+bool gd_names_parse_group(const char *base, uint32_t *group);
 
 /* The second name that a file of a group or an image has while it is replaced
  * (N14).  No name of another file ends so. */
-void gd_second_name(const char *name, char second[GD_NAME_SIZE]);
-/* As gd_group_name_parse, of names and second names. */
-bool gd_any_group_name_parse(const char *base, uint32_t *group);
+void gd_names_second(const char *name, char second[GD_NAME_SIZE]);
+/* As gd_names_parse_group, of names and second names. */
+bool gd_names_parse_any_group(const char *base, uint32_t *group);
 
 /* GD_INVALID unless the id has 1 to 128 characters of A-Z a-z 0-9 _ -
  * (so it can be neither a path nor a temporary file). */
-gd_status gd_image_name(const char *image_id, char name[GD_NAME_SIZE],
-                        gd_error *err);
+gd_status gd_names_image(const char *image_id, char name[GD_NAME_SIZE],
+                         gd_error *err);
 
-void gd_spool_name(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
-                   char name[GD_NAME_SIZE]);
+void gd_names_spool(gd_spool_kind kind, const uint8_t id[GD_ID_SIZE],
+                    char name[GD_NAME_SIZE]);
 /* base is a name inside spool/. */
-bool gd_spool_name_parse(const char *base, gd_spool_kind *kind,
-                         uint8_t id[GD_ID_SIZE]);
+bool gd_names_parse_spool(const char *base, gd_spool_kind *kind,
+                          uint8_t id[GD_ID_SIZE]);
 
 /* The file of the second copies of a group's blocks. */
-void gd_spares_name(uint32_t group, char name[GD_NAME_SIZE]);
+void gd_names_spares(uint32_t group, char name[GD_NAME_SIZE]);
 
 /* Kinds of files of the exact index, as in their heads; GD_INDEX_NEW has no
  * name of its own yet. */
@@ -92,15 +92,15 @@ typedef struct gd_index_id {
     uint64_t number;
 } gd_index_id;
 
-void gd_index_name(const gd_index_id *id, char name[GD_NAME_SIZE]);
+void gd_names_index(const gd_index_id *id, char name[GD_NAME_SIZE]);
 /* base is a name inside index/. */
-bool gd_index_name_parse(const char *base, gd_index_id *id);
+bool gd_names_parse_index(const char *base, gd_index_id *id);
 /* The kind as names have it; NULL: there is no such kind. */
 const char *gd_index_kind_name(unsigned kind);
 
 enum { GD_RESERVE_FILES = 9 };
 /* The files that are given up when the disk is full.  The first holds bytes;
  * each of them holds an inode. */
-void gd_reserve_name(unsigned i, char name[GD_NAME_SIZE]);
+void gd_names_reserve(unsigned i, char name[GD_NAME_SIZE]);
 
 #endif

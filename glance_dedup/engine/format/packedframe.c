@@ -86,8 +86,8 @@ get_bits(const uint8_t *in, size_t at, unsigned width)
 /* ---- frames ---- */
 
 size_t
-gd_frame_pack(const gd_frame_shape *shape, const uint8_t *records,
-              uint64_t seed, bool padded, uint8_t *out)
+gd_packedframe_pack(const gd_frame_shape *shape, const uint8_t *records,
+                    uint64_t seed, bool padded, uint8_t *out)
 {
     unsigned key_width = width_of(shape->differences);
     unsigned address_width = width_of(shape->addresses);
@@ -115,8 +115,8 @@ gd_frame_pack(const gd_frame_shape *shape, const uint8_t *records,
 }
 
 bool
-gd_frame_unpack(const uint8_t *frame, size_t length, uint64_t seed,
-                uint8_t *out, size_t *count)
+gd_packedframe_unpack(const uint8_t *frame, size_t length, uint64_t seed,
+                      uint8_t *out, size_t *count)
 {
     if (length < HEAD + CHECKSUM ||
         gd_get64(frame + length - CHECKSUM) !=

@@ -37,12 +37,12 @@ bool gd_frame_shape_add(gd_frame_shape *shape, const uint8_t *record);
 /* Writes the frame of these records, which were all added to the shape.
  * padded: up to GD_PACKED_FRAME bytes.  Returns its length.  out has room for
  * GD_PACKED_FRAME bytes.  REQUIRES: there is a record. */
-size_t gd_frame_pack(const gd_frame_shape *shape, const uint8_t *records,
-                     uint64_t seed, bool padded, uint8_t *out);
+size_t gd_packedframe_pack(const gd_frame_shape *shape, const uint8_t *records,
+                           uint64_t seed, bool padded, uint8_t *out);
 /* Writes the records of a frame of this length into out, which has room for
  * GD_PACKED_ITEMS.  False unless it is such a frame, with this seed; the caller
  * judges the records.  REQUIRES: length <= GD_PACKED_FRAME. */
-bool gd_frame_unpack(const uint8_t *frame, size_t length, uint64_t seed,
-                     uint8_t *out, size_t *count);
+bool gd_packedframe_unpack(const uint8_t *frame, size_t length, uint64_t seed,
+                           uint8_t *out, size_t *count);
 
 #endif

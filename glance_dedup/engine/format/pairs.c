@@ -66,7 +66,7 @@ static size_t
 sort_unique(gd_item *items, size_t count, gd_item **sorted)
 {
     size_t used = 0;
-    *sorted = gd_sort_items(items, items + count, count);
+    *sorted = gd_index_sort_items(items, items + count, count);
     for (size_t i = 0; i < count; i++) {
         if (used == 0 || !same(&(*sorted)[i], &(*sorted)[used - 1])) {
             (*sorted)[used++] = (*sorted)[i];
@@ -129,7 +129,7 @@ gd_pairs_are_of_group(gd_pairs pairs, uint32_t group)
     for (size_t i = 0; i < pairs.count; i++) {
         const uint8_t *pair = pairs.at + i * GD_PAIR_SIZE;
         if (first_of(pair) >> GD_SLOT_BITS != group ||
-            !gd_is_address(second_of(pair)) ||
+            !gd_address_is_valid(second_of(pair)) ||
             (i > 0 && by_pair(pair - GD_PAIR_SIZE, pair) >= 0)) {
             return false;
         }
@@ -138,7 +138,7 @@ gd_pairs_are_of_group(gd_pairs pairs, uint32_t group)
 }
 
 size_t
-gd_pairs_without(gd_pairs a, gd_pairs b, uint8_t *out)
+gd_pairs_subtract(gd_pairs a, gd_pairs b, uint8_t *out)
 {
     size_t used = 0, j = 0;
     for (size_t i = 0; i < a.count; i++) {
@@ -369,7 +369,7 @@ is_old(const uint8_t *replacements, size_t count, uint64_t address, size_t *at)
 }
 
 size_t
-gd_replacements_sort(uint8_t *replacements, size_t count)
+gd_pairs_sort_replacements(uint8_t *replacements, size_t count)
 {
     size_t used = 0, unique = 0, at = 0;
     if (!are_sorted(replacements, count)) {

@@ -49,7 +49,7 @@ bool gd_pairs_are_of_group(gd_pairs pairs, uint32_t group);
 gd_status gd_pairs_sort(const gd_env *env, uint8_t *pairs, size_t *count,
                         gd_error *err);
 /* The pairs of a that are not in b.  Both are sorted; out has room for a. */
-size_t gd_pairs_without(gd_pairs a, gd_pairs b, uint8_t *out);
+size_t gd_pairs_subtract(gd_pairs a, gd_pairs b, uint8_t *out);
 
 /* The functions on blocks return false if a pair names an address that is not
  * among the blocks. */
@@ -76,6 +76,6 @@ bool gd_pairs_choose(gd_pairs pairs, const gd_blocks *blocks, uint8_t *out,
 /* Sorts replacements in place.  Keeps each old address once, and drops those
  * whose new address is the old address of another.  Returns how many are
  * left. */
-size_t gd_replacements_sort(uint8_t *replacements, size_t count);
+size_t gd_pairs_sort_replacements(uint8_t *replacements, size_t count);
 
 #endif

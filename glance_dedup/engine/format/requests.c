@@ -25,13 +25,14 @@ gd_requests_make(const uint8_t *scanned, size_t count, uint64_t requester,
 }
 
 bool
-gd_records_split(const uint8_t *records, size_t count, uint64_t parts,
-                 uint64_t first, size_t ways, size_t *counts, uint8_t *out)
+gd_requests_split(const uint8_t *records, size_t count, uint64_t parts,
+                  uint64_t first, size_t ways, size_t *counts, uint8_t *out)
 {
     memset(counts, 0, ways * sizeof *counts);
     for (size_t i = 0; i < count; i++) {
         uint64_t part =
-            gd_part_of_key(gd_index_key(records + i * GD_INDEX_RECORD), parts);
+            gd_requests_part_of_key(gd_index_key(
+                records + i * GD_INDEX_RECORD), parts);
         if (part < first || part - first >= ways) {
             return false;
         }
@@ -45,7 +46,8 @@ gd_records_split(const uint8_t *records, size_t count, uint64_t parts,
     /* From the last on, each goes in front of those of its part. */
     for (size_t i = count; i-- > 0;) {
         const uint8_t *record = records + i * GD_INDEX_RECORD;
-        uint64_t part = gd_part_of_key(gd_index_key(record), parts) - first;
+        uint64_t part = gd_requests_part_of_key(gd_index_key(record), parts) -
+        first;
         memcpy(out + --counts[part] * GD_INDEX_RECORD, record,
                GD_INDEX_RECORD);
     }
@@ -99,8 +101,8 @@ gd_requests_resolve(const gd_item *requests, size_t count,
 }
 
 bool
-gd_answers_fill(const uint8_t *answers, size_t count, uint64_t first,
-                uint8_t *places, size_t place_count)
+gd_requests_fill_answers(const uint8_t *answers, size_t count, uint64_t first,
+                         uint8_t *places, size_t place_count)
 {
     const uint64_t numbers = (UINT64_C(1) << GD_NUMBER_BITS) - 1;
     for (size_t i = 0; i < count; i++) {

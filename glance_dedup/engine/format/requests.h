@@ -42,7 +42,7 @@ size_t gd_requests_make(const uint8_t *scanned, size_t count,
 
 /* The number of the part in which a key lies, of so many equal parts. */
 static inline uint64_t
-gd_part_of_key(uint64_t key, uint64_t parts)
+gd_requests_part_of_key(uint64_t key, uint64_t parts)
 {
     return (uint64_t)((unsigned __int128)key * parts >> 64);
 }
@@ -50,9 +50,9 @@ gd_part_of_key(uint64_t key, uint64_t parts)
 /* Sorts records stably by the part in which their keys lie.  counts[i] is how
  * many lie in part first + i, of which there are `ways`.  out has room for all.
  * False if one lies in another part. */
-bool gd_records_split(const uint8_t *records, size_t count, uint64_t parts,
-                      uint64_t first, size_t ways, size_t *counts,
-                      uint8_t *out);
+bool gd_requests_split(const uint8_t *records, size_t count, uint64_t parts,
+                       uint64_t first, size_t ways, size_t *counts,
+                       uint8_t *out);
 
 /* Answers sorted requests, of which addresses[i] is what the index has, or 0.
  * Of those with one key that is not known, the first is told 0, and the others
@@ -68,7 +68,8 @@ size_t gd_requests_resolve(const gd_item *requests, size_t count,
 /* Puts each answer's address, or whatever it says, in its requester's place;
  * the first place, of 8 bytes, is that of block number `first`.  False if an
  * answer has no place. */
-bool gd_answers_fill(const uint8_t *answers, size_t count, uint64_t first,
-                     uint8_t *places, size_t place_count);
+bool gd_requests_fill_answers(const uint8_t *answers, size_t count,
+                              uint64_t first,
+                              uint8_t *places, size_t place_count);
 
 #endif

@@ -16,8 +16,8 @@ is_in_use(uint8_t state)
 }
 
 void
-gd_slots_judge(const uint8_t *entries, const uint8_t *counts, size_t count,
-               size_t published, gd_slot_use *use, uint8_t *unused)
+gd_slot_use_judge(const uint8_t *entries, const uint8_t *counts, size_t count,
+                  size_t published, gd_slot_use *use, uint8_t *unused)
 {
     *use = (gd_slot_use){.is_lost = false};
     for (size_t slot = 0; slot < count; slot++) {

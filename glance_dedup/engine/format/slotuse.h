@@ -24,8 +24,8 @@ typedef struct gd_slot_use {
 /* Takes the entries of slots 0 to count - 1, as Maintenance.entries lists them,
  * and their counts, 32 bits each.  unused has room for as many slots, and gets
  * the unused ones, 32 bits each. */
-void gd_slots_judge(const uint8_t *entries, const uint8_t *counts,
-                    size_t count, size_t published, gd_slot_use *use,
-                    uint8_t *unused);
+void gd_slot_use_judge(const uint8_t *entries, const uint8_t *counts,
+                       size_t count, size_t published, gd_slot_use *use,
+                       uint8_t *unused);
 
 #endif

@@ -56,14 +56,14 @@ gd_volume_head_encode(const gd_volume_head *value, uint8_t out[GD_VOLUME_HEAD])
 }
 
 bool
-gd_volume_size_allowed(uint64_t size)
+gd_volume_head_size_allowed(uint64_t size)
 {
     return size >= GD_VOLUME_SECTOR && size <= GD_VOLUME_MAX_SIZE &&
            size % GD_VOLUME_SECTOR == 0;
 }
 
 bool
-gd_volume_part_size_allowed(uint64_t size)
+gd_volume_head_part_size_allowed(uint64_t size)
 {
     return size >= UINT64_C(1) << LOG_MIN_PART &&
            size <= UINT64_C(1) << LOG_MAX_PART && (size & (size - 1)) == 0;
@@ -76,11 +76,11 @@ in_bounds(const gd_volume_head *head)
     return head->journal >= 1 && head->needed >= 1 &&
            head->needed <= head->journal &&
            memcmp(head->volume_id, zeros, GD_ID_SIZE) != 0 &&
-           gd_volume_size_allowed(head->size) &&
-           gd_volume_part_size_allowed(head->part_size) &&
+           gd_volume_head_size_allowed(head->size) &&
+           gd_volume_head_part_size_allowed(head->part_size) &&
            head->base_size <= head->size && head->state >= GD_VOLUME_MAKING &&
            head->state <= GD_VOLUME_DELETING &&
-           head->marks <= gd_volume_parts(head);
+           head->marks <= gd_volume_head_parts(head);
 }
 
 gd_status
@@ -96,7 +96,7 @@ gd_volume_head_decode(const uint8_t in[GD_VOLUME_HEAD], const char *file,
     }
     char name[GD_NAME_SIZE];
     return value->source[0] == '\0' ||
-                   gd_image_name(value->source, name, NULL) == GD_OK
+                   gd_names_image(value->source, name, NULL) == GD_OK
                ? GD_OK
                : gd_fail(err, GD_CORRUPT, "%s: the id of the image that the "
                          "volume was cloned from is damaged", file);
@@ -126,7 +126,8 @@ gd_volume_marks_decode(const uint8_t *in, const gd_volume_head *head,
     for (uint32_t i = 0; i < head->marks; i++) {
         marks[i].part = gd_get64(in + (size_t)i * GD_VOLUME_MARK);
         marks[i].edition = gd_get64(in + (size_t)i * GD_VOLUME_MARK + 8);
-        if (marks[i].part >= gd_volume_parts(head) || marks[i].edition == 0 ||
+        if (marks[i].part >= gd_volume_head_parts(head) || marks[i].edition ==
+            0 ||
             (i > 0 && marks[i].part <= marks[i - 1].part)) {
             return gd_fail(err, GD_CORRUPT,
                            "%s: mark %u is out of bounds or out of order",

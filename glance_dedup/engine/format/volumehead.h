@@ -70,7 +70,7 @@ typedef struct gd_volume_head {
 
 /* Where the records begin. */
 static inline uint64_t
-gd_volume_records_start(uint32_t marks)
+gd_volume_head_records_start(uint32_t marks)
 {
     uint64_t bytes = (uint64_t)marks * GD_VOLUME_MARK;
     return GD_VOLUME_HEAD + (bytes + 4095) / 4096 * 4096;
@@ -78,13 +78,13 @@ gd_volume_records_start(uint32_t marks)
 
 /* How many parts the volume has. */
 static inline uint64_t
-gd_volume_parts(const gd_volume_head *head)
+gd_volume_head_parts(const gd_volume_head *head)
 {
     return (head->size + head->part_size - 1) / head->part_size;
 }
 
-bool gd_volume_size_allowed(uint64_t size);
-bool gd_volume_part_size_allowed(uint64_t size);
+bool gd_volume_head_size_allowed(uint64_t size);
+bool gd_volume_head_part_size_allowed(uint64_t size);
 
 void gd_volume_head_encode(const gd_volume_head *head,
                            uint8_t out[GD_VOLUME_HEAD]);

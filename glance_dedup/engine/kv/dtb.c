@@ -72,23 +72,23 @@ next_page(const dtb *t, uint64_t page)
 static gd_status
 search(dtb *t, uint64_t key, spot *found, gd_error *err)
 {
-    uint64_t number = gd_dtb_home(key, t->seed, t->pages);
+    uint64_t number = gd_dtbpage_home(key, t->seed, t->pages);
     *found = (spot){0};
     for (unsigned i = 0; i < CHAIN && i < t->pages; i++) {
         uint8_t *page;
         GD_TRY(gd_pagecache_get(t->cache, number, false, &page, err));
         found->searched++;
         found->last = number;
-        found->place = gd_dtb_find(page, key);
+        found->place = gd_dtbpage_find(page, key);
         if (found->place >= 0) {
             found->page = number;
-            found->value = gd_dtb_pair(page, (unsigned)found->place).value;
+            found->value = gd_dtbpage_pair(page, (unsigned)found->place).value;
             return GD_OK;
         }
-        if (found->room == 0 && gd_dtb_count(page) < GD_DTB_KEYS) {
+        if (found->room == 0 && gd_dtbpage_count(page) < GD_DTB_KEYS) {
             found->room = number;
         }
-        if (!gd_dtb_overflows(page)) {
+        if (!gd_dtbpage_overflows(page)) {
             return GD_OK;
         }
         number = next_page(t, number);
@@ -119,10 +119,10 @@ extend(dtb *t, const spot *found, uint64_t *room, gd_error *err)
     for (unsigned i = found->searched;
          *room == 0 && i < CHAIN && i < t->pages; i++) {
         GD_TRY(gd_pagecache_get(t->cache, number, true, &page, err));
-        gd_dtb_set_overflows(page);
+        gd_dtbpage_set_overflows(page);
         number = next_page(t, number);
         GD_TRY(gd_pagecache_get(t->cache, number, false, &page, err));
-        if (gd_dtb_count(page) < GD_DTB_KEYS) {
+        if (gd_dtbpage_count(page) < GD_DTB_KEYS) {
             *room = number;
         }
     }
@@ -148,9 +148,9 @@ put_one(dtb *t, gd_kv_pair pair, gd_error *err)
                              &page, err);
     }
     if (s == GD_OK && found.page != 0) {
-        gd_dtb_set_value(page, (unsigned)found.place, pair.value);
+        gd_dtbpage_set_value(page, (unsigned)found.place, pair.value);
     } else if (s == GD_OK) {
-        gd_dtb_add(page, pair);
+        gd_dtbpage_add(page, pair);
     }
     return s;
 }
@@ -223,7 +223,7 @@ make_anew(dtb *t, uint8_t *header, uint64_t size, gd_error *err)
         return gd_fail_errno(err, -rc, "cannot give %s %llu bytes", t->name,
                              (unsigned long long)size);
     }
-    gd_dtb_header_encode(header, &t->kv.options, t->seed);
+    gd_dtbpage_encode_header(header, &t->kv.options, t->seed);
     return gd_write_full(env, t->fd, header, GD_DTB_PAGE, 0, t->name, err);
 }
 
@@ -235,7 +235,7 @@ take_header(dtb *t, const struct stat *st, uint8_t *page, gd_error *err)
     if ((uint64_t)st->st_size == size) {
         GD_TRY(gd_read_full(t->kv.env, t->fd, page, GD_DTB_PAGE, 0,
                             t->name, err));
-        if (gd_dtb_header_decode(page, &t->kv.options, &t->seed)) {
+        if (gd_dtbpage_decode_header(page, &t->kv.options, &t->seed)) {
             return GD_OK;
         }
     }

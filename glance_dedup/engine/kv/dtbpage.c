@@ -24,8 +24,9 @@ gd_dtb_pages(uint64_t capacity)
 }
 
 void
-gd_dtb_header_encode(uint8_t page[GD_DTB_PAGE], const gd_kv_options *options,
-                     uint64_t seed)
+gd_dtbpage_encode_header(uint8_t page[GD_DTB_PAGE],
+                         const gd_kv_options *options,
+                         uint64_t seed)
 {
     memset(page, 0, GD_DTB_PAGE);
     memcpy(page, "GDKVTABL", 8);
@@ -36,12 +37,12 @@ gd_dtb_header_encode(uint8_t page[GD_DTB_PAGE], const gd_kv_options *options,
 }
 
 bool
-gd_dtb_header_decode(const uint8_t page[GD_DTB_PAGE],
-                     const gd_kv_options *options, uint64_t *seed)
+gd_dtbpage_decode_header(const uint8_t page[GD_DTB_PAGE],
+                         const gd_kv_options *options, uint64_t *seed)
 {
     uint8_t wanted[GD_DTB_PAGE];
     *seed = gd_get64(page + 24);
-    gd_dtb_header_encode(wanted, options, *seed);
+    gd_dtbpage_encode_header(wanted, options, *seed);
     return memcmp(page, wanted, GD_DTB_PAGE) == 0;
 }
 
@@ -52,50 +53,50 @@ checksum(const uint8_t *page, uint64_t number, uint64_t seed)
 }
 
 void
-gd_dtb_seal(uint8_t *page, uint64_t number, uint64_t seed)
+gd_dtbpage_seal(uint8_t *page, uint64_t number, uint64_t seed)
 {
     gd_put64(page, checksum(page, number, seed));
 }
 
 bool
-gd_dtb_is_valid(const uint8_t *page, uint64_t number, uint64_t seed)
+gd_dtbpage_is_valid(const uint8_t *page, uint64_t number, uint64_t seed)
 {
     if (gd_get64(page) == 0 && gd_is_zero(page, GD_DTB_PAGE)) {
         return true;
     }
     return gd_get64(page) == checksum(page, number, seed) &&
-           gd_dtb_count(page) <= GD_DTB_KEYS;
+           gd_dtbpage_count(page) <= GD_DTB_KEYS;
 }
 
 uint64_t
-gd_dtb_home(uint64_t key, uint64_t seed, uint64_t pages)
+gd_dtbpage_home(uint64_t key, uint64_t seed, uint64_t pages)
 {
     uint64_t hash = gd_checksum(&key, sizeof key, seed);
     return 1 + (uint64_t)(((unsigned __int128)hash * pages) >> 64);
 }
 
 unsigned
-gd_dtb_count(const uint8_t *page)
+gd_dtbpage_count(const uint8_t *page)
 {
     return gd_get16(page + COUNT);
 }
 
 bool
-gd_dtb_overflows(const uint8_t *page)
+gd_dtbpage_overflows(const uint8_t *page)
 {
     return gd_get16(page + OVERFLOWS) != 0;
 }
 
 void
-gd_dtb_set_overflows(uint8_t *page)
+gd_dtbpage_set_overflows(uint8_t *page)
 {
     gd_put16(page + OVERFLOWS, 1);
 }
 
 int
-gd_dtb_find(const uint8_t *page, uint64_t key)
+gd_dtbpage_find(const uint8_t *page, uint64_t key)
 {
-    unsigned count = gd_dtb_count(page);
+    unsigned count = gd_dtbpage_count(page);
     for (unsigned i = 0; i < count; i++) {
         if (gd_get64(page + KEYS + 8 * i) == key) {
             return (int)i;
@@ -105,14 +106,14 @@ gd_dtb_find(const uint8_t *page, uint64_t key)
 }
 
 gd_kv_pair
-gd_dtb_pair(const uint8_t *page, unsigned place)
+gd_dtbpage_pair(const uint8_t *page, unsigned place)
 {
     return (gd_kv_pair){gd_get64(page + KEYS + 8 * place),
                         gd_get64(page + VALUES + 8 * place)};
 }
 
 void
-gd_dtb_set_value(uint8_t *page, unsigned place, uint64_t value)
+gd_dtbpage_set_value(uint8_t *page, unsigned place, uint64_t value)
 {
     gd_put64(page + VALUES + 8 * place, value);
 }
@@ -121,13 +122,13 @@ static void
 set_pair(uint8_t *page, unsigned place, gd_kv_pair pair)
 {
     gd_put64(page + KEYS + 8 * place, pair.key);
-    gd_dtb_set_value(page, place, pair.value);
+    gd_dtbpage_set_value(page, place, pair.value);
 }
 
 void
-gd_dtb_add(uint8_t *page, gd_kv_pair pair)
+gd_dtbpage_add(uint8_t *page, gd_kv_pair pair)
 {
-    unsigned count = gd_dtb_count(page);
+    unsigned count = gd_dtbpage_count(page);
     set_pair(page, count, pair);
     gd_put16(page + COUNT, (uint16_t)(count + 1));
 }

@@ -40,29 +40,29 @@ enum {
 /* How many pages the store has behind the header. */
 uint64_t gd_dtb_pages(uint64_t capacity);
 
-void gd_dtb_header_encode(uint8_t page[GD_DTB_PAGE],
-                          const gd_kv_options *options, uint64_t seed);
+void gd_dtbpage_encode_header(uint8_t page[GD_DTB_PAGE],
+                              const gd_kv_options *options, uint64_t seed);
 /* False if it is no header of a store with this capacity. */
-bool gd_dtb_header_decode(const uint8_t page[GD_DTB_PAGE],
-                          const gd_kv_options *options, uint64_t *seed);
+bool gd_dtbpage_decode_header(const uint8_t page[GD_DTB_PAGE],
+                              const gd_kv_options *options, uint64_t *seed);
 
 /* Sets the checksum. */
-void gd_dtb_seal(uint8_t *page, uint64_t number, uint64_t seed);
-bool gd_dtb_is_valid(const uint8_t *page, uint64_t number, uint64_t seed);
+void gd_dtbpage_seal(uint8_t *page, uint64_t number, uint64_t seed);
+bool gd_dtbpage_is_valid(const uint8_t *page, uint64_t number, uint64_t seed);
 
 /* ---- a valid page ---- */
 
 /* The page that a key belongs to, from 1 to pages. */
-uint64_t gd_dtb_home(uint64_t key, uint64_t seed, uint64_t pages);
-unsigned gd_dtb_count(const uint8_t *page);
+uint64_t gd_dtbpage_home(uint64_t key, uint64_t seed, uint64_t pages);
+unsigned gd_dtbpage_count(const uint8_t *page);
 /* Whether the next page must be searched, too. */
-bool gd_dtb_overflows(const uint8_t *page);
-void gd_dtb_set_overflows(uint8_t *page);
+bool gd_dtbpage_overflows(const uint8_t *page);
+void gd_dtbpage_set_overflows(uint8_t *page);
 /* The place of the key, or -1. */
-int gd_dtb_find(const uint8_t *page, uint64_t key);
-gd_kv_pair gd_dtb_pair(const uint8_t *page, unsigned place);
-void gd_dtb_set_value(uint8_t *page, unsigned place, uint64_t value);
+int gd_dtbpage_find(const uint8_t *page, uint64_t key);
+gd_kv_pair gd_dtbpage_pair(const uint8_t *page, unsigned place);
+void gd_dtbpage_set_value(uint8_t *page, unsigned place, uint64_t value);
 /* REQUIRES: the count is below GD_DTB_KEYS, and the key is absent. */
-void gd_dtb_add(uint8_t *page, gd_kv_pair pair);
+void gd_dtbpage_add(uint8_t *page, gd_kv_pair pair);
 
 #endif

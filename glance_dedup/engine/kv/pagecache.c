@@ -116,7 +116,7 @@ write_run(gd_pagecache *cache, const uint32_t *order, int count, gd_error *err)
     uint32_t first = cache->frames[order[0]].page;
     for (int i = 0; i < count; i++) {
         uint8_t *page = bytes_of(cache, order[i]);
-        gd_dtb_seal(page, first + (uint32_t)i, cache->file.seed);
+        gd_dtbpage_seal(page, first + (uint32_t)i, cache->file.seed);
         pieces[i] = (struct iovec){page, GD_DTB_PAGE};
     }
     GD_TRY(gd_writev_full(cache->env, cache->file.fd, pieces, count,
@@ -208,7 +208,7 @@ read_page(gd_pagecache *cache, uint64_t number, uint8_t *page, gd_error *err)
     }
     cache->stats->reads++;
     cache->stats->bytes_read += GD_DTB_PAGE;
-    if (s == GD_OK && gd_dtb_is_valid(page, number, cache->file.seed)) {
+    if (s == GD_OK && gd_dtbpage_is_valid(page, number, cache->file.seed)) {
         return GD_OK;
     }
     cache->stats->damaged++;

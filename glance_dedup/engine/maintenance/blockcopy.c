@@ -19,7 +19,7 @@ enum { MAX_BLOCK = 65536 };
 struct gd_block_copy {
     gd_repo *repo;
     gd_packer *packer;
-    gd_block_reader *reader;
+    gd_address_reader *reader;
     uint8_t *spare; /* a block read from spares/ */
     uint8_t *pairs; /* old and new addresses */
     size_t count, room;
@@ -35,7 +35,7 @@ gd_block_copy_open(gd_repo *repo, gd_block_copy **out, gd_error *err)
         return GD_NOMEM;
     }
     copy->repo = repo;
-    gd_status s = gd_block_reader_open(repo, &copy->reader, err);
+    gd_status s = gd_address_reader_open(repo, &copy->reader, err);
     if (s == GD_OK) {
         copy->spare = gd_calloc(repo->env, MAX_BLOCK, 1, err);
         s = copy->spare == NULL ? GD_NOMEM : GD_OK;
@@ -58,7 +58,7 @@ gd_block_copy_close(gd_block_copy *copy)
     if (copy->packer != NULL) {
         gd_packer_close(copy->packer);
     }
-    gd_block_reader_close(copy->reader);
+    gd_address_reader_close(copy->reader);
     env->release(env, copy->spare);
     env->release(env, copy->pairs);
     env->release(env, copy);
@@ -86,7 +86,7 @@ take_addresses(gd_block_copy *copy, const uint8_t *addresses,
     *sorted = numbers;
     for (size_t i = 0; i < count; i++) {
         numbers[i] = gd_get64(addresses + 8 * i);
-        if (!gd_is_address(numbers[i])) {
+        if (!gd_address_is_valid(numbers[i])) {
             return gd_fail(err, GD_INVALID, "%llu is not an address",
                            (unsigned long long)numbers[i]);
         }
@@ -134,7 +134,7 @@ read_spare(gd_block_copy *copy, const gd_entry *entry,
     }
     *data = copy->spare;
     return gd_spare_read(copy->repo,
-                         &gd_block_reader_group(copy->reader)->scope,
+                         &gd_address_reader_group(copy->reader)->scope,
                          &entry->fingerprint, entry->plain_length,
                          entry->checksum, copy->spare, had, err);
 }
@@ -145,8 +145,8 @@ static gd_status
 read_block(gd_block_copy *copy, gd_address address, gd_entry *entry,
            const uint8_t **data, bool *had, gd_error *err)
 {
-    gd_status s = gd_block_reader_read(copy->reader, address, entry,
-                                       data, err);
+    gd_status s = gd_address_reader_read(copy->reader, address, entry,
+                                         data, err);
     *had = s == GD_OK;
     return s == GD_CORRUPT || s == GD_NOTFOUND || s == GD_IO
                ? read_spare(copy, entry, data, had, err)
@@ -166,7 +166,7 @@ copy_block(gd_block_copy *copy, uint64_t number, gd_error *err)
     }
     s = gd_packer_set_scope(
         copy->packer,
-        &gd_block_reader_group(copy->reader)->scope, err);
+        &gd_address_reader_group(copy->reader)->scope, err);
     if (s == GD_OK) {
         s = gd_packer_add(copy->packer, data, entry.plain_length,
                           &entry.fingerprint, entry.checksum, &to, err);

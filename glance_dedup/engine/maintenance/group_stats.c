@@ -140,8 +140,8 @@ survey_listed(const gd_leased_group *leased, const gd_entry **live,
 }
 
 gd_status
-gd_survey_live_bytes(const gd_leased_group *leased, uint64_t *bytes,
-                     uint64_t *kept, gd_error *err)
+gd_group_stats_live_bytes(const gd_leased_group *leased, uint64_t *bytes,
+                          uint64_t *kept, gd_error *err)
 {
     const gd_env *env = leased->repo->env;
     *bytes = *kept = 0;

@@ -13,7 +13,8 @@
 
 /* *bytes: of the segments that have a live block; *kept: how many of these a
  * rewrite would keep. */
-gd_status gd_survey_live_bytes(const gd_leased_group *leased, uint64_t *bytes,
-                               uint64_t *kept, gd_error *err);
+gd_status gd_group_stats_live_bytes(const gd_leased_group *leased,
+                                    uint64_t *bytes,
+                                    uint64_t *kept, gd_error *err);
 
 #endif

@@ -9,7 +9,7 @@
 #include "engine/files/secondname.h"
 
 static gd_status
-rename_file(gd_repo *repo, const gd_spool_file *file, const char *name,
+rename_file(gd_repo *repo, const gd_spool_writer *file, const char *name,
             gd_error *err)
 {
     const gd_env *env = repo->env;
@@ -36,7 +36,7 @@ rename_file(gd_repo *repo, const gd_spool_file *file, const char *name,
 /* From the rename on, the group has the new file.  It is not written to any
  * more: this process may have been suspended since, and have lost its locks. */
 static gd_status
-exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
+exchange(gd_owned_group *owned, gd_spool_writer *file, uint64_t inode,
          const gd_group *target, gd_entry **entries, const gd_published *record, gd_error *err)
 {
     gd_leased_group *leased = owned->leased;
@@ -69,7 +69,7 @@ exchange(gd_owned_group *owned, gd_spool_file *file, uint64_t inode,
 }
 
 gd_status
-gd_group_exchange(gd_owned_group *owned, gd_spool_file *file,
+gd_group_exchange(gd_owned_group *owned, gd_spool_writer *file,
                   const gd_group *target, gd_entry **entries, const gd_published *record,
                   gd_error *err)
 {

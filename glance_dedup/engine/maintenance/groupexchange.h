@@ -14,7 +14,7 @@
  * first.  After the rename the owned group is of the new file: it takes the
  * descriptor and the entries.  GD_IO if the file is not in the spool any more:
  * then this process has lost its locks.  REQUIRES: the file is synced. */
-gd_status gd_group_exchange(gd_owned_group *owned, gd_spool_file *file,
+gd_status gd_group_exchange(gd_owned_group *owned, gd_spool_writer *file,
                             const gd_group *target, gd_entry **entries, const gd_published *record,
                             gd_error *err);
 

@@ -47,7 +47,7 @@ struct gd_group_rewrite {
     bool cold; /* the new file is to be of a cold group */
     bool anew; /* everything is compressed again, so: */
     gd_packing packing;
-    gd_spool_file file;
+    gd_spool_writer file;
     gd_group target;   /* the new file, as a group */
     gd_entry *entries; /* the new entries */
     uint64_t end;      /* end of the new file */
@@ -147,7 +147,7 @@ start_file(gd_group_rewrite *r, gd_error *err)
     r->target = *old;
     r->target.fd = r->target.content = r->file.fd;
     memcpy(r->target.name, r->file.name, sizeof r->target.name);
-    r->end = gd_data_start(old->bounds.slots);
+    r->end = gd_fptable_data_start(old->bounds.slots);
     GD_TRY(require_room(r, r->end, err));
     GD_TRY(write_header(r, err));
     int rc;
@@ -163,7 +163,7 @@ static void
 expect_segments(const gd_leased_group *leased)
 {
     const gd_group *group = leased->group;
-    uint64_t start = gd_data_start(group->bounds.slots);
+    uint64_t start = gd_fptable_data_start(group->bounds.slots);
     if (leased->published.end > start) {
         gd_group_expect_data(group, start, leased->published.end - start);
     }
@@ -315,7 +315,7 @@ gd_group_rewrite_require_room(const gd_group_rewrite *r, gd_error *err)
 {
     const gd_leased_group *leased = r->leased;
     gd_status s =
-        gd_locks_look_for_intent(leased->repo->locks, leased->number, err);
+        gd_locks_require_no_intent(leased->repo->locks, leased->number, err);
     if (s == GD_BUSY) {
         return gd_fail(err, s, "%s is to be collected", leased->group->name);
     }
@@ -700,7 +700,7 @@ gd_group_rewrite_cut(gd_group_rewrite *r, gd_error *err)
         return s;
     }
     int rc = env->ftruncate(env, r->file.fd,
-                            gd_data_start(r->target.bounds.slots));
+                            gd_fptable_data_start(r->target.bounds.slots));
     s = rc < 0 ? gd_fail_errno(err, -rc, "cannot cut %s", r->file.name)
                : gd_fsync(env, r->file.fd, r->file.name, err);
     r->target.object.length = r->end;
@@ -723,7 +723,7 @@ gd_group_rewrite_exchange(gd_group_rewrite *r, gd_owned_group *owned,
 }
 
 gd_status
-gd_owned_group_rewrite(gd_owned_group *owned, const gd_packing *packing,
+gd_group_rewrite_owned(gd_owned_group *owned, const gd_packing *packing,
                        uint64_t *bytes, gd_error *err)
 {
     gd_group_rewrite *r;

@@ -103,7 +103,7 @@ gd_status gd_group_rewrite_exchange(gd_group_rewrite *rewriting,
 
 /* Does all of this for an owned group, which continues with the new file.
  * *bytes is the disk space given back. */
-gd_status gd_owned_group_rewrite(gd_owned_group *owned,
+gd_status gd_group_rewrite_owned(gd_owned_group *owned,
                                  const gd_packing *packing, uint64_t *bytes,
                                  gd_error *err);
 

@@ -39,7 +39,7 @@ static gd_status
 confirm_locks(const gd_leased_group *leased, gd_error *err)
 {
     gd_status s =
-        gd_locks_confirm(leased->repo->locks, leased->number, err);
+        gd_locks_revalidate(leased->repo->locks, leased->number, err);
     return s == GD_BUSY
                ? gd_fail(err, s, "another process has %s: this one was cut "
                          "off, and lost its locks", leased->group->name)
@@ -58,7 +58,7 @@ gd_leased_group_find(gd_leased_group *leased, gd_error *err)
     GD_TRY(confirm_locks(leased, err));
     GD_TRY(gd_group_revalidate_name(leased->group, repo->root, err));
     GD_TRY(gd_group_read_published(leased->group, &leased->published, err));
-    return gd_group_settle_name(leased->group, repo->root,
+    return gd_group_sync_rename(leased->group, repo->root,
                                 &leased->published, err);
 }
 
@@ -90,7 +90,7 @@ require_sealed(gd_leased_group *leased, gd_error *err)
 static gd_status
 see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
 {
-    size_t length = (size_t)gd_data_start(group->bounds.slots);
+    size_t length = (size_t)gd_fptable_data_start(group->bounds.slots);
     uint8_t *start = gd_alloc(group->env, length, err);
     if (start == NULL) {
         return GD_NOMEM;
@@ -104,8 +104,8 @@ see_group(const gd_group *group, uint64_t *checksum, gd_error *err)
 static gd_status
 settle_tail(gd_leased_group *leased, gd_error *err)
 {
-    return gd_appender_settle_tail(leased->repo, leased->group,
-                                   &leased->published, err);
+    return gd_appender_recover_tail(leased->repo, leased->group,
+                                    &leased->published, err);
 }
 
 /* accept judges the group before it is looked at, or makes it ready. */

@@ -22,7 +22,7 @@ struct gd_merge {
     bool touched;           /* the image names an old address of the mapping */
     gd_recipe old;          /* open with its users' lock byte held; fd -1: not
                              * open */
-    gd_spool_file m;        /* fd -1: there is none */
+    gd_spool_writer m;        /* fd -1: there is none */
     gd_recipe merged;
     gd_recipe_writer *writer;
     gd_groupmap shared;     /* 1: we hold the group's shared lock (I6) */
@@ -35,7 +35,7 @@ struct gd_merge {
     uint32_t new_first, new_count;
     gd_entry *new_entries;
     /* For comparing by value. */
-    gd_block_reader *old_reader, *new_reader;
+    gd_address_reader *old_reader, *new_reader;
 };
 
 /* ---- the mapping ---- */
@@ -57,7 +57,8 @@ require_mapping(gd_mapping mapping, gd_error *err)
 {
     for (size_t i = 0; i < mapping.count; i++) {
         uint64_t old = old_of(mapping, i), new = new_of(mapping, i);
-        if (!gd_is_address(old) || !gd_is_address(new) || old == new ||
+        if (!gd_address_is_valid(old) || !gd_address_is_valid(new) || old ==
+            new ||
             (i > 0 && old_of(mapping, i - 1) >= old)) {
             return gd_fail(err, GD_INVALID,
                            "pair %zu of the mapping is no address, maps to "
@@ -133,8 +134,9 @@ each_extent(gd_merge *merge, visit_extent *visit, gd_error *err)
 static gd_status
 hold_group(gd_merge *merge, uint32_t group, gd_error *err)
 {
-    gd_status s = gd_locks_share_once(merge->repo->locks, &merge->shared, group,
-                                      err);
+    gd_status s = gd_locks_lock_shared_once(merge->repo->locks, &merge->shared,
+                                            group,
+                                            err);
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "%s cannot be merged now: the collector is at work, or "
@@ -289,8 +291,9 @@ compare_values(gd_merge *merge, gd_address old, const gd_entry *old_entry,
 {
     const uint8_t *old_data, *new_data;
     gd_entry now;
-    gd_status s = gd_block_reader_read(merge->old_reader, old, &now, &old_data,
-                                       err);
+    gd_status s = gd_address_reader_read(merge->old_reader, old, &now,
+                                         &old_data,
+                                         err);
     bool lost = (s == GD_CORRUPT || s == GD_IO) &&
                 old_entry->state != GD_ENTRY_LIVE;
     *equal = lost && gd_digest_is_cryptographic(merge->repo->digest);
@@ -298,7 +301,8 @@ compare_values(gd_merge *merge, gd_address old, const gd_entry *old_entry,
         return GD_OK;
     }
     if (s == GD_OK || lost) {
-        s = gd_block_reader_read(merge->new_reader, new, &now, &new_data, err);
+        s = gd_address_reader_read(merge->new_reader, new, &now, &new_data,
+                                   err);
     }
     if (s == GD_OK) {
         atomic_fetch_add(&merge->repo->counters.compares, 1);
@@ -413,9 +417,9 @@ open_writing(gd_merge *merge, gd_error *err)
     }
     gd_status s = GD_OK;
     if (repo->params.by_value) {
-        s = gd_block_reader_open(repo, &merge->old_reader, err);
+        s = gd_address_reader_open(repo, &merge->old_reader, err);
         if (s == GD_OK) {
-            s = gd_block_reader_open(repo, &merge->new_reader, err);
+            s = gd_address_reader_open(repo, &merge->new_reader, err);
         }
     }
     if (s == GD_OK) {
@@ -439,8 +443,8 @@ close_writing(gd_merge *merge)
     const gd_env *env = merge->repo->env;
     return_new_group(merge);
     gd_recipe_writer_close(merge->writer);
-    gd_block_reader_close(merge->old_reader);
-    gd_block_reader_close(merge->new_reader);
+    gd_address_reader_close(merge->old_reader);
+    gd_address_reader_close(merge->new_reader);
     env->release(env, merge->entries);
     env->release(env, merge->new_entries);
     merge->writer = NULL;
@@ -521,7 +525,7 @@ gd_merge_close(gd_merge *merge)
     if (merge->old.fd >= 0) {
         env->close(env, merge->old.fd);
     }
-    gd_locks_unshare_all(repo->locks, &merge->shared);
+    gd_locks_unlock_all_shared(repo->locks, &merge->shared);
     env->release(env, merge->facts.collisions);
     env->release(env, merge);
 }
@@ -547,7 +551,7 @@ link_unique(const gd_merge *merge, const char *from, gd_spool_kind kind,
     const gd_env *env = merge->repo->env;
     uint8_t id[GD_ID_SIZE];
     GD_TRY(gd_random(env, id, GD_ID_SIZE, err));
-    gd_spool_name(kind, id, name);
+    gd_names_spool(kind, id, name);
     int rc = env->linkat(env, merge->repo->root, from, name);
     return rc < 0 ? gd_fail_errno(err, -rc, "cannot link %s to %s", from, name)
                   : GD_OK;
@@ -583,8 +587,8 @@ exchange_locked(gd_merge *merge, bool *done, gd_error *err)
 {
     gd_repo *repo = merge->repo;
     char o[GD_NAME_SIZE];
-    GD_TRY(gd_settle_name(repo->env, repo->root, &repo->params,
-                          merge->old.name, err)); /* N14.3 */
+    GD_TRY(gd_second_name_finish(repo->env, repo->root, &repo->params,
+                                 merge->old.name, err)); /* N14.3 */
     /* N10.4: otherwise a deleted image would come back (I11), or old content
      * under a new upload of the same id. */
     if (!gd_same_file(repo->env, merge->old.fd, repo->root,
@@ -610,15 +614,16 @@ gd_merge_exchange(gd_merge *merge, bool *done, gd_error *err)
         return gd_fail(err, GD_INVALID, "%s was not changed by the merge",
                        merge->old.name);
     }
-    gd_status s = gd_image_lock(repo->env, repo->root,
-                                merge->old.header.image_id, LOCK_MS, &lock,
-                                err); /* N10.4: only tried */
+    gd_status s = gd_locks_lock_image(repo->env, repo->root,
+                                      merge->old.header.image_id, LOCK_MS,
+                                      &lock,
+                                      err); /* N10.4: only tried */
     if (s == GD_BUSY) {
         return GD_OK;
     }
     if (s == GD_OK) {
         s = exchange_locked(merge, done, err);
-        gd_image_unlock(repo->env, lock); /* N10.7 */
+        gd_locks_unlock_image(repo->env, lock); /* N10.7 */
     }
     return s;
 }

@@ -20,7 +20,8 @@
 static gd_status
 exclude_others(const gd_leased_group *leased, gd_error *err)
 {
-    gd_status s = gd_locks_exclude(leased->repo->locks, leased->number, err);
+    gd_status s = gd_locks_lock_exclusive(leased->repo->locks, leased->number,
+                                          err);
     return s == GD_BUSY ? gd_fail(err, s, "a transaction names blocks of "
                                   "group %08x", (unsigned)leased->number)
                         : s;
@@ -61,8 +62,8 @@ static gd_status
 enter_group(gd_leased_group *leased, gd_owned_group **owned, gd_error *err)
 {
     GD_TRY(gd_leased_group_find(leased, err));
-    GD_TRY(gd_appender_settle_tail(leased->repo, leased->group,
-                                   &leased->published, err));
+    GD_TRY(gd_appender_recover_tail(leased->repo, leased->group,
+                                    &leased->published, err));
     GD_TRY(gd_leased_group_read_entries(leased, err));
     return make_owned(leased, owned, err);
 }
@@ -77,7 +78,7 @@ gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
     if (s == GD_OK) {
         s = enter_group(leased, owned, err);
         if (s != GD_OK) {
-            gd_locks_admit(leased->repo->locks, leased->number);
+            gd_locks_unlock_exclusive(leased->repo->locks, leased->number);
         }
     }
     if (s != GD_OK) {
@@ -87,8 +88,8 @@ gd_owned_group_open(gd_repo *repo, uint32_t number, gd_owned_group **owned,
 }
 
 gd_status
-gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
-                        gd_error *err)
+gd_owned_group_lock(gd_leased_group *leased, gd_owned_group **owned,
+                    gd_error *err)
 {
     GD_TRY(exclude_others(leased, err));
     gd_status s = gd_leased_group_require_unchanged(leased, err);
@@ -96,7 +97,7 @@ gd_leased_group_exclude(gd_leased_group *leased, gd_owned_group **owned,
         s = make_owned(leased, owned, err);
     }
     if (s != GD_OK) {
-        gd_locks_admit(leased->repo->locks, leased->number);
+        gd_locks_unlock_exclusive(leased->repo->locks, leased->number);
     }
     return s;
 }
@@ -106,7 +107,7 @@ gd_owned_group_close(gd_owned_group *owned)
 {
     gd_leased_group *leased = owned->leased;
     leased->repo->env->release(leased->repo->env, owned);
-    gd_locks_admit(leased->repo->locks, leased->number);
+    gd_locks_unlock_exclusive(leased->repo->locks, leased->number);
     gd_leased_group_close(leased);
 }
 
@@ -275,7 +276,7 @@ needed_ranges(const gd_leased_group *leased, range **out, size_t *count,
     size_t n = 0;
     for (uint32_t i = 0; i < slots; i++) {
         const gd_entry *entry = &leased->entries[i];
-        uint64_t from = entry->segment, to = gd_entry_segment_end(entry);
+        uint64_t from = entry->segment, to = gd_group_segment_end(entry);
         if ((entry->state == GD_ENTRY_LIVE ||
              entry->state == GD_ENTRY_DAMAGED) &&
             (n == 0 || ranges[n - 1].from != from ||
@@ -318,7 +319,7 @@ punch_between(const gd_leased_group *leased, const range *needed, size_t count,
     if (block < BLOCK_MIN || block > BLOCK_MAX) {
         block = BLOCK_USUAL;
     }
-    uint64_t at = gd_data_start(leased->group->bounds.slots);
+    uint64_t at = gd_fptable_data_start(leased->group->bounds.slots);
     uint64_t end = leased->published.end; /* cut_off() gives back the rest */
     if (end > (uint64_t)st->st_size) {
         end = (uint64_t)st->st_size;
@@ -346,7 +347,7 @@ cut_off(const gd_leased_group *leased, const range *needed, size_t count,
         const struct stat *st, gd_error *err)
 {
     const gd_group *group = leased->group;
-    uint64_t end = gd_data_start(group->bounds.slots);
+    uint64_t end = gd_fptable_data_start(group->bounds.slots);
     if (leased->published.end > end) {
         end = leased->published.end;
     }
@@ -423,7 +424,7 @@ gd_owned_group_live_bytes(const gd_owned_group *owned, uint64_t *bytes,
 {
     *bytes = *kept = 0;
     GD_TRY(gd_owned_group_require_usable(owned, err));
-    return gd_survey_live_bytes(owned->leased, bytes, kept, err);
+    return gd_group_stats_live_bytes(owned->leased, bytes, kept, err);
 }
 
 /* ---- damage ---- */
@@ -647,7 +648,7 @@ gd_owned_group_unlink(gd_owned_group *owned, bool *removed, gd_error *err)
     gd_fpcache_drop_removed(repo->cache);
     if (s == GD_OK) {
         /* Other processes may have the file open, for an unknown time. */
-        uint64_t start = gd_data_start(group->bounds.slots);
+        uint64_t start = gd_fptable_data_start(group->bounds.slots);
         (void)repo->env->punch(repo->env, group->fd, start,
                                UINT32_MAX - start);
     }

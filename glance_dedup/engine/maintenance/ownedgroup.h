@@ -47,8 +47,8 @@ gd_status gd_owned_group_open(gd_repo *repo, uint32_t number,
  * changed.  After an error only the lease is held, and the next call checks all
  * of this again.  After success the owned group has the leased group, and
  * closes it. */
-gd_status gd_leased_group_exclude(gd_leased_group *leased,
-                                  gd_owned_group **owned, gd_error *err);
+gd_status gd_owned_group_lock(gd_leased_group *leased,
+                              gd_owned_group **owned, gd_error *err);
 void gd_owned_group_close(gd_owned_group *owned);
 
 /* GD_CLOSED after any failure. */

@@ -47,7 +47,7 @@ write_file(const gd_group *old, gd_group *target, gd_published *record,
 }
 
 static gd_status
-exchange(gd_owned_group *owned, gd_spool_file *file, gd_error *err)
+exchange(gd_owned_group *owned, gd_spool_writer *file, gd_error *err)
 {
     const gd_leased_group *leased = owned->leased;
     const gd_group *group = leased->group;
@@ -55,7 +55,7 @@ exchange(gd_owned_group *owned, gd_spool_file *file, gd_error *err)
     gd_published record = {
         .sequence = leased->published.sequence,
         .flags = GD_GROUP_POISONED | GD_GROUP_UNSETTLED,
-        .end = gd_data_start(group->bounds.slots),
+        .end = gd_fptable_data_start(group->bounds.slots),
     };
     target.fd = target.content = file->fd;
     memcpy(target.name, file->name, sizeof target.name);
@@ -78,11 +78,11 @@ allocated(const struct stat *st)
 }
 
 gd_status
-gd_owned_group_leave_placeholder(gd_owned_group *owned, uint64_t *bytes,
-                                 gd_error *err)
+gd_placeholder_leave(gd_owned_group *owned, uint64_t *bytes,
+                     gd_error *err)
 {
     gd_repo *repo = owned->leased->repo;
-    gd_spool_file file;
+    gd_spool_writer file;
     struct stat before, after;
     *bytes = 0;
     gd_status s = gd_owned_group_require_usable(owned, err);

@@ -21,7 +21,7 @@
 /* Replaces the group's file, unless something in the group forbids removal, or
  * it is a placeholder already.  *bytes is the disk space given back.  The owned
  * group continues with the new file. */
-gd_status gd_owned_group_leave_placeholder(gd_owned_group *owned,
-                                           uint64_t *bytes, gd_error *err);
+gd_status gd_placeholder_leave(gd_owned_group *owned,
+                               uint64_t *bytes, gd_error *err);
 
 #endif

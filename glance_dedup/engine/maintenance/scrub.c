@@ -132,7 +132,7 @@ is_within(const scrub *x, const gd_entry *entry)
     return (entry->segment >= x->extent.begin &&
             entry->segment < x->extent.end) ||
            (x->group->is_cold &&
-            gd_entry_segment_end(entry) > x->group->object.length);
+            gd_group_segment_end(entry) > x->group->object.length);
 }
 
 static void
@@ -304,7 +304,7 @@ judge_task(void *arg, size_t task, unsigned worker)
 static uint64_t
 end_of(const scrub *x, const place *p)
 {
-    return gd_entry_segment_end(&x->entries[p->index]);
+    return gd_group_segment_end(&x->entries[p->index]);
 }
 
 /* Reads a window that begins with this place, and notes the segments in it.

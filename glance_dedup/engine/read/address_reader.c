@@ -8,7 +8,7 @@
 
 #include "engine/read/verify.h"
 
-struct gd_block_reader {
+struct gd_address_reader {
     gd_repo *repo;
     gd_group *group; /* borrowed; NULL: none */
     gd_decoder decoder;
@@ -17,17 +17,17 @@ struct gd_block_reader {
 };
 
 gd_status
-gd_block_reader_open(gd_repo *repo, gd_block_reader **out, gd_error *err)
+gd_address_reader_open(gd_repo *repo, gd_address_reader **out, gd_error *err)
 {
     const gd_env *env = repo->env;
-    gd_block_reader *reader = gd_calloc(env, 1, sizeof *reader, err);
+    gd_address_reader *reader = gd_calloc(env, 1, sizeof *reader, err);
     if (reader == NULL) {
         return GD_NOMEM;
     }
     reader->repo = repo;
     gd_status s = gd_decoder_open(env, repo->digest, &reader->decoder, err);
     if (s != GD_OK) {
-        gd_block_reader_close(reader);
+        gd_address_reader_close(reader);
         return s;
     }
     *out = reader;
@@ -35,7 +35,7 @@ gd_block_reader_open(gd_repo *repo, gd_block_reader **out, gd_error *err)
 }
 
 static void
-return_group(gd_block_reader *reader)
+return_group(gd_address_reader *reader)
 {
     if (reader->group != NULL) {
         gd_fpcache_return_group(reader->repo->cache, reader->group);
@@ -45,7 +45,7 @@ return_group(gd_block_reader *reader)
 }
 
 void
-gd_block_reader_close(gd_block_reader *reader)
+gd_address_reader_close(gd_address_reader *reader)
 {
     if (reader == NULL) {
         return;
@@ -57,7 +57,7 @@ gd_block_reader_close(gd_block_reader *reader)
 }
 
 static gd_status
-ensure_group(gd_block_reader *reader, uint32_t number, gd_error *err)
+ensure_group(gd_address_reader *reader, uint32_t number, gd_error *err)
 {
     if (reader->group != NULL && reader->group->number == number) {
         return GD_OK;
@@ -68,7 +68,7 @@ ensure_group(gd_block_reader *reader, uint32_t number, gd_error *err)
 }
 
 static gd_status
-ensure_segment(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
+ensure_segment(gd_address_reader *reader, const gd_entry *entry, uint32_t slot,
                gd_error *err)
 {
     if (reader->segment == entry->segment) {
@@ -85,7 +85,7 @@ ensure_segment(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
 }
 
 static gd_status
-verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
+verify(gd_address_reader *reader, const gd_entry *entry, uint32_t slot,
        gd_error *err)
 {
     gd_verified block = {entry, slot, false};
@@ -102,14 +102,14 @@ verify(gd_block_reader *reader, const gd_entry *entry, uint32_t slot,
 }
 
 const gd_group *
-gd_block_reader_group(const gd_block_reader *reader)
+gd_address_reader_group(const gd_address_reader *reader)
 {
     return reader->group;
 }
 
 gd_status
-gd_block_reader_read(gd_block_reader *reader, gd_address address,
-                     gd_entry *entry, const uint8_t **data, gd_error *err)
+gd_address_reader_read(gd_address_reader *reader, gd_address address,
+                       gd_entry *entry, const uint8_t **data, gd_error *err)
 {
     memset(entry, 0, sizeof *entry);
     gd_status s = ensure_group(reader, address.group, err);
@@ -137,13 +137,13 @@ gd_block_reader_read(gd_block_reader *reader, gd_address address,
 /* ---- reading back ---- */
 
 static gd_status
-copy_block(gd_block_reader *reader, gd_address address,
+copy_block(gd_address_reader *reader, gd_address address,
            const gd_fingerprint *fp, uint32_t length, uint8_t *out,
            gd_error *err)
 {
     gd_entry entry;
     const uint8_t *data;
-    GD_TRY(gd_block_reader_read(reader, address, &entry, &data, err));
+    GD_TRY(gd_address_reader_read(reader, address, &entry, &data, err));
     if (entry.plain_length != length ||
         !gd_fingerprint_equal(&entry.fingerprint, fp)) {
         return gd_fail(err, GD_CORRUPT,
@@ -157,9 +157,9 @@ copy_block(gd_block_reader *reader, gd_address address,
 }
 
 gd_status
-gd_block_reader_copy(gd_block_reader *reader, const gd_address *addresses,
-                     const gd_fingerprint *fps, const uint32_t *lengths,
-                     size_t count, uint8_t *out, gd_error *err)
+gd_address_reader_copy(gd_address_reader *reader, const gd_address *addresses,
+                       const gd_fingerprint *fps, const uint32_t *lengths,
+                       size_t count, uint8_t *out, gd_error *err)
 {
     gd_status s = GD_OK;
     for (size_t i = 0; s == GD_OK && i < count; i++) {

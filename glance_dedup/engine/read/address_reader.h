@@ -13,32 +13,32 @@
 
 #include "engine/repo/repo.h"
 
-typedef struct gd_block_reader gd_block_reader;
+typedef struct gd_address_reader gd_address_reader;
 
-gd_status gd_block_reader_open(gd_repo *repo, gd_block_reader **reader,
-                               gd_error *err);
-void gd_block_reader_close(gd_block_reader *reader);
+gd_status gd_address_reader_open(gd_repo *repo, gd_address_reader **reader,
+                                 gd_error *err);
+void gd_address_reader_close(gd_address_reader *reader);
 
 /* *data has entry->plain_length bytes.  The reader owns it, and it is valid
  * until the next call.  If the block is GD_CORRUPT, entry is still filled in as
  * far as it could be read; its state tells what the block is. */
-gd_status gd_block_reader_read(gd_block_reader *reader, gd_address address,
-                               gd_entry *entry, const uint8_t **data,
-                               gd_error *err);
+gd_status gd_address_reader_read(gd_address_reader *reader, gd_address address,
+                                 gd_entry *entry, const uint8_t **data,
+                                 gd_error *err);
 
 /* Copies blocks to out, one behind the other.  Each must have this fingerprint
  * and length (I7); otherwise GD_CORRUPT names its group and slot.  No group
  * stays open.
  * REQUIRES: the groups' shared locks are held (I6), and the blocks lie before a
  * sync point (I1). */
-gd_status gd_block_reader_copy(gd_block_reader *reader,
-                               const gd_address *addresses,
-                               const gd_fingerprint *fps,
-                               const uint32_t *lengths, size_t count,
-                               uint8_t *out, gd_error *err);
+gd_status gd_address_reader_copy(gd_address_reader *reader,
+                                 const gd_address *addresses,
+                                 const gd_fingerprint *fps,
+                                 const uint32_t *lengths, size_t count,
+                                 uint8_t *out, gd_error *err);
 
 /* The group of the last read; NULL if it could not be opened.  Valid until the
  * next read. */
-const gd_group *gd_block_reader_group(const gd_block_reader *reader);
+const gd_group *gd_address_reader_group(const gd_address_reader *reader);
 
 #endif

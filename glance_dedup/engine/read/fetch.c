@@ -17,9 +17,9 @@ enum {
 };
 
 gd_status
-gd_block_fetch_open(gd_block_fetch *fetch, gd_repo *repo,
-                    const gd_recipe *recipe, const gd_taker *taker,
-                    gd_error *err)
+gd_fetch_open(gd_fetch *fetch, gd_repo *repo,
+              const gd_recipe *recipe, const gd_taker *taker,
+              gd_error *err)
 {
     memset(fetch, 0, sizeof *fetch);
     gd_status s = gd_plan_open(&fetch->plan, repo, recipe, err);
@@ -30,7 +30,7 @@ gd_block_fetch_open(gd_block_fetch *fetch, gd_repo *repo,
 }
 
 void
-gd_block_fetch_close(gd_block_fetch *fetch)
+gd_fetch_close(gd_fetch *fetch)
 {
     const gd_env *env = fetch->plan.repo->env;
     unsigned threads = gd_pool_threads(fetch->plan.repo->pool);
@@ -63,14 +63,14 @@ ensure_scratch(const gd_env *env, gd_scratch *scratch, gd_error *err)
 
 /* The scratch of the calling thread, which counts as the pool's last worker. */
 static gd_scratch *
-own_scratch(const gd_block_fetch *fetch)
+own_scratch(const gd_fetch *fetch)
 {
     return &fetch->scratch[gd_pool_threads(fetch->plan.repo->pool)];
 }
 
 /* Blocks from the cache need none of these. */
 static gd_status
-ensure_buffers(gd_block_fetch *fetch, gd_error *err)
+ensure_buffers(gd_fetch *fetch, gd_error *err)
 {
     gd_repo *repo = fetch->plan.repo;
     if (fetch->scratch == NULL) {
@@ -85,7 +85,7 @@ ensure_buffers(gd_block_fetch *fetch, gd_error *err)
 /* ---- verifying and handing out ---- */
 
 static gd_status
-verify_want(const gd_block_fetch *fetch, const gd_want *want,
+verify_want(const gd_fetch *fetch, const gd_want *want,
             const gd_segment_header *header, const uint8_t *plain,
             gd_error *err)
 {
@@ -105,7 +105,7 @@ verify_want(const gd_block_fetch *fetch, const gd_want *want,
 
 /* Hands out all wants of one segment. */
 static gd_status
-hand_out(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
+hand_out(const gd_fetch *fetch, const gd_want *wants, size_t count,
          const gd_segment_header *header, const uint8_t *stored,
          const uint8_t *plain, gd_error *err)
 {
@@ -121,7 +121,7 @@ hand_out(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
 
 /* *taken is false if the segment is not in the cache. */
 static gd_status
-take_cached(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
+take_cached(const gd_fetch *fetch, const gd_want *wants, size_t count,
             bool *taken, gd_error *err)
 {
     gd_segcache *cache = fetch->plan.repo->segcache;
@@ -145,7 +145,7 @@ take_cached(const gd_block_fetch *fetch, const gd_want *wants, size_t count,
 /* Where the segment is to be decoded to: the cache, the place where the taker
  * wants it, or the thread's own buffer. */
 static uint8_t *
-place_of(const gd_block_fetch *fetch, const gd_scratch *scratch,
+place_of(const gd_fetch *fetch, const gd_scratch *scratch,
          const gd_want *wants, size_t count, const gd_segment_header *header,
          const gd_cached_segment *kept)
 {
@@ -163,7 +163,7 @@ place_of(const gd_block_fetch *fetch, const gd_scratch *scratch,
 /* Handles all wants of one segment; in is its header, followed by its stored
  * bytes. */
 static gd_status
-take_segment(const gd_block_fetch *fetch, const gd_scratch *scratch,
+take_segment(const gd_fetch *fetch, const gd_scratch *scratch,
              const gd_want *wants, size_t count, const uint8_t *in,
              gd_error *err)
 {
@@ -215,7 +215,7 @@ typedef struct stretch {
 } stretch;
 
 static gd_status
-take_stretch(const gd_block_fetch *fetch, gd_scratch *scratch,
+take_stretch(const gd_fetch *fetch, gd_scratch *scratch,
              const stretch *stretch, gd_error *err)
 {
     const gd_want *wants = stretch->wants;
@@ -238,7 +238,7 @@ take_stretch(const gd_block_fetch *fetch, gd_scratch *scratch,
 /* ---- several at once ---- */
 
 typedef struct bundle {
-    gd_block_fetch *fetch;
+    gd_fetch *fetch;
     bool cached;       /* of segments that may be in the cache; otherwise of
                         * stretches of the disk */
     stretch stretches[BUNDLE];
@@ -300,7 +300,7 @@ add_to_bundle(bundle *b, const gd_want *wants, size_t count, uint64_t end)
 
 /* Leaves in the plan the wants that are not in the cache. */
 static gd_status
-take_all_cached(gd_block_fetch *fetch, gd_error *err)
+take_all_cached(gd_fetch *fetch, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
     bundle b = {.fetch = fetch, .cached = true};
@@ -329,7 +329,7 @@ take_all_cached(gd_block_fetch *fetch, gd_error *err)
 }
 
 static gd_status
-take_from_disk(gd_block_fetch *fetch, gd_error *err)
+take_from_disk(gd_fetch *fetch, gd_error *err)
 {
     const gd_plan *plan = &fetch->plan;
     bundle b = {.fetch = fetch};
@@ -356,7 +356,7 @@ take_from_disk(gd_block_fetch *fetch, gd_error *err)
 /* Reads the spare copy of a block.  Without one, returns `wrong` and keeps its
  * message. */
 static gd_status
-take_spare(gd_block_fetch *fetch, const gd_want *want, gd_status wrong,
+take_spare(gd_fetch *fetch, const gd_want *want, gd_status wrong,
            gd_error *err)
 {
     gd_repo *repo = fetch->plan.repo;
@@ -376,7 +376,7 @@ take_spare(gd_block_fetch *fetch, const gd_want *want, gd_status wrong,
  * block without one stays in the plan.  Its bytes are verified like any
  * other's, since what prevented reading them once may have passed. */
 static gd_status
-take_damaged(gd_block_fetch *fetch, gd_error *err)
+take_damaged(gd_fetch *fetch, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
     size_t left = 0;
@@ -401,7 +401,7 @@ take_damaged(gd_block_fetch *fetch, gd_error *err)
 
 /* Describes what is wrong with a block that was read alone. */
 static gd_status
-say_damaged(const gd_block_fetch *fetch, const gd_want *want, gd_status s,
+say_damaged(const gd_fetch *fetch, const gd_want *want, gd_status s,
             gd_error *err)
 {
     return want->entry.state == GD_ENTRY_DAMAGED && s == GD_CORRUPT
@@ -415,7 +415,7 @@ say_damaged(const gd_block_fetch *fetch, const gd_want *want, gd_status s,
 
 /* Reads one block alone.  *held is the want whose segment was decoded last. */
 static gd_status
-take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
+take_block(gd_fetch *fetch, const gd_want *want, const gd_want **held,
            gd_segment_header *header, gd_error *err)
 {
     const gd_taker *taker = &fetch->taker;
@@ -425,7 +425,7 @@ take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
         (*held)->entry.segment != want->entry.segment) {
         *held = NULL;
         gd_plan_count(&fetch->plan, want->group, want->entry.segment,
-                      gd_entry_segment_end(&want->entry));
+                      gd_group_segment_end(&want->entry));
         s = gd_group_read_segment(want->group, &want->entry, want->slot,
                                   scratch->coder, own_scratch(fetch)->in, scratch->plain,
                                   header, err);
@@ -445,7 +445,7 @@ take_block(gd_block_fetch *fetch, const gd_want *want, const gd_want **held,
 }
 
 static gd_status
-take_carefully(gd_block_fetch *fetch, gd_error *err)
+take_carefully(gd_fetch *fetch, gd_error *err)
 {
     const gd_plan *plan = &fetch->plan;
     const gd_want *held = NULL;
@@ -475,7 +475,7 @@ forget_slices(const gd_plan *plan)
         const gd_want *want = &plan->wants[i];
         uint64_t start = want->entry.segment;
         gd_group_forget_data(want->group, start,
-                             gd_entry_segment_end(&want->entry) - start);
+                             gd_group_segment_end(&want->entry) - start);
     }
 }
 
@@ -498,7 +498,7 @@ is_replaced(const gd_plan *plan)
 /* *replaced: whether the last try, and this one, failed since the object store
  * did not give an object that its group has left. */
 static gd_status
-try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
+try_ranges(gd_fetch *fetch, const gd_range *ranges, size_t count, way how,
            bool *replaced, gd_error *err)
 {
     gd_plan *plan = &fetch->plan;
@@ -533,8 +533,8 @@ try_ranges(gd_block_fetch *fetch, const gd_range *ranges, size_t count, way how,
 }
 
 gd_status
-gd_block_fetch_ranges(gd_block_fetch *fetch, const gd_range *ranges,
-                      size_t count, gd_error *err)
+gd_fetch_ranges(gd_fetch *fetch, const gd_range *ranges,
+                size_t count, gd_error *err)
 {
     gd_status s = GD_CORRUPT;
     bool replaced = false;

@@ -47,23 +47,23 @@ typedef struct gd_scratch {
     uint8_t *plain; /* one segment */
 } gd_scratch;
 
-typedef struct gd_block_fetch {
+typedef struct gd_fetch {
     gd_plan plan;
     gd_taker taker;
     bool cached; /* take segments from the handle's cache, and put them there */
     gd_scratch *scratch; /* one for each thread of the pool, and one for the
                           * caller; also made at first use */
-} gd_block_fetch;
+} gd_fetch;
 
-gd_status gd_block_fetch_open(gd_block_fetch *fetch, gd_repo *repo,
-                              const gd_recipe *recipe, const gd_taker *taker,
-                              gd_error *err);
+gd_status gd_fetch_open(gd_fetch *fetch, gd_repo *repo,
+                        const gd_recipe *recipe, const gd_taker *taker,
+                        gd_error *err);
 /* Must also be called after a failed open. */
-void gd_block_fetch_close(gd_block_fetch *fetch);
+void gd_fetch_close(gd_fetch *fetch);
 
 /* Hands out the blocks of these ranges, in disk order.  If the plan gets full,
  * hands out only those before plan.left. */
-gd_status gd_block_fetch_ranges(gd_block_fetch *fetch, const gd_range *ranges,
-                                size_t count, gd_error *err);
+gd_status gd_fetch_ranges(gd_fetch *fetch, const gd_range *ranges,
+                          size_t count, gd_error *err);
 
 #endif

@@ -153,7 +153,7 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
               size_t *done, gd_error *err)
 {
     window w;
-    gd_block_fetch fetch;
+    gd_fetch fetch;
     const gd_taker taker = {.arg = &w,
                             .zeros = take_zeros,
                             .parallel = true,
@@ -166,16 +166,16 @@ gd_image_read(gd_image *image, uint8_t *out, size_t length, uint64_t offset,
     if (s != GD_OK || length == 0) {
         return s;
     }
-    s = gd_block_fetch_open(&fetch, image->repo, &image->recipe, &taker, err);
+    s = gd_fetch_open(&fetch, image->repo, &image->recipe, &taker, err);
     fetch.cached = true;
     while (s == GD_OK && *done < length) {
         size_t here = length - *done < WINDOW ? length - *done : WINDOW;
         w = (window){out + *done, offset + *done};
         fetch.plan.asked = gd_readahead_read(&image->ahead, w.offset, here);
-        s = gd_block_fetch_ranges(&fetch, &(gd_range){w.offset, here}, 1, err);
+        s = gd_fetch_ranges(&fetch, &(gd_range){w.offset, here}, 1, err);
         *done += here;
     }
-    gd_block_fetch_close(&fetch);
+    gd_fetch_close(&fetch);
     if (s == GD_OK) {
         atomic_fetch_add(&image->repo->counters.bytes_read, length);
     }

@@ -273,9 +273,9 @@ size_t
 gd_plan_neighbours(const gd_want *wants, size_t count, uint64_t *out)
 {
     size_t n = 1;
-    uint64_t end = gd_entry_segment_end(&wants->entry);
+    uint64_t end = gd_group_segment_end(&wants->entry);
     while (n < count && wants[n].group == wants->group) {
-        uint64_t next_end = gd_entry_segment_end(&wants[n].entry);
+        uint64_t next_end = gd_group_segment_end(&wants[n].entry);
         if (wants[n].entry.segment > end + GD_READ_GAP ||
             next_end - wants->entry.segment > GD_READ_ONCE) {
             break;

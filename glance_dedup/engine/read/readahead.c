@@ -229,7 +229,7 @@ note_stretch(step *step, const gd_group *group, uint64_t start,
         ask_stretches(step, group);
     }
     step->stretches[step->stretch_count++] =
-        (stretch){start, gd_entry_segment_end(last)};
+        (stretch){start, gd_group_segment_end(last)};
 }
 
 /* Notes the segments of the wanted blocks, except those in the cache. */

@@ -69,7 +69,7 @@ read_copy(void *arg, uint32_t number, uint32_t slot, bool *found,
     char name[GD_NAME_SIZE];
     gd_group *group;
     gd_decoder decoder = {0};
-    gd_spares_name(number, name);
+    gd_names_spares(number, name);
     GD_TRY(gd_group_open_as(env, repo->root, &repo->params, number,
                             name, O_RDONLY, &group, err));
     gd_status s = gd_decoder_open(env, repo->digest, &decoder, err);
@@ -99,9 +99,9 @@ gd_spare_read(gd_repo *repo, const gd_scope *scope, const gd_fingerprint *fp,
 /* A spare file being written. */
 typedef struct writing {
     gd_repo *repo;
-    gd_spool_file file;
+    gd_spool_writer file;
     gd_group *group;
-    gd_block_reader *reader;
+    gd_address_reader *reader;
     gd_coder *coder;
     gd_entry *entries;
     uint32_t count; /* blocks so far */
@@ -174,12 +174,13 @@ copy_block(writing *w, gd_address address, gd_error *err)
     gd_entry entry;
     const uint8_t *data;
     bool found = false;
-    gd_status s = gd_block_reader_read(w->reader, address, &entry, &data, err);
+    gd_status s = gd_address_reader_read(w->reader, address, &entry, &data,
+                                         err);
     if ((s == GD_CORRUPT || s == GD_IO) &&
         (entry.state == GD_ENTRY_LIVE || entry.state == GD_ENTRY_DAMAGED) &&
         entry.plain_length >= 1 &&
         entry.plain_length <= w->repo->params.block_size &&
-        gd_spare_read(w->repo, &gd_block_reader_group(w->reader)->scope,
+        gd_spare_read(w->repo, &gd_address_reader_group(w->reader)->scope,
                       &entry.fingerprint, entry.plain_length, entry.checksum,
                       w->copy, &found, NULL) == GD_OK &&
         found) {
@@ -206,10 +207,11 @@ open_writing(writing *w, uint32_t number, size_t count, gd_error *err)
     }
     gd_status s = gd_coder_open(env, &w->coder, err);
     if (s == GD_OK) {
-        s = gd_block_reader_open(w->repo, &w->reader, err);
+        s = gd_address_reader_open(w->repo, &w->reader, err);
     }
     if (s == GD_OK) {
-        s = gd_repo_require_room(w->repo, gd_data_start(params.group_slots),
+        s = gd_repo_require_room(w->repo,
+                                 gd_fptable_data_start(params.group_slots),
                                  err);
     }
     if (s == GD_OK) {
@@ -223,7 +225,7 @@ open_writing(writing *w, uint32_t number, size_t count, gd_error *err)
         s = gd_group_open_as(env, w->repo->root, &params, number, w->file.name,
                              O_RDWR, &w->group, err);
     }
-    w->end = gd_data_start(params.group_slots);
+    w->end = gd_fptable_data_start(params.group_slots);
     return s;
 }
 
@@ -232,7 +234,7 @@ close_writing(writing *w)
 {
     const gd_env *env = w->repo->env;
     gd_group_close(w->group);
-    gd_block_reader_close(w->reader);
+    gd_address_reader_close(w->reader);
     gd_coder_close(env, w->coder);
     env->release(env, w->entries);
     env->release(env, w->plain);
@@ -261,8 +263,8 @@ give_name(writing *w, uint32_t number, gd_error *err)
 {
     const gd_env *env = w->repo->env;
     char name[GD_NAME_SIZE];
-    gd_spares_name(number, name);
-    GD_TRY(gd_directory_create(env, w->repo->root, GD_DIR_SPARES, err));
+    gd_names_spares(number, name);
+    GD_TRY(gd_file_create_directory(env, w->repo->root, GD_DIR_SPARES, err));
     int rc = env->renameat(env, w->repo->root, w->file.name, name);
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot rename %s to %s", w->file.name,
@@ -277,7 +279,7 @@ remove_spares(gd_repo *repo, uint32_t number, gd_error *err)
 {
     const gd_env *env = repo->env;
     char name[GD_NAME_SIZE];
-    gd_spares_name(number, name);
+    gd_names_spares(number, name);
     int rc = env->unlinkat(env, repo->root, name);
     if (rc == -ENOENT) {
         return GD_OK;

@@ -281,7 +281,7 @@ has_next(const look *l)
     if (l->position.newest >= GD_MAX_GROUP) {
         return false;
     }
-    gd_group_name(l->position.newest + 1, name);
+    gd_names_group(l->position.newest + 1, name);
     /* Another host may have made it just now. */
     int rc = env->renew(env, l->repo->root, name);
     return rc < 0 || env->fstatat(env, l->repo->root, name, &st) != -ENOENT;

@@ -14,7 +14,7 @@ struct gd_fpcache {
     pthread_mutex_t mutex; /* guards all fields below, and users and used_at */
     uint64_t clock;
     gd_group *groups[GD_CACHED_GROUPS];
-    gd_fpstore *stores[GD_CACHED_STORES];
+    gd_fptable *stores[GD_CACHED_STORES];
 };
 
 gd_status
@@ -44,7 +44,7 @@ gd_fpcache_close(gd_fpcache *cache)
     }
     for (int i = 0; i < GD_CACHED_STORES; i++) {
         if (cache->stores[i] != NULL) {
-            gd_fpstore_free(env, cache->stores[i]);
+            gd_fptable_free(env, cache->stores[i]);
         }
     }
     pthread_mutex_destroy(&cache->mutex);
@@ -115,7 +115,7 @@ static gd_status
 forget_group(gd_fpcache *cache, uint32_t number, gd_error *err)
 {
     char name[GD_NAME_SIZE];
-    gd_group_name(number, name);
+    gd_names_group(number, name);
     pthread_mutex_lock(&cache->mutex);
     int place = group_place(cache, number);
     gd_group *group = place < 0 ? NULL : cache->groups[place];
@@ -206,7 +206,7 @@ store_place(const gd_fpcache *cache, uint32_t number)
 {
     int best = -1;
     for (int i = 0; i < GD_CACHED_STORES; i++) {
-        const gd_fpstore *store = cache->stores[i];
+        const gd_fptable *store = cache->stores[i];
         if (store != NULL && store->group == number) {
             return i;
         }
@@ -222,19 +222,19 @@ store_place(const gd_fpcache *cache, uint32_t number)
     return best;
 }
 
-static gd_fpstore *
+static gd_fptable *
 lend_cached_store(gd_fpcache *cache, const gd_group *group,
                   const gd_published *record)
 {
     int place = store_place(cache, group->number);
-    gd_fpstore *store = place < 0 ? NULL : cache->stores[place];
+    gd_fptable *store = place < 0 ? NULL : cache->stores[place];
     if (store == NULL || store->group != group->number) {
         return NULL;
     }
-    if (!gd_group_is_store(group, record, store)) {
+    if (!gd_group_is_table(group, record, store)) {
         cache->stores[place] = NULL; /* freed by its last user */
         if (store->users == 0) {
-            gd_fpstore_free(cache->env, store);
+            gd_fptable_free(cache->env, store);
         }
         return NULL;
     }
@@ -244,7 +244,7 @@ lend_cached_store(gd_fpcache *cache, const gd_group *group,
 }
 
 static void
-keep_store(gd_fpcache *cache, gd_fpstore *store)
+keep_store(gd_fpcache *cache, gd_fptable *store)
 {
     int place = store_place(cache, store->group);
     store->users = 1;
@@ -254,7 +254,7 @@ keep_store(gd_fpcache *cache, gd_fpstore *store)
         return;
     }
     if (cache->stores[place] != NULL) {
-        gd_fpstore_free(cache->env, cache->stores[place]);
+        gd_fptable_free(cache->env, cache->stores[place]);
     }
     cache->stores[place] = store;
 }
@@ -272,13 +272,14 @@ gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number)
     if (!cached && !cache->params->shared &&
         gd_fpcache_group(cache, number, false, &group, NULL) == GD_OK) {
         cache->env->start_readahead(cache->env, group->fd, 0,
-                                    gd_data_start(group->bounds.slots));
+                                    gd_fptable_data_start(
+                                        group->bounds.slots));
         gd_fpcache_return_group(cache, group);
     }
 }
 
 gd_status
-gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fpstore **store,
+gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fptable **store,
                  bool *cold, gd_error *err)
 {
     gd_group *group;
@@ -292,7 +293,7 @@ gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fpstore **store,
         pthread_mutex_unlock(&cache->mutex);
         if (*store == NULL) {
             *cold = true;
-            s = gd_group_load_store(group, &record, store, err);
+            s = gd_group_load_table(group, &record, store, err);
             if (s == GD_OK) {
                 pthread_mutex_lock(&cache->mutex);
                 keep_store(cache, *store);
@@ -305,7 +306,7 @@ gd_fpcache_store(gd_fpcache *cache, uint32_t number, gd_fpstore **store,
 }
 
 static bool
-is_kept_store(const gd_fpcache *cache, const gd_fpstore *store)
+is_kept_store(const gd_fpcache *cache, const gd_fptable *store)
 {
     for (int i = 0; i < GD_CACHED_STORES; i++) {
         if (cache->stores[i] == store) {
@@ -316,12 +317,12 @@ is_kept_store(const gd_fpcache *cache, const gd_fpstore *store)
 }
 
 void
-gd_fpcache_return_store(gd_fpcache *cache, gd_fpstore *store)
+gd_fpcache_return_store(gd_fpcache *cache, gd_fptable *store)
 {
     pthread_mutex_lock(&cache->mutex);
     bool last = --store->users == 0 && !is_kept_store(cache, store);
     pthread_mutex_unlock(&cache->mutex);
     if (last) {
-        gd_fpstore_free(cache->env, store);
+        gd_fptable_free(cache->env, store);
     }
 }

@@ -45,7 +45,7 @@ void gd_fpcache_expect_store(gd_fpcache *cache, uint32_t number);
  * whether it was read from the file.  REQUIRES: the shared group lock, so that
  * nothing in it is freed meanwhile (N7.2). */
 gd_status gd_fpcache_store(gd_fpcache *cache, uint32_t number,
-                           gd_fpstore **store, bool *cold, gd_error *err);
-void gd_fpcache_return_store(gd_fpcache *cache, gd_fpstore *store);
+                           gd_fptable **store, bool *cold, gd_error *err);
+void gd_fpcache_return_store(gd_fpcache *cache, gd_fptable *store);
 
 #endif

@@ -69,17 +69,17 @@ add(gd_hintindex *index, const gd_entry_range *range)
 static void
 add_own(gd_hintindex *index, const gd_entry_range *range)
 {
-    gd_own_groups *own = gd_filter_own(filter_of(index));
-    uint64_t epoch = gd_own_epoch(own);
+    gd_self_published *own = gd_filter_own(filter_of(index));
+    uint64_t epoch = gd_self_published_epoch(own);
     add(index, range);
-    gd_own_note(own, epoch, range->group, range->first,
-                range->first + range->count);
+    gd_self_published_add(own, epoch, range->group, range->first,
+                          range->first + range->count);
 }
 
 static void
 find_own(gd_hintindex *index, uint32_t group, uint32_t *first, uint32_t *end)
 {
-    gd_own_find(gd_filter_own(filter_of(index)), group, first, end);
+    gd_self_published_find(gd_filter_own(filter_of(index)), group, first, end);
 }
 
 static bool

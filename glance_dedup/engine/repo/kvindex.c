@@ -59,7 +59,7 @@ typedef struct store_index {
     gd_look look;      /* not LMDB's */
     bool rebuilding;   /* a thread of this process holds the lock */
     /* What this process has published; an epoch lasts as long as kv. */
-    gd_own_groups own;
+    gd_self_published own;
 } store_index;
 
 static store_index *
@@ -151,7 +151,7 @@ open_store(store_index *x, gd_error *err)
     GD_TRY(gd_kv_open(x->env, x->backend, x->path, &x->options, &x->kv,
                       err));
     read_position(x);
-    gd_own_begin_epoch(&x->own);
+    gd_self_published_begin_epoch(&x->own);
     return GD_OK;
 }
 
@@ -160,7 +160,7 @@ open_store(store_index *x, gd_error *err)
 static void
 note_failure(store_index *x, gd_status s)
 {
-    gd_own_end_epoch(&x->own);
+    gd_self_published_end_epoch(&x->own);
     gd_kv_close(x->kv);
     x->kv = NULL;
     x->pending = 0;
@@ -276,17 +276,17 @@ add(gd_hintindex *index, const gd_entry_range *range)
 static void
 add_own(gd_hintindex *index, const gd_entry_range *range)
 {
-    gd_own_groups *own = &of(index)->own;
-    uint64_t epoch = gd_own_epoch(own);
+    gd_self_published *own = &of(index)->own;
+    uint64_t epoch = gd_self_published_epoch(own);
     add(index, range);
-    gd_own_note(own, epoch, range->group, range->first,
-                range->first + range->count);
+    gd_self_published_add(own, epoch, range->group, range->first,
+                          range->first + range->count);
 }
 
 static void
 find_own(gd_hintindex *index, uint32_t group, uint32_t *first, uint32_t *end)
 {
-    gd_own_find(&of(index)->own, group, first, end);
+    gd_self_published_find(&of(index)->own, group, first, end);
 }
 
 /* ---- following the groups ---- */
@@ -330,7 +330,7 @@ load(gd_hintindex *index, gd_position *position)
         read_position(x);
     }
     *position = x->position;
-    x->loaded = gd_own_epoch(&x->own);
+    x->loaded = gd_self_published_epoch(&x->own);
     pthread_mutex_unlock(&x->mutex);
 }
 
@@ -370,7 +370,7 @@ save(gd_hintindex *index, const gd_entry_range *last,
     store_index *x = of(index);
     pthread_mutex_lock(&x->mutex);
     put_range(x, last);
-    if (x->kv != NULL && x->loaded == gd_own_epoch(&x->own)) {
+    if (x->kv != NULL && x->loaded == gd_self_published_epoch(&x->own)) {
         bool first = position->complete && !x->position.complete;
         x->position = *position;
         x->moved = true;

@@ -43,7 +43,8 @@ static gd_status
 open_locks(gd_repo *repo, const char *path, gd_error *err)
 {
     GD_TRY(gd_locks_open(repo->env, repo->root, &repo->locks, err));
-    gd_status s = gd_locks_share_features(repo->locks, GD_FEATURE_COUNT, err);
+    gd_status s = gd_locks_lock_features_shared(repo->locks, GD_FEATURE_COUNT,
+                                                err);
     if (s == GD_BUSY) {
         return gd_fail(err, GD_BUSY,
                        "a feature that this program does not know is being "
@@ -76,7 +77,7 @@ open_parts(gd_repo *repo, const char *path, bool allow_weak_digest,
                              "is on", path);
     }
     repo->params.shared = rc > 0;
-    GD_TRY(gd_directories_require(env, repo->root, err));
+    GD_TRY(gd_file_require_directories(env, repo->root, err));
     GD_TRY(gd_digest_open(env, repo->params.digest, allow_weak_digest,
                           &repo->digest, err));
     GD_TRY(require_params(&repo->params, repo->digest, err));
@@ -203,8 +204,8 @@ gd_repo_use_feature(gd_repo *repo, gd_feature feature, gd_error *err)
     }
     /* Two threads would let go of each other's locks. */
     pthread_mutex_lock(&repo->features_mutex);
-    gd_status s = gd_feature_set(repo->env, repo->root, repo->locks, feature,
-                                 repo->params.lock_timeout_ms, err);
+    gd_status s = gd_features_set(repo->env, repo->root, repo->locks, feature,
+                                  repo->params.lock_timeout_ms, err);
     if (s == GD_OK) {
         atomic_fetch_or(&repo->used_features, bit);
     }
@@ -217,8 +218,8 @@ gd_repo_keeps(const gd_repo *repo)
 {
     const gd_params *params = &repo->params;
     gd_freespace keep = {.reserve = params->reserve};
-    if (gd_feature_is_set(repo->env, repo->root, GD_FEATURE_COLD)) {
-        keep.moving = gd_data_start(params->group_slots) +
+    if (gd_features_is_set(repo->env, repo->root, GD_FEATURE_COLD)) {
+        keep.moving = gd_fptable_data_start(params->group_slots) +
                       params->group_slots *
                           ((uint64_t)params->block_size + GD_SEGMENT_HEADER);
         /* What is written without a check must not use it up: the catalog,

@@ -66,10 +66,10 @@ typedef struct gd_group_list {
 
 /* The ways by which new blocks reach their file, and what each has cost lately
  * (io_mode.h). */
-typedef enum gd_way {
-    GD_WAY_THROUGH, /* the page cache */
-    GD_WAY_BESIDE,
-} gd_way;
+typedef enum gd_io_mode {
+    GD_IO_MODE_THROUGH, /* the page cache */
+    GD_IO_MODE_BESIDE,
+} gd_io_mode;
 
 typedef struct gd_ways {
     uint64_t cost[2]; /* 0: not known */

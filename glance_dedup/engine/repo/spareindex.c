@@ -14,7 +14,7 @@ typedef struct spare_file {
     uint32_t number;
     uint64_t inode, size;
     struct timespec changed;
-    gd_fpstore *store; /* NULL: it could not be read */
+    gd_fptable *store; /* NULL: it could not be read */
 } spare_file;
 
 struct gd_spare_index {
@@ -49,7 +49,7 @@ free_files(const gd_env *env, spare_file *files, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         if (files[i].store != NULL) {
-            gd_fpstore_free(env, files[i].store);
+            gd_fptable_free(env, files[i].store);
         }
     }
     env->release(env, files);
@@ -66,7 +66,7 @@ gd_spare_index_close(gd_spare_index *index)
 static bool
 parse_file(const char *name, void *item)
 {
-    return gd_group_name_parse(name, &((spare_file *)item)->number);
+    return gd_names_parse_group(name, &((spare_file *)item)->number);
 }
 
 static const gd_listing spares = {sizeof(spare_file), "the list of copies",
@@ -74,20 +74,20 @@ static const gd_listing spares = {sizeof(spare_file), "the list of copies",
 
 /* A file that cannot be read counts as having no copies, which loses
  * nothing. */
-static gd_fpstore *
+static gd_fptable *
 load_store(const gd_spare_index *index, uint32_t number)
 {
     char name[GD_NAME_SIZE];
     gd_group *group;
     gd_published record;
-    gd_fpstore *store = NULL;
-    gd_spares_name(number, name);
+    gd_fptable *store = NULL;
+    gd_names_spares(number, name);
     if (gd_group_open_as(index->env, index->root, index->params, number, name,
                          O_RDONLY, &group, NULL) != GD_OK) {
         return NULL;
     }
     if (gd_group_read_published(group, &record, NULL) != GD_OK ||
-        gd_group_load_store(group, &record, &store, NULL) != GD_OK) {
+        gd_group_load_table(group, &record, &store, NULL) != GD_OK) {
         store = NULL;
     }
     gd_group_close(group);
@@ -101,7 +101,7 @@ learn_file(gd_spare_index *index, spare_file *file)
 {
     char name[GD_NAME_SIZE];
     struct stat st;
-    gd_spares_name(file->number, name);
+    gd_names_spares(file->number, name);
     if (index->env->fstatat(index->env, index->root, name, &st) < 0) {
         return;
     }
@@ -157,7 +157,7 @@ search(const gd_spare_index *index, const gd_fingerprint *fp,
         const spare_file *file = &index->files[i];
         uint32_t probe = 0, slot;
         while (file->store != NULL &&
-               gd_fpstore_find(file->store, fp, &probe, &slot)) {
+               gd_fptable_find(file->store, fp, &probe, &slot)) {
             gd_status s = try(arg, file->number, slot, found, err);
             if (*found || s == GD_NOMEM) {
                 return s;

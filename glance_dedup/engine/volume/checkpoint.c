@@ -69,7 +69,7 @@ commit_parts(gd_volume *volume, const gd_edition_hints *hints,
     uint64_t next = volume->made_count == 0
                         ? 0
                         : volume->made[volume->made_count - 1].part + 1;
-    while (s == GD_OK && next < gd_volume_parts(&head) &&
+    while (s == GD_OK && next < gd_volume_head_parts(&head) &&
            (piece = gd_overlay_find(&volume->stale,
                                     next * head.part_size)) != NULL &&
            piece->offset < head.size) {
@@ -178,7 +178,7 @@ static gd_status
 confirm_owner(gd_volume *volume, gd_error *err)
 {
     pthread_mutex_lock(&volume->mutex);
-    gd_status s = gd_volume_confirm(volume, volume->active, err);
+    gd_status s = gd_volume_revalidate(volume, volume->active, err);
     if (s == GD_BUSY) {
         gd_volume_set_broken(volume, err);
     }
@@ -257,14 +257,14 @@ gd_volume_checkpoint(gd_volume *volume, gd_error *err)
 }
 
 gd_status
-gd_volume_settle(gd_volume *volume, gd_error *err)
+gd_volume_final_checkpoint(gd_volume *volume, gd_error *err)
 {
     gd_volume_head stored, now;
     GD_TRY(gd_repo_require_owner(volume->repo, err));
     pthread_mutex_lock(&volume->checkpointing);
     gd_status s = gd_volume_store_all(volume, err);
     if (s == GD_OK) {
-        s = gd_volume_look(volume->repo, volume->name, &stored, err);
+        s = gd_volume_read_head(volume->repo, volume->name, &stored, err);
     }
     gd_volume_copy_head(volume, &now);
     if (s == GD_OK && memcmp(&stored.counters, &now.counters,

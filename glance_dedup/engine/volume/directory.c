@@ -23,7 +23,7 @@ make_directory(const gd_env *env, int root, const char *volume, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     gd_volume_directory(volume, name);
-    GD_TRY(gd_directory_create(env, root, name, err));
+    GD_TRY(gd_file_create_directory(env, root, name, err));
     return gd_sync_dir(env, root, GD_DIR_VOLUMES, err);
 }
 

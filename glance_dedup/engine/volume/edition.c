@@ -189,8 +189,8 @@ store_window(writer *w, uint64_t end, gd_error *err)
     bool skip;
     end = hinted_end(w, end, &skip);
     if (!w->hints->no_dedup) {
-        gd_transaction_set_dedup(w->transaction,
-                                 skip ? GD_DEDUP_SKIP : GD_DEDUP_ALL);
+        gd_transaction_set_lookup_mode(w->transaction,
+                                       skip ? GD_DEDUP_SKIP : GD_DEDUP_ALL);
     }
     uint32_t lengths[WINDOW_BLOCKS];
     gd_address addresses[WINDOW_BLOCKS];
@@ -322,13 +322,13 @@ gd_edition_commit(gd_parts *parts, const gd_volume_head *head,
     gd_volume_edition_id(head->volume_id, part, edition, id);
     GD_TRY(begin_edition(repo, head, id, &w.transaction, err));
     if (hints->no_dedup) {
-        gd_transaction_set_dedup(w.transaction, GD_DEDUP_OFF);
+        gd_transaction_set_lookup_mode(w.transaction, GD_DEDUP_OFF);
     } else {
-        gd_transaction_expect(w.transaction, hints->groups,
-                              hints->group_count);
+        gd_transaction_prefetch_groups(w.transaction, hints->groups,
+                                       hints->group_count);
     }
     gd_status s = run_writer(parts, &w, part, err);
-    uint64_t prefetched = gd_transaction_expected(w.transaction);
+    uint64_t prefetched = gd_transaction_prefetched_groups(w.transaction);
     s = end_transaction(w.transaction, s, &header, err);
     if (s == GD_OK) {
         count_stored(&w, &header, counters);
@@ -344,7 +344,7 @@ copy_parts(gd_parts *parts, const gd_volume_head *head,
            gd_transaction *transaction, gd_error *err)
 {
     gd_status s = GD_OK;
-    for (uint64_t part = 0; s == GD_OK && part < gd_volume_parts(head);
+    for (uint64_t part = 0; s == GD_OK && part < gd_volume_head_parts(head);
          part++) {
         gd_part_source source;
         uint64_t rest = head->size - part * head->part_size;

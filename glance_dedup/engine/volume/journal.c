@@ -27,7 +27,7 @@ write_head(const gd_env *env, int fd, const char *name,
            const gd_volume_head *head, const gd_volume_mark *marks,
            gd_error *err)
 {
-    size_t bytes = (size_t)gd_volume_records_start(head->marks);
+    size_t bytes = (size_t)gd_volume_head_records_start(head->marks);
     uint8_t *page = gd_calloc(env, bytes, 1, err);
     if (page == NULL) {
         return GD_NOMEM;
@@ -127,7 +127,7 @@ begin_fields(gd_journal *journal, const gd_volume_head *head)
 {
     journal->seed = head->seed;
     journal->size = head->size;
-    journal->end = gd_volume_records_start(head->marks);
+    journal->end = gd_volume_head_records_start(head->marks);
     journal->durable = journal->reached = journal->end;
 }
 
@@ -231,7 +231,7 @@ read_head(const gd_env *env, gd_journal *journal,
     if (rc < 0) {
         return gd_fail_errno(err, -rc, "cannot look at %s", journal->name);
     }
-    if ((uint64_t)st.st_size < gd_volume_records_start(head->marks)) {
+    if ((uint64_t)st.st_size < gd_volume_head_records_start(head->marks)) {
         return gd_fail(err, GD_CORRUPT, "%s ends within its head",
                        journal->name);
     }

@@ -36,8 +36,8 @@ gd_volume_open_newest(gd_repo *repo, const char *name, gd_journal **journal,
 }
 
 gd_status
-gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
-               gd_error *err)
+gd_volume_read_head(gd_repo *repo, const char *name, gd_volume_head *head,
+                    gd_error *err)
 {
     gd_status s = gd_volume_require_call(repo, name, err);
     if (s != GD_OK) {

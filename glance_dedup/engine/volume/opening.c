@@ -184,7 +184,7 @@ static gd_status
 finish_owned(gd_repo *repo, const char *name, gd_error *err)
 {
     gd_volume_head head;
-    gd_status s = gd_volume_look(repo, name, &head, err);
+    gd_status s = gd_volume_read_head(repo, name, &head, err);
     if (s == GD_OK && head.state == GD_VOLUME_READY) {
         return gd_fail(err, GD_EXISTS, "volume %s is whole", name);
     }
@@ -214,13 +214,13 @@ gd_volume_delete(gd_repo *repo, const char *name, gd_error *err)
 }
 
 gd_status
-gd_volume_discard(gd_repo *repo, const char *name, gd_error *err)
+gd_volume_delete_damaged(gd_repo *repo, const char *name, gd_error *err)
 {
     return lock_and(discard_owned, repo, name, err);
 }
 
 gd_status
-gd_volume_finish(gd_repo *repo, const char *name, gd_error *err)
+gd_volume_reap(gd_repo *repo, const char *name, gd_error *err)
 {
     gd_status s = lock_and(finish_owned, repo, name, err);
     /* The maker or remover of the volume died while it had no lock: its
@@ -238,7 +238,7 @@ require_plan(const char *name, const gd_volume_plan *plan, gd_error *err)
 {
     uint64_t base = plan->base == NULL ? 0 : gd_image_header(plan->base)->size;
     GD_TRY(gd_volume_require_size(name, plan->size, err));
-    if (!gd_volume_part_size_allowed(plan->part_size)) {
+    if (!gd_volume_head_part_size_allowed(plan->part_size)) {
         return gd_fail(err, GD_INVALID, "volume %s: %llu is no size of parts",
                        name, (unsigned long long)plan->part_size);
     }
@@ -306,7 +306,7 @@ clear_name(gd_repo *repo, const char *name, bool *removed, gd_error *err)
     if (count == 0) {
         return GD_OK;
     }
-    gd_status s = gd_volume_look(repo, name, &head, err);
+    gd_status s = gd_volume_read_head(repo, name, &head, err);
     if (s == GD_OK && head.state == GD_VOLUME_READY) {
         return gd_fail(err, GD_EXISTS, "volume %s exists already", name);
     }

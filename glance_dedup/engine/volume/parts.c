@@ -21,7 +21,7 @@ gd_parts_open(gd_parts *parts, gd_repo *repo, const gd_volume_head *head,
                         .scope = head->scope,
                         .part_size = head->part_size,
                         .base_size = head->base_size,
-                        .count = gd_volume_parts(head),
+                        .count = gd_volume_head_parts(head),
                         .image_room = GD_PARTS_OPEN};
     memcpy(parts->volume_id, head->volume_id, GD_ID_SIZE);
     pthread_mutex_init(&parts->mutex, NULL);

@@ -221,7 +221,7 @@ begin_journal(gd_volume *volume, bool *named, gd_error *err)
             gd_overlay_clear(&volume->stale);
         }
         /* The journals that were read, and are removed now, belong to us. */
-        s = gd_volume_confirm(volume, volume->active, err);
+        s = gd_volume_revalidate(volume, volume->active, err);
     }
     if (s == GD_OK) {
         volume->head = head;

@@ -20,7 +20,7 @@
 static gd_status
 free_name(gd_repo *repo, const char *name, gd_error *err)
 {
-    gd_status s = gd_volume_finish(repo, name, err);
+    gd_status s = gd_volume_reap(repo, name, err);
     if (s == GD_EXISTS || s == GD_BUSY) {
         return gd_fail(err, GD_EXISTS, "volume %s exists already", name);
     }
@@ -54,8 +54,9 @@ move_alone(gd_repo *repo, const char *name, const char *new_name,
            gd_error *err)
 {
     int names;
-    gd_status s = gd_names_lock(repo->env, repo->root,
-                                repo->params.lock_timeout_ms, &names, err);
+    gd_status s = gd_locks_lock_names(repo->env, repo->root,
+                                      repo->params.lock_timeout_ms, &names,
+                                      err);
     if (s == GD_OK) {
         s = move_directory(repo, name, new_name, err);
         repo->env->close(repo->env, names);
@@ -67,7 +68,7 @@ static gd_status
 require_whole(gd_repo *repo, const char *name, gd_error *err)
 {
     gd_volume_head head;
-    gd_status s = gd_volume_look(repo, name, &head, err);
+    gd_status s = gd_volume_read_head(repo, name, &head, err);
     return s == GD_OK && head.state != GD_VOLUME_READY
                ? gd_fail(err, GD_NOTFOUND,
                          "volume %s is being made or deleted", name)

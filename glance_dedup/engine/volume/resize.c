@@ -92,7 +92,7 @@ grow(gd_volume *volume, const gd_volume_change *change, gd_error *err)
 gd_status
 gd_volume_require_size(const char *name, uint64_t size, gd_error *err)
 {
-    return gd_volume_size_allowed(size)
+    return gd_volume_head_size_allowed(size)
                ? GD_OK
                : gd_fail(err, GD_INVALID,
                          "volume %s: a size is a multiple of %d bytes, from "

@@ -50,7 +50,7 @@ roll_back(gd_volume *volume, gd_image *image, uint64_t *stored, gd_error *err)
     if (s != GD_OK) {
         return s;
     }
-    gd_volume_mark *marks = gd_calloc(env, (size_t)gd_volume_parts(&head),
+    gd_volume_mark *marks = gd_calloc(env, (size_t)gd_volume_head_parts(&head),
                                       sizeof *marks, err);
     s = marks == NULL
             ? GD_NOMEM

@@ -101,8 +101,8 @@ check_newest(const gd_volume *volume, const gd_journal *journal, bool *newest,
 }
 
 gd_status
-gd_volume_confirm(const gd_volume *volume, const gd_journal *journal,
-                  gd_error *err)
+gd_volume_revalidate(const gd_volume *volume, const gd_journal *journal,
+                     gd_error *err)
 {
     const gd_env *env = volume->repo->env;
     bool newest = false;
@@ -147,7 +147,7 @@ next_head(gd_volume *volume, const gd_volume_change *change, bool needed,
     head->before = needed ? active->end : 0;
     GD_TRY(gd_parts_marks(&volume->parts, marks, &head->marks, err));
     while (head->marks > 0 &&
-           (*marks)[head->marks - 1].part >= gd_volume_parts(head)) {
+           (*marks)[head->marks - 1].part >= gd_volume_head_parts(head)) {
         head->marks--; /* the volume becomes smaller */
     }
     return GD_OK;
@@ -166,7 +166,7 @@ make_next(gd_volume *volume, const gd_volume_change *change, bool needed,
                               marks, made, &named, err);
     }
     if (s == GD_OK) {
-        s = gd_volume_confirm(volume, *made, err);
+        s = gd_volume_revalidate(volume, *made, err);
         if (s != GD_OK) {
             gd_journal_close(*made);
         }

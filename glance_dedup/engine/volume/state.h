@@ -72,8 +72,8 @@ gd_status gd_volume_rotate(gd_volume *volume, const gd_volume_change *change,
 /* GD_BUSY if another process is the owner, or was it meanwhile: the server
  * dropped this one's locks (V1).  journal: the newest that this owner made.  If
  * the locks fall after the call, the journal's does, too. */
-gd_status gd_volume_confirm(const gd_volume *volume,
-                            const gd_journal *journal, gd_error *err);
+gd_status gd_volume_revalidate(const gd_volume *volume,
+                               const gd_journal *journal, gd_error *err);
 
 /* The size of the base, or 0 if no part reads from it any more.
  * REQUIRES: checkpointing, or that nobody else has the volume yet. */
@@ -118,8 +118,9 @@ gd_status gd_volume_begin_request(gd_volume *volume, uint64_t offset,
 gd_status gd_volume_require_range(const gd_volume *volume, uint64_t offset,
                                   uint64_t length, gd_error *err);
 /* A read that is not counted. */
-gd_status gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
-                         uint64_t offset, gd_error *err);
+gd_status gd_volume_read_uncounted(gd_volume *volume, uint8_t *out,
+                                   size_t length,
+                                   uint64_t offset, gd_error *err);
 
 /* ---- recovery.c ---- */
 

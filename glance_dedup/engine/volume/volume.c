@@ -182,8 +182,8 @@ gd_volume_read(gd_volume *volume, uint8_t *out, size_t length,
 }
 
 gd_status
-gd_volume_peek(gd_volume *volume, uint8_t *out, size_t length,
-               uint64_t offset, gd_error *err)
+gd_volume_read_uncounted(gd_volume *volume, uint8_t *out, size_t length,
+                         uint64_t offset, gd_error *err)
 {
     uint64_t nothing = 0;
     return read_counted(volume, out, length, offset, &nothing, err);

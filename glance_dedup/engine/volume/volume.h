@@ -57,8 +57,9 @@ gd_status gd_volume_open(gd_repo *repo, const char *name, gd_volume **out,
 void gd_volume_close(gd_volume *volume);
 void gd_volume_get_info(gd_volume *volume, gd_volume_info *info);
 /* The head of a volume that anybody may own, as it was at some moment. */
-gd_status gd_volume_look(gd_repo *repo, const char *name, gd_volume_head *head,
-                         gd_error *err);
+gd_status gd_volume_read_head(gd_repo *repo, const char *name,
+                              gd_volume_head *head,
+                              gd_error *err);
 
 /* GD_INVALID for a range that does not lie within the volume.  length may be
  * 0. */
@@ -95,7 +96,7 @@ void gd_volume_prefetch(gd_volume *volume, uint64_t length, uint64_t offset);
 gd_status gd_volume_checkpoint(gd_volume *volume, gd_error *err);
 /* A checkpoint before the close.  A new head gets the counters, if they have
  * changed since the last head. */
-gd_status gd_volume_settle(gd_volume *volume, gd_error *err);
+gd_status gd_volume_final_checkpoint(gd_volume *volume, gd_error *err);
 /* Whether a checkpoint is due: the journal is large (see "Pressure" in
  * volumes.rst). */
 bool gd_volume_needs_checkpoint(gd_volume *volume);
@@ -129,10 +130,11 @@ gd_status gd_volume_rename(gd_repo *repo, const char *name,
 gd_status gd_volume_delete(gd_repo *repo, const char *name, gd_error *err);
 /* The same, also if the newest journal is damaged.  Recipes of such a volume
  * stay, since its id is not known: they are garbage then. */
-gd_status gd_volume_discard(gd_repo *repo, const char *name, gd_error *err);
+gd_status gd_volume_delete_damaged(gd_repo *repo, const char *name,
+                                   gd_error *err);
 /* As gd_volume_delete, but GD_EXISTS if the volume is neither being made nor deleted when
  * its lock is held.  For those who only tidy up: since they looked, another
  * process may have made a volume of this name. */
-gd_status gd_volume_finish(gd_repo *repo, const char *name, gd_error *err);
+gd_status gd_volume_reap(gd_repo *repo, const char *name, gd_error *err);
 
 #endif

@@ -23,7 +23,8 @@ static bool
 peek(void *arg, uint8_t *out, size_t length, uint64_t offset)
 {
     gd_error ignored;
-    return gd_volume_peek(arg, out, length, offset, &ignored) == GD_OK;
+    return gd_volume_read_uncounted(arg, out, length, offset, &ignored) ==
+    GD_OK;
 }
 
 gd_edition_hints *
@@ -77,9 +78,9 @@ static void
 load_store(gd_volume *volume, uint32_t group)
 {
     gd_repo *repo = volume->repo;
-    gd_fpstore *store;
+    gd_fptable *store;
     bool cold;
-    if (gd_locks_share(repo->locks, group, NULL) != GD_OK) {
+    if (gd_locks_lock_shared(repo->locks, group, NULL) != GD_OK) {
         return;
     }
     if (gd_fpcache_store(repo->cache, group, &store, &cold, NULL) == GD_OK) {
@@ -88,7 +89,7 @@ load_store(gd_volume *volume, uint32_t group)
         pthread_mutex_unlock(&volume->mutex);
         gd_fpcache_return_store(repo->cache, store);
     }
-    gd_locks_unshare(repo->locks, group);
+    gd_locks_unlock_shared(repo->locks, group);
 }
 
 static void

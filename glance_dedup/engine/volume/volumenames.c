@@ -15,7 +15,7 @@ gd_volume_require_name(const char *volume, gd_error *err)
 {
     char name[GD_NAME_SIZE];
     if (strnlen(volume, GD_VOLUME_NAME_MAX + 1) > GD_VOLUME_NAME_MAX ||
-        gd_image_name(volume, name, NULL) != GD_OK) {
+        gd_names_image(volume, name, NULL) != GD_OK) {
         return gd_fail(err, GD_INVALID,
                        "a volume's name has 1 to %d characters, and only A-Z, "
                        "a-z, 0-9, _ and -", GD_VOLUME_NAME_MAX);
@@ -50,7 +50,7 @@ gd_volume_journal_parse(const char *base, uint32_t *number)
 {
     size_t prefix = strlen(JOURNAL_PREFIX);
     return strncmp(base, JOURNAL_PREFIX, prefix) == 0 &&
-           gd_hex_parse(base + prefix, number) && *number >= 1;
+           gd_names_parse_hex(base + prefix, number) && *number >= 1;
 }
 
 void

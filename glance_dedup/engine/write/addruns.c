@@ -9,7 +9,7 @@
 enum { BYTES_AT_ONCE = 1 << 20 }; /* at least one block */
 
 typedef struct adding {
-    gd_intake *intake;
+    gd_ingest *intake;
     gd_image *source;
     gd_plan plan; /* for the entries of split extents */
     uint8_t *buffer; /* made at first use */
@@ -38,7 +38,7 @@ store_pieces(adding *a, pieces *p, gd_error *err)
     gd_status s = gd_image_read(a->source, a->buffer, p->bytes, p->offset,
                                 &done, err);
     if (s == GD_OK) {
-        s = gd_intake_take_blocks(a->intake, a->buffer, p->lengths, p->count,
+        s = gd_ingest_take_blocks(a->intake, a->buffer, p->lengths, p->count,
                                   addresses, err);
     }
     if (s == GD_OK) {
@@ -170,7 +170,7 @@ add_range(adding *a, gd_range range, gd_error *err)
 }
 
 gd_status
-gd_add_runs(gd_intake *intake, gd_image *source, gd_range range,
+gd_add_runs(gd_ingest *intake, gd_image *source, gd_range range,
             uint64_t *stored, gd_error *err)
 {
     const gd_env *env = intake->repo->env;

@@ -23,7 +23,7 @@
 /* *stored grows by the bytes that were read and stored, also after an error.
  * REQUIRES: the range lies within the image; the image is of the intake's
  * repository; no block is half taken, and none waits. */
-gd_status gd_add_runs(gd_intake *intake, gd_image *source, gd_range range,
+gd_status gd_add_runs(gd_ingest *intake, gd_image *source, gd_range range,
                       uint64_t *stored, gd_error *err);
 
 #endif

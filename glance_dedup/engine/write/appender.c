@@ -98,8 +98,8 @@ treat_tail(gd_appender *appender, gd_error *err)
     }
     s = gd_group_read_entries(appender->group, base, count, entries, err);
     if (s == GD_OK) {
-        s = gd_tail_recover(appender->repo, appender->group, base, entries,
-                            count, err);
+        s = gd_tailrecovery_run(appender->repo, appender->group, base, entries,
+                                count, err);
     }
     if (s == GD_OK) {
         s = publish(appender, base + count, err);
@@ -112,8 +112,8 @@ treat_tail(gd_appender *appender, gd_error *err)
 }
 
 gd_status
-gd_appender_settle_tail(gd_repo *repo, gd_group *group,
-                        gd_published *published, gd_error *err)
+gd_appender_recover_tail(gd_repo *repo, gd_group *group,
+                         gd_published *published, gd_error *err)
 {
     gd_appender appender = {
         .repo = repo, .group = group, .published = *published};
@@ -142,9 +142,9 @@ settle_in(gd_appender *appender, gd_error *err)
                        (unsigned long long)st.st_size,
                        (unsigned long long)appender->published.end);
     }
-    GD_TRY(gd_group_settle_name(group, appender->repo->root,
+    GD_TRY(gd_group_sync_rename(group, appender->repo->root,
                                 &appender->published, err));
-    uint64_t start = gd_data_start(group->bounds.slots);
+    uint64_t start = gd_fptable_data_start(group->bounds.slots);
     appender->end = (uint64_t)st.st_size < start ? start
                                                  : (uint64_t)st.st_size;
     appender->synced_end = appender->end;
@@ -178,10 +178,10 @@ hold_group(gd_appender *appender, gd_error *err)
         appender->direct =
             gd_directio_open(repo->env, repo->root, appender->group);
         if (appender->direct == NULL) {
-            gd_waychoice_refuse(repo);
+            gd_io_mode_refuse(repo);
         }
     }
-    return gd_locks_confirm(repo->locks, appender->group->number, err);
+    return gd_locks_revalidate(repo->locks, appender->group->number, err);
 }
 
 /* Whether it is left to us which way to write. */
@@ -197,11 +197,12 @@ begin_stretch(gd_appender *appender)
 {
     gd_stretch *stretch = &appender->stretch;
     *stretch = (gd_stretch){
-        .way = appender->direct != NULL ? GD_WAY_BESIDE : GD_WAY_THROUGH,
-        .most = GD_WAY_LONG,
+        .way = appender->direct != NULL ? GD_IO_MODE_BESIDE :
+        GD_IO_MODE_THROUGH,
+        .most = GD_IO_MODE_LONG,
     };
     if (may_choose(appender)) {
-        gd_waychoice_next(appender->repo, stretch);
+        gd_io_mode_next(appender->repo, stretch);
     }
 }
 
@@ -217,7 +218,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
         return GD_NOMEM;
     }
     appender->repo = repo;
-    gd_status s = gd_locks_share(repo->locks, number, err);
+    gd_status s = gd_locks_lock_shared(repo->locks, number, err);
     bool shared = s == GD_OK;
     if (s == GD_OK) {
         s = gd_group_settle(repo->env, repo->root, &repo->params, number, err);
@@ -256,7 +257,7 @@ enter_group(gd_repo *repo, const gd_scope *scope, uint32_t number,
     gd_directio_close(appender->direct);
     gd_group_close(appender->group);
     if (shared) {
-        gd_locks_unshare(repo->locks, number);
+        gd_locks_unlock_shared(repo->locks, number);
     }
     gd_locks_unlease(repo->locks, number);
     repo->env->release(repo->env, appender);
@@ -294,7 +295,8 @@ gd_appender_open(gd_repo *repo, const gd_scope *scope,
     gd_status s = lease_existing(repo, scope, avoided, appender, err);
     for (int i = 0; s == GD_BUSY && i < NEW_GROUPS; i++) {
         uint32_t number;
-        s = gd_repo_require_room(repo, gd_data_start(repo->params.group_slots),
+        s = gd_repo_require_room(repo, gd_fptable_data_start(
+            repo->params.group_slots),
                                  err);
         if (s != GD_OK) {
             return s;
@@ -416,14 +418,15 @@ write_pieces(gd_appender *appender, struct iovec *pieces, size_t count,
 {
     const gd_env *env = appender->repo->env;
     const gd_group *group = appender->group;
-    if (appender->direct != NULL && appender->stretch.way == GD_WAY_BESIDE) {
+    if (appender->direct != NULL && appender->stretch.way ==
+        GD_IO_MODE_BESIDE) {
         appender->longer = true;
         if (gd_directio_write(appender->direct, pieces, count, appender->end)) {
             return GD_OK;
         }
         gd_directio_close(appender->direct);
         appender->direct = NULL;
-        gd_waychoice_refuse(appender->repo);
+        gd_io_mode_refuse(appender->repo);
     }
     GD_TRY(gd_writev_full(env, group->fd, pieces, (int)count,
                           appender->end, group->name, err));
@@ -446,7 +449,7 @@ write_measured(gd_appender *appender, struct iovec *pieces, size_t count,
     uint64_t took = (uint64_t)(env->monotonic_ns(env) - began);
     stretch->worked += env->thread_ns(env) - worked;
     stretch->writes++;
-    stretch->fast += took <= length * GD_WAY_FAST_NS;
+    stretch->fast += took <= length * GD_IO_MODE_FAST_NS;
     return s;
 }
 
@@ -557,7 +560,7 @@ gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err)
     GD_TRY(publish(appender, base + count, err));
     if (measured) {
         appender->stretch.worked += env->thread_ns(env) - worked;
-        gd_waychoice_note(appender->repo, &appender->stretch, bytes);
+        gd_io_mode_note(appender->repo, &appender->stretch, bytes);
     }
     begin_stretch(appender);
     appender->cannot_cut = false;

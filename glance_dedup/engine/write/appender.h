@@ -68,7 +68,7 @@ gd_status gd_appender_sync(gd_appender *appender, bool hidden, gd_error *err);
  * (N7.3), so that the collector can judge it, or the group can be recompressed.
  * A poisoned group stays poisoned.
  * REQUIRES: the lease. */
-gd_status gd_appender_settle_tail(gd_repo *repo, gd_group *group,
-                                  gd_published *published, gd_error *err);
+gd_status gd_appender_recover_tail(gd_repo *repo, gd_group *group,
+                                   gd_published *published, gd_error *err);
 
 #endif

@@ -62,7 +62,7 @@ note_choice(void *arg, const char *name)
 {
     choices *list = arg;
     uint32_t number;
-    if (!gd_group_name_parse(name, &number) ||
+    if (!gd_names_parse_group(name, &number) ||
         gd_groupmap_get(&list->repo->full, number) != 0 ||
         !may_be_ours(list, number) ||
         (list->avoided != NULL &&

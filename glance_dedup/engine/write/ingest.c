@@ -18,7 +18,7 @@ enum {
 /* ---- opening and closing ---- */
 
 static gd_status
-open_batch(gd_intake *intake, gd_batch *b, gd_error *err)
+open_batch(gd_ingest *intake, gd_batch *b, gd_error *err)
 {
     const gd_env *env = intake->repo->env;
     b->data = gd_alloc(env, BATCH_BYTES, err);
@@ -29,7 +29,7 @@ open_batch(gd_intake *intake, gd_batch *b, gd_error *err)
 }
 
 static void
-close_batch(gd_intake *intake, gd_batch *b)
+close_batch(gd_ingest *intake, gd_batch *b)
 {
     const gd_env *env = intake->repo->env;
     env->release(env, b->carry);
@@ -49,25 +49,25 @@ clear_batch(gd_batch *b)
 }
 
 gd_status
-gd_intake_open(gd_intake *intake, gd_repo *repo, const gd_scope *scope,
+gd_ingest_open(gd_ingest *intake, gd_repo *repo, const gd_scope *scope,
                gd_error *err)
 {
-    *intake = (gd_intake){.repo = repo, .chunker = repo->chunker};
+    *intake = (gd_ingest){.repo = repo, .chunker = repo->chunker};
     intake->batch_blocks = BATCH_BYTES / intake->chunker.average;
     GD_TRY(open_batch(intake, &intake->batch, err));
     GD_TRY(gd_packer_open(repo, scope, &intake->packer, err));
     GD_TRY(gd_hashing_open(repo, scope, &intake->hashing, err));
     GD_TRY(gd_lookup_open(repo, scope, &intake->lookup, err));
-    return gd_phase_open(repo, intake->hashing, intake->lookup,
-                         &intake->phase, err);
+    return gd_realign_open(repo, intake->hashing, intake->lookup,
+                           &intake->phase, err);
 }
 
 void
-gd_intake_close(gd_intake *intake)
+gd_ingest_close(gd_ingest *intake)
 {
     close_batch(intake, &intake->batch);
     close_batch(intake, &intake->other);
-    gd_phase_close(intake->repo->env, intake->phase);
+    gd_realign_close(intake->repo->env, intake->phase);
     if (intake->packer != NULL) {
         gd_packer_close(intake->packer);
     }
@@ -83,7 +83,7 @@ gd_intake_close(gd_intake *intake)
 
 /* Gives the block an address: that of an equal block of ours, or a new one. */
 static gd_status
-store_block(gd_intake *intake, gd_block *block, size_t *misses, gd_error *err)
+store_block(gd_ingest *intake, gd_block *block, size_t *misses, gd_error *err)
 {
     if (block->address.group == 0) {
         block->address = gd_packer_find(intake->packer, block->data,
@@ -100,7 +100,7 @@ store_block(gd_intake *intake, gd_block *block, size_t *misses, gd_error *err)
 
 /* *found: how many blocks are stored already. */
 static gd_status
-look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
+look_up_batch(gd_ingest *intake, size_t *found, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     bool checksums = !intake->mostly_known;
@@ -129,7 +129,7 @@ look_up_batch(gd_intake *intake, size_t *found, gd_error *err)
 }
 
 static void
-count_batch(gd_intake *intake, size_t stored, size_t misses)
+count_batch(gd_ingest *intake, size_t stored, size_t misses)
 {
     gd_counters *counters = &intake->repo->counters;
     gd_batch *b = &intake->batch;
@@ -138,13 +138,13 @@ count_batch(gd_intake *intake, size_t stored, size_t misses)
     atomic_fetch_add(&counters->hits, stored - misses);
     atomic_fetch_add(&counters->misses, misses);
     if (intake->phase != NULL) {
-        gd_phase_note(intake->phase, b->count, stored - misses);
+        gd_realign_note(intake->phase, b->count, stored - misses);
     }
 }
 
 /* Stores the blocks that were not found, and empties the batch. */
 static gd_status
-put_batch(gd_intake *intake, gd_error *err)
+put_batch(gd_ingest *intake, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     gd_recipe_writer *recipe = intake->recipe;
@@ -181,7 +181,7 @@ put_batch(gd_intake *intake, gd_error *err)
 /* stays: data will stay in place until the batch is stored.
  * REQUIRES: the batch is not full. */
 static void
-take_block(gd_intake *intake, const uint8_t *data, size_t length, bool stays)
+take_block(gd_ingest *intake, const uint8_t *data, size_t length, bool stays)
 {
     gd_batch *b = &intake->batch;
     if (gd_is_zero(data, length)) {
@@ -204,7 +204,7 @@ take_block(gd_intake *intake, const uint8_t *data, size_t length, bool stays)
 
 /* Whether the batch may have no room for another block. */
 static bool
-is_full(const gd_intake *intake)
+is_full(const gd_ingest *intake)
 {
     const gd_batch *b = &intake->batch;
     return b->count == intake->batch_blocks ||
@@ -213,7 +213,7 @@ is_full(const gd_intake *intake)
 
 /* Like the chunker's next, except for a block that must be cut short. */
 static size_t
-next_cut(gd_intake *intake, const uint8_t *data, size_t length, size_t known,
+next_cut(gd_ingest *intake, const uint8_t *data, size_t length, size_t known,
          bool last)
 {
     const gd_chunker *chunker = &intake->chunker;
@@ -231,7 +231,7 @@ next_cut(gd_intake *intake, const uint8_t *data, size_t length, size_t known,
 /* Completes the carried block with the first of these bytes, or with zeros if
  * data is NULL.  *used is how many bytes were taken. */
 static gd_status
-take_carried(gd_intake *intake, const uint8_t *data, size_t length,
+take_carried(gd_ingest *intake, const uint8_t *data, size_t length,
              size_t *used, gd_error *err)
 {
     gd_batch *b = &intake->batch;
@@ -261,7 +261,7 @@ take_carried(gd_intake *intake, const uint8_t *data, size_t length,
 /* Takes the first block of these bytes, or all of them if it does not end among
  * them. */
 static gd_status
-take_next(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
+take_next(gd_ingest *intake, const uint8_t *data, size_t length, bool stays,
           size_t *used, gd_error *err)
 {
     if (intake->batch.carried > 0) {
@@ -281,16 +281,16 @@ take_next(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
 }
 
 /* anew: the batch may be cut again. */
-static gd_status store_batch(gd_intake *intake, bool anew, gd_error *err);
+static gd_status store_batch(gd_ingest *intake, bool anew, gd_error *err);
 
 static gd_status
-store_full(gd_intake *intake, bool anew, gd_error *err)
+store_full(gd_ingest *intake, bool anew, gd_error *err)
 {
     return is_full(intake) ? store_batch(intake, anew, err) : GD_OK;
 }
 
 static gd_status
-take_bytes(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
+take_bytes(gd_ingest *intake, const uint8_t *data, size_t length, bool stays,
            bool anew, gd_error *err)
 {
     gd_status s = GD_OK;
@@ -310,7 +310,7 @@ take_bytes(gd_intake *intake, const uint8_t *data, size_t length, bool stays,
 
 /* Takes zeros that were recognized before. */
 static gd_status
-take_zeros(gd_intake *intake, uint64_t length, gd_error *err)
+take_zeros(gd_ingest *intake, uint64_t length, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     size_t block = intake->chunker.max_length, used;
@@ -350,7 +350,7 @@ count_run(const gd_block *blocks, size_t count, size_t *length)
  * block ends after `shift` bytes, and stores it.  A last block without an end
  * is carried. */
 static gd_status
-cut_anew(gd_intake *intake, uint32_t shift, gd_error *err)
+cut_anew(gd_ingest *intake, uint32_t shift, gd_error *err)
 {
     gd_batch *from = &intake->other;
     gd_batch filled = intake->batch;
@@ -384,7 +384,7 @@ cut_anew(gd_intake *intake, uint32_t shift, gd_error *err)
 
 /* Counts the blocks that this transaction stored, which no look-up finds. */
 static size_t
-count_own(gd_intake *intake)
+count_own(gd_ingest *intake)
 {
     size_t own = 0;
     for (size_t i = 0; i < intake->batch.count; i++) {
@@ -398,7 +398,7 @@ count_own(gd_intake *intake)
 
 /* Returns false if there is no memory to cut into. */
 static bool
-ensure_other(gd_intake *intake)
+ensure_other(gd_ingest *intake)
 {
     gd_error ignored;
     gd_batch *other = &intake->other;
@@ -410,7 +410,7 @@ ensure_other(gd_intake *intake)
 
 /* How many bytes later to cut the batch; 0: it stays as it is. */
 static uint32_t
-choose_shift(gd_intake *intake, size_t found)
+choose_shift(gd_ingest *intake, size_t found)
 {
     const gd_batch *b = &intake->batch;
     if (intake->phase == NULL || intake->told ||
@@ -418,16 +418,16 @@ choose_shift(gd_intake *intake, size_t found)
         return 0;
     }
     uint32_t shift =
-        gd_phase_choose(intake->phase, b->blocks, b->count, found);
+        gd_realign_choose(intake->phase, b->blocks, b->count, found);
     return shift > 0 &&
-                   gd_phase_is_lost(b->count, found + count_own(intake)) &&
+                   gd_realign_is_lost(b->count, found + count_own(intake)) &&
                    ensure_other(intake)
                ? shift
                : 0;
 }
 
 static gd_status
-store_batch(gd_intake *intake, bool anew, gd_error *err)
+store_batch(gd_ingest *intake, bool anew, gd_error *err)
 {
     size_t found;
     GD_TRY(look_up_batch(intake, &found, err));
@@ -436,7 +436,7 @@ store_batch(gd_intake *intake, bool anew, gd_error *err)
 }
 
 gd_status
-gd_intake_store(gd_intake *intake, gd_error *err)
+gd_ingest_store(gd_ingest *intake, gd_error *err)
 {
     return store_batch(intake, false, err);
 }
@@ -444,7 +444,7 @@ gd_intake_store(gd_intake *intake, gd_error *err)
 /* ---- taking ---- */
 
 gd_status
-gd_intake_take(gd_intake *intake, const uint8_t *data, size_t length,
+gd_ingest_take(gd_ingest *intake, const uint8_t *data, size_t length,
                gd_error *err)
 {
     gd_status s =
@@ -457,7 +457,7 @@ gd_intake_take(gd_intake *intake, const uint8_t *data, size_t length,
 /* Moves the addresses of the non-zero blocks, which are packed at the front, to
  * their blocks' places.  data is behind the last block. */
 static void
-spread_addresses(gd_intake *intake, const uint8_t *data,
+spread_addresses(gd_ingest *intake, const uint8_t *data,
                  const uint32_t *lengths, size_t count, gd_address *addresses)
 {
     const gd_address *stored = intake->addresses;
@@ -470,7 +470,7 @@ spread_addresses(gd_intake *intake, const uint8_t *data,
 }
 
 gd_status
-gd_intake_take_blocks(gd_intake *intake, const uint8_t *data,
+gd_ingest_take_blocks(gd_ingest *intake, const uint8_t *data,
                       const uint32_t *lengths, size_t count,
                       gd_address *addresses, gd_error *err)
 {
@@ -492,7 +492,7 @@ gd_intake_take_blocks(gd_intake *intake, const uint8_t *data,
 }
 
 static gd_status
-take_last_block(gd_intake *intake, gd_error *err)
+take_last_block(gd_ingest *intake, gd_error *err)
 {
     gd_batch *b = &intake->batch;
     const uint8_t *at = b->carry;
@@ -507,14 +507,14 @@ take_last_block(gd_intake *intake, gd_error *err)
 }
 
 static gd_status
-store_last(gd_intake *intake, bool anew, gd_error *err)
+store_last(gd_ingest *intake, bool anew, gd_error *err)
 {
     GD_TRY(take_last_block(intake, err));
     return store_batch(intake, anew, err);
 }
 
 gd_status
-gd_intake_finish(gd_intake *intake, gd_error *err)
+gd_ingest_finish(gd_ingest *intake, gd_error *err)
 {
     gd_status s = store_last(intake, true, err);
     return s == GD_OK && intake->batch.carried > 0 /* it was cut again */

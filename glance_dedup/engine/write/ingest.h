@@ -8,7 +8,7 @@
  * be found at another phase is cut again (realign.h).
  *
  * Belongs to one transaction, one thread at a time.  After an error only
- * gd_intake_close may be called.
+ * gd_ingest_close may be called.
  */
 #ifndef GD_INGEST_H
 #define GD_INGEST_H
@@ -36,14 +36,14 @@ typedef struct gd_batch {
 
 /* Between two calls the transaction may use the parts; the batch's blocks, too,
  * while none wait. */
-typedef struct gd_intake {
+typedef struct gd_ingest {
     gd_repo *repo;
     gd_chunker chunker;
     gd_recipe_writer *recipe; /* the transaction's */
     gd_packer *packer;
     gd_lookup *lookup;
     gd_hashing *hashing;
-    gd_phase *phase; /* NULL: batches are never cut again */
+    gd_realign *phase; /* NULL: batches are never cut again */
     size_t batch_blocks; /* room in a batch */
     gd_batch batch;
     gd_batch other; /* empty; batches are cut again into it; opened when
@@ -54,29 +54,29 @@ typedef struct gd_intake {
     bool mostly_known; /* hardly any block of the last batch was new */
     gd_address *addresses; /* where the next block's address goes; NULL: not
                             * wanted */
-} gd_intake;
+} gd_ingest;
 
 /* For blocks of this scope.  Must be closed after a failure, too. */
-gd_status gd_intake_open(gd_intake *intake, gd_repo *repo,
+gd_status gd_ingest_open(gd_ingest *intake, gd_repo *repo,
                          const gd_scope *scope, gd_error *err);
 /* Releases all locks, so REQUIRES: the recipe is committed or given up. */
-void gd_intake_close(gd_intake *intake);
+void gd_ingest_close(gd_ingest *intake);
 
 /* Takes the next bytes.  On return the caller may reuse data. */
-gd_status gd_intake_take(gd_intake *intake, const uint8_t *data,
+gd_status gd_ingest_take(gd_ingest *intake, const uint8_t *data,
                          size_t length, gd_error *err);
 /* Takes blocks that were cut already and lie one behind the other in data, and
  * stores them.  *addresses[i] is where a block is, or group 0 if it is all
  * zeros.
  * REQUIRES: no block is empty or longer than the longest allowed; no block is
  * half taken; and no block waits. */
-gd_status gd_intake_take_blocks(gd_intake *intake, const uint8_t *data,
+gd_status gd_ingest_take_blocks(gd_ingest *intake, const uint8_t *data,
                                 const uint32_t *lengths, size_t count,
                                 gd_address *addresses, gd_error *err);
 /* Stores the blocks that wait, so that the next note in the recipe comes after
  * them. */
-gd_status gd_intake_store(gd_intake *intake, gd_error *err);
+gd_status gd_ingest_store(gd_ingest *intake, gd_error *err);
 /* Stores everything; no more bytes will come. */
-gd_status gd_intake_finish(gd_intake *intake, gd_error *err);
+gd_status gd_ingest_finish(gd_ingest *intake, gd_error *err);
 
 #endif

@@ -10,16 +10,17 @@ enum {
 };
 #define NEVER UINT64_MAX
 
-static gd_way
+static gd_io_mode
 choose(gd_ways *ways, bool *trial)
 {
     const uint64_t *cost = ways->cost;
-    gd_way best = cost[GD_WAY_BESIDE] != 0 &&
-                          cost[GD_WAY_BESIDE] < cost[GD_WAY_THROUGH]
-                      ? GD_WAY_BESIDE
-                      : GD_WAY_THROUGH;
-    gd_way other = best == GD_WAY_BESIDE ? GD_WAY_THROUGH : GD_WAY_BESIDE;
-    uint64_t pause = cost[other] == 0 ? GD_WAY_TRIAL : GD_WAY_AGAIN;
+    gd_io_mode best = cost[GD_IO_MODE_BESIDE] != 0 &&
+                          cost[GD_IO_MODE_BESIDE] < cost[GD_IO_MODE_THROUGH]
+                      ? GD_IO_MODE_BESIDE
+                      : GD_IO_MODE_THROUGH;
+    gd_io_mode other = best == GD_IO_MODE_BESIDE ? GD_IO_MODE_THROUGH :
+    GD_IO_MODE_BESIDE;
+    uint64_t pause = cost[other] == 0 ? GD_IO_MODE_TRIAL : GD_IO_MODE_AGAIN;
     *trial = true;
     if (cost[best] != 0 && ways->since >= pause) {
         ways->since = 0;
@@ -30,14 +31,15 @@ choose(gd_ways *ways, bool *trial)
 }
 
 void
-gd_waychoice_next(gd_repo *repo, gd_stretch *stretch)
+gd_io_mode_next(gd_repo *repo, gd_stretch *stretch)
 {
     bool trial;
     pthread_mutex_lock(&repo->mutex);
-    gd_way way = choose(&repo->ways, &trial);
+    gd_io_mode way = choose(&repo->ways, &trial);
     pthread_mutex_unlock(&repo->mutex);
     *stretch = (gd_stretch){.way = way,
-                            .most = trial ? GD_WAY_TRIAL : GD_WAY_LONG};
+                            .most = trial ? GD_IO_MODE_TRIAL :
+                            GD_IO_MODE_LONG};
 }
 
 /* In ns for a MiB. */
@@ -45,19 +47,19 @@ static uint64_t
 cost_of(const gd_stretch *stretch, uint64_t bytes)
 {
     bool slow = stretch->fast == 0 ||
-                stretch->fast < stretch->writes / GD_WAY_FEW;
-    return stretch->way == GD_WAY_BESIDE && slow
+                stretch->fast < stretch->writes / GD_IO_MODE_FEW;
+    return stretch->way == GD_IO_MODE_BESIDE && slow
                ? NEVER
                : (uint64_t)stretch->worked / (bytes / MIB) + 1;
 }
 
 void
-gd_waychoice_note(gd_repo *repo, const gd_stretch *stretch, uint64_t bytes)
+gd_io_mode_note(gd_repo *repo, const gd_stretch *stretch, uint64_t bytes)
 {
     gd_ways *ways = &repo->ways;
     pthread_mutex_lock(&repo->mutex);
     ways->since += bytes;
-    if (bytes >= GD_WAY_MIN) {
+    if (bytes >= GD_IO_MODE_MIN) {
         uint64_t now = cost_of(stretch, bytes);
         uint64_t before = ways->cost[stretch->way];
         bool alone = before == 0 || before == NEVER || now == NEVER;
@@ -68,9 +70,9 @@ gd_waychoice_note(gd_repo *repo, const gd_stretch *stretch, uint64_t bytes)
 }
 
 void
-gd_waychoice_refuse(gd_repo *repo)
+gd_io_mode_refuse(gd_repo *repo)
 {
     pthread_mutex_lock(&repo->mutex);
-    repo->ways.cost[GD_WAY_BESIDE] = NEVER;
+    repo->ways.cost[GD_IO_MODE_BESIDE] = NEVER;
     pthread_mutex_unlock(&repo->mutex);
 }

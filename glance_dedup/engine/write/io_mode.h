@@ -20,31 +20,31 @@
 #include "engine/repo/repo.h"
 
 enum {
-    GD_WAY_LONG = 256 << 20,  /* a stretch has no more bytes than that, */
-    GD_WAY_TRIAL = 32 << 20,  /* and so many if it is there to measure */
-    GD_WAY_MIN = 16 << 20,  /* the cost of a shorter one tells nothing */
+    GD_IO_MODE_LONG = 256 << 20,  /* a stretch has no more bytes than that, */
+    GD_IO_MODE_TRIAL = 32 << 20,  /* and so many if it is there to measure */
+    GD_IO_MODE_MIN = 16 << 20,  /* the cost of a shorter one tells nothing */
     /* A write is fast if it takes no longer for a byte.  MD5 takes 1.4 ns or
      * more, so an upload does not wait for such a disk. */
-    GD_WAY_FAST_NS = 2,
-    GD_WAY_FEW = 16, /* a disk is fast if one write of so many is */
+    GD_IO_MODE_FAST_NS = 2,
+    GD_IO_MODE_FEW = 16, /* a disk is fast if one write of so many is */
 };
 /* After so many bytes the way that was not chosen is tried again. */
-#define GD_WAY_AGAIN ((uint64_t)4 << 30)
+#define GD_IO_MODE_AGAIN ((uint64_t)4 << 30)
 
 /* What is written between two sync points, and what that has cost so far. */
 typedef struct gd_stretch {
-    gd_way way;
+    gd_io_mode way;
     uint64_t most;  /* after so many bytes a sync point is due */
     int64_t worked; /* processor time of writing and syncing, ns */
     unsigned writes, fast; /* all, and the fast ones */
 } gd_stretch;
 
 /* The next stretch, where both ways are possible and the choice is free. */
-void gd_waychoice_next(gd_repo *repo, gd_stretch *stretch);
+void gd_io_mode_next(gd_repo *repo, gd_stretch *stretch);
 /* A stretch of so many bytes has ended with a sync point. */
-void gd_waychoice_note(gd_repo *repo, const gd_stretch *stretch,
-                       uint64_t bytes);
+void gd_io_mode_note(gd_repo *repo, const gd_stretch *stretch,
+                     uint64_t bytes);
 /* Writing beside the page cache failed: as if it cost more than all else. */
-void gd_waychoice_refuse(gd_repo *repo);
+void gd_io_mode_refuse(gd_repo *repo);
 
 #endif

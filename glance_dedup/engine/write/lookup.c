@@ -30,7 +30,7 @@ struct gd_lookup {
     gd_repo *repo;
     gd_scope scope;
     gd_groupmap shared; /* 1: we hold the group's shared lock */
-    gd_fpstore *stores[GD_CACHED_STORES];
+    gd_fptable *stores[GD_CACHED_STORES];
     uint64_t hit_at[GD_CACHED_STORES]; /* the batch of the last hit */
     int store_count;
     int last; /* the store of the last hit: tried first */
@@ -106,7 +106,7 @@ gd_lookup_close(gd_lookup *lookup)
     for (int i = 0; i < lookup->store_count; i++) {
         gd_fpcache_return_store(repo->cache, lookup->stores[i]);
     }
-    gd_locks_unshare_all(repo->locks, &lookup->shared);
+    gd_locks_unlock_all_shared(repo->locks, &lookup->shared);
     gd_hints_close(repo->env, lookup->hints);
     repo->env->release(repo->env, lookup);
 }
@@ -157,7 +157,7 @@ static bool
 probe_store(gd_lookup *lookup, int index, gd_block *block)
 {
     uint32_t probe = 0, slot;
-    while (gd_fpstore_find(lookup->stores[index], &block->fingerprint, &probe,
+    while (gd_fptable_find(lookup->stores[index], &block->fingerprint, &probe,
                            &slot)) {
         if (take_hit(lookup, index, slot, block)) {
             return true;
@@ -172,7 +172,7 @@ probe_next(gd_lookup *lookup, gd_block *block)
 {
     int index = lookup->last;
     return index < lookup->store_count &&
-           gd_fpstore_matches(lookup->stores[index], lookup->next_slot,
+           gd_fptable_matches(lookup->stores[index], lookup->next_slot,
                               &block->fingerprint) &&
            take_hit(lookup, index, lookup->next_slot, block);
 }
@@ -197,7 +197,7 @@ static void
 fetch_ahead(const gd_lookup *lookup, const gd_block *block)
 {
     for (int i = 0; i < lookup->store_count; i++) {
-        gd_fpstore_prefetch(lookup->stores[i], &block->fingerprint);
+        gd_fptable_prefetch(lookup->stores[i], &block->fingerprint);
     }
 }
 
@@ -227,13 +227,13 @@ guess(const gd_lookup *lookup, const gd_fingerprint *fp, int *index,
       uint32_t *slot)
 {
     if (*index < lookup->store_count &&
-        gd_fpstore_matches(lookup->stores[*index], *slot + 1, fp)) {
+        gd_fptable_matches(lookup->stores[*index], *slot + 1, fp)) {
         ++*slot;
         return true;
     }
     for (int i = 0; i < lookup->store_count; i++) {
         uint32_t probe = 0;
-        if (gd_fpstore_find(lookup->stores[i], fp, &probe, slot)) {
+        if (gd_fptable_find(lookup->stores[i], fp, &probe, slot)) {
             *index = i;
             return true;
         }
@@ -367,7 +367,7 @@ lock_group(gd_lookup *lookup, uint32_t group)
 {
     gd_repo *repo = lookup->repo;
     gd_status s =
-        gd_locks_share_once(repo->locks, &lookup->shared, group, NULL);
+        gd_locks_lock_shared_once(repo->locks, &lookup->shared, group, NULL);
     if (s != GD_OK && s != GD_NOMEM) {
         atomic_fetch_add(&repo->counters.lock_refusals, 1);
     }
@@ -407,7 +407,7 @@ static int
 load_store(gd_lookup *lookup, uint32_t group)
 {
     gd_counters *counters = &lookup->repo->counters;
-    gd_fpstore *store;
+    gd_fptable *store;
     bool cold;
     if (gd_fpcache_store(lookup->repo->cache, group, &store, &cold, NULL) !=
         GD_OK) {
@@ -416,7 +416,7 @@ load_store(gd_lookup *lookup, uint32_t group)
     if (cold) { /* the group's first page and its entries, in one read */
         atomic_fetch_add(&counters->cold_loads, 1);
         gd_seeks_note(&counters->store, group, 0,
-                      GD_STORE_START + gd_store_size(store->count));
+                      GD_STORE_START + gd_fptable_size(store->count));
     }
     int at = place_for_store(lookup);
     lookup->stores[at] = store;

@@ -43,7 +43,7 @@ struct gd_packer {
     gd_appender *appender; /* NULL until the first new block */
     gd_groupmap shared;    /* how often we took each group's shared lock */
     gd_groupmap avoided;   /* 1: nothing may be added to the group */
-    gd_fpstore *own;       /* blocks that we added to the open group */
+    gd_fptable *own;       /* blocks that we added to the open group */
     uint64_t new_bytes, stored_bytes;
     uint64_t kept_bytes; /* of the stored ones: they stay after an abort */
 
@@ -137,7 +137,7 @@ gd_packer_open(gd_repo *repo, const gd_scope *scope, gd_packer **out,
         s = gd_compare_open(repo, &packer->compare, err);
     }
     if (s == GD_OK) {
-        s = gd_fpstore_new(repo->env, GD_MAX_SLOTS, &packer->own, err);
+        s = gd_fptable_new(repo->env, GD_MAX_SLOTS, &packer->own, err);
     }
     if (s != GD_OK) {
         gd_packer_close(packer);
@@ -168,14 +168,14 @@ gd_packer_close(gd_packer *packer)
         gd_appender_close(packer->appender);
     }
     gd_compare_close(packer->compare);
-    gd_locks_unshare_all(repo->locks, &packer->shared);
+    gd_locks_unlock_all_shared(repo->locks, &packer->shared);
     gd_groupmap_free(&packer->avoided);
     for (unsigned i = 0;
          packer->coders != NULL && i <= gd_pool_threads(repo->pool); i++) {
         gd_coder_close(env, packer->coders[i]);
     }
     if (packer->own != NULL) {
-        gd_fpstore_free(env, packer->own);
+        gd_fptable_free(env, packer->own);
     }
     close_bundle(env, &packer->bundles[0]);
     close_bundle(env, &packer->bundles[1]);
@@ -479,11 +479,11 @@ ensure_appender(gd_packer *packer, gd_error *err)
     uint32_t group = gd_appender_group(packer->appender)->number;
     uint32_t *taken = gd_groupmap_at(&packer->shared, group, err);
     if (taken == NULL) {
-        gd_locks_unshare(packer->repo->locks, group);
+        gd_locks_unlock_shared(packer->repo->locks, group);
         return GD_NOMEM;
     }
     ++*taken;
-    gd_fpstore_clear(packer->own, group);
+    gd_fptable_clear(packer->own, group);
     return GD_OK;
 }
 
@@ -529,7 +529,7 @@ gd_packer_add(gd_packer *packer, const uint8_t *data, uint32_t length,
     memcpy(plain_of(packer, b, last) + header->plain_length, data, length);
     header->plain_length += length;
     packer->new_bytes += length;
-    gd_fpstore_add(packer->own, address->slot, fp);
+    gd_fptable_add(packer->own, address->slot, fp);
     return GD_OK;
 }
 
@@ -583,7 +583,7 @@ gd_packer_find(gd_packer *packer, const uint8_t *data, uint32_t length,
     if (packer->appender == NULL) {
         return (gd_address){0, 0};
     }
-    while (gd_fpstore_find(packer->own, fp, &probe, &slot)) {
+    while (gd_fptable_find(packer->own, fp, &probe, &slot)) {
         if (packer->compare == NULL ||
             equals_own(packer, slot, fp, data, length)) {
             return (gd_address){packer->own->group, slot};
@@ -599,7 +599,7 @@ gd_packer_added(gd_packer *packer, gd_address address,
     uint32_t slot = address.slot;
     gd_entry entry;
     if (packer->appender == NULL || address.group != packer->own->group ||
-        !gd_fpstore_matches(packer->own, slot, fp)) {
+        !gd_fptable_matches(packer->own, slot, fp)) {
         return false;
     }
     const gd_entry *unsynced = gd_appender_entry(packer->appender, slot);

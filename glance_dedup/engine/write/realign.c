@@ -40,7 +40,7 @@ enum {
     CREDIT = 2 * CANDIDATES * PRICE, /* at first, and at most */
 };
 
-struct gd_phase {
+struct gd_realign {
     gd_repo *repo;
     gd_hashing *hashing;
     gd_lookup *lookup;
@@ -52,15 +52,15 @@ struct gd_phase {
 };
 
 gd_status
-gd_phase_open(gd_repo *repo, gd_hashing *hashing, gd_lookup *lookup,
-              gd_phase **out, gd_error *err)
+gd_realign_open(gd_repo *repo, gd_hashing *hashing, gd_lookup *lookup,
+                gd_realign **out, gd_error *err)
 {
     uint32_t block_size = repo->params.block_size;
     *out = NULL;
     if (repo->params.cut_average != 0 || block_size == SECTOR) {
         return GD_OK;
     }
-    gd_phase *phase = gd_calloc(repo->env, 1, sizeof *phase, err);
+    gd_realign *phase = gd_calloc(repo->env, 1, sizeof *phase, err);
     if (phase == NULL) {
         return GD_NOMEM;
     }
@@ -75,7 +75,7 @@ gd_phase_open(gd_repo *repo, gd_hashing *hashing, gd_lookup *lookup,
 }
 
 void
-gd_phase_close(const gd_env *env, gd_phase *phase)
+gd_realign_close(const gd_env *env, gd_realign *phase)
 {
     env->release(env, phase);
 }
@@ -83,7 +83,7 @@ gd_phase_close(const gd_env *env, gd_phase *phase)
 /* ---- the sample ---- */
 
 static size_t
-count_pairs(const gd_phase *phase)
+count_pairs(const gd_realign *phase)
 {
     gd_filter_stats stats;
     gd_hintindex *index = phase->repo->index;
@@ -96,7 +96,7 @@ count_pairs(const gd_phase *phase)
 }
 
 static bool
-is_pair(const gd_phase *phase, const gd_block *block)
+is_pair(const gd_realign *phase, const gd_block *block)
 {
     return block[0].length == phase->block_size &&
            block[1].length == phase->block_size &&
@@ -106,7 +106,7 @@ is_pair(const gd_phase *phase, const gd_block *block)
 
 /* Returns false if one is all zeros, which nobody looks up. */
 static bool
-cut_pair(const gd_phase *phase, const gd_block *block, gd_block *candidates)
+cut_pair(const gd_realign *phase, const gd_block *block, gd_block *candidates)
 {
     for (size_t i = 0; i < phase->others; i++) {
         const uint8_t *data = block->data + (i + 1) * SECTOR;
@@ -121,7 +121,7 @@ cut_pair(const gd_phase *phase, const gd_block *block, gd_block *candidates)
 /* Takes one pair from each of `pairs` parts of the batch, if there is one, and
  * returns how many. */
 static size_t
-take_sample(gd_phase *phase, const gd_block *blocks, size_t count,
+take_sample(gd_realign *phase, const gd_block *blocks, size_t count,
             size_t pairs)
 {
     size_t taken = 0;
@@ -141,7 +141,7 @@ take_sample(gd_phase *phase, const gd_block *blocks, size_t count,
 
 /* Whether the candidate was found where no earlier one of its phase was. */
 static bool
-is_new_find(const gd_phase *phase, size_t other, size_t pair)
+is_new_find(const gd_realign *phase, size_t other, size_t pair)
 {
     const gd_block *all = &phase->candidates[other];
     gd_address found = all[pair * phase->others].address;
@@ -156,7 +156,7 @@ is_new_find(const gd_phase *phase, size_t other, size_t pair)
 
 /* The phase that finds most; *most is how many. */
 static uint32_t
-find_best(const gd_phase *phase, size_t pairs, size_t *most)
+find_best(const gd_realign *phase, size_t pairs, size_t *most)
 {
     size_t best = 0;
     *most = 0;
@@ -174,16 +174,16 @@ find_best(const gd_phase *phase, size_t pairs, size_t *most)
 }
 
 bool
-gd_phase_is_lost(size_t count, size_t found)
+gd_realign_is_lost(size_t count, size_t found)
 {
     return count >= BATCH_MIN && found * HARDLY <= count;
 }
 
 uint32_t
-gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
-                size_t found)
+gd_realign_choose(gd_realign *phase, const gd_block *blocks, size_t count,
+                  size_t found)
 {
-    if (!gd_phase_is_lost(count, found) || phase->repo->index == NULL) {
+    if (!gd_realign_is_lost(count, found) || phase->repo->index == NULL) {
         return 0; /* without hints, no phase finds anything */
     }
     size_t pairs = count_pairs(phase), most;
@@ -209,7 +209,7 @@ gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
 }
 
 void
-gd_phase_note(gd_phase *phase, size_t count, size_t found)
+gd_realign_note(gd_realign *phase, size_t count, size_t found)
 {
     phase->credit += found * EARNED_FOUND + (count - found) * EARNED_MISSED;
     phase->credit = phase->credit < CREDIT ? phase->credit : CREDIT;

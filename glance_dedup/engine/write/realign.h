@@ -18,24 +18,26 @@
 #include "engine/write/hashing.h"
 #include "engine/write/lookup.h"
 
-typedef struct gd_phase gd_phase;
+typedef struct gd_realign gd_realign;
 
 /* *phase is NULL if there is no other phase: blocks are cut by their content,
  * or are no larger than a sector.  The caller keeps lookup and hashing. */
-gd_status gd_phase_open(gd_repo *repo, gd_hashing *hashing, gd_lookup *lookup,
-                        gd_phase **phase, gd_error *err);
+gd_status gd_realign_open(gd_repo *repo, gd_hashing *hashing,
+                          gd_lookup *lookup,
+                          gd_realign **phase, gd_error *err);
 /* phase may be NULL. */
-void gd_phase_close(const gd_env *env, gd_phase *phase);
+void gd_realign_close(const gd_env *env, gd_realign *phase);
 
 /* Whether hardly any blocks were found, and enough were looked for. */
-bool gd_phase_is_lost(size_t count, size_t found);
+bool gd_realign_is_lost(size_t count, size_t found);
 /* How many bytes later this batch should be cut so that its blocks are found; 0
  * if the cuts should stay.  found is how many of its blocks were found.  Always
  * 0 unless the batch is lost. */
-uint32_t gd_phase_choose(gd_phase *phase, const gd_block *blocks, size_t count,
-                         size_t found);
+uint32_t gd_realign_choose(gd_realign *phase, const gd_block *blocks,
+                           size_t count,
+                           size_t found);
 /* Notes the result of a batch that was stored.  Blocks found pay for the next
  * samples; blocks not found pay for few. */
-void gd_phase_note(gd_phase *phase, size_t count, size_t found);
+void gd_realign_note(gd_realign *phase, size_t count, size_t found);
 
 #endif

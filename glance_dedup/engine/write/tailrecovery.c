@@ -171,8 +171,8 @@ renew(renewal *x, uint32_t count, gd_error *err)
 }
 
 gd_status
-gd_tail_recover(gd_repo *repo, const gd_group *group, uint32_t base,
-                gd_entry *entries, uint32_t count, gd_error *err)
+gd_tailrecovery_run(gd_repo *repo, const gd_group *group, uint32_t base,
+                    gd_entry *entries, uint32_t count, gd_error *err)
 {
     const gd_env *env = repo->env;
     unsigned workers = gd_pool_threads(repo->pool) + 1;

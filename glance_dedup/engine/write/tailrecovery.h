@@ -19,7 +19,9 @@
  * stays as it is.  Reads on all of the pool's threads, since a tail may be as
  * long as the data between two sync points.
  * REQUIRES: the lease. */
-gd_status gd_tail_recover(gd_repo *repo, const gd_group *group, uint32_t base,
-                          gd_entry *entries, uint32_t count, gd_error *err);
+gd_status gd_tailrecovery_run(gd_repo *repo, const gd_group *group,
+                              uint32_t base,
+                              gd_entry *entries, uint32_t count,
+                              gd_error *err);
 
 #endif

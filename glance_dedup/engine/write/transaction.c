@@ -21,8 +21,8 @@ struct gd_transaction {
     char image_id[GD_IMAGE_ID_MAX + 1];
     char project[GD_PROJECT_MAX + 1];
     gd_scope scope;
-    gd_spool_file spool;
-    gd_intake intake;
+    gd_spool_writer spool;
+    gd_ingest intake;
     gd_content_hash hash;
     uint64_t credited_new, credited_stored;
     bool failed;
@@ -54,7 +54,7 @@ require_absent(gd_repo *repo, const char *image_id, gd_error *err)
     char name[GD_NAME_SIZE];
     struct stat st;
     const gd_env *env = repo->env;
-    gd_status s = gd_image_name(image_id, name, err);
+    gd_status s = gd_names_image(image_id, name, err);
     if (s == GD_OK && env->fstatat(env, repo->root, name, &st) == 0) {
         /* Another host may have deleted the file. */
         (void)env->renew(env, repo->root, name);
@@ -69,7 +69,7 @@ static gd_status
 open_parts(gd_transaction *transaction, gd_error *err)
 {
     gd_repo *repo = transaction->repo;
-    GD_TRY(gd_intake_open(&transaction->intake, repo,
+    GD_TRY(gd_ingest_open(&transaction->intake, repo,
                           &transaction->scope, err));
     GD_TRY(gd_spool_create(repo->env, repo->root, GD_SPOOL_STORE,
                            &transaction->spool, err));
@@ -117,22 +117,23 @@ gd_transaction_upload_id(const gd_transaction *transaction)
 }
 
 void
-gd_transaction_set_dedup(gd_transaction *transaction, gd_dedup dedup)
+gd_transaction_set_lookup_mode(gd_transaction *transaction, gd_dedup dedup)
 {
-    gd_intake *intake = &transaction->intake;
+    gd_ingest *intake = &transaction->intake;
     intake->dedup = dedup;
     gd_packer_hide(intake->packer, dedup == GD_DEDUP_OFF);
 }
 
 void
-gd_transaction_expect(gd_transaction *transaction, const uint32_t *groups,
-                      size_t count)
+gd_transaction_prefetch_groups(gd_transaction *transaction,
+                               const uint32_t *groups,
+                               size_t count)
 {
     gd_lookup_expect(transaction->intake.lookup, groups, count);
 }
 
 uint64_t
-gd_transaction_expected(const gd_transaction *transaction)
+gd_transaction_prefetched_groups(const gd_transaction *transaction)
 {
     return gd_lookup_expected(transaction->intake.lookup);
 }
@@ -149,7 +150,7 @@ gd_transaction_end(gd_transaction *transaction)
         gd_spool_discard(env, repo->root, &transaction->spool);
     }
     gd_recipe_writer_close(transaction->intake.recipe);
-    gd_intake_close(&transaction->intake);
+    gd_ingest_close(&transaction->intake);
     env->release(env, transaction);
 }
 
@@ -180,7 +181,7 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
                      size_t length, gd_error *err)
 {
     GD_TRY(require_under_way(transaction, err));
-    return end_step(transaction, gd_intake_take(&transaction->intake, data,
+    return end_step(transaction, gd_ingest_take(&transaction->intake, data,
                                                 length, err));
 }
 
@@ -191,7 +192,7 @@ gd_transaction_write(gd_transaction *transaction, const uint8_t *data,
 static gd_status
 store_waiting(gd_transaction *transaction, gd_error *err)
 {
-    return end_step(transaction, gd_intake_store(&transaction->intake, err));
+    return end_step(transaction, gd_ingest_store(&transaction->intake, err));
 }
 
 /* Before blocks are noted that do not come in a stream of bytes. */
@@ -210,7 +211,7 @@ start_blocks(gd_transaction *transaction, gd_error *err)
 
 /* Looks up the blocks in the batch's places. */
 static void
-find_batch(gd_intake *intake, size_t count)
+find_batch(gd_ingest *intake, size_t count)
 {
     gd_block *blocks = intake->batch.blocks;
     gd_error ignored; /* a block that could not be looked up was not found */
@@ -234,7 +235,7 @@ find_batch(gd_intake *intake, size_t count)
 
 /* Fills the batch's places from the caller's arrays, as many as fit. */
 static size_t
-fill_places(gd_intake *intake, const gd_fingerprint *fps,
+fill_places(gd_ingest *intake, const gd_fingerprint *fps,
             const uint32_t *lengths, const gd_address *addresses, size_t count)
 {
     size_t n = count < intake->batch_blocks ? count : intake->batch_blocks;
@@ -249,17 +250,17 @@ fill_places(gd_intake *intake, const gd_fingerprint *fps,
 }
 
 /* Finds the blocks in the batch's places: anywhere, or where the places say. */
-typedef gd_status find_step(gd_intake *intake, size_t count, gd_error *err);
+typedef gd_status find_step(gd_ingest *intake, size_t count, gd_error *err);
 
 static gd_status
-find_anywhere(gd_intake *intake, size_t count, GD_UNUSED gd_error *err)
+find_anywhere(gd_ingest *intake, size_t count, GD_UNUSED gd_error *err)
 {
     find_batch(intake, count);
     return GD_OK;
 }
 
 static gd_status
-find_there(gd_intake *intake, size_t count, gd_error *err)
+find_there(gd_ingest *intake, size_t count, gd_error *err)
 {
     return gd_lookup_verify(intake->lookup, intake->batch.blocks, count, err);
 }
@@ -269,7 +270,7 @@ find_blocks(gd_transaction *transaction, const gd_fingerprint *fps,
             const uint32_t *lengths, size_t count, gd_address *addresses,
             find_step *find, gd_error *err)
 {
-    gd_intake *intake = &transaction->intake;
+    gd_ingest *intake = &transaction->intake;
     gd_status s = require_under_way(transaction, err);
     if (s == GD_OK) {
         s = store_waiting(transaction, err);
@@ -314,7 +315,7 @@ gd_transaction_find_at(gd_transaction *transaction, const gd_fingerprint *fps,
  * shared lock (I6), and the group confirms the block; or we stored the block.
  * *good is how many of the batch's places are good, from the first. */
 static gd_status
-count_found(const gd_intake *intake, const gd_address *addresses, size_t count,
+count_found(const gd_ingest *intake, const gd_address *addresses, size_t count,
             size_t *good, gd_error *err)
 {
     gd_block *blocks = intake->batch.blocks;
@@ -415,7 +416,7 @@ gd_transaction_write_blocks(gd_transaction *transaction, const uint8_t *data,
     GD_TRY(start_blocks(transaction, err));
     GD_TRY(require_lengths(transaction, lengths, count, err));
     transaction->intake.told = true;
-    gd_status s = gd_intake_take_blocks(&transaction->intake, data, lengths,
+    gd_status s = gd_ingest_take_blocks(&transaction->intake, data, lengths,
                                         count, addresses, err);
     return end_step(transaction, s);
 }
@@ -482,7 +483,7 @@ gd_transaction_add_zeros(gd_transaction *transaction, uint64_t length,
 }
 
 gd_status
-gd_transaction_keep(gd_transaction *transaction, gd_error *err)
+gd_transaction_sync(gd_transaction *transaction, gd_error *err)
 {
     gd_status s = require_under_way(transaction, err);
     if (s == GD_OK) {
@@ -541,7 +542,7 @@ gd_transaction_credit(gd_transaction *transaction, uint64_t new_bytes,
 static gd_status
 store_rest(gd_transaction *transaction, gd_error *err)
 {
-    GD_TRY(gd_intake_finish(&transaction->intake, err));
+    GD_TRY(gd_ingest_finish(&transaction->intake, err));
     return gd_packer_sync(transaction->intake.packer, err);
 }
 
@@ -550,7 +551,7 @@ finish_recipe(gd_transaction *transaction, gd_recipe_header *header,
               gd_error *err)
 {
     gd_repo *repo = transaction->repo;
-    const gd_intake *intake = &transaction->intake;
+    const gd_ingest *intake = &transaction->intake;
     memset(header, 0, sizeof *header);
     header->scope = transaction->scope;
     memcpy(header->transaction_id, transaction->spool.id, GD_ID_SIZE);
@@ -595,20 +596,21 @@ name_image(gd_transaction *transaction, gd_error *err)
     int lock = -1;
     gd_status s = GD_OK;
     if (locks) {
-        s = gd_image_lock(repo->env, repo->root, image_id,
-                          repo->params.lock_timeout_ms, &lock, err);
+        s = gd_locks_lock_image(repo->env, repo->root, image_id,
+                                repo->params.lock_timeout_ms, &lock, err);
         locks = s == GD_OK;
     }
     if (locks) {
-        s = gd_settle_image(repo->env, repo->root, &repo->params, image_id,
-                            err);
+        s = gd_second_name_finish_image(repo->env, repo->root, &repo->params,
+                                        image_id,
+                                        err);
     }
     if (s == GD_OK) {
         s = gd_spool_commit(repo->env, repo->root, &transaction->spool,
                             image_id, &transaction->linked, err);
     }
     if (locks) {
-        gd_image_unlock(repo->env, lock);
+        gd_locks_unlock_image(repo->env, lock);
     }
     return s;
 }

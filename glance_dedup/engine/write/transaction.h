@@ -33,12 +33,14 @@ const uint8_t *gd_transaction_upload_id(const gd_transaction *transaction);
 /* Which blocks are looked for from the next batch on.  OFF is for a whole
  * transaction: when a sync point publishes blocks, the index gets hints to all
  * of them or to none. */
-void gd_transaction_set_dedup(gd_transaction *transaction, gd_dedup dedup);
+void gd_transaction_set_lookup_mode(gd_transaction *transaction,
+                                    gd_dedup dedup);
 /* Looks into these groups first.  Called before the first block. */
-void gd_transaction_expect(gd_transaction *transaction, const uint32_t *groups,
-                           size_t count);
+void gd_transaction_prefetch_groups(gd_transaction *transaction,
+                                    const uint32_t *groups,
+                                    size_t count);
 /* Plain bytes of blocks found in them. */
-uint64_t gd_transaction_expected(const gd_transaction *transaction);
+uint64_t gd_transaction_prefetched_groups(const gd_transaction *transaction);
 
 /* Appends to the image.  On return the caller may reuse data.  After an error
  * only abort is possible.  The transaction chooses where to cut blocks, and may
@@ -74,7 +76,7 @@ gd_status gd_transaction_add(gd_transaction *transaction,
                              gd_error *err);
 /* Appends blocks that were cut elsewhere and lie one behind the other in data;
  * they are not cut again.  *addresses[i] is each block's address, or group 0 if
- * it is all zeros.  The block can be read there after gd_transaction_keep.
+ * it is all zeros.  The block can be read there after gd_transaction_sync.
  * GD_INVALID for a block that is empty or longer than the longest allowed, and
  * after a write that ended within a block. */
 gd_status gd_transaction_write_blocks(gd_transaction *transaction,
@@ -95,9 +97,9 @@ gd_status gd_transaction_add_zeros(gd_transaction *transaction,
                                    uint64_t length, gd_error *err);
 /* Makes a sync point.  What was stored so far stays, and the next transaction
  * finds it, even if this one is aborted. */
-gd_status gd_transaction_keep(gd_transaction *transaction, gd_error *err);
+gd_status gd_transaction_sync(gd_transaction *transaction, gd_error *err);
 /* Plain bytes that were stored so far, and what they take on the disk.  Exact
- * right after gd_transaction_keep. */
+ * right after gd_transaction_sync. */
 void gd_transaction_count(const gd_transaction *transaction,
                           uint64_t *new_bytes, uint64_t *stored_bytes);
 /* Writes out what was appended, without a sync point, and fills in what it takes

@@ -98,7 +98,7 @@ check_description(gd_image *image, const uint8_t *data, size_t length)
     for (uint64_t n = 1; n <= gd_image_pages(image); n++) {
         uint8_t *page;
         size_t size = 0;
-        if (!CHECK_INT(gd_image_describe(image, n, &page, &size, &x.err),
+        if (!CHECK_INT(gd_wire_describe(image, n, &page, &size, &x.err),
                        GD_OK)) {
             fprintf(stderr, "%s\n", x.err.text);
             break;
@@ -144,9 +144,9 @@ TEST(test_describe)
               gd_image_header(image)->extents);
     uint8_t *page;
     size_t size;
-    CHECK_INT(gd_image_describe(image, 0, &page, &size, &x.err), GD_CORRUPT);
-    CHECK_INT(gd_image_describe(image, gd_image_pages(image) + 1, &page, &size,
-                                &x.err),
+    CHECK_INT(gd_wire_describe(image, 0, &page, &size, &x.err), GD_CORRUPT);
+    CHECK_INT(gd_wire_describe(image, gd_image_pages(image) + 1, &page, &size,
+                               &x.err),
               GD_CORRUPT);
     gd_image_close(image);
     teardown();
@@ -170,7 +170,7 @@ TEST(test_describe_verifies)
     lies[4].plain_length = 100000;
     for (int i = 0; i < 5; i++) {
         write_entry(3, &lies[i]);
-        CHECK_INT(gd_image_describe(image, 1, &page, &size, &x.err),
+        CHECK_INT(gd_wire_describe(image, 1, &page, &size, &x.err),
                   GD_CORRUPT);
         CHECK_CONTAINS(x.err.text, GROUP_1);
         CHECK(page == NULL);
@@ -241,7 +241,7 @@ receive_some(gd_image *image, const gd_range *ranges, size_t count,
              received *r, uint64_t *end)
 {
     gd_frames frames;
-    gd_status s = gd_image_frames(image, ranges, count, &frames, end, &x.err);
+    gd_status s = gd_wire_frames(image, ranges, count, &frames, end, &x.err);
     size_t start = 0;
     for (size_t i = 0; s == GD_OK && i < frames.count; i++) {
         receive_frame(r, frames.bytes + start, frames.ends[i] - start);
@@ -410,7 +410,7 @@ TEST(test_nothing_else_goes_out)
             CHECK_INT(r.plain, sizeof data - BLOCK);
             check_received(&r, data, ranges, 2);
             uint64_t end;
-            CHECK_INT(gd_image_frames(image, ranges, 2, &frames, &end, &x.err),
+            CHECK_INT(gd_wire_frames(image, ranges, 2, &frames, &end, &x.err),
                       GD_OK);
             CHECK_INT(end, sizeof data);
             CHECK(!holds(&frames, data + left_out * BLOCK));
@@ -437,7 +437,7 @@ TEST(test_other_images_blocks)
         gd_frames frames;
         received r;
         uint64_t end;
-        CHECK_INT(gd_image_frames(image, &all, 1, &frames, &end, &x.err),
+        CHECK_INT(gd_wire_frames(image, &all, 1, &frames, &end, &x.err),
                   GD_OK);
         CHECK(holds(&frames, data + 6 * BLOCK));
         CHECK(!holds(&frames, data + 7 * BLOCK));
@@ -628,8 +628,8 @@ TEST(test_golden_frame)
     setup(64, GD_CODEC_NONE);
     gd_image *image = put_and_open("a", data, sizeof data);
     uint64_t end;
-    CHECK_INT(gd_image_frames(image, &(gd_range){0, BLOCK}, 1, &frames, &end,
-                              &x.err),
+    CHECK_INT(gd_wire_frames(image, &(gd_range){0, BLOCK}, 1, &frames, &end,
+                             &x.err),
               GD_OK);
     REQUIRE(frames.count == 1 && frames.length == 24 + 16 + BLOCK);
     uint8_t sum[8], header[24 + 16];
@@ -672,7 +672,7 @@ TEST(test_failures)
             fault_env_fail(&x.f, kind == 0 ? FAULT_ANY : FAULT_ALLOC, n,
                            errors[kind], kind == 0 && n % 2 == 0);
             receive_nothing_yet(&r, sizeof data);
-            gd_status s = gd_image_describe(image, 1, &page, &length, &x.err);
+            gd_status s = gd_wire_describe(image, 1, &page, &length, &x.err);
             x.env->release(x.env, page);
             gd_status t = receive(image, ranges, 2, &r);
             struck = fault_env_faults(&x.f) > faults;

@@ -73,7 +73,7 @@ is_free(void)
 static gd_status
 set(gd_feature feature)
 {
-    return gd_feature_set(x.env, x.root, locks, feature, TIMEOUT_MS, &x.err);
+    return gd_features_set(x.env, x.root, locks, feature, TIMEOUT_MS, &x.err);
 }
 
 /* Bit f: feature f. */
@@ -82,7 +82,7 @@ read_all(uint32_t *found)
 {
     *found = 0;
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
-        if (gd_feature_is_set(x.env, x.root, (gd_feature)i)) {
+        if (gd_features_is_set(x.env, x.root, (gd_feature)i)) {
             *found |= UINT32_C(1) << i;
         }
     }
@@ -102,14 +102,14 @@ TEST(test_names)
 {
     gd_feature feature;
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
-        CHECK(strcmp(gd_feature_name((gd_feature)i), names[i]) == 0);
-        CHECK_INT(gd_feature_parse(names[i], &feature, &x.err), GD_OK);
+        CHECK(strcmp(gd_features_name((gd_feature)i), names[i]) == 0);
+        CHECK_INT(gd_features_parse(names[i], &feature, &x.err), GD_OK);
         CHECK_INT(feature, i);
     }
     for (const char *const *name =
              (const char *const[]){"", "Volumes", "volumes ", "col", NULL};
          *name != NULL; name++) {
-        CHECK_INT(gd_feature_parse(*name, &feature, &x.err), GD_INVALID);
+        CHECK_INT(gd_features_parse(*name, &feature, &x.err), GD_INVALID);
     }
     CHECK_CONTAINS(x.err.text, "there is no feature 'col'");
 }
@@ -120,9 +120,9 @@ TEST_WITH(test_set, setup(), teardown())
     CHECK_INT(read_all(&found), GD_OK);
     CHECK_INT(found, 0);
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
-        CHECK(!gd_feature_is_set(x.env, x.root, (gd_feature)i));
+        CHECK(!gd_features_is_set(x.env, x.root, (gd_feature)i));
         CHECK_INT(set((gd_feature)i), GD_OK);
-        CHECK(gd_feature_is_set(x.env, x.root, (gd_feature)i));
+        CHECK(gd_features_is_set(x.env, x.root, (gd_feature)i));
         CHECK_INT(scratch_size(&x, path_of(names[i])), 0);
         CHECK_INT(read_all(&found), GD_OK);
         CHECK_INT(found, (2 << i) - 1);
@@ -137,7 +137,7 @@ TEST_WITH(test_each_call_syncs, setup(), teardown())
     CHECK_INT(set(GD_FEATURE_COLD), GD_IO);
     CHECK_CONTAINS(x.err.text, "features");
     CHECK(is_free());
-    CHECK(gd_feature_is_set(x.env, x.root, GD_FEATURE_COLD));
+    CHECK(gd_features_is_set(x.env, x.root, GD_FEATURE_COLD));
     fault_env_start_trace(&x.f);
     CHECK_INT(set(GD_FEATURE_COLD), GD_OK);
     scratch_check_trace(&x, "fsync");
@@ -178,7 +178,8 @@ look_and_sync(const gd_env *env, int fd)
  * and newer ones, stay in. */
 TEST_WITH(test_older_programs_are_out, setup(), teardown())
 {
-    CHECK_INT(gd_locks_share_features(locks, GD_FEATURE_COUNT, &x.err), GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(locks, GD_FEATURE_COUNT, &x.err),
+              GD_OK);
     real_fsync = x.f.env.fsync;
     x.f.env.fsync = look_and_sync;
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
@@ -187,7 +188,7 @@ TEST_WITH(test_older_programs_are_out, setup(), teardown())
     CHECK(raw_lock(GD_FEATURE_LISTED_SEGMENTS, F_WRLCK) >= 0);
     /* It is set already, so only programs have it open that know it. */
     CHECK_INT(set(GD_FEATURE_LISTED_SEGMENTS), GD_OK);
-    CHECK(!gd_feature_is_set(x.env, x.root, GD_FEATURE_VOLUMES));
+    CHECK(!gd_features_is_set(x.env, x.root, GD_FEATURE_VOLUMES));
 }
 
 TEST_WITH(test_an_older_program_is_open, setup(), teardown())
@@ -292,7 +293,7 @@ TEST_WITH(test_names_of_other_things, setup(), teardown())
     CHECK_INT(read_all(&found), GD_OK);
     CHECK_INT(found, 7);
     for (unsigned i = 0; i < GD_FEATURE_COUNT; i++) {
-        CHECK(gd_feature_is_set(x.env, x.root, (gd_feature)i));
+        CHECK(gd_features_is_set(x.env, x.root, (gd_feature)i));
         CHECK_INT(set((gd_feature)i), GD_OK);
     }
 }
@@ -327,7 +328,7 @@ fail_one_set(fault_call call, uint64_t n)
     bool failed = fault_env_faults(&x.f) > before;
     fault_env_heal(&x.f);
     CHECK(s == GD_OK || s == GD_IO || s == GD_NOMEM);
-    CHECK(s != GD_OK || gd_feature_is_set(x.env, x.root, GD_FEATURE_COLD));
+    CHECK(s != GD_OK || gd_features_is_set(x.env, x.root, GD_FEATURE_COLD));
     CHECK(is_free());
     CHECK_INT(set(GD_FEATURE_COLD), GD_OK);
     CHECK_INT(read_all(&found), GD_OK);

@@ -39,7 +39,8 @@ TEST(test_modes)
         CHECK_INT(gd_file_open_or_create(x.env, x.root, "fence", &fd, &x.err),
                   GD_OK);
         x.env->close(x.env, fd);
-        CHECK_INT(gd_directory_create(x.env, x.root, "spares", &x.err), GD_OK);
+        CHECK_INT(gd_file_create_directory(x.env, x.root, "spares", &x.err),
+                  GD_OK);
         umask(old);
         CHECK_INT(mode_of("spool/a"), shared ? 0660 : 0600);
         CHECK_INT(mode_of("fence"), shared ? 0660 : 0600);
@@ -134,7 +135,7 @@ TEST(test_directories)
         snprintf(file, sizeof file, "%s/a", names[i]);
         CHECK_INT(gd_file_create(x.env, x.root, file, O_RDWR, &fd, &x.err),
                   GD_CORRUPT);
-        CHECK_INT(gd_directory_create(x.env, x.root, names[i], &x.err),
+        CHECK_INT(gd_file_create_directory(x.env, x.root, names[i], &x.err),
                   GD_CORRUPT);
         CHECK_INT(scratch_count(&x, "elsewhere", "", NULL), 0);
         CHECK_INT(scratch_destroy(&x), 0);

@@ -233,17 +233,17 @@ TEST(test_maintenance_that_stores)
         gd_owned_group *owned;
         REQUIRE(gd_owned_group_open(repo, 1, &owned, &x.err) == GD_OK);
         uint64_t made = fault_env_count(&x.f, FAULT_FALLOCATE);
-        CHECK_INT(gd_owned_group_rewrite(owned, NULL, &bytes, &x.err),
+        CHECK_INT(gd_group_rewrite_owned(owned, NULL, &bytes, &x.err),
                   wanted);
         CHECK_INT(fault_env_count(&x.f, FAULT_FALLOCATE), made + (pass > 0));
         gd_owned_group_close(owned);
         CHECK_INT(scratch_count(&x, GD_DIR_SPOOL, "G-", NULL), 0);
     }
     /* In the middle. */
-    told.free = 8 * MIB + gd_data_start(x.params.group_slots);
+    told.free = 8 * MIB + gd_fptable_data_start(x.params.group_slots);
     gd_owned_group *owned;
     REQUIRE(gd_owned_group_open(repo, 1, &owned, &x.err) == GD_OK);
-    CHECK_INT(gd_owned_group_rewrite(owned, NULL, &bytes, &x.err),
+    CHECK_INT(gd_group_rewrite_owned(owned, NULL, &bytes, &x.err),
               GD_NOSPACE);
     gd_owned_group_close(owned);
     gd_repo_close(repo);

@@ -396,7 +396,7 @@ static gd_entry
 some_entry(uint32_t slot, uint32_t slots)
 {
     gd_entry entry = {.checksum = slot,
-                      .segment = (uint32_t)gd_data_start(slots) + slot,
+                      .segment = (uint32_t)gd_fptable_data_start(slots) + slot,
                       .plain_length = 1 + slot % 4096,
                       .stored_length = 1 + slot,
                       .state = GD_ENTRY_LIVE};
@@ -493,7 +493,7 @@ TEST_WITH(test_bounds_of_entries, setup(&t), teardown(&t))
 TEST_WITH(test_load_store, setup(&t), teardown(&t))
 {
     gd_entry entries[64];
-    gd_fpstore *store;
+    gd_fptable *store;
     for (uint32_t slot = 0; slot < 64; slot++) {
         entries[slot] = some_entry(slot, 64);
     }
@@ -502,24 +502,24 @@ TEST_WITH(test_load_store, setup(&t), teardown(&t))
     for (uint32_t count = 0; count <= 64; count += 16) {
         const gd_published record = {.sequence = 1, .generation = 5,
                                      .count = count, .end = 8192};
-        REQUIRE(gd_group_load_store(t.group, &record, &store, &t.x.err) ==
+        REQUIRE(gd_group_load_table(t.group, &record, &store, &t.x.err) ==
                 GD_OK);
         for (uint32_t slot = 0; slot < 64; slot++) {
             uint32_t probe = 0, found = 99;
-            CHECK_INT(gd_fpstore_find(store, &entries[slot].fingerprint,
+            CHECK_INT(gd_fptable_find(store, &entries[slot].fingerprint,
                                       &probe, &found),
                       slot < count); /* not beyond the published count */
             CHECK(slot >= count || found == slot);
         }
-        CHECK(gd_group_is_store(t.group, &record, store));
+        CHECK(gd_group_is_table(t.group, &record, store));
         for (int i = 0; i < 3; i++) {
             gd_published other = record;
             other.sequence += i == 0;
             other.generation += i == 1;
             other.count += i == 2;
-            CHECK(!gd_group_is_store(t.group, &other, store));
+            CHECK(!gd_group_is_table(t.group, &other, store));
         }
-        gd_fpstore_free(t.x.env, store);
+        gd_fptable_free(t.x.env, store);
     }
 }
 
@@ -604,7 +604,7 @@ TEST_WITH(test_create_counts_up, setup(&t), teardown(&t))
     char name[GD_NAME_SIZE];
     CHECK_INT(create(&t, &number), GD_OK);
     CHECK_INT(number, 2);
-    gd_group_name(7, name);
+    gd_names_group(7, name);
     scratch_write(&t.x, name, "", 0, 0); /* whatever it is: a number is used */
     scratch_write(&t.x, "groups/zzzz", "", 0, 0);
     CHECK_INT(create(&t, &number), GD_OK);
@@ -613,7 +613,7 @@ TEST_WITH(test_create_counts_up, setup(&t), teardown(&t))
         gd_status mine = n <= 2 || n == 8 ? GD_BUSY : GD_OK;
         CHECK_INT(gd_locks_lease(t.locks, n, NULL), mine);
     }
-    gd_group_name(GD_MAX_GROUP, name);
+    gd_names_group(GD_MAX_GROUP, name);
     scratch_write(&t.x, name, "", 0, 0);
     CHECK_INT(create(&t, &number), GD_NOSPACE);
 }

@@ -72,7 +72,7 @@ begin(void)
 {
     char name[GD_NAME_SIZE];
     scratch_init(&x);
-    gd_group_name(1, name);
+    gd_names_group(1, name);
     scratch_write(&x, name, "", 0, 0);
     CHECK_INT(gd_shards_open(x.env, x.root, 0, CATALOG, &shards, &x.err),
               GD_OK);
@@ -97,9 +97,9 @@ static void
 ask(size_t count, gd_status status, uint32_t files)
 {
     uint32_t unread = 99;
-    const gd_item *sorted = gd_sort_items(requests, room, count);
-    CHECK_INT(gd_shards_join(shards, sorted, count, addresses, &unread,
-                             &x.err), status);
+    const gd_item *sorted = gd_index_sort_items(requests, room, count);
+    CHECK_INT(gd_indexjoin_shards(shards, sorted, count, addresses, &unread,
+                                  &x.err), status);
     CHECK_INT(unread, files);
     for (size_t i = 0; files == 0 && i < count; i++) {
         uint64_t number = sorted[i].key / key_of(1);
@@ -171,9 +171,11 @@ TEST(test_damaged_file)
         request(i, i * 6 % (2 * RECORDS));
     }
     uint32_t unread = 0;
-    CHECK_INT(gd_shards_join(shards,
-                             gd_sort_items(requests, room, REQUESTS),
-                             REQUESTS, addresses, &unread, &x.err), GD_OK);
+    CHECK_INT(gd_indexjoin_shards(shards,
+                                  gd_index_sort_items(requests, room,
+                                                      REQUESTS),
+                                  REQUESTS, addresses, &unread, &x.err),
+              GD_OK);
     CHECK_INT(unread, 1);
     end();
 }
@@ -187,12 +189,13 @@ TEST(test_faults)
         for (size_t i = 0; i < 40; i++) {
             request(i, 1 + i * 2801);
         }
-        const gd_item *sorted = gd_sort_items(requests, room, 40);
+        const gd_item *sorted = gd_index_sort_items(requests, room, 40);
         uint32_t unread = 0;
         uint64_t before = fault_env_faults(&x.f);
         fault_env_fail(&x.f, FAULT_ANY, n, EIO, false);
-        gd_status s = gd_shards_join(shards, sorted, 40, addresses, &unread,
-                                     &x.err);
+        gd_status s = gd_indexjoin_shards(shards, sorted, 40, addresses,
+                                          &unread,
+                                          &x.err);
         failed = fault_env_faults(&x.f) > before;
         fault_env_heal(&x.f);
         CHECK(s == GD_OK || failed);

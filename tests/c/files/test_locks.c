@@ -67,7 +67,7 @@ static fixture t;
 TEST_WITH(test_which_bytes, setup(&t), teardown(&t))
 {
     const uint32_t group = 0x1ffffff;
-    CHECK_INT(gd_locks_share(t.a, group, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, group, NULL), GD_OK);
     CHECK(!is_free(&t, SHARE_BYTE(group)));
     CHECK(is_free(&t, SHARE_BYTE(group - 1)));
     CHECK(is_free(&t, SHARE_BYTE(group) + 1));
@@ -80,7 +80,7 @@ TEST_WITH(test_which_bytes, setup(&t), teardown(&t))
     CHECK(is_free(&t, group - 1));
     CHECK_INT(raw_lock(&t, group, F_RDLCK), -EAGAIN); /* exclusive */
     gd_locks_unlease(t.a, group);
-    gd_locks_unshare(t.a, group);
+    gd_locks_unlock_shared(t.a, group);
     CHECK(is_free(&t, group));
     CHECK(is_free(&t, SHARE_BYTE(group)));
 }
@@ -88,20 +88,20 @@ TEST_WITH(test_which_bytes, setup(&t), teardown(&t))
 TEST_WITH(test_share_is_counted, setup(&t), teardown(&t))
 {
     for (int i = 0; i < 3; i++) {
-        CHECK_INT(gd_locks_share(t.a, 5, NULL), GD_OK);
+        CHECK_INT(gd_locks_lock_shared(t.a, 5, NULL), GD_OK);
     }
-    CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_OK);
-    gd_locks_unshare(t.a, 5);
-    gd_locks_unshare(t.b, 5);
-    gd_locks_unshare(t.b, 5); /* one too many: a's are not b's */
+    CHECK_INT(gd_locks_lock_shared(t.b, 5, NULL), GD_OK);
+    gd_locks_unlock_shared(t.a, 5);
+    gd_locks_unlock_shared(t.b, 5);
+    gd_locks_unlock_shared(t.b, 5); /* one too many: a's are not b's */
     CHECK(!is_free(&t, SHARE_BYTE(5)));
-    gd_locks_unshare(t.a, 5);
+    gd_locks_unlock_shared(t.a, 5);
     CHECK(!is_free(&t, SHARE_BYTE(5)));
-    gd_locks_unshare(t.a, 5);
+    gd_locks_unlock_shared(t.a, 5);
     CHECK(is_free(&t, SHARE_BYTE(5)));
-    gd_locks_unshare(t.a, 5);
-    gd_locks_unshare(t.a, 6); /* never shared */
-    CHECK_INT(gd_locks_share(t.a, 5, NULL), GD_OK);
+    gd_locks_unlock_shared(t.a, 5);
+    gd_locks_unlock_shared(t.a, 6); /* never shared */
+    CHECK_INT(gd_locks_lock_shared(t.a, 5, NULL), GD_OK);
     CHECK(!is_free(&t, SHARE_BYTE(5)));
 }
 
@@ -109,13 +109,13 @@ TEST_WITH(test_the_collector_refuses, setup(&t), teardown(&t))
 {
     gd_error err = {.text = "as it was"};
     CHECK_INT(raw_lock(&t, SHARE_BYTE(9), F_WRLCK), 0);
-    CHECK_INT(gd_locks_share(t.a, 9, &err), GD_BUSY);
-    CHECK_INT(gd_locks_share(t.a, 9, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, &err), GD_BUSY);
     CHECK(strcmp(err.text, "as it was") == 0);
-    CHECK_INT(gd_locks_share(t.a, 8, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 8, &err), GD_OK);
     raw_lock(&t, SHARE_BYTE(9), F_UNLCK);
-    CHECK_INT(gd_locks_share(t.a, 9, &err), GD_OK);
-    gd_locks_unshare(t.a, 9);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, &err), GD_OK);
+    gd_locks_unlock_shared(t.a, 9);
     CHECK(is_free(&t, SHARE_BYTE(9)));
 }
 
@@ -123,17 +123,17 @@ TEST_WITH(test_the_collector_refuses, setup(&t), teardown(&t))
  * already; those that are in stay. */
 TEST_WITH(test_intent_refuses, setup(&t), teardown(&t))
 {
-    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, NULL), GD_OK);
     CHECK_INT(raw_lock(&t, INTENT_BYTE(9), F_WRLCK), 0);
-    CHECK_INT(gd_locks_share(t.b, 9, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_share(t.b, 10, NULL), GD_OK);
-    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.b, 9, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.b, 10, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, NULL), GD_BUSY);
     CHECK(!is_free(&t, SHARE_BYTE(9)));
-    gd_locks_unshare(t.a, 9);
-    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_BUSY);
+    gd_locks_unlock_shared(t.a, 9);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, NULL), GD_BUSY);
     CHECK(is_free(&t, SHARE_BYTE(9)));
     raw_lock(&t, INTENT_BYTE(9), F_UNLCK);
-    CHECK_INT(gd_locks_share(t.a, 9, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 9, NULL), GD_OK);
     CHECK(is_free(&t, INTENT_BYTE(9))); /* the look at it left no lock */
 }
 
@@ -154,7 +154,7 @@ TEST_WITH(test_one_lease, setup(&t), teardown(&t))
     gd_locks_unlease(t.b, 3);
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
     /* Lease and group lock are two things. */
-    CHECK_INT(gd_locks_share(t.b, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.b, 3, &err), GD_OK);
 }
 
 TEST_WITH(test_closing_releases, setup(&t), teardown(&t))
@@ -162,7 +162,7 @@ TEST_WITH(test_closing_releases, setup(&t), teardown(&t))
     gd_locks *c;
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &t.x.err), GD_OK);
     CHECK_INT(gd_locks_lease(c, 3, NULL), GD_OK);
-    CHECK_INT(gd_locks_share(c, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(c, 3, NULL), GD_OK);
     gd_locks_close(c);
     CHECK(is_free(&t, 3) && is_free(&t, SHARE_BYTE(3)));
 }
@@ -172,61 +172,61 @@ TEST_WITH(test_closing_releases, setup(&t), teardown(&t))
 TEST_WITH(test_exclude, setup(&t), teardown(&t))
 {
     gd_error err = {.text = "as it was"};
-    CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, &err), GD_OK);
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
     CHECK(is_free(&t, SHARE_BYTE(6)) && is_free(&t, SHARE_BYTE(8)));
     CHECK(is_free(&t, 7) && is_free(&t, INTENT_BYTE(7)));
-    CHECK_INT(gd_locks_exclude(t.a, 7, &err), GD_BUSY);
-    CHECK_INT(gd_locks_exclude(t.b, 7, &err), GD_BUSY);
-    CHECK_INT(gd_locks_share(t.b, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(t.b, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.b, 7, &err), GD_BUSY);
     /* Nor does its own handle share it: the kernel would not mind, and would
      * let everyone in. */
-    CHECK_INT(gd_locks_share(t.a, 7, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.a, 7, &err), GD_BUSY);
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
-    gd_locks_unshare(t.a, 7);
+    gd_locks_unlock_shared(t.a, 7);
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
     CHECK(strcmp(err.text, "as it was") == 0);
-    gd_locks_admit(t.b, 7); /* not its own */
+    gd_locks_unlock_exclusive(t.b, 7); /* not its own */
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), -EAGAIN);
-    gd_locks_admit(t.a, 7);
-    gd_locks_admit(t.a, 7);
+    gd_locks_unlock_exclusive(t.a, 7);
+    gd_locks_unlock_exclusive(t.a, 7);
     CHECK(is_free(&t, SHARE_BYTE(7)));
-    CHECK_INT(gd_locks_share(t.a, 7, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 7, &err), GD_OK);
 }
 
 /* The exclusive lock is refused where this process shares the group: the kernel
  * would turn the one into the other. */
 TEST_WITH(test_exclude_is_refused, setup(&t), teardown(&t))
 {
-    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
-    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_OK);
-    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_exclude(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(t.b, 7, NULL), GD_BUSY);
     CHECK_INT(raw_lock(&t, SHARE_BYTE(7), F_RDLCK), 0); /* as it was: shared */
     raw_lock(&t, SHARE_BYTE(7), F_UNLCK);
-    gd_locks_unshare(t.a, 7);
-    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
-    gd_locks_unshare(t.a, 7);
-    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
-    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
-    gd_locks_unshare(t.b, 7);
-    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
+    gd_locks_unlock_shared(t.a, 7);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unlock_shared(t.a, 7);
+    CHECK_INT(gd_locks_lock_shared(t.b, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unlock_shared(t.b, 7);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_OK);
 }
 
 TEST_WITH(test_announce, setup(&t), teardown(&t))
 {
-    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.b, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_OK);
     CHECK_INT(gd_locks_announce(t.a, 7, NULL), GD_BUSY);
     CHECK_INT(gd_locks_announce(t.b, 7, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_share(t.b, 7, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_share(t.a, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.b, 7, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.a, 7, NULL), GD_BUSY);
     CHECK_INT(raw_lock(&t, INTENT_BYTE(7), F_RDLCK), -EAGAIN); /* still */
-    CHECK_INT(gd_locks_share(t.a, 6, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 6, NULL), GD_OK);
     /* Who announced it gets in as soon as the last has left. */
-    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_BUSY);
-    gd_locks_unshare(t.b, 7);
-    CHECK_INT(gd_locks_exclude(t.a, 7, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_BUSY);
+    gd_locks_unlock_shared(t.b, 7);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 7, NULL), GD_OK);
     gd_locks_withdraw(t.b, 7); /* not its own */
     CHECK(!is_free(&t, INTENT_BYTE(7)));
     gd_locks_withdraw(t.a, 7);
@@ -267,23 +267,23 @@ TEST_WITH(test_maintainer_lock_of_a_file_that_was_replaced, setup(&t),
     gd_error err;
     int fd;
     t.x.f.env.lock = lock_and_replace;
-    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &fd, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_maintainer(t.x.env, t.x.root, &fd, &err), GD_BUSY);
     CHECK_INT(fd, -1);
 }
 
 TEST_WITH(test_look_for_intent, setup(&t), teardown(&t))
 {
-    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_look_for_intent(t.a, 5, NULL), GD_OK);
-    CHECK_INT(gd_locks_look_for_intent(t.b, 4, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_require_no_intent(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_require_no_intent(t.b, 4, NULL), GD_BUSY);
     /* At work, it need not make way for itself. */
-    CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_look_for_intent(t.b, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_require_no_intent(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_BUSY);
     gd_locks_withdraw(t.b, 4);
-    CHECK_INT(gd_locks_look_for_intent(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_require_no_intent(t.a, 4, NULL), GD_OK);
     /* Asking leaves nothing behind. */
     CHECK_INT(gd_locks_announce(t.b, 4, NULL), GD_OK);
 }
@@ -291,31 +291,31 @@ TEST_WITH(test_look_for_intent, setup(&t), teardown(&t))
 TEST_WITH(test_confirm, setup(&t), teardown(&t))
 {
     CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_confirm(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_revalidate(t.a, 4, NULL), GD_OK);
     CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_BUSY);
     gd_locks_unlease(t.a, 4); /* as a server does that drops it */
     CHECK_INT(gd_locks_lease(t.b, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_confirm(t.a, 4, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_revalidate(t.a, 4, NULL), GD_BUSY);
     /* The exclusive lock, if it was taken, too. */
     CHECK_INT(gd_locks_lease(t.a, 5, NULL), GD_OK);
-    CHECK_INT(gd_locks_exclude(t.a, 5, NULL), GD_OK);
-    CHECK_INT(gd_locks_confirm(t.a, 5, NULL), GD_OK);
-    CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_revalidate(t.a, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.b, 5, NULL), GD_BUSY);
     scratch_drop_locks();
-    CHECK_INT(gd_locks_share(t.b, 5, NULL), GD_OK);
-    CHECK_INT(gd_locks_confirm(t.a, 5, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.b, 5, NULL), GD_OK);
+    CHECK_INT(gd_locks_revalidate(t.a, 5, NULL), GD_BUSY);
 }
 
 /* Also for a process that believes that it has the lock. */
 TEST_WITH(test_share_after_locks_were_lost, setup(&t), teardown(&t))
 {
-    CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 4, NULL), GD_OK);
     scratch_drop_locks();
-    CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_BUSY);
-    gd_locks_admit(t.b, 4);
-    CHECK_INT(gd_locks_share(t.a, 4, NULL), GD_OK);
-    CHECK_INT(gd_locks_exclude(t.b, 4, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(t.b, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 4, NULL), GD_BUSY);
+    gd_locks_unlock_exclusive(t.b, 4);
+    CHECK_INT(gd_locks_lock_shared(t.a, 4, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(t.b, 4, NULL), GD_BUSY);
 }
 
 TEST_WITH(test_maintainer_lock, setup(&t), teardown(&t))
@@ -323,10 +323,11 @@ TEST_WITH(test_maintainer_lock, setup(&t), teardown(&t))
     gd_error err;
     struct stat st;
     int one, two;
-    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &one, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_maintainer(t.x.env, t.x.root, &one, &err), GD_OK);
     CHECK_INT(fstatat(t.x.root, GD_FILE_MAINTAINER_LOCK, &st, 0), 0);
     CHECK_INT(st.st_mode & 0777, 0600);
-    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_maintainer(t.x.env, t.x.root, &two, &err),
+              GD_BUSY);
     CHECK_INT(two, -1);
     int raw = openat(t.x.root, GD_FILE_MAINTAINER_LOCK, O_RDWR | O_CLOEXEC);
     const gd_env *env = gd_env_posix();
@@ -334,14 +335,14 @@ TEST_WITH(test_maintainer_lock, setup(&t), teardown(&t))
     CHECK_INT(env->lock(env, raw, 1, F_WRLCK), 0);
     close(raw);
     t.x.env->close(t.x.env, one);
-    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_maintainer(t.x.env, t.x.root, &two, &err), GD_OK);
     t.x.env->close(t.x.env, two);
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
-    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_maintainer(t.x.env, t.x.root, &two, &err), GD_IO);
     CHECK_CONTAINS(err.text, "locks/maintainer");
     CHECK_INT(unlinkat(t.x.root, GD_FILE_MAINTAINER_LOCK, 0), 0);
     CHECK_INT(symlinkat("../elsewhere", t.x.root, GD_FILE_MAINTAINER_LOCK), 0);
-    CHECK_INT(gd_maintainer_lock(t.x.env, t.x.root, &two, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_maintainer(t.x.env, t.x.root, &two, &err), GD_IO);
     CHECK(!scratch_exists(&t.x, "elsewhere"));
 }
 
@@ -364,21 +365,21 @@ TEST(test_across_processes)
     char word = 0;
     setup(&t);
     CHECK_INT(gd_locks_lease(t.a, 3, NULL), GD_OK);
-    CHECK_INT(gd_locks_share(t.a, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 3, NULL), GD_OK);
     REQUIRE(pipe(pipes) == 0);
     pid_t child = fork();
     if (child == 0) {
         gd_locks *own;
         bool good = gd_locks_open(t.x.env, t.x.root, &own, NULL) == GD_OK &&
                     gd_locks_lease(own, 3, NULL) == GD_BUSY &&
-                    gd_locks_share(own, 3, NULL) == GD_OK &&
+                    gd_locks_lock_shared(own, 3, NULL) == GD_OK &&
                     gd_locks_lease(own, 4, NULL) == GD_OK;
         tell_and_wait(pipes[1], good);
     }
     CHECK_INT(read(pipes[0], &word, 1), 1);
     CHECK_INT(word, 'y');
     CHECK_INT(gd_locks_lease(t.a, 4, NULL), GD_BUSY);
-    gd_locks_unshare(t.a, 3);
+    gd_locks_unlock_shared(t.a, 3);
     CHECK(!is_free(&t, SHARE_BYTE(3)));
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
@@ -405,30 +406,32 @@ TEST_WITH(test_image_lock, setup(&t), teardown(&t))
     gd_error err;
     int one, two, three;
     t.x.f.env.sleep_ms = count_sleep;
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &one, &err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "image-1", 0, &one, &err),
               GD_OK);
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 60, &two, &err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "image-1", 60, &two,
+                                  &err),
               GD_BUSY);
     CHECK_CONTAINS(err.text, "image-1");
     CHECK_CONTAINS(err.text, "60 ms");
     CHECK_INT(two, -1);
     CHECK_INT(slept_ms, 60);
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-2", 0, &three, &err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "image-2", 0, &three,
+                                  &err),
               GD_OK);
     /* XXH3-64 of the id, shifted right by 2. */
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GD_FILE_IMAGE_LOCKS, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->lock(env, raw, UINT64_C(2441164120403282042), F_RDLCK),
               -EAGAIN);
-    gd_image_unlock(t.x.env, one);
+    gd_locks_unlock_image(t.x.env, one);
     CHECK_INT(env->lock(env, raw, UINT64_C(2441164120403282042), F_WRLCK), 0);
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &two, &err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "image-1", 0, &two, &err),
               GD_BUSY);
     close(raw);
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "image-1", 0, &two, &err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "image-1", 0, &two, &err),
               GD_OK);
-    gd_image_unlock(t.x.env, two);
-    gd_image_unlock(t.x.env, three);
+    gd_locks_unlock_image(t.x.env, two);
+    gd_locks_unlock_image(t.x.env, three);
 }
 
 static int sleeps;
@@ -440,7 +443,7 @@ sleep_and_let_go(const gd_env *env, unsigned ms)
 {
     (void)ms;
     if (++sleeps == 3) {
-        gd_image_unlock(env, sleeper_holds);
+        gd_locks_unlock_image(env, sleeper_holds);
     }
 }
 
@@ -450,12 +453,14 @@ TEST_WITH(test_image_lock_is_waited_for, setup(&t), teardown(&t))
     int fd;
     sleeps = 0;
     t.x.f.env.sleep_ms = sleep_and_let_go;
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 0, &sleeper_holds, &err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "i", 0, &sleeper_holds,
+                                  &err),
               GD_OK);
     CHECK_INT(sleeps, 0);
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 1000, &fd, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "i", 1000, &fd, &err),
+              GD_OK);
     CHECK_INT(sleeps, 3);
-    gd_image_unlock(t.x.env, fd);
+    gd_locks_unlock_image(t.x.env, fd);
 }
 
 /* Who looks for a volume shares the byte, and keeps a rename out. */
@@ -469,11 +474,11 @@ TEST(test_names_lock)
     setup(&t);
     int raw = openat(t.x.root, GD_FILE_IMAGE_LOCKS, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->lock(env, raw, byte, F_RDLCK), 0);
-    CHECK_INT(gd_names_lock(t.x.env, t.x.root, 20, &fd, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_names(t.x.env, t.x.root, 20, &fd, &err), GD_BUSY);
     CHECK_CONTAINS(err.text, "20 ms");
     CHECK_INT(fd, -1);
     CHECK_INT(env->lock(env, raw, byte, F_UNLCK), 0);
-    CHECK_INT(gd_names_lock(t.x.env, t.x.root, 0, &fd, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_names(t.x.env, t.x.root, 0, &fd, &err), GD_OK);
     CHECK_INT(env->lock(env, raw, byte, F_RDLCK), -EAGAIN);
     t.x.env->close(t.x.env, fd);
     CHECK_INT(env->lock(env, raw, byte, F_RDLCK), 0);
@@ -487,8 +492,8 @@ TEST(test_names_lock)
 
 TEST_WITH(test_feature_byte_is_shared, setup(&t), teardown(&t))
 {
-    CHECK_INT(gd_locks_share_features(t.a, 3, NULL), GD_OK);
-    CHECK_INT(gd_locks_share_features(t.b, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(t.a, 3, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(t.b, 3, NULL), GD_OK);
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(3), F_RDLCK), 0); /* shared */
     raw_lock(&t, FEATURE_BYTE(3), F_UNLCK);
     CHECK(!is_free(&t, FEATURE_BYTE(3)));
@@ -498,7 +503,7 @@ TEST_WITH(test_feature_byte_is_shared, setup(&t), teardown(&t))
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &t.b, NULL), GD_OK);
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(2), F_WRLCK), 0);
     gd_error err = {.text = "as it was"};
-    CHECK_INT(gd_locks_share_features(t.b, 2, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_features_shared(t.b, 2, &err), GD_BUSY);
     CHECK(strcmp(err.text, "as it was") == 0);
 }
 
@@ -506,18 +511,18 @@ TEST_WITH(test_feature_byte_is_shared, setup(&t), teardown(&t))
 TEST_WITH(test_excluding_a_feature, setup(&t), teardown(&t))
 {
     gd_error err = {.text = "as it was"};
-    CHECK_INT(gd_locks_share_features(t.a, 3, &err), GD_OK);
-    CHECK_INT(gd_locks_share_features(t.b, 3, &err), GD_OK);
-    CHECK_INT(gd_locks_exclude_features(t.a, 2, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(t.a, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_features_shared(t.b, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.a, 2, &err), GD_OK);
     for (unsigned known = 0; known <= 2; known++) {
         CHECK_INT(raw_lock(&t, FEATURE_BYTE(known), F_RDLCK), -EAGAIN);
     }
     CHECK(is_free(&t, FEATURE_BYTE(4)));
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(3), F_RDLCK), 0); /* still shared */
     raw_lock(&t, FEATURE_BYTE(3), F_UNLCK);
-    CHECK_INT(gd_locks_share_features(t.b, 2, &err), GD_BUSY);
-    CHECK_INT(gd_locks_exclude_features(t.b, 0, &err), GD_BUSY);
-    gd_locks_admit_features(t.a, 2);
+    CHECK_INT(gd_locks_lock_features_shared(t.b, 2, &err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.b, 0, &err), GD_BUSY);
+    gd_locks_unlock_features_exclusive(t.a, 2);
     for (unsigned known = 0; known <= 2; known++) {
         CHECK(is_free(&t, FEATURE_BYTE(known)));
     }
@@ -525,7 +530,7 @@ TEST_WITH(test_excluding_a_feature, setup(&t), teardown(&t))
     /* A program of each age, alone: nothing stays locked but its own byte. */
     for (unsigned old = 0; old <= 2; old++) {
         CHECK_INT(raw_lock(&t, FEATURE_BYTE(old), F_RDLCK), 0);
-        CHECK_INT(gd_locks_exclude_features(t.a, 2, &err), GD_BUSY);
+        CHECK_INT(gd_locks_lock_features_exclusive(t.a, 2, &err), GD_BUSY);
         CHECK_INT(raw_lock(&t, FEATURE_BYTE(old), F_UNLCK), 0);
         for (unsigned known = 0; known <= 2; known++) {
             CHECK(is_free(&t, FEATURE_BYTE(known)));
@@ -533,7 +538,7 @@ TEST_WITH(test_excluding_a_feature, setup(&t), teardown(&t))
     }
     /* It knows the feature of number 1. */
     CHECK_INT(raw_lock(&t, FEATURE_BYTE(2), F_RDLCK), 0);
-    CHECK_INT(gd_locks_exclude_features(t.a, 1, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.a, 1, &err), GD_OK);
     CHECK(strcmp(err.text, "as it was") == 0);
 }
 
@@ -548,7 +553,7 @@ hold_features(const fixture *t)
         gd_locks *mine;
         gd_error err;
         if (gd_locks_open(t->x.env, t->x.root, &mine, &err) != GD_OK ||
-            gd_locks_share_features(mine, 1, &err) != GD_OK ||
+            gd_locks_lock_features_shared(mine, 1, &err) != GD_OK ||
             write(go[1], "x", 1) != 1) {
             _exit(1);
         }
@@ -570,12 +575,12 @@ TEST_WITH(test_feature_byte_across_processes, setup(&t), teardown(&t))
 {
     int status;
     pid_t child = hold_features(&t);
-    CHECK_INT(gd_locks_exclude_features(t.a, 1, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.a, 1, NULL), GD_BUSY);
     CHECK_INT(kill(child, SIGKILL), 0);
     CHECK_INT(waitpid(child, &status, 0), child);
-    CHECK_INT(gd_locks_exclude_features(t.a, 1, NULL), GD_OK);
-    gd_locks_admit_features(t.a, 1);
-    CHECK_INT(gd_locks_share_features(t.a, 1, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.a, 1, NULL), GD_OK);
+    gd_locks_unlock_features_exclusive(t.a, 1);
+    CHECK_INT(gd_locks_lock_features_shared(t.a, 1, NULL), GD_OK);
     fflush(NULL);
     child = fork();
     if (child == 0) {
@@ -585,7 +590,7 @@ TEST_WITH(test_feature_byte_across_processes, setup(&t), teardown(&t))
         _exit(0);
     }
     CHECK_INT(waitpid(child, &status, 0), child);
-    CHECK_INT(gd_locks_exclude_features(t.b, 1, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.b, 1, NULL), GD_BUSY);
 }
 
 /* Each handle holds the byte of its program while it is open. */
@@ -619,24 +624,25 @@ TEST_WITH(test_failures, setup(&t), teardown(&t))
     gd_locks *c;
     int fd;
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, true);
-    CHECK_INT(gd_locks_share(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_shared(t.a, 3, &err), GD_IO);
     CHECK_CONTAINS(err.text, "locks/groups");
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_IO);
-    CHECK_INT(gd_locks_exclude(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_exclusive(t.a, 3, &err), GD_IO);
     CHECK_INT(gd_locks_announce(t.a, 3, &err), GD_IO);
-    CHECK_INT(gd_locks_share_features(t.a, 3, &err), GD_IO);
-    CHECK_INT(gd_locks_exclude_features(t.a, 2, &err), GD_IO);
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "i", 50, &fd, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_features_shared(t.a, 3, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_features_exclusive(t.a, 2, &err), GD_IO);
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "i", 50, &fd, &err),
+              GD_IO);
     CHECK_CONTAINS(err.text, "image i");
     fault_env_heal(&t.x.f);
-    CHECK_INT(gd_locks_share(t.a, 3, &err), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(t.a, 3, &err), GD_OK);
     CHECK_INT(gd_locks_lease(t.a, 3, &err), GD_OK);
     fault_env_fail(&t.x.f, FAULT_ALLOC, 1, ENOMEM, true);
-    CHECK_INT(gd_locks_share(t.b, 3, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_lock_shared(t.b, 3, &err), GD_NOMEM);
     CHECK_INT(gd_locks_lease(t.b, 4, &err), GD_NOMEM);
-    CHECK_INT(gd_locks_exclude(t.b, 4, &err), GD_NOMEM);
+    CHECK_INT(gd_locks_lock_exclusive(t.b, 4, &err), GD_NOMEM);
     CHECK_INT(gd_locks_announce(t.b, 4, &err), GD_NOMEM);
-    gd_locks_unshare(t.a, 3);
+    gd_locks_unlock_shared(t.a, 3);
     gd_locks_unlease(t.a, 3);
     CHECK_INT(gd_locks_open(t.x.env, t.x.root, &c, &err), GD_NOMEM);
     fault_env_heal(&t.x.f);

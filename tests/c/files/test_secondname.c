@@ -60,7 +60,7 @@ get(const char *image_id)
 static gd_status
 settle(const char *name)
 {
-    return gd_settle_name(x.env, x.root, &x.params, name, &x.err);
+    return gd_second_name_finish(x.env, x.root, &x.params, name, &x.err);
 }
 
 /* As a client does that replaces an open file and dies in between. */
@@ -96,7 +96,8 @@ TEST_WITH(test_a_local_file_system_has_none, setup(false), teardown())
     CHECK(!scratch_exists(&x, "images/one~"));
     uint64_t looks = fault_env_count(&x.f, FAULT_FSTATAT);
     CHECK_INT(settle("images/one"), GD_OK);
-    CHECK_INT(gd_settle_images(x.env, x.root, &x.params, &x.err), GD_OK);
+    CHECK_INT(gd_second_name_finish_images(x.env, x.root, &x.params, &x.err),
+              GD_OK);
     CHECK_INT(fault_env_count(&x.f, FAULT_FSTATAT), looks);
 }
 
@@ -137,14 +138,14 @@ TEST_WITH(test_n14_2_groups_are_listed_by_either_name, setup(true), teardown())
 TEST(test_names_of_groups)
 {
     uint32_t number = 0;
-    CHECK(gd_any_group_name_parse("0000002a", &number) && number == 42);
+    CHECK(gd_names_parse_any_group("0000002a", &number) && number == 42);
     number = 0;
-    CHECK(gd_any_group_name_parse("0000002a~", &number) && number == 42);
+    CHECK(gd_names_parse_any_group("0000002a~", &number) && number == 42);
     static const char *const others[] = {"", "~", "0000002~", "0000002a~~",
                                          "0000002a-", "00000000~",
                                          "0000002A~", "0000002a0"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        CHECK(!gd_any_group_name_parse(others[i], &number));
+        CHECK(!gd_names_parse_any_group(others[i], &number));
     }
 }
 
@@ -179,7 +180,8 @@ TEST(test_n14_3_a_deleted_image_does_not_come_back)
                                   &x.err), GD_OK);
         CHECK_INT(scratch_count(&x, "images", "", NULL), 0);
         CHECK_INT(scratch_count(&x, "spool", "D-", NULL), 1);
-        CHECK_INT(gd_settle_images(x.env, x.root, &x.params, &x.err), GD_OK);
+        CHECK_INT(gd_second_name_finish_images(x.env, x.root, &x.params,
+                                               &x.err), GD_OK);
         CHECK_INT(get("one"), GD_NOTFOUND);
         teardown();
     }
@@ -198,7 +200,8 @@ TEST(test_n14_3_a_maintainer_settles_all_images)
     snprintf(name, sizeof name, "images/%s", id);
     lose_name(name);
     scratch_write(&x, "images/.nfs~", "x", 1, 0);
-    CHECK_INT(gd_settle_images(x.env, x.root, &x.params, &x.err), GD_OK);
+    CHECK_INT(gd_second_name_finish_images(x.env, x.root, &x.params, &x.err),
+              GD_OK);
     CHECK(scratch_exists(&x, "images/one"));
     CHECK(scratch_exists(&x, name));
     CHECK_INT(scratch_count(&x, "images", "", NULL), 3);
@@ -224,11 +227,12 @@ fail_one(fault_call call, uint64_t n)
     CHECK_INT(put("one"), GD_OK);
     lose_name("images/one");
     fault_env_fail(&x.f, call, n, EIO, false);
-    (void)gd_settle_images(x.env, x.root, &x.params, &x.err);
+    (void)gd_second_name_finish_images(x.env, x.root, &x.params, &x.err);
     bool failed = fault_env_faults(&x.f) > 0;
     fault_env_heal(&x.f);
     CHECK_INT(get("one"), GD_OK);
-    CHECK_INT(gd_settle_images(x.env, x.root, &x.params, &x.err), GD_OK);
+    CHECK_INT(gd_second_name_finish_images(x.env, x.root, &x.params, &x.err),
+              GD_OK);
     CHECK(scratch_exists(&x, "images/one"));
     CHECK(!scratch_exists(&x, "images/one~"));
     teardown();

@@ -8,19 +8,20 @@
 #include "engine/format/address.h"
 #include "tests/c/support/check.h"
 
-static gd_own_groups own;
+static gd_self_published own;
 
 static void
 note(uint32_t group, uint32_t first, uint32_t end)
 {
-    gd_own_note(&own, gd_own_epoch(&own), group, first, end);
+    gd_self_published_add(&own, gd_self_published_epoch(&own), group, first,
+                          end);
 }
 
 static bool
 is_known(uint32_t group, uint32_t first, uint32_t end)
 {
     uint32_t a, b;
-    gd_own_find(&own, group, &a, &b);
+    gd_self_published_find(&own, group, &a, &b);
     return a == first && b == end;
 }
 
@@ -29,7 +30,7 @@ TEST(test_ranges)
     memset(&own, 0, sizeof own);
     note(7, 0, 10); /* before the first epoch */
     CHECK(is_known(7, 0, 0));
-    gd_own_begin_epoch(&own);
+    gd_self_published_begin_epoch(&own);
     CHECK(is_known(7, 0, 0) && is_known(0, 0, 0));
     note(7, 3, 10);
     note(7, 10, 12); /* joined */
@@ -38,7 +39,7 @@ TEST(test_ranges)
     CHECK(is_known(7, 20, 30));
     note(7, 30, 30);
     CHECK(is_known(7, 20, 30));
-    note(7 + GD_OWN_GROUPS, 0, 5); /* in its place */
+    note(7 + GD_SELF_PUBLISHED_GROUPS, 0, 5); /* in its place */
     CHECK(is_known(7, 0, 0));
     note(GD_MAX_GROUP, 0, GD_MAX_SLOTS);
     CHECK(is_known(GD_MAX_GROUP, 0, GD_MAX_SLOTS));
@@ -47,18 +48,18 @@ TEST(test_ranges)
 TEST(test_epochs)
 {
     memset(&own, 0, sizeof own);
-    gd_own_begin_epoch(&own);
+    gd_self_published_begin_epoch(&own);
     for (unsigned i = 0; i < 300; i++) {
-        uint64_t before = gd_own_epoch(&own);
+        uint64_t before = gd_self_published_epoch(&own);
         note(i, 0, 5);
-        gd_own_end_epoch(&own);
+        gd_self_published_end_epoch(&own);
         CHECK(is_known(i, 0, 0));
         note(i, 0, 5); /* in no epoch */
-        gd_own_end_epoch(&own); /* of one who died, and again */
-        gd_own_begin_epoch(&own);
-        gd_own_begin_epoch(&own);
+        gd_self_published_end_epoch(&own); /* of one who died, and again */
+        gd_self_published_begin_epoch(&own);
+        gd_self_published_begin_epoch(&own);
         CHECK(is_known(i, 0, 0));
-        gd_own_note(&own, before, i, 0, 5); /* begun before */
+        gd_self_published_add(&own, before, i, 0, 5); /* begun before */
         CHECK(is_known(i, 0, 0));
         note(i, 5, 9); /* not joined to that */
         CHECK(is_known(i, 5, 9));
@@ -72,7 +73,7 @@ TEST(test_garbage)
         memset(&own, (int)byte, sizeof own);
         for (uint32_t group = 0; group < 1000; group++) {
             uint32_t first, end;
-            gd_own_find(&own, group, &first, &end);
+            gd_self_published_find(&own, group, &first, &end);
             CHECK(first <= end && end <= GD_MAX_SLOTS);
         }
     }

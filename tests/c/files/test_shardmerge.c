@@ -112,7 +112,7 @@ begin(void)
     char name[GD_NAME_SIZE];
     scratch_init(&x);
     for (uint32_t i = 1; i <= GROUPS; i++) {
-        gd_group_name(i, name);
+        gd_names_group(i, name);
         scratch_write(&x, name, "", 0, 0);
     }
     CHECK_INT(gd_shards_open(x.env, x.root, 0, CATALOG, &shards, &x.err),
@@ -195,18 +195,19 @@ read_into(const gd_index_id *id, bag *b)
     const uint8_t *items;
     size_t count = 1;
     REQUIRE(gd_shards_read(shards, id, &reader, &x.err) == GD_OK);
-    while (count > 0 && CHECK_INT(gd_index_read_next(reader, &items, &count,
-                                                     &x.err), GD_OK)) {
-        for (size_t i = 0; i < count; i++) {
-            if (id->kind == GD_INDEX_PAIRS) {
-                put(b, gd_get64(items + 16 * i), gd_get64(items + 16 * i + 8));
-            } else {
-                put(b, gd_index_key(items + i * R),
-                    gd_index_address(items + i * R));
-            }
-        }
-    }
-    gd_index_close(reader);
+    while (count > 0 && CHECK_INT(gd_index_reader_next(reader, &items, &count,
+                                                       &x.err), GD_OK)) {
+          for (size_t i = 0; i < count; i++) {
+              if (id->kind == GD_INDEX_PAIRS) {
+                  put(b, gd_get64(items + 16 * i),
+                      gd_get64(items + 16 * i + 8));
+              } else {
+                  put(b, gd_index_key(items + i * R),
+                      gd_index_address(items + i * R));
+              }
+          }
+      }
+    gd_index_reader_close(reader);
 }
 
 /* All records of the shards that count, and all pairs; how many files of runs,
@@ -604,7 +605,7 @@ TEST(test_catalog_of_the_cursors)
     CHECK_INT(gd_shards_verify(other, &second, &x.err), GD_OK);
     CHECK_INT(gd_shards_verify(other, &first, &x.err), GD_CORRUPT);
     gd_shards_close(other);
-    gd_index_name(&second, name);
+    gd_names_index(&second, name);
     scratch_truncate(&x, name, 100);
     CHECK_INT(gd_shards_open(x.env, x.root, 0, NULL, &other, &x.err),
               GD_CORRUPT);
@@ -669,9 +670,9 @@ TEST(test_dead_makers)
     char name[GD_NAME_SIZE];
     CHECK_INT(scratch_count(&x, GD_DIR_INDEX, "new-", name), 1);
     CHECK_INT(unlinkat(x.root, name, 0), 0);
-    CHECK_INT(gd_index_seal(writer, 0, &x.err), GD_OK);
-    CHECK_INT(gd_index_publish(writer, &x.err), GD_BUSY);
-    gd_index_discard(writer);
+    CHECK_INT(gd_index_writer_seal(writer, 0, &x.err), GD_OK);
+    CHECK_INT(gd_index_writer_publish(writer, &x.err), GD_BUSY);
+    gd_index_writer_discard(writer);
     end();
 }
 

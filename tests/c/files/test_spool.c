@@ -176,16 +176,16 @@ teardown(void)
 /* ---- what the tests do ---- */
 
 static gd_status
-create(const gd_env *env, gd_spool_file *file)
+create(const gd_env *env, gd_spool_writer *file)
 {
     return gd_spool_create(env, x.root, GD_SPOOL_STORE, file, &x.err);
 }
 
 /* A complete recipe, of so many zeros, in a new spool file. */
-static gd_spool_file
+static gd_spool_writer
 make_recipe(const char *image_id, uint64_t size)
 {
-    gd_spool_file file = {.fd = -1};
+    gd_spool_writer file = {.fd = -1};
     gd_recipe_writer *writer;
     gd_recipe_header header = {0};
     CHECK_INT(create(&w.env, &file), GD_OK);
@@ -202,7 +202,7 @@ make_recipe(const char *image_id, uint64_t size)
 }
 
 static gd_status
-commit(const gd_spool_file *file, const char *image_id, bool *linked)
+commit(const gd_spool_writer *file, const char *image_id, bool *linked)
 {
     w.record[0] = '\0';
     return gd_spool_commit(&w.env, x.root, file, image_id, linked, &x.err);
@@ -213,7 +213,7 @@ static void
 store(const char *image_id, uint64_t size, uint8_t upload_id[GD_ID_SIZE])
 {
     bool linked;
-    gd_spool_file file = make_recipe(image_id, size);
+    gd_spool_writer file = make_recipe(image_id, size);
     CHECK_INT(commit(&file, image_id, &linked), GD_OK);
     CHECK(linked);
     if (upload_id != NULL) {
@@ -253,12 +253,12 @@ is_same(const char *a, const char *b)
 
 TEST_WITH(test_create, setup(), teardown())
 {
-    gd_spool_file a, b;
+    gd_spool_writer a, b;
     char name[GD_NAME_SIZE];
     CHECK_INT(create(&w.env, &a), GD_OK);
     CHECK_INT(create(&w.env, &b), GD_OK);
     CHECK(memcmp(a.id, b.id, GD_ID_SIZE) != 0);
-    gd_spool_name(GD_SPOOL_STORE, a.id, name);
+    gd_names_spool(GD_SPOOL_STORE, a.id, name);
     CHECK(strcmp(name, a.name) == 0);
     CHECK_INT(scratch_size(&x, a.name), 0);
     struct stat st;
@@ -300,7 +300,7 @@ seize_and_unlink(void)
 /* N7.1 */
 TEST_WITH(test_create_meets_the_maintainer, setup(), teardown())
 {
-    gd_spool_file file;
+    gd_spool_writer file;
     w.before_lock = seize;
     CHECK_INT(create(&w.env, &file), GD_OK);
     CHECK(strcmp(file.name, seized) != 0);
@@ -317,7 +317,7 @@ TEST_WITH(test_create_meets_the_maintainer, setup(), teardown())
 
 TEST_WITH(test_create_fails, setup(), teardown())
 {
-    gd_spool_file file;
+    gd_spool_writer file;
     fault_env_fail(&x.f, FAULT_RANDOM, 1, EIO, false);
     CHECK_INT(create(x.env, &file), GD_IO);
     fault_env_fail(&x.f, FAULT_OPENAT, 1, ENOSPC, false);
@@ -339,7 +339,7 @@ TEST_WITH(test_create_fails, setup(), teardown())
 TEST_WITH(test_create_of_what_is_gone, setup(), teardown())
 {
     static const fault_call calls[] = {FAULT_OPENAT, FAULT_FSTAT, FAULT_LOCK};
-    gd_spool_file file;
+    gd_spool_writer file;
     static const int gone[] = {ENOENT, ESTALE};
     for (size_t i = 0; i < 2 * sizeof calls / sizeof *calls; i++) {
         fault_call call = calls[i / 2];
@@ -362,7 +362,7 @@ TEST(test_commit)
 {
     bool linked = false;
     setup();
-    gd_spool_file file = make_recipe("a", 4096);
+    gd_spool_writer file = make_recipe("a", 4096);
     CHECK_INT(commit(&file, "a", &linked), GD_OK);
     CHECK(linked);
     if (!CHECK(strcmp(w.record, "fsync spool/T, fsync spool, link images/, "
@@ -379,8 +379,8 @@ TEST(test_commit)
 TEST_WITH(test_commit_twice_on_one_id, setup(), teardown())
 {
     bool linked;
-    gd_spool_file first = make_recipe("a", 4096);
-    gd_spool_file second = make_recipe("a", 8192);
+    gd_spool_writer first = make_recipe("a", 4096);
+    gd_spool_writer second = make_recipe("a", 8192);
     CHECK_INT(commit(&first, "a", &linked), GD_OK);
     CHECK_INT(commit(&second, "a", &linked), GD_EXISTS);
     CHECK(!linked);
@@ -395,7 +395,7 @@ TEST(test_commit_of_a_bad_id)
 {
     bool linked = true;
     setup();
-    gd_spool_file file = make_recipe("a", 4096);
+    gd_spool_writer file = make_recipe("a", 4096);
     CHECK_INT(commit(&file, "../a", &linked), GD_INVALID);
     CHECK(!linked);
     gd_spool_discard(&w.env, x.root, &file);
@@ -407,7 +407,7 @@ TEST(test_link_made_but_reported_as_failed)
 {
     bool linked = false;
     setup();
-    gd_spool_file file = make_recipe("a", 4096);
+    gd_spool_writer file = make_recipe("a", 4096);
     w.link_lies = true;
     CHECK_INT(commit(&file, "a", &linked), GD_OK);
     CHECK(linked);
@@ -448,7 +448,7 @@ TEST(test_commit_fails)
     setup();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bool linked = !cases[i].linked;
-        gd_spool_file file = make_recipe("a", 4096);
+        gd_spool_writer file = make_recipe("a", 4096);
         fault_env_fail(&x.f, cases[i].call, cases[i].nth, cases[i].sys_errno,
                        false);
         CHECK_INT(commit(&file, "a", &linked), cases[i].wanted);
@@ -467,7 +467,7 @@ TEST(test_commit_of_uncertain_outcome)
 {
     bool linked = false;
     setup();
-    gd_spool_file file = make_recipe("a", 4096);
+    gd_spool_writer file = make_recipe("a", 4096);
     fault_env_fail(&x.f, FAULT_LINKAT, 1, EIO, false);
     fault_env_fail(&x.f, FAULT_FSTATAT, 1, EIO, true);
     CHECK_INT(commit(&file, "a", &linked), GD_IO);
@@ -689,12 +689,13 @@ TEST_WITH(test_delete_waits_for_the_image_lock, setup(), teardown())
     int lock;
     store("a", 4096, NULL);
     store("b", 4096, NULL);
-    CHECK_INT(gd_image_lock(x.env, x.root, "a", 0, &lock, &x.err), GD_OK);
+    CHECK_INT(gd_locks_lock_image(x.env, x.root, "a", 0, &lock, &x.err),
+              GD_OK);
     CHECK_INT(delete_image("a", NULL), GD_BUSY);
     CHECK(scratch_exists(&x, "images/a"));
     CHECK_INT(scratch_count(&x, "spool", "D-", NULL), 0);
     CHECK_INT(delete_image("b", NULL), GD_OK);
-    gd_image_unlock(x.env, lock);
+    gd_locks_unlock_image(x.env, lock);
     CHECK_INT(delete_image("a", NULL), GD_OK);
 }
 
@@ -705,9 +706,9 @@ static int
 unlink_and_look(const gd_env *env, int dir, const char *name)
 {
     int lock;
-    lock_at_unlink = gd_image_lock(x.env, x.root, "a", 0, &lock, NULL);
+    lock_at_unlink = gd_locks_lock_image(x.env, x.root, "a", 0, &lock, NULL);
     if (lock_at_unlink == GD_OK) {
-        gd_image_unlock(x.env, lock);
+        gd_locks_unlock_image(x.env, lock);
     }
     return real_unlinkat(env, dir, name);
 }
@@ -740,7 +741,7 @@ TEST_WITH(test_races, setup(), teardown())
             if (children[i] == 0) {
                 char byte;
                 bool linked;
-                gd_spool_file file = make_recipe("a", 4096);
+                gd_spool_writer file = make_recipe("a", 4096);
                 close(go[1]);
                 (void)!read(go[0], &byte, 1); /* until the parent closes it */
                 gd_status c = commit(&file, "a", &linked);

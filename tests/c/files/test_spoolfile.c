@@ -19,7 +19,7 @@ typedef struct fixture {
     scratch x;
     gd_repo *repo;
     uint8_t *data;
-    gd_spool_entry entry;
+    gd_spool_file entry;
 } fixture;
 
 static void
@@ -59,22 +59,22 @@ open_kind(fixture *t, const char *prefix)
 {
     char name[GD_NAME_SIZE];
     CHECK_INT(scratch_count(&t->x, "spool", prefix, name), 1);
-    return gd_spool_entry_open(t->x.env, t->x.root, &t->x.params,
-                               strchr(name, '/') + 1, &t->entry, &t->x.err);
+    return gd_spool_file_open(t->x.env, t->x.root, &t->x.params,
+                              strchr(name, '/') + 1, &t->entry, &t->x.err);
 }
 
 static gd_status
 open_image(fixture *t, const char *image_id)
 {
-    return gd_spool_entry_open_image(t->x.env, t->x.root, &t->x.params,
-                                     image_id, &t->entry, &t->x.err);
+    return gd_spool_file_open_image(t->x.env, t->x.root, &t->x.params,
+                                    image_id, &t->entry, &t->x.err);
 }
 
 static bool
 is_live(fixture *t)
 {
     bool live = false;
-    CHECK_INT(gd_spool_entry_live(&t->entry, &live, &t->x.err), GD_OK);
+    CHECK_INT(gd_spool_file_live(&t->entry, &live, &t->x.err), GD_OK);
     return live;
 }
 
@@ -91,8 +91,8 @@ TEST_WITH(test_listing, setup(&t), teardown(&t))
         "spool/strange", "spool/.T-0000000000000000000000000000000"};
     gd_spool_base *entries;
     size_t count;
-    CHECK_INT(gd_spool_entry_list(t.x.env, t.x.root, &entries, &count,
-                                  &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_list(t.x.env, t.x.root, &entries, &count,
+                                 &t.x.err), GD_OK);
     CHECK_INT(count, 0);
     t.x.env->release(t.x.env, entries);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -103,8 +103,8 @@ TEST_WITH(test_listing, setup(&t), teardown(&t))
         snprintf(name, sizeof name, "spool/O-%032x", i * 7919 % 1000);
         scratch_write(&t.x, name, "x", 1, 0);
     }
-    CHECK_INT(gd_spool_entry_list(t.x.env, t.x.root, &entries, &count,
-                                  &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_list(t.x.env, t.x.root, &entries, &count,
+                                 &t.x.err), GD_OK);
     REQUIRE(count == 203);
     CHECK(strcmp(entries[0].name, strchr(names[2], '/') + 1) == 0);
     CHECK(strcmp(entries[202].name, strchr(names[0], '/') + 1) == 0);
@@ -113,12 +113,12 @@ TEST_WITH(test_listing, setup(&t), teardown(&t))
     }
     t.x.env->release(t.x.env, entries);
     fault_env_fail(&t.x.f, FAULT_LIST, 1, EIO, false);
-    CHECK_INT(gd_spool_entry_list(t.x.env, t.x.root, &entries, &count,
-                                  &t.x.err), GD_IO);
+    CHECK_INT(gd_spool_file_list(t.x.env, t.x.root, &entries, &count,
+                                 &t.x.err), GD_IO);
     for (uint64_t n = 1; n < 3; n++) {
         fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
-        CHECK_INT(gd_spool_entry_list(t.x.env, t.x.root, &entries, &count,
-                                      &t.x.err), GD_NOMEM);
+        CHECK_INT(gd_spool_file_list(t.x.env, t.x.root, &entries, &count,
+                                     &t.x.err), GD_NOMEM);
     }
 }
 
@@ -133,8 +133,8 @@ TEST_WITH(test_committed, setup(&t), teardown(&t))
     CHECK(is_live(&t));
     CHECK_INT(delete(&t, "one"), GD_OK);
     CHECK(!is_live(&t));
-    gd_spool_entry_close(&t.entry);
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     CHECK_INT(open_kind(&t, "D-"), GD_OK);
     CHECK_INT(t.entry.kind, GD_SPOOL_DELETED);
     CHECK(t.entry.complete && !is_live(&t));
@@ -143,20 +143,20 @@ TEST_WITH(test_committed, setup(&t), teardown(&t))
     /* Another upload of that id is another inode. */
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK(!is_live(&t));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     CHECK_INT(open_image(&t, "one"), GD_OK);
     CHECK(t.entry.kind == 0 && t.entry.inode != inode && is_live(&t));
     struct stat st;
     CHECK_INT(fstatat(t.x.root, "images/one", &st, 0), 0);
     CHECK(t.entry.modified == (uint64_t)st.st_mtim.tv_sec * 1000000000u +
                                    (uint64_t)st.st_mtim.tv_nsec);
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     CHECK_INT(open_image(&t, "two"), GD_NOTFOUND);
     CHECK_INT(open_image(&t, "../key"), GD_INVALID);
-    CHECK_INT(gd_spool_entry_open(t.x.env, t.x.root, &t.x.params,
-                                  "../images/one", &t.entry, &t.x.err),
+    CHECK_INT(gd_spool_file_open(t.x.env, t.x.root, &t.x.params,
+                                 "../images/one", &t.entry, &t.x.err),
               GD_INVALID);
-    CHECK_INT(gd_spool_entry_open(
+    CHECK_INT(gd_spool_file_open(
                   t.x.env, t.x.root, &t.x.params,
                   "T-00000000000000000000000000000000", &t.entry, &t.x.err),
               GD_NOTFOUND);
@@ -176,13 +176,13 @@ TEST_WITH(test_completed_between_two_looks, setup(&t), teardown(&t))
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
     CHECK(!t.entry.complete && t.entry.damage.status == GD_OK);
     CHECK(!is_live(&t));
-    CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_BUSY);
+    CHECK_INT(gd_spool_file_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_BUSY);
     CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &t.x.err),
               GD_OK);
     gd_transaction_end(transaction);
-    CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_OK);
     CHECK(is_live(&t) && t.entry.complete);
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
 }
 
 /* A look that failed is an error and never "not live". */
@@ -192,14 +192,14 @@ TEST_WITH(test_a_look_that_fails, setup(&t), teardown(&t))
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
     fault_env_fail(&t.x.f, FAULT_FSTATAT, 1, EIO, false);
-    CHECK_INT(gd_spool_entry_live(&t.entry, &live, &t.x.err), GD_IO);
+    CHECK_INT(gd_spool_file_live(&t.entry, &live, &t.x.err), GD_IO);
     CHECK_CONTAINS(t.x.err.text, "images/one");
     fault_env_fail(&t.x.f, FAULT_FSTATAT, 1, EACCES, false);
-    CHECK_INT(gd_spool_entry_live(&t.entry, &live, &t.x.err), GD_DENIED);
+    CHECK_INT(gd_spool_file_live(&t.entry, &live, &t.x.err), GD_DENIED);
     fault_env_fail(&t.x.f, FAULT_FSTAT, 1, EIO, false);
-    CHECK_INT(gd_spool_entry_live(&t.entry, &live, &t.x.err), GD_IO);
+    CHECK_INT(gd_spool_file_live(&t.entry, &live, &t.x.err), GD_IO);
     CHECK(is_live(&t));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     for (uint64_t n = 1; n < 3; n++) { /* either reading of the header */
         fault_env_fail(&t.x.f, FAULT_PREAD, n, EIO, false);
         CHECK_INT(open_kind(&t, "T-"), GD_IO);
@@ -215,22 +215,22 @@ TEST_WITH(test_locks, setup(&t), teardown(&t))
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(gd_image_open(t.repo, "one", NULL, &image, &t.x.err), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
-    CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_OK);
-    CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_BUSY);
+    CHECK_INT(gd_spool_file_lock(&t.entry, GD_BYTE_WRITER, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_BUSY);
     gd_image_close(image);
-    CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_OK);
     other = openat(t.x.root, "images/one", O_RDWR | O_CLOEXEC);
     const gd_env *env = gd_env_posix();
     CHECK_INT(env->lock(env, other, GD_BYTE_WRITER, F_RDLCK), -EAGAIN);
     CHECK_INT(env->lock(env, other, GD_BYTE_USERS, F_RDLCK), -EAGAIN);
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     CHECK_INT(env->lock(env, other, GD_BYTE_WRITER, F_WRLCK), 0);
     CHECK_INT(env->lock(env, other, GD_BYTE_USERS, F_WRLCK), 0);
     close(other);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
     fault_env_fail(&t.x.f, FAULT_LOCK, 1, ENOLCK, false);
-    CHECK_INT(gd_spool_entry_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_IO);
-    gd_spool_entry_close(&t.entry);
+    CHECK_INT(gd_spool_file_lock(&t.entry, GD_BYTE_USERS, &t.x.err), GD_IO);
+    gd_spool_file_close(&t.entry);
 }
 
 /* ---- damage ---- */
@@ -244,11 +244,11 @@ check_damage(fixture *t, const char *words)
     gd_run *runs;
     size_t count;
     uint64_t blocks;
-    CHECK_INT(gd_spool_entry_runs(&t->entry, 0, 1, &runs, &count, &t->x.err),
+    CHECK_INT(gd_spool_file_runs(&t->entry, 0, 1, &runs, &count, &t->x.err),
               GD_INVALID);
-    CHECK_INT(gd_spool_entry_measure(&t->entry, &blocks, &t->x.err),
+    CHECK_INT(gd_spool_file_measure(&t->entry, &blocks, &t->x.err),
               GD_INVALID);
-    gd_spool_entry_close(&t->entry);
+    gd_spool_file_close(&t->entry);
 }
 
 /* Makes the header page's checksum right again. */
@@ -272,7 +272,7 @@ TEST_WITH(test_damaged_headers, setup(&t), teardown(&t))
     check_damage(&t, "checksum is wrong");
     CHECK_INT(open_image(&t, "one"), GD_OK); /* it opens, and says so */
     CHECK_CONTAINS(t.entry.damage.text, "images/one");
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     scratch_flip(&t.x, name, 100, 1);
     scratch_flip(&t.x, name, 9, 1);
     check_damage(&t, "format version");
@@ -307,12 +307,12 @@ TEST(test_incomplete)
         CHECK_INT(open_kind(&t, "T-"), GD_OK);
         CHECK(!t.entry.complete && t.entry.damage.status == GD_OK);
         CHECK(!is_live(&t));
-        gd_spool_entry_close(&t.entry);
+        gd_spool_file_close(&t.entry);
         scratch_write(&t.x, "images/one", zeros, lengths[i], 0);
         scratch_truncate(&t.x, "images/one", lengths[i]);
         CHECK_INT(open_image(&t, "one"), GD_OK);
         CHECK(!t.entry.complete && t.entry.damage.status == GD_CORRUPT);
-        gd_spool_entry_close(&t.entry);
+        gd_spool_file_close(&t.entry);
     }
     /* A group's file is no recipe, whatever is in it. */
     scratch_write(&t.x, "spool/G-000000000000000000000000000000aa", "GD", 2,
@@ -320,7 +320,7 @@ TEST(test_incomplete)
     CHECK_INT(open_kind(&t, "G-"), GD_OK);
     CHECK(!t.entry.complete && t.entry.damage.status == GD_OK);
     CHECK(!is_live(&t));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     teardown(&t);
 }
 
@@ -335,7 +335,7 @@ TEST(test_strange_files)
     CHECK_INT(mknodat(t.x.root, name, S_IFIFO | 0600, 0), 0);
     CHECK_INT(open_kind(&t, "T-"), GD_OK); /* nor does it wait */
     CHECK_CONTAINS(t.entry.damage.text, "is not a file");
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     teardown(&t);
 }
 
@@ -350,9 +350,9 @@ TEST_WITH(test_runs, setup(&t), teardown(&t))
     memcpy(t.data + 20 * BLOCK, t.data, 4 * BLOCK);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
-    CHECK_INT(gd_spool_entry_measure(&t.entry, &blocks, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_measure(&t.entry, &blocks, &t.x.err), GD_OK);
     CHECK_INT(blocks, 27);
-    CHECK_INT(gd_spool_entry_runs(&t.entry, 0, 1, &runs, &count, &t.x.err),
+    CHECK_INT(gd_spool_file_runs(&t.entry, 0, 1, &runs, &count, &t.x.err),
               GD_OK);
     REQUIRE(count == 4);
     static const gd_run wanted[] = {
@@ -365,21 +365,21 @@ TEST_WITH(test_runs, setup(&t), teardown(&t))
     t.x.env->release(t.x.env, runs);
     for (uint64_t n = 1; n < 2; n++) {
         fault_env_fail(&t.x.f, FAULT_ALLOC, n, ENOMEM, false);
-        CHECK_INT(gd_spool_entry_runs(&t.entry, 0, 1, &runs, &count, &t.x.err),
+        CHECK_INT(gd_spool_file_runs(&t.entry, 0, 1, &runs, &count, &t.x.err),
                   GD_NOMEM);
     }
     fault_env_fail(&t.x.f, FAULT_PREAD, 1, EIO, false);
-    CHECK_INT(gd_spool_entry_runs(&t.entry, 0, 1, &runs, &count, &t.x.err),
+    CHECK_INT(gd_spool_file_runs(&t.entry, 0, 1, &runs, &count, &t.x.err),
               GD_IO);
     fault_env_fail(&t.x.f, FAULT_PREAD, 1, EIO, false);
-    CHECK_INT(gd_spool_entry_measure(&t.entry, &blocks, &t.x.err), GD_IO);
+    CHECK_INT(gd_spool_file_measure(&t.entry, &blocks, &t.x.err), GD_IO);
     static const uint64_t beyond[][2] = {
         {0, 2}, {1, 1}, {2, 0}, {UINT64_MAX, 2}, {1, UINT64_MAX}};
     for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++) {
-        CHECK_INT(gd_spool_entry_runs(&t.entry, beyond[i][0], beyond[i][1],
-                                      &runs, &count, &t.x.err), GD_INVALID);
+        CHECK_INT(gd_spool_file_runs(&t.entry, beyond[i][0], beyond[i][1],
+                                     &runs, &count, &t.x.err), GD_INVALID);
     }
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
 }
 
 /* A recipe of the extents given, in images/ and well sealed. */
@@ -420,14 +420,14 @@ runs_of(fixture *t, const gd_extent *extents, uint32_t count, uint64_t size)
     CHECK_INT(open_image(t, "odd"), GD_OK);
     CHECK(t->entry.complete);
     uint64_t blocks;
-    gd_status s = gd_spool_entry_measure(&t->entry, &blocks, &t->x.err);
+    gd_status s = gd_spool_file_measure(&t->entry, &blocks, &t->x.err);
     for (uint64_t page = 0; s == GD_OK && page < used - 1; page++) {
-        s = gd_spool_entry_runs(&t->entry, page, 1, &runs, &found, &t->x.err);
+        s = gd_spool_file_runs(&t->entry, page, 1, &runs, &found, &t->x.err);
         CHECK_INT(s, GD_OK);
         CHECK_INT(found, page + 2 < used ? 102 : (count - 1) % 102 + 1);
         t->x.env->release(t->x.env, runs);
     }
-    gd_spool_entry_close(&t->entry);
+    gd_spool_file_close(&t->entry);
     return s;
 }
 
@@ -465,15 +465,15 @@ TEST_WITH(test_unlink, setup(&t), teardown(&t))
 {
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_kind(&t, "T-"), GD_OK);
-    CHECK_INT(gd_spool_entry_unlink(&t.entry, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_unlink(&t.entry, &t.x.err), GD_OK);
     CHECK_INT(scratch_count(&t.x, "spool", "T-", NULL), 0);
     CHECK(scratch_exists(&t.x, "images/one") && is_live(&t));
-    CHECK_INT(gd_spool_entry_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_spool_file_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
     /* Another file of that name is not ours to remove. */
     scratch_write(&t.x, t.entry.name, "x", 1, 0);
-    CHECK_INT(gd_spool_entry_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_spool_file_unlink(&t.entry, &t.x.err), GD_NOTFOUND);
     CHECK(scratch_exists(&t.x, t.entry.name));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
 }
 
 TEST_WITH(test_set_aside, setup(&t), teardown(&t))
@@ -482,34 +482,34 @@ TEST_WITH(test_set_aside, setup(&t), teardown(&t))
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK_INT(open_image(&t, "one"), GD_OK);
     fault_env_start_trace(&t.x.f);
-    CHECK_INT(gd_spool_entry_set_aside(&t.entry, name, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_set_aside(&t.entry, name, &t.x.err), GD_OK);
     fault_env_trace(&t.x.f, trace, sizeof trace);
     CHECK(strcmp(trace, "linkat fsync") == 0);
     CHECK_INT(strncmp(name, "quarantine/one-", 15), 0);
     CHECK(gd_same_file(t.x.env, t.entry.fd, t.x.root, name));
     CHECK(is_live(&t)); /* what it was called stays */
-    CHECK_INT(gd_spool_entry_set_aside(&t.entry, second, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_set_aside(&t.entry, second, &t.x.err), GD_OK);
     CHECK(strcmp(name, second) != 0);
     fault_env_fail(&t.x.f, FAULT_FSYNC, 1, EIO, false);
-    CHECK_INT(gd_spool_entry_set_aside(&t.entry, second, &t.x.err), GD_IO);
+    CHECK_INT(gd_spool_file_set_aside(&t.entry, second, &t.x.err), GD_IO);
     fault_env_fail(&t.x.f, FAULT_LINKAT, 1, ENOSPC, false);
-    CHECK_INT(gd_spool_entry_set_aside(&t.entry, second, &t.x.err), GD_NOSPACE);
+    CHECK_INT(gd_spool_file_set_aside(&t.entry, second, &t.x.err), GD_NOSPACE);
     CHECK_INT(delete(&t, "one"), GD_OK);
     CHECK_INT(put(&t, "one"), GD_OK);
     unsigned before = scratch_count(&t.x, "quarantine", "", NULL);
-    CHECK_INT(gd_spool_entry_set_aside(&t.entry, second, &t.x.err),
+    CHECK_INT(gd_spool_file_set_aside(&t.entry, second, &t.x.err),
               GD_NOTFOUND);
     CHECK_INT(scratch_count(&t.x, "quarantine", "", NULL), before);
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     /* The longest id there is has room. */
     char id[GD_IMAGE_ID_MAX + 1];
     memset(id, 'i', sizeof id - 1);
     id[sizeof id - 1] = '\0';
     CHECK_INT(put(&t, id), GD_OK);
     CHECK_INT(open_image(&t, id), GD_OK);
-    CHECK_INT(gd_spool_entry_set_aside(&t.entry, name, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_set_aside(&t.entry, name, &t.x.err), GD_OK);
     CHECK(scratch_exists(&t.x, name));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
 }
 
 TEST_WITH(test_delete, setup(&t), teardown(&t))
@@ -521,31 +521,32 @@ TEST_WITH(test_delete, setup(&t), teardown(&t))
     CHECK_INT(open_image(&t, "one"), GD_OK);
     CHECK(!t.entry.complete);
     /* N9.1 */
-    CHECK_INT(gd_image_lock(t.x.env, t.x.root, "one", 0, &lock, &t.x.err),
+    CHECK_INT(gd_locks_lock_image(t.x.env, t.x.root, "one", 0, &lock,
+                                  &t.x.err),
               GD_OK);
-    CHECK_INT(gd_spool_entry_delete(&t.entry, &t.x.err), GD_BUSY);
-    gd_image_unlock(t.x.env, lock);
+    CHECK_INT(gd_spool_file_delete(&t.entry, &t.x.err), GD_BUSY);
+    gd_locks_unlock_image(t.x.env, lock);
     fault_env_start_trace(&t.x.f);
-    CHECK_INT(gd_spool_entry_delete(&t.entry, &t.x.err), GD_OK);
+    CHECK_INT(gd_spool_file_delete(&t.entry, &t.x.err), GD_OK);
     fault_env_trace(&t.x.f, trace, sizeof trace);
     CHECK(strcmp(trace, "linkat fsync unlinkat fsync") == 0);
     CHECK(!scratch_exists(&t.x, "images/one"));
     CHECK_INT(scratch_count(&t.x, "spool", "D-", NULL), 1);
     /* A new upload of the id is not what was opened. */
     CHECK_INT(put(&t, "one"), GD_OK);
-    CHECK_INT(gd_spool_entry_delete(&t.entry, &t.x.err), GD_NOTFOUND);
+    CHECK_INT(gd_spool_file_delete(&t.entry, &t.x.err), GD_NOTFOUND);
     CHECK(scratch_exists(&t.x, "images/one"));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
     CHECK_INT(open_kind(&t, "D-"), GD_OK);
-    CHECK_INT(gd_spool_entry_delete(&t.entry, &t.x.err), GD_INVALID);
-    gd_spool_entry_close(&t.entry);
+    CHECK_INT(gd_spool_file_delete(&t.entry, &t.x.err), GD_INVALID);
+    gd_spool_file_close(&t.entry);
 }
 
 static bool
 is_same(fixture *t, const char *image_id)
 {
-    return gd_spool_entry_is_same(t->x.env, t->x.root, image_id,
-                                  t->entry.inode, t->entry.modified);
+    return gd_spool_file_is_same(t->x.env, t->x.root, image_id,
+                                 t->entry.inode, t->entry.modified);
 }
 
 TEST_WITH(test_the_same_file, setup(&t), teardown(&t))
@@ -566,5 +567,5 @@ TEST_WITH(test_the_same_file, setup(&t), teardown(&t))
     CHECK_INT(delete(&t, "one"), GD_OK);
     CHECK_INT(put(&t, "one"), GD_OK);
     CHECK(!is_same(&t, "one"));
-    gd_spool_entry_close(&t.entry);
+    gd_spool_file_close(&t.entry);
 }

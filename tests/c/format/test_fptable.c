@@ -63,17 +63,17 @@ TEST(test_places)
     CHECK_INT(gd_entry_offset(8), 4096 + 8 * 56);
     CHECK_INT(gd_entry_offset(9), 4096 + 512);
     CHECK_INT(gd_entry_offset(32767), 4096 + 512 * 3640 + 56 * 7);
-    CHECK_INT(gd_store_size(1), 512);
-    CHECK_INT(gd_store_size(9), 512);
-    CHECK_INT(gd_store_size(10), 1024);
-    CHECK_INT(gd_data_start(64), 4096 + 4096);
-    CHECK_INT(gd_data_start(72), 4096 + 4096);
-    CHECK_INT(gd_data_start(73), 4096 + 8192);
-    CHECK_INT(gd_data_start(32768), 4096 + 1867776);
+    CHECK_INT(gd_fptable_size(1), 512);
+    CHECK_INT(gd_fptable_size(9), 512);
+    CHECK_INT(gd_fptable_size(10), 1024);
+    CHECK_INT(gd_fptable_data_start(64), 4096 + 4096);
+    CHECK_INT(gd_fptable_data_start(72), 4096 + 4096);
+    CHECK_INT(gd_fptable_data_start(73), 4096 + 8192);
+    CHECK_INT(gd_fptable_data_start(32768), 4096 + 1867776);
     for (uint32_t slot = 0; slot < 32768; slot++) {
         uint64_t at = gd_entry_offset(slot);
         if (at / 512 != (at + GD_ENTRY_SIZE - 1) / 512 ||
-            at + GD_ENTRY_SIZE > 4096 + gd_store_size(slot + 1)) {
+            at + GD_ENTRY_SIZE > 4096 + gd_fptable_size(slot + 1)) {
             CHECK_INT(slot, -1);
         }
     }
@@ -120,7 +120,7 @@ TEST(test_round_trips)
         fill_random(entry.fingerprint.bytes, GD_FINGERPRINT_SIZE,
                     next_random(&state));
         entry.checksum = next_random(&state);
-        entry.segment = (uint32_t)gd_data_start(32768) +
+        entry.segment = (uint32_t)gd_fptable_data_start(32768) +
                         (uint32_t)next_random(&state) % 0x70000000;
         entry.plain_length = 1 + (uint32_t)(next_random(&state) % 65536);
         entry.plain_offset = (uint32_t)(next_random(&state) %
@@ -182,7 +182,7 @@ TEST(test_bounds)
 {
     static const gd_entry_bounds bounds = {
         .seed = SEED, .slots = 64, .max_block = 4096};
-    const uint32_t start = (uint32_t)gd_data_start(64);
+    const uint32_t start = (uint32_t)gd_fptable_data_start(64);
     struct {
         uint32_t segment, offset, length, stored;
         uint8_t codec, state, wanted;
@@ -254,11 +254,11 @@ numbered(unsigned n)
 }
 
 static unsigned
-count_found(const gd_fpstore *store, const gd_fingerprint *fp, uint32_t *last)
+count_found(const gd_fptable *store, const gd_fingerprint *fp, uint32_t *last)
 {
     uint32_t probe = 0;
     unsigned found = 0;
-    while (gd_fpstore_find(store, fp, &probe, last)) {
+    while (gd_fptable_find(store, fp, &probe, last)) {
         CHECK(gd_fingerprint_equal(&store->fingerprints[*last], fp));
         found++;
     }
@@ -269,9 +269,9 @@ TEST(test_build)
 {
     enum { SLOTS = 1000 };
     fault_env f;
-    gd_fpstore *store;
+    gd_fptable *store;
     fault_env_init(&f);
-    uint8_t *raw = calloc(1, gd_store_size(SLOTS));
+    uint8_t *raw = calloc(1, gd_fptable_size(SLOTS));
     for (uint32_t slot = 0; slot < SLOTS; slot++) {
         uint8_t *at = raw + gd_entry_offset(slot) - GD_STORE_START;
         gd_entry entry = sample();
@@ -283,7 +283,7 @@ TEST(test_build)
             memset(at, 0, GD_ENTRY_SIZE);
         }
     }
-    REQUIRE(gd_fpstore_build(&f.env, raw, 7, SLOTS, &BOUNDS, &store,
+    REQUIRE(gd_fptable_build(&f.env, raw, 7, SLOTS, &BOUNDS, &store,
                              NULL) == GD_OK);
     CHECK_INT(store->group, 7);
     CHECK_INT(store->count, SLOTS);
@@ -293,18 +293,18 @@ TEST(test_build)
         uint32_t last = 0;
         CHECK_INT(count_found(store, &fp, &last), there);
         CHECK(!there || last == slot);
-        CHECK_INT(gd_fpstore_matches(store, slot, &fp), there);
-        CHECK(!gd_fpstore_matches(store, slot == 0 ? 1 : slot - 1, &fp));
+        CHECK_INT(gd_fptable_matches(store, slot, &fp), there);
+        CHECK(!gd_fptable_matches(store, slot == 0 ? 1 : slot - 1, &fp));
         /* What is not live is not a block of zeros, either. */
         fp = (gd_fingerprint){{0}};
-        CHECK_INT(gd_fpstore_matches(store, slot, &fp), slot == 0);
+        CHECK_INT(gd_fptable_matches(store, slot, &fp), slot == 0);
     }
-    CHECK(!gd_fpstore_is_live(store, UINT32_MAX));
-    gd_fpstore_free(&f.env, store);
-    REQUIRE(gd_fpstore_build(&f.env, raw, 7, 0, &BOUNDS, &store, NULL) ==
+    CHECK(!gd_fptable_is_live(store, UINT32_MAX));
+    gd_fptable_free(&f.env, store);
+    REQUIRE(gd_fptable_build(&f.env, raw, 7, 0, &BOUNDS, &store, NULL) ==
             GD_OK);
     CHECK_INT(store->count, 0);
-    gd_fpstore_free(&f.env, store);
+    gd_fptable_free(&f.env, store);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
     free(raw);
@@ -315,24 +315,24 @@ TEST(test_add)
 {
     enum { SLOTS = 64 };
     fault_env f;
-    gd_fpstore *store;
+    gd_fptable *store;
     uint32_t last;
     fault_env_init(&f);
-    REQUIRE(gd_fpstore_new(&f.env, SLOTS, &store, NULL) == GD_OK);
+    REQUIRE(gd_fptable_new(&f.env, SLOTS, &store, NULL) == GD_OK);
     for (int round = 1; round <= 3; round++) {
-        gd_fpstore_clear(store, (uint32_t)round);
+        gd_fptable_clear(store, (uint32_t)round);
         CHECK_INT(store->group, round);
         CHECK_INT(store->count, 0);
         gd_fingerprint some = numbered(0);
-        gd_fpstore_add(store, SLOTS - 1, &some);
+        gd_fptable_add(store, SLOTS - 1, &some);
         for (uint32_t slot = 0; slot < SLOTS; slot++) {
-            CHECK_INT(gd_fpstore_is_live(store, slot), slot == SLOTS - 1);
+            CHECK_INT(gd_fptable_is_live(store, slot), slot == SLOTS - 1);
         }
-        gd_fpstore_clear(store, (uint32_t)round);
+        gd_fptable_clear(store, (uint32_t)round);
         for (uint32_t slot = 0; slot < SLOTS; slot++) {
             gd_fingerprint fp = numbered(slot % 8);
             CHECK_INT(count_found(store, &fp, &last), slot / 8);
-            gd_fpstore_add(store, slot, &fp);
+            gd_fptable_add(store, slot, &fp);
             CHECK_INT(count_found(store, &fp, &last), slot / 8 + 1);
         }
         CHECK_INT(store->count, SLOTS);
@@ -342,14 +342,14 @@ TEST(test_add)
             CHECK_INT(count_found(store, &absent, &last), 0);
         }
     }
-    gd_fpstore_free(&f.env, store);
+    gd_fptable_free(&f.env, store);
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
 }
 
 /* The longest way that a look-up, or an addition, may go in the index. */
 static uint32_t
-longest_probe(const gd_fpstore *store)
+longest_probe(const gd_fptable *store)
 {
     uint32_t longest = 0, run = 0;
     for (uint32_t i = 0; i <= 2 * store->mask; i++) { /* runs wrap around */
@@ -390,14 +390,14 @@ TEST(test_crafted_fingerprints)
 {
     enum { SLOTS = 32768, FAR = 1000 };
     fault_env f;
-    gd_fpstore *store;
+    gd_fptable *store;
     fault_env_init(&f);
     for (int kind = 0; kind < 4; kind++) {
-        REQUIRE(gd_fpstore_new(&f.env, SLOTS, &store, NULL) == GD_OK);
-        gd_fpstore_clear(store, 1);
+        REQUIRE(gd_fptable_new(&f.env, SLOTS, &store, NULL) == GD_OK);
+        gd_fptable_clear(store, 1);
         for (uint32_t slot = 0; slot < SLOTS; slot++) {
             gd_fingerprint fp = crafted(kind, slot);
-            gd_fpstore_add(store, slot, &fp);
+            gd_fptable_add(store, slot, &fp);
             /* One such store would take seconds for each upload. */
             REQUIRE(slot % 1024 != 0 || longest_probe(store) < FAR);
         }
@@ -405,12 +405,12 @@ TEST(test_crafted_fingerprints)
         for (uint32_t slot = 0; slot < SLOTS; slot++) {
             gd_fingerprint fp = crafted(kind, slot);
             uint32_t last = SLOTS;
-            CHECK(gd_fpstore_matches(store, slot, &fp));
+            CHECK(gd_fptable_matches(store, slot, &fp));
             CHECK_INT(count_found(store, &fp, &last),
                       kind < 3 ? 1 : GD_NAMESAKES);
             CHECK(kind < 3 ? last == slot : last < SLOTS);
         }
-        gd_fpstore_free(&f.env, store);
+        gd_fptable_free(&f.env, store);
     }
     CHECK_INT(fault_env_leaks(&f), 0);
     fault_env_destroy(&f);
@@ -419,13 +419,13 @@ TEST(test_crafted_fingerprints)
 TEST(test_out_of_memory)
 {
     fault_env f;
-    gd_fpstore *store;
+    gd_fptable *store;
     gd_error err;
     uint8_t raw[512] = {0};
     fault_env_init(&f);
     for (uint64_t n = 1; n <= 3; n++) {
         fault_env_fail(&f, FAULT_ALLOC, n, ENOMEM, false);
-        CHECK_INT(gd_fpstore_build(&f.env, raw, 1, 9, &BOUNDS, &store,
+        CHECK_INT(gd_fptable_build(&f.env, raw, 1, 9, &BOUNDS, &store,
                                    &err),
                   GD_NOMEM);
         CHECK_INT(fault_env_leaks(&f), 0);

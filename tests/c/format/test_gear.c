@@ -99,7 +99,7 @@ TEST(test_reference)
         for (size_t at = 0; at < SIZE;) {
             size_t left = SIZE - at;
             size_t cut = c.next(&c, data + at, left, 0, true);
-            CHECK_INT(cut, gd_gear_next_scalar(&c, data + at, left, true));
+            CHECK_INT(cut, gd_chunker_next_scalar(&c, data + at, left, true));
             REQUIRE(cut > 0 && cut <= MAXIMUM);
             at += cut;
         }
@@ -113,12 +113,12 @@ TEST(test_what_is_at_hand)
     for (uint64_t seed = 1; seed < 40; seed++) {
         fill_mixed(data, sizeof data, seed);
         memset(data, 0, seed % 4 == 0 ? seed * 50 : 0);
-        size_t cut = gd_gear_next_scalar(&c, data, sizeof data, false);
+        size_t cut = gd_chunker_next_scalar(&c, data, sizeof data, false);
         size_t few = 0; /* bytes that were too few */
         REQUIRE(cut > 0);
         for (size_t len = 0; len < cut + 200; len += 1 + len % 13) {
             size_t found = ask(data, len, 0, false);
-            CHECK_INT(found, gd_gear_next_scalar(&c, data, len, false));
+            CHECK_INT(found, gd_chunker_next_scalar(&c, data, len, false));
             CHECK(found == 0 || found == cut);
             CHECK_INT(ask(data, len, few, false), found);
             CHECK_INT(ask(data, len, few, true),

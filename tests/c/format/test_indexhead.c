@@ -46,7 +46,8 @@ TEST(test_bytes)
         {504, hex},
     };
     CHECK(GOLDEN_MATCHES(raw, sizeof raw, pieces));
-    uint64_t length = gd_index_frame_start(&head, gd_index_frames(&head));
+    uint64_t length =
+    gd_index_head_frame_start(&head, gd_index_head_frames(&head));
     CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG, length, &back,
                                    &err), GD_OK);
     CHECK(back.items == head.items && back.seed == head.seed &&
@@ -109,11 +110,11 @@ TEST(test_packed)
     CHECK_INT(gd_get64(raw + 72), head.length);
     CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG, head.length, &back,
                                    &err), GD_OK);
-    CHECK(gd_index_is_packed(&back));
+    CHECK(gd_index_head_is_packed(&back));
     CHECK_INT(back.items, 5000);
-    CHECK_INT(gd_index_frames(&back), 2);
-    CHECK_INT(gd_index_frame_start(&back, 1), 512 + 32768);
-    CHECK_INT(gd_index_frame_start(&back, 2), head.length);
+    CHECK_INT(gd_index_head_frames(&back), 2);
+    CHECK_INT(gd_index_head_frame_start(&back, 1), 512 + 32768);
+    CHECK_INT(gd_index_head_frame_start(&back, 2), head.length);
     for (int i = -1; i < 2; i += 2) {
         CHECK_INT(gd_index_head_decode(raw, &head.id, CATALOG,
                                        head.length + (uint64_t)i, &back, &err),
@@ -136,7 +137,7 @@ TEST(test_packed)
                                        &back, &err),
                   i == 2 ? GD_OK : GD_CORRUPT);
     }
-    CHECK_INT(gd_index_frames(&back), 0);
+    CHECK_INT(gd_index_head_frames(&back), 0);
 }
 
 TEST(test_names)
@@ -150,16 +151,16 @@ TEST(test_names)
     gd_index_id id;
     char name[GD_NAME_SIZE];
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        CHECK(!gd_index_name_parse(bad[i], &id));
+        CHECK(!gd_names_parse_index(bad[i], &id));
     }
     for (unsigned kind = GD_INDEX_SHARD; kind <= GD_INDEX_NEW; kind++) {
         const gd_index_id made = {(gd_index_kind)kind, 16, 65535, UINT64_MAX};
-        gd_index_name(&made, name);
-        REQUIRE(gd_index_name_parse(name + 6, &id));
+        gd_names_index(&made, name);
+        REQUIRE(gd_names_parse_index(name + 6, &id));
         CHECK(id.kind == made.kind && id.bits == 16 && id.shard == 65535 &&
               id.number == UINT64_MAX);
     }
-    CHECK(gd_index_name_parse("shard-00-0000.0000000000000001", &id));
+    CHECK(gd_names_parse_index("shard-00-0000.0000000000000001", &id));
 }
 
 /* ---- frames ---- */
@@ -172,8 +173,8 @@ check_items(gd_index_kind kind, uint8_t *items, size_t count,
     gd_error err;
     head.id.bits = 4;
     head.id.shard = 7;
-    gd_index_frame_seal(&head, 0, items, count);
-    return gd_index_frame_check(&head, 0, items, before, &err);
+    gd_index_head_seal_frame(&head, 0, items, count);
+    return gd_index_head_require_frame(&head, 0, items, before, &err);
 }
 
 TEST(test_records_of_a_frame)
@@ -238,37 +239,39 @@ TEST(test_checksum)
     head.items = 5040 + 1;
     head.id.bits = head.id.shard = 0;
     gd_index_put_record(items, 99, 1 << 15);
-    gd_index_frame_seal(&head, 1, items, 1);
-    CHECK_INT(gd_index_frame_check(&head, 1, items, NULL, &err), GD_OK);
+    gd_index_head_seal_frame(&head, 1, items, 1);
+    CHECK_INT(gd_index_head_require_frame(&head, 1, items, NULL, &err), GD_OK);
     for (size_t i = 0; i < sizeof items; i++) {
         items[i] ^= 1;
-        CHECK_INT(gd_index_frame_check(&head, 1, items, NULL, &err),
+        CHECK_INT(gd_index_head_require_frame(&head, 1, items, NULL, &err),
                   GD_CORRUPT);
         items[i] ^= 1;
     }
     head.seed++;
-    CHECK_INT(gd_index_frame_check(&head, 1, items, NULL, &err), GD_CORRUPT);
+    CHECK_INT(gd_index_head_require_frame(&head, 1, items, NULL, &err),
+              GD_CORRUPT);
     head.seed--;
-    gd_index_frame_seal(&head, 0, items, 1);
-    CHECK_INT(gd_index_frame_check(&head, 1, items, NULL, &err), GD_CORRUPT);
+    gd_index_head_seal_frame(&head, 0, items, 1);
+    CHECK_INT(gd_index_head_require_frame(&head, 1, items, NULL, &err),
+              GD_CORRUPT);
 }
 
 TEST(test_geometry)
 {
-    CHECK_INT(gd_index_frame_items(GD_INDEX_SHARD), 5040);
-    CHECK_INT(gd_index_frame_items(GD_INDEX_PAIRS), 4095);
-    CHECK_INT(gd_index_frame_items(GD_INDEX_CURSORS), 8191);
+    CHECK_INT(gd_index_head_frame_items(GD_INDEX_SHARD), 5040);
+    CHECK_INT(gd_index_head_frame_items(GD_INDEX_PAIRS), 4095);
+    CHECK_INT(gd_index_head_frame_items(GD_INDEX_CURSORS), 8191);
     for (uint64_t items = 0; items < 3 * 5040; items += 5039) {
         gd_index_head head = head_of(GD_INDEX_RUN, items);
         uint64_t frames = (items + 5039) / 5040, sum = 0;
-        CHECK_INT(gd_index_frames(&head), frames);
+        CHECK_INT(gd_index_head_frames(&head), frames);
         for (uint64_t i = 0; i < frames; i++) {
-            CHECK_INT(gd_index_frame_start(&head, i),
+            CHECK_INT(gd_index_head_frame_start(&head, i),
                       512 + i * (5040 * 13 + 8));
-            sum += gd_index_items_in(&head, i);
+            sum += gd_index_head_items_in(&head, i);
         }
         CHECK_INT(sum, items);
-        CHECK_INT(gd_index_frame_start(&head, frames),
+        CHECK_INT(gd_index_head_frame_start(&head, frames),
                   512 + items * 13 + frames * 8);
     }
 }

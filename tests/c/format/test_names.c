@@ -21,9 +21,9 @@ TEST(test_group_names)
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         char name[GD_NAME_SIZE];
         uint32_t number = 0;
-        gd_group_name(known[i].group, name);
+        gd_names_group(known[i].group, name);
         CHECK(strcmp(name, known[i].name) == 0);
-        CHECK(gd_group_name_parse(name + 7, &number));
+        CHECK(gd_names_parse_group(name + 7, &number));
         CHECK_INT(number, known[i].group);
     }
 }
@@ -37,7 +37,7 @@ TEST(test_what_is_no_group_name)
         "00000001.", "0000000\n", "\xff-000001"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         uint32_t number;
-        if (!CHECK(!gd_group_name_parse(names[i], &number))) {
+        if (!CHECK(!gd_names_parse_group(names[i], &number))) {
             fprintf(stderr, "\"%s\" was taken for %u\n", names[i], number);
         }
     }
@@ -47,20 +47,20 @@ TEST(test_image_names)
 {
     char id[GD_IMAGE_ID_MAX + 2], name[GD_NAME_SIZE], wanted[GD_NAME_SIZE];
     gd_error err;
-    CHECK_INT(gd_image_name("a", name, &err), GD_OK);
+    CHECK_INT(gd_names_image("a", name, &err), GD_OK);
     CHECK(strcmp(name, "images/a") == 0);
-    CHECK_INT(gd_image_name("01234567-89ab-CDEF_z", name, &err), GD_OK);
+    CHECK_INT(gd_names_image("01234567-89ab-CDEF_z", name, &err), GD_OK);
     CHECK(strcmp(name, "images/01234567-89ab-CDEF_z") == 0);
     memset(id, 'x', sizeof id);
     id[GD_IMAGE_ID_MAX] = '\0';
     snprintf(wanted, sizeof wanted, "images/%s", id);
-    CHECK_INT(gd_image_name(id, name, &err), GD_OK);
+    CHECK_INT(gd_names_image(id, name, &err), GD_OK);
     CHECK(strcmp(name, wanted) == 0);
     id[GD_IMAGE_ID_MAX] = 'x';
     id[GD_IMAGE_ID_MAX + 1] = '\0';
-    CHECK_INT(gd_image_name(id, name, &err), GD_INVALID);
+    CHECK_INT(gd_names_image(id, name, &err), GD_INVALID);
     CHECK_CONTAINS(err.text, "more");
-    CHECK_INT(gd_image_name("", name, &err), GD_INVALID);
+    CHECK_INT(gd_names_image("", name, &err), GD_INVALID);
     CHECK_CONTAINS(err.text, "none");
 }
 
@@ -75,7 +75,7 @@ TEST(test_characters_of_image_ids)
             char id[] = "xyz", name[GD_NAME_SIZE];
             gd_error err;
             id[at] = (char)c;
-            CHECK_INT(gd_image_name(id, name, &err), wanted);
+            CHECK_INT(gd_names_image(id, name, &err), wanted);
         }
     }
 }
@@ -84,11 +84,11 @@ TEST(test_spool_names)
 {
     static const uint8_t id[GD_ID_SIZE] = {0, 1, 0xab, 255, [15] = 0x10};
     char name[GD_NAME_SIZE];
-    gd_spool_name(GD_SPOOL_STORE, id, name);
+    gd_names_spool(GD_SPOOL_STORE, id, name);
     CHECK(strcmp(name, "spool/T-0001abff000000000000000000000010") == 0);
-    gd_spool_name(GD_SPOOL_DELETED, id, name);
+    gd_names_spool(GD_SPOOL_DELETED, id, name);
     CHECK(strcmp(name, "spool/D-0001abff000000000000000000000010") == 0);
-    gd_spool_name(GD_SPOOL_GROUP, id, name);
+    gd_names_spool(GD_SPOOL_GROUP, id, name);
     CHECK(strcmp(name, "spool/G-0001abff000000000000000000000010") == 0);
 }
 
@@ -103,8 +103,8 @@ TEST(test_parsed_spool_names)
         char name[GD_NAME_SIZE];
         gd_spool_kind kind;
         uint8_t parsed[GD_ID_SIZE];
-        gd_spool_name(kinds[i], id, name);
-        CHECK(gd_spool_name_parse(strchr(name, '/') + 1, &kind, parsed));
+        gd_names_spool(kinds[i], id, name);
+        CHECK(gd_names_parse_spool(strchr(name, '/') + 1, &kind, parsed));
         CHECK_INT(kind, kinds[i]);
         CHECK(memcmp(parsed, id, sizeof id) == 0);
     }
@@ -121,11 +121,11 @@ TEST(test_parsed_spool_names)
     for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
         gd_spool_kind kind;
         uint8_t parsed[GD_ID_SIZE];
-        if (!CHECK(!gd_spool_name_parse(strange[i], &kind, parsed))) {
+        if (!CHECK(!gd_names_parse_spool(strange[i], &kind, parsed))) {
             fprintf(stderr, "\"%s\" was taken for an entry\n", strange[i]);
         }
     }
     char name[GD_NAME_SIZE];
-    gd_spares_name(0x1ab, name);
+    gd_names_spares(0x1ab, name);
     CHECK(strcmp(name, "spares/000001ab") == 0);
 }

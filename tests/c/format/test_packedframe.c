@@ -44,8 +44,8 @@ begin(void)
 static bool
 comes_back(bool padded)
 {
-    f.length = gd_frame_pack(&f.shape, f.records, SEED, padded, f.bytes);
-    return gd_frame_unpack(f.bytes, f.length, SEED, f.back, &f.count) &&
+    f.length = gd_packedframe_pack(&f.shape, f.records, SEED, padded, f.bytes);
+    return gd_packedframe_unpack(f.bytes, f.length, SEED, f.back, &f.count) &&
            f.count == f.shape.count &&
            memcmp(f.records, f.back, f.count * GD_INDEX_RECORD) == 0;
 }
@@ -153,13 +153,15 @@ TEST(test_damage)
     CHECK(comes_back(false));
     for (size_t i = 0; i < f.length; i++) {
         f.bytes[i] ^= 0x10;
-        CHECK(!gd_frame_unpack(f.bytes, f.length, SEED, f.back, &f.count));
+        CHECK(!gd_packedframe_unpack(f.bytes, f.length, SEED, f.back,
+                                     &f.count));
         f.bytes[i] ^= 0x10;
     }
     for (size_t length = 0; length < f.length; length++) {
-        CHECK(!gd_frame_unpack(f.bytes, length, SEED, f.back, &f.count));
+        CHECK(!gd_packedframe_unpack(f.bytes, length, SEED, f.back, &f.count));
     }
-    CHECK(!gd_frame_unpack(f.bytes, f.length, SEED + 1, f.back, &f.count));
+    CHECK(!gd_packedframe_unpack(f.bytes, f.length, SEED + 1, f.back,
+                                 &f.count));
 }
 
 static bool
@@ -169,7 +171,8 @@ unpacks_with(size_t at, uint8_t value)
     f.bytes[at] = value;
     gd_put64(f.bytes + f.length - 8,
              gd_checksum(f.bytes, f.length - 8, SEED));
-    bool unpacked = gd_frame_unpack(f.bytes, f.length, SEED, f.back, &f.count);
+    bool unpacked = gd_packedframe_unpack(f.bytes, f.length, SEED, f.back,
+                                          &f.count);
     f.bytes[at] = kept;
     return unpacked;
 }

@@ -207,8 +207,8 @@ TEST(test_without)
         memcpy(b, t.pairs + a_count * 16, b_count * 16);
         CHECK_INT(gd_pairs_sort(gd_env_posix(), a, &a_count, &err), GD_OK);
         CHECK_INT(gd_pairs_sort(gd_env_posix(), b, &b_count, &err), GD_OK);
-        size_t n = gd_pairs_without((gd_pairs){a, a_count},
-                                    (gd_pairs){b, b_count}, out);
+        size_t n = gd_pairs_subtract((gd_pairs){a, a_count},
+                                     (gd_pairs){b, b_count}, out);
         size_t wanted = 0;
         for (size_t i = 0; i < a_count; i++) {
             if (!has_pair(b, b_count, pair_at(a, i))) {
@@ -395,13 +395,13 @@ TEST(test_replacements)
     put_replacement(r, 2, 10, 4);
     put_replacement(r, 3, 30, 5);
     put_replacement(r, 4, 40, 20); /* likewise, though 20 stays for now */
-    CHECK_INT(gd_replacements_sort(r, 5), 2);
+    CHECK_INT(gd_pairs_sort_replacements(r, 5), 2);
     CHECK_INT(gd_get64(r), 10);
     CHECK_INT(gd_get64(r + 8), 4);
     CHECK_INT(gd_get64(r + 16), 512);
     CHECK_INT(gd_get64(r + 32), 30);
     CHECK_INT(gd_get64(r + 40), 5);
-    CHECK_INT(gd_replacements_sort(r, 0), 0);
+    CHECK_INT(gd_pairs_sort_replacements(r, 0), 0);
 }
 
 /* As simply as can be: each old address once, and none that is new, too. */
@@ -422,7 +422,7 @@ TEST(test_any_replacements)
         for (uint64_t old = 0; old < 200; old++) {
             wanted += is_old[old] && !is_old[199 - (old * 7 + round) % 200];
         }
-        size_t count = gd_replacements_sort(r, REPLACEMENTS);
+        size_t count = gd_pairs_sort_replacements(r, REPLACEMENTS);
         CHECK_INT(count, wanted);
         for (size_t i = 0; i < count; i++) {
             const uint8_t *at = r + i * GD_REPLACEMENT_SIZE;

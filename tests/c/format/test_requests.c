@@ -39,14 +39,15 @@ TEST(test_split)
         for (size_t i = 0; i < MAX_COUNT; i++) {
             gd_index_put_record(records + i * R, next_random(&seed), i);
         }
-        CHECK(gd_records_split(records, MAX_COUNT, parts, 0, parts, counts,
-                               out));
+        CHECK(gd_requests_split(records, MAX_COUNT, parts, 0, parts, counts,
+                                out));
         size_t at = 0;
         for (uint64_t part = 0; part < parts; part++) {
             uint64_t last = 0;
             for (size_t i = 0; i < counts[part]; i++, at++) {
                 const uint8_t *record = out + at * R;
-                CHECK_INT(gd_part_of_key(gd_index_key(record), parts), part);
+                CHECK_INT(gd_requests_part_of_key(gd_index_key(record), parts),
+                          part);
                 /* Stable: in the order in which they came. */
                 CHECK(i == 0 || gd_index_address(record) > last);
                 last = gd_index_address(record);
@@ -54,8 +55,8 @@ TEST(test_split)
         }
         CHECK_INT(at, MAX_COUNT);
     }
-    CHECK(!gd_records_split(records, MAX_COUNT, 10, 1, 9, counts, out));
-    CHECK(!gd_records_split(records, MAX_COUNT, 10, 0, 9, counts, out));
+    CHECK(!gd_requests_split(records, MAX_COUNT, 10, 1, 9, counts, out));
+    CHECK(!gd_requests_split(records, MAX_COUNT, 10, 0, 9, counts, out));
 }
 
 /* Few keys, so that many are asked for several times. */
@@ -65,7 +66,7 @@ some_requests(size_t count, uint64_t seed)
     for (size_t i = 0; i < count; i++) {
         items[i] = (gd_item){next_random(&seed) % 60, 1000 + i};
     }
-    return gd_sort_items(items, sorted_room, count);
+    return gd_index_sort_items(items, sorted_room, count);
 }
 
 TEST(test_answer)
@@ -125,9 +126,9 @@ TEST(test_fill)
     gd_index_put_record(records, (rank | 100) << GD_REQUESTER_SHIFT, 77);
     gd_index_put_record(records + R, (rank | 107) << GD_REQUESTER_SHIFT,
                         GD_ANSWER_WAIT);
-    CHECK(gd_answers_fill(records, 2, 100, places, 8));
+    CHECK(gd_requests_fill_answers(records, 2, 100, places, 8));
     CHECK_INT(gd_get64(places), 77);
     CHECK_INT(gd_get64(places + 7 * 8), GD_ANSWER_WAIT);
-    CHECK(!gd_answers_fill(records, 2, 100, places, 7));
-    CHECK(!gd_answers_fill(records, 2, 101, places, 8));
+    CHECK(!gd_requests_fill_answers(records, 2, 100, places, 7));
+    CHECK(!gd_requests_fill_answers(records, 2, 101, places, 8));
 }

@@ -229,9 +229,9 @@ TEST(test_other_bounds)
     head.marks = 1U << 30;
     gd_volume_head_encode(&head, raw);
     CHECK_INT(decode(raw, &again), GD_OK);
-    CHECK_INT(gd_volume_records_start(again.marks),
+    CHECK_INT(gd_volume_head_records_start(again.marks),
               4096 + (INT64_C(1) << 34));
-    CHECK_INT(gd_volume_parts(&again), 1 << 30);
+    CHECK_INT(gd_volume_head_parts(&again), 1 << 30);
     head.marks++;
     gd_volume_head_encode(&head, raw);
     CHECK_INT(decode(raw, &again), GD_CORRUPT);
@@ -303,9 +303,10 @@ TEST(test_damaged_marks)
 
 TEST(test_where_records_begin)
 {
-    CHECK_INT(gd_volume_records_start(0), 4096);
-    CHECK_INT(gd_volume_records_start(1), 8192);
-    CHECK_INT(gd_volume_records_start(256), 8192);
-    CHECK_INT(gd_volume_records_start(257), 12288);
-    CHECK_INT(gd_volume_records_start(UINT32_MAX), 4096 + (INT64_C(1) << 36));
+    CHECK_INT(gd_volume_head_records_start(0), 4096);
+    CHECK_INT(gd_volume_head_records_start(1), 8192);
+    CHECK_INT(gd_volume_head_records_start(256), 8192);
+    CHECK_INT(gd_volume_head_records_start(257), 12288);
+    CHECK_INT(gd_volume_head_records_start(UINT32_MAX),
+              4096 + (INT64_C(1) << 36));
 }

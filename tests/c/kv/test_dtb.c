@@ -149,7 +149,7 @@ TEST_WITH(test_hostile_pages, setup(&x), teardown(&x))
             uint8_t *bytes = x.bytes + page * GD_DTB_PAGE;
             gd_put16(bytes + 8, (uint16_t)count);
             gd_put16(bytes + 10, UINT16_MAX); /* search on and on */
-            gd_dtb_seal(bytes, page, seed);
+            gd_dtbpage_seal(bytes, page, seed);
         }
         file_io(&x, "wb");
         CHECK_INT(open_store(&x), GD_OK);

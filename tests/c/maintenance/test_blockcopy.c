@@ -70,17 +70,17 @@ address_of(uint64_t number)
 static bool
 is_block(uint64_t number, size_t block)
 {
-    gd_block_reader *reader;
+    gd_address_reader *reader;
     gd_entry entry;
     const uint8_t *bytes;
-    if (!CHECK_INT(gd_block_reader_open(repo, &reader, &x.err), GD_OK)) {
+    if (!CHECK_INT(gd_address_reader_open(repo, &reader, &x.err), GD_OK)) {
         return false;
     }
-    gd_status s = gd_block_reader_read(reader, address_of(number), &entry,
-                                       &bytes, &x.err);
+    gd_status s = gd_address_reader_read(reader, address_of(number), &entry,
+                                         &bytes, &x.err);
     bool equal = s == GD_OK && entry.plain_length == BLOCK &&
                  memcmp(bytes, data + block * BLOCK, BLOCK) == 0;
-    gd_block_reader_close(reader);
+    gd_address_reader_close(reader);
     return equal;
 }
 
@@ -144,11 +144,12 @@ TEST_WITH(test_all_blocks, setup(), teardown())
         CHECK_INT(gd_group_read_published(group, &record, &x.err), GD_OK);
         CHECK_INT(record.count, number == 3 ? 64 : BLOCKS - 64);
         gd_group_close(group);
-        CHECK_INT(gd_locks_exclude(collector->locks, number, NULL), GD_BUSY);
+        CHECK_INT(gd_locks_lock_exclusive(collector->locks, number, NULL),
+                  GD_BUSY);
     }
     gd_block_copy_close(copy);
-    CHECK_INT(gd_locks_exclude(collector->locks, 3, NULL), GD_OK);
-    gd_locks_admit(collector->locks, 3);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, 3, NULL), GD_OK);
+    gd_locks_unlock_exclusive(collector->locks, 3);
     gd_repo_close(collector);
 }
 

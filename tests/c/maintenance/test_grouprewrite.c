@@ -81,7 +81,8 @@ TEST_WITH(test_partly_dead, rewrite_setup(&t, false), rewrite_teardown(&t))
         CHECK_INT(entries[i].state, live ? GD_ENTRY_LIVE : GD_ENTRY_FREED);
     }
     /* 3-7, 9-15, 16-22, 50-63 */
-    CHECK_INT(record.end, gd_data_start(SLOTS) + 4 * GD_SEGMENT_HEADER +
+    CHECK_INT(record.end,
+              gd_fptable_data_start(SLOTS) + 4 * GD_SEGMENT_HEADER +
                               33 * BLOCK);
     CHECK_INT(scratch_size(&t.x, GROUP_1), record.end);
     CHECK(rewrite_is_image(&t, "a", t.one + 3 * BLOCK, 5 * BLOCK));
@@ -135,7 +136,8 @@ TEST_WITH(test_states_stay, rewrite_setup(&t, true), rewrite_teardown(&t))
     free_group_slots(&t, 0, 32);
     require_rewritten(&t);
     gd_owned_group_close(t.owned);
-    CHECK_INT(scratch_size(&t.x, "groups/00000002"), gd_data_start(SLOTS));
+    CHECK_INT(scratch_size(&t.x, "groups/00000002"),
+              gd_fptable_data_start(SLOTS));
     CHECK_INT(rewrite_put(&t, "more", t.two, LENGTH), GD_OK);
     CHECK(rewrite_is_image(&t, "more", t.two, LENGTH));
 }
@@ -170,7 +172,7 @@ TEST_WITH(test_codecs, rewrite_setup(&t, true), rewrite_teardown(&t))
     for (int i = 0; i < 4; i++) {
         gd_packing packing = {.codec = codecs[i]};
         packing.level = codecs[i] == GD_CODEC_ZSTD ? 19 : 0;
-        CHECK_INT(gd_owned_group_rewrite(t.owned, &packing, &bytes, &t.x.err),
+        CHECK_INT(gd_group_rewrite_owned(t.owned, &packing, &bytes, &t.x.err),
                   GD_OK);
         CHECK_INT(check_group_file(&t, 1, &record, entries), SLOTS);
         CHECK_INT(entries[0].codec, codecs[i]);
@@ -229,7 +231,7 @@ TEST(test_many_blocks_in_a_segment)
     require_rewritten(&t);
     gd_owned_group_close(t.owned);
     CHECK(rewrite_is_image(&t, "one", data, sizeof data));
-    uint64_t start = gd_data_start(256) + GD_SEGMENT_HEADER;
+    uint64_t start = gd_fptable_data_start(256) + GD_SEGMENT_HEADER;
     for (uint64_t slot = 5; slot < MANY; slot += 64) {
         scratch_flip(&t.x, GROUP_1, start + slot * SMALL, 1);
         check_refused(&t, GD_CORRUPT, "is damaged");
@@ -243,7 +245,8 @@ TEST_WITH(test_damage, rewrite_setup(&t, false), rewrite_teardown(&t))
 {
     gd_published record;
     gd_entry entries[SLOTS];
-    uint64_t block_20 = gd_data_start(SLOTS) + WHOLE + GD_SEGMENT_HEADER +
+    uint64_t block_20 = gd_fptable_data_start(SLOTS) + WHOLE +
+    GD_SEGMENT_HEADER +
                         4 * BLOCK + 77;
     scratch_flip(&t.x, GROUP_1, block_20, 1);
     check_refused(&t, GD_CORRUPT, "slot 20");
@@ -253,7 +256,7 @@ TEST_WITH(test_damage, rewrite_setup(&t, false), rewrite_teardown(&t))
     gd_owned_group_close(t.owned);
     CHECK_INT(check_group_file(&t, 1, &record, entries), 63);
     /* Of a segment whose blocks are good the checksum is made right. */
-    scratch_flip(&t.x, GROUP_1, gd_data_start(SLOTS) + 20, 1);
+    scratch_flip(&t.x, GROUP_1, gd_fptable_data_start(SLOTS) + 20, 1);
     own_group(&t, 1);
     require_rewritten(&t);
     gd_owned_group_close(t.owned);
@@ -283,7 +286,8 @@ TEST_WITH(test_not_published, rewrite_setup(&t, false), rewrite_teardown(&t))
     CHECK_INT(gd_group_open(t.x.env, t.x.root, &t.x.params, 1, O_RDWR, &group,
                             &t.x.err), GD_OK);
     gd_published record = {
-        .sequence = 9, .count = 48, .end = gd_data_start(SLOTS) + 3 * WHOLE};
+        .sequence = 9, .count = 48,
+        .end = gd_fptable_data_start(SLOTS) + 3 * WHOLE};
     CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
     /* Entering the group publishes them first (N7.3). */
     own_group(&t, 1);
@@ -315,7 +319,7 @@ TEST(test_other_handles)
 {
     rewrite_fixture t;
     gd_image *image;
-    gd_fpstore *store;
+    gd_fptable *store;
     bool cold, equal;
     size_t done;
     uint8_t *out = malloc(LENGTH);
@@ -455,7 +459,7 @@ TEST_WITH(test_freeing_settles_the_name, rewrite_setup(&t, false),
 TEST_WITH(test_old_file_comes_back, rewrite_setup(&t, false),
           rewrite_teardown(&t))
 {
-    gd_fpstore *store;
+    gd_fptable *store;
     bool cold;
     gd_repo *other = scratch_repo_filter(&t.x);
     CHECK_INT(linkat(t.x.root, GROUP_1, t.x.root, "old", 0), 0);

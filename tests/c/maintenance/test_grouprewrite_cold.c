@@ -187,7 +187,7 @@ make_cold_until(fixture *t, const gd_packing *packing, until last)
         s = gd_group_rewrite_cut(r, &t->x.err);
     }
     if (s == GD_OK && last >= EXCHANGED) {
-        s = gd_leased_group_exclude(leased, &owned, &t->x.err);
+        s = gd_owned_group_lock(leased, &owned, &t->x.err);
         if (s == GD_OK) {
             s = gd_group_rewrite_exchange(r, owned, &t->x.err);
         }
@@ -260,7 +260,7 @@ TEST_WITH(test_only_the_metadata_stays, setup(&t), teardown(&t))
     uint64_t before = file_size(&t);
     CHECK(before > LENGTH);
     CHECK_INT(make_cold(&t), GD_OK);
-    CHECK_INT(file_size(&t), gd_data_start(SLOTS));
+    CHECK_INT(file_size(&t), gd_fptable_data_start(SLOTS));
     gd_group *group = open_group(&t);
     CHECK(group->is_cold);
     CHECK(memcmp(group->object.id, t.facts.id, GD_ID_SIZE) == 0);
@@ -525,7 +525,7 @@ TEST_WITH(test_damage_is_marked_and_kept, setup(&t), teardown(&t))
     free(kept);
     CHECK_INT(entry_of(&t, 500).state, GD_ENTRY_DAMAGED);
     CHECK_INT(entry_of(&t, 501).state, GD_ENTRY_LIVE);
-    CHECK_INT(file_size(&t), gd_data_start(SLOTS));
+    CHECK_INT(file_size(&t), gd_fptable_data_start(SLOTS));
     read_by_a_new_handle(&t, GD_CORRUPT);
     CHECK_CONTAINS(t.x.err.text, "quarantine");
 }
@@ -582,7 +582,7 @@ TEST_WITH(test_who_has_the_old_file_reads_on, setup(&t), teardown(&t))
 {
     gd_group *group = open_group(&t);
     uint8_t *before = malloc(LENGTH), *after = malloc(LENGTH);
-    uint64_t start = gd_data_start(SLOTS);
+    uint64_t start = gd_fptable_data_start(SLOTS);
     CHECK_INT(gd_group_read_data(group, before, LENGTH, start, &t.x.err),
               GD_OK);
     CHECK_INT(make_cold(&t), GD_OK);
@@ -612,9 +612,9 @@ TEST_WITH(test_blocks_are_freed_without_the_object, setup(&t), teardown(&t))
     CHECK_INT(freed, SLOTS);
     CHECK_INT(gd_owned_group_punch(owned, &bytes, &t.x.err), GD_OK);
     CHECK_INT(bytes, 0);
-    CHECK_INT(file_size(&t), gd_data_start(SLOTS));
+    CHECK_INT(file_size(&t), gd_fptable_data_start(SLOTS));
     /* What keeps the number is on the disk. */
-    CHECK_INT(gd_owned_group_leave_placeholder(owned, &bytes, &t.x.err),
+    CHECK_INT(gd_placeholder_leave(owned, &bytes, &t.x.err),
               GD_OK);
     gd_owned_group_close(owned);
     gd_group *group = open_group(&t);
@@ -643,7 +643,7 @@ TEST(test_rewritten)
         CHECK_INT(gd_owned_group_free(owned, slots, SLOTS / 2, &freed,
                                       &t.x.err), GD_OK);
         if (!cold) {
-            CHECK_INT(gd_owned_group_rewrite(owned, NULL, &bytes, &t.x.err),
+            CHECK_INT(gd_group_rewrite_owned(owned, NULL, &bytes, &t.x.err),
                       GD_OK);
         }
         gd_owned_group_close(owned);

@@ -49,7 +49,7 @@ write_all(rewrite_fixture *t, const gd_packing *packing,
 static gd_status
 exchange(rewrite_fixture *t, gd_group_rewrite *r)
 {
-    gd_status s = gd_leased_group_exclude(t->leased, &t->owned, &t->x.err);
+    gd_status s = gd_owned_group_lock(t->leased, &t->owned, &t->x.err);
     if (s == GD_OK) {
         s = gd_group_rewrite_exchange(r, t->owned, &t->x.err);
     }
@@ -82,7 +82,7 @@ TEST_WITH(test_appended_later, rewrite_setup(&t, false), rewrite_teardown(&t))
     (void)check_group_file(&t, 2, &old, before);
     REQUIRE(write_all(&t, &stored, &r) == GD_OK);
     fault_env_start_trace(&t.x.f);
-    REQUIRE(gd_leased_group_exclude(t.leased, &t.owned, &t.x.err) == GD_OK);
+    REQUIRE(gd_owned_group_lock(t.leased, &t.owned, &t.x.err) == GD_OK);
     CHECK_INT(gd_group_rewrite_exchange(r, t.owned, &t.x.err), GD_OK);
     /* Writers are kept out of the old file, durably, before it loses its
      * name. */
@@ -153,7 +153,7 @@ TEST_WITH(test_tail_is_settled, rewrite_setup(&t, false), rewrite_teardown(&t))
                             &t.x.err), GD_OK);
     record.sequence++;
     record.count = PER_SEGMENT;
-    record.end = gd_data_start(SLOTS) + WHOLE;
+    record.end = gd_fptable_data_start(SLOTS) + WHOLE;
     CHECK_INT(gd_group_write_published(group, &record, &t.x.err), GD_OK);
     gd_group_close(group);
     recompress(&t, &stored);
@@ -203,7 +203,7 @@ rename_late(const gd_env *env, int dir, const char *from, const char *to)
         rewrite_fixture *t = cut_off;
         cut_off = NULL;
         gd_locks_unlease(t->repo->locks, 2);
-        gd_locks_admit(t->repo->locks, 2);
+        gd_locks_unlock_exclusive(t->repo->locks, 2);
         CHECK_INT(put_image(writer, "late", t->two + LENGTH / 2, LENGTH / 4,
                             LENGTH / 4, NULL, &t->x.err), GD_OK);
     }
@@ -228,7 +228,7 @@ TEST(test_locks_are_lost)
         cut_off = &t;
         t.x.f.env.renameat = rename_late;
         if (collector) {
-            CHECK_INT(gd_owned_group_rewrite(t.owned, NULL, &bytes,
+            CHECK_INT(gd_group_rewrite_owned(t.owned, NULL, &bytes,
                                              &t.x.err), GD_OK);
             gd_owned_group_close(t.owned);
         } else {

@@ -97,7 +97,7 @@ rewrite(fixture *t, const gd_packing *packing)
     uint64_t bytes;
     gd_status s = gd_owned_group_open(t->repo, 1, &t->owned, &t->x.err);
     if (s == GD_OK) {
-        s = gd_owned_group_rewrite(t->owned, packing, &bytes, &t->x.err);
+        s = gd_group_rewrite_owned(t->owned, packing, &bytes, &t->x.err);
         gd_owned_group_close(t->owned);
     }
     return s;
@@ -167,7 +167,7 @@ static uint64_t
 end_of_file(fixture *t)
 {
     (void)look(t);
-    return t->record.end - gd_data_start(SLOTS);
+    return t->record.end - gd_fptable_data_start(SLOTS);
 }
 
 /* ---- what is made ---- */
@@ -270,7 +270,7 @@ TEST(test_short_blocks)
     gd_status s = gd_owned_group_open(t.repo, 1, &t.owned, &t.x.err);
     REQUIRE(s == GD_OK);
     uint64_t given_back;
-    s = gd_owned_group_rewrite(t.owned, &similar, &given_back, &t.x.err);
+    s = gd_group_rewrite_owned(t.owned, &similar, &given_back, &t.x.err);
     CHECK_INT(s, GD_OK);
     gd_owned_group_close(t.owned);
     for (uint32_t i = 0; i < IMAGES; i++) {
@@ -468,7 +468,7 @@ fail_one(fault_call call, uint64_t n)
     uint64_t bytes;
     gd_status s = gd_owned_group_open(t.repo, 1, &t.owned, &t.x.err);
     if (s == GD_OK) {
-        s = gd_owned_group_rewrite(t.owned, &similar, &bytes,
+        s = gd_group_rewrite_owned(t.owned, &similar, &bytes,
                                    &t.x.err);
         gd_owned_group_close(t.owned);
     }

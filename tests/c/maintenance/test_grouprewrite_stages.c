@@ -31,8 +31,8 @@ exchange(rewrite_fixture *t, gd_group_rewrite *r)
 {
     gd_status s = t->owned != NULL
                       ? GD_OK
-                      : gd_leased_group_exclude(t->leased, &t->owned,
-                                                &t->x.err);
+                      : gd_owned_group_lock(t->leased, &t->owned,
+                                            &t->x.err);
     return s == GD_OK ? gd_group_rewrite_exchange(r, t->owned, &t->x.err) : s;
 }
 
@@ -86,24 +86,25 @@ TEST_WITH(test_two_stages, rewrite_setup(&t, true), rewrite_teardown(&t))
                         &t.x.err), GD_OK);
     CHECK_INT(atomic_load(&other->counters.hits), SLOTS);
     go_through(&t, r);
-    CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(other->locks, 1, &t.x.err), GD_OK);
     CHECK_INT(exchange(&t, r), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "a transaction names blocks of group");
     (void)check_group_file(&t, 1, &record, after);
     CHECK_INT(record.sequence, old.sequence);
-    gd_locks_unshare(other->locks, 1);
+    gd_locks_unlock_shared(other->locks, 1);
     CHECK_INT(gd_group_rewrite_sizes(r, &sizes[0], &sizes[1], &t.x.err), GD_OK);
     CHECK(sizes[1] <= sizes[0]);
     CHECK_INT(sizes[1] % 4096, 0);
     fault_env_start_trace(&t.x.f);
     CHECK_INT(exchange(&t, r), GD_OK);
     scratch_check_trace(&t.x, "renameat fsync");
-    CHECK_INT(gd_locks_share(other->locks, 1, &t.x.err), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(other->locks, 1, &t.x.err), GD_BUSY);
     end(&t, r);
     CHECK_INT(check_group_file(&t, 1, &record, after), SLOTS);
     CHECK(record.generation != old.generation);
     /* What was read, and what was written. */
-    CHECK_INT(cost_of_all, old.end + record.end - 2 * gd_data_start(SLOTS));
+    CHECK_INT(cost_of_all,
+              old.end + record.end - 2 * gd_fptable_data_start(SLOTS));
     CHECK_INT(record.flags, GD_GROUP_UNSETTLED);
     CHECK(record.codec == GD_CODEC_ZSTD && record.level == 19);
     CHECK(rewrite_is_image(&t, "again", t.one, LENGTH));
@@ -247,7 +248,7 @@ read_remembered(const gd_env *env, int fd, void *buf, size_t len,
                 uint64_t offset)
 {
     (void)env;
-    uint64_t end = gd_data_start(SLOTS);
+    uint64_t end = gd_fptable_data_start(SLOTS);
     if (fd != remembering || offset >= end) {
         return pread(fd, buf, len, (off_t)offset);
     }
@@ -264,7 +265,7 @@ TEST(test_changed_behind_what_is_remembered)
         rewrite_setup(&t, true);
         gd_group_rewrite *r = begin(&t, 1, 1);
         go_through(&t, r);
-        size_t length = (size_t)gd_data_start(SLOTS);
+        size_t length = (size_t)gd_fptable_data_start(SLOTS);
         remembered = malloc(length);
         scratch_read(&t.x, GROUP_1, remembered, length, 0);
         remembering = t.leased->group->fd;
@@ -294,8 +295,8 @@ TEST(test_changed_meanwhile)
                                                : "had not its lease");
         /* The task tries again: what was refused once stays refused, and what
          * was locked for the attempt is not locked any more. */
-        CHECK_INT(gd_locks_share(t.repo->locks, 1, &t.x.err), GD_OK);
-        gd_locks_unshare(t.repo->locks, 1);
+        CHECK_INT(gd_locks_lock_shared(t.repo->locks, 1, &t.x.err), GD_OK);
+        gd_locks_unlock_shared(t.repo->locks, 1);
         CHECK_INT(exchange(&t, r), kind == 2 ? GD_BUSY : GD_CORRUPT);
         end(&t, r);
         CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
@@ -320,7 +321,7 @@ collect_behind(rewrite_fixture *t, gd_repo *maintainer, bool excluded)
     uint32_t freed;
     gd_locks_unlease(t->repo->locks, 1);
     if (excluded) {
-        gd_locks_admit(t->repo->locks, 1);
+        gd_locks_unlock_exclusive(t->repo->locks, 1);
     }
     if (scratch_count(&t->x, "spool", "G-", name) == 1) {
         CHECK_INT(unlinkat(t->x.root, name, 0), 0);
@@ -415,8 +416,8 @@ TEST_WITH(test_lease_is_lost, rewrite_setup(&t, true), rewrite_teardown(&t))
     CHECK_INT(fstatat(t.x.root, GROUP_1, &after, 0), 0);
     CHECK(before.st_ino == after.st_ino);
     /* It did not lock anything for the attempt. */
-    CHECK_INT(gd_locks_exclude(other->locks, 1, &t.x.err), GD_OK);
-    gd_locks_admit(other->locks, 1);
+    CHECK_INT(gd_locks_lock_exclusive(other->locks, 1, &t.x.err), GD_OK);
+    gd_locks_unlock_exclusive(other->locks, 1);
     end(&t, r);
     CHECK_INT(gd_locks_lease(t.repo->locks, 1, &t.x.err), GD_BUSY);
     gd_repo_close(other);
@@ -483,7 +484,7 @@ read_wrongly(const gd_env *env, int fd, void *buf, size_t len, uint64_t offset)
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     (void)!readlink(path, name, sizeof name - 1);
     if (n > 0 && fstat(fd, &st) == 0 && strstr(name, "/spool/G-") != NULL &&
-        offset == gd_data_start(SLOTS)) {
+        offset == gd_fptable_data_start(SLOTS)) {
         ((uint8_t *)buf)[n - 1] ^= 1;
     }
     return n;

@@ -523,9 +523,9 @@ static int
 rename_and_look(const gd_env *env, int dir, const char *from, const char *to)
 {
     int lock;
-    lock_at_rename = gd_image_lock(x.env, x.root, "new", 0, &lock, NULL);
+    lock_at_rename = gd_locks_lock_image(x.env, x.root, "new", 0, &lock, NULL);
     if (lock_at_rename == GD_OK) {
-        gd_image_unlock(x.env, lock);
+        gd_locks_unlock_image(x.env, lock);
     }
     return real_renameat(env, dir, from, to);
 }
@@ -554,16 +554,16 @@ TEST_WITH(test_group_locks, setup("sha256", false), teardown())
     gd_repo *collector = scratch_repo(&x);
     places old = places_of("old"), new = places_of("new");
     uint32_t last = (uint32_t)(old.numbers[0] >> GD_SLOT_BITS);
-    CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, last, NULL), GD_OK);
     expect(new.numbers[0], old.numbers[0], GD_BUSY, "the collector is at work");
-    gd_locks_admit(collector->locks, last);
+    gd_locks_unlock_exclusive(collector->locks, last);
     gd_merge *merge = merge_all("new", "old");
-    CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, last, NULL), GD_BUSY);
     CHECK(exchange(merge));
-    CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, last, NULL), GD_BUSY);
     gd_merge_close(merge);
-    CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_OK);
-    gd_locks_admit(collector->locks, last);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, last, NULL), GD_OK);
+    gd_locks_unlock_exclusive(collector->locks, last);
     gd_repo_close(collector);
 }
 
@@ -581,10 +581,10 @@ TEST_WITH(test_groups_that_stay_are_locked, setup("sha256", false), teardown())
     CHECK(last != new.numbers[0] >> GD_SLOT_BITS);
     REQUIRE(gd_merge_open(repo, "new", (gd_mapping){pair, 1}, &merge,
                           &x.err) == GD_OK);
-    CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, last, NULL), GD_BUSY);
     gd_merge_close(merge);
-    CHECK_INT(gd_locks_exclude(collector->locks, last, NULL), GD_OK);
-    gd_locks_admit(collector->locks, last);
+    CHECK_INT(gd_locks_lock_exclusive(collector->locks, last, NULL), GD_OK);
+    gd_locks_unlock_exclusive(collector->locks, last);
     gd_repo_close(collector);
 }
 
@@ -620,18 +620,20 @@ TEST_WITH(test_image_lock_is_held, setup("sha256", false), teardown())
 {
     int lock;
     gd_merge *merge = merge_all("new", "old");
-    CHECK_INT(gd_image_lock(x.env, x.root, "new", 0, &lock, &x.err), GD_OK);
+    CHECK_INT(gd_locks_lock_image(x.env, x.root, "new", 0, &lock, &x.err),
+              GD_OK);
     CHECK(!exchange(merge));
     CHECK_INT(spooled("O-"), 0);
-    gd_image_unlock(x.env, lock);
+    gd_locks_unlock_image(x.env, lock);
     real_renameat = x.f.env.renameat;
     x.f.env.renameat = rename_and_look;
     CHECK(exchange(merge));
     CHECK_INT(lock_at_rename, GD_BUSY);
     x.f.env.renameat = real_renameat;
     /* And it was given back. */
-    CHECK_INT(gd_image_lock(x.env, x.root, "new", 0, &lock, &x.err), GD_OK);
-    gd_image_unlock(x.env, lock);
+    CHECK_INT(gd_locks_lock_image(x.env, x.root, "new", 0, &lock, &x.err),
+              GD_OK);
+    gd_locks_unlock_image(x.env, lock);
     CHECK(!exchange(merge));
     gd_merge_close(merge);
 }

@@ -20,19 +20,19 @@ TEST_WITH(test_entering, owned_setup(&t), owned_teardown(&t))
     CHECK_INT(owned_enter(&t, 1), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "00000001 is being appended to");
     gd_locks_unlease(other, 1);
-    CHECK_INT(gd_locks_share(other, 1, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(other, 1, NULL), GD_OK);
     CHECK_INT(owned_enter(&t, 1), GD_BUSY);
     CHECK_CONTAINS(t.x.err.text, "names blocks of group 00000001");
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK); /* it was given back */
     gd_locks_unlease(other, 1);
-    gd_locks_unshare(other, 1);
-    CHECK_INT(gd_locks_share(t.repo->locks, 1, NULL), GD_OK);
+    gd_locks_unlock_shared(other, 1);
+    CHECK_INT(gd_locks_lock_shared(t.repo->locks, 1, NULL), GD_OK);
     CHECK_INT(owned_enter(&t, 1), GD_BUSY); /* a transaction of our own */
-    gd_locks_unshare(t.repo->locks, 1);
+    gd_locks_unlock_shared(t.repo->locks, 1);
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_share(other, 1, NULL), GD_BUSY);
-    CHECK_INT(gd_locks_share(t.repo->locks, 1, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(other, 1, NULL), GD_BUSY);
+    CHECK_INT(gd_locks_lock_shared(t.repo->locks, 1, NULL), GD_BUSY);
     const gd_env *env = gd_env_posix();
     int raw = openat(t.x.root, GROUP_1, O_RDWR | O_CLOEXEC);
     CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 1);
@@ -40,11 +40,11 @@ TEST_WITH(test_entering, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
     CHECK_INT(env->is_locked(env, raw, GD_BYTE_LESSEE), 0);
     close(raw);
-    CHECK_INT(gd_locks_share(other, 1, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_shared(other, 1, NULL), GD_OK);
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK);
     CHECK_INT(owned_enter(&t, 77), GD_NOTFOUND);
     CHECK_INT(gd_locks_lease(other, 77, NULL), GD_OK);
-    CHECK_INT(gd_locks_exclude(other, 77, NULL), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(other, 77, NULL), GD_OK);
     gd_locks_close(other);
 }
 

@@ -110,7 +110,7 @@ TEST(test_cached_stores)
 {
     for (uint64_t n = 1; n <= 6; n++) {
         owned_fixture t;
-        gd_fpstore *store;
+        gd_fptable *store;
         bool cold;
         uint32_t freed;
         owned_setup(&t);
@@ -148,7 +148,7 @@ TEST(test_cached_stores)
 TEST_WITH(test_generation_that_is_lost, owned_setup(&t), owned_teardown(&t))
 {
     enum { RECORDS = 1024 };
-    gd_fpstore *store;
+    gd_fptable *store;
     bool cold;
     uint32_t freed;
     uint8_t records[RECORDS];
@@ -195,7 +195,7 @@ TEST_WITH(test_tail_of_a_poisoned_group, owned_setup(&t), owned_teardown(&t))
     gd_owned_group_close(t.owned);
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     uint64_t bytes;
-    CHECK_INT(gd_owned_group_rewrite(t.owned, NULL, &bytes, &t.x.err),
+    CHECK_INT(gd_group_rewrite_owned(t.owned, NULL, &bytes, &t.x.err),
               GD_OK);
     gd_owned_group_close(t.owned);
     CHECK(is_image(&t, "two", t.two, LENGTH / 2));

@@ -27,7 +27,7 @@ static uint64_t
 leave(owned_fixture *t)
 {
     uint64_t bytes;
-    CHECK_INT(gd_owned_group_leave_placeholder(t->owned, &bytes, &t->x.err),
+    CHECK_INT(gd_placeholder_leave(t->owned, &bytes, &t->x.err),
               GD_OK);
     return bytes;
 }
@@ -54,7 +54,7 @@ TEST(test_it_takes_the_place_of_an_empty_group)
     CHECK(bytes > 0);
     /* A page of header and records: all else is a hole. */
     CHECK(disk_bytes(&t, GROUP_2) <= 4096);
-    CHECK_INT(scratch_size(&t.x, GROUP_2), gd_data_start(SLOTS));
+    CHECK_INT(scratch_size(&t.x, GROUP_2), gd_fptable_data_start(SLOTS));
     scratch_read(&t.x, GROUP_2, after, sizeof after, 0);
     CHECK(memcmp(before, after, sizeof before) == 0);
     CHECK_INT(t.owned->leased->published.count, 0);
@@ -79,7 +79,7 @@ TEST(test_it_reads_as_a_group_without_blocks)
     CHECK_INT(gd_group_read_published(t.owned->leased->group, &record,
                                       &t.x.err), GD_OK);
     CHECK_INT(record.count, 0);
-    CHECK_INT(record.end, gd_data_start(SLOTS));
+    CHECK_INT(record.end, gd_fptable_data_start(SLOTS));
     CHECK((record.flags & GD_GROUP_POISONED) != 0);
     CHECK_INT(gd_group_read_entries(t.owned->leased->group, 0, SLOTS, entries,
                                     &t.x.err), GD_OK);
@@ -140,7 +140,7 @@ TEST(test_a_group_with_blocks_stays)
     CHECK_INT(owned_enter(&t, 1), GD_OK);
     CHECK_INT(leave(&t), 0); /* who knows what it was */
     gd_owned_group_close(t.owned);
-    CHECK(scratch_size(&t.x, GROUP_1) > (int64_t)gd_data_start(SLOTS));
+    CHECK(scratch_size(&t.x, GROUP_1) > (int64_t)gd_fptable_data_start(SLOTS));
     owned_teardown(&t);
 }
 
@@ -151,7 +151,7 @@ TEST(test_a_group_that_never_had_a_block)
     owned_fixture t;
     gd_group *group;
     gd_published record = {.sequence = 9, .flags = GD_GROUP_POISONED};
-    size_t length = gd_data_start(SLOTS) - HEADER_SIZE;
+    size_t length = gd_fptable_data_start(SLOTS) - HEADER_SIZE;
     uint8_t *zeros = calloc(1, length);
     owned_setup(&t);
     /* Its entries have not reached the disk. */
@@ -179,7 +179,7 @@ TEST(test_order)
     enter_empty(&t);
     fault_env_fail(&t.x.f, FAULT_RENAMEAT, 1, EIO, false);
     fault_env_start_trace(&t.x.f);
-    CHECK_INT(gd_owned_group_leave_placeholder(t.owned, &bytes, &t.x.err),
+    CHECK_INT(gd_placeholder_leave(t.owned, &bytes, &t.x.err),
               GD_IO);
     scratch_check_trace(&t.x, "pwritev ftruncate fsync fdatasync pwritev "
                               "fdatasync unlinkat");
@@ -208,7 +208,7 @@ TEST(test_it_is_unsettled)
     CHECK_INT(owned_enter(&t, 2), GD_OK);
     /* The new file's, and the old one's two if it needs the mark. */
     fault_env_fail(&t.x.f, FAULT_FSYNC, 2, EIO, false);
-    CHECK_INT(gd_owned_group_leave_placeholder(t.owned, &bytes, &t.x.err),
+    CHECK_INT(gd_placeholder_leave(t.owned, &bytes, &t.x.err),
               GD_IO);
     gd_owned_group_close(t.owned);
     fault_env_start_trace(&t.x.f);
@@ -226,8 +226,8 @@ fail_one(fault_call call, uint64_t n)
     uint64_t bytes;
     enter_empty(&t);
     fault_env_fail(&t.x.f, call, n, EIO, false);
-    gd_status s = gd_owned_group_leave_placeholder(t.owned, &bytes,
-                                                   &t.x.err);
+    gd_status s = gd_placeholder_leave(t.owned, &bytes,
+                                       &t.x.err);
     bool hit = fault_env_faults(&t.x.f) > 0;
     fault_env_heal(&t.x.f);
     gd_owned_group_close(t.owned);

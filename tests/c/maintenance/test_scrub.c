@@ -130,7 +130,8 @@ TEST(test_many_blocks_in_a_segment)
     CHECK_INT(put_image(repo, "one", many, sizeof many, sizeof many, NULL,
                         &x.err), GD_OK);
     for (int i = 0; damaged[i] >= 0; i++) {
-        scratch_flip(&x, GROUP_1, gd_data_start(256) + GD_SEGMENT_HEADER +
+        scratch_flip(&x, GROUP_1,
+                     gd_fptable_data_start(256) + GD_SEGMENT_HEADER +
                                       (uint64_t)damaged[i] * BLOCK + 9, 1);
     }
     REQUIRE(gd_scrub(repo, 1, 0, MANY, true, GD_SCRUB_ALL, &found,
@@ -499,7 +500,7 @@ TEST(test_threads_judge_alike)
         const uint64_t size = GD_SEGMENT_HEADER + SEGMENT;
         for (uint64_t slot = 7; slot < SLOTS; slot += 50) {
             scratch_flip(&x, GROUP_1,
-                         gd_data_start(SLOTS) + slot * size + 99, 1);
+                         gd_fptable_data_start(SLOTS) + slot * size + 99, 1);
         }
         REQUIRE(gd_scrub(repo, 1, 0, SLOTS, true, GD_SCRUB_ALL, &found,
                          &x.err) == GD_OK);

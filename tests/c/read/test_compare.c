@@ -163,7 +163,7 @@ TEST_WITH(test_other_lengths_and_places, setup(GD_CODEC_NONE, "xxh3-128"),
 
 TEST(test_damage)
 {
-    const uint64_t start = gd_data_start(SLOTS);
+    const uint64_t start = gd_fptable_data_start(SLOTS);
     const uint64_t segment = GD_SEGMENT_HEADER + IN_SEGMENT * BLOCK;
     setup(GD_CODEC_NONE, "xxh3-128");
     scratch_flip(&t.x, "groups/00000001", start + 32 + 3 * BLOCK + 5, 1);

@@ -80,7 +80,7 @@ TEST(test_n13_3_old_pages_are_read_again)
         /* Old entries, and old blocks; then old blocks alone. */
         x.f.stale_from = HEADER;
         CHECK_INT(get("a", data, SIZE), shared ? GD_OK : GD_CORRUPT);
-        x.f.stale_from = gd_data_start(64);
+        x.f.stale_from = gd_fptable_data_start(64);
         CHECK_INT(get("a", data, SIZE), shared ? GD_OK : GD_CORRUPT);
         x.f.stale_from = 0;
         CHECK_INT(get("a", data, SIZE), GD_OK);

@@ -135,7 +135,7 @@ TEST_WITH(test_one_range, setup(32768), teardown())
     gd_image *image = open_image("a");
     gd_seeks *seeks = &repo->counters.image;
     ino_t group = inode_of(GROUP_1);
-    uint64_t start = gd_data_start(32768);
+    uint64_t start = gd_fptable_data_start(32768);
     read_range(image, data, 20 * BLOCK, 2 * BLOCK);
     REQUIRE(asked_count == 3);
     CHECK_INT(asked[0].inode, inode_of("images/a"));
@@ -226,10 +226,11 @@ TEST_SINGLE(test_reading_on)
         CHECK(ahead_most > 20 * MIB && ahead_most <= (32 + 16 + 5) * MIB);
         for (uint32_t group = 1; group <= 6; group++) {
             char name[GD_NAME_SIZE];
-            gd_group_name(group, name);
+            gd_names_group(group, name);
             ino_t inode = inode_of(name);
             uint64_t end = (uint64_t)scratch_size(&x, name);
-            for (uint64_t at = gd_data_start(SLOTS); at < end; at += STORED) {
+            for (uint64_t at = gd_fptable_data_start(SLOTS); at < end;
+                 at += STORED) {
                 unsigned times = times_asked(inode, at + 100);
                 /* A step may end within a segment. */
                 CHECK(times == 1 || (times == 2 && pieces[p] != 4 * MIB));
@@ -307,7 +308,8 @@ TEST_SINGLE(test_jumps)
     for (int i = 0; i < 20; i++) {
         read_range(image, data, (uint64_t)(i * 7 % 20) * MIB, SEGMENT);
     }
-    CHECK_INT(data_requests(inode_of(GROUP_1), gd_data_start(32768), &bytes),
+    CHECK_INT(data_requests(inode_of(GROUP_1), gd_fptable_data_start(32768),
+                            &bytes),
               20);
     CHECK_INT(bytes, 20 * STORED);
     gd_image_close(image);
@@ -443,7 +445,7 @@ TEST(test_order)
 TEST(test_order_in_a_group)
 {
     static uint8_t data[2 * SEGMENT], bytes[2 * STORED];
-    uint64_t start = gd_data_start(64);
+    uint64_t start = gd_fptable_data_start(64);
     gd_group *group;
     gd_entry entries[32];
     setup(64);
@@ -484,7 +486,8 @@ requests_for_every(const uint8_t *data, unsigned every, uint64_t *bytes)
     gd_image *image = open_image(name);
     read_range(image, some, 0, length);
     gd_image_close(image);
-    return data_requests(inode_of(GROUP_1), gd_data_start(32768), bytes);
+    return data_requests(inode_of(GROUP_1), gd_fptable_data_start(32768),
+                         bytes);
 }
 
 /* Gaps are read over, but no more in vain than is wanted. */
@@ -510,7 +513,7 @@ TEST_WITH(test_gaps, setup(32768), teardown())
 TEST(test_cached_segments)
 {
     static uint8_t data[2 * MIB];
-    uint64_t bytes, start = gd_data_start(32768);
+    uint64_t bytes, start = gd_fptable_data_start(32768);
     setup(32768);
     fill_random(data, sizeof data, 1);
     put("a", data, sizeof data);

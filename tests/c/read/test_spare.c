@@ -294,7 +294,7 @@ TEST(test_read_of_damaged_blocks)
         const gd_range all = {0, SIZE};
         CHECK_INT(gd_image_open(repo, "a", NULL, &image, &x.err), GD_OK);
         uint64_t end;
-        CHECK_INT(gd_image_frames(image, &all, 1, &frames, &end, &x.err),
+        CHECK_INT(gd_wire_frames(image, &all, 1, &frames, &end, &x.err),
                   GD_OK);
         CHECK(memmem(frames.bytes, frames.length, data + 26 * BLOCK, BLOCK) !=
               NULL);

@@ -125,7 +125,7 @@ write_slots(uint32_t number, uint32_t first, uint32_t end)
     for (uint32_t i = first; i < end; i++) {
         entries[i - first] = (gd_entry){
             .fingerprint = fingerprint(number, i),
-            .segment = (uint32_t)gd_data_start(SLOTS),
+            .segment = (uint32_t)gd_fptable_data_start(SLOTS),
             .plain_length = 4096,
             .stored_length = 4096,
             .state = GD_ENTRY_LIVE,
@@ -361,7 +361,7 @@ static void
 remove_group(uint32_t number)
 {
     char name[GD_NAME_SIZE];
-    gd_group_name(number, name);
+    gd_names_group(number, name);
     must(unlinkat(t.x.root, name, 0) == 0);
 }
 
@@ -408,7 +408,7 @@ TEST_WITH(test_damaged_group, setup(FILTER), teardown())
     char name[GD_NAME_SIZE];
     publish(make_group(), 0, 20);
     publish(make_group(), 0, 20);
-    gd_group_name(1, name);
+    gd_names_group(1, name);
     int64_t size = scratch_size(&t.x, name);
     uint8_t *content = malloc((size_t)size);
     scratch_read(&t.x, name, content, (size_t)size, 0);

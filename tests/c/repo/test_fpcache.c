@@ -83,10 +83,10 @@ publish(fixture *t, uint32_t number, uint64_t sequence, uint64_t generation,
     gd_group_close(group);
 }
 
-static gd_fpstore *
+static gd_fptable *
 lend_store(fixture *t, uint32_t number, bool cold_wanted)
 {
-    gd_fpstore *store = NULL;
+    gd_fptable *store = NULL;
     bool cold = !cold_wanted;
     CHECK_INT(gd_fpcache_store(t->cache, number, &store, &cold, &t->x.err),
               GD_OK);
@@ -226,8 +226,8 @@ TEST_WITH(test_fresh, setup(&t, 1), teardown(&t))
 TEST_WITH(test_store_is_kept, setup(&t, 1), teardown(&t))
 {
     publish(&t, 1, 1, 0, 10);
-    gd_fpstore *a = lend_store(&t, 1, true);
-    gd_fpstore *b = lend_store(&t, 1, false);
+    gd_fptable *a = lend_store(&t, 1, true);
+    gd_fptable *b = lend_store(&t, 1, false);
     CHECK(a == b);
     CHECK_INT(a->count, 10);
     gd_fpcache_return_store(t.cache, a);
@@ -240,13 +240,13 @@ TEST_WITH(test_store_is_kept, setup(&t, 1), teardown(&t))
 TEST_WITH(test_store_out_of_date, setup(&t, 1), teardown(&t))
 {
     publish(&t, 1, 1, 0, 10);
-    gd_fpstore *a = lend_store(&t, 1, true);
+    gd_fptable *a = lend_store(&t, 1, true);
     publish(&t, 1, 2, 0, 11);
-    gd_fpstore *b = lend_store(&t, 1, true);
+    gd_fptable *b = lend_store(&t, 1, true);
     CHECK_INT(a->count, 10); /* who has the old one keeps it */
     CHECK_INT(b->count, 11);
     publish(&t, 1, 3, 1, 11);
-    gd_fpstore *c = lend_store(&t, 1, true);
+    gd_fptable *c = lend_store(&t, 1, true);
     CHECK_INT(c->generation, 1);
     gd_fpcache_return_store(t.cache, a);
     gd_fpcache_return_store(t.cache, b);
@@ -301,7 +301,7 @@ TEST(test_number_used_again)
             remove_identity(&t, "groups/00000001");
         }
         publish(&t, 1, 1, 0, 10);
-        gd_fpstore *store = lend_store(&t, 1, true);
+        gd_fptable *store = lend_store(&t, 1, true);
         gd_fpcache_return_store(t.cache, store);
         gd_group *old = known ? NULL : lend(&t, 1, false);
         gd_locks_unlease(t.locks, 1);
@@ -332,7 +332,7 @@ TEST_WITH(test_rolled_back, setup(&t, 1), teardown(&t))
     scratch_truncate(&t.x, "groups/00000001", 512);
     scratch_truncate(&t.x, "groups/00000001", 8192);
     publish(&t, 1, 1, 0, 7);
-    gd_fpstore *store = lend_store(&t, 1, true);
+    gd_fptable *store = lend_store(&t, 1, true);
     CHECK_INT(store->count, 7);
     gd_fpcache_return_store(t.cache, store);
     publish(&t, 1, 3, 0, 7); /* another record, not another count */
@@ -343,7 +343,7 @@ TEST(test_bounded_stores)
 {
     enum { GROUPS = GD_CACHED_STORES + 4 };
     fixture t;
-    gd_fpstore *stores[GROUPS + 1];
+    gd_fptable *stores[GROUPS + 1];
     setup(&t, GROUPS);
     for (uint32_t n = 1; n <= GROUPS; n++) {
         publish(&t, n, 1, 0, n);
@@ -367,7 +367,7 @@ TEST(test_bounded_stores)
         uint32_t probe = 0, slot = 99;
         CHECK_INT(stores[n]->count, n);
         fill_random(fp.bytes, sizeof fp.bytes, n * 64 + n - 1);
-        CHECK(gd_fpstore_find(stores[n], &fp, &probe, &slot));
+        CHECK(gd_fptable_find(stores[n], &fp, &probe, &slot));
         CHECK_INT(slot, n - 1);
         gd_fpcache_return_store(t.cache, stores[n]);
     }
@@ -377,7 +377,7 @@ TEST(test_bounded_stores)
 TEST_WITH(test_failures, setup(&t, 2), teardown(&t))
 {
     gd_group *group;
-    gd_fpstore *store;
+    gd_fptable *store;
     bool cold;
     publish(&t, 2, 1, 0, 20);
     for (int call = 0; call < FAULT_CALLS; call++) {

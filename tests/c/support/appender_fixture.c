@@ -53,7 +53,7 @@ close_appender(appender_fixture *t, gd_appender *appender)
 {
     uint32_t number = appender_number(appender);
     gd_appender_close(appender);
-    gd_locks_unshare(t->repo->locks, number);
+    gd_locks_unlock_shared(t->repo->locks, number);
 }
 
 void

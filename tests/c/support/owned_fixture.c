@@ -113,7 +113,7 @@ count_state(owned_fixture *t, gd_entry_state state)
 uint64_t
 segment_offset(uint32_t number)
 {
-    return gd_data_start(SLOTS) + (uint64_t)number * WHOLE;
+    return gd_fptable_data_start(SLOTS) + (uint64_t)number * WHOLE;
 }
 
 bool

@@ -78,7 +78,7 @@ free_group_slots(rewrite_fixture *t, uint32_t first, uint32_t count)
 gd_status
 rewrite_group(rewrite_fixture *t, uint64_t *bytes)
 {
-    return gd_owned_group_rewrite(t->owned, NULL, bytes, &t->x.err);
+    return gd_group_rewrite_owned(t->owned, NULL, bytes, &t->x.err);
 }
 
 void

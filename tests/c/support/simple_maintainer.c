@@ -31,11 +31,11 @@ typedef struct counts {
 } counts;
 
 static gd_status
-count_recipe(const gd_spool_entry *entry, counts *c, gd_error *err)
+count_recipe(const gd_spool_file *entry, counts *c, gd_error *err)
 {
     gd_run *runs;
     size_t count;
-    gd_status s = gd_spool_entry_runs(
+    gd_status s = gd_spool_file_runs(
         entry, 0, gd_recipe_pages(entry->recipe.header.extents), &runs,
         &count, err);
     for (size_t i = 0; s == GD_OK && i < count; i++) {
@@ -52,28 +52,29 @@ count_recipe(const gd_spool_entry *entry, counts *c, gd_error *err)
 /* N4.6: whether somebody deletes the image of a live entry, who would find the
  * entry gone. */
 static bool
-is_being_deleted(const gd_spool_entry *entry)
+is_being_deleted(const gd_spool_file *entry)
 {
     int fd;
     gd_error err;
     if (entry->kind != GD_SPOOL_DELETED) {
         return false;
     }
-    gd_status s = gd_image_lock(entry->env, entry->root,
-                                entry->recipe.header.image_id, 0, &fd, &err);
+    gd_status s = gd_locks_lock_image(entry->env, entry->root,
+                                      entry->recipe.header.image_id, 0, &fd,
+                                      &err);
     if (s == GD_OK) {
-        gd_image_unlock(entry->env, fd);
+        gd_locks_unlock_image(entry->env, fd);
     }
     return s != GD_OK;
 }
 
 /* *settled: it is finished, and only its name is to go. */
 static gd_status
-judge(gd_spool_entry *entry, bool *settled, gd_error *err)
+judge(gd_spool_file *entry, bool *settled, gd_error *err)
 {
     bool live;
     *settled = true;
-    gd_status s = gd_spool_entry_live(entry, &live, err); /* N4.1 */
+    gd_status s = gd_spool_file_live(entry, &live, err); /* N4.1 */
     if (s == GD_OK && live && is_being_deleted(entry)) {
         *settled = false;
         return GD_OK;
@@ -81,12 +82,12 @@ judge(gd_spool_entry *entry, bool *settled, gd_error *err)
     if (s != GD_OK || live || entry->kind == GD_SPOOL_EXCHANGE) {
         return s;
     }
-    s = gd_spool_entry_lock(entry, GD_BYTE_WRITER, err); /* N4.2 */
+    s = gd_spool_file_lock(entry, GD_BYTE_WRITER, err); /* N4.2 */
     if (s == GD_OK) {
-        s = gd_spool_entry_live(entry, &live, err); /* N4.3 */
+        s = gd_spool_file_live(entry, &live, err); /* N4.3 */
     }
     if (s == GD_OK && !live && entry->kind != GD_SPOOL_GROUP) {
-        s = gd_spool_entry_lock(entry, GD_BYTE_USERS, err); /* N4.4 */
+        s = gd_spool_file_lock(entry, GD_BYTE_USERS, err); /* N4.4 */
     }
     *settled = s == GD_OK;
     return s == GD_BUSY ? GD_OK : s;
@@ -95,7 +96,7 @@ judge(gd_spool_entry *entry, bool *settled, gd_error *err)
 /* N6.3.  What is not complete has a writer, who shares the group's lock if he
  * names it: then it would not be ours. */
 static gd_status
-pin(const gd_spool_entry *entry, counts *c, gd_error *err)
+pin(const gd_spool_file *entry, counts *c, gd_error *err)
 {
     bool in_writing = entry->kind == GD_SPOOL_STORE ||
                       entry->kind == GD_SPOOL_MERGED ||
@@ -112,10 +113,10 @@ static gd_status
 settle_entry(gd_repo *repo, const char *base, counts *c, size_t *left,
              gd_error *err)
 {
-    gd_spool_entry entry;
+    gd_spool_file entry;
     bool settled;
-    gd_status s = gd_spool_entry_open(repo->env, repo->root, &repo->params,
-                                      base, &entry, err);
+    gd_status s = gd_spool_file_open(repo->env, repo->root, &repo->params,
+                                     base, &entry, err);
     if (s != GD_OK) {
         return s == GD_NOTFOUND ? GD_OK : s;
     }
@@ -123,14 +124,14 @@ settle_entry(gd_repo *repo, const char *base, counts *c, size_t *left,
     if (s == GD_OK && settled) {
         s = gd_sync_dir(repo->env, repo->root, GD_DIR_IMAGES, err); /* N5.1 */
         if (s == GD_OK) {
-            s = gd_spool_entry_unlink(&entry, err);
+            s = gd_spool_file_unlink(&entry, err);
             s = s == GD_NOTFOUND ? GD_OK : s; /* its writer was quicker */
         }
     } else if (s == GD_OK) {
         ++*left;
         s = pin(&entry, c, err);
     }
-    gd_spool_entry_close(&entry);
+    gd_spool_file_close(&entry);
     return s;
 }
 
@@ -141,7 +142,7 @@ settle_spool(gd_repo *repo, counts *c, size_t *left, gd_error *err)
     size_t count;
     *left = 0;
     gd_status s =
-        gd_spool_entry_list(repo->env, repo->root, &entries, &count, err);
+        gd_spool_file_list(repo->env, repo->root, &entries, &count, err);
     if (s != GD_OK) {
         return s;
     }
@@ -185,14 +186,14 @@ static gd_status
 count_images(gd_repo *repo, counts *c, gd_error *err)
 {
     image_list list;
-    gd_spool_entry entry;
+    gd_spool_file entry;
     gd_status s = list_images(repo, &list, err);
     for (size_t i = 0; s == GD_OK && i < list.count; i++) {
-        s = gd_spool_entry_open_image(repo->env, repo->root, &repo->params,
-                                      list.ids[i], &entry, err);
+        s = gd_spool_file_open_image(repo->env, repo->root, &repo->params,
+                                     list.ids[i], &entry, err);
         if (s == GD_OK) {
             s = count_recipe(&entry, c, err);
-            gd_spool_entry_close(&entry);
+            gd_spool_file_close(&entry);
         } else if (s == GD_NOTFOUND) {
             s = GD_OK; /* deleted just now: the spool has it */
         }
@@ -230,7 +231,7 @@ rewrite(gd_owned_group *owned, unsigned options, gd_codec codec,
     const gd_packing packing = {
         .codec = codec, .similar = (options & MAINTAINER_SIMILAR) != 0};
     uint64_t bytes;
-    gd_status s = gd_owned_group_rewrite(owned, codec == GD_CODEC_NONE ? NULL
+    gd_status s = gd_group_rewrite_owned(owned, codec == GD_CODEC_NONE ? NULL
                                          : &packing, &bytes, err);
     return s == GD_BUSY ? GD_OK : s;
 }
@@ -257,7 +258,7 @@ collect_held(gd_repo *repo, gd_owned_group *owned, unsigned options,
         s = gd_owned_group_unlink(owned, &removed, err);
     }
     if (s == GD_OK && !removed && (options & MAINTAINER_UNLINK) != 0) {
-        s = gd_owned_group_leave_placeholder(owned, &bytes, err);
+        s = gd_placeholder_leave(owned, &bytes, err);
     }
     if (s == GD_OK && !removed && (options & MAINTAINER_REWRITE) != 0) {
         s = rewrite(owned, options, codec, err);

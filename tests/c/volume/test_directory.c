@@ -18,14 +18,14 @@ TEST(test_without_a_lock)
     gd_volume_head head;
     model_setup(0);
     CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
-    CHECK_INT(gd_volume_finish(the_repo, "disk", &the_scratch.err), GD_OK);
+    CHECK_INT(gd_volume_reap(the_repo, "disk", &the_scratch.err), GD_OK);
     CHECK_INT(faccessat(the_repo->root, "volumes/disk", F_OK, 0), -1);
-    CHECK_INT(gd_volume_finish(the_repo, "disk", &the_scratch.err),
+    CHECK_INT(gd_volume_reap(the_repo, "disk", &the_scratch.err),
               GD_NOTFOUND);
     /* A volume can be made where such a directory is. */
     CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
     CHECK_INT(model_create(8), GD_OK);
-    CHECK_INT(gd_volume_look(the_repo, "disk", &head, &the_scratch.err),
+    CHECK_INT(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err),
               GD_OK);
     model_delete();
     model_teardown();
@@ -37,7 +37,7 @@ TEST(test_without_a_lock_but_with_something)
     model_setup(0);
     CHECK_INT(mkdirat(the_repo->root, "volumes/disk", 0700), 0);
     CHECK_INT(mkdirat(the_repo->root, "volumes/disk/x", 0700), 0);
-    CHECK_INT(gd_volume_finish(the_repo, "disk", &the_scratch.err),
+    CHECK_INT(gd_volume_reap(the_repo, "disk", &the_scratch.err),
               GD_NOTFOUND);
     CHECK_INT(faccessat(the_repo->root, "volumes/disk/x", F_OK, 0), 0);
     model_teardown();

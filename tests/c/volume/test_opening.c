@@ -100,9 +100,10 @@ work_checkpoint(void)
 static gd_status
 work_settle(void)
 {
-    gd_status s = gd_volume_settle(the_volume, &the_scratch.err);
+    gd_status s = gd_volume_final_checkpoint(the_volume, &the_scratch.err);
     s = s == GD_OK ? model_flush() : s; /* counted */
-    return s == GD_OK ? gd_volume_settle(the_volume, &the_scratch.err) : s;
+    return s == GD_OK ?
+    gd_volume_final_checkpoint(the_volume, &the_scratch.err) : s;
 }
 
 static gd_status
@@ -333,7 +334,8 @@ interrupt_deleting(const fault *f, uint64_t nth, bool clone, bool *met)
     fault_env_heal(FAULTS);
     CHECK(*met || s == GD_OK);
     if (s != GD_OK &&
-        gd_volume_look(the_repo, "disk", &head, &the_scratch.err) == GD_OK &&
+        gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err) ==
+        GD_OK &&
         head.state == GD_VOLUME_READY) {
         finish(); /* it was not begun: nothing is lost */
         return;
@@ -686,7 +688,7 @@ TEST(test_missing_recipe)
     model_close();
     CHECK_INT(scratch_count(&the_scratch, "images", "v_", NULL), 5);
     gd_volume_head head;
-    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    CHECK_OK(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err));
     strcpy(name, "images/");
     gd_volume_edition_id(head.volume_id, 0, 2, name + strlen(name));
     CHECK(unlinkat(the_scratch.root, name, 0) == 0);
@@ -750,7 +752,8 @@ TEST(test_spoiled_chain)
         CHECK_INT(scratch_count(&the_scratch, "volumes/disk", "journal-",
                                 NULL), 2);
         gd_volume_head head;
-        CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+        CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
+                                     &the_scratch.err));
         CHECK_INT(head.needed, head.journal - 1);
         gd_volume_journal_name("disk", head.needed, first);
         const char *words = spoil(how, first, head.before);
@@ -823,7 +826,7 @@ TEST(test_long_chain)
     uint8_t raw[GD_VOLUME_HEAD];
     model_setup(0);
     CHECK_OK(model_create(P));
-    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    CHECK_OK(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err));
     head.journal = UINT32_MAX;
     gd_volume_head_encode(&head, raw);
     gd_volume_journal_name("disk", UINT32_MAX, name);
@@ -841,7 +844,7 @@ TEST(test_old_journal_comes_back)
     char name[GD_NAME_SIZE];
     begin(false);
     gd_volume_head head;
-    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    CHECK_OK(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err));
     gd_volume_journal_name("disk", head.journal, name);
     int64_t length = scratch_size(&the_scratch, name);
     CHECK(length > 0 && length <= (int64_t)sizeof old);

@@ -133,7 +133,8 @@ TEST(test_roll_back)
                                 NULL), 1);
         read_volume("disk", &now);
         CHECK(same(&now, &image));
-        CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+        CHECK_OK(gd_volume_read_head(the_repo, "disk", &head,
+                                     &the_scratch.err));
         CHECK(strcmp(head.source, "image") == 0);
         CHECK_INT(head.counters.written, 20 * SECTOR);
         CHECK_OK(roll_back()); /* again, over itself */
@@ -294,8 +295,9 @@ TEST(test_rename_is_interrupted)
         begin(nth % 2 == 0);
         end_at(FAULT_ANY, nth, nth % 3 == 0, &met, rename_disk, &s);
         CHECK(met || s == GD_OK);
-        bool old = gd_volume_look(the_repo, "disk", &head, NULL) == GD_OK;
-        bool new = gd_volume_look(the_repo, "other", &head, NULL) == GD_OK;
+        bool old = gd_volume_read_head(the_repo, "disk", &head, NULL) == GD_OK;
+        bool new = gd_volume_read_head(the_repo, "other", &head, NULL) ==
+        GD_OK;
         CHECK(old != new && (s != GD_OK || new));
         read_volume(new ? "other" : "disk", &now);
         CHECK(same(&now, &before));

@@ -381,7 +381,7 @@ replace_edition(const gd_scope *scope, uint64_t length)
     gd_transaction *transaction;
     gd_recipe_header header;
     bool linked;
-    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    CHECK_OK(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err));
     gd_volume_edition_id(head.volume_id, 0, 1, id);
     CHECK_OK(gd_spool_delete(the_scratch.env, the_scratch.root,
                              &the_scratch.params, id, NULL,
@@ -425,7 +425,7 @@ TEST_WITH(test_the_feature, setup(), teardown())
     gd_volume_head head;
     CHECK_INT(gd_volume_open(the_repo, "disk", &volume, &the_scratch.err),
               GD_NOTFOUND);
-    CHECK_INT(gd_volume_look(the_repo, "disk", &head, &the_scratch.err),
+    CHECK_INT(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err),
               GD_NOTFOUND);
     CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err),
               GD_NOTFOUND);
@@ -452,7 +452,7 @@ TEST_WITH(test_one_owner, setup_volume(SIZE), teardown())
               GD_BUSY);
     CHECK_INT(gd_volume_delete(the_repo, "disk", &the_scratch.err), GD_BUSY);
     CHECK_INT(create("disk", SIZE, NULL), GD_EXISTS);
-    CHECK_OK(gd_volume_look(the_repo, "disk", &head, &the_scratch.err));
+    CHECK_OK(gd_volume_read_head(the_repo, "disk", &head, &the_scratch.err));
     CHECK_INT(head.size, SIZE);
     gd_volume_close(volume);
     volume = NULL;

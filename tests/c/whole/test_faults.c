@@ -119,14 +119,14 @@ send_image(world *w)
     for (uint64_t n = 1; s == GD_OK && n <= gd_image_pages(image); n++) {
         uint8_t *page;
         size_t length;
-        s = gd_image_describe(image, n, &page, &length, &w->x.err);
+        s = gd_wire_describe(image, n, &page, &length, &w->x.err);
         w->x.env->release(w->x.env, page);
     }
     if (s == GD_OK) {
         gd_frames frames;
         const gd_range range = {0, FAULT_LENGTH};
         uint64_t end;
-        s = gd_image_frames(image, &range, 1, &frames, &end, &w->x.err);
+        s = gd_wire_frames(image, &range, 1, &frames, &end, &w->x.err);
         gd_frames_free(&frames);
     }
     gd_image_close(image);
@@ -178,20 +178,20 @@ receive_block(world *w, gd_transaction *transaction, gd_hasher *hasher,
 static gd_status
 read_back(world *w, const known *k)
 {
-    gd_block_reader *reader;
+    gd_address_reader *reader;
     static uint8_t plain[FAULT_LENGTH];
-    gd_status s = gd_block_reader_open(w->repo, &reader, &w->x.err);
+    gd_status s = gd_address_reader_open(w->repo, &reader, &w->x.err);
     if (s != GD_OK) {
         return s;
     }
-    s = gd_block_reader_copy(reader, k->addresses, k->fps, k->lengths,
-                             k->count, plain, &w->x.err);
+    s = gd_address_reader_copy(reader, k->addresses, k->fps, k->lengths,
+                               k->count, plain, &w->x.err);
     const uint8_t *at = plain;
     for (size_t i = 0; s == GD_OK && i < k->count; i++) {
         CHECK(memcmp(at, image_data(NEW) + k->offsets[i], k->lengths[i]) == 0);
         at += k->lengths[i];
     }
-    gd_block_reader_close(reader);
+    gd_address_reader_close(reader);
     return s;
 }
 
@@ -208,7 +208,7 @@ receive_blocks(world *w, gd_transaction *transaction, gd_hasher *hasher)
                           left < FAULT_BLOCK ? (uint32_t)left : FAULT_BLOCK,
                           &k);
         if (s == GD_OK && at == 80 * FAULT_BLOCK) {
-            s = gd_transaction_keep(transaction, &w->x.err);
+            s = gd_transaction_sync(transaction, &w->x.err);
             if (s == GD_OK) {
                 s = read_back(w, &k);
             }

@@ -32,7 +32,7 @@ by_number(const void *a, const void *b)
 
 /* N5.2: what the catalog would be told. */
 static gd_status
-count_entry(world *w, gd_spool_entry *entry)
+count_entry(world *w, gd_spool_file *entry)
 {
     gd_run *runs;
     size_t count;
@@ -40,11 +40,11 @@ count_entry(world *w, gd_spool_entry *entry)
         return GD_OK;
     }
     uint64_t blocks;
-    gd_status s = gd_spool_entry_measure(entry, &blocks, &w->x.err);
+    gd_status s = gd_spool_file_measure(entry, &blocks, &w->x.err);
     if (s == GD_OK) {
-        s = gd_spool_entry_runs(entry, 0,
-                                gd_recipe_pages(entry->recipe.header.extents),
-                                &runs, &count, &w->x.err);
+        s = gd_spool_file_runs(entry, 0,
+                               gd_recipe_pages(entry->recipe.header.extents),
+                               &runs, &count, &w->x.err);
     }
     if (s == GD_OK) {
         w->x.env->release(w->x.env, runs);
@@ -54,15 +54,15 @@ count_entry(world *w, gd_spool_entry *entry)
 
 /* N4 and N5 for one entry. */
 static gd_status
-settle_entry(world *w, gd_spool_entry *entry)
+settle_entry(world *w, gd_spool_file *entry)
 {
     bool live;
     gd_fence fence = {.catalog_id = {1}, .sequence = ++w->count};
-    gd_status s = gd_spool_entry_live(entry, &live, &w->x.err);
+    gd_status s = gd_spool_file_live(entry, &live, &w->x.err);
     for (int byte = 0; s == GD_OK && !live && byte < 2; byte++) {
-        s = gd_spool_entry_lock(entry, byte, &w->x.err);
+        s = gd_spool_file_lock(entry, byte, &w->x.err);
         if (s == GD_OK) {
-            s = gd_spool_entry_live(entry, &live, &w->x.err);
+            s = gd_spool_file_live(entry, &live, &w->x.err);
         }
     }
     if (s == GD_BUSY) {
@@ -77,7 +77,7 @@ settle_entry(world *w, gd_spool_entry *entry)
     if (s == GD_OK) {
         s = gd_fence_write(w->x.env, w->x.root, &fence, &w->x.err);
     }
-    return s == GD_OK ? gd_spool_entry_unlink(entry, &w->x.err) : s;
+    return s == GD_OK ? gd_spool_file_unlink(entry, &w->x.err) : s;
 }
 
 static gd_status
@@ -85,18 +85,18 @@ account(world *w)
 {
     gd_spool_base *entries;
     size_t count;
-    gd_status s = gd_spool_entry_list(w->x.env, w->x.root, &entries, &count,
-                                      &w->x.err);
+    gd_status s = gd_spool_file_list(w->x.env, w->x.root, &entries, &count,
+                                     &w->x.err);
     if (s != GD_OK) {
         return s;
     }
     for (size_t i = 0; s == GD_OK && i < count; i++) {
-        gd_spool_entry entry;
-        s = gd_spool_entry_open(w->x.env, w->x.root, &w->x.params,
-                                entries[i].name, &entry, &w->x.err);
+        gd_spool_file entry;
+        s = gd_spool_file_open(w->x.env, w->x.root, &w->x.params,
+                               entries[i].name, &entry, &w->x.err);
         if (s == GD_OK) {
             s = settle_entry(w, &entry);
-            gd_spool_entry_close(&entry);
+            gd_spool_file_close(&entry);
         }
     }
     w->x.env->release(w->x.env, entries);
@@ -112,20 +112,20 @@ delete_old(world *w)
 static gd_status
 mark_lost(world *w)
 {
-    gd_spool_entry entry;
+    gd_spool_file entry;
     char name[GD_NAME_SIZE];
     w->states[OLD] = IMAGE_MAYBE;
-    gd_status s = gd_spool_entry_open_image(w->x.env, w->x.root, &w->x.params,
-                                            image_id_of(OLD), &entry,
-                                            &w->x.err);
+    gd_status s = gd_spool_file_open_image(w->x.env, w->x.root, &w->x.params,
+                                           image_id_of(OLD), &entry,
+                                           &w->x.err);
     if (s != GD_OK) {
         return s;
     }
-    s = gd_spool_entry_set_aside(&entry, name, &w->x.err);
+    s = gd_spool_file_set_aside(&entry, name, &w->x.err);
     if (s == GD_OK) {
-        s = gd_spool_entry_delete(&entry, &w->x.err);
+        s = gd_spool_file_delete(&entry, &w->x.err);
     }
-    gd_spool_entry_close(&entry);
+    gd_spool_file_close(&entry);
     return s;
 }
 
@@ -252,7 +252,7 @@ rewrite_in(world *w, gd_owned_group *owned)
 {
     static const gd_packing packing = {.codec = GD_CODEC_ZSTD, .level = 1};
     uint64_t bytes;
-    return gd_owned_group_rewrite(owned, owned->leased->group->number == 1
+    return gd_group_rewrite_owned(owned, owned->leased->group->number == 1
                                   ? &packing : NULL, &bytes, &w->x.err);
 }
 
@@ -283,7 +283,7 @@ recompress_group(world *w, uint32_t number)
             s = gd_group_rewrite_step(r, &done, &cost, &w->x.err);
         }
         if (s == GD_OK) {
-            s = gd_leased_group_exclude(leased, &owned, &w->x.err);
+            s = gd_owned_group_lock(leased, &owned, &w->x.err);
         }
         if (s == GD_OK) {
             s = gd_group_rewrite_exchange(r, owned, &w->x.err);
@@ -497,7 +497,7 @@ spoil_block(world *w)
                                             (GD_MAX_SLOTS - 1),
                                         1, &entry, &w->x.err), "read");
     gd_group_close(group);
-    gd_group_name(number, name);
+    gd_names_group(number, name);
     scratch_flip(&w->x, name, entry.segment + GD_SEGMENT_HEADER +
                                   entry.stored_length - 1, 0xff);
     gd_repo_close(w->repo);

@@ -191,7 +191,7 @@ TEST(test_damage_among_many)
 {
     static uint8_t data[64 * 4096];
     bool equal;
-    uint64_t offset = gd_data_start(2048) + sizeof data / 3;
+    uint64_t offset = gd_fptable_data_start(2048) + sizeof data / 3;
     scratch_init(&x);
     x.params.block_size = BLOCK;
     x.params.group_slots = 2048;

@@ -196,11 +196,12 @@ TEST(test_a_lock_is_refused)
     gd_repo *other = scratch_repo(&the_scratch);
     uint64_t bytes;
     uint32_t group = first_group(&bytes);
-    CHECK_INT(gd_locks_exclude(other->locks, group, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_locks_lock_exclusive(other->locks, group, &the_scratch.err),
+              GD_OK);
     gd_transaction *transaction = begin_image("copy");
     CHECK_INT(add(transaction, 0, LENGTH), bytes);
     commit(transaction, &header);
-    gd_locks_admit(other->locks, group);
+    gd_locks_unlock_exclusive(other->locks, group);
     gd_repo_close(other);
     check_stored_image("copy", source_data, LENGTH);
     teardown_source();
@@ -286,7 +287,7 @@ TEST(test_damaged_entries)
         i++;
     }
     const gd_extent *e = &page.extents[i];
-    gd_group_name(e->group, name);
+    gd_names_group(e->group, name);
     scratch_flip(&the_scratch, name, gd_entry_offset(e->slot + 1), 0x40);
     gd_transaction *transaction = begin_image("copy");
     CHECK_INT(gd_transaction_add_runs(transaction, source, e->offset,

@@ -90,7 +90,7 @@ TEST_WITH(test_lease_and_share, appender_setup(&t), appender_teardown(&t))
     gd_appender_close(appender);
     CHECK_INT(gd_locks_lease(other, 1, NULL), GD_OK);
     CHECK_INT(env->lock(env, raw, share, F_WRLCK), -EAGAIN); /* I6 */
-    gd_locks_unshare(t.repo->locks, 1);
+    gd_locks_unlock_shared(t.repo->locks, 1);
     CHECK_INT(env->lock(env, raw, share, F_WRLCK), 0);
     close(raw);
     gd_locks_close(other);
@@ -196,7 +196,7 @@ TEST_WITH(test_failed_fdatasync_poisons, appender_setup(&t),
           appender_teardown(&t))
 {
     bool cold;
-    gd_fpstore *store_now;
+    gd_fptable *store_now;
     CHECK_INT(store_segments(&t, 1), 1);
     gd_appender *appender = open_appender(&t);
     CHECK_INT(append_segment(&t, appender, 5), GD_OK);
@@ -211,12 +211,12 @@ TEST_WITH(test_failed_fdatasync_poisons, appender_setup(&t),
     for (int handle = 0; handle < 2; handle++) {
         CHECK_INT(hints_for(&t, 1, 4), 1);
         CHECK_INT(hints_for(&t, 1, 5), 0);
-        CHECK_INT(gd_locks_share(t.repo->locks, 1, NULL), GD_OK);
+        CHECK_INT(gd_locks_lock_shared(t.repo->locks, 1, NULL), GD_OK);
         REQUIRE(gd_fpcache_store(t.repo->cache, 1, &store_now, &cold,
                                  &t.x.err) == GD_OK);
         CHECK_INT(store_now->count, 5);
         gd_fpcache_return_store(t.repo->cache, store_now);
-        gd_locks_unshare(t.repo->locks, 1);
+        gd_locks_unlock_shared(t.repo->locks, 1);
         appender_other_handle(&t);
     }
     check_left_alone(&t);

@@ -344,7 +344,7 @@ static void
 leave_group(writer *t)
 {
     gd_appender_close(t->appender);
-    gd_locks_unshare(t->repo->locks, 1);
+    gd_locks_unlock_shared(t->repo->locks, 1);
 }
 
 static void
@@ -526,7 +526,7 @@ TEST(test_the_way_changes_at_sync_points)
         CHECK_INT(append_block(&t, 2 * i), GD_OK);
         CHECK_INT(append_block(&t, 2 * i + 1), GD_OK);
         CHECK_INT(direct_writes - before, beside ? 2 : 0);
-        t.repo->ways.cost[GD_WAY_BESIDE] = next ? 1 : 3;
+        t.repo->ways.cost[GD_IO_MODE_BESIDE] = next ? 1 : 3;
         CHECK_INT(gd_appender_sync(t.appender, false, &t.x.err), GD_OK);
         uint8_t got[2 * BLOCK];
         scratch_read(&t.x, FILE_NAME, got, sizeof got,

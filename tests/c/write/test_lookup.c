@@ -287,7 +287,7 @@ asked_readahead(const gd_env *env, int fd, uint64_t offset, uint64_t length)
 {
     (void)env;
     CHECK_INT(offset, 0);
-    CHECK_INT(length, gd_data_start(64));
+    CHECK_INT(length, gd_fptable_data_start(64));
     note_asked(fd, 'r');
 }
 

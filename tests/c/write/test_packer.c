@@ -155,12 +155,12 @@ stored_bytes(fixture *t)
     uint64_t bytes = 0;
     char name[GD_NAME_SIZE];
     for (uint32_t n = 1;; n++) {
-        gd_group_name(n, name);
+        gd_names_group(n, name);
         if (!scratch_exists(&t->x, name)) {
             return bytes;
         }
         bytes += (uint64_t)scratch_size(&t->x, name) -
-                 gd_data_start(t->x.params.group_slots);
+                 gd_fptable_data_start(t->x.params.group_slots);
     }
 }
 

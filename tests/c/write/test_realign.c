@@ -405,30 +405,30 @@ TEST_WITH(test_samples_are_paid_for, setup(4096), teardown())
     static uint8_t data[BLOCKS * 4096];
     gd_hashing *hashing;
     gd_lookup *lookup;
-    gd_phase *phase;
+    gd_realign *phase;
     REQUIRE(gd_hashing_open(repo, &gd_global_scope, &hashing, &x.err) ==
             GD_OK);
     REQUIRE(gd_lookup_open(repo, &gd_global_scope, &lookup, &x.err) == GD_OK);
-    REQUIRE(gd_phase_open(repo, hashing, lookup, &phase, &x.err) == GD_OK);
+    REQUIRE(gd_realign_open(repo, hashing, lookup, &phase, &x.err) == GD_OK);
     fill_random(data, sizeof data, 1);
     for (size_t i = 0; i < BLOCKS; i++) {
         blocks[i] = (gd_block){.data = data + i * 4096, .length = 4096};
     }
     for (size_t i = 0; i < BATCHES; i++) {
-        CHECK_INT(gd_phase_choose(phase, blocks, BLOCKS, 0), 0);
-        gd_phase_note(phase, BLOCKS, 0);
+        CHECK_INT(gd_realign_choose(phase, blocks, BLOCKS, 0), 0);
+        gd_realign_note(phase, BLOCKS, 0);
     }
     CHECK(samples() <= 2 * 448 + BLOCKS * BATCHES / 16);
     CHECK(samples() >= BLOCKS * BATCHES / 16);
     /* What is found pays for more; and one that finds is no sample. */
     uint64_t before = samples();
-    gd_phase_note(phase, 4 * 56, 4 * 56);
-    CHECK_INT(gd_phase_choose(phase, blocks, BLOCKS, BLOCKS / 16 + 1), 0);
+    gd_realign_note(phase, 4 * 56, 4 * 56);
+    CHECK_INT(gd_realign_choose(phase, blocks, BLOCKS, BLOCKS / 16 + 1), 0);
     CHECK_INT(samples(), before);
-    CHECK_INT(gd_phase_choose(phase, blocks, BLOCKS, BLOCKS / 16), 0);
-    CHECK_INT(gd_phase_choose(phase, blocks, BLOCKS, 0), 0);
+    CHECK_INT(gd_realign_choose(phase, blocks, BLOCKS, BLOCKS / 16), 0);
+    CHECK_INT(gd_realign_choose(phase, blocks, BLOCKS, 0), 0);
     CHECK_INT(samples(), before + 2 * 56);
-    gd_phase_close(x.env, phase);
+    gd_realign_close(x.env, phase);
     gd_lookup_close(lookup);
     gd_hashing_close(hashing);
 }
@@ -530,7 +530,7 @@ TEST_WITH(test_keeping, setup(4096), teardown())
                   GD_OK);
         at += here;
         if (at % 3 == 0) {
-            CHECK_INT(gd_transaction_keep(transaction, &x.err), GD_OK);
+            CHECK_INT(gd_transaction_sync(transaction, &x.err), GD_OK);
         }
     }
     CHECK_INT(gd_transaction_commit(transaction, &header, &linked, &x.err),

@@ -45,7 +45,8 @@ setup(fixture *t, unsigned threads)
     CHECK_INT(put_image(t->repo, "image", data, sizeof data, sizeof data, NULL,
                         &t->x.err), GD_OK);
     for (uint32_t i = 0; i < SEGMENTS; i += 7) {
-        scratch_flip(&t->x, GROUP_1, gd_data_start(SLOTS) + i * SEGMENT +
+        scratch_flip(&t->x, GROUP_1,
+                     gd_fptable_data_start(SLOTS) + i * SEGMENT +
                                          (i % 2 == 0 ? 40 + i : 0), 1);
     }
     for (uint32_t slot = 3; slot < USED; slot += 101) {
@@ -70,7 +71,8 @@ teardown(fixture *t)
 static gd_status
 renew(fixture *t)
 {
-    return gd_tail_recover(t->repo, t->group, 0, t->entries, USED, &t->x.err);
+    return gd_tailrecovery_run(t->repo, t->group, 0, t->entries, USED,
+                               &t->x.err);
 }
 
 static unsigned
@@ -140,7 +142,7 @@ TEST(test_checksums_are_mended)
     static fixture t;
     static uint8_t before[SEGMENTS * SEGMENT], after[sizeof before];
     static gd_entry again[SLOTS];
-    uint64_t start = gd_data_start(SLOTS);
+    uint64_t start = gd_fptable_data_start(SLOTS);
     setup(&t, THREADS);
     /* Where all blocks are good: the checksum, and a reserved byte. */
     scratch_flip(&t.x, GROUP_1, start + 1 * SEGMENT + 25, 1);
@@ -156,7 +158,7 @@ TEST(test_checksums_are_mended)
         CHECK(before[i] == after[i] || (at >= 24 && at < 32) || at == 21);
     }
     CHECK_INT(gd_group_read_entries(t.group, 0, USED, again, &t.x.err), GD_OK);
-    CHECK_INT(gd_tail_recover(t.repo, t.group, 0, again, USED, &t.x.err),
+    CHECK_INT(gd_tailrecovery_run(t.repo, t.group, 0, again, USED, &t.x.err),
               GD_OK);
     scratch_read(&t.x, GROUP_1, before, sizeof before, start);
     CHECK(memcmp(before, after, sizeof after) == 0);

@@ -409,7 +409,7 @@ TEST_WITH(test_abort, transaction_setup(), transaction_teardown())
     CHECK_INT(get_image(the_repo, "a", NULL, 0, &equal, &the_scratch.err),
               GD_NOTFOUND);
     CHECK_INT(scratch_size(&the_scratch, "groups/00000001"),
-              gd_data_start(32768));
+              gd_fptable_data_start(32768));
     store_in_one("a", data, sizeof data, 1 << 20, &header);
     CHECK_INT(header.new_bytes, sizeof data);
     CHECK_INT(scratch_count(&the_scratch, "groups", "", NULL), 1);

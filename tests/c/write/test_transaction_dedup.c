@@ -30,7 +30,7 @@ put(const char *id, const uint8_t *data, gd_dedup dedup)
     gd_recipe_header header;
     bool linked;
     gd_transaction *t = begin_image(id);
-    gd_transaction_set_dedup(t, dedup);
+    gd_transaction_set_lookup_mode(t, dedup);
     write_all(t, data, SIZE);
     CHECK_INT(gd_transaction_commit(t, &header, &linked, &the_scratch.err),
               GD_OK);
@@ -139,9 +139,10 @@ TEST_WITH(test_expect, setup(false), transaction_teardown())
         char id[2] = {(char)('a' + project), '\0'};
         REQUIRE(gd_transaction_begin(the_repo, id, "", &scope, &t,
                                      &the_scratch.err) == GD_OK);
-        gd_transaction_expect(t, groups, 3);
+        gd_transaction_prefetch_groups(t, groups, 3);
         write_all(t, one, SIZE);
-        CHECK_INT(gd_transaction_expected(t), project == 0 ? SIZE : 0);
+        CHECK_INT(gd_transaction_prefetched_groups(t),
+                  project == 0 ? SIZE : 0);
         CHECK_INT(gd_transaction_commit(t, &header, &linked,
                                         &the_scratch.err), GD_OK);
         CHECK_INT(header.new_bytes, project == 0 ? 0 : SIZE);

@@ -189,11 +189,11 @@ TEST_WITH(test_credit, setup_pull(false), transaction_teardown())
     CHECK_INT(gd_transaction_write_blocks(transaction, data, p.lengths,
                                           BLOCKS - 1, p.addresses,
                                           &the_scratch.err), GD_OK);
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     gd_transaction_count(transaction, &new_bytes, &stored_bytes);
     CHECK_INT(new_bytes, (BLOCKS - 1) * PULL_BLOCK);
     CHECK(stored_bytes >= new_bytes); /* noise does not shrink */
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     gd_transaction_count(transaction, &again, &rest);
     CHECK(again == new_bytes && rest == stored_bytes);
     gd_transaction_end(transaction);
@@ -336,7 +336,7 @@ TEST_WITH(test_find_own_blocks, setup_pull(false), transaction_teardown())
     write_all(transaction, data, sizeof data); /* of 64 slots: a second group */
     find_blocks(transaction, &p);
     CHECK_INT(count_addresses(&p), BLOCKS);
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     CHECK_INT(add_blocks(transaction, &p, 0, BLOCKS), GD_OK);
     find_blocks(transaction, &p);
     CHECK_INT(count_addresses(&p), BLOCKS);
@@ -372,13 +372,13 @@ TEST_WITH(test_measure, setup_pull(false), transaction_teardown())
     CHECK_INT(found, 10 * PULL_BLOCK);
     CHECK_INT(fault_env_count(&the_scratch.f, FAULT_FDATASYNC), syncs);
     CHECK_INT(gd_transaction_kept_bytes(transaction), 0);
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     CHECK_INT(gd_transaction_kept_bytes(transaction), stored);
     write_all(transaction, data + 20 * PULL_BLOCK, 10 * PULL_BLOCK);
     CHECK_INT(gd_transaction_kept_bytes(transaction), stored);
     /* A sync that fails may have published them, too. */
     fault_env_fail(&the_scratch.f, FAULT_FDATASYNC, 1, EIO, false);
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_IO);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_IO);
     CHECK(gd_transaction_kept_bytes(transaction) > stored);
     CHECK(gd_transaction_measure(transaction, &stored, &found,
                                  &the_scratch.err) != GD_OK);
@@ -506,7 +506,7 @@ TEST_WITH(test_add_within_a_block, setup_pull(false), transaction_teardown())
     CHECK_CONTAINS(the_scratch.err.text, "within a block");
     CHECK_INT(gd_transaction_add_zeros(transaction, 512, &the_scratch.err),
               GD_INVALID);
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     write_all(transaction, data + 600, 1024 - 600);
     CHECK_INT(gd_transaction_add_zeros(transaction, 512, &the_scratch.err),
               GD_OK);
@@ -553,9 +553,9 @@ TEST_WITH(test_keep, setup_pull(false), transaction_teardown())
     static pulled p;
     fill_random(data, sizeof data, 1);
     gd_transaction *transaction = begin_image("a");
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     write_all(transaction, data, 30 * PULL_BLOCK + 10);
-    CHECK_INT(gd_transaction_keep(transaction, &the_scratch.err), GD_OK);
+    CHECK_INT(gd_transaction_sync(transaction, &the_scratch.err), GD_OK);
     write_all(transaction, data + 30 * PULL_BLOCK + 10, 5 * PULL_BLOCK);
     gd_transaction_end(transaction);
     for (int handle = 0; handle < 2; handle++) {
@@ -608,7 +608,7 @@ pull_once(const uint8_t *data, pulled *p)
         }
     }
     if (s == GD_OK) {
-        s = gd_transaction_keep(transaction, &the_scratch.err);
+        s = gd_transaction_sync(transaction, &the_scratch.err);
     }
     if (s == GD_OK) {
         s = gd_transaction_commit(transaction, &header, &linked,
