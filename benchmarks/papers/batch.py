@@ -60,11 +60,11 @@ import common
 import plot
 
 from dedupd.tasks import merger
+from glance_dedup.backup import backup_job
+from glance_dedup.backup import rank_exchange
+from glance_dedup.backup import rank_spool
 from glance_dedup.base import imageids
 from glance_dedup.base import task
-from glance_dedup.batch import job
-from glance_dedup.batch import ranks
-from glance_dedup.batch import spool
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 
@@ -209,8 +209,8 @@ def by_stage(events: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def run_night(repo: repository.Repository, settings: job.Settings,
-              sources: list[job.Source], night: int,
+def run_night(repo: repository.Repository, settings: backup_job.Settings,
+              sources: list[backup_job.Source], night: int,
               **trial: Any) -> Night:
     """Back all disks up.
 
@@ -219,7 +219,7 @@ def run_night(repo: repository.Repository, settings: job.Settings,
     partitions = trial.pop('partitions', None)
     with tempfile.TemporaryDirectory(dir=settings.spool) as log:
         os.environ['BATCH_RANK'] = json.dumps({**trial, 'log': log})
-        job.RANK = (batchrank.__file__,)
+        backup_job.RANK = (batchrank.__file__,)
         work = Job(repo, settings, FIRST + datetime.timedelta(days=night),
                    lambda done, total, words: None)
         work.partitions = partitions
@@ -244,7 +244,7 @@ def run_night(repo: repository.Repository, settings: job.Settings,
                      sampler.peak, sampler.anonymous, events)
 
 
-class Job(job.Job):
+class Job(backup_job.Job):
     """A job whose number of partitions may be given."""
 
     partitions: int | None = None
@@ -292,16 +292,16 @@ def make_repository(path: str) -> None:
         merger.run_once(maintainer, task.Pace())
 
 
-def make_settings(top: str, count: int) -> job.Settings:
+def make_settings(top: str, count: int) -> backup_job.Settings:
     os.makedirs(os.path.join(top, 'spool'), exist_ok=True)
-    return job.Settings(
+    return backup_job.Settings(
         ranks=count, state=os.path.join(top, 'state'),
         spool=os.path.join(top, 'spool'), scratch=os.path.join(top, 'scratch'))
 
 
-def sources_of(paths: list[str]) -> list[job.Source]:
-    return [job.Source(os.path.basename(path).partition('.')[0], 'disk',
-                       path, 'raw') for path in paths]
+def sources_of(paths: list[str]) -> list[backup_job.Source]:
+    return [backup_job.Source(os.path.basename(path).partition('.')[0], 'disk',
+                              path, 'raw') for path in paths]
 
 
 def show_night(night: int, found: Night) -> None:
@@ -421,7 +421,7 @@ TRIED_TEXT = ('Seconds of both nights, seconds of processors in both without '
 
 def buffers_of(ranks_: int, partitions: int) -> int:
     """Bytes of a rank's buffers in option 2."""
-    return (ranks_ + 1) * ranks.BUFFER + partitions * FILE_BUFFER
+    return (ranks_ + 1) * rank_exchange.BUFFER + partitions * FILE_BUFFER
 
 
 def measure_memory(options: argparse.Namespace, top: str) -> None:
@@ -436,8 +436,8 @@ def measure_memory(options: argparse.Namespace, top: str) -> None:
         requests = blocks / options.ranks / partitions
         for option in (2, 1):
             memory = buffers_of(options.ranks, partitions)
-            one = (ranks.BUFFER if option == 2 else max(
-                spool.RECORD, memory // (options.ranks * partitions)))
+            one = (rank_exchange.BUFFER if option == 2 else max(
+                rank_spool.RECORD, memory // (options.ranks * partitions)))
             found = run_trial(
                 options, top, paths, unique, partitions=partitions,
                 option=option, buffer=one,
@@ -467,7 +467,7 @@ def show_pieces(options: argparse.Namespace, top: str, paths: list[str],
     piece = max(1000, blocks // options.ranks // 10)
     found = run_trial(options, top, paths, unique, partitions=1, piece=piece)
     show_tried(f'{"2, in pieces":>18}{piece * JOINED / 1e6:8.2f}'
-               f'{buffers_of(options.ranks, 1) / 1e6:9.2f}{ranks.BUFFER:8}',
+               f'{buffers_of(options.ranks, 1) / 1e6:9.2f}{rank_exchange.BUFFER:8}',
                found)
 
 

@@ -19,11 +19,11 @@ import _path  # noqa: F401  finds what is beside the folder
 import common  # noqa: F401  finds the packages beside it
 
 from glance_dedup import _engine
-from glance_dedup.batch import digests
-from glance_dedup.batch import rank as product
-from glance_dedup.batch import ranks
-from glance_dedup.batch import spool
-from glance_dedup.batch import stages
+from glance_dedup.backup import digests
+from glance_dedup.backup import rank
+from glance_dedup.backup import rank_exchange
+from glance_dedup.backup import rank_spool
+from glance_dedup.backup import stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Trial:
 
     log: str
     """A directory for what the ranks write."""
-    buffer: int = ranks.BUFFER
+    buffer: int = rank_exchange.BUFFER
     """Bytes of a message's records; in option 1 of each buffer."""
-    piece: int = spool.PIECE
+    piece: int = rank_spool.PIECE
     """Requests that are sorted and joined together."""
     option: int = 2
     """How requests go to their partitions."""
@@ -48,7 +48,7 @@ def read_trial() -> Trial:
     return Trial(**json.loads(os.environ['BATCH_RANK']))
 
 
-class Spool(spool.Spool):
+class Spool(rank_spool.Spool):
     """A spool that gives pieces of the trial's size."""
 
     trial: Trial
@@ -61,7 +61,7 @@ class Spool(spool.Spool):
         return super().pieces(name, size, count or self.trial.piece)
 
 
-class PartitionExchange(ranks.Exchange):
+class PartitionExchange(rank_exchange.Exchange):
     """Option 1 of the paper: a send buffer for each partition of each rank."""
 
     partitions = 0      # of each rank
@@ -70,7 +70,7 @@ class PartitionExchange(ranks.Exchange):
         if not hasattr(self, '_parts'):
             self._parts = [bytearray() for _ in range(
                 len(self._buffers) * self.partitions)]
-        first, size = rank * self.partitions, ranks.BUFFER
+        first, size = rank * self.partitions, rank_exchange.BUFFER
         for number, part in enumerate(_engine.split_records(
                 records, len(self._parts), first, self.partitions), first):
             buffer = self._parts[number]
@@ -86,10 +86,10 @@ class PartitionExchange(ranks.Exchange):
         super()._finish()
 
 
-class Ranks(ranks.Ranks):
+class Ranks(rank_exchange.Ranks):
     """Ranks that send requests and references as option 1 says."""
 
-    def exchange(self, kind: bytes, receive: Any) -> ranks.Exchange:
+    def exchange(self, kind: bytes, receive: Any) -> rank_exchange.Exchange:
         found = super().exchange(kind, receive)
         if kind in (b'scan', b'refer'):
             found.__class__ = PartitionExchange
@@ -117,29 +117,29 @@ class DirtyBits(digests.DigestChanges):
         return True
 
 
-class Rank(product.Rank):
+class Rank(rank.Rank):
     """A rank that tells which segments were clean."""
 
     def _committed(self, task: stages.Task, stat: Any) -> None:
-        product.tell(self._ranks.rank, 'segments', name=task.view.name,
-                     segments=task.clean.hex())
+        rank.tell(self._ranks.rank, 'segments', name=task.view.name,
+                  segments=task.clean.hex())
         super()._committed(task, stat)
 
 
 def main() -> int:
     """Run one rank, as the trial says."""
     trial = read_trial()
-    ranks.BUFFER = trial.buffer // spool.RECORD * spool.RECORD
+    rank_exchange.BUFFER = trial.buffer // rank_spool.RECORD * rank_spool.RECORD
     Spool.trial = trial
-    spool.Spool = Spool  # type: ignore[assignment,misc]
-    product.Rank = Rank  # type: ignore[misc]
+    rank_spool.Spool = Spool  # type: ignore[assignment,misc]
+    rank.Rank = Rank  # type: ignore[misc]
     if trial.option == 1:
-        ranks.Ranks = Ranks  # type: ignore[misc]
+        rank_exchange.Ranks = Ranks  # type: ignore[misc]
         stages.Round = Round  # type: ignore[assignment,misc]
     if trial.written is not None:
         DirtyBits.written = trial.written
         digests.DigestChanges = DirtyBits  # type: ignore[misc]
-    told = product.tell
+    told = rank.tell
     path = os.path.join(trial.log, str(os.getpid()))
     with open(path, 'w', encoding='utf-8') as log:
         def tell(rank: int, event: str, **facts: Any) -> None:
@@ -149,12 +149,12 @@ def main() -> int:
                     'used': time.process_time(), **facts}) + '\n')
             if event != 'segments':
                 told(rank, event, **facts)
-        product.tell = tell
+        rank.tell = tell
         if not trial.profile:
-            return product.main()
+            return rank.main()
         profile = cProfile.Profile()
         try:
-            return profile.runcall(product.main)
+            return profile.runcall(rank.main)
         finally:
             profile.dump_stats(path + '.profile')
 

@@ -32,7 +32,7 @@ import _path  # noqa: F401  finds what is beside the folder
 import common
 import plot
 
-from glance_dedup.batch import rounds
+from glance_dedup.backup import rounds
 
 MEAN = 40e9
 WEIGHTS = [step / 10 for step in range(11)]

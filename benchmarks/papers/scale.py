@@ -17,7 +17,7 @@ import dataclasses
 import _path  # noqa: F401  finds what is beside the folder
 import common  # noqa: F401  finds the packages beside it
 
-from glance_dedup.batch import ranks
+from glance_dedup.backup import rank_exchange
 
 #: What a rank may take, in MB.
 MEMORY = 35
@@ -76,7 +76,7 @@ def night(figures: Figures, hosts: int) -> dict[str, float]:
     unique = hosts * size / 10 / BLOCK + new * figures.kept
     index = unique * RECORD
     pairs = hosts * (hosts - 1)
-    buffer = ranks.buffer_of(hosts)
+    buffer = rank_exchange.buffer_of(hosts)
     # A request and its answer, and a reference of what was stored.
     sent = (2 * asked + new) * RECORD
     reading = dirty / hosts * (

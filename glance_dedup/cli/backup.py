@@ -17,9 +17,9 @@ import sys
 from cliff import lister
 from cliff import show
 
+from glance_dedup.backup import retention
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.batch import retention
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import copying

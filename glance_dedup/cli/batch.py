@@ -6,11 +6,11 @@ import os
 
 from cliff import lister
 
+from glance_dedup.backup import retention
 from glance_dedup.base import exceptions
 from glance_dedup.base import hostlist
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
-from glance_dedup.batch import retention
 from glance_dedup.cli import backup
 from glance_dedup.cli import command
 from glance_dedup.cli import common
@@ -26,12 +26,12 @@ def source_of(text: str, format_: str | None):
 
     :raises UsageError: its backups cannot be named like this
     """
-    from glance_dedup.batch import job
+    from glance_dedup.backup import backup_job
 
     if text.startswith(_PREFIX):
-        return job.Source(text.removeprefix(_PREFIX), 'volume')
+        return backup_job.Source(text.removeprefix(_PREFIX), 'volume')
     if '/' not in text:
-        return job.Source(text, 'server')
+        return backup_job.Source(text, 'server')
     name, equals, path = text.partition('=')
     if not equals or '/' in name:
         path = text
@@ -40,14 +40,14 @@ def source_of(text: str, format_: str | None):
         raise common.UsageError(
             f'the backups of {path} cannot be named {name!r}: a name has 1 to '
             '109 characters of A-Z a-z 0-9 _ -. Give one: NAME=FILE')
-    return job.Source(name, 'disk', os.path.abspath(path), format_)
+    return backup_job.Source(name, 'disk', os.path.abspath(path), format_)
 
 
 class _Batch(command.RepositoryCommand, lister.Lister):
     """What both commands share."""
 
     def add_arguments(self, parser):
-        from glance_dedup.batch import job
+        from glance_dedup.backup import backup_job
 
         parser.add_argument(
             'sources', metavar='FILE|SERVER|volume:VOLUME', nargs='+',
@@ -76,7 +76,7 @@ class _Batch(command.RepositoryCommand, lister.Lister):
             'in other rounds; one that takes more by itself is given up. '
             'Default: %(default)s.')
         parser.add_argument(
-            '--libvirt', metavar='URI', default=job.Settings.libvirt,
+            '--libvirt', metavar='URI', default=backup_job.Settings.libvirt,
             help="Of each host's libvirt. Default: %(default)s.")
         parser.add_argument(
             '--backing', metavar='DIR', action='append', default=[],
@@ -88,8 +88,9 @@ class _Batch(command.RepositoryCommand, lister.Lister):
                 ('spool', 'for the spool of a round'),
                 ('scratch', 'for what running servers overwrite')):
             parser.add_argument(
-                f'--{name}', metavar='DIR', default=getattr(job.Settings,
-                                                            name),
+                f'--{name}', metavar='DIR',
+                default=getattr(backup_job.Settings,
+                                name),
                 help=f'A directory of each host {words}. '
                 'Default: %(default)s.')
 
@@ -98,13 +99,13 @@ class _Batch(command.RepositoryCommand, lister.Lister):
 
         :raises UsageError: a number is out of its bounds
         """
-        from glance_dedup.batch import job
+        from glance_dedup.backup import backup_job
 
         if not 1 <= parsed_args.local <= 256:
             raise common.UsageError('--local: 1 to 256 processes')
         if not parsed_args.view_limit:
             raise common.UsageError('--view-limit: a size above 0')
-        return job.Settings(
+        return backup_job.Settings(
             ranks=parsed_args.local, hosts=(
                 () if parsed_args.hosts is None
                 else hostlist.read(parsed_args.hosts)),
@@ -142,11 +143,11 @@ class Plan(_Batch):
     """
 
     def take_action(self, parsed_args):
-        from glance_dedup.batch import job
+        from glance_dedup.backup import backup_job
 
         sources = self.sources(parsed_args)
         with self.open(index='none') as repo:
-            found = job.Job(
+            found = backup_job.Job(
                 repo, self.job_settings(parsed_args), retention.now(),
                 lambda done, total, words: None)
             plan = found.plan(
@@ -176,7 +177,7 @@ class Run(_Batch):
         common.add_scope(parser)
 
     def take_action(self, parsed_args):
-        from glance_dedup.batch import job
+        from glance_dedup.backup import backup_job
 
         sources = self.sources(parsed_args)
         settings = self.job_settings(
@@ -185,7 +186,8 @@ class Run(_Batch):
         rows = []
         with (self.open(index='none') as repo,
               self.progress('backing up') as progress):
-            work = job.Job(repo, settings, retention.now(), progress.step)
+            work = backup_job.Job(repo, settings, retention.now(),
+                                  progress.step)
             results = work.run(sources)
             for notice in work.notices:
                 self.app.tell(notice)

@@ -75,7 +75,7 @@ _ACCOUNTS = 'glance_dedup/maintenance/accounts.py'
 _MAINTAINER = 'glance_dedup/maintenance/maintainer.py'
 _CHECK = 'glance_dedup/check/group_reader.py'
 _KEYED_DIGEST = 'glance_dedup/engine/format/keyeddigest.c'
-_DIGESTS = 'glance_dedup/batch/digests.py'
+_DIGESTS = 'glance_dedup/backup/digests.py'
 _VOLUME_TESTS = ('tests/unit/test_c.py::TestPlain::test_c[test_journal-plain]',
                  'tests/unit/test_c.py::TestPlain::test_c[test_opening-plain]')
 _FEATURE_TESTS = (
@@ -813,7 +813,7 @@ MUTANTS = (
             Edit(_DIGESTS,
                  'whole = seal == _seal(self._head.key, page, digests)',
                  'whole = len(seal) == _SEAL'),),
-        tests=('tests/unit/batch/test_digests.py', '-k',
+        tests=('tests/unit/backup/test_digests.py', '-k',
                'no_bit or another_order'),
         why_not='the file is replaced as a whole, so that it is torn by '
         'damage alone'),
@@ -822,7 +822,7 @@ MUTANTS = (
             Edit(_DIGESTS,
                  '        if not all(found[1].base):\n',
                  '        if found[1].base is None:\n'),),
-        tests=('tests/unit/batch/test_digests.py', '-k', 'nonsense'),
+        tests=('tests/unit/backup/test_digests.py', '-k', 'nonsense'),
         why_not='a file without a backup gets its name after the commit '
         'alone'),
     *layout_mutants.MUTANTS,

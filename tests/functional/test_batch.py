@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
+from glance_dedup.backup import backup_job
+from glance_dedup.backup import job_hosts
+from glance_dedup.backup import places
+from glance_dedup.backup import rank_exchange
 from glance_dedup.base import imageids
-from glance_dedup.batch import hosts
-from glance_dedup.batch import job as job_module
-from glance_dedup.batch import places
-from glance_dedup.batch import ranks
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 from tests.support import batches
@@ -67,7 +67,7 @@ def test_backup_that_is_gone_is_no_base(cloud):
 
 DEATH = """
 import os, signal
-from glance_dedup.batch import stages
+from glance_dedup.backup import stages
 work = stages.Round.{stage}
 def die(round_, *arguments):
     if round_._ranks.rank == 1 and not os.path.exists({mark!r}):
@@ -97,7 +97,7 @@ def test_rank_that_is_killed(cloud, stage, tmp_path, monkeypatch):
 def test_server_ends_with_its_last_disk():
     """If a rank dies between two disks, the next attempt has the second."""
     results, left = {}, {'web': {}, 'mail': {}}
-    watch = job_module.Watch(results, {}, left, 1, lambda *progress: None)
+    watch = backup_job.Watch(results, {}, left, 1, lambda *progress: None)
     for name in 'web-vda', 'web-vdb':
         watch.note({'event': 'view', 'source': 'web', 'name': name,
                     'identity': 'x'})
@@ -115,22 +115,23 @@ def test_server_ends_with_its_last_disk():
 
 def test_a_host_that_names_another_as_its_own(monkeypatch):
     """Neither an unknown host, nor one with a new name, ends the run."""
-    job = job_module.Job(
-        None, job_module.Settings(hosts=('one', 'two')), batches.NIGHT,
+    job = backup_job.Job(
+        None, backup_job.Settings(hosts=('one', 'two')), batches.NIGHT,
         lambda *progress: None)
     answers = iter([('one', 'two'), ('one', 'new')])
 
     def reach(names):
-        return [hosts.Host(name, nodename, frozenset()) for name, nodename in
+        return [job_hosts.Host(name, nodename, frozenset()) for name,
+                nodename in
                 zip(names, next(answers))], {}
 
     def run_ranks(order, hosts, note):
         for name, host in (('a', 'none\x1b[2J'), ('b', 'two'), ('a', 'one')):
             note({'event': 'source', 'rank': 0, 'name': name, 'host': host,
                   'size': 1, 'written': 0})
-    monkeypatch.setattr(hosts, 'reach', reach)
+    monkeypatch.setattr(job_hosts, 'reach', reach)
     monkeypatch.setattr(job, '_run_ranks', run_ranks)
-    found = job._find([job_module.Source(name, 'disk') for name in 'ab'])
+    found = job._find([backup_job.Source(name, 'disk') for name in 'ab'])
     assert {name: source['host'] for name, source in found.items()} == {
         'a': 'one', 'b': 'two'}
     notice, = job.notices
@@ -144,8 +145,8 @@ def test_a_host_that_names_another_as_its_own(monkeypatch):
 
 def test_servers_whose_views_do_not_fit_together():
     """They are in other rounds; an estimate refuses no server."""
-    settings = job_module.Settings(views=1 << 30, weight=1.0)
-    job = job_module.Job(None, settings, batches.NIGHT, lambda *progress: None)
+    settings = backup_job.Settings(views=1 << 30, weight=1.0)
+    job = backup_job.Job(None, settings, batches.NIGHT, lambda *progress: None)
 
     def rounds_at(written):
         return [[disk.name for disk in part] for part in job._plan({
@@ -196,7 +197,7 @@ def test_disk_that_changes_meanwhile(cloud, monkeypatch):
 def test_source_that_is_nowhere(cloud):
     results = cloud.run(sources=[
         *cloud.disks.sources(),
-        job_module.Source('gone', 'disk', '/nonexistent/disk')])
+        backup_job.Source('gone', 'disk', '/nonexistent/disk')])
     assert 'found on no host' in results['gone'].note
     assert cloud.backups() == cloud.disks.digests()
 
@@ -217,16 +218,16 @@ def test_two_backups_of_one_disk(cloud):
 def test_mpi_fails_once_while_ranks_look(cloud, tmp_path, monkeypatch):
     """The command looks again, and says so."""
     batches.in_ranks(tmp_path / 'site', monkeypatch, f"""
-from glance_dedup.batch import ranks
+from glance_dedup.backup import rank_exchange
 import os
-agree = ranks.Ranks.agree
+agree = rank_exchange.Ranks.agree
 def fails_once(self, value):
     try:
         os.mkdir({str(tmp_path / 'failed')!r})
     except FileExistsError:
         return agree(self, value)
     raise Exception('MPI failed')
-ranks.Ranks.agree = fails_once
+rank_exchange.Ranks.agree = fails_once
 """)
     results = cloud.run()
     assert not [result for result in results.values() if result.note]
@@ -238,13 +239,13 @@ ranks.Ranks.agree = fails_once
 def test_a_rank_refuses_to_work(cloud, tmp_path, monkeypatch):
     """It would refuse again."""
     batches.in_ranks(tmp_path / 'site', monkeypatch, """
+from glance_dedup.backup import rank_exchange
 from glance_dedup.base import exceptions
-from glance_dedup.batch import ranks
 def refuses(self, value):
     raise exceptions.VersionError('another version')
-ranks.Ranks.agree = refuses
+rank_exchange.Ranks.agree = refuses
 """)
-    with pytest.raises(job_module.Broken, match='another version'):
+    with pytest.raises(backup_job.Broken, match='another version'):
         cloud.run()
     assert not cloud.notices
 
@@ -253,7 +254,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
     """What ranks stored and nobody committed does not stay (B6)."""
     batches.in_ranks(tmp_path / 'site', monkeypatch,
                      'import os, signal\n'
-                     'from glance_dedup.batch import stages\n'
+                     'from glance_dedup.backup import stages\n'
                      'stages.Round.resolve = lambda round_: os.kill('
                      'os.getpid(), signal.SIGKILL)\n')
     results = cloud.run()
@@ -280,10 +281,10 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
     lambda message: b'', lambda message: message + b'x',
     lambda message: message[:40] + b'?' + message[41:]])
 def test_broken_message(change):
-    message = ranks.pack(b'scan', bytes(range(200)))
-    assert ranks.unpack(message, 1) == (b'scan', bytes(range(200)))
-    with pytest.raises(ranks.BrokenMessage, match='rank 1'):
-        ranks.unpack(change(message), 1)
+    message = rank_exchange.pack(b'scan', bytes(range(200)))
+    assert rank_exchange.unpack(message, 1) == (b'scan', bytes(range(200)))
+    with pytest.raises(rank_exchange.BrokenMessage, match='rank 1'):
+        rank_exchange.unpack(change(message), 1)
 
 
 def test_no_mpi(cloud, monkeypatch):

@@ -26,14 +26,14 @@ import pytest
 
 from dedupd.tasks import merger
 from glance_dedup import _engine
+from glance_dedup.backup import backup_job
+from glance_dedup.backup import images
+from glance_dedup.backup import places
+from glance_dedup.backup import stages
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import task
-from glance_dedup.batch import images
-from glance_dedup.batch import job as job_module
-from glance_dedup.batch import places
-from glance_dedup.batch import stages
 from glance_dedup.cli import main
 from glance_dedup.repository import repository
 from tests.support import batches
@@ -197,8 +197,8 @@ def limit_silence(cloud, monkeypatch):
     """Have ranks take one for hung that shows no life for ten seconds."""
     cloud.settings = dataclasses.replace(cloud.settings, silence=10.0)
     # Starting Python may take longer on a busy machine.
-    events = job_module._events
-    monkeypatch.setattr(job_module, '_events',
+    events = backup_job._events
+    monkeypatch.setattr(backup_job, '_events',
                         lambda process, silence: events(process, LIMIT))
 
 
@@ -220,7 +220,7 @@ def test_rank_that_hangs(cloud, monkeypatch):
 
 
 STORE_SLOWLY = """
-from glance_dedup.batch import stages
+from glance_dedup.backup import stages
 import time
 store = stages.Round.store
 def store_slowly(self):
@@ -246,16 +246,16 @@ def test_rank_that_stores_long(cloud, tmp_path, monkeypatch):
 
 
 DAMAGE = """
-from glance_dedup.batch import ranks
+from glance_dedup.backup import rank_exchange
 import os
-pack = ranks.pack
+pack = rank_exchange.pack
 def damage(kind, payload):
     message = pack(kind, payload)
     if kind != b'scan' or os.path.exists({mark!r}):
         return message
     open({mark!r}, 'w').close()
     return {how}
-ranks.pack = damage
+rank_exchange.pack = damage
 """
 
 
@@ -530,7 +530,7 @@ def ranks_in(session):
     for path in pathlib.Path('/proc').glob('[0-9]*'):
         try:
             words = (path / 'cmdline').read_bytes().split(b'\0')
-            if (words[1:3] == [b'-m', b'glance_dedup.batch.rank']
+            if (words[1:3] == [b'-m', b'glance_dedup.backup.rank']
                     and os.getsid(int(path.name)) == session):
                 found.append(int(path.name))
         except (OSError, ProcessLookupError):

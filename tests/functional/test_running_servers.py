@@ -22,11 +22,11 @@ import uuid
 
 import pytest
 
+from glance_dedup.backup import backup_job
+from glance_dedup.backup import checkpoints
+from glance_dedup.backup import servers
+from glance_dedup.backup import views
 from glance_dedup.base import imageids
-from glance_dedup.batch import checkpoints
-from glance_dedup.batch import job
-from glance_dedup.batch import servers
-from glance_dedup.batch import views
 from glance_dedup.cli import main
 from glance_dedup.client import nbd_reader
 from glance_dedup.repository import repository
@@ -230,7 +230,7 @@ def test_three_nights(server):
 def test_three_nights_by_ranks(server, tmp_path):
     """Acceptance: the passes read dirty bytes, and backups are the disks."""
     path = repositories.create(tmp_path / 'repository')
-    settings = job.Settings(
+    settings = backup_job.Settings(
         ranks=2, state=str(tmp_path / 'state'), spool=str(tmp_path / 'spool'),
         scratch=str(server.place / 'scratch'), libvirt=server.libvirt.uri)
     disks = {'vda': bytearray(SIZE), 'vdb': bytearray(8 * MIB)}
@@ -243,9 +243,9 @@ def test_three_nights_by_ranks(server, tmp_path):
         when = datetime.datetime(2026, 11, number + 1,
                                  tzinfo=datetime.timezone.utc)
         with repository.Repository(path) as repo:
-            results = {result.name: result for result in job.Job(
+            results = {result.name: result for result in backup_job.Job(
                 repo, settings, when, lambda done, total, words: None).run(
-                    [job.Source('web', 'server')])}
+                    [backup_job.Source('web', 'server')])}
             assert {name: result.note for name, result in results.items()} == {
                 'web-vda': '', 'web-vdb': ''}
             # The second pass reads only blocks that are new.
@@ -270,10 +270,10 @@ def backed_up(server, place, path, number, work=None):
     :param work: called between the two reads of the server, with the process
         ids of the ranks
     """
-    settings = job.Settings(
+    settings = backup_job.Settings(
         ranks=2, state=str(place / 'state'), spool=str(place / 'spool'),
         scratch=str(server.place / 'scratch'), libvirt=server.libvirt.uri)
-    events, did = job._events, []
+    events, did = backup_job._events, []
 
     def watched(process, silence):
         for event in events(process, silence):
@@ -286,15 +286,15 @@ def backed_up(server, place, path, number, work=None):
 
     with (repository.Repository(path) as repo,
           pytest.MonkeyPatch.context() as patch):
-        patch.setattr(job, '_events', watched)
+        patch.setattr(backup_job, '_events', watched)
         if work:
             proceed = batches.hold(place / f'site-{number}', patch, 'store')
-        one = job.Job(repo, settings, datetime.datetime(
+        one = backup_job.Job(repo, settings, datetime.datetime(
             2026, 11, number, tzinfo=datetime.timezone.utc),
             lambda done, total, words: None)
         results = {result.name: result for result in one.run([
-            job.Source('web', 'server'),
-            job.Source('file', 'disk', str(place / 'file'), 'raw')])}
+            backup_job.Source('web', 'server'),
+            backup_job.Source('file', 'disk', str(place / 'file'), 'raw')])}
         assert not results['file'].note
         assert read_all(repo, results['file'].backup_id) == (
             place / 'file').read_bytes()
@@ -346,7 +346,7 @@ def test_a_round_that_is_given_up_ends_its_jobs(server, tmp_path, monkeypatch):
     """Else scratch files would grow, and nobody would watch them (B6)."""
     path = repositories.create(tmp_path / 'repository')
     (tmp_path / 'file').write_bytes(repositories.noise(SEGMENT, 1))
-    monkeypatch.setattr(job, 'ATTEMPTS', 1)
+    monkeypatch.setattr(backup_job, 'ATTEMPTS', 1)
     server.write(0, 4 * MIB, 1)
 
     def kill(ranks):
@@ -493,7 +493,7 @@ def test_what_crashed_together_is_removed_with_the_server_shut_off(server):
 
 def test_a_server_that_is_shut_off_while_its_job_ends(server, monkeypatch):
     """libvirt then refuses a job that is over; nothing is left of it."""
-    from glance_dedup.batch import libvirt_jobs     # which needs libvirt
+    from glance_dedup.backup import libvirt_jobs     # which needs libvirt
     running_job = libvirt_jobs._running_job
 
     def shut_off(domain):
@@ -714,7 +714,7 @@ def test_memory(server):
         '        if line.startswith("Pss:"):\n'
         '            return int(line.split()[1])\n'
         'before = pss()\n'
-        'from glance_dedup.batch import servers\n'
+        'from glance_dedup.backup import servers\n'
         'from tests.support import sources\n'
         f'opened = servers.open_server(servers.{server.settings!r}, "web")\n'
         'found = [sources.scan(view) for view in opened]\n'

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from glance_dedup.backup import views
+from glance_dedup.backup import volume_backups
 from glance_dedup.base import exceptions
-from glance_dedup.batch import views
-from glance_dedup.batch import volumes as volumes_module
 from glance_dedup.repository import openvolumes
 from tests.support import nbd
 from tests.support import repositories
@@ -30,13 +30,13 @@ def test_a_volume_that_nobody_uses(repository):
     with repositories.open_repository(repository) as repo:
         with openvolumes.open_volume(repo, 'disk') as volume:
             volume.write(data, MIB)
-        volumes_module.back_up(repo, 'disk', BACKUP)
+        volume_backups.back_up(repo, 'disk', BACKUP)
         with repo.open_image(BACKUP) as image:
             assert image.size == 4 * MIB and image.read(MIB, MIB) == data
         with pytest.raises(exceptions.ImageExists):
-            volumes_module.back_up(repo, 'disk', BACKUP)
+            volume_backups.back_up(repo, 'disk', BACKUP)
         with pytest.raises(exceptions.ImageNotFound):
-            volumes_module.back_up(repo, 'none', BACKUP)
+            volume_backups.back_up(repo, 'none', BACKUP)
 
 
 @pytest.mark.needs('nbdkit')
@@ -45,10 +45,10 @@ def test_a_volume_that_another_process_serves(repository, tmp_path):
     with volumes.Server(repository, tmp_path) as server:
         server.start()
         with repositories.open_repository(repository) as repo:
-            volumes_module.back_up(repo, 'disk', BACKUP)
+            volume_backups.back_up(repo, 'disk', BACKUP)
             assert repo.stat(BACKUP).size == 4 * MIB
             with pytest.raises(exceptions.ImageExists):
-                volumes_module.back_up(repo, 'disk', BACKUP)
+                volume_backups.back_up(repo, 'disk', BACKUP)
         server.stop()
 
 
@@ -57,4 +57,4 @@ def test_a_volume_in_use_by_who_does_not_answer(repository):
             repositories.open_repository(repository)) as repo:
         with openvolumes.open_volume(owner, 'disk'):
             with pytest.raises(views.SourceError, match='it is in use, and'):
-                volumes_module.back_up(repo, 'disk', BACKUP)
+                volume_backups.back_up(repo, 'disk', BACKUP)

@@ -16,9 +16,9 @@ import textwrap
 import pytest
 
 from dedupd.tasks import collector
+from glance_dedup.backup import backup_job
 from glance_dedup.base import imageids
 from glance_dedup.base import task
-from glance_dedup.batch import job as job_module
 from glance_dedup.maintenance import maintainer as maintainer_module
 from glance_dedup.repository import repository
 from tests.support import maintenance
@@ -41,7 +41,7 @@ class Disks:
                 + bytes(SEGMENT) + repositories.noise(5000, 100 + number))
 
     def sources(self):
-        return [job_module.Source(path.name, 'disk', str(path), 'raw')
+        return [backup_job.Source(path.name, 'disk', str(path), 'raw')
                 for path in sorted(self.directory.iterdir())]
 
     def digests(self):
@@ -64,24 +64,24 @@ class Cloud:
         self.disks = Disks(tmp_path / 'disks')
         self.state = tmp_path / 'state'
         self.spool = tmp_path / 'spool'
-        self.settings = job_module.Settings(
+        self.settings = backup_job.Settings(
             ranks=ranks_, state=str(self.state), spool=str(self.spool),
             scratch=str(tmp_path / 'scratch'))
 
     def run(self, night=0, watch=None, sources=None, monkeypatch=None):
         """Back up; `watch` is called with each line of the ranks."""
         with repository.Repository(self.path) as repo:
-            job = job_module.Job(repo, self.settings, self.time(night),
+            job = backup_job.Job(repo, self.settings, self.time(night),
                                  lambda done, total, words: None)
             self.notices, self.lost = job.notices, job.lost
             if watch is not None:
-                events = job_module._events
+                events = backup_job._events
 
                 def watched(process, silence):
                     for event in events(process, silence):
                         watch(process, event)
                         yield event
-                monkeypatch.setattr(job_module, '_events', watched)
+                monkeypatch.setattr(backup_job, '_events', watched)
             try:
                 return {result.name: result for result in job.run(
                     self.disks.sources() if sources is None else sources)}
@@ -156,7 +156,7 @@ def ranks_of(process):
             parent = int((path / 'stat').read_text().rsplit(')')[1].split()[1])
         except OSError:
             continue
-        if b'glance_dedup.batch.rank' in command and parent == process.pid:
+        if b'glance_dedup.backup.rank' in command and parent == process.pid:
             found.append(int(path.name))
     return sorted(found)
 
@@ -172,7 +172,7 @@ def in_ranks(directory, monkeypatch, program):
     """Have each rank run some lines of Python when it starts."""
     directory.mkdir()
     (directory / 'sitecustomize.py').write_text(
-        "import sys\nif 'glance_dedup.batch.rank' in sys.orig_argv:\n"
+        "import sys\nif 'glance_dedup.backup.rank' in sys.orig_argv:\n"
         + textwrap.indent(program, '    '))
     monkeypatch.setenv('PYTHONPATH', str(directory))
 
@@ -185,7 +185,7 @@ def hold(directory, monkeypatch, stage):
     proceed = directory / 'proceed'
     in_ranks(directory, monkeypatch, f"""
 import os, time
-from glance_dedup.batch import stages
+from glance_dedup.backup import stages
 run = stages.Round.{stage}
 def wait_and_run(*arguments):
     deadline = time.monotonic() + 300

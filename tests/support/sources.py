@@ -4,8 +4,8 @@
 
 import io
 
-from glance_dedup.batch import places
-from glance_dedup.batch import views
+from glance_dedup.backup import places
+from glance_dedup.backup import views
 
 REPOSITORY = 'ab' * 16
 BACKUP = 'b_disk_20261123T180000Z'

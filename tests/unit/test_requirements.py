@@ -15,10 +15,10 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('glance_dedup', 'dedupd')
 NAME = re.compile(r'^[A-Za-z0-9_.-]+')
 # Whose modules are only imported where an extra was installed.
-EXTRAS = {'backup': {'glance_dedup/batch/rank.py',
-                     'glance_dedup/batch/ranks.py'},
+EXTRAS = {'backup': {'glance_dedup/backup/rank.py',
+                     'glance_dedup/backup/rank_exchange.py'},
           'glance': {'glance_dedup/client/glance_api.py'},
-          'libvirt': {'glance_dedup/batch/libvirt_jobs.py'},
+          'libvirt': {'glance_dedup/backup/libvirt_jobs.py'},
           's3': {'glance_dedup/objects/s3.py'},
           'swift': {'glance_dedup/objects/swift.py'},
           'trace': {'dedupd/http/tracing.py'},

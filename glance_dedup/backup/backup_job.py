@@ -20,21 +20,21 @@ import sys
 import tempfile
 from typing import Any
 
+from glance_dedup.backup import job_hosts
+from glance_dedup.backup import rank_events
+from glance_dedup.backup import rank_exchange
+from glance_dedup.backup import rank_spool
+from glance_dedup.backup import rounds
+from glance_dedup.backup import volume_backups
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import printable
-from glance_dedup.batch import events as events_module
-from glance_dedup.batch import hosts as hosts_module
-from glance_dedup.batch import ranks as ranks_module
-from glance_dedup.batch import rounds
-from glance_dedup.batch import spool
-from glance_dedup.batch import volumes
 from glance_dedup.repository import repository as repository_module
 
 #: How often a round is run, if it breaks.
 ATTEMPTS = 3
 #: What each rank runs with its Python.
-RANK: tuple[str, ...] = ('-m', 'glance_dedup.batch.rank')
+RANK: tuple[str, ...] = ('-m', 'glance_dedup.backup.rank')
 # What keeps a rank small. Freed memory goes back at once, and of Open MPI's
 # ways to send only the plain ones are loaded: the libraries of fast networks
 # take 2.4 MB, whether there is one or not. Messages are few.
@@ -120,7 +120,7 @@ class Settings:
     """Of the total time in a plan's cost (``rounds.py``)."""
     project: str = ''
     scope: bytes = bytes(16)
-    silence: float = ranks_module.SILENCE
+    silence: float = rank_exchange.SILENCE
     """Seconds without a word from other ranks, after which a rank gives up,
     and the round is run again."""
 
@@ -172,7 +172,7 @@ class Job:
         result = self._results[source.name] = Result(source.name)
         backup_id = imageids.backup_id(source.name, self._time)
         try:
-            volumes.back_up(self._repository, source.name, backup_id)
+            volume_backups.back_up(self._repository, source.name, backup_id)
             stat = self._repository.stat(backup_id)
         except exceptions.RepositoryError as e:
             result.note = str(e)
@@ -306,16 +306,16 @@ class Job:
         """How many each rank has, so that one fits into memory."""
         blocks = sum(source['size'] for source in sources) // (
             self._repository.parameters.block_size)
-        return max(1, -(-blocks // (ranks * spool.PIECE)))
+        return max(1, -(-blocks // (ranks * rank_spool.PIECE)))
 
     # -- ranks --------------------------------------------------------------
 
-    def _reach(self) -> list[hosts_module.Host]:
+    def _reach(self) -> list[job_hosts.Host]:
         """The hosts that can take part now; none, if this one works alone.
 
         :raises Broken: there should be some, and none can
         """
-        found, lost = hosts_module.reach(self._settings.hosts)
+        found, lost = job_hosts.reach(self._settings.hosts)
         self.lost |= lost
         self._names |= {host.nodename: host.name for host in found}
         if lost and not found:
@@ -324,7 +324,7 @@ class Job:
         return found
 
     def _give_up_lost(self, left: dict[str, dict[str, Any]],
-                      hosts: list[hosts_module.Host]) -> None:
+                      hosts: list[job_hosts.Host]) -> None:
         """Give up what is on hosts that cannot be reached any more."""
         if not hosts:
             return
@@ -339,7 +339,7 @@ class Job:
                 del left[name]
 
     def _run_ranks(self, order: dict[str, Any],
-                   hosts: list[hosts_module.Host],
+                   hosts: list[job_hosts.Host],
                    note: Callable[[dict[str, Any]], None]) -> None:
         """Start the ranks, give them an order, and pass on what they tell.
 
@@ -432,7 +432,7 @@ class Watch:
 
 
 @contextlib.contextmanager
-def ranks_running(count: int, hosts: list[hosts_module.Host]
+def ranks_running(count: int, hosts: list[job_hosts.Host]
                   ) -> Iterator[Any]:
     """The process ``mpiexec``; it is gone behind this, with all ranks.
 
@@ -440,7 +440,7 @@ def ranks_running(count: int, hosts: list[hosts_module.Host]
     :param hosts: on each runs one; none: all run on this host
     :raises InvalidParameter: there is none
     """
-    program = hosts_module.mpiexec()
+    program = job_hosts.mpiexec()
     if program is None:
         raise exceptions.InvalidParameter(
             'MPI is not installed: install Open MPI and mpi4py from the '
@@ -457,7 +457,7 @@ def ranks_running(count: int, hosts: list[hosts_module.Host]
         process: Any = subprocess.Popen(
             [*command, sys.executable, *RANK],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
-            env={**_SMALL, **os.environ, **hosts_module.environment(hosts),
+            env={**_SMALL, **os.environ, **job_hosts.environment(hosts),
                  'OMPI_ALLOW_RUN_AS_ROOT': '1',
                  'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
         process.said = said
@@ -496,8 +496,8 @@ def _events(process: Any, silence: float) -> Iterator[dict[str, Any]]:
                 raise Broken('a rank told a line that does not end')
             for line in filter(None, lines):
                 try:
-                    yield events_module.parse(line)
-                except events_module.FalseEvent as e:
+                    yield rank_events.parse(line)
+                except rank_events.FalseEvent as e:
                     yield {'event': 'notice', 'text': str(e)}
 
 

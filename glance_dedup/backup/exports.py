@@ -15,7 +15,7 @@ from collections.abc import Callable
 import contextlib
 from typing import Any
 
-from glance_dedup.batch import views
+from glance_dedup.backup import views
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_reader
 

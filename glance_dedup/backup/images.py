@@ -21,12 +21,12 @@ import subprocess
 import time
 from typing import Any
 
+from glance_dedup.backup import digests
+from glance_dedup.backup import diskfiles
+from glance_dedup.backup import exports
+from glance_dedup.backup import places
+from glance_dedup.backup import views
 from glance_dedup.base import diskformats
-from glance_dedup.batch import digests
-from glance_dedup.batch import diskfiles
-from glance_dedup.batch import exports
-from glance_dedup.batch import places
-from glance_dedup.batch import views
 
 _PROGRAM = 'qemu-nbd'
 _EXPORT = 'disk'

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies
 import pytest
 
+from glance_dedup.backup import retention
 from glance_dedup.base import exceptions
 from glance_dedup.base.imageids import Backup
-from glance_dedup.batch import retention
 
 UTC = datetime.timezone.utc
 

@@ -9,9 +9,9 @@ import json
 
 import pytest
 
+from glance_dedup.backup import checkpoints
+from glance_dedup.backup import views
 from glance_dedup.base import files
-from glance_dedup.batch import checkpoints
-from glance_dedup.batch import views
 from tests.support import sources
 
 SERVER = '0b4ba7a6-6fbe-4cd5-a1c0-0d9e06bb4d53'

@@ -30,13 +30,13 @@ import threading
 import time
 from typing import Any
 
-from glance_dedup.batch import checkpoints
-from glance_dedup.batch import digests
-from glance_dedup.batch import exports
-from glance_dedup.batch import images
-from glance_dedup.batch import places
-from glance_dedup.batch import rates
-from glance_dedup.batch import views
+from glance_dedup.backup import checkpoints
+from glance_dedup.backup import digests
+from glance_dedup.backup import exports
+from glance_dedup.backup import images
+from glance_dedup.backup import places
+from glance_dedup.backup import rates
+from glance_dedup.backup import views
 
 LOG = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _ask(uri: str, server: str, do: str, **arguments: Any) -> dict[str, Any]:
     request = {'uri': uri, 'server': server, 'do': do, **arguments}
     try:
         done = subprocess.run(
-            [sys.executable, '-m', 'glance_dedup.batch.libvirt_jobs'],
+            [sys.executable, '-m', 'glance_dedup.backup.libvirt_jobs'],
             input=json.dumps(request).encode(), capture_output=True,
             timeout=REQUEST_SECONDS)
     except subprocess.TimeoutExpired as e:

@@ -2,8 +2,8 @@
 
 """Backups of volumes of this repository: snapshots, which need no stages."""
 
+from glance_dedup.backup import views
 from glance_dedup.base import exceptions
-from glance_dedup.batch import views
 from glance_dedup.client import volume_control
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import repository as repository_module

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from glance_dedup.batch import views
+from glance_dedup.backup import views
 from tests.support import sources
 
 

@@ -17,10 +17,10 @@ import time
 from typing import Any
 
 from glance_dedup import _engine
+from glance_dedup.backup import rank_exchange
+from glance_dedup.backup import rank_spool
+from glance_dedup.backup import views
 from glance_dedup.base import exceptions
-from glance_dedup.batch import ranks as ranks_module
-from glance_dedup.batch import spool as spool_module
-from glance_dedup.batch import views
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 
@@ -30,7 +30,7 @@ _REQUESTER_BITS = 28
 _MAX_BLOCKS = 1 << _REQUESTER_BITS
 _ZEROS = bytes(32)
 _BLOCK = struct.Struct('<32sI')
-_RECORD = struct.Struct(f'{spool_module.RECORD}s')
+_RECORD = struct.Struct(f'{rank_spool.RECORD}s')
 # Blocks that are looked up, and appended, together.
 _LOT = 4096
 # Bytes of new blocks, and blocks of any kind, that wait for being stored.
@@ -101,14 +101,14 @@ class Blocks:
     :param name: the file of the addresses
     """
 
-    def __init__(self, spool: spool_module.Spool, name: str) -> None:
+    def __init__(self, spool: rank_spool.Spool, name: str) -> None:
         self._items = self._read(spool, name)
 
     @staticmethod
-    def _read(spool: spool_module.Spool, name: str
+    def _read(spool: rank_spool.Spool, name: str
               ) -> Iterator[tuple[bytes, int, int]]:
         for scanned, places in itertools.zip_longest(
-                spool.pieces('blocks', spool_module.SCANNED, _LOT),
+                spool.pieces('blocks', rank_spool.SCANNED, _LOT),
                 spool.pieces(name, 8, _LOT), fillvalue=b''):
             addresses = array.array('Q', places)
             for (fingerprint, length), address in zip(
@@ -209,7 +209,7 @@ class Stored:
         references = bytearray()
         for place, key, address in zip(self._new, self._keys, addresses,
                                        strict=True):
-            self._places[place] = address and address | spool_module.OWN
+            self._places[place] = address and address | rank_spool.OWN
             if address:
                 references += key + address.to_bytes(5, 'little')
         self._note(self._places.tobytes(), bytes(references))
@@ -226,7 +226,7 @@ class Round:
     """
 
     def __init__(self, repository: repository_module.Repository,
-                 ranks: ranks_module.Ranks, spool: spool_module.Spool,
+                 ranks: rank_exchange.Ranks, spool: rank_spool.Spool,
                  tasks: list[Task], partitions: int, project: str,
                  scope: bytes, progress: Callable[[str, int], None]) -> None:
         self._repository = repository
@@ -306,7 +306,7 @@ class Round:
         except exceptions.RepositoryError:
             return None     # stage 2b says so, if there is something to store
 
-    def _scan_view(self, task: Task, exchange: ranks_module.Exchange,
+    def _scan_view(self, task: Task, exchange: rank_exchange.Exchange,
                    look: openimages.Transaction | None, done: int) -> None:
         before = self._blocks
         for index in range(task.view.segments):
@@ -347,16 +347,16 @@ class Round:
         left, answers = bytearray(scanned), bytearray()
         for at, place in enumerate(places):
             if place:
-                start = at * spool_module.SCANNED
+                start = at * rank_spool.SCANNED
                 left[start:start + len(_ZEROS)] = _ZEROS
-                answers += spool_module.answer(self._first + number + at,
-                                               place)
+                answers += rank_spool.answer(self._first + number + at,
+                                             place)
         self._spool.sort_answers('same', self._ranks.rank, bytes(answers))
         return bytes(left)
 
     def _note_scanned(self, task: Task, scanned: bytes) -> None:
         self._spool.append('blocks', scanned)
-        task.blocks += len(scanned) // spool_module.SCANNED
+        task.blocks += len(scanned) // rank_spool.SCANNED
 
     def _require_numbers(self, blocks: int) -> None:
         if blocks > _MAX_BLOCKS:
@@ -364,7 +364,7 @@ class Round:
                 f'rank {self._ranks.rank} has more than {_MAX_BLOCKS} blocks '
                 'in one round: back up fewer servers in a round')
 
-    def _route(self, exchange: ranks_module.Exchange, records: bytes) -> None:
+    def _route(self, exchange: rank_exchange.Exchange, records: bytes) -> None:
         """Send records to the ranks that have their partitions."""
         for rank, part in enumerate(_engine.split_records(
                 records, self._ranks.size, 0, self._ranks.size)):
@@ -393,7 +393,7 @@ class Round:
         with self._ranks.exchange(b'answer', self._take_answers) as exchange:
             for number in range(self._partitions):
                 for requests in self._spool.pieces(f'requests-{number}',
-                                                   spool_module.RECORD):
+                                                   rank_spool.RECORD):
                     unread += self._answer_piece(index, number, requests,
                                                  exchange)
                     exchange.poll()
@@ -423,7 +423,7 @@ class Round:
                          'so %s', _ANEW)
 
     def _answer_piece(self, index: _engine.Index | None, number: int,
-                      requests: bytes, exchange: ranks_module.Exchange
+                      requests: bytes, exchange: rank_exchange.Exchange
                       ) -> int:
         """Answer requests; returns how many files were of no use."""
         unread = 0
@@ -436,7 +436,7 @@ class Round:
         self._send_answers(exchange, answers)
         return unread
 
-    def _send_answers(self, exchange: ranks_module.Exchange,
+    def _send_answers(self, exchange: rank_exchange.Exchange,
                       answers: bytes) -> None:
         for rank, part in enumerate(_engine.split_records(
                 answers, 1 << 12, 0, self._ranks.size)):
@@ -511,7 +511,7 @@ class Round:
         with self._ranks.exchange(b'refer', self._take_references
                                   ) as exchange:
             for references in self._spool.pieces('references',
-                                                 spool_module.RECORD):
+                                                 rank_spool.RECORD):
                 self._route(exchange, references)
         self._spool.end('known')
         with self._ranks.exchange(b'resolve', self._take_again) as exchange:
@@ -529,11 +529,11 @@ class Round:
         self._spool.sort_answers('again', self._ranks.rank, answers)
 
     def _resolve_partition(self, number: int,
-                           exchange: ranks_module.Exchange) -> None:
+                           exchange: rank_exchange.Exchange) -> None:
         for waiting in self._spool.pieces(f'waiting-{number}',
-                                          spool_module.RECORD):
+                                          rank_spool.RECORD):
             for references in self._spool.pieces(f'known-{number}',
-                                                 spool_module.RECORD):
+                                                 rank_spool.RECORD):
                 self._send_answers(exchange, _engine.resolve_requests(
                     waiting, references))
             exchange.poll()
@@ -551,7 +551,7 @@ class Round:
                 return
             for number in range(self._partitions):
                 for references in self._spool.pieces(
-                        f'known-{number}', spool_module.RECORD, _RUN):
+                        f'known-{number}', rank_spool.RECORD, _RUN):
                     index.add(each_key_once(_engine.index_sort(references)),
                               False)
         except exceptions.RepositoryError as e:
@@ -665,15 +665,15 @@ class Recipe:
         fingerprints = b''.join(item[0] for item in self._lot)
         lengths = array.array('I', [item[1] for item in self._lot])
         told = array.array('Q', [
-            0 if address == spool_module.WAIT or fingerprint == _ZEROS
-            else address & ~spool_module.OWN
+            0 if address == rank_spool.WAIT or fingerprint == _ZEROS
+            else address & ~rank_spool.OWN
             for fingerprint, _, address in self._lot])
         places = array.array('Q', self._transaction.find_at(
             fingerprints, lengths.tobytes(), told.tobytes()))
         self._own += sum(
             length for (_, length, address), place in zip(
                 self._lot, places, strict=True)
-            if place and address & spool_module.OWN)
+            if place and address & rank_spool.OWN)
         at, offset = 0, self._start
         for kind, run in itertools.groupby(
                 zip(self._lot, places, strict=True), _kind_of):

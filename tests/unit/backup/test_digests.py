@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.ciphers import aead
 import pytest
 
 from glance_dedup import _engine
+from glance_dedup.backup import digests
+from glance_dedup.backup import views
 from glance_dedup.base import files
-from glance_dedup.batch import digests
-from glance_dedup.batch import views
 from tests.support import sources
 
 COUNT = 600                     # segments; three pages

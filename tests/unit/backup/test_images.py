@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from glance_dedup.batch import images
-from glance_dedup.batch import views
+from glance_dedup.backup import images
+from glance_dedup.backup import views
 from tests.support import nbd
 from tests.support import sources
 

@@ -19,8 +19,8 @@ import fcntl
 import os
 import re
 
+from glance_dedup.backup import views
 from glance_dedup.base import closing
-from glance_dedup.batch import views
 
 #: The longest name: ``b_<name>_<time>`` is an image's id, of 128 characters.
 MAX_NAME = 109

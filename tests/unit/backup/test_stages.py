@@ -3,7 +3,7 @@
 """Parts of the stages."""
 
 from glance_dedup import _engine
-from glance_dedup.batch import stages
+from glance_dedup.backup import stages
 
 
 def record(key, address):

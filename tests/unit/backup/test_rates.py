@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from glance_dedup.backup import rates
 from glance_dedup.base import files
-from glance_dedup.batch import rates
 
 SERVER = '00000000-0000-0000-0000-000000000001'
 

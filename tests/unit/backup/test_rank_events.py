@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from glance_dedup.batch import events
+from glance_dedup.backup import rank_events
 
 GOOD = {'event': 'source', 'rank': 1, 'name': 'web', 'host': 'a', 'size': 5,
         'written': 0}
@@ -16,9 +16,9 @@ def line(**changed):
 
 
 def test_an_event():
-    assert events.parse(line()) == GOOD
-    assert events.parse(line(more='of a later version'))['more']
-    assert events.parse(b'{"event": "ended", "rank": 0}')
+    assert rank_events.parse(line()) == GOOD
+    assert rank_events.parse(line(more='of a later version'))['more']
+    assert rank_events.parse(b'{"event": "ended", "rank": 0}')
 
 
 @pytest.mark.parametrize('changed', [
@@ -28,8 +28,9 @@ def test_an_event():
     {'name': 'x' * 100000}, {'host': None}, {'size': -1}, {'size': 1.5},
     {'size': '5'}, {'size': True}, {'size': 1 << 63}, {'written': None}])
 def test_what_no_rank_tells(changed):
-    with pytest.raises(events.FalseEvent, match='which was left out') as found:
-        events.parse(line(**changed))
+    with pytest.raises(rank_events.FalseEvent,
+                       match='which was left out') as found:
+        rank_events.parse(line(**changed))
     assert len(str(found.value)) < 2000 and str(found.value).isprintable()
 
 
@@ -37,5 +38,5 @@ def test_what_no_rank_tells(changed):
     b'', b'{', b'[]', b'7', b'null', b'"event"', b'[' * 100000, b'\xff\x00',
     b'\x1b[2J'])
 def test_what_is_no_json(text):
-    with pytest.raises(events.FalseEvent):
-        events.parse(text)
+    with pytest.raises(rank_events.FalseEvent):
+        rank_events.parse(text)

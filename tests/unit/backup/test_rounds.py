@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from glance_dedup.backup import rounds
 from glance_dedup.base import exceptions
-from glance_dedup.batch import rounds
 
 HOSTS = 'abc'
 

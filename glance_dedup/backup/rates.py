@@ -15,9 +15,9 @@ are watched whatever it says.
 import logging
 import os
 
+from glance_dedup.backup import places
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.batch import places
 
 LOG = logging.getLogger(__name__)
 

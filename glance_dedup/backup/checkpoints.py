@@ -22,11 +22,11 @@ import dataclasses
 import os
 import re
 
+from glance_dedup.backup import exports
+from glance_dedup.backup import places
+from glance_dedup.backup import views
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.batch import exports
-from glance_dedup.batch import places
-from glance_dedup.batch import views
 
 _KIND = 'checkpoint of a disk'
 _MAX_SIZE = 16384

@@ -20,10 +20,10 @@ import stat
 import time
 from typing import Any
 
+from glance_dedup.backup import places
+from glance_dedup.backup import views
 from glance_dedup.base import access
 from glance_dedup.base import diskformats
-from glance_dedup.batch import places
-from glance_dedup.batch import views
 
 # Of <time.h>: the clock that file systems read.
 _COARSE = 5

@@ -4,12 +4,12 @@
 
 ::
 
-    mpiexec ... python -m glance_dedup.batch.rank < order
+    mpiexec ... python -m glance_dedup.backup.rank < order
 
 Rank 0 reads the *order* of a round from its standard input, a JSON object, and
 tells it to the others. Each rank writes what happens to its standard output, a
-JSON object on each line (``job.py`` reads both). An exit status other than 0
-means that the round has to be run again.
+JSON object on each line (``backup_job.py`` reads both). An exit status other
+than 0 means that the round has to be run again.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ import time
 import traceback
 from typing import Any
 
+from glance_dedup.backup import images
+from glance_dedup.backup import places
+from glance_dedup.backup import rank_exchange
+from glance_dedup.backup import rank_spool
+from glance_dedup.backup import servers
+from glance_dedup.backup import stages
+from glance_dedup.backup import views
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import version
-from glance_dedup.batch import images
-from glance_dedup.batch import places
-from glance_dedup.batch import ranks as ranks_module
-from glance_dedup.batch import servers
-from glance_dedup.batch import spool as spool_module
-from glance_dedup.batch import stages
-from glance_dedup.batch import views
 from glance_dedup.repository import openimages
 from glance_dedup.repository import repository as repository_module
 
 # By its name, since the module runs as '__main__'.
-_LOG = logging.getLogger('glance_dedup.batch.rank')
+_LOG = logging.getLogger('glance_dedup.backup.rank')
 # Seconds between two lines on the progress of a stage.
 _PROGRESS = 1.0
 _FAILED = 3
@@ -67,7 +67,7 @@ class _Notices(logging.Handler):
 class Rank:
     """This process during a round."""
 
-    def __init__(self, ranks: ranks_module.Ranks, order: dict[str, Any]
+    def __init__(self, ranks: rank_exchange.Ranks, order: dict[str, Any]
                  ) -> None:
         self._ranks = ranks
         self._order = order
@@ -102,7 +102,7 @@ class Rank:
             with contextlib.suppress(exceptions.RepositoryError):
                 for view in self._views_of(source):
                     view.close()
-        spool_module.remove_dead(self._spools, None)
+        rank_spool.remove_dead(self._spools, None)
 
     @property
     def _spools(self) -> str:
@@ -282,10 +282,10 @@ class Rank:
         key = hashlib.sha256(json.dumps(
             [facts, order['partitions'], order['scope'], order['time']]
         ).encode()).hexdigest()
-        for path in spool_module.remove_dead(self._spools, key[:16]):
+        for path in rank_spool.remove_dead(self._spools, key[:16]):
             _LOG.warning('removed %s: a round that was not completed left it',
                          path)
-        self._spool = self._stack.enter_context(spool_module.Spool(
+        self._spool = self._stack.enter_context(rank_spool.Spool(
             os.path.join(self._spools, f'{key[:16]}-{self._ranks.rank}')))
         return stages.Round(
             self._repository, self._ranks, self._spool, self._tasks,
@@ -337,7 +337,7 @@ class Rank:
                           note=note, clean=sum(task.clean))
 
 
-def _require_same_software(ranks: ranks_module.Ranks) -> None:
+def _require_same_software(ranks: rank_exchange.Ranks) -> None:
     """Check that all hosts run one version (B7)."""
     found = ranks.agree([os.uname().nodename, version.version()])
     if len({number for _, number in found}) > 1:
@@ -358,7 +358,7 @@ def main() -> int:
     """Run one rank."""
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
-    ranks = ranks_module.Ranks(comm)
+    ranks = rank_exchange.Ranks(comm)
     logging.getLogger('glance_dedup').addHandler(_Notices(ranks.rank))
     try:
         order = None

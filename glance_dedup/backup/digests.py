@@ -44,10 +44,10 @@ import struct
 from typing import Any
 
 from glance_dedup import _engine
+from glance_dedup.backup import places
+from glance_dedup.backup import views
 from glance_dedup.base import closing
 from glance_dedup.base import files
-from glance_dedup.batch import places
-from glance_dedup.batch import views
 
 LOG = logging.getLogger(__name__)
 
