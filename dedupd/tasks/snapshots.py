@@ -30,12 +30,12 @@ from glance_dedup.base import files
 from glance_dedup.base import signingkeys
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.metadata_backup import backup_manifest
+from glance_dedup.metadata_backup import fetching
+from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
-from glance_dedup.snapshots import fetching
-from glance_dedup.snapshots import keys
-from glance_dedup.snapshots import manifest as manifest_module
 
 #: Recipes that are sent at the same time.
 _PARALLEL = 8
@@ -45,7 +45,7 @@ _TRIES = 8
 #: Keys and sizes of all objects of an owner.
 Listing = list[tuple[str, int]]
 # A recipe's line, and the request that sends its object, if any.
-_Begun = tuple[manifest_module.Recipe, futures.Future[int] | None]
+_Begun = tuple[backup_manifest.Recipe, futures.Future[int] | None]
 
 
 @dataclasses.dataclass
@@ -101,7 +101,7 @@ class Newest:
 
     number: int
     """The highest number; 0: there is none."""
-    manifests: list[manifest_module.Manifest]
+    manifests: list[backup_manifest.Manifest]
     """Those that are whole, newest first. The caller closes them."""
     are_two: bool
     """Whether there are two numbers, and all of them are whole."""
@@ -126,15 +126,15 @@ def newest_two(store: store_module.ObjectStore, owner: str,
     :param listed: keys of the owner's objects, at least of all manifests
     :raises UnavailableError: the object store does not give them
     """
-    all_of_them = manifest_module.newest_first(owner, set(listed))
+    all_of_them = backup_manifest.newest_first(owner, set(listed))
     numbers = sorted({key.number for key in all_of_them}, reverse=True)[:2]
     wanted = [key for key in all_of_them if key.number in numbers]
-    manifests: list[manifest_module.Manifest] = []
+    manifests: list[backup_manifest.Manifest] = []
     try:
         for key in wanted:
             with contextlib.suppress(exceptions.DamagedError,
                                      store_module.ObjectNotFound):
-                manifests.append(manifest_module.Manifest(
+                manifests.append(backup_manifest.Manifest(
                     store, key.key, signing_keys))
     except BaseException:
         for manifest in manifests:
@@ -167,13 +167,13 @@ class _Snapshot:
     def take(self, found: Newest, signing_keys: signingkeys.Keys,
              always: bool) -> Result:
         repo, result = self._maintainer.repository, self._result
-        head = manifest_module.Head(
+        head = backup_manifest.Head(
             self._settings.owner, found.number + 1, time.time(),
             repo.parameters.to_json().decode())
         before = found.manifests[0] if found.manifests else None
         with tempfile.TemporaryFile() as unnamed:
             file = cast(BinaryIO, unnamed)
-            writer = manifest_module.Writer(file, head, signing_keys)
+            writer = backup_manifest.Writer(file, head, signing_keys)
             cold_groups = 0
             for cold_groups, group in enumerate(self._groups(before), 1):
                 writer.add(group)
@@ -190,7 +190,7 @@ class _Snapshot:
             self._pace.step(self._pace.done, self._pace.total,
                             'sending the snapshot',
                             os.fstat(file.fileno()).st_size)
-            with manifest_module.send_file(
+            with backup_manifest.send_file(
                     self._store, head, file, foot,
                     signing_keys) as manifest:
                 result.snapshot, result.key = head.number, manifest.key
@@ -199,8 +199,8 @@ class _Snapshot:
 
     # -- groups --
 
-    def _groups(self, before: manifest_module.Manifest | None
-                ) -> Iterator[manifest_module.Group]:
+    def _groups(self, before: backup_manifest.Manifest | None
+                ) -> Iterator[backup_manifest.Group]:
         """The cold groups.
 
         Of one whose file cannot be read, or was lost, the line of the snapshot
@@ -212,7 +212,7 @@ class _Snapshot:
         there = set(numbers)
         unread: set[int] = set()
 
-        def now() -> Iterator[manifest_module.Group]:
+        def now() -> Iterator[backup_manifest.Group]:
             for number in numbers:
                 try:
                     facts = engine.group_facts(number)
@@ -220,11 +220,11 @@ class _Snapshot:
                     unread.add(number)
                     continue
                 if facts['is_cold']:
-                    yield manifest_module.Group(
+                    yield backup_manifest.Group(
                         number, facts['object'].hex(), facts['end'],
                         self._settings.owner, '')
 
-        for was, new in manifest_module.merged(
+        for was, new in backup_manifest.merged(
                 before.groups() if before else iter(()), now()):
             if new is None:
                 assert was is not None
@@ -237,8 +237,8 @@ class _Snapshot:
                 yield from self._verified(
                     new._replace(owner=self._owner_of(new)))
 
-    def _verified(self, group: manifest_module.Group
-                  ) -> Iterator[manifest_module.Group]:
+    def _verified(self, group: backup_manifest.Group
+                  ) -> Iterator[backup_manifest.Group]:
         """The line of a new object, with its digest; none if it is not there.
 
         Another object in its place is as bad. What files name stays, so
@@ -253,7 +253,7 @@ class _Snapshot:
         """Whether images need a group that has no file."""
         return any(self._maintainer.catalog.counts(number))
 
-    def _owner_of(self, group: manifest_module.Group) -> str:
+    def _owner_of(self, group: backup_manifest.Group) -> str:
         """Whose object a group's is."""
         settings = self._settings
         return (len(settings.owners) > 1 and owners.owner_of(
@@ -262,8 +262,8 @@ class _Snapshot:
 
     # -- recipes --
 
-    def _recipes(self, before: manifest_module.Manifest | None
-                 ) -> Iterator[manifest_module.Recipe]:
+    def _recipes(self, before: backup_manifest.Manifest | None
+                 ) -> Iterator[backup_manifest.Recipe]:
         """The recipes, once their objects are there.
 
         Several are sent at the same time.
@@ -277,15 +277,15 @@ class _Snapshot:
         while waiting:
             yield self._ended(*waiting.popleft())
 
-    def _ended(self, line: manifest_module.Recipe,
+    def _ended(self, line: backup_manifest.Recipe,
                sending: futures.Future[int] | None
-               ) -> manifest_module.Recipe:
+               ) -> backup_manifest.Recipe:
         if sending is not None:
             sending.result()
             self._result.sent_recipes += 1
         return line
 
-    def _begin_recipes(self, before: manifest_module.Manifest | None
+    def _begin_recipes(self, before: backup_manifest.Manifest | None
                        ) -> Iterator[_Begun]:
         maintainer = self._maintainer
         known = {image_id: txid.hex() for txid, image_id in
@@ -297,12 +297,12 @@ class _Snapshot:
         names = sorted({*known, *doubtful})
         done = 0
 
-        def now() -> Iterator[manifest_module.Recipe]:
+        def now() -> Iterator[backup_manifest.Recipe]:
             for name in names:
-                yield manifest_module.Recipe(
+                yield backup_manifest.Recipe(
                     name, known.get(name, ''), 0, self._settings.owner, '')
 
-        for was, new in manifest_module.merged(
+        for was, new in backup_manifest.merged(
                 before.recipes() if before else iter(()), now()):
             if new is None:
                 continue        # it was deleted
@@ -315,8 +315,8 @@ class _Snapshot:
             if new.transaction_id:
                 yield from self._begin(new, was)
 
-    def _begin(self, new: manifest_module.Recipe,
-               was: manifest_module.Recipe | None) -> Iterator[_Begun]:
+    def _begin(self, new: backup_manifest.Recipe,
+               was: backup_manifest.Recipe | None) -> Iterator[_Begun]:
         """Begin to send a recipe; nothing, if its image was deleted."""
         try:
             line, file = self._open(new)
@@ -333,8 +333,8 @@ class _Snapshot:
         if text not in self._maintainer.warnings:
             self._maintainer.warnings.append(text)
 
-    def _open(self, recipe: manifest_module.Recipe
-              ) -> tuple[manifest_module.Recipe, BinaryIO]:
+    def _open(self, recipe: backup_manifest.Recipe
+              ) -> tuple[backup_manifest.Recipe, BinaryIO]:
         """The file of a whole recipe, and its line.
 
         :raises ImageNotFound: it was deleted
@@ -366,7 +366,7 @@ class _Snapshot:
                 file.close()    # the image was stored again meanwhile
         raise exceptions.ImageNotFound(f'{path} comes and goes')
 
-    def _put(self, line: manifest_module.Recipe, file: BinaryIO) -> int:
+    def _put(self, line: backup_manifest.Recipe, file: BinaryIO) -> int:
         with file:
             if line.key in self._sent:
                 # An interrupted run sent it, unless the listing lags.
@@ -384,7 +384,7 @@ def _digest(file: BinaryIO) -> str:
     return found
 
 
-def _is_needed(found: Newest, foot: manifest_module.Foot) -> bool:
+def _is_needed(found: Newest, foot: backup_manifest.Foot) -> bool:
     return not found.are_same or found.manifests[0].foot.content != (
         foot.content)
 

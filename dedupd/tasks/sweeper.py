@@ -18,12 +18,12 @@ from glance_dedup.base import files
 from glance_dedup.base import signingkeys
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.metadata_backup import fetching
+from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
-from glance_dedup.snapshots import fetching
-from glance_dedup.snapshots import keys
 
 #: Objects that are deleted at the same time.
 _PARALLEL = 8

@@ -224,7 +224,7 @@ class Restore(command.RepositoryCommand, show.ShowOne):
             'would restore.')
 
     def take_action(self, parsed_args):
-        from glance_dedup.snapshots import restoring
+        from glance_dedup.metadata_backup import restoring
 
         place = place_of(parsed_args.url, parsed_args)
         if not parsed_args.yes:
@@ -253,8 +253,8 @@ class Restore(command.RepositoryCommand, show.ShowOne):
 
     def _found(self, place, parsed_args) -> str:
         """What would be restored, in a sentence."""
+        from glance_dedup.metadata_backup import restoring
         from glance_dedup.objects import store
-        from glance_dedup.snapshots import restoring
 
         with (store.ObjectStore(place, parsed_args.credentials) as connected,
               restoring.look(connected, self._keys(parsed_args),

@@ -17,12 +17,12 @@ from dedupd.tasks import snapshots
 from glance_dedup.base import exceptions
 from glance_dedup.base import signingkeys
 from glance_dedup.base import task
+from glance_dedup.metadata_backup import backup_manifest
+from glance_dedup.metadata_backup import fetching
+from glance_dedup.metadata_backup import keys
+from glance_dedup.metadata_backup import restoring
 from glance_dedup.objects import slices
 from glance_dedup.repository import owners
-from glance_dedup.snapshots import fetching
-from glance_dedup.snapshots import keys
-from glance_dedup.snapshots import manifest as manifest_module
-from glance_dedup.snapshots import restoring
 from tests.functional import test_restore
 from tests.functional import test_snapshots
 from tests.support import repositories
@@ -169,7 +169,7 @@ def forged(content, number, key, change=lambda line: line):
     foot.update(whole=whole,
                 content=hashlib.sha256(b''.join(packed[1:])).hexdigest())
     if key is not None:
-        foot['mac'] = manifest_module._mac(key, whole)
+        foot['mac'] = backup_manifest._mac(key, whole)
     return zstandard.ZstdCompressor().compress(
         b''.join(packed) + json.dumps(foot).encode())
 
@@ -206,17 +206,17 @@ def test_a_manifest_of_another_repository(filled, connection, tmp_path):
     content = content_of(connection, name)
     other = repositories.create(tmp_path / 'other')
     with repositories.open_repository(other) as repo:
-        head = manifest_module.Head(
+        head = backup_manifest.Head(
             filled.settings.owner, 2, 1e10,
             repo.parameters.to_json().decode())
-        with manifest_module.send(connection, head, [],
+        with backup_manifest.send(connection, head, [],
                                   repo.read_keys()) as sent:
             key = sent.key
         with pytest.raises(exceptions.InvalidParameter, match=key):
             restore(filled, tmp_path / 'new')
         connection.delete(key)
         # One whose owner is another one.
-        with manifest_module.send(
+        with backup_manifest.send(
                 connection, dataclasses.replace(head, owner='f' * 32), [],
                 repo.read_keys()) as sent:
             owners.put_bytes(connection, name, content_of(

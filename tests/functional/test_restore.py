@@ -17,11 +17,11 @@ from dedupd.tasks import collector
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.metadata_backup import keys
+from glance_dedup.metadata_backup import restoring
 from glance_dedup.repository import cold
 from glance_dedup.repository import layout
 from glance_dedup.repository import owners
-from glance_dedup.snapshots import keys
-from glance_dedup.snapshots import restoring
 from tests.functional import test_snapshots
 from tests.functional import test_tierer
 from tests.support import documents
@@ -323,7 +323,7 @@ KILLING = '''
 import os, signal, sys, threading
 from glance_dedup.base import signingkeys
 from glance_dedup.objects import location, s3, store
-from glance_dedup.snapshots import restoring
+from glance_dedup.metadata_backup import restoring
 
 path, url, endpoint, credentials, key, *moments = sys.argv[1:]
 lock = threading.Lock()

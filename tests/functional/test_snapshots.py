@@ -15,11 +15,11 @@ from dedupd.tasks import sweeper
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
+from glance_dedup.metadata_backup import backup_manifest
+from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
-from glance_dedup.snapshots import keys
-from glance_dedup.snapshots import manifest as manifest_module
 from tests.functional import test_tierer
 from tests.support import objects
 from tests.support import repositories
@@ -52,7 +52,7 @@ def kinds(store, connection):
 
 @contextlib.contextmanager
 def newest(store, connection):
-    found = manifest_module.newest_whole(
+    found = backup_manifest.newest_whole(
         connection, store.settings.owner,
         [key for key, _ in listed(store, connection)],
         store.repo.read_keys(), pytest.fail)

@@ -17,10 +17,10 @@ import xxhash
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
 from glance_dedup.repository import parameters as parameters_module
-from glance_dedup.snapshots import manifest as manifest_module
 
 # The header of a group's file (format.rst): magic, major and minor version,
 # number, repository id, scope id and slots; behind these the object's id.
@@ -83,7 +83,7 @@ class Fetcher:
         self._id = bytes.fromhex(parameters.repository_id)
         self._guess = layout.data_start(parameters.group_slots)
 
-    def group(self, group: manifest_module.Group) -> int:
+    def group(self, group: backup_manifest.Group) -> int:
         """Fetch the file of a cold group, unless it is there.
 
         :returns: bytes that were fetched
@@ -97,7 +97,7 @@ class Fetcher:
         error = None
         for _ in range(_TRIES):
             try:
-                content = manifest_module.patiently(lambda: self._whole(group))
+                content = backup_manifest.patiently(lambda: self._whole(group))
             except store_module.ObjectNotFound as e:
                 raise LostError(str(e)) from e
             except ValueError as e:
@@ -107,16 +107,16 @@ class Fetcher:
             return len(content)
         raise LostError(f'{self._store.location.url}: {group.key} {error}')
 
-    def recipe(self, recipe: manifest_module.Recipe) -> int:
+    def recipe(self, recipe: backup_manifest.Recipe) -> int:
         """Fetch a recipe; otherwise as :meth:`group`."""
         path = os.path.join(self._path, 'images', recipe.image_id)
         try:
-            return manifest_module.patiently(
+            return backup_manifest.patiently(
                 lambda: self._copy(recipe, path))
         except store_module.ObjectNotFound as e:
             raise LostError(str(e)) from e
 
-    def digest(self, group: manifest_module.Group) -> str:
+    def digest(self, group: backup_manifest.Group) -> str:
         """Return the digest of a new object of a group that is here.
 
         The object store may have another object by now than it was sent. So
@@ -129,7 +129,7 @@ class Fetcher:
         """
         path = os.path.join(self._path, 'groups', f'{group.number:08x}')
         try:
-            content = manifest_module.patiently(lambda: self._begin(group))
+            content = backup_manifest.patiently(lambda: self._begin(group))
         except ValueError as e:
             raise self._wrong(group, str(e)) from e
         with files.os_errors(f'cannot read {path}'), open(path, 'rb') as file:
@@ -140,12 +140,12 @@ class Fetcher:
 
     # -- groups --
 
-    def _wrong(self, group: manifest_module.Group, what: str
+    def _wrong(self, group: backup_manifest.Group, what: str
                ) -> exceptions.DamagedError:
         return exceptions.DamagedError(
             f'{self._store.location.url}: {group.key} {what}')
 
-    def _is_there(self, path: str, group: manifest_module.Group) -> bool:
+    def _is_there(self, path: str, group: backup_manifest.Group) -> bool:
         """Whether an earlier call fetched this file."""
         try:
             with open(path, 'rb') as file:
@@ -154,7 +154,7 @@ class Fetcher:
         except FileNotFoundError:
             return False
 
-    def _whole(self, group: manifest_module.Group) -> bytes:
+    def _whole(self, group: backup_manifest.Group) -> bytes:
         """Return what is in front of the segments of an object, verified.
 
         :raises ValueError: it is not what the manifest names
@@ -167,7 +167,7 @@ class Fetcher:
                              'it is damaged, or somebody changed it')
         return content
 
-    def _begin(self, group: manifest_module.Group) -> bytes:
+    def _begin(self, group: backup_manifest.Group) -> bytes:
         """What is in front of the segments of an object.
 
         :raises ValueError: it is another group's
@@ -180,7 +180,7 @@ class Fetcher:
                                        length - len(content))
         return content[:length]
 
-    def _length(self, header: bytes, group: manifest_module.Group) -> int:
+    def _length(self, header: bytes, group: backup_manifest.Group) -> int:
         """How long a group's file is, by its header; verifies it.
 
         :raises ValueError: it is no header, or another group's
@@ -203,7 +203,7 @@ class Fetcher:
 
     # -- files --
 
-    def _copy(self, recipe: manifest_module.Recipe, path: str) -> int:
+    def _copy(self, recipe: backup_manifest.Recipe, path: str) -> int:
         if self._store.size(recipe.key) != recipe.length:
             raise LostError(
                 f'{self._store.location.url}: {recipe.key} has not the '

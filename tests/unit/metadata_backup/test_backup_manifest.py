@@ -14,21 +14,21 @@ import zstandard
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import signingkeys
+from glance_dedup.metadata_backup import backup_manifest
+from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import parameters
-from glance_dedup.snapshots import keys
-from glance_dedup.snapshots import manifest
 
 OWNER, OTHER = 'a' * 32, 'b' * 32
 PARAMETERS = parameters.Parameters.choose()
-HEAD = manifest.Head(OWNER, 7, 1.5, PARAMETERS.to_json().decode())
+HEAD = backup_manifest.Head(OWNER, 7, 1.5, PARAMETERS.to_json().decode())
 SIGNING = signingkeys.Keys(b'k' * 32)
 DIGEST = 'c' * 64
 KEY = keys.of_manifest(OWNER, 7, 'd' * 32)
-GROUPS = [manifest.Group(1, 'e' * 32, 5000, OWNER, DIGEST),
-          manifest.Group(3, 'f' * 32, 1 << 32, OTHER, DIGEST)]
-RECIPES = [manifest.Recipe('b', '1' * 32, 8192, OWNER, DIGEST),
-           manifest.Recipe('b-1', '2' * 32, 4096, OTHER, DIGEST)]
+GROUPS = [backup_manifest.Group(1, 'e' * 32, 5000, OWNER, DIGEST),
+          backup_manifest.Group(3, 'f' * 32, 1 << 32, OTHER, DIGEST)]
+RECIPES = [backup_manifest.Recipe('b', '1' * 32, 8192, OWNER, DIGEST),
+           backup_manifest.Recipe('b-1', '2' * 32, 4096, OTHER, DIGEST)]
 
 
 class Location:
@@ -56,7 +56,7 @@ class Store:
 
 def written(lines=(*GROUPS, *RECIPES), head=HEAD, signing=SIGNING):
     file = io.BytesIO()
-    writer = manifest.Writer(file, head, signing)
+    writer = backup_manifest.Writer(file, head, signing)
     for line in lines:
         writer.add(line)
     return file, writer.finish()
@@ -85,7 +85,7 @@ def sealed(lines):
 
 
 def opened(content, key=KEY, signing=SIGNING):
-    return manifest.Manifest(Store(content, key), key, signing)
+    return backup_manifest.Manifest(Store(content, key), key, signing)
 
 
 def test_what_is_written_is_read():
@@ -105,7 +105,7 @@ def test_what_is_written_is_read():
 
 def test_equal_contents():
     """Neither number nor time count."""
-    other = manifest.Head(OWNER, 8, 2.5, HEAD.parameters)
+    other = backup_manifest.Head(OWNER, 8, 2.5, HEAD.parameters)
     assert written()[1].content == written(head=other)[1].content
     assert written()[1].content != written(GROUPS)[1].content
 
@@ -255,14 +255,16 @@ def test_memory_is_bounded():
     """As many lines as a large repository has."""
     def lines():
         for number in range(1, 50000):
-            yield manifest.Group(number, f'{number:032x}', 5000, OWNER, DIGEST)
+            yield backup_manifest.Group(number, f'{number:032x}', 5000, OWNER,
+                                        DIGEST)
         for number in range(1, 50000):
-            yield manifest.Recipe(f'{number:08}', f'{number:032x}', 8192,
-                                  OWNER, DIGEST)
+            yield backup_manifest.Recipe(f'{number:08}', f'{number:032x}',
+                                         8192,
+                                         OWNER, DIGEST)
 
     with open('/dev/null', 'wb') as nowhere:
         tracemalloc.start()
-        writer = manifest.Writer(nowhere, HEAD, SIGNING)
+        writer = backup_manifest.Writer(nowhere, HEAD, SIGNING)
         for line in lines():
             writer.add(line)
         writer.finish()
@@ -279,11 +281,12 @@ def test_memory_is_bounded():
 
 
 def test_merged():
-    a = [manifest.Group(number, 'e' * 32, 5000, OWNER, DIGEST)
+    a = [backup_manifest.Group(number, 'e' * 32, 5000, OWNER, DIGEST)
          for number in (1, 2, 4)]
-    b = [manifest.Group(number, 'f' * 32, 5000, OWNER, DIGEST)
+    b = [backup_manifest.Group(number, 'f' * 32, 5000, OWNER, DIGEST)
          for number in (2, 3, 4, 9)]
-    assert [(x and x.number, y and y.number) for x, y in manifest.merged(
+    assert [(x and x.number, y and y.number) for x,
+            y in backup_manifest.merged(
         iter(a), iter(b))] == [
             (1, None), (2, 2), (None, 3), (4, 4), (None, 9)]
 
@@ -293,7 +296,7 @@ def test_two_of_one_number(monkeypatch):
     contents = {}
     for number, taken, name in ((7, 1.0, 'a'), (7, 3.0, 'b'), (7, 2.0, 'c'),
                                 (6, 9.0, 'd')):
-        head = manifest.Head(OWNER, number, taken, HEAD.parameters)
+        head = backup_manifest.Head(OWNER, number, taken, HEAD.parameters)
         contents[keys.of_manifest(OWNER, number, name * 32)] = written(
             head=head)[0].getvalue()
 
@@ -307,14 +310,14 @@ def test_two_of_one_number(monkeypatch):
         def get(self, key, start, length):
             return contents[key][start:start + length]
 
-    with manifest.newest_whole(Several(), OWNER, contents, SIGNING,
-                               pytest.fail) as found:
+    with backup_manifest.newest_whole(Several(), OWNER, contents, SIGNING,
+                                      pytest.fail) as found:
         assert found.head.taken == 3.0
     told = []
     for key in list(contents)[:3]:
         contents[key] = b'x'
-    with manifest.newest_whole(Several(), OWNER, contents, SIGNING,
-                               told.append) as found:
+    with backup_manifest.newest_whole(Several(), OWNER, contents, SIGNING,
+                                      told.append) as found:
         assert found.head.number == 6
     assert len(told) == 3
 
@@ -331,11 +334,11 @@ def test_a_key_that_lags(monkeypatch):
                 raise store_module.ObjectNotFound(key)
             return super().size(key)
 
-    with manifest.newest_whole(Lagging(content), OWNER, [KEY], SIGNING,
-                               pytest.fail) as found:
+    with backup_manifest.newest_whole(Lagging(content), OWNER, [KEY], SIGNING,
+                                      pytest.fail) as found:
         assert found.head == HEAD
     left[0] = 4
     told = []
-    assert manifest.newest_whole(
+    assert backup_manifest.newest_whole(
         Lagging(content), OWNER, [KEY], SIGNING, told.append) is None
     assert len(told) == 1

@@ -30,6 +30,8 @@ from glance_dedup.base import imageids
 from glance_dedup.base import scratch
 from glance_dedup.base import signingkeys
 from glance_dedup.maintenance import addresses
+from glance_dedup.metadata_backup import backup_manifest
+from glance_dedup.metadata_backup import fetching
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
@@ -37,14 +39,12 @@ from glance_dedup.repository import features
 from glance_dedup.repository import layout
 from glance_dedup.repository import owners as owners_module
 from glance_dedup.repository import parameters as parameters_module
-from glance_dedup.snapshots import fetching
-from glance_dedup.snapshots import manifest as manifest_module
 
 #: Objects that are fetched at the same time.
 _PARALLEL = 8
 
 Progress = Callable[[int, int, str], None]
-_Line = TypeVar('_Line', manifest_module.Group, manifest_module.Recipe)
+_Line = TypeVar('_Line', backup_manifest.Group, backup_manifest.Recipe)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Found:
     """Whose snapshot it is."""
     live: tuple[str, ...]
     """All owners that are to be retired."""
-    manifest: manifest_module.Manifest
+    manifest: backup_manifest.Manifest
     """The newest one that is whole. The caller closes it."""
 
 
@@ -110,7 +110,7 @@ def look(store: store_module.ObjectStore,
     # Listings may lag (cold.rst).
     listed = {key for _ in range(2) for key, _ in store.keys(f'{owner}/m/')}
     unusable: list[str] = []
-    manifest = manifest_module.newest_whole(store, owner, listed,
+    manifest = backup_manifest.newest_whole(store, owner, listed,
                                             signing_keys, unusable.append)
     if manifest is None:
         before = [one for one, by in successors.items() if by == owner]
@@ -127,7 +127,7 @@ def look(store: store_module.ObjectStore,
     return Found(owner, tuple(live), manifest)
 
 
-def _require_number(manifest: manifest_module.Manifest, unusable: list[str],
+def _require_number(manifest: backup_manifest.Manifest, unusable: list[str],
                     number: int | None) -> None:
     """Refuse a snapshot that the operator did not choose.
 
@@ -217,7 +217,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
             settings = cold.Settings(
                 location, credentials, cache_mib,
                 _owners(new, found.owner, manifest), os.stat(path).st_ino)
-            with manifest_module.send(
+            with backup_manifest.send(
                     store, dataclasses.replace(
                         manifest.head, owner=new, number=1,
                         taken=time.time()), restoring.lines(), keys):
@@ -229,7 +229,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
     return restoring.result
 
 
-def _begin(path: str, manifest: manifest_module.Manifest,
+def _begin(path: str, manifest: backup_manifest.Manifest,
            keys: signingkeys.Keys, group_access: bool
            ) -> parameters_module.Parameters:
     parameters = manifest.head.read_parameters()
@@ -250,7 +250,7 @@ def _locked(path: str) -> Iterator[None]:
         yield
 
 
-def _owners(new: str, old: str, manifest: manifest_module.Manifest
+def _owners(new: str, old: str, manifest: backup_manifest.Manifest
             ) -> tuple[str, ...]:
     """All owners whose groups' objects are needed, the new one first."""
     found = dict.fromkeys((new, old))
@@ -267,7 +267,7 @@ class _Restoring:
     """Restores groups and images; one thread uses it."""
 
     def __init__(self, store: store_module.ObjectStore, path: str,
-                 manifest: manifest_module.Manifest,
+                 manifest: backup_manifest.Manifest,
                  parameters: parameters_module.Parameters, new: str,
                  progress: Progress) -> None:
         self._path = path
@@ -306,8 +306,8 @@ class _Restoring:
         self._remove_others()
         self._restore_images()
 
-    def lines(self) -> Iterator[manifest_module.Group
-                                | manifest_module.Recipe]:
+    def lines(self) -> Iterator[backup_manifest.Group
+                                | backup_manifest.Recipe]:
         """The lines of the snapshot that are restored."""
         for group in self._manifest.groups():
             if group.number in self._groups:
@@ -376,7 +376,7 @@ class _Restoring:
     def _restore_images(self) -> None:
         volumes = set()
 
-        def images() -> Iterator[manifest_module.Recipe]:
+        def images() -> Iterator[backup_manifest.Recipe]:
             for recipe in self._manifest.recipes():
                 part = imageids.of_volume(recipe.image_id)
                 if part is None:
@@ -397,7 +397,7 @@ class _Restoring:
                 self.result.images += 1
         self.result.lost_volumes = sorted(volumes)
 
-    def _missing(self, recipe: manifest_module.Recipe) -> str:
+    def _missing(self, recipe: backup_manifest.Recipe) -> str:
         """What an image needs, and is not there; or ''."""
         try:
             with contextlib.closing(self._engine.open_recipe(

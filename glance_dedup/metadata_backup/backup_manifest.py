@@ -49,11 +49,11 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import signingkeys
+from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
 from glance_dedup.repository import parameters as parameters_module
-from glance_dedup.snapshots import keys
 
 _KIND = 'glance-dedup snapshot'
 _VERSION = 2

@@ -4,8 +4,8 @@
 
 import pytest
 
+from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
-from glance_dedup.snapshots import keys
 
 OWNER = 'a' * 32
 ID = '0123456789abcdef' * 2
