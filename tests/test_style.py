@@ -89,7 +89,7 @@ def test_shell_style(path):
 HIDES_ERRORS = {
     'adoption/estimate.py', 'backup/job_hosts.py', 'cli/command.py',
     'cli/volumeserve.py', 'driver/daemon.py', 'objects/slicefiles.py',
-    'trial/properties.py'}
+    'fstest/properties.py'}
 
 
 def test_a_failing_disk_is_not_taken_for_an_empty_one():

@@ -6,7 +6,7 @@ Opening a repository checks this, by a few system calls that leave nothing
 behind. One host can see that the file system refuses locks, that locks keep
 nobody out, or that the mount's options keep locks on this host. One host
 cannot see whether a file system keeps locks on the host without saying so: for
-that, two hosts try together (``glance_dedup/trial``).
+that, two hosts try together (``glance_dedup/fstest``).
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 """The results of trials of a shared file system, by host: ``trial.json``.
 
-``repository test-filesystem`` writes them (``glance_dedup/trial``). A
+``repository test-filesystem`` writes them (``glance_dedup/fstest``). A
 repository on a mount that was found not fine is not opened, and the status of
 a daemon says which mount was not tried. The file is valid JSON with a checksum
 (``format-derived.rst``); an invalid one counts as none.

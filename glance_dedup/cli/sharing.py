@@ -39,8 +39,8 @@ class TestFilesystem(command.RepositoryCommand, lister.Lister):
             help='How long to wait for the other hosts. Default: %(default)s.')
 
     def take_action(self, parsed_args):
-        from glance_dedup.trial import findings as findings_module
-        from glance_dedup.trial import trial
+        from glance_dedup.fstest import property_findings
+        from glance_dedup.fstest import trial
 
         if parsed_args.hosts < 2:
             raise common.UsageError('--hosts must be at least 2')
@@ -48,7 +48,7 @@ class TestFilesystem(command.RepositoryCommand, lister.Lister):
             findings = trial.Trial(
                 self.path, parsed_args.hosts, parsed_args.wait,
                 progress=progress.step).run()
-        if any(f.verdict == findings_module.UNFIT for f in findings):
+        if any(f.verdict == property_findings.UNFIT for f in findings):
             self.app.status = common.DAMAGED
         return (('property', 'verdict', 'seconds', 'detail', 'meaning'),
                 [(f.title, f.verdict, Seconds(f.seconds), f.detail, f.meaning)

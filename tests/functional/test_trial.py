@@ -20,10 +20,10 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import trialrecord
-from glance_dedup.trial import findings as findings_module
-from glance_dedup.trial import meeting
-from glance_dedup.trial import properties
-from glance_dedup.trial import trial
+from glance_dedup.fstest import host_mailbox
+from glance_dedup.fstest import properties
+from glance_dedup.fstest import property_findings
+from glance_dedup.fstest import trial
 from tests.functional import conftest
 from tests.sharedfs import hosts as hosts_module
 from tests.sharedfs import kinds
@@ -33,14 +33,14 @@ from tests.support import repositories
 pytestmark = pytest.mark.slow
 
 LIMIT = 100     # seconds
-FINE_VERDICT = findings_module.FINE
-TITLES = {title for title, _ in findings_module.PROPERTIES.values()}
-LIMITED, UNFIT = findings_module.LIMITED, findings_module.UNFIT
+FINE_VERDICT = property_findings.FINE
+TITLES = {title for title, _ in property_findings.PROPERTIES.values()}
+LIMITED, UNFIT = property_findings.LIMITED, property_findings.UNFIT
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(meeting, 'POLL', 0.01)
+    monkeypatch.setattr(host_mailbox, 'POLL', 0.01)
     monkeypatch.setattr(properties, 'WATCHED', 2)
 
 
@@ -67,7 +67,7 @@ def verdicts(findings):
     return {key: f.verdict for key, f in findings.items()}
 
 
-FINE = dict.fromkeys(findings_module.PROPERTIES, findings_module.FINE)
+FINE = dict.fromkeys(property_findings.PROPERTIES, property_findings.FINE)
 
 
 @pytest.mark.parametrize('count', [
@@ -141,7 +141,7 @@ def require_kept(hosts, wanted):
         for verdict, titles in (LIMITED, result.limited), (
                 UNFIT, result.unfit):
             assert set(titles) == {
-                findings_module.PROPERTIES[key][0]
+                property_findings.PROPERTIES[key][0]
                 for key, found in wanted.items() if found == verdict}
         if not result.unfit:
             continue
@@ -186,7 +186,8 @@ def test_a_message_is_whole_when_it_is_listed(tmp_path):
         prepare(hosts)
         os.mkdir(hosts[0].root / 'repository/locks/trial')
         here, there = (
-            meeting.Meeting('', host.root / 'repository/locks/trial', LIMIT)
+            host_mailbox.Meeting('', host.root / 'repository/locks/trial',
+                                 LIMIT)
             for host in hosts)
         looking, seen = threading.Event(), threading.Event()
         fsync = os.fsync
@@ -209,7 +210,7 @@ def test_a_message_is_whole_when_it_is_listed(tmp_path):
 
 def test_a_slow_look_finds_no_late_change(tmp_path):
     """What the first look shows was there at once, however long it took."""
-    here = meeting.Meeting('', tmp_path, LIMIT)
+    here = host_mailbox.Meeting('', tmp_path, LIMIT)
 
     def look(*shown):
         answers = iter(shown)
@@ -258,7 +259,7 @@ def test_command(tmp_path):
             assert process.returncode == 1, words
             rows = {row['property']: row for row in json.loads(shown)}
             assert list(rows) == [
-                title for title, _ in findings_module.PROPERTIES.values()]
+                title for title, _ in property_findings.PROPERTIES.values()]
             rows.pop('opening shows what was synced, while others read')
             bad = rows.pop('O_DIRECT shows what was synced, while others read')
             assert bad['verdict'] == 'not fine'

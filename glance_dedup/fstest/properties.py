@@ -23,13 +23,13 @@ import plyvel
 from glance_dedup.base import closing
 from glance_dedup.base import filesystem
 from glance_dedup.base import leveldb
-from glance_dedup.trial import files
-from glance_dedup.trial import findings as findings_module
-from glance_dedup.trial import meeting as meeting_module
+from glance_dedup.fstest import files
+from glance_dedup.fstest import host_mailbox
+from glance_dedup.fstest import property_findings
 
-Findings = findings_module.Findings
-Meeting = meeting_module.Meeting
-Member = meeting_module.Member
+Findings = property_findings.Findings
+Meeting = host_mailbox.Meeting
+Member = host_mailbox.Member
 
 LINKS = 50
 #: Of one file: some file systems keep each name in the file's attributes, and
@@ -117,7 +117,7 @@ def locks(meeting: Meeting, findings: Findings, actor: Member) -> None:
 def _until_granted(meeting: Meeting, findings: Findings, fd: int,
                    byte: int = 5) -> float | None:
     # Where locks are of no use there is nothing to wait for.
-    if findings.by_key['locks'].verdict != findings_module.FINE:
+    if findings.by_key['locks'].verdict != property_findings.FINE:
         return None
     return meeting.until(
         lambda: _granted(findings, fd, fcntl.F_RDLCK, byte))
@@ -178,7 +178,7 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
             files.make(new, files.page(str(number)))
             with files.opened(path, os.O_RDONLY):
                 os.rename(new, path)
-            time.sleep(meeting_module.POLL / 2)
+            time.sleep(host_mailbox.POLL / 2)
         meeting.act(actor, 'renamed')
         meeting.answer(actor, 'looked')
         return
@@ -200,7 +200,7 @@ def rename(meeting: Meeting, findings: Findings, actor: Member) -> None:
     findings.find('rename', not missing, None, f'a name that {actor.host} '
                   f'replaced was missing {missing} times')
     if mixed:
-        findings.add('rename', findings_module.UNFIT, None, 'a name that '
+        findings.add('rename', property_findings.UNFIT, None, 'a name that '
                      f'{actor.host} replaced led to a mixture {mixed} times')
     meeting.act(actor, 'renamed')
     meeting.answer(actor, 'looked')

@@ -17,9 +17,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import trialrecord
 from glance_dedup.base import version
-from glance_dedup.trial import findings as findings_module
-from glance_dedup.trial import meeting as meeting_module
-from glance_dedup.trial import properties
+from glance_dedup.fstest import host_mailbox
+from glance_dedup.fstest import properties
+from glance_dedup.fstest import property_findings
 
 _PLACE = os.path.join('locks', 'trial')
 #: Names may be remembered for a minute, as NFS does by default.
@@ -43,11 +43,11 @@ class Trial:
         self._hosts = hosts
         self._wait = wait
         self._progress = progress or (lambda done, total, what: None)
-        self._meeting = meeting_module.Meeting(
+        self._meeting = host_mailbox.Meeting(
             self._path, os.path.join(self._path, _PLACE), limit)
-        self._findings = findings_module.Findings()
+        self._findings = property_findings.Findings()
 
-    def run(self) -> list[findings_module.Finding]:
+    def run(self) -> list[property_findings.Finding]:
         """Try everything; the findings of all hosts together.
 
         :raises RepositoryNotFound: the directory is no repository
@@ -84,7 +84,7 @@ class Trial:
 
     def _begin_step(self, total: int, key: str) -> None:
         self._progress(self._meeting.step, total,
-                       findings_module.PROPERTIES[key][0])
+                       property_findings.PROPERTIES[key][0])
         self._meeting.step += 1
 
     def _compare(self) -> None:
@@ -124,8 +124,8 @@ class Trial:
     def _keep(self, others: list[trialrecord.Mount]) -> None:
         found = self._findings.by_key.values()
         limited, unfit = ([f.title for f in found if f.verdict == verdict]
-                          for verdict in (findings_module.LIMITED,
-                                          findings_module.UNFIT))
+                          for verdict in (property_findings.LIMITED,
+                                          property_findings.UNFIT))
         trialrecord.write(
             self._path, [trialrecord.mount_of(self._path), *others],
             version.version(), limited, unfit)
