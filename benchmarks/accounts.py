@@ -39,7 +39,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import evictor
 from dedupd.tasks import merger
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import repository
 
@@ -76,7 +76,7 @@ class Bench:
         self._held = index_module.Held(repo)
         # It grows with the catalog, which is small here.
         reserve.RESERVE_BYTES = MIB
-        self._maintainer = maintainer_module.Maintainer(repo)
+        self._maintainer = maintainer_role.Maintainer(repo)
 
     def close(self) -> None:
         self._maintainer.close()

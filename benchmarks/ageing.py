@@ -48,7 +48,7 @@ import plot
 from dedupd import opts
 from dedupd.tasks import registry
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 BLOCK = disk.BLOCK
@@ -177,7 +177,7 @@ class Aged:
             repo.delete(name)
 
     def maintain(self) -> None:
-        with self._open() as repo, maintainer_module.Maintainer(
+        with self._open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             for name in self.name.split(','):
                 before = time.process_time()

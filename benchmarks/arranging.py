@@ -32,7 +32,7 @@ from common import MIB
 import disk
 
 from glance_dedup.base import exceptions
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 # As in readahead.c.
@@ -77,7 +77,7 @@ class Layout:
     @classmethod
     def of(cls, path: str, filter_dir: str) -> 'Layout':
         with (repository.Repository(path, filter_dir=filter_dir) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             images = {}
             for name in sorted(repo.images(), key=lambda name: (
                     repo.stat(name).created, len(name), name)):
@@ -158,7 +158,7 @@ class Layout:
                        for start, end in small.get(group, ()))}
 
 
-def _places(maintainer: maintainer_module.Maintainer, group: int
+def _places(maintainer: maintainer_role.Maintainer, group: int
             ) -> dict[Block, Place]:
     slots = maintainer.engine.group_facts(group)['slots']
     listed = maintainer.engine.entries(group, 0, slots)

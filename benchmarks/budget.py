@@ -33,7 +33,7 @@ import disk
 
 from dedupd.tasks import merger
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 BLOCK = 4096
@@ -77,7 +77,7 @@ def blocks_named(repo: repository.Repository) -> int:
 def merge(path: str, directory: str, budget: int) -> int:
     """Merge all that can be; returns the blocks that are still named."""
     with open_repository(path, directory, budget) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             merger.run_once(maintainer, task.Pace())
         return blocks_named(repo)
 

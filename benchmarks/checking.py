@@ -30,7 +30,7 @@ from common import MIB
 from dedupd.tasks import accounting
 from glance_dedup.base import task
 from glance_dedup.check import checker as check
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 BLOCK = 512
@@ -52,7 +52,7 @@ def store_many(repo: repository.Repository, images: int) -> None:
     rng = random.Random(1)
     for number in range(images):
         common.store(repo, f'image-{number}', rng.randbytes(BLOCK))
-    with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
+    with contextlib.closing(maintainer_role.Maintainer(repo)) as maintainer:
         accounting.run_once(maintainer, task.Pace())
 
 

@@ -39,7 +39,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
@@ -85,7 +85,7 @@ class Bench:
                                    received=figures.received)
 
     def maintain(self, work):
-        with maintainer_module.Maintainer(self.repo) as maintainer:
+        with maintainer_role.Maintainer(self.repo) as maintainer:
             accounting.run_once(maintainer, task.Pace())
             return common.timed(work, maintainer)
 

@@ -29,9 +29,9 @@ import common
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from glance_dedup.base import task
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import counting
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
+from glance_dedup.maintenance import rebuild_worker
+from glance_dedup.maintenance import refcount_rebuild
 from glance_dedup.repository import repository
 
 BLOCK = 512
@@ -78,15 +78,15 @@ class Watch(common.Peak):
         for pid in children:
             with contextlib.suppress(OSError):
                 with open(f'/proc/{pid}/cmdline') as f:
-                    counts = counter.__name__ in f.read()
+                    counts = rebuild_worker.__name__ in f.read()
                 if counts:
                     largest = max(largest, common.memory(pid).proportional)
         return largest
 
 
-def run(maintainer: maintainer_module.Maintainer, step: Step) -> Any:
+def run(maintainer: maintainer_role.Maintainer, step: Step) -> Any:
     """Do one step."""
-    hosts = counting.local(step.counters)
+    hosts = refcount_rebuild.local(step.counters)
     if step.rebuilds:
         maintainer.rebuild(hosts=hosts)
     else:
@@ -101,7 +101,7 @@ def measure(repo: repository.Repository, rounds: int) -> None:
     """Print the table."""
     spent: dict[str, list[common.Spent]] = {step.name: [] for step in STEPS}
     most = dict.fromkeys(spent, 0)
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         accounting.run_once(maintainer, task.Pace())
         collector.run_once(maintainer, task.Pace())
         for _ in range(rounds):

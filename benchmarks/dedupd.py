@@ -41,7 +41,7 @@ from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.client import daemon
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from glance_dedup.transfer import pull
 
@@ -139,7 +139,7 @@ def maintenance(table, directory, size):
     pace = task.Pace()
     with common.new_repository(directory, 'maintained') as repo:
         path = repo.path
-        with maintainer_module.Maintainer(repo) as keeper:
+        with maintainer_role.Maintainer(repo) as keeper:
             store_twice(repo, data)
             spent = timed(accounting.run_once, keeper, pace).wall
             table.figure('counting', 2 * size / spent / 1e9, 'GB/s logical')
@@ -178,7 +178,7 @@ def beside_upload(table, directory, size):
                   timed(common.store, repo, 'alone', os.urandom(size)))
         stop = threading.Event()
         with (repository.Repository(repo.path, filter_dir=directory) as other,
-              maintainer_module.Maintainer(other) as keeper):
+              maintainer_role.Maintainer(other) as keeper):
 
             def work():
                 while not stop.is_set():

@@ -22,7 +22,7 @@ import struct
 from common import MIB
 
 from glance_dedup import _engine
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import repository
 from glance_dedup.repository import space
@@ -47,8 +47,9 @@ def stores(engine: _engine.Maintenance) -> tuple[Bytes, int]:
     for number in engine.groups():
         facts, used = engine.group_facts(number), engine.group_space(number)
         slots = facts['slots']
-        states = addresses.columns(engine.entries(number, 0, slots)).states
-        here = states.count(addresses.LIVE)
+        states = block_addresses.columns(engine.entries(number, 0,
+                                                        slots)).states
+        here = states.count(block_addresses.LIVE)
         for name, size in FIELDS.items():
             found[name] += size * here
         sectors = -(-slots // ENTRIES_PER_SECTOR)

@@ -38,7 +38,7 @@ from common import PIECE
 
 from dedupd.tasks import recompressor
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from glance_dedup.repository import space
 
@@ -102,7 +102,7 @@ def measure(table: common.Table, repo: repository.Repository, codec: str,
     kind, _, how = codec.partition('-')
     level, _, order = how.partition('-')
     _, plain = share(repo)
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         run = functools.partial(recompressor.run_once,
                                 similar=order == 'similar')
         spent = common.timed(run, maintainer, task.Pace(), kind,

@@ -54,7 +54,7 @@ import synthetic
 from glance_dedup.check import format
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 GROUP = 32768
@@ -210,7 +210,7 @@ class Subject:
 
     @staticmethod
     def _maintain(repo: repository.Repository) -> None:
-        maintainer_module.Maintainer(repo).close()
+        maintainer_role.Maintainer(repo).close()
 
     def _next(self) -> str:
         self._images += 1

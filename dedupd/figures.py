@@ -23,7 +23,7 @@ from dedupd import suspects
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import recipes
 from glance_dedup.repository import layout
 from glance_dedup.repository import projects
@@ -40,7 +40,7 @@ SHARING_PAGES = 65536
 _FRESH = 5.0
 
 Fields = dict[str, Any]
-Catalog = Callable[[], catalog_module.Catalog | None]
+Catalog = Callable[[], catalog_db.Catalog | None]
 _Found = TypeVar('_Found')
 
 
@@ -125,7 +125,7 @@ class Figures:
         catalog = self._catalog()
         return catalog is not None and catalog.valid
 
-    def _known(self, ask: Callable[[catalog_module.Catalog], _Found]
+    def _known(self, ask: Callable[[catalog_db.Catalog], _Found]
                ) -> _Found | None:
         """What the catalog says; None: there is no valid one."""
         catalog = self._catalog()

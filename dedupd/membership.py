@@ -2,8 +2,8 @@
 
 """This daemon among those that live: its number, and its share of tasks.
 
-``glance_dedup/maintenance/hosts.py`` says how daemons know of each other. A
-daemon takes part in a task if the task is shared (``registry.py``), and if
+``glance_dedup/maintenance/live_hosts.py`` says how daemons know of each other.
+A daemon takes part in a task if the task is shared (``registry.py``), and if
 it has an interval for it. A daemon without a number works alone.
 """
 
@@ -22,8 +22,8 @@ from dedupd.tasks import registry
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import host_notes
+from glance_dedup.maintenance import live_hosts
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -48,12 +48,12 @@ class Membership(closing.Closing):
         self._tried = -math.inf
         self._described: tuple[float, dict[str, dict[str, Any]]] = (
             -math.inf, {})
-        self.hosts: hosts_module.Hosts | None = None
+        self.hosts: live_hosts.Hosts | None = None
 
     def join(self) -> None:
         """Take a number, and the shares that the options say."""
         try:
-            self.hosts = hosts_module.Hosts(self._repository.path)
+            self.hosts = live_hosts.Hosts(self._repository.path)
         except exceptions.RepositoryError as e:
             LOG.warning('This daemon cannot share the work with others: %s',
                         e)
@@ -113,7 +113,7 @@ class Membership(closing.Closing):
         told. An answer is used again for some seconds.
         """
         moment, found = self._described
-        if time.monotonic() > moment + hosts_module.MAX_MEMORY:
+        if time.monotonic() > moment + live_hosts.MAX_MEMORY:
             with contextlib.suppress(exceptions.RepositoryError):
                 found = {str(number): {**self._noted(number), 'tasks': tasks}
                          for number, tasks in self.members().items()}
@@ -125,7 +125,7 @@ class Membership(closing.Closing):
             return {'host': socket.gethostname(),
                     'version': version.version()}
         with contextlib.suppress(OSError, exceptions.RepositoryError):
-            notes = notes_module.load(self._repository.path, number)
+            notes = host_notes.load(self._repository.path, number)
             return {'host': notes.host or None,
                     'version': notes.program or None}
         return {'host': None, 'version': None}

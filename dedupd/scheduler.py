@@ -42,10 +42,10 @@ from dedupd import shortage as shortage_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task as task_module
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
@@ -62,7 +62,7 @@ LOOK_INTERVAL = 5.0
 _MIB = 1 << 20
 
 #: The maintainer or the helper that has a task run.
-Worker = maintainer_module.Maintainer | helper_module.Helper
+Worker = maintainer_role.Maintainer | helper_daemon.Helper
 Fields = agenda_module.Fields
 Job = agenda_module.Job
 #: Called as `listener(event, task, payload)`; the event is 'start', 'end' or
@@ -125,7 +125,7 @@ class Scheduler:
         self._looked = 0.0
         self._pressure: pressure_module.Pressure | None = None
         self._shortage: shortage_module.Shortage | None = None
-        self._maintainer: maintainer_module.Maintainer | None = None
+        self._maintainer: maintainer_role.Maintainer | None = None
         self.membership = membership_module.Membership(
             repository, conf, self._records)
         self._logged = 0
@@ -166,11 +166,11 @@ class Scheduler:
         return not self._thread.is_alive()
 
     @property
-    def maintainer(self) -> maintainer_module.Maintainer | None:
+    def maintainer(self) -> maintainer_role.Maintainer | None:
         """None while another process maintains the repository."""
         return self._maintainer
 
-    def catalog(self) -> catalog_module.Catalog | None:
+    def catalog(self) -> catalog_db.Catalog | None:
         """The catalog, for reading; None: another process has it."""
         maintainer = self._maintainer
         if maintainer is not None:
@@ -269,7 +269,7 @@ class Scheduler:
         while not self._stopping:
             self.membership.note_try()
             try:
-                maintainer = maintainer_module.Maintainer(
+                maintainer = maintainer_role.Maintainer(
                     self._repository, self._opening)
             except task_module.Stopped:
                 break
@@ -307,7 +307,7 @@ class Scheduler:
             self._tell()
         self._pace.step(done, total, what)
 
-    def _opened(self, maintainer: maintainer_module.Maintainer) -> None:
+    def _opened(self, maintainer: maintainer_role.Maintainer) -> None:
         self.errors.merge(self.past.load(registry.TASKS))
         with self._changed:
             self._records['rebuild-catalog'].job = self._running = None
@@ -340,7 +340,7 @@ class Scheduler:
             helper, hosts = None, self.membership.hosts
             if hosts is not None and not self._stopping:
                 try:
-                    helper = stack.enter_context(helper_module.Helper(
+                    helper = stack.enter_context(helper_daemon.Helper(
                         self._repository, hosts))
                     helper.save()   # so that others know the host's name
                 except exceptions.RepositoryError as e:
@@ -359,7 +359,7 @@ class Scheduler:
                 self._perform(helper, job)
         self._leave()
 
-    def _maintain(self, maintainer: maintainer_module.Maintainer) -> None:
+    def _maintain(self, maintainer: maintainer_role.Maintainer) -> None:
         """Maintain the repository until the role ends."""
         self._schedule_scrub(maintainer)
         while (job := self._next()) is not None:
@@ -387,7 +387,7 @@ class Scheduler:
         with self._changed:
             self._agenda.put('scrub', max(left, 0.0))
 
-    def _end_intent(self, maintainer: maintainer_module.Maintainer) -> None:
+    def _end_intent(self, maintainer: maintainer_role.Maintainer) -> None:
         """Have a collection run when the collector's intent is to end."""
         with self._changed:
             self._agenda.collect_by(maintainer.intent_ends)
@@ -593,13 +593,13 @@ class Scheduler:
         except Exception as e:
             self.errors.failed('rebuild-catalog', e)
 
-    def _log_warnings(self, maintainer: maintainer_module.Maintainer) -> None:
+    def _log_warnings(self, maintainer: maintainer_role.Maintainer) -> None:
         warnings = list(maintainer.warnings)
         for warning in warnings[self._logged:]:
             LOG.warning('%s', warning)
         self._logged = len(warnings)
 
-    def _keep_sample(self, maintainer: maintainer_module.Maintainer) -> None:
+    def _keep_sample(self, maintainer: maintainer_role.Maintainer) -> None:
         self._sampled = time.monotonic()
         try:
             maintainer.catalog.sample(time.time(), self.figures.sample())
@@ -622,7 +622,7 @@ class Scheduler:
         for watcher in self.watchers:
             watcher()
 
-    def _note_catalog(self, maintainer: maintainer_module.Maintainer) -> None:
+    def _note_catalog(self, maintainer: maintainer_role.Maintainer) -> None:
         """Note whether the catalog is good; if not, each task rebuilds it."""
         try:
             good = maintainer.catalog.valid

@@ -158,7 +158,7 @@ TESTED_BY = {
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
     'glance_dedup.check.fence': 'unit/check/test_catalog.py',
     'glance_dedup.check.files': 'unit/check/test_checker_in_use.py',
-    'glance_dedup.check.helpers': 'unit/maintenance/test_notes.py',
+    'glance_dedup.check.helpers': 'unit/maintenance/test_host_notes.py',
     'glance_dedup.check.format': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.group_reader': 'unit/check/test_checker_damage.py',
     'glance_dedup.check.groups': 'unit/check/test_checker_damage.py',
@@ -182,19 +182,22 @@ TESTED_BY = {
     'glance_dedup.repository.openimages':
         'unit/repository/test_repository_images.py',
     'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
-    'glance_dedup.maintenance.accounts': 'unit/maintenance/test_catalog.py',
+    'glance_dedup.maintenance.refcounts':
+        'unit/maintenance/test_catalog_db.py',
     'glance_dedup.maintenance.comparison':
         'unit/dedupd/tasks/test_collector_partitions.py',
-    'glance_dedup.maintenance.counter': 'unit/maintenance/test_counting.py',
-    'glance_dedup.maintenance.database': 'unit/maintenance/test_catalog.py',
-    'glance_dedup.maintenance.fence': 'unit/maintenance/test_maintainer.py',
+    'glance_dedup.maintenance.rebuild_worker':
+        'unit/maintenance/test_refcount_rebuild.py',
+    'glance_dedup.maintenance.database': 'unit/maintenance/test_catalog_db.py',
+    'glance_dedup.maintenance.catalog_fence':
+        'unit/maintenance/test_maintainer_role.py',
     'glance_dedup.maintenance.recipes':
-        'unit/maintenance/test_maintainer.py',
-    'glance_dedup.maintenance.unreadable':
-        'unit/maintenance/test_maintainer.py',
-    'glance_dedup.maintenance.records': 'unit/maintenance/test_catalog.py',
+        'unit/maintenance/test_maintainer_role.py',
+    'glance_dedup.maintenance.unreadable_recipes':
+        'unit/maintenance/test_maintainer_role.py',
+    'glance_dedup.maintenance.records': 'unit/maintenance/test_catalog_db.py',
     'glance_dedup.maintenance.reserve':
-        'unit/maintenance/test_maintainer.py',
+        'unit/maintenance/test_maintainer_role.py',
     'glance_dedup.client.channels': 'unit/client/test_daemon.py',
     'glance_dedup.client.connection': 'unit/client/test_daemon.py',
     'glance_dedup.client.errors': 'unit/client/test_daemon.py',
@@ -255,7 +258,8 @@ TESTED_BY = {
     'dedupd.records': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.findings': 'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.sharescrub': 'unit/dedupd/tasks/test_helping.py',
-    'glance_dedup.maintenance.helper': 'unit/dedupd/tasks/test_helping.py',
+    'glance_dedup.maintenance.helper_daemon':
+        'unit/dedupd/tasks/test_helping.py',
     'dedupd.tasks.registry': 'unit/dedupd/test_scheduler.py',
     'dedupd.tasks.spares': 'unit/dedupd/tasks/test_scrubber.py',
     'dedupd.control': 'unit/dedupd/test_metrics.py',

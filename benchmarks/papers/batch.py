@@ -65,7 +65,7 @@ from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.base import imageids
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 SEGMENT = 2 << 20
@@ -288,7 +288,7 @@ def make_repository(path: str) -> None:
     """An empty repository with an exact index, which merging keeps."""
     repository.Repository.create(path)
     with (repository.Repository(path, index='none') as repo,
-          maintainer_module.Maintainer(repo) as maintainer):
+          maintainer_role.Maintainer(repo) as maintainer):
         merger.run_once(maintainer, task.Pace())
 
 

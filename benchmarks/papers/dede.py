@@ -67,8 +67,8 @@ from dedupd.tasks import accounting
 from dedupd.tasks import duplicates
 from dedupd.tasks import merger
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 PARTS = ('savings', 'index', 'rates', 'logs')
@@ -149,7 +149,7 @@ def store(way: Way, images: list[str], directory: str, filters: str
             stat = host.put(f'image-{number}', path, dedup=way.dedup)
             named.append(named[-1] + stat.size - stat.zero_bytes)
             stored.append(stored[-1] + stat.new_bytes)
-        with maintainer_module.Maintainer(repos[0]) as maintainer:
+        with maintainer_role.Maintainer(repos[0]) as maintainer:
             spent = common.timed(merger.run_once, maintainer, task.Pace())
             if spent.result.failed or spent.result.busy:
                 raise SystemExit(f'not all was merged: {spent.result}')
@@ -225,17 +225,17 @@ def put_noise(repo: repository.Repository, mib: int) -> None:
         common.store(repo, kind, noise(mib, kind), dedup=False)
 
 
-def mapping_of(maintainer: maintainer_module.Maintainer) -> bytes:
+def mapping_of(maintainer: maintainer_role.Maintainer) -> bytes:
     """Pairs of an address and the one that replaces it, from the catalog."""
     words = array.array('Q')
     for group in maintainer.catalog.groups_with_duplicates():
-        words.extend(addresses.unpack(
+        words.extend(block_addresses.unpack(
             maintainer.catalog.duplicates(group), 'Q'))
-    return addresses.pack(itertools.chain.from_iterable(
+    return block_addresses.pack(itertools.chain.from_iterable(
         sorted(zip(words[1::2], words[::2]))), 'Q')
 
 
-def exchange(maintainer: maintainer_module.Maintainer, image_id: str,
+def exchange(maintainer: maintainer_role.Maintainer, image_id: str,
              mapping: bytes) -> int:
     """Merge an image, and settle both recipes; how many blocks it was."""
     done = merger.merge_image(maintainer, image_id, mapping, task.Pace())
@@ -256,7 +256,7 @@ def rates_of_stages(directory: str, filters: str, mib: int, policy: str
     with common.new_repository(directory, filter_dir=filters,
                                **POLICIES[policy]) as repo:
         put_noise(repo, mib)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             accounting.run_once(maintainer, task.Pace())
             found = common.timed(duplicates.Duplicates(
                 maintainer, task.Pace()).catch_up)
@@ -277,7 +277,7 @@ def rate_of_merging(directory: str, filters: str, mib: int, policy: str
     with common.new_repository(directory, filter_dir=filters,
                                **POLICIES[policy]) as repo:
         put_noise(repo, mib)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             accounting.run_once(maintainer, task.Pace())
             spent = common.timed(merger.run_once, maintainer, task.Pace())
     blocks = mib * MIB // BLOCK

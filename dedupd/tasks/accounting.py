@@ -35,9 +35,9 @@ import dataclasses
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import records
 
@@ -62,7 +62,7 @@ class Result:
     this is empty, nothing may be freed."""
 
 
-def run_once(maintainer: maintainer_module.Maintainer,
+def run_once(maintainer: maintainer_role.Maintainer,
              pace: task.Pace) -> Result:
     """Settle all entries of the spool that are not in use.
 
@@ -110,7 +110,7 @@ class Entry:
         self.recipe.close()
 
 
-def judge(maintainer: maintainer_module.Maintainer, name: str
+def judge(maintainer: maintainer_role.Maintainer, name: str
           ) -> Entry | None:
     """Decide what to do with an entry (N4); None if the entry is gone.
 
@@ -132,7 +132,7 @@ def judge(maintainer: maintainer_module.Maintainer, name: str
     return entry
 
 
-def _judge_recipe(maintainer: maintainer_module.Maintainer,
+def _judge_recipe(maintainer: maintainer_role.Maintainer,
                   entry: Entry) -> None:
     unfinished = entry.recipe.kind in 'DO'
     entry.live = _is_live(maintainer, entry)                    # N4.1
@@ -150,7 +150,7 @@ def _judge_recipe(maintainer: maintainer_module.Maintainer,
     # N4.5
 
 
-def _is_live(maintainer: maintainer_module.Maintainer, entry: Entry) -> bool:
+def _is_live(maintainer: maintainer_role.Maintainer, entry: Entry) -> bool:
     # This comes first because it reads a missing header again.
     if entry.recipe.live():
         return True
@@ -163,7 +163,7 @@ def _is_live(maintainer: maintainer_module.Maintainer, entry: Entry) -> bool:
             and maintainer.recipes.image_of(entry.recipe.inode) is not None)
 
 
-def _has_copy(maintainer: maintainer_module.Maintainer,
+def _has_copy(maintainer: maintainer_role.Maintainer,
               entry: Entry) -> bool:
     """Whether ``images/<id>`` is the same recipe in another file.
 
@@ -184,7 +184,7 @@ def _has_copy(maintainer: maintainer_module.Maintainer,
         return False
 
 
-def _is_given_up(maintainer: maintainer_module.Maintainer,
+def _is_given_up(maintainer: maintainer_role.Maintainer,
                  entry: Entry) -> bool:
     """Whether a delete or merge ended without its effect (N4.6).
 
@@ -215,7 +215,7 @@ class _Named:
     :param end: the page after the last one to read
     """
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  recipe: _engine.Recipe, first: int = 0,
                  end: int | None = None) -> None:
         self._maintainer = maintainer
@@ -225,10 +225,10 @@ class _Named:
         self._end = recipe.pages if end is None else end
         self.txid: bytes = recipe.header()['transaction_id']
         self.groups = {group for runs in self._pieces(recipe)
-                       for group in addresses_module.groups_in(runs)}
+                       for group in block_addresses.groups_in(runs)}
 
     def _pieces(self, recipe: _engine.Recipe) -> Iterator[bytes]:
-        return addresses_module.pieces(recipe, self._first, self._end)
+        return block_addresses.pieces(recipe, self._first, self._end)
 
     def runs(self, group: int) -> Iterator[bytes]:
         """Runs that may name blocks of this group, among those of others.
@@ -244,14 +244,14 @@ class _Named:
         with contextlib.closing(recipe):
             if recipe.inode == self._inode:
                 for runs in self._pieces(recipe):
-                    if group in addresses_module.groups_in(runs):
+                    if group in block_addresses.groups_in(runs):
                         yield runs
 
 
 class Foreseen:
     """The catalog as it would be after settling the spool; changes nothing."""
 
-    def __init__(self, maintainer: maintainer_module.Maintainer) -> None:
+    def __init__(self, maintainer: maintainer_role.Maintainer) -> None:
         self._maintainer = maintainer
         self._catalog = maintainer.catalog
         self._changes: list[tuple[_Named, int]] = []
@@ -279,7 +279,7 @@ class Foreseen:
         self._states[txid] = entry.live
 
     def counts(self, group: int,
-               slots: int = addresses_module.GROUP_SLOTS) -> bytes:
+               slots: int = block_addresses.GROUP_SLOTS) -> bytes:
         """The group's counts, in the form of :meth:`Catalog.counts`."""
         counts = bytearray(self._catalog.counts(group))
         for named, delta in self._changes:
@@ -291,8 +291,8 @@ class Foreseen:
         """The group's facts, in the form of :meth:`Catalog.group`."""
         facts = self._catalog.group(group)
         if any(group in named.groups for named, _ in self._changes):
-            before = addresses_module.unpack(self._catalog.counts(group))
-            after = addresses_module.unpack(self.counts(group))
+            before = block_addresses.unpack(self._catalog.counts(group))
+            after = block_addresses.unpack(self.counts(group))
             facts['used'] += before.count(0) - after.count(0)
             facts['dirty'] = facts['dirty'] or any(
                 b and not a for b, a in zip(before, after))
@@ -303,7 +303,7 @@ class Foreseen:
 
         Nobody may write the batch, and each call must pass the same one.
         """
-        for group in addresses_module.groups_in(runs) - self._preset:
+        for group in block_addresses.groups_in(runs) - self._preset:
             self._preset.add(group)
             if any(group in named.groups for named, _ in self._changes):
                 self._catalog.preset(batch, group, self.counts(group))
@@ -324,7 +324,7 @@ def _add(counts: bytearray, group: int, runs: bytes, delta: int) -> None:
 class Accountant:
     """Judges and settles all entries, at each call of :meth:`run`."""
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
@@ -469,7 +469,7 @@ class Accountant:
         for entry in entries:
             if self._account(entry, self):                      # N5.2
                 self._settled.append(entry)
-            if self._batch.size > maintainer_module.BATCH_BYTES:
+            if self._batch.size > maintainer_role.BATCH_BYTES:
                 # The looks at the round's remaining entries came before the
                 # fsync, too. So each entry has its own steps in order.
                 self._finish()

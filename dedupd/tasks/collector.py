@@ -24,10 +24,10 @@ from dedupd.tasks import volumes
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import reservations
 
 LIVE_SHARE = 50
@@ -127,7 +127,7 @@ class _Refused(Exception):
     """Nothing may be freed now."""
 
 
-def plan(maintainer: maintainer_module.Maintainer,
+def plan(maintainer: maintainer_role.Maintainer,
          pace: task.Pace | None = None, live_share: int = LIVE_SHARE,
          evacuate_share: int = EVACUATE_SHARE) -> Plan:
     """Predict what a collection would do; changes nothing.
@@ -140,7 +140,7 @@ def plan(maintainer: maintainer_module.Maintainer,
         pace.step)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
              live_share: int = LIVE_SHARE,
              evacuate_share: int = EVACUATE_SHARE,
              hosts: tuple[str, ...] = ()) -> Result:
@@ -172,8 +172,8 @@ def _refuse_if_unreadable(unreadable: dict[str, str]) -> None:
             + (f' (and {more} more)' if more else ''))
 
 
-def _candidates(maintainer: maintainer_module.Maintainer,
-                catalog: catalog_module.Catalog | accounting.Foreseen
+def _candidates(maintainer: maintainer_role.Maintainer,
+                catalog: catalog_db.Catalog | accounting.Foreseen
                 ) -> tuple[list[int], dict[int, str]]:
     """The groups to look at; and the unreadable ones, with their errors."""
     wanted, damaged = [], {}
@@ -202,7 +202,7 @@ def _is_spent(facts: dict[str, Any], last: bool) -> bool:
     return not facts['published'] and not (last and is_placeholder)
 
 
-def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
+def _has_tail(maintainer: maintainer_role.Maintainer, number: int,
               facts: dict[str, Any], used: int) -> bool:
     """Return whether a writer left something behind the published end.
 
@@ -213,7 +213,7 @@ def _has_tail(maintainer: maintainer_module.Maintainer, number: int,
     return facts['published'] < facts['slots'] and (
         facts['size'] > facts['end']
         or (not used or facts['flags'] & _POISONED != 0)
-        and any(addresses_module.columns(maintainer.engine.entries(
+        and any(block_addresses.columns(maintainer.engine.entries(
             number, facts['published'],
             facts['slots'] - facts['published'])).states))
 
@@ -226,8 +226,8 @@ _LOST = ('groups/%08x: an image needs the block of slot %d, and its entry '
 class _Look:
     """Which blocks of a group live, may be freed, or are pinned."""
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
-                 catalog: catalog_module.Catalog | accounting.Foreseen,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
+                 catalog: catalog_db.Catalog | accounting.Foreseen,
                  number: int, slots: int, published: int,
                  pins: Iterable[bytes] = ()) -> None:
         self._listing = maintainer.engine.entries(number, 0, slots)
@@ -235,11 +235,11 @@ class _Look:
         self.lost, in_use, freed, unused, size = _engine.slots_judge(
             self._listing, catalog.counts(number, slots), published)
         #: Slots that may be freed (N6.4).
-        self.free = addresses_module.unpack(unused)
-        pinned = {slot for runs in pins for slot in addresses_module.slots_in(
+        self.free = block_addresses.unpack(unused)
+        pinned = {slot for runs in pins for slot in block_addresses.slots_in(
             runs, number)}.intersection(self.free) if unused else set()
         if pinned:
-            lengths = addresses_module.columns(self._listing).lengths
+            lengths = block_addresses.columns(self._listing).lengths
             self.free = array.array(
                 'I', (slot for slot in self.free if slot not in pinned))
             size -= sum(map(lengths.__getitem__, pinned))
@@ -262,8 +262,8 @@ class _Look:
         segments = set()
         live = 0
         for slot, (segment, length, state) in enumerate(zip(
-                *addresses_module.columns(self._listing))):
-            if state == addresses_module.LIVE and slot not in free:
+                *block_addresses.columns(self._listing))):
+            if state == block_addresses.LIVE and slot not in free:
                 segments.add(segment)
                 live += length
         return 100 * live // (len(segments) * segment_size) if live else 0
@@ -301,7 +301,7 @@ class Wear:
     """Whether that is a smaller share than was asked about."""
 
 
-def wear(maintainer: maintainer_module.Maintainer, number: int,
+def wear(maintainer: maintainer_role.Maintainer, number: int,
          facts: dict[str, Any], share: int) -> Wear:
     """What became of a group's blocks, as its entries and the catalog say.
 
@@ -315,7 +315,7 @@ def wear(maintainer: maintainer_module.Maintainer, number: int,
     return Wear(blocks + gone, blocks, 100 * blocks < share * (blocks + gone))
 
 
-def freed_blocks(maintainer: maintainer_module.Maintainer, number: int,
+def freed_blocks(maintainer: maintainer_role.Maintainer, number: int,
                  facts: dict[str, Any]) -> int:
     """How many blocks of a group are freed."""
     return _Look(maintainer, maintainer.catalog, number, facts['slots'],
@@ -324,7 +324,7 @@ def freed_blocks(maintainer: maintainer_module.Maintainer, number: int,
 
 # -- planning -----------------------------------------------------------------
 
-def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def _plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
           live_share: int, evacuate_share: int) -> Plan:
     maintainer.reconcile(pace.step)
     accountant = accounting.Accountant(maintainer, pace)
@@ -353,12 +353,12 @@ def _plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
             len(look.free), look.pinned, action, reason))
         freed += look.bytes
         pace.step(done + 1, len(wanted), 'looking at groups',
-                  cost=addresses_module.ENTRY_BYTES * facts['slots'])
+                  cost=block_addresses.ENTRY_BYTES * facts['slots'])
     return Plan(sorted(groups, key=lambda g: g.number),
                 sum(g.free for g in groups), freed, refused)
 
 
-def _segment_size(maintainer: maintainer_module.Maintainer,
+def _segment_size(maintainer: maintainer_role.Maintainer,
                   facts: dict[str, int]) -> int:
     """Bytes of a full segment of a group, before compression."""
     parameters = maintainer.repository.parameters
@@ -390,7 +390,7 @@ def _foresee_action(look: _Look, facts: dict[str, int], last: bool,
 # -- executing ----------------------------------------------------------------
 
 class _Run:
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, live_share: int,
                  evacuate_share: int) -> None:
         self._maintainer = maintainer
@@ -510,7 +510,7 @@ class _Run:
         """Announce or withdraw the collection of a group in use, when due."""
         engine, groups = self._maintainer.engine, self._maintainer.busy
         now = _now()
-        busy = groups.setdefault(number, maintainer_module.Busy(
+        busy = groups.setdefault(number, maintainer_role.Busy(
             _HOLD, now + _PATIENCE))
         if now < busy.turn:
             return
@@ -572,13 +572,13 @@ class _Run:
         maintainer, number = self._maintainer, group.number
         look = _Look(maintainer, maintainer.catalog, number, group.slots,
                      group.published, self._accountant.pins(number))  # N6.3
-        self._cost += addresses_module.ENTRY_BYTES * group.slots
+        self._cost += block_addresses.ENTRY_BYTES * group.slots
         if look.lost is not None:
             # The lost entry may come back; the block's bytes are still there.
             raise exceptions.DamagedError(_LOST % (number, look.lost))
         if look.free:
             self._result.freed_blocks += group.free(
-                addresses_module.pack(look.free))                   # N6.4
+                block_addresses.pack(look.free))                   # N6.4
             self._result.freed_bytes += look.bytes
         batch = maintainer.catalog.batch()
         if not look.live and self._unlink(group):
@@ -669,7 +669,7 @@ class _Run:
                         freed: Iterable[int]) -> None:
         damaged = self._maintainer.catalog.damaged()
         if damaged:
-            gone = addresses_module.of_slots(number, freed)
+            gone = block_addresses.of_slots(number, freed)
             for address in damaged.keys() & gone:
                 self._maintainer.catalog.set_damaged(batch, address, None)
 
@@ -701,7 +701,7 @@ class _Run:
         groups: list[int] = []
         blocks = 0
         for number in sorted(self._sparse):
-            counts = addresses_module.unpack(
+            counts = block_addresses.unpack(
                 self._maintainer.catalog.counts(number))
             blocks += len(counts) - counts.count(0)
             if groups and blocks > _MAX_EVACUATED:
@@ -722,7 +722,7 @@ class _Run:
             facts = maintainer.engine.group_facts(number)
             look = _Look(maintainer, maintainer.catalog, number,
                          facts['slots'], facts['published'])
-            self._cost += addresses_module.ENTRY_BYTES * facts['slots']
+            self._cost += block_addresses.ENTRY_BYTES * facts['slots']
             maintainer.catalog.set_group(batch, number,
                                          dirty=bool(look.free))
         with contextlib.suppress(exceptions.NoSpaceError):
@@ -759,13 +759,13 @@ class _Run:
     def _move_blocks(self, groups: list[int]) -> None:
         maintainer = self._maintainer
         images, needed = self._images_with([
-            addresses_module.address(number, slot) for number in groups
-            for slot, count in enumerate(addresses_module.unpack(
+            block_addresses.address(number, slot) for number in groups
+            for slot, count in enumerate(block_addresses.unpack(
                 maintainer.catalog.counts(number))) if count])
         if not needed:
             return
         with contextlib.closing(maintainer.relocation()) as relocation:
-            relocation.add(addresses_module.pack(sorted(needed), 'Q'))
+            relocation.add(block_addresses.pack(sorted(needed), 'Q'))
             mapping = relocation.finish()
             for done, image_id in enumerate(images):
                 self._merge(image_id, mapping)
@@ -794,7 +794,7 @@ class _Run:
         needed: set[int] = set()
         ledger = [facts['image_id']
                   for _, facts in self._maintainer.catalog.ledger()]
-        for done, image in enumerate(addresses_module.which_named(
+        for done, image in enumerate(block_addresses.which_named(
                 self._maintainer.engine, ledger, addresses)):
             self._cost += image.cost
             if image.found:

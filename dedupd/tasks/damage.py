@@ -28,8 +28,8 @@ from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def listed(items: Sequence[Any]) -> str:
     return words or 'none'
 
 
-def listed_images(maintainer: maintainer_module.Maintainer,
+def listed_images(maintainer: maintainer_role.Maintainer,
                   image_ids: Sequence[str]) -> str:
     """The first LISTED ids; a volume's recipes say whose they are."""
     return listed([volumes.described(maintainer.repository, image_id)
@@ -56,23 +56,23 @@ def listed_images(maintainer: maintainer_module.Maintainer,
                   + [*image_ids[LISTED:]])
 
 
-def images_with(maintainer: maintainer_module.Maintainer,
+def images_with(maintainer: maintainer_role.Maintainer,
                 addresses: Iterable[int]) -> dict[str, set[int]]:
     """The images that name some of the addresses, and which they name.
 
     This reads each recipe of the repository.
     """
     return {image.image_id: image.found
-            for image in addresses_module.which_named(
+            for image in block_addresses.which_named(
                 maintainer.engine, maintainer.repository.recipes(), addresses)
             if image.found}
 
 
-def images_of_group(maintainer: maintainer_module.Maintainer, number: int
+def images_of_group(maintainer: maintainer_role.Maintainer, number: int
                     ) -> list[str]:
     """The images that name some block of a group, sorted."""
-    return sorted(images_with(maintainer, addresses_module.of_slots(
-        number, range(addresses_module.GROUP_SLOTS))))
+    return sorted(images_with(maintainer, block_addresses.of_slots(
+        number, range(block_addresses.GROUP_SLOTS))))
 
 
 class Damage:
@@ -84,7 +84,7 @@ class Damage:
     :ivar quarantined: the files in ``quarantine/`` that this run wrote
     """
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
@@ -116,16 +116,16 @@ class Damage:
         :param listing: the entries, as the engine lists them
         :param bad: addresses of blocks that did not verify just now
         """
-        if not self._wanted and not addresses_module.columns(
-                listing).states.count(addresses_module.DAMAGED):
+        if not self._wanted and not block_addresses.columns(
+                listing).states.count(block_addresses.DAMAGED):
             return      # as nearly always
-        for slot, entry in enumerate(addresses_module.entries(listing),
+        for slot, entry in enumerate(block_addresses.entries(listing),
                                      first):
-            address = addresses_module.address(number, slot)
-            if entry.state == addresses_module.DAMAGED:
+            address = block_addresses.address(number, slot)
+            if entry.state == block_addresses.DAMAGED:
                 if address not in self.known and self._count(address):
                     self._record({address: ''})
-            elif (entry.state == addresses_module.LIVE
+            elif (entry.state == block_addresses.LIVE
                     and entry.fingerprint in self._wanted
                     and address not in bad):
                 self._copies.setdefault(entry.fingerprint, address)
@@ -139,7 +139,7 @@ class Damage:
         """
         found: dict[int, str] = {}
         done: set[int] = set()
-        for number, slots in addresses_module.by_group(addresses):
+        for number, slots in block_addresses.by_group(addresses):
             for at in range(0, len(slots), MARK_SLOTS):
                 some = slots[at:at + MARK_SLOTS]
                 try:
@@ -156,7 +156,7 @@ class Damage:
                     LOG.error('Group %08x: damaged blocks cannot be set '
                               'aside: %s', number, e)
                     break
-                done.update(addresses_module.of_slots(number, some))
+                done.update(block_addresses.of_slots(number, some))
         if found:
             self._record(found)
         return done
@@ -174,15 +174,15 @@ class Damage:
                 # The block may have been freed since it was found.
                 _, damaged, lost, _ = _engine.verify_slots(
                     self._maintainer.handle, number, slot, 1)
-                bad += addresses_module.unpack(damaged)
-                invalid += addresses_module.unpack(lost)
-            names = (group.mark_damaged(addresses_module.pack(bad)) if bad
+                bad += block_addresses.unpack(damaged)
+                invalid += block_addresses.unpack(lost)
+            names = (group.mark_damaged(block_addresses.pack(bad)) if bad
                      else [])
         self.quarantined += names
         # A file has the bytes of one segment: group-offset-digits.
         files = {int(name.rsplit('-', 2)[1]): name for name in names}
-        found = dict.fromkeys(addresses_module.of_slots(number, invalid), '')
-        for address in addresses_module.of_slots(number, bad):
+        found = dict.fromkeys(block_addresses.of_slots(number, invalid), '')
+        for address in block_addresses.of_slots(number, bad):
             found[address] = files.get(self._entry(address).segment, '')
         return found
 
@@ -202,10 +202,10 @@ class Damage:
                 'quarantine': name, 'images': hit}
             catalog.set_damaged(batch, address, facts)
         self._maintainer.write(batch)
-        for number, slots in addresses_module.by_group(found):
+        for number, slots in block_addresses.by_group(found):
             hit = sorted(
                 i for i, named in images.items() if not named.isdisjoint(
-                    addresses_module.of_slots(number, slots)))
+                    block_addresses.of_slots(number, slots)))
             LOG.error('%d blocks of group %08x are damaged, in the slots %s. '
                       'Images hit: %s', len(slots), number, listed(slots),
                       listed_images(self._maintainer, hit))
@@ -213,14 +213,14 @@ class Damage:
 
     def _count(self, address: int) -> int:
         counts = self._maintainer.catalog.counts(
-            addresses_module.group_of(address),
-            addresses_module.slot_of(address) + 1)
-        return addresses_module.unpack(counts[-4:])[0]
+            block_addresses.group_of(address),
+            block_addresses.slot_of(address) + 1)
+        return block_addresses.unpack(counts[-4:])[0]
 
-    def _entry(self, address: int) -> addresses_module.Entry:
-        return addresses_module.entry_at(self._maintainer.engine.entries(
-            addresses_module.group_of(address),
-            addresses_module.slot_of(address), 1), 0)
+    def _entry(self, address: int) -> block_addresses.Entry:
+        return block_addresses.entry_at(self._maintainer.engine.entries(
+            block_addresses.group_of(address),
+            block_addresses.slot_of(address), 1), 0)
 
     # -- healing ----------------------------------------------------------
 
@@ -260,7 +260,7 @@ class Damage:
             # Read spare copies; or the cause of the read errors has passed.
             with contextlib.suppress(exceptions.NoSpaceError):
                 self._add_readable(left, relocation)
-                pairs = addresses_module.unpack(relocation.finish(), 'Q')
+                pairs = block_addresses.unpack(relocation.finish(), 'Q')
                 mapping.update(zip(pairs[::2], pairs[1::2]))
         lost = len(set(left) - mapping.keys())
         if lost and not self.can_have_copies:
@@ -275,10 +275,10 @@ class Damage:
     def _add_readable(addresses: list[int], relocation: _engine.Relocation
                       ) -> None:
         """Store blocks again, except those that cannot be reached now."""
-        for number, slots in addresses_module.by_group(addresses):
+        for number, slots in block_addresses.by_group(addresses):
             try:
-                relocation.add(addresses_module.pack(
-                    addresses_module.of_slots(number, slots), 'Q'))
+                relocation.add(block_addresses.pack(
+                    block_addresses.of_slots(number, slots), 'Q'))
             except exceptions.UnavailableError as e:
                 LOG.warning('Group %08x: damaged blocks are not healed now: '
                             '%s', number, e)
@@ -286,12 +286,12 @@ class Damage:
     def _is_good(self, address: int, fingerprint: bytes) -> bool:
         try:
             entry = self._entry(address)
-            if (entry.state != addresses_module.LIVE
+            if (entry.state != block_addresses.LIVE
                     or entry.fingerprint != fingerprint):
                 return False
             _, damaged, invalid, _ = _engine.verify_slots(
-                self._maintainer.handle, addresses_module.group_of(address),
-                addresses_module.slot_of(address), 1)
+                self._maintainer.handle, block_addresses.group_of(address),
+                block_addresses.slot_of(address), 1)
         except (exceptions.ImageNotFound, exceptions.InvalidParameter,
                 exceptions.UnavailableError, *exceptions.UNREADABLE):
             return False
@@ -301,7 +301,7 @@ class Damage:
         """Whether the addresses are of one scope, so that images may merge."""
         try:
             return len({self._maintainer.engine.group_facts(number)['scope']
-                        for number in map(addresses_module.group_of,
+                        for number in map(block_addresses.group_of,
                                           addresses)}) == 1
         except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
             return False
@@ -316,7 +316,7 @@ class Damage:
             try:
                 merger.merge_image(
                     self._maintainer, image_id,
-                    addresses_module.pack(
+                    block_addresses.pack(
                         itertools.chain.from_iterable(pairs), 'Q'),
                     self._pace)
             except exceptions.ImageNotFound:

@@ -24,9 +24,9 @@ from dedupd.tasks import exactindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 
 LOG = logging.getLogger(__name__)
 
@@ -45,21 +45,21 @@ class Blocks(NamedTuple):
     entries: bytes
     """One entry for each address; an empty one if it cannot be read."""
 
-    def entry(self, address: int) -> addresses_module.Entry:
+    def entry(self, address: int) -> block_addresses.Entry:
         """The entry of one of the addresses."""
         at = bisect.bisect_left(
-            addresses_module.unpack(self.addresses, 'Q'), address)
-        return addresses_module.entry_at(self.entries, at)
+            block_addresses.unpack(self.addresses, 'Q'), address)
+        return block_addresses.entry_at(self.entries, at)
 
 
-def look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> Blocks:
+def look(maintainer: maintainer_role.Maintainer, pairs: bytes) -> Blocks:
     """Read the entries of all blocks in pairs."""
     addresses = _engine.pair_addresses(pairs)
     entries = []
-    size = addresses_module.ENTRY_BYTES
-    for number, some in addresses_module.cut_by_group(addresses):
-        slots = addresses_module.unpack(some, 'Q')
-        first = addresses_module.slot_of(slots[0])
+    size = block_addresses.ENTRY_BYTES
+    for number, some in block_addresses.cut_by_group(addresses):
+        slots = block_addresses.unpack(some, 'Q')
+        first = block_addresses.slot_of(slots[0])
         count = slots[-1] - slots[0] + 1
         try:
             listing = maintainer.engine.entries(number, first, count)
@@ -72,7 +72,7 @@ def look(maintainer: maintainer_module.Maintainer, pairs: bytes) -> Blocks:
 
 def portions(pairs: bytes) -> Iterator[bytes]:
     """Cut sorted pairs into portions; pairs of one address stay together."""
-    firsts = addresses_module.unpack(pairs, 'Q')[::2]
+    firsts = block_addresses.unpack(pairs, 'Q')[::2]
     begin = 0
     while begin < len(firsts):
         last = min(begin + exactindex.PAIRS_AT_ONCE, len(firsts)) - 1
@@ -84,7 +84,7 @@ def portions(pairs: bytes) -> Iterator[bytes]:
 class Duplicates:
     """The pairs in the catalog, and their way there from the index."""
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
@@ -161,11 +161,11 @@ class Duplicates:
         healed: dict[int, int] = {}
         for other, kept in PAIR.iter_unpack(stale):
             live, dead = blocks.entry(other), blocks.entry(kept)
-            if live.state != addresses_module.LIVE:
+            if live.state != block_addresses.LIVE:
                 continue
             gone.add(exactindex.record(live.fingerprint, kept))
             again.add(exactindex.record(live.fingerprint, other))
-            if (dead.state == addresses_module.DAMAGED
+            if (dead.state == block_addresses.DAMAGED
                     and dead.fingerprint == live.fingerprint):
                 healed[kept] = min(other, healed.get(kept, other))
         index.add(again, gone)
@@ -177,11 +177,11 @@ class Duplicates:
         :param blocks: has all blocks of the pairs
         """
         if len({self._scope_of(group) for group, _ in
-                addresses_module.cut_by_group(blocks.addresses)}) < 2:
+                block_addresses.cut_by_group(blocks.addresses)}) < 2:
             return pairs
         good = [pair for pair in PAIR.iter_unpack(pairs)
                 if len(set(map(self._scope_of, map(
-                    addresses_module.group_of, pair)))) == 1]
+                    block_addresses.group_of, pair)))) == 1]
         bad = len(pairs) // PAIR.size - len(good)
         if not bad:
             return pairs
@@ -208,11 +208,11 @@ class Duplicates:
         """
         catalog = self._maintainer.catalog
         taken: list[tuple[int, int]] = []
-        for group, some in addresses_module.cut_by_group(
+        for group, some in block_addresses.cut_by_group(
                 _engine.pairs_sort(_swapped(found)), PAIR.size):
             pairs = catalog.duplicates(group, batch)
-            if not pairs or set(addresses_module.unpack(pairs, 'Q')[::2]
-                                ).isdisjoint(addresses_module.unpack(
+            if not pairs or set(block_addresses.unpack(pairs, 'Q')[::2]
+                                ).isdisjoint(block_addresses.unpack(
                                     some, 'Q')[::2]):
                 continue
             heirs = dict(PAIR.iter_unpack(some))
@@ -227,7 +227,7 @@ class Duplicates:
 
     def _remember(self, batch: database.Batch, found: bytes) -> None:
         catalog = self._maintainer.catalog
-        for group, some in addresses_module.cut_by_group(
+        for group, some in block_addresses.cut_by_group(
                 _engine.pairs_sort(found), PAIR.size):
             known = catalog.duplicates(group, batch)
             catalog.set_duplicates(batch, group, _engine.pairs_sort(
@@ -237,7 +237,7 @@ class Duplicates:
         """Forget known duplicates."""
         catalog = self._maintainer.catalog
         batch = catalog.batch()
-        for group, some in addresses_module.cut_by_group(
+        for group, some in block_addresses.cut_by_group(
                 _engine.pairs_sort(pairs), PAIR.size):
             catalog.set_duplicates(batch, group, _engine.pairs_without(
                 catalog.duplicates(group), some))
@@ -262,11 +262,11 @@ class Duplicates:
 
 
 def _pack(pairs: Iterable[tuple[int, int]]) -> bytes:
-    return addresses_module.pack(itertools.chain.from_iterable(pairs), 'Q')
+    return block_addresses.pack(itertools.chain.from_iterable(pairs), 'Q')
 
 
 def _swapped(pairs: bytes) -> bytes:
     """Pairs (b, a) of pairs (a, b)."""
-    words = addresses_module.unpack(pairs, 'Q')
+    words = block_addresses.unpack(pairs, 'Q')
     words[::2], words[1::2] = words[1::2], words[::2]
-    return addresses_module.pack(words, 'Q')
+    return block_addresses.pack(words, 'Q')

@@ -30,7 +30,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import task
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import recipes
 from glance_dedup.repository import space
 
@@ -69,7 +69,7 @@ class Result:
     """Images that could not be deleted, each with its error."""
 
 
-def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
          held: index_module.Held, limit: int,
          coming: Callable[[], int] = lambda: 0,
          live_share: int = collector.LIVE_SHARE) -> Plan:
@@ -81,7 +81,7 @@ def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     return maintainer.guard(run.plan, pace.step)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
              held: index_module.Held, limit: int,
              coming: Callable[[], int] = lambda: 0,
              live_share: int = collector.LIVE_SHARE) -> Result:
@@ -101,7 +101,7 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 
 class _Run:
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, held: index_module.Held, limit: int,
                  coming: Callable[[], int], live_share: int) -> None:
         index_module.require_limit(maintainer.repository, limit)
@@ -226,7 +226,7 @@ class _Run:
         for image_id in self._held.candidates():
             if blocks * size >= over:
                 break
-            if batch.size > maintainer_module.BATCH_BYTES:
+            if batch.size > maintainer_role.BATCH_BYTES:
                 break   # the guess takes memory; the rest in the next round
             if image_id not in self._left:
                 continue
@@ -260,7 +260,7 @@ class _Run:
                     recipe.header()['transaction_id']):
                 extents = recipes.Extents(recipe)
                 for page in range(extents.pages):
-                    if batch.size > maintainer_module.BATCH_BYTES:
+                    if batch.size > maintainer_role.BATCH_BYTES:
                         break
                     runs = extents.runs(page)
                     foreseen.preset(batch, runs)

@@ -22,7 +22,7 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
+from glance_dedup.maintenance import block_addresses
 
 LOG = logging.getLogger(__name__)
 
@@ -474,7 +474,7 @@ class _Scan:
                     if in_parts:
                         return done
                 self._pace.step(done, total, 'reading new entries',
-                                cost=addresses_module.ENTRY_BYTES * count)
+                                cost=block_addresses.ENTRY_BYTES * count)
         self._flush()
         if moved != cursors:
             write(moved)

@@ -17,24 +17,24 @@ from dedupd.tasks import damage as damage_module
 from dedupd.tasks import recompressor
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import host_notes
+from glance_dedup.maintenance import maintainer_role
 
 LOG = logging.getLogger(__name__)
 
 
-def take(maintainer: maintainer_module.Maintainer, pace: task.Pace) -> None:
+def take(maintainer: maintainer_role.Maintainer, pace: task.Pace) -> None:
     """Act on the notes that have changed since the last call.
 
     :raises task.Stopped: between two steps; the next call begins again
     """
-    for number, content in notes_module.contents(maintainer.repository.path):
+    for number, content in host_notes.contents(maintainer.repository.path):
         digest = hashlib.sha256(content).digest()
         if maintainer.taken.get(number) == digest:
             continue
         try:
-            notes = notes_module.decode(content)
+            notes = host_notes.decode(content)
         except ValueError as e:
             LOG.warning('helpers/%d.json is not used: %s', number, e)
         else:
@@ -43,8 +43,8 @@ def take(maintainer: maintainer_module.Maintainer, pace: task.Pace) -> None:
     _mark_waiting(maintainer, pace)
 
 
-def _take(maintainer: maintainer_module.Maintainer, pace: task.Pace,
-          notes: notes_module.Notes) -> None:
+def _take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+          notes: host_notes.Notes) -> None:
     _take_blocks(maintainer, pace, notes.found)
     _take_groups(maintainer, notes.unreadable)
     for number, mark in notes.kept.items():
@@ -55,22 +55,22 @@ def _take(maintainer: maintainer_module.Maintainer, pace: task.Pace,
         pace.step(0, 0, 'noting what helpers found')
 
 
-def _take_blocks(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def _take_blocks(maintainer: maintainer_role.Maintainer, pace: task.Pace,
                  found: Iterable[int]) -> None:
     """Have blocks wait to be marked, and record those that are marked."""
     damage = damage_module.Damage(maintainer, pace)
     state = maintainer.catalog.scrub_state()
     waiting = set(state.get('waiting', ()))
     for address in sorted(set(found).difference(damage.known, waiting)):
-        group, slot = (addresses_module.group_of(address),
-                       addresses_module.slot_of(address))
+        group, slot = (block_addresses.group_of(address),
+                       block_addresses.slot_of(address))
         with contextlib.suppress(exceptions.ImageNotFound,
                                  exceptions.InvalidParameter,
                                  *exceptions.UNREADABLE):
             listing = maintainer.engine.entries(group, slot, 1)
             damage.notice(group, slot, listing, ())
-            if addresses_module.entry_at(listing, 0).state in (
-                    addresses_module.LIVE, addresses_module.INVALID):
+            if block_addresses.entry_at(listing, 0).state in (
+                    block_addresses.LIVE, block_addresses.INVALID):
                 waiting.add(address)
         pace.step(0, 0, 'looking at what helpers found')
     if waiting.difference(state.get('waiting', ())):
@@ -78,7 +78,7 @@ def _take_blocks(maintainer: maintainer_module.Maintainer, pace: task.Pace,
             {**state, 'waiting': sorted(waiting)})
 
 
-def _mark_waiting(maintainer: maintainer_module.Maintainer, pace: task.Pace
+def _mark_waiting(maintainer: maintainer_role.Maintainer, pace: task.Pace
                   ) -> None:
     """Verify waiting blocks again, and mark, report and heal bad ones.
 
@@ -95,7 +95,7 @@ def _mark_waiting(maintainer: maintainer_module.Maintainer, pace: task.Pace
         damage.heal()
 
 
-def _take_groups(maintainer: maintainer_module.Maintainer,
+def _take_groups(maintainer: maintainer_role.Maintainer,
                  unreadable: dict[int, str]) -> None:
     """Report groups that the maintainer cannot read either."""
     state = maintainer.catalog.scrub_state()

@@ -39,12 +39,12 @@ from dedupd.tasks import duplicates
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import recipes
+from glance_dedup.maintenance import refcounts
 
 LOG = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ _NEAR = 64
 _VERIFIED_AT_ONCE = 4096
 _CACHED_COUNTS = 256    # groups; 128 KiB each
 
-_Catalog = catalog_module.Catalog | accounting.Foreseen
+_Catalog = catalog_db.Catalog | accounting.Foreseen
 Facts = dict[str, Any]
 Exclude = Callable[[Facts], bool]
 
@@ -106,7 +106,7 @@ class Result:
     object store that does not answer."""
 
 
-def plan(maintainer: maintainer_module.Maintainer,
+def plan(maintainer: maintainer_role.Maintainer,
          pace: task.Pace | None = None,
          exclude: Exclude | None = None) -> Plan:
     """Predict what a run would do.
@@ -122,7 +122,7 @@ def plan(maintainer: maintainer_module.Maintainer,
         lambda: _Run(maintainer, pace, exclude).plan(), pace.step)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
              exclude: Exclude | None = None, dry_run: bool = False
              ) -> Result | Plan:
     """Find duplicates, and merge the images that name them.
@@ -150,7 +150,7 @@ class Merged(NamedTuple):
     """Old addresses of blocks that are not equal to the new ones."""
 
 
-def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
+def merge_image(maintainer: maintainer_role.Maintainer, image_id: str,
                 mapping: bytes, pace: task.Pace) -> Merged:
     """Rewrite an image's recipe to other addresses of the same blocks (N10).
 
@@ -173,7 +173,7 @@ def merge_image(maintainer: maintainer_module.Maintainer, image_id: str,
                       merge.collisions)
 
 
-def _count(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def _count(maintainer: maintainer_role.Maintainer, pace: task.Pace,
            merge: _engine.Merge) -> None:
     """Count the whole new recipe, in as many steps as it takes (N10.3).
 
@@ -211,7 +211,7 @@ class _Replacements:
     """
 
     def __init__(self, chosen: bytes) -> None:
-        words = addresses_module.unpack(
+        words = block_addresses.unpack(
             _engine.replacements_sort(chosen), 'Q')
         self.old, self.new, self.lengths, self.kept = (
             words[i::_REPLACEMENT_WORDS] for i in range(_REPLACEMENT_WORDS))
@@ -223,7 +223,7 @@ class _Replacements:
         """Pairs of old and new addresses."""
         pairs = array.array('Q', bytes(duplicates.PAIR.size * len(self)))
         pairs[::2], pairs[1::2] = self.old, self.new
-        return addresses_module.pack(pairs, 'Q')
+        return block_addresses.pack(pairs, 'Q')
 
 
 class _Counts:
@@ -236,13 +236,13 @@ class _Counts:
         """The counts of sorted addresses, 32 bits each."""
         return b''.join([
             _engine.pick(self._group(group), _COUNT_BYTES, 0, some)
-            for group, some in addresses_module.cut_by_group(addresses)])
+            for group, some in block_addresses.cut_by_group(addresses)])
 
 
 # -- a run --------------------------------------------------------------------
 
 class _Run:
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, exclude: Exclude | None) -> None:
         self._maintainer = maintainer
         self._pace = pace
@@ -266,7 +266,7 @@ class _Run:
             found += len(chosen)
             total += sum(chosen.lengths)
             images.update(self._images_with(
-                addresses_module.pack(chosen.old, 'Q')))
+                block_addresses.pack(chosen.old, 'Q')))
         return Plan(self._scanned, found, total, len(images))
 
     def run(self) -> Result:
@@ -302,10 +302,10 @@ class _Run:
     def _images_with(self, addresses: bytes) -> Iterator[str]:
         """The images to merge that name any of the sorted addresses."""
         def is_wanted(recipe: _engine.Recipe, naming: Iterator[bytes]) -> bool:
-            return any(naming) and not self._exclude(accounts.facts_of(
+            return any(naming) and not self._exclude(refcounts.facts_of(
                 recipe.header(), recipe.measure()))
         images = self._maintainer.repository.recipes()
-        for done, image in enumerate(addresses_module.look_for(
+        for done, image in enumerate(block_addresses.look_for(
                 self._maintainer.engine, images, addresses, is_wanted)):
             if image.found:
                 yield image.image_id
@@ -333,7 +333,7 @@ class _Run:
             begin = end
         if not bad:
             return chosen
-        return _Replacements(addresses_module.pack(
+        return _Replacements(block_addresses.pack(
             itertools.chain.from_iterable(
                 words for words in zip(chosen.old, chosen.new, chosen.lengths,
                                        chosen.kept) if words[1] not in bad),
@@ -343,10 +343,10 @@ class _Run:
     def _end_of_reading(news: list[int], begin: int) -> int:
         """The end of the blocks to read in one go, from one on."""
         first = news[begin]
-        group = addresses_module.group_of(first)
+        group = block_addresses.group_of(first)
         end = bisect.bisect_left(
             news, min(first + _VERIFIED_AT_ONCE,
-                      addresses_module.address(group + 1, 0)), begin)
+                      block_addresses.address(group + 1, 0)), begin)
         if news[end - 1] - first == end - 1 - begin:
             return end      # without gaps, as most are
         for at in range(begin + 1, end):
@@ -356,7 +356,7 @@ class _Run:
 
     def _damaged_of(self, first: int, last: int) -> set[int]:
         """The unverifiable addresses from first to last, in one group."""
-        number = addresses_module.group_of(first)
+        number = block_addresses.group_of(first)
         every = set(range(first, last + 1))
         try:
             is_cold = self._maintainer.engine.group_facts(number)['is_cold']
@@ -364,7 +364,7 @@ class _Run:
                 return every
             cost, damaged, invalid, _ = _engine.verify_slots(
                 self._maintainer.handle, number,
-                addresses_module.slot_of(first), last - first + 1,
+                block_addresses.slot_of(first), last - first + 1,
                 False, 0, *([0] if is_cold and not self._by_value else []))
         except exceptions.UnavailableError as e:
             self._give_up_cold(e)
@@ -373,8 +373,8 @@ class _Run:
             return every
         self._pace.step(self._pace.done, self._pace.total,
                         'reading blocks that are to stay', cost=cost)
-        return set(addresses_module.of_slots(
-            number, addresses_module.unpack(damaged + invalid)))
+        return set(block_addresses.of_slots(
+            number, block_addresses.unpack(damaged + invalid)))
 
     def _give_up_cold(self, error: Exception) -> None:
         LOG.warning('Blocks of cold groups are not merged now: %s', error)
@@ -384,7 +384,7 @@ class _Run:
 
     def _merge(self, chosen: _Replacements) -> None:
         mapping = chosen.mapping()
-        olds = addresses_module.pack(chosen.old, 'Q')
+        olds = block_addresses.pack(chosen.old, 'Q')
         collisions: set[int] = set()
         merged = 0
         for image_id in self._images_with(olds):
@@ -398,9 +398,9 @@ class _Run:
                 (kept, old if old != kept else new)
                 for old, new, kept in zip(chosen.old, chosen.new, chosen.kept)
                 if old in collisions)
-            self._known.forget(addresses_module.pack(collided, 'Q'))
+            self._known.forget(block_addresses.pack(collided, 'Q'))
         self._result.duplicates += len(chosen)
-        counts = addresses_module.unpack(
+        counts = block_addresses.unpack(
             _Counts(self._maintainer.catalog).of(olds))
         self._result.merged_blocks += counts.count(0)
         self._result.merged_bytes += sum(itertools.compress(
@@ -422,7 +422,7 @@ class _Run:
         except (exceptions.UnavailableError, *exceptions.UNREADABLE) as e:
             self._result.failed[image_id] = str(e)
             return True
-        collisions.update(addresses_module.unpack(merged.collisions, 'Q'))
+        collisions.update(block_addresses.unpack(merged.collisions, 'Q'))
         self._result.images += merged.exchanged
         self._result.gave_up += merged.replaced > 0 and not merged.exchanged
         return merged.replaced > 0

@@ -25,8 +25,8 @@ from typing import Any
 from dedupd.tasks import damage as damage_module
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
@@ -71,7 +71,7 @@ class Objects:
         that reason
     """
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  state: Facts, budget: int,
                  found: Callable[[int, list[int]], object],
                  save: Callable[[str, int], None]) -> None:
@@ -231,8 +231,8 @@ class Objects:
                 if slot not in kept:
                     fetcher.forget(facts['object'], slot, 1)
         self._verified.add(number)
-        self._found(number, sorted({*addresses_module.unpack(damaged),
-                                    *addresses_module.unpack(invalid)}))
+        self._found(number, sorted({*block_addresses.unpack(damaged),
+                                    *block_addresses.unpack(invalid)}))
         state['offset'] = ends
         state['read'] += asked * _SLICE
         self._save(f'verifying the object of group {number:08x}',

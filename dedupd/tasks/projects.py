@@ -31,9 +31,9 @@ from typing import BinaryIO
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
+from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.repository import projects
 
 _HEAD = struct.Struct('<II')    # a project's number; bytes of runs behind it
@@ -52,7 +52,7 @@ class Result:
     """Recipes that were deleted meanwhile, or cannot be read."""
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace
+def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace
              ) -> Result:
     """Count all projects, and write ``projects.json``.
 
@@ -62,7 +62,7 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace
     return maintainer.guard(lambda: _run(maintainer, pace), pace.step)
 
 
-def _run(maintainer: maintainer_module.Maintainer, pace: task.Pace) -> Result:
+def _run(maintainer: maintainer_role.Maintainer, pace: task.Pace) -> Result:
     catalog = maintainer.catalog
     ledger = sorted((str(facts.get('project', '')), facts['image_id'], txid)
                     for txid, facts in catalog.ledger())
@@ -90,9 +90,9 @@ class _Partitions:
     """
 
     def __init__(self, groups: int) -> None:
-        number = counter.partitions_for(groups)
+        number = rebuild_worker.partitions_for(groups)
         self._project = 0
-        self._buffers = counter.Buffers(number, self._write)
+        self._buffers = rebuild_worker.Buffers(number, self._write)
         # They have no names, so nothing is left of them. /tmp may be memory.
         directory = os.environ.get('TMPDIR') or '/var/tmp'
         with contextlib.ExitStack() as stack:
@@ -141,7 +141,7 @@ def _spread(engine: _engine.Maintenance, ledger: list[tuple[str, str, bytes]],
                             or recipe.header()['transaction_id'] != txid):
                         left_out += 1
                     else:
-                        for runs in addresses.pieces(recipe):
+                        for runs in block_addresses.pieces(recipe):
                             partitions.add(runs)
                             cost += len(runs)
             except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
@@ -214,8 +214,8 @@ def _bits(pieces: Iterable[bytes]) -> Bits:
     """The slots that runs name."""
     found: collections.defaultdict[int, int] = collections.defaultdict(int)
     for runs in pieces:
-        for group, slot, blocks in addresses.runs_in(runs):
-            if slot + blocks > addresses.GROUP_SLOTS:
+        for group, slot, blocks in block_addresses.runs_in(runs):
+            if slot + blocks > block_addresses.GROUP_SLOTS:
                 raise exceptions.DamagedError(
                     f'there are no {blocks} slots from {slot} in group '
                     f'{group}')

@@ -40,10 +40,10 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import maintainer as maintainer_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import host_notes
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import space
 
 # The new file must be smaller than the old one by at least one part in this.
@@ -57,7 +57,7 @@ _QUIET = 3600.0
 
 _POISONED = 1
 
-Worker = maintainer_module.Maintainer | helper_module.Helper
+Worker = maintainer_role.Maintainer | helper_daemon.Helper
 #: Codec and level, as numbers, and whether in the order of similarity.
 Mark = tuple[int, int, bool]
 
@@ -103,7 +103,7 @@ class Result:
     """Groups that are damaged, or whose disk failed, each with its error."""
 
 
-def plan(maintainer: maintainer_module.Maintainer, codec: str,
+def plan(maintainer: maintainer_role.Maintainer, codec: str,
          level: int = 0, similar: bool = False) -> Plan:
     """Predict what a run that is asked for would do; changes nothing.
 
@@ -132,7 +132,7 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
     :raises InvalidParameter: for a level that the codec lacks
     """
     mark = mark_of(worker, codec, level, similar)
-    kind = _HelpersRun if isinstance(worker, helper_module.Helper) else _Run
+    kind = _HelpersRun if isinstance(worker, helper_daemon.Helper) else _Run
     return worker.guard(
         lambda: kind(worker, pace, codec, level, mark, is_mine).run(),
         pace.step)
@@ -146,7 +146,7 @@ def mark_of(worker: Worker, codec: str, level: int, similar: bool) -> Mark:
     return _engine.codec_mark(codec, level, similar)
 
 
-def give_up(maintainer: maintainer_module.Maintainer) -> None:
+def give_up(maintainer: maintainer_role.Maintainer) -> None:
     """Drop the unfinished group in which a run made way."""
     if maintainer.rewriting is not None:
         rewriting, _ = maintainer.rewriting
@@ -154,7 +154,7 @@ def give_up(maintainer: maintainer_module.Maintainer) -> None:
         rewriting.close()
 
 
-def note_kept(maintainer: maintainer_module.Maintainer, number: int,
+def note_kept(maintainer: maintainer_role.Maintainer, number: int,
               mark: Mark) -> None:
     """Note in a group what a helper found: it hardly becomes smaller.
 
@@ -421,7 +421,7 @@ class _HelpersRun(_Run):
                                  *exceptions.UNREADABLE):
             slots = self._worker.engine.group_facts(number)['slots']
             entries = self._worker.engine.entries(number, 0, slots)
-            if addresses_module.DAMAGED in addresses_module.columns(
+            if block_addresses.DAMAGED in block_addresses.columns(
                     entries).states:
                 return
         super()._try(number)
@@ -434,7 +434,7 @@ class _HelpersRun(_Run):
 
     def _keep_old(self, rewriting: _engine.Rewriting) -> None:
         kept = self._worker.notes.kept
-        while len(kept) >= notes_module.MAX_RETAINED:
+        while len(kept) >= host_notes.MAX_RETAINED:
             del kept[next(iter(kept))]
         kept[rewriting.number] = self._mark
         self._worker.save()

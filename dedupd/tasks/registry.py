@@ -16,12 +16,12 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository as repository_module
 
-Maintainer = maintainer_module.Maintainer
-Helper = helper_module.Helper
+Maintainer = maintainer_role.Maintainer
+Helper = helper_daemon.Helper
 
 # The most that the option limit_mib takes.
 _MAX_LIMIT_MIB = 1 << 30
@@ -41,14 +41,15 @@ def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
              dry_run: bool = False, by_partition: bool = False,
              processes: int = 1, hosts: tuple[str, ...] = ()) -> Any:
     from dedupd.tasks import collector
-    from glance_dedup.maintenance import counting
+    from glance_dedup.maintenance import refcount_rebuild
 
     live_share = options.collect_live_share
     if dry_run:
         return collector.plan(maintainer, pace, live_share=live_share)
     return collector.run_once(
         maintainer, pace, live_share=live_share, hosts=(
-            hosts or counting.local(processes) if by_partition else ()))
+            hosts or refcount_rebuild.local(processes) if by_partition
+            else ()))
 
 
 def _named(names: list[str]) -> Callable[[dict[str, Any]], bool]:
@@ -176,10 +177,10 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
 def _rebuild(maintainer: Maintainer, pace: task.Pace,
              options: Any, processes: int = 1,
              hosts: tuple[str, ...] = ()) -> None:
-    from glance_dedup.maintenance import counting
+    from glance_dedup.maintenance import refcount_rebuild
 
     if processes > 1:
-        hosts = counting.local(processes)
+        hosts = refcount_rebuild.local(processes)
     maintainer.rebuild(pace.step, hosts=hosts)
 
 
@@ -191,11 +192,12 @@ def _require_limit(limit_mib: int = 0, **others: Any) -> None:
 
 
 def _require_processes(processes: int = 1, **others: Any) -> None:
-    from glance_dedup.maintenance import counting
+    from glance_dedup.maintenance import refcount_rebuild
 
-    if not 1 <= processes <= counting.MAX_COUNT:
+    if not 1 <= processes <= refcount_rebuild.MAX_COUNT:
         raise exceptions.InvalidParameter(
-            f'processes: {processes} is not from 1 to {counting.MAX_COUNT}')
+            f'processes: {processes} is not from 1 to '
+            f'{refcount_rebuild.MAX_COUNT}')
 
 
 def _require_collect(dry_run: bool = False, by_partition: bool = False,

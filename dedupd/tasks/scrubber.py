@@ -38,8 +38,8 @@ from dedupd.tasks import spares as spares_module
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
@@ -97,7 +97,7 @@ class Result:
     """Blocks in cold groups that this run could not check for that reason."""
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
              full: bool = False, budget_bytes: int | None = None,
              spare_threshold: int = 0, spare_max: int = SPARE_MAX,
              is_mine: Callable[[int], bool] = lambda group: True,
@@ -122,7 +122,7 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
                      cold_budget).run(), pace.step)
 
 
-def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
+def mark_lost(maintainer: maintainer_role.Maintainer, image_id: str,
               progress: Callable[[int, int, str], None] | None = None) -> str:
     """Give up an image whose recipe cannot be read.
 
@@ -175,7 +175,7 @@ def mark_lost(maintainer: maintainer_module.Maintainer, image_id: str,
     return aside
 
 
-def _unlink_entries(maintainer: maintainer_module.Maintainer,
+def _unlink_entries(maintainer: maintainer_role.Maintainer,
                     inode: int) -> None:
     for name in maintainer.engine.spool():
         with contextlib.suppress(exceptions.ImageNotFound):
@@ -199,7 +199,7 @@ def _error_of(recipe: _engine.Recipe) -> str | None:
 class _Run:
     """One run. Whatever must outlive it is in `_state`."""
 
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, full: bool, budget: int | None,
                  spare_threshold: int, spare_max: int,
                  is_mine: Callable[[int], bool], cold_budget: int) -> None:
@@ -348,21 +348,21 @@ class _Run:
                     page += 1
         except exceptions.DamagedError as e:
             return None if any(map(
-                self._names_damage, addresses_module.pieces(recipe))
+                self._names_damage, block_addresses.pieces(recipe))
             ) else str(e)
         return None
 
     def _names_damage(self, runs: bytes) -> bool:
         """Whether an entry, or a group, cannot be read as it was written."""
-        for number, slot, blocks in addresses_module.runs_in(runs):
+        for number, slot, blocks in block_addresses.runs_in(runs):
             try:
                 listing = self._maintainer.engine.entries(number, slot, blocks)
             except exceptions.InvalidParameter:
                 continue
             except (exceptions.ImageNotFound, *exceptions.UNREADABLE):
                 return True
-            if not {addresses_module.DAMAGED, addresses_module.INVALID
-                    }.isdisjoint(addresses_module.columns(listing).states):
+            if not {block_addresses.DAMAGED, block_addresses.INVALID
+                    }.isdisjoint(block_addresses.columns(listing).states):
                 return True
         return False
 
@@ -407,7 +407,7 @@ class _Run:
             # The next group, so that a finished one is not begun again.
             state['group'], state['slot'] = number + 1, 0
             self._mark([address for address in state['waiting']
-                        if addresses_module.group_of(address) == number])
+                        if block_addresses.group_of(address) == number])
         return True
 
     def _is_to_read(self, number: int) -> bool:
@@ -455,12 +455,12 @@ class _Run:
             self._maintainer.handle, number, first, count, True, 0,
             *([0] if is_cold else []))
         bad = self._add_damage(
-            number, addresses_module.unpack(damaged + invalid))
+            number, block_addresses.unpack(damaged + invalid))
         state['worn'] += len(worn) // 4
         state['bytes'] += cost
         if not is_cold:
-            state['blocks'] += addresses_module.columns(listing).states.count(
-                addresses_module.LIVE)
+            state['blocks'] += block_addresses.columns(listing).states.count(
+                block_addresses.LIVE)
         self._damage.notice(number, first, listing, bad)
         return cost
 
@@ -468,7 +468,7 @@ class _Run:
         """Have damaged blocks wait to be marked; return their addresses."""
         state = self._state
         # A known block is marked. An invalid entry has nothing to mark.
-        bad = set(addresses_module.of_slots(number, slots)
+        bad = set(block_addresses.of_slots(number, slots)
                   ).difference(self._damage.known)
         waiting = set(state['waiting'])
         state['damaged'] += len(bad - waiting)

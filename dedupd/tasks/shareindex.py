@@ -16,7 +16,7 @@ import logging
 from dedupd.tasks import exactindex
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import helper as helper_module
+from glance_dedup.maintenance import helper_daemon
 
 LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Result:
     """Shards of the index that were merged with their runs."""
 
 
-def run_once(helper: helper_module.Helper, pace: task.Pace) -> Result:
+def run_once(helper: helper_daemon.Helper, pace: task.Pace) -> Result:
     """Bring the exact index up to date, as far as it is worth it now.
 
     :raises task.Stopped: between two steps; the steps before it stand

@@ -19,9 +19,9 @@ import time
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import host_notes
 
 #: Slots that one step verifies.
 STEP_SLOTS = 1024
@@ -47,7 +47,7 @@ class Result:
     """Groups that cannot be read, each with its error."""
 
 
-def run_once(helper: helper_module.Helper, pace: task.Pace,
+def run_once(helper: helper_daemon.Helper, pace: task.Pace,
              is_mine: Callable[[int], bool]) -> Result:
     """Go on with the pass to its end.
 
@@ -61,7 +61,7 @@ def run_once(helper: helper_module.Helper, pace: task.Pace,
 
 
 class _Run:
-    def __init__(self, helper: helper_module.Helper, pace: task.Pace,
+    def __init__(self, helper: helper_daemon.Helper, pace: task.Pace,
                  is_mine: Callable[[int], bool]) -> None:
         self._helper = helper
         self._pace = pace
@@ -105,14 +105,14 @@ class _Run:
                 pass        # it was empty, and is gone
             except exceptions.UNREADABLE as e:
                 # One bad group does not stop the pass.
-                if len(self._notes.unreadable) < notes_module.MAX_UNREADABLE:
+                if len(self._notes.unreadable) < host_notes.MAX_UNREADABLE:
                     self._notes.unreadable[number] = str(e)
             state['group'], state['slot'] = number + 1, 0
         return True
 
     def _forget_others(self, there: set[int]) -> None:
         """Forget what was found in groups that are gone, or others' now."""
-        for number in {addresses_module.group_of(address)
+        for number in {block_addresses.group_of(address)
                        for address in self._notes.found}.union(
                            self._notes.unreadable):
             if number not in there or not self._is_mine(number):
@@ -123,7 +123,7 @@ class _Run:
         """Forget what was found in a group, since it is verified again."""
         self._notes.found = {
             address for address in self._notes.found
-            if addresses_module.group_of(address) != number}
+            if block_addresses.group_of(address) != number}
 
     def _scrub_group(self, number: int, done: int, total: int) -> bool:
         """Verify the rest of a group; False if the notes are full."""
@@ -135,7 +135,7 @@ class _Run:
             step = facts['slots'] if facts['has_lists'] else STEP_SLOTS
             count = min(step, facts['published'] - first)
             if (len(self._notes.found) + min(count, STEP_SLOTS)
-                    > notes_module.MAX_FOUND):
+                    > host_notes.MAX_FOUND):
                 return False
             cost = self._scrub_slots(number, first, count, facts['is_cold'])
             state['slot'] = first + count
@@ -153,26 +153,26 @@ class _Run:
         the objects.
         """
         state = self._state
-        states = addresses_module.columns(
+        states = block_addresses.columns(
             self._helper.engine.entries(number, first, count)).states
         cost, damaged, invalid, worn = _engine.verify_slots(
             self._helper.handle, number, first, count, True, 0,
             *([0] if is_cold else []))
-        bad = {*addresses_module.unpack(damaged),
-               *addresses_module.unpack(invalid)}
+        bad = {*block_addresses.unpack(damaged),
+               *block_addresses.unpack(invalid)}
         marked = {slot for slot, entry in enumerate(states, first)
-                  if entry == addresses_module.DAMAGED} if states.count(
-                      addresses_module.DAMAGED) else set()
+                  if entry == block_addresses.DAMAGED} if states.count(
+                      block_addresses.DAMAGED) else set()
         # If not all fit, the maintainer will find the others: it reads all
         # groups once it knows of damage.
-        room = notes_module.MAX_FOUND - len(self._notes.found)
+        room = host_notes.MAX_FOUND - len(self._notes.found)
         self._notes.found.update(
-            addresses_module.of_slots(number, sorted(bad | marked)[:room]))
+            block_addresses.of_slots(number, sorted(bad | marked)[:room]))
         state['damaged'] += len(bad)
         state['worn'] += len(worn) // 4
         state['bytes'] += cost
         if not is_cold:
-            state['blocks'] += states.count(addresses_module.LIVE)
+            state['blocks'] += states.count(block_addresses.LIVE)
         if bad:
             self._helper.save()     # so that the maintainer knows soon
         return cost

@@ -29,7 +29,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import signingkeys
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
@@ -62,7 +62,7 @@ class Result:
     """The key of its manifest."""
 
 
-def take(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
          store: store_module.ObjectStore, settings: cold.Settings,
          listed: Listing, always: bool = False) -> Result:
     """Take a snapshot, if anything has changed, or `always`.
@@ -148,7 +148,7 @@ def newest_two(store: store_module.ObjectStore, owner: str,
 # -- a new one ----------------------------------------------------------------
 
 class _Snapshot:
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, store: store_module.ObjectStore,
                  settings: cold.Settings, listed: Listing,
                  pool: futures.ThreadPoolExecutor) -> None:

@@ -15,8 +15,8 @@ import logging
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 
 LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Spares:
     """Size of the files."""
 
 
-def most_used(maintainer: maintainer_module.Maintainer, threshold: int,
+def most_used(maintainer: maintainer_role.Maintainer, threshold: int,
               most: int) -> list[int]:
     """The blocks that recipes name most often, and at least `threshold` times.
 
@@ -49,15 +49,15 @@ def most_used(maintainer: maintainer_module.Maintainer, threshold: int,
         return []
     catalog = maintainer.catalog
     found = heapq.nlargest(most, (
-        (count, -addresses_module.address(number, slot))
+        (count, -block_addresses.address(number, slot))
         for number, facts in catalog.groups() if facts['used']
         for slot, count in enumerate(
-            addresses_module.unpack(catalog.counts(number)))
+            block_addresses.unpack(catalog.counts(number)))
         if count >= threshold))
     return sorted(-address for _, address in found)
 
 
-def renew(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def renew(maintainer: maintainer_role.Maintainer, pace: task.Pace,
           wanted: list[int], damaged: Container[int], before: int) -> Spares:
     """Copy blocks again, and remove the copies of others.
 
@@ -82,7 +82,7 @@ def renew(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     return spares
 
 
-def _write(maintainer: maintainer_module.Maintainer, number: int,
+def _write(maintainer: maintainer_role.Maintainer, number: int,
            addresses: list[int], damaged: Container[int]) -> tuple[int, int]:
     """Write a file of spare copies; return its blocks and bytes."""
     good = [address for address in addresses if address not in damaged]
@@ -91,7 +91,7 @@ def _write(maintainer: maintainer_module.Maintainer, number: int,
         try:
             # A damaged block comes from its existing copy.
             size = _engine.write_spares(maintainer.engine, number,
-                                        addresses_module.pack(some, 'Q'))
+                                        block_addresses.pack(some, 'Q'))
             return len(some), size
         except (exceptions.NoSpaceError, exceptions.UnavailableError,
                 *exceptions.UNREADABLE) as e:

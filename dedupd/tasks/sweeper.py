@@ -17,7 +17,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import signingkeys
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
@@ -48,7 +48,7 @@ class _Kept(Exception):
     """Nothing may be deleted now."""
 
 
-def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
          store: store_module.ObjectStore, settings: cold.Settings,
          listed: snapshots.Listing) -> Plan:
     """Find the objects that nobody needs; changes nothing.
@@ -80,7 +80,7 @@ def plan(maintainer: maintainer_module.Maintainer, pace: task.Pace,
     return Plan(old + others, None)
 
 
-def run(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def run(maintainer: maintainer_role.Maintainer, pace: task.Pace,
         store: store_module.ObjectStore, settings: cold.Settings,
         listed: snapshots.Listing) -> Plan:
     """Delete what :func:`plan` finds; returns it.
@@ -126,7 +126,7 @@ def _in_snapshots(store: store_module.ObjectStore, owner: str,
     return needed, found.least
 
 
-def _in_images(maintainer: maintainer_module.Maintainer, owner: str
+def _in_images(maintainer: maintainer_role.Maintainer, owner: str
                ) -> set[str]:
     """Keys of the recipes of all images."""
     txids = maintainer.recipes.txids(maintainer.catalog)
@@ -139,7 +139,7 @@ def _in_images(maintainer: maintainer_module.Maintainer, owner: str
             for txid, image_id in txids.items()}
 
 
-def _in_groups(maintainer: maintainer_module.Maintainer, owner: str
+def _in_groups(maintainer: maintainer_role.Maintainer, owner: str
                ) -> set[str]:
     """Keys of the objects of all cold groups."""
     found = set()
@@ -155,7 +155,7 @@ def _in_groups(maintainer: maintainer_module.Maintainer, owner: str
     return found
 
 
-def _in_spool(maintainer: maintainer_module.Maintainer) -> set[str]:
+def _in_spool(maintainer: maintainer_role.Maintainer) -> set[str]:
     """The ids of objects that files in the spool name."""
     found = set()
     for name in maintainer.engine.spool():

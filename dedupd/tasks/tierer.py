@@ -31,8 +31,8 @@ from dedupd.tasks import sweeper
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses as addresses_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
@@ -128,7 +128,7 @@ class Result:
     """Why no object may be deleted; None: it may."""
 
 
-def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
+def plan(maintainer: maintainer_role.Maintainer, policy: Policy) -> Plan:
     """Predict what a run would do; changes nothing.
 
     The plan does not find out which groups are in use. Only if the repository
@@ -148,7 +148,7 @@ def plan(maintainer: maintainer_module.Maintainer, policy: Policy) -> Plan:
     return Plan(groups, moving)
 
 
-def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
              policy: Policy, snapshot_only: bool = False) -> Result:
     """Move the groups that the policy chooses; take a snapshot; sweep.
 
@@ -172,7 +172,7 @@ def run_once(maintainer: maintainer_module.Maintainer, pace: task.Pace,
 
 # -- planning -----------------------------------------------------------------
 
-def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
+def _plan(maintainer: maintainer_role.Maintainer, policy: Policy
           ) -> list[GroupPlan]:
     kept = _kept_groups(maintainer, policy.keep)
     damaged = maintainer.damaged_groups()
@@ -202,7 +202,7 @@ def _plan(maintainer: maintainer_module.Maintainer, policy: Policy
     return sorted(found, key=lambda group: group.number)
 
 
-def _renewal(maintainer: maintainer_module.Maintainer, policy: Policy,
+def _renewal(maintainer: maintainer_role.Maintainer, policy: Policy,
              facts: dict[str, Any], number: int) -> Iterable[GroupPlan]:
     """What to do with a cold group, if anything."""
     wear = collector.wear(maintainer, number, facts, policy.live_share)
@@ -231,7 +231,7 @@ def _is_raw(facts: dict[str, Any], policy: Policy) -> bool:
         facts, policy.mark)
 
 
-def _choose(maintainer: maintainer_module.Maintainer, policy: Policy,
+def _choose(maintainer: maintainer_role.Maintainer, policy: Policy,
             movable: list[tuple[bool, float, int, int]]
             ) -> Iterable[GroupPlan]:
     """Decide about groups that can move, oldest first."""
@@ -260,7 +260,7 @@ def _choose(maintainer: maintainer_module.Maintainer, policy: Policy,
         yield GroupPlan(number, 'move', reason, size)
 
 
-def _kept_groups(maintainer: maintainer_module.Maintainer,
+def _kept_groups(maintainer: maintainer_role.Maintainer,
                  keep: Callable[[dict[str, Any]], bool]) -> set[int]:
     """The groups that hold blocks of images that are to stay."""
     found: set[int] = set()
@@ -271,15 +271,15 @@ def _kept_groups(maintainer: maintainer_module.Maintainer,
                                   *exceptions.UNREADABLE),
               contextlib.closing(maintainer.engine.open_recipe(
                   facts['image_id'])) as recipe):
-            for runs in addresses_module.pieces(recipe):
-                found |= addresses_module.groups_in(runs)
+            for runs in block_addresses.pieces(recipe):
+                found |= block_addresses.groups_in(runs)
     return found
 
 
 # -- moving -------------------------------------------------------------------
 
 class _Run:
-    def __init__(self, maintainer: maintainer_module.Maintainer,
+    def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, policy: Policy,
                  store: store_module.ObjectStore,
                  owners: tuple[str, ...]) -> None:

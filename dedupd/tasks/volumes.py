@@ -9,13 +9,13 @@ import logging
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
 
 
-def finish(maintainer: maintainer_module.Maintainer, pace: task.Pace
+def finish(maintainer: maintainer_role.Maintainer, pace: task.Pace
            ) -> tuple[int, dict[str, str]]:
     """Remove every volume that is unfinished and that nobody owns.
 

@@ -22,7 +22,7 @@ def catalog_of(repo):
     While it is open, no maintainer can start.
     """
     from glance_dedup import _engine
-    from glance_dedup.maintenance import catalog as catalog_module
+    from glance_dedup.maintenance import catalog_db
 
     path = os.path.join(repo.path, 'catalog')
     with contextlib.ExitStack() as stack:
@@ -34,7 +34,7 @@ def catalog_of(repo):
                 _engine.Maintenance(repo.handle())))
             if files.is_directory(path) and maintenance.lock():
                 catalog = stack.enter_context(contextlib.closing(
-                    catalog_module.Catalog(path, repo.repository_id)))
+                    catalog_db.Catalog(path, repo.repository_id)))
         yield catalog if catalog is not None and catalog.valid else None
 
 

@@ -199,14 +199,14 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
 
     def _run_here(self, update, arguments) -> dict:
         from dedupd.tasks import registry
-        from glance_dedup.maintenance import maintainer as maintainer_module
+        from glance_dedup.maintenance import maintainer_role
 
         pace = task_module.Pace(update)
         with self.open() as repo, Interrupt(pace):
             options = (self.settings.options
                        or settings.of_daemon(repo.path))
             try:
-                with maintainer_module.Maintainer(
+                with maintainer_role.Maintainer(
                         repo, pace.step) as maintainer:
                     told = len(maintainer.warnings)
                     for warning in maintainer.warnings:
@@ -248,13 +248,14 @@ def _column(name: str, value):
 
 def _add_counters(parser):
     """The options that say where to count."""
-    from glance_dedup.maintenance import counting
+    from glance_dedup.maintenance import refcount_rebuild
 
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         '--local', type=int, metavar='N', dest='processes',
         help='Count by N processes on this host, at most '
-        f'{counting.MAX_COUNT}. Each takes 35 MB of memory; the disk of '
+        f'{refcount_rebuild.MAX_COUNT}. Each takes 35 MB of memory; the disk '
+        'of '
         'TMPDIR, or '
         "of /var/tmp, needs as many bytes as the images' recipes. Default: "
         'one.')
@@ -270,21 +271,22 @@ def _counters(command, parsed_args) -> dict:
 
     :raises UsageError: too many are to count, or a daemon would have to
     """
-    from glance_dedup.maintenance import counting
+    from glance_dedup.maintenance import refcount_rebuild
 
     number = parsed_args.processes
     if number is not None:
-        if not 1 <= number <= counting.MAX_COUNT:
+        if not 1 <= number <= refcount_rebuild.MAX_COUNT:
             raise common.UsageError(
-                f'--local {number} is not from 1 to {counting.MAX_COUNT}')
+                f'--local {number} is not from 1 to '
+                f'{refcount_rebuild.MAX_COUNT}')
         return {'processes': number}
     if parsed_args.hosts is None:
         return {}
     hosts = hostlist.read(parsed_args.hosts)
-    if len(hosts) > counting.MAX_COUNT:
+    if len(hosts) > refcount_rebuild.MAX_COUNT:
         raise common.UsageError(
             f'{parsed_args.hosts} names {len(hosts)} hosts: at most '
-            f'{counting.MAX_COUNT} can count')
+            f'{refcount_rebuild.MAX_COUNT} can count')
     if command.require_repository() is not None:
         raise common.UsageError(
             'the daemon maintains this repository, and starts no process on '
@@ -505,8 +507,8 @@ class MarkLost(command.RepositoryCommand, show.ShowOne):
 
     def _mark_here(self, image_id):
         from dedupd.tasks import scrubber
-        from glance_dedup.maintenance import maintainer as maintainer_module
+        from glance_dedup.maintenance import maintainer_role
 
-        with self.open() as repo, maintainer_module.Maintainer(
+        with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             scrubber.mark_lost(maintainer, image_id)

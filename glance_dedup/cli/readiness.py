@@ -144,7 +144,7 @@ class Checks(upgradecheck.UpgradeCommands):
     def catalog(self) -> upgradecheck.Result:
         """Whether this software can go on with the catalog that is there."""
         from glance_dedup import _engine
-        from glance_dedup.maintenance import catalog as catalog_module
+        from glance_dedup.maintenance import catalog_db
 
         path = os.path.join(self._path, 'catalog')
         if self._status is not None:
@@ -166,7 +166,7 @@ class Checks(upgradecheck.UpgradeCommands):
                             f'{path} was not checked: another process '
                             'maintains the repository. Check on its host, or '
                             'with --socket.')
-                    catalog_module.Catalog(path, repo.repository_id).close()
+                    catalog_db.Catalog(path, repo.repository_id).close()
                 finally:
                     maintenance.close()
         except exceptions.RepositoryError as e:

@@ -12,12 +12,12 @@ import collections
 import contextlib
 
 from glance_dedup.base import exceptions
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
+from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import records
+from glance_dedup.maintenance import refcount_rebuild
 
 # A counter that got so high stays there.
 _MAX_COUNT = 2**32 - 1
@@ -27,8 +27,8 @@ class Unknown(Exception):
     """The counts cannot be computed, so nothing may be freed."""
 
 
-def compare(maintainer: maintainer_module.Maintainer,
-            progress: counting.Progress | None,
+def compare(maintainer: maintainer_role.Maintainer,
+            progress: refcount_rebuild.Progress | None,
             hosts: tuple[str, ...]) -> None:
     """Compare all counts. If processes fail, one of this host counts alone.
 
@@ -42,47 +42,50 @@ def compare(maintainer: maintainer_module.Maintainer,
     """
     try:
         _Comparison(maintainer).run(progress, hosts)
-    except counter.Broken as e:
+    except rebuild_worker.Broken as e:
         maintainer.warnings.append(f'{e}; so one process counts again')
         try:
-            _Comparison(maintainer).run(progress, counting.local(1))
-        except counter.Broken as again:
+            _Comparison(maintainer).run(progress, refcount_rebuild.local(1))
+        except rebuild_worker.Broken as again:
             raise Unknown(
                 f'the counts cannot be compared: {again}') from again
 
 
 class _Comparison:
-    def __init__(self, maintainer: maintainer_module.Maintainer) -> None:
+    def __init__(self, maintainer: maintainer_role.Maintainer) -> None:
         self._maintainer = maintainer
         self._catalog = maintainer.catalog
         self._chunks = 0
         self._used: collections.Counter[int] = collections.Counter()
 
-    def run(self, progress: counting.Progress | None,
+    def run(self, progress: refcount_rebuild.Progress | None,
             hosts: tuple[str, ...]) -> None:
         maintainer = self._maintainer
-        wanted: list[counting.Wanted] = [
+        wanted: list[refcount_rebuild.Wanted] = [
             (facts['image_id'], txid.hex())
             for txid, facts in self._catalog.ledger()]
-        partitions = counter.partitions_for(len(maintainer.engine.groups()))
+        partitions = rebuild_worker.partitions_for(len(
+            maintainer.engine.groups()))
         try:
-            with contextlib.closing(counting.Workers(
+            with contextlib.closing(refcount_rebuild.Workers(
                     maintainer.repository, hosts, partitions)) as workers:
-                counting.count(workers, wanted, self._note, self._look_again,
-                               self._take, progress)
+                refcount_rebuild.count(workers, wanted, self._note,
+                                       self._look_again,
+                                       self._take, progress)
         except OSError as e:
-            raise counter.Broken(f'processes cannot count: {e}') from e
+            raise rebuild_worker.Broken(f'processes cannot count: {e}') from e
         self._require_no_more()
 
-    def _note(self, host: str, wanted: counting.Wanted, said: list) -> None:
+    def _note(self, host: str, wanted: refcount_rebuild.Wanted,
+              said: list) -> None:
         if said[0] != 'counted':
             raise Unknown(
                 f'image {wanted[0]} cannot be read on host {host}, so its '
                 f'counts cannot be compared: {said[-1]}. Collect without '
                 '--by-partition, or put the file back')
 
-    def _look_again(self, gone: list[counting.Wanted],
-                    buffers: counter.Buffers) -> None:
+    def _look_again(self, gone: list[refcount_rebuild.Wanted],
+                    buffers: rebuild_worker.Buffers) -> None:
         """Spread what was not in images/, and what is begun.
 
         First images/, then the spool: a deleter puts the recipe into the one
@@ -93,7 +96,7 @@ class _Comparison:
             txid: (image_id, self._catalog.begun(txid))
             for txid, image_id in self._catalog.all_begun()}
         for wanted in gone:
-            said = counter.spread(engine, *wanted, buffers)
+            said = rebuild_worker.spread(engine, *wanted, buffers)
             if said == ['gone']:
                 image_id, txid = wanted
                 left[bytes.fromhex(txid or '')] = image_id, None
@@ -110,7 +113,7 @@ class _Comparison:
 
     def _look_at_entry(self, name: str,
                        left: dict[bytes, tuple[str, int | None]],
-                       buffers: counter.Buffers) -> None:
+                       buffers: rebuild_worker.Buffers) -> None:
         with contextlib.suppress(exceptions.ImageNotFound,
                                  *exceptions.UNREADABLE):
             with contextlib.closing(
@@ -120,21 +123,22 @@ class _Comparison:
                 txid = recipe.header()['transaction_id']
                 if txid in left:
                     pages = left[txid][1]
-                    counter.spread_pages(
+                    rebuild_worker.spread_pages(
                         recipe, recipe.pages if pages is None else pages,
                         buffers)
                     del left[txid]
 
-    def _take(self, key: counter.Chunk, counts: bytes) -> None:
+    def _take(self, key: rebuild_worker.Chunk, counts: bytes) -> None:
         """Compare a chunk that recipes name."""
         self._chunks += 1
-        self._used[key[0]] += records.CHUNK_SLOTS - addresses.unpack(
+        self._used[key[0]] += records.CHUNK_SLOTS - block_addresses.unpack(
             counts).count(0)
         known = self._catalog.chunk(*key)
         if known == counts:
             return
         for slot, (wrong, right) in enumerate(zip(
-                addresses.unpack(known), addresses.unpack(counts))):
+                block_addresses.unpack(known),
+                block_addresses.unpack(counts))):
             if wrong not in (right, _MAX_COUNT):
                 self._differ(
                     f'{wrong} recipes name the block of group {key[0]} in '

@@ -15,9 +15,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import records
-from glance_dedup.maintenance import unreadable as unreadable_module
+from glance_dedup.maintenance import unreadable_recipes
 
 _NAMED = re.compile(f'[TM]-({hexids.PATTERN})')
 
@@ -100,7 +100,7 @@ class Recipes:
     """
 
     def __init__(self, path: str, engine: _engine.Maintenance,
-                 unreadable: unreadable_module.Unreadable,
+                 unreadable: unreadable_recipes.Unreadable,
                  warnings: list[str]) -> None:
         self._path = path
         self._images = os.path.join(path, 'images')
@@ -108,7 +108,7 @@ class Recipes:
         self._unreadable = unreadable
         self._warnings = warnings
 
-    def txids(self, catalog: catalog_module.Catalog) -> dict[bytes, str]:
+    def txids(self, catalog: catalog_db.Catalog) -> dict[bytes, str]:
         """The transaction ids of all images that exist, and their image ids.
 
         A recipe is written once. If inode and time of writing are those of the

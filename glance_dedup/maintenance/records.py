@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from glance_dedup import _engine
 from glance_dedup.base import hexids
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 
 #: First bytes of keys. Behind these follows a transaction id, or an image's.
 LEDGER, BEGUN, PART, SEEN = b'l', b'b', b'e', b'i'
@@ -141,7 +141,7 @@ def _is_fingerprint(value: Any) -> bool:
 
 def _are_addresses(value: Any) -> bool:
     return isinstance(value, list) and all(
-        type(v) is int and addresses.is_address(v) for v in value)
+        type(v) is int and block_addresses.is_address(v) for v in value)
 
 
 def _are_hits(value: Any) -> bool:

@@ -29,7 +29,7 @@ from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import scratch
 from glance_dedup.base import signingkeys
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.objects import location as location_module
@@ -409,8 +409,9 @@ class _Restoring:
                 if (header['image_id'], header['transaction_id'].hex()) != (
                         recipe.image_id, recipe.transaction_id):
                     return 'its recipe is that of another image'
-                for runs in addresses.pieces(found):
-                    for group in addresses.groups_in(runs) - self._groups:
+                for runs in block_addresses.pieces(found):
+                    for group in block_addresses.groups_in(
+                        runs) - self._groups:
                         return self.result.lost_groups.get(
                             group, f'it needs group {group:08x}, which was '
                             'only on the disk when the snapshot was taken')

@@ -5,8 +5,8 @@
 
 import pytest
 
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from tests.benchmarks import papers
 from tests.benchmarks import test_hosts
@@ -111,12 +111,12 @@ def test_exchanged_images_are_what_they_were(dede, tmp_path):
     with repository.Repository(
             path, filter_dir=str(tmp_path / 'filters')) as repo:
         dede.put_noise(repo, 4)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             dede.accounting.run_once(maintainer, dede.task.Pace())
             assert dede.duplicates.Duplicates(
                 maintainer, dede.task.Pace()).catch_up() == 3 * 1024
             mapping = dede.mapping_of(maintainer)
-            old = addresses.unpack(mapping, 'Q')[::2]
+            old = block_addresses.unpack(mapping, 'Q')[::2]
             assert list(old) == sorted(set(old)) and len(old) == 1028
             assert dede.exchange(maintainer, 'few', mapping) == 4
             assert dede.exchange(maintainer, 'twin', mapping) == 1024

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from glance_dedup.check import checker
-from glance_dedup.maintenance import maintainer
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 pytestmark = pytest.mark.long
@@ -51,7 +51,7 @@ def test_with_data_nothing_is_wrong(synthetic, program, tmp_path):
         content = b''.join(
             repo.open_image(synthetic.image_id(n)).read()
             for n in range(IMAGES))
-        with maintainer.Maintainer(repo):
+        with maintainer_role.Maintainer(repo):
             pass    # counts them
     assert content == b''.join(map(synthetic.content, range(BLOCKS)))
     report = checker.check(path)

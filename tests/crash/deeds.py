@@ -14,7 +14,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 
@@ -24,7 +24,7 @@ def maintaining(repo):
     # Less room for the catalog than otherwise, so that states are written
     # fast; and other tests of this process have theirs.
     with mock.patch.object(reserve, 'RESERVE_BYTES', 1 << 16), \
-            maintainer_module.Maintainer(repo) as maintainer:
+            maintainer_role.Maintainer(repo) as maintainer:
         yield maintainer
 
 

@@ -15,9 +15,9 @@ from dedupd.tasks import scrubber
 from dedupd.tasks import shareindex
 from dedupd.tasks import sharescrub
 from glance_dedup.base import task
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import live_hosts
+from glance_dedup.maintenance import maintainer_role
 from tests.crash import deeds
 from tests.crash.expectation import make
 from tests.crash import recorded_volume
@@ -38,7 +38,7 @@ def accounting_in_steps(stage):
         return [(seed, 1) for n in range(128) for seed in (*seeds, 0)]
     stage.create()
     with stage.open() as repo, mock.patch.object(
-            maintainer_module, 'BATCH_BYTES', 0):
+            maintainer_role, 'BATCH_BYTES', 0):
         with deeds.maintaining(repo) as maintainer:
             stage.put(repo, 'a', *scattered(1, 2))
             stage.put(repo, 'b', *scattered(2, 3))
@@ -316,8 +316,8 @@ def helping(stage):
     stage.create()
     with (stage.open() as repo, stage.open() as other,
           deeds.maintaining(repo) as maintainer,
-          hosts_module.Hosts(stage.path) as hosts,
-          helper_module.Helper(other, hosts) as helper):
+          live_hosts.Hosts(stage.path) as hosts,
+          helper_daemon.Helper(other, hosts) as helper):
         for number in range(6):
             stage.put(repo, f'image-{number}', (900 + number, 25), (50, 5))
         stage.put(repo, 'noise', (1, 100))
@@ -447,8 +447,8 @@ def merging_on_two_hosts(stage):
     stage.create()
     with (stage.open() as repo, stage.open() as other,
           deeds.maintaining(repo) as maintainer,
-          hosts_module.Hosts(stage.path) as hosts,
-          helper_module.Helper(other, hosts) as helper,
+          live_hosts.Hosts(stage.path) as hosts,
+          helper_daemon.Helper(other, hosts) as helper,
           mock.patch.multiple(exactindex, HELP_ENTRIES=1, HELP_PAUSE=0,
                               SORTED_RECORDS=25, SCAN_ENTRIES=10,
                               SPLIT_RECORDS=20)):
@@ -598,8 +598,8 @@ def first_lists(stage):
     stage.create()
     with (stage.open(codec='zstd') as repo, stage.open() as other,
           deeds.maintaining(repo) as maintainer,
-          hosts_module.Hosts(stage.path) as hosts,
-          helper_module.Helper(other, hosts) as helper):
+          live_hosts.Hosts(stage.path) as hosts,
+          helper_daemon.Helper(other, hosts) as helper):
         for number in range(6):     # they fill two groups
             stage.put(repo, f'image-{number}', *(
                 (start + 20 * number + i, 5) for i, start in enumerate(

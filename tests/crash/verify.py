@@ -14,7 +14,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
 from glance_dedup.check import checker
 from glance_dedup.check import files
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from tests.crash import deeds
 from tests.crash.expectation import make
 from tests.crash import recorded_volume
@@ -209,7 +209,7 @@ class _Verifier:
         for image in repo.recipes():
             for group, slot in maintenance.blocks_of(repo, image):
                 if group and slot < published[group]:
-                    entry = addresses.entry_at(
+                    entry = block_addresses.entry_at(
                         maintainer.engine.entries(group, slot, 1), 0)
                     places.setdefault(entry.fingerprint, set()).add(
                         (group, slot))

@@ -24,7 +24,7 @@ from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.cli import main
 from glance_dedup.client import errors
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import space
@@ -301,7 +301,7 @@ def use_volume(world):
 def maintain(*names):
     def run(world):
         with world.open() as repo:
-            with maintainer_module.Maintainer(repo) as maintainer:
+            with maintainer_role.Maintainer(repo) as maintainer:
                 for name in names:
                     template.run(maintainer, name)
     return run
@@ -321,7 +321,7 @@ class Held(index_module.Held):
 
 def evict(world):
     """Some images of a cache go; those that stay are what they were."""
-    with world.open() as repo, maintainer_module.Maintainer(
+    with world.open() as repo, maintainer_role.Maintainer(
             repo) as maintainer, contextlib.closing(
                 Held(repo, world)) as held:
         for image_id in list(world.images)[:2]:
@@ -340,7 +340,7 @@ def help_maintaining(world):
             with mock.patch.multiple(exactindex, HELP_ENTRIES=1,
                                      HELP_PAUSE=0):
                 shareindex.run_once(helper, task.Pace())
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             template.run(maintainer, 'account')
             template.run(maintainer, 'merge')
 
@@ -368,7 +368,7 @@ def mark_lost(world):
     """What it takes to make collection possible again."""
     from dedupd.tasks import scrubber
     with world.open() as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             for name in list(maintainer.unreadable.reasons()):
                 with contextlib.suppress(exceptions.RepositoryError):
                     scrubber.mark_lost(maintainer, name)

@@ -27,9 +27,9 @@ from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import registry
 from glance_dedup.base import task
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import live_hosts
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import openvolumes
 from tests.crash import volume_model
@@ -151,8 +151,8 @@ def run(worker, name, **arguments):
 @contextlib.contextmanager
 def helping(repo):
     """A helper, as a daemon has one that is no maintainer."""
-    with (hosts_module.Hosts(repo.path) as hosts,
-          helper_module.Helper(repo, hosts) as helper):
+    with (live_hosts.Hosts(repo.path) as hosts,
+          helper_daemon.Helper(repo, hosts) as helper):
         yield helper
 
 
@@ -181,7 +181,7 @@ def build(top, codec='none'):
         for image_id, data in _FIRST.items():
             put(repo, image_id, data)
         _make_volume(repo, _DEEDS)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             run(maintainer, 'merge')
             run(maintainer, 'recompress')
             run(maintainer, 'scrub')
@@ -203,7 +203,7 @@ def build(top, codec='none'):
         for image_id, data in IMAGES.items():
             put(repo, image_id, data[::-1])
         _make_volume(repo, _DEEDS[1:])
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             run(maintainer, 'scrub')
         _note(repo)
     for path in (top / 'now', top / 'older', top / 'other'):
@@ -257,18 +257,18 @@ def _age(repo):
         repo.delete(image_id)
     for image_id in ('later', 'replaced'):
         put(repo, image_id, _LATER[image_id])
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         run(maintainer, 'account')
         run(maintainer, 'collect')
     # Nobody gets at what is there: so its blocks are not found.
     with repositories.collector_in(path, *maintenance.groups(path)):
         put(repo, 'twin', _LATER['twin'])
     # Merged, and what that leaves in the spool is not settled yet.
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         run(maintainer, 'account')
         _merge_unsettled(maintainer)
     put(repo, 'gone', noise(5 * BLOCK, 'gone') + noise(3 * BLOCK, 1))
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         # Counted; and the entries of the merge are put back.
         _account_keeping(maintainer)
     repo.delete('gone')

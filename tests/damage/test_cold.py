@@ -19,7 +19,7 @@ from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import bucket
 from tests.support import repositories
 
@@ -43,7 +43,7 @@ def template(tmp_path_factory):
         bucket.attach(repo)
         for name, data in CONTENTS.items():
             repositories.put(repo, name, data)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             collector.run_once(maintainer, task.Pace())
             assert tierer.run_once(maintainer, task.Pace(), tierer.Policy(
                 everything=True)).groups == 2
@@ -87,7 +87,7 @@ def read_all(path):
 def maintain(path):
     """Whatever a maintainer does, nobody is harmed by it."""
     with (bucket.beside(path), repositories.open_repository(path) as repo,
-          maintainer_module.Maintainer(repo) as maintainer):
+          maintainer_role.Maintainer(repo) as maintainer):
         for _ in range(2):
             result = scrubber.run_once(maintainer, task.Pace(), full=True,
                                        cold_budget=100 << 20)

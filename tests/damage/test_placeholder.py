@@ -11,7 +11,7 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.damage import template
 from tests.support import maintenance
 from tests.support import repositories
@@ -26,7 +26,7 @@ CONTENT = noise(9 * maintenance.BLOCK, 'new')
 
 
 def collect(repo):
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         return collector.run_once(maintainer, task.Pace())
 
 
@@ -38,7 +38,7 @@ def left(request, tmp_path_factory):
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', noise(
             200 * maintenance.BLOCK, 'old'))
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             if request.param:
                 template.run(maintainer, 'recompress')
         repo.delete('image')

@@ -161,10 +161,10 @@ def _without_hints(repo):
 # -- the tasks ----------------------------------------------------------------
 
 def _maintain(path, work, **options):
-    from glance_dedup.maintenance import maintainer as maintainer_module
+    from glance_dedup.maintenance import maintainer_role
     from tests.support import repositories
     with repositories.open_repository(path, codec='none', **options) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             return work(maintainer)
 
 
@@ -233,12 +233,12 @@ def _help(path, state):
     from dedupd.tasks import shareindex
     from dedupd.tasks import sharescrub
     from glance_dedup.base import task
-    from glance_dedup.maintenance import helper as helper_module
-    from glance_dedup.maintenance import hosts as hosts_module
+    from glance_dedup.maintenance import helper_daemon
+    from glance_dedup.maintenance import live_hosts
     from tests.support import repositories
     with (repositories.open_repository(path, codec='none') as repo,
-          hosts_module.Hosts(repo.path) as hosts,
-          helper_module.Helper(repo, hosts) as helper,
+          live_hosts.Hosts(repo.path) as hosts,
+          helper_daemon.Helper(repo, hosts) as helper,
           mock.patch.multiple(exactindex, HELP_ENTRIES=1, HELP_PAUSE=0),
           mock.patch.object(recompressor, '_WORTH', -1)):
         recompressor.run_once(helper, task.Pace(), 'zstd', 1)

@@ -20,7 +20,7 @@ from dedupd.tasks import evictor
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from tests.support import disks
@@ -43,7 +43,7 @@ def refused(repo, image_id):
 
 def maintain(repo):
     """As the daemon, or the command line, does."""
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
         result = collector.run_once(maintainer, task.Pace())
         assert not maintainer.warnings, maintainer.warnings
@@ -130,7 +130,7 @@ def cache(root, filter_directory, kind):
         # Nobody could write this down; nor is what was before lost.
         before = index_module.decode((path / 'cache.json').read_bytes())
         assert list(before)[0] == 'image-0'
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             result = evictor.run_once(
                 maintainer, task.Pace(), held,
                 space.taken(path) - 3 * MIB // 2)

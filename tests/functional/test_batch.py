@@ -13,7 +13,7 @@ from glance_dedup.backup import job_hosts
 from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
 from glance_dedup.base import imageids
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from tests.support import batches
 from tests.support import maintenance
@@ -263,7 +263,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
 
     def is_empty():
         with (repository.Repository(cloud.path) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             collecting.collect(maintainer)
             published = {
                 number: maintainer.engine.group_facts(number)['published']

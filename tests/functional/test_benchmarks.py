@@ -17,7 +17,7 @@ import pytest
 
 from dedupd.tasks import merger
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import space
 from tests.support import disks
 from tests.support import repositories
@@ -128,7 +128,7 @@ def test_metadata_is_what_space_counts(image, tmp_path):
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', image.read_bytes())
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             merger.run_once(maintainer, task.Pace())
             wanted = sum(part.bytes for part in space.parts(repo)
                          if part.plain_bytes is None)

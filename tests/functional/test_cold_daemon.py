@@ -15,7 +15,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import slices as client_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold as cold_module
 from tests.support import cold_repositories
@@ -412,7 +412,7 @@ def renew(cold, number):
     """Give a group another object, and delete the one that it had."""
     before = cold.groups[number]
     with cold.open() as repo, contextlib.closing(
-            maintainer_module.Maintainer(repo)) as maintainer:
+            maintainer_role.Maintainer(repo)) as maintainer:
         with contextlib.closing(
                 maintainer.engine.begin_cooling(number)) as rewriting:
             while not rewriting.step()[0]:

@@ -19,7 +19,7 @@ import pytest
 
 from dedupd import opts
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold
 from tests.support import documents
@@ -159,7 +159,7 @@ def test_the_page(host, faults):
 
 def cold_groups(path):
     with repositories.open_repository(path) as repo, (
-            maintainer_module.Maintainer(repo)) as maintainer:
+            maintainer_role.Maintainer(repo)) as maintainer:
         return [number for number in maintainer.engine.groups()
                 if maintainer.engine.group_facts(number)['is_cold']]
 
@@ -210,7 +210,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
     host.run(commands('Attach it')[0])
     assert asked(faults) == rows['``object-store attach``, for the first time']
     with repositories.open_repository(host.repository) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             def run(*images):
                 for name, size in images:
                     repositories.put(repo, name, repositories.noise(

@@ -20,7 +20,7 @@ import pytest
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
 from glance_dedup.repository import features
@@ -63,7 +63,7 @@ class Images:
 
     def tier(self):
         with self.open() as repo, (
-                maintainer_module.Maintainer(repo)) as maintainer:
+                maintainer_role.Maintainer(repo)) as maintainer:
             maintenance.account(maintainer)
             result = tierer.run_once(maintainer, task.Pace(), EVERYTHING)
             self.groups = {

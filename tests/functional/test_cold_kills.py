@@ -37,7 +37,7 @@ from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import cold
@@ -148,7 +148,7 @@ class World:
             lambda m: merger.run_once(m, task.Pace()),
             lambda m: scrubber.run_once(m, task.Pace(),
                                         cold_budget=4 << 20))
-        with self.open() as repo, maintainer_module.Maintainer(
+        with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             while True:
                 accounting.run_once(maintainer, task.Pace())
@@ -178,7 +178,7 @@ class World:
 
     def settle(self):
         """After a collection nothing is left but what is needed."""
-        with self.open() as repo, maintainer_module.Maintainer(
+        with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             for share in (10, 0):
                 # An evacuation makes known what a dead writer left: that goes
@@ -215,7 +215,7 @@ class World:
 
         The first two take the snapshots that no longer name the others.
         """
-        with self.open() as repo, maintainer_module.Maintainer(
+        with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             for _ in range(3):
                 accounting.run_once(maintainer, task.Pace())

@@ -23,7 +23,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import backend as backend_module
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold
@@ -59,7 +59,7 @@ class Store(test_tierer.Store):
         store.path, store.images = path, {}
         store.repo = repositories.open_repository(path)
         store.settings = cold.require(path)
-        store.maintainer = maintainer_module.Maintainer(store.repo)
+        store.maintainer = maintainer_role.Maintainer(store.repo)
         return store
 
     def scrub(self, **options):

@@ -15,7 +15,7 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.support import cold_repositories
 from tests.support import daemons
@@ -74,7 +74,7 @@ def require_clean(cold, content):
     with cold.open() as repo, openvolumes.open_volume(repo, 'disk') as volume:
         assert volume.read(SIZE, 0) == content
     with cold.open() as repo, contextlib.closing(
-            maintainer_module.Maintainer(repo)) as maintainer:
+            maintainer_role.Maintainer(repo)) as maintainer:
         assert not maintainer.damaged_groups()
     assert not os.listdir(cold.path / 'quarantine')
 
@@ -143,7 +143,7 @@ def test_blocks_of_cold_groups_are_freed(cold, faults):
         openvolumes.delete(repo, 'disk')
         repo.delete('one')
         with contextlib.closing(
-                maintainer_module.Maintainer(repo)) as maintainer:
+                maintainer_role.Maintainer(repo)) as maintainer:
             collector.run_once(maintainer, task.Pace())
     assert not gets(faults)
 

@@ -15,8 +15,8 @@ import sys
 import pytest
 
 from glance_dedup.base import version
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import rebuild_worker
+from glance_dedup.maintenance import refcount_rebuild
 from tests.support import maintenance
 from tests.support.maintenance import content
 from tests.support import repositories
@@ -83,7 +83,7 @@ PROGRESS = re.compile(r' *[a-z ]+: \d+ %, .*')
 
 @pytest.fixture
 def filled(repo, monkeypatch):
-    monkeypatch.setattr(counter, '_GROUPS', 1)
+    monkeypatch.setattr(rebuild_worker, '_GROUPS', 1)
     for number in range(8):
         put(repo, f'image-{number}', content(number, number + 1, 50))
     return repo
@@ -98,7 +98,8 @@ def counters():
             parent = int((path / 'stat').read_text().rsplit(')')[1].split()[1])
         except OSError:
             continue
-        if (command.endswith(b'-m\0' + counter.__name__.encode() + b'\0')
+        if (command.endswith(
+            b'-m\0' + rebuild_worker.__name__.encode() + b'\0')
                 and parent != os.getpid()):
             found.append(int(path.name))
     return found
@@ -179,6 +180,7 @@ def test_other_software(ssh, filled, maintainer, monkeypatch):
 
 def test_too_many_hosts(path, filled, tmp_path):
     hosts = tmp_path / 'hosts'
-    hosts.write_text(''.join(f'h{n}\n' for n in range(counting.MAX_COUNT + 1)))
+    hosts.write_text(''.join(f'h{n}\n' for n in range(
+        refcount_rebuild.MAX_COUNT + 1)))
     done = command(path, 'task', 'collect', '--by-partition', '--hosts', hosts)
     assert done.returncode == 2 and 'at most 64' in done.stderr

@@ -27,7 +27,7 @@ from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.functional import witness as witness_module
 from tests.sharedfs import hosts as hosts_module
@@ -142,7 +142,7 @@ def on(host):
 
 
 def collect(repo, **shares):
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
         return collector.run_once(maintainer, task.Pace(), **{
             'live_share': 0, 'evacuate_share': 0, **shares})
@@ -232,9 +232,9 @@ def test_a_writer_about_to_commit(tmp_path, lost, between):
 
 COLLECTOR = """
 def do():
-    from glance_dedup.maintenance import maintainer
+    from glance_dedup.maintenance import maintainer_role
     import struct
-    with maintainer.Maintainer(repo) as found:
+    with maintainer_role.Maintainer(repo) as found:
         group = found.engine.enter_group(1)
         wait()
         group.free(struct.pack('<10I', *range(10)))
@@ -270,9 +270,9 @@ def test_a_collector_whose_group_others_name(tmp_path, lost):
 
 REMOVER = """
 def do():
-    from glance_dedup.maintenance import maintainer
+    from glance_dedup.maintenance import maintainer_role
     import struct
-    with maintainer.Maintainer(repo) as found:
+    with maintainer_role.Maintainer(repo) as found:
         group = found.engine.enter_group(1)
         group.free(struct.pack('<10I', *range(10)))
         wait()
@@ -314,8 +314,8 @@ MAINTAINER = """
 def do():
     from dedupd.tasks import collector
     from glance_dedup.base import task
-    from glance_dedup.maintenance import maintainer
-    with maintainer.Maintainer(repo) as found:
+    from glance_dedup.maintenance import maintainer_role
+    with maintainer_role.Maintainer(repo) as found:
         maintenance.account(found)
         enter = found.enter_group
 
@@ -341,7 +341,7 @@ def test_a_maintainer_that_has_a_successor(tmp_path, lost, alive):
             assert again.new_bytes == 0
             with contextlib.ExitStack() as stack:
                 maintainer = stack.enter_context(
-                    maintainer_module.Maintainer(there))
+                    maintainer_role.Maintainer(there))
                 maintenance.account(maintainer)
                 if not alive:
                     stack.close()
@@ -430,7 +430,7 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
         def stop(call):
             if call.result is None and call.is_(moment, 'images/one'):
                 drop_locks(both[0])
-                with maintainer_module.Maintainer(there) as maintainer:
+                with maintainer_role.Maintainer(there) as maintainer:
                     maintenance.account(maintainer)
                     maintenance.require_counted(maintainer)
             return 0
@@ -438,7 +438,7 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
                           stop, filter_dir=str(both[0].filters))
         assert run.outcomes[0]['error'] is None
         maintenance.require_contents(there, kept)
-        with maintainer_module.Maintainer(there) as maintainer:
+        with maintainer_role.Maintainer(there) as maintainer:
             maintenance.account(maintainer)
             result = collector.run_once(maintainer, task.Pace(),
                                         live_share=0, evacuate_share=0)
@@ -585,18 +585,18 @@ def test_a_merger_of_a_shard(tmp_path, lost, merges):
     with two_hosts(tmp_path, lost=lost) as both:
         with on(both[1]) as there:
             put(there, 1)
-            with maintainer_module.Maintainer(there) as maintainer:
+            with maintainer_role.Maintainer(there) as maintainer:
                 maintenance.account(maintainer)
                 merge(maintainer)
                 catalog_id = maintainer.catalog.id.hex()
             put(there, 2, 3)
             with CutOff(both[0], MERGER, catalog_id) as stopped:
-                with maintainer_module.Maintainer(there) as maintainer:
+                with maintainer_role.Maintainer(there) as maintainer:
                     for number in range(merges):
                         merge(maintainer)
                         put(there, 4 + number)
                 said = stopped.go_on()
-            with maintainer_module.Maintainer(there) as maintainer:
+            with maintainer_role.Maintainer(there) as maintainer:
                 maintenance.account(maintainer)
                 merge(maintainer)
                 maintenance.account(maintainer)

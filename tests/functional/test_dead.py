@@ -28,7 +28,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.functional import clock as clock_module
 from tests.functional import soak
 from tests.support import daemons
@@ -103,7 +103,7 @@ def hold(path):
 def hold_as_maintainer(path):
     """The maintainer's lock, intents, and a group in its hands."""
     repo = repositories.open_repository(path)
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     numbers = maintainer.engine.groups()
     group = maintainer.engine.enter_group(numbers[0])
     assert all(maintainer.engine.announce(n) for n in numbers[1:])
@@ -253,7 +253,7 @@ def fork_again_and_again(path, seed, count):
         assert repositories.read_all(repo, 'read') == noise(5 * GROUP, 'read')
 
     pace = task.Pace()
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
 
     def maintain():
         accounting.run_once(maintainer, pace)
@@ -368,7 +368,7 @@ def by_turns(path, seconds):
                     del contents[name]
             # As the command line would, if there were no daemon.
             with contextlib.suppress(exceptions.BusyError), (
-                    maintainer_module.Maintainer(repo)) as maintainer:
+                    maintainer_role.Maintainer(repo)) as maintainer:
                 accounting.run_once(maintainer, task.Pace())
             daemon = both[killed % 2]
             other = both[1 - killed % 2]

@@ -17,7 +17,7 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.cli import main
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.functional import test_power_loss
 from tests.support import disks
 from tests.support import maintenance
@@ -81,7 +81,7 @@ def test_a_maintainer_blames_nobody(tmp_path):
     with disks.mounted(tmp_path, 'xfs') as root:
         path = repositories.create(root / 'repository')
         with (repositories.open_repository(path) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             repositories.put(repo, 'a', repositories.noise(100000))
             repo.delete('a')
             fail(root)
@@ -105,7 +105,7 @@ def test_a_lock_whose_file_cannot_be_asked_for(tmp_path):
     with disks.mounted(tmp_path, 'xfs') as root:
         path = repositories.create(root / 'repository')
         with repositories.open_repository(path) as repo:
-            maintainer_module.Maintainer(repo).close()
+            maintainer_role.Maintainer(repo).close()
             with contextlib.closing(
                     _engine.Maintenance(repo.handle())) as engine:
                 fail(root)
@@ -131,7 +131,7 @@ def test_nothing_stays_of_an_upload_whose_sync_failed(tmp_path):
         disk.recover()
         with (repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter')) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             assert maintenance.disk(path) > 460_000
             collector.run_once(maintainer, task.Pace())
             assert maintenance.disk(path) <= 8192

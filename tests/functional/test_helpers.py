@@ -23,7 +23,7 @@ from glance_dedup import _engine
 from glance_dedup.base import task
 from glance_dedup.base import version
 from glance_dedup.check import checker
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.functional import clock as clock_module
 from tests.functional import soak as soak_module
 from tests.sharedfs import hosts as hosts_module
@@ -48,14 +48,14 @@ import itertools, sys
 from dedupd import main, scheduler
 from dedupd.tasks import exactindex
 from glance_dedup.base import task
-from glance_dedup.maintenance import hosts
+from glance_dedup.maintenance import live_hosts
 
 exactindex.HELP_ENTRIES = 1
 exactindex.SPLIT_RECORDS = 500
 exactindex.HELP_PAUSE = 0.01
 task.WATCH = 0.01
 task.idle_seconds = itertools.count(0, 1000).__next__
-hosts.MAX_MEMORY = 0.2
+live_hosts.MAX_MEMORY = 0.2
 scheduler.TRIAL_INTERVAL = 0.3
 scheduler.RETRY_INTERVAL = 1.0
 sys.exit(main.main())
@@ -430,7 +430,7 @@ def test_clocks_that_differ_by_a_day(tmp_path, ahead):
             maintenance.require_contents(repo, model)
         for daemon in other, one:
             assert daemon.stop() == 0
-        with maintainer_module.Maintainer(repos[1]) as maintainer:
+        with maintainer_role.Maintainer(repos[1]) as maintainer:
             maintenance.account(maintainer)
             maintenance.require_counted(maintainer)
     repositories.require_clean(both[0].backing / 'repository')
@@ -492,7 +492,7 @@ def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
             drop_locks(both[0])
             with (repositories.open_repository(
                     paths[1], filter_dir=str(both[1].filters)) as repo,
-                    maintainer_module.Maintainer(repo) as maintainer):
+                    maintainer_role.Maintainer(repo) as maintainer):
                 if taken == 'collected':
                     # Once the file in the spool is gone, as it is for all.
                     repo.delete('text')

@@ -14,7 +14,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import cold
 from glance_dedup.repository import owners
 from tests.support import cold_repositories
@@ -37,7 +37,7 @@ class Store:
         self.images = {}
         self.repo = repositories.open_repository(self.path)
         self.settings = owners.attach(self.repo, location, credentials)
-        self.maintainer = maintainer_module.Maintainer(self.repo)
+        self.maintainer = maintainer_role.Maintainer(self.repo)
 
     def put(self, name, groups, seed, **options):
         data = repositories.noise(int(groups * SIZE), seed)

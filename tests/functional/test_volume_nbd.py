@@ -24,7 +24,7 @@ from dedupd.tasks import collector
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.cli import volumeserve
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.support import certificates
 from tests.support import daemons
@@ -854,6 +854,6 @@ def test_without_room(tmp_path):
 
 
 def collect(repo):
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
         collector.run_once(maintainer, task.Pace())

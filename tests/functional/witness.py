@@ -296,9 +296,9 @@ class _Worker:
         from dedupd.tasks import collector
         from dedupd.tasks import merger
         from glance_dedup.base import task
-        from glance_dedup.maintenance import maintainer as maintainer_module
+        from glance_dedup.maintenance import maintainer_role
         pace = task.Pace()
-        with maintainer_module.Maintainer(self.repo) as maintainer:
+        with maintainer_role.Maintainer(self.repo) as maintainer:
             return {name: dataclasses.asdict(result) for name, result in (
                 ('account', accounting.run_once(maintainer, pace)),
                 ('merge', merger.run_once(maintainer, pace)),

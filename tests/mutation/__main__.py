@@ -26,7 +26,7 @@ from tests.mutation import suite
 TOP = pathlib.Path(__file__).resolve().parents[2]
 # What the files of a repository, and processes beside each other, rely on.
 PROTOCOL = ('accounting.py', 'accounts.py', 'catalog.py', 'collector.py',
-            'database.py', 'maintainer.py', 'merger.py', 'leveldb.py',
+            'database.py', 'maintainer_role.py', 'merger.py', 'leveldb.py',
             'records.py')
 STATUSES = ('killed', 'timed out', 'survived', 'equivalent',
             'did not compile')

@@ -19,7 +19,7 @@ from dedupd.tasks import collector
 from glance_dedup.backup import backup_job
 from glance_dedup.base import imageids
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from tests.support import maintenance
 from tests.support import repositories
@@ -142,7 +142,7 @@ class Cloud:
     def collect(self):
         """Free what nothing refers to."""
         with (repository.Repository(self.path) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             maintenance.account(maintainer)
             collector.run_once(maintainer, task.Pace(), live_share=0)
 

@@ -11,7 +11,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import tierer
 from glance_dedup.base import task
 from glance_dedup.client import slices as client_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import owners
 from tests.support import objects
 from tests.support import repositories
@@ -77,7 +77,7 @@ def cool(path):
     :returns: the facts of each cold group, by its number
     """
     with repositories.open_repository(path) as repo, contextlib.closing(
-            maintainer_module.Maintainer(repo)) as maintainer:
+            maintainer_role.Maintainer(repo)) as maintainer:
         accounting.run_once(maintainer, task.Pace())
         found = tierer.run_once(maintainer, task.Pace(),
                                 tierer.Policy(everything=True))

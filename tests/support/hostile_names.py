@@ -30,9 +30,9 @@ from dedupd.tasks import sharescrub
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import live_hosts
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import parameters
 from tests.support import maintenance
@@ -61,7 +61,7 @@ def make_template(path):
         repositories.put(repo, 'one', repositories.noise(60000, 1))
         repositories.put(repo, 'two', repositories.noise(60000, 2))
         repositories.put(repo, 'gone', repositories.noise(40000, 3))
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             maintenance.account(maintainer)
             merger.run_once(maintainer, task.Pace())
         help_maintaining(repo)
@@ -73,8 +73,8 @@ def make_template(path):
 
 def help_maintaining(repo):
     """What a daemon does that is no maintainer."""
-    with (hosts_module.Hosts(repo.path) as hosts,
-          helper_module.Helper(repo, hosts) as helper):
+    with (live_hosts.Hosts(repo.path) as hosts,
+          helper_daemon.Helper(repo, hosts) as helper):
         sharescrub.run_once(helper, task.Pace(), lambda group: True)
         recompressor.run_once(helper, task.Pace(), 'zstd')
 
@@ -178,7 +178,7 @@ class Uses:
             assert volume.read(5000, 100) == repositories.noise(5000, 1)
 
     def maintain(self, repo):
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             self.errors += maintainer.warnings
             self.attempt(maintenance.account, maintainer)
             self.attempt(findings.take, maintainer, task.Pace())

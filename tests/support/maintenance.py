@@ -20,7 +20,7 @@ from dedupd.tasks import accounting
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openimages
 from tests.support import repositories
 from tests.support.repositories import noise
@@ -273,7 +273,7 @@ def kill(maintainer):
 def _maintainer(repo, deadline):
     while True:
         try:
-            return maintainer_module.Maintainer(repo)
+            return maintainer_role.Maintainer(repo)
         except exceptions.BusyError:
             if time.monotonic() > deadline:
                 raise

@@ -17,7 +17,7 @@ from dedupd.tasks import collector
 from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.cli import main as cli
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from tests.support import daemons
 from tests.support import maintenance
@@ -54,7 +54,7 @@ def empty(path):
 
 def maintain(path):
     with repositories.open_repository(path) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             maintenance.account(maintainer)
             collector.run_once(maintainer, task.Pace())
 

@@ -12,7 +12,7 @@ import struct
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import pull
@@ -316,7 +316,7 @@ def test_all_that_the_maintainer_does(repo, path):
         images['three'] = twin + noise(10000, 'three')
         put(repo, 'three', images['three'])
     before = sum(f.stat().st_blocks for f in (path / 'groups').iterdir())
-    with maintainer_module.Maintainer(repo) as maintainer:
+    with maintainer_role.Maintainer(repo) as maintainer:
         template.run(maintainer, 'merge')
         repo.delete('one')
         for _ in range(2):

@@ -13,7 +13,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.transfer import pull
 from tests.support import daemons
 from tests.support import maintenance
@@ -87,7 +87,7 @@ def test_short_blocks_are_merged_collected_and_scrubbed(path):
             repositories.put(repo, 'again', DATA)
             repositories.put(repo, 'twin', TWIN)
         assert first not in groups_of(repo, 'twin')
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             report = merger.run_once(maintainer, task.Pace())
             assert report.images == 2
             assert first in groups_of(repo, 'twin')

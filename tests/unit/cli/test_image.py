@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from glance_dedup.base import inputs
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 
 BAD_IDS = ['', 'a/b', '../a', '/etc/passwd', '.', '..', 'a.b', 'a b', 'a\nb',
@@ -273,7 +273,7 @@ def test_delete_and_collect_in_one_process(stored, content, tmp_path):
 
 def test_deleted_images_are_told_if_the_collection_fails(stored):
     with repository.Repository(stored.path) as repo, \
-            maintainer_module.Maintainer(repo):
+            maintainer_role.Maintainer(repo):
         result = stored('image', 'delete', 'one', '--collect', '-f', 'json')
     assert result.status == 11
     assert [row['deleted'] for row in json.loads(result.out)] == [True]

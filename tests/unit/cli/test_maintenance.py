@@ -18,7 +18,7 @@ from glance_dedup.base import task
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress
 from glance_dedup.cli import settings
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import repository
 from tests.support import daemons
 from tests.support import repositories
@@ -135,7 +135,7 @@ def test_status_with_a_catalog(filled):
     assert not found['repository']['maintained']
     assert found['damage'] == {'blocks': 0, 'images': [], 'volumes': []}
     with repositories.open_repository(filled.path) as repo:
-        with maintainer_module.Maintainer(repo):
+        with maintainer_role.Maintainer(repo):
             found = filled('status', '-f', 'json').json()
             assert found['space']['unique_blocks'] is None
             assert found['space']['images'] == 3

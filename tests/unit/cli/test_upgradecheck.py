@@ -11,8 +11,8 @@ from glance_dedup.base import files
 from glance_dedup.base import version
 from glance_dedup.cli import settings
 from glance_dedup.cli import upgradecheck
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import host_notes
+from glance_dedup.maintenance import live_hosts
 from tests.support import daemons
 from tests.support import repositories
 
@@ -303,15 +303,15 @@ def test_a_daemon_of_another_version_is_a_warning(created, tmp_path, other):
 
 
 def note_host(path, number, program):
-    notes = notes_module.Notes(f'host{number}', program)
-    notes_module.save(path, number, notes.encode())
+    notes = host_notes.Notes(f'host{number}', program)
+    host_notes.save(path, number, notes.encode())
 
 
 def test_another_host_with_another_version_is_a_warning(created, tmp_path):
     with daemon_of(created, tmp_path, other=False) as daemon:
         daemon.start().wait_for_catalog()
-        with (hosts_module.Hosts(created.path) as one,
-              hosts_module.Hosts(created.path) as two):
+        with (live_hosts.Hosts(created.path) as one,
+              live_hosts.Hosts(created.path) as two):
             note_host(created.path, one.number, '9.9')
             note_host(created.path, two.number, version.version())
             repositories.eventually(
@@ -324,8 +324,8 @@ def test_another_host_with_another_version_is_a_warning(created, tmp_path):
 
 
 def test_older_daemons_note_no_version(created):
-    fields = json.loads(notes_module.Notes('a', 'b').encode())
+    fields = json.loads(host_notes.Notes('a', 'b').encode())
     for name in 'kind', 'version', 'checksum', 'program':
         del fields[name]
-    content = files.pack_json(notes_module.KIND, **fields)
-    assert notes_module.decode(content) == notes_module.Notes('a')
+    content = files.pack_json(host_notes.KIND, **fields)
+    assert host_notes.decode(content) == host_notes.Notes('a')

@@ -14,7 +14,7 @@ from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from glance_dedup.base import task
 from glance_dedup.base import version
-from glance_dedup.maintenance import hosts as hosts_module
+from glance_dedup.maintenance import live_hosts
 from tests.support import maintenance
 from tests.support import repositories
 from tests.support import schedulers
@@ -37,7 +37,7 @@ def conf():
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
-    monkeypatch.setattr(hosts_module, 'MAX_MEMORY', 0.01)
+    monkeypatch.setattr(live_hosts, 'MAX_MEMORY', 0.01)
     monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.1)
     monkeypatch.setattr(task, 'WATCH', 0.001)
     monkeypatch.setattr(task, 'idle_seconds',

@@ -14,7 +14,7 @@ from dedupd import scheduler as scheduler_module
 from dedupd.tasks import accounting
 from dedupd.tasks import registry
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.support import repositories
 from tests.support.repositories import noise
@@ -49,7 +49,7 @@ def leave(repo, image_id, size, seed):
 
 
 def test_only_what_editions_stored_counts(repo, volume):
-    with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
+    with contextlib.closing(maintainer_role.Maintainer(repo)) as maintainer:
         found = pressure_module.Pressure(maintainer.engine)
         put(repo, 'image', noise(MIB, 1))
         repo.delete('image')
@@ -76,7 +76,7 @@ def test_only_what_editions_stored_counts(repo, volume):
 
 
 def test_only_new_entries_are_opened(repo, volume, monkeypatch):
-    with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
+    with contextlib.closing(maintainer_role.Maintainer(repo)) as maintainer:
         opened = []
 
         class Engine:
@@ -98,7 +98,7 @@ def test_only_new_entries_are_opened(repo, volume, monkeypatch):
 
 
 def test_a_damaged_entry_counts_nothing(repo, volume):
-    with contextlib.closing(maintainer_module.Maintainer(repo)) as maintainer:
+    with contextlib.closing(maintainer_role.Maintainer(repo)) as maintainer:
         leave(repo, volume.recipe(0, 1), 4096, 1)
         for name in maintainer.engine.spool():
             file = volume.directory.parent.parent / 'spool' / name

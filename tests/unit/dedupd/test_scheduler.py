@@ -24,9 +24,9 @@ from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import catalog
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import repositories
 from tests.support.schedulers import LIMIT
 from tests.support.schedulers import running
@@ -191,7 +191,7 @@ def test_a_collection_ends_the_intent_in_time(repository, conf, done,
     def work(maintainer, pace, **arguments):
         maintainer.busy.clear()
         if turns:
-            maintainer.busy[1] = maintainer_module.Busy(
+            maintainer.busy[1] = maintainer_role.Busy(
                 60, turns.pop(0), announced=True)
         return Result()
     done.work['collect'] = work
@@ -535,7 +535,7 @@ def test_a_sample_meets_a_bad_catalog(repository, conf, done, monkeypatch):
 
     with running(repository, conf) as scheduler:
         first = scheduler.maintainer.catalog
-        monkeypatch.setattr(catalog.Catalog, 'sample', fail)
+        monkeypatch.setattr(catalog_db.Catalog, 'sample', fail)
         scheduler.wait('collect', scheduler.request('collect'), LIMIT)
         wait_for(lambda: any(scheduler.errors))
         assert 'cannot be read' in next(iter(scheduler.errors))['text']
@@ -557,12 +557,12 @@ def test_stop_ends_a_task_between_steps(repository, conf, done):
         with pytest.raises(scheduler_module.NotMaintainer):
             scheduler.request('collect')
     # The lock is free.
-    maintainer_module.Maintainer(repository).close()
+    maintainer_role.Maintainer(repository).close()
 
 
 def test_reader_takes_over(repository, conf, done, monkeypatch):
     monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.05)
-    other = maintainer_module.Maintainer(repository)
+    other = maintainer_role.Maintainer(repository)
     scheduler = scheduler_module.Scheduler(repository, conf)
     scheduler.start()
     time.sleep(0.2)
@@ -620,7 +620,7 @@ def test_stop_during_a_rebuild(repository, conf, done, monkeypatch):
     scheduler.stop()
     release.set()
     assert scheduler.join(LIMIT)
-    with maintainer_module.Maintainer(repository) as maintainer:
+    with maintainer_role.Maintainer(repository) as maintainer:
         assert maintainer.catalog.statistics()['images'] == 1
 
 

@@ -19,7 +19,7 @@ from dedupd.tasks import collector
 from glance_dedup.base import task
 from glance_dedup.driver import limits
 from glance_dedup.driver import opts
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import projects
 from glance_dedup.repository import reservations
 from tests.support import maintenance
@@ -50,7 +50,7 @@ def refused(image_id, data, context=ALICE):
 
 
 def maintain(store, *works):
-    with maintainer_module.Maintainer(stores.repo(store)) as maintainer:
+    with maintainer_role.Maintainer(stores.repo(store)) as maintainer:
         for work in works:
             work(maintainer)
 
@@ -279,9 +279,9 @@ def test_who_sends_again_what_was_given_up_pays_for_it(store):
 
 
 _UPLOADS = '''
-import sys
 from glance_dedup.driver import limits
 from glance_dedup.repository import repository
+import sys
 from tests.support.repositories import noise
 
 root, filter_dir, number = sys.argv[1:]
@@ -328,7 +328,7 @@ def test_a_group_in_use_keeps_what_was_given_up(store):
     with stores.repo(store).begin('running', 'bob') as transaction:
         transaction.write(noise(MIB, 9))
         transaction.keep()
-        with maintainer_module.Maintainer(stores.repo(store)) as maintainer:
+        with maintainer_role.Maintainer(stores.repo(store)) as maintainer:
             assert collector.run_once(maintainer, task.Pace()).busy
             assert reservations_of(store)
             transaction.abort()

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 
 REPOSITORY = '0123456789abcdef' * 2
 
@@ -19,13 +19,13 @@ def path(tmp_path):
 
 @pytest.fixture
 def catalog(path):
-    catalog = catalog_module.Catalog(path, REPOSITORY, create=True)
+    catalog = catalog_db.Catalog(path, REPOSITORY, create=True)
     yield catalog
     catalog.close()
 
 
 def open_catalog(path):
-    return catalog_module.Catalog(path, REPOSITORY)
+    return catalog_db.Catalog(path, REPOSITORY)
 
 
 class Runs(bytes):

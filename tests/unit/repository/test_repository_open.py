@@ -12,7 +12,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import signingkeys
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import layout
 from glance_dedup.repository import parameters
 from glance_dedup.repository import repository
@@ -89,7 +89,7 @@ def test_a_used_repository_that_lost_its_description(tmp_path):
     """A daemon has made its catalog, and the last image was deleted."""
     path = tmp_path / 'r'
     create(path)
-    with open_repository(path) as repo, maintainer_module.Maintainer(repo):
+    with open_repository(path) as repo, maintainer_role.Maintainer(repo):
         pass
     (path / 'repository.json').unlink()
     with pytest.raises(exceptions.InvalidParameter,

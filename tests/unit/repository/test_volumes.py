@@ -30,7 +30,7 @@ from glance_dedup.base import task
 from glance_dedup.base import workers
 from glance_dedup.check import format as form
 from glance_dedup.cli import main
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup import mount
 from glance_dedup.repository import openvolumes
 from glance_dedup.repository import volumes
@@ -349,7 +349,7 @@ def test_damage_names_the_volume(path, repo, maintainer, part, caplog):
 def test_scrub_says_which_volume_a_block_is_missing_in(
         path, repo, maintainer, volume, part, caplog):
     with contextlib.closing(maintainer.engine.open_recipe(part)) as recipe:
-        group, slot, _ = next(iter(addresses.runs_in(recipe.runs())))
+        group, slot, _ = next(iter(block_addresses.runs_in(recipe.runs())))
     scrubbing.damage(path, (group, slot))
     maintainer.rebuild()
     result = scrubber.run_once(maintainer, task.Pace(), full=True)

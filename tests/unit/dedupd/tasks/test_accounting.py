@@ -67,7 +67,7 @@ def test_many_entries_take_several_rounds(maintainer, other, monkeypatch):
 
 def test_large_batches_are_split(maintainer, other, monkeypatch):
     monkeypatch.setattr(
-        'glance_dedup.maintenance.maintainer.BATCH_BYTES', 10000)
+        'glance_dedup.maintenance.maintainer_role.BATCH_BYTES', 10000)
     for number in range(10):
         put(other, f'image-{number}', content(number, blocks=64))
     log = maintenance.Log()

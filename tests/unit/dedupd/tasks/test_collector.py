@@ -12,7 +12,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import account
 from tests.support.maintenance import BLOCK
@@ -256,7 +256,7 @@ def test_without_room_the_last_group_waits(maintainer, path, other):
 
 def test_killed_after_unlinking(path, repo, other):
     put(other, 'goes', content(*range(30)))
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     other.delete('goes')
 
     def hook(name, arguments, before):
@@ -330,7 +330,7 @@ def test_n6_4_order(maintainer, path, other):
 def test_holes_are_punched_after_a_crash_between(path, repo, other):
     put(other, 'image', content(1, blocks=60))
     put(other, 'stays', content(2, blocks=4))
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     other.delete('image')
 
     def die():

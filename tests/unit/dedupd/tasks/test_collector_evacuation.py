@@ -9,7 +9,7 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
 from tests.support.maintenance import content
@@ -187,7 +187,7 @@ def test_evacuation_while_images_come_and_go(
         @staticmethod
         def Merge(engine, image_id, mapping):
             return real.Merge(engine._target, image_id, mapping)
-    for module in (maintainer_module, collector, collector.merger):
+    for module in (maintainer_role, collector, collector.merger):
         monkeypatch.setattr(module, '_engine', Module)
     collect(maintainer, evacuate_share=10)
     monkeypatch.undo()

@@ -17,12 +17,12 @@ from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import task
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import comparison
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import records
+from glance_dedup.maintenance import refcount_rebuild
+from glance_dedup.maintenance import refcounts
 from glance_dedup.repository import openvolumes
 from tests.support import maintenance
 from tests.support.maintenance import content
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.slow
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
-TWO = counting.local(2)
+TWO = refcount_rebuild.local(2)
 
 
 @pytest.fixture(autouse=True)
 def small_partitions(monkeypatch):
     """One for each group."""
-    monkeypatch.setattr(counter, '_GROUPS', 1)
+    monkeypatch.setattr(rebuild_worker, '_GROUPS', 1)
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def miscount(maintainer, more):
     """Change a count of the first counted block."""
     catalog = maintainer.catalog
     (group, slot) = min(maintenance.counts(catalog))
-    counts = addresses.unpack(catalog.chunk(group, 0))
+    counts = block_addresses.unpack(catalog.chunk(group, 0))
     counts[slot] += more
     batch = catalog.batch()
     batch.put(records.counts_key(group, 0), counts.tobytes())
@@ -317,7 +317,7 @@ def test_it_begins_again_only_once(repo, monkeypatch):
     """What differs after a rebuild is no fault of the catalog."""
     fill(repo)
     monkeypatch.setattr(
-        accounts.Accounts, 'chunks', lambda self: 10**6)
+        refcounts.Accounts, 'chunks', lambda self: 10**6)
     with maintaining(repo) as maintainer:
         live = maintenance.live_slots(repo.path)
         with pytest.raises(exceptions.DamagedError, match='more pieces'):
@@ -346,7 +346,8 @@ def test_lost_recipe(path, repo):
     with maintaining(repo) as maintainer:
         live = maintenance.live_slots(path)
         pace = during('reading images', lambda: os.rename(recipe, aside))
-        result = collector.run_once(maintainer, pace, hosts=counting.local(1))
+        result = collector.run_once(maintainer, pace,
+                                    hosts=refcount_rebuild.local(1))
         assert pace.happened and result.freed_blocks == 0
         assert 'of image image-7 is counted, and is neither' in result.refused
         assert maintenance.live_slots(path) == live
@@ -376,7 +377,7 @@ def test_no_disk_for_the_partitions(repo, monkeypatch, directory):
         monkeypatch.setenv('TMPDIR', directory)
     else:
         monkeypatch.setattr(
-            counting.tempfile, 'TemporaryFile',
+            refcount_rebuild.tempfile, 'TemporaryFile',
             lambda *args, **kwargs: open(directory, 'ab', buffering=0))
     with maintaining(repo) as maintainer:
         result = collect(maintainer, hosts=TWO)
@@ -412,7 +413,8 @@ def end_counter(pid, rng):
                 with open(f'/proc/{name}/stat') as f:
                     parent = f.read().rsplit(') ', 1)[1].split()[1]
                 with open(f'/proc/{name}/cmdline') as f:
-                    if int(parent) == pid and counter.__name__ in f.read():
+                    if int(
+                        parent) == pid and rebuild_worker.__name__ in f.read():
                         children.append(int(name))
     if children:
         os.kill(rng.choice(children), signal.SIGKILL)

@@ -8,7 +8,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
 from tests.support.maintenance import content
@@ -114,7 +114,7 @@ def test_killed_at_each_step(path, repo, other, step):
         collect(maintainer)
     other.delete('goes')
     put(other, 'new', content(5, 40))
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     try:
         collect(maintenance.watch(maintainer, maintenance.Kill(step)),
                 live_share=90)

@@ -5,7 +5,7 @@ import pytest
 
 from dedupd.tasks import duplicates
 from dedupd.tasks import exactindex
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from tests.support import repositories
 from tests.unit.dedupd.tasks import test_exactindex
 from tests.unit.dedupd.tasks import test_merger
@@ -22,13 +22,13 @@ def test_pairs_are_durable_before_their_file_goes(repo, maintainer,
     monkeypatch.setattr(exactindex, 'PAIRS_AT_ONCE', 100)
     test_merger.put_at_once(repo, a=DATA, b=DATA)
     done = []
-    write = catalog_module.Catalog.write
+    write = catalog_db.Catalog.write
 
     def watching_write(catalog, batch, sync=False, **options):
         if any(key.startswith(b'p') for key, _ in batch.items()):
             done.append(sync)
         write(catalog, batch, sync=sync, **options)
-    monkeypatch.setattr(catalog_module.Catalog, 'write', watching_write)
+    monkeypatch.setattr(catalog_db.Catalog, 'write', watching_write)
 
     def before(name, arguments):
         if name == 'remove' and arguments[0][0] == 'pairs':
@@ -45,13 +45,13 @@ def test_others_are_in_a_run_before_they_are_forgotten(repo, maintainer,
     test_merger.merge(maintainer, exclude=lambda facts: True)
     test_merger.collect(maintainer)
     done = []
-    write = catalog_module.Catalog.write
+    write = catalog_db.Catalog.write
 
     def watching_write(catalog, batch, **options):
         if any(key.startswith(b'p') for key, _ in batch.items()):
             done.append('forgotten')
         write(catalog, batch, **options)
-    monkeypatch.setattr(catalog_module.Catalog, 'write', watching_write)
+    monkeypatch.setattr(catalog_db.Catalog, 'write', watching_write)
     with test_exactindex.watched(
             monkeypatch, lambda name, _: done.append(name)):
         test_merger.merge(maintainer)

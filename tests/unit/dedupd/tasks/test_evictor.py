@@ -25,7 +25,7 @@ from dedupd.tasks import evictor
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
 from tests.support import disks
@@ -240,7 +240,7 @@ def test_what_is_not_counted_yet(maintainer, repo, path, held, model):
 
 def test_memory_of_a_round_is_bounded(maintainer, repo, path, held, model,
                                       monkeypatch):
-    monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 1)
+    monkeypatch.setattr(maintainer_role, 'BATCH_BYTES', 1)
     result = evict(maintainer, held, taken(path) - 2.5 * MIB)
     assert result.evicted == ['image-0', 'image-1', 'image-2']
 
@@ -514,7 +514,7 @@ def test_killed_at_any_call(tmp_path, repo, path, held, model):
         shutil.copytree(kept, path)
         with repositories.open_repository(path, codec='none') as repo:
             held = index_module.Held(repo)
-            maintainer = maintainer_module.Maintainer(repo)
+            maintainer = maintainer_role.Maintainer(repo)
             limit = taken(path) - 2.5 * MIB
             maintenance.watch(maintainer, maintenance.Kill(calls))
             try:

@@ -14,7 +14,7 @@ from dedupd.tasks import exactindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import repositories
 from tests.unit.dedupd.tasks import test_merger
 from tests.unit.repository import format_writer as writer
@@ -111,7 +111,7 @@ def test_killed_before_any_change(tmp_path, monkeypatch, taken):
                                    group_slots=1024)
         with repositories.open_repository(path) as repo:
             test_merger.put_at_once(repo, a=DATA, b=DATA, gone=OTHER)
-            with maintainer_module.Maintainer(repo) as maintainer:
+            with maintainer_role.Maintainer(repo) as maintainer:
                 test_merger.merge(maintainer, exclude=lambda facts: True)
                 repo.delete('a')
                 repo.delete('gone')
@@ -119,9 +119,9 @@ def test_killed_before_any_change(tmp_path, monkeypatch, taken):
                 test_merger.put_at_once(repo, c=DATA, d=OTHER, e=OTHER)
                 died = die_at(monkeypatch, maintainer, number)
             for _ in range(taken):
-                with maintainer_module.Maintainer(repo) as maintainer:
+                with maintainer_role.Maintainer(repo) as maintainer:
                     die_at(monkeypatch, maintainer, 2 + number % 5)
-            with maintainer_module.Maintainer(repo) as maintainer:
+            with maintainer_role.Maintainer(repo) as maintainer:
                 test_merger.merge(maintainer)
                 test_merger.require_exact(maintainer, {
                     'b': DATA, 'c': DATA, 'd': OTHER, 'e': OTHER})
@@ -222,7 +222,7 @@ def test_files_of_another_repository(tmp_path, repo, maintainer, monkeypatch,
     images = with_all_kinds(maintainer, monkeypatch)
     path = repositories.create(tmp_path / 'other', group_slots=1024)
     with (repositories.open_repository(path) as other,
-          maintainer_module.Maintainer(other) as maintainer_of_other):
+          maintainer_role.Maintainer(other) as maintainer_of_other):
         with_all_kinds(maintainer_of_other, monkeypatch)
         for mine, theirs in zip(files(repo, kind), files(other, kind)):
             mine.write_bytes(theirs.read_bytes())
@@ -261,7 +261,7 @@ def test_full_disk(tmp_path, monkeypatch, stage):
     with repositories.small_disk(tmp_path / 'disk', 48 * MIB) as disk:
         path = repositories.create(disk / 'repo', group_slots=1024)
         with (repositories.open_repository(path) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             test_merger.put_at_once(repo, a=DATA, b=DATA)
             test_merger.merge(maintainer, exclude=lambda facts: True)
             test_merger.put_at_once(repo, c=OTHER, d=OTHER)

@@ -16,10 +16,10 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import host_notes
+from glance_dedup.maintenance import live_hosts
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
 from tests.support.maintenance import SLOTS
@@ -35,8 +35,8 @@ ZSTD = 2
 
 @pytest.fixture
 def helper(path, other):
-    with (hosts_module.Hosts(path) as hosts,
-          helper_module.Helper(other, hosts) as helper):
+    with (live_hosts.Hosts(path) as hosts,
+          helper_daemon.Helper(other, hosts) as helper):
         yield helper
 
 
@@ -105,7 +105,7 @@ def test_a_helper_changes_no_file_in_place(path, helper, model):
     assert recompress(helper).kept == 1
     assert bytes_of(path)['00000003'] == before
     assert helper.notes.kept == {3: (ZSTD, 3, False)}
-    assert notes_module.load(path, 0).kept == {3: (ZSTD, 3, False)}
+    assert host_notes.load(path, 0).kept == {3: (ZSTD, 3, False)}
     # It is not tried again; nor by the next daemon with this number.
     assert recompress(helper) == recompressor.Result()
 
@@ -137,7 +137,7 @@ def test_groups_that_nobody_takes_any_more(helper, model):
 def test_damaged_groups_are_left_alone(path, maintainer, helper, model):
     """The entries tell, without a catalog."""
     with contextlib.closing(maintainer.engine.enter_group(1)) as group:
-        group.mark_damaged(addresses.pack([5]))
+        group.mark_damaged(block_addresses.pack([5]))
     result = recompress(helper)
     assert (result.groups, result.failed) == (1, {})
     assert mark_of(path, 1) == (0, 0)
@@ -236,13 +236,13 @@ def test_found_verified_marked_and_reported(path, maintainer, helper,
     result = scrub(helper)
     assert result.complete and result.found == 2 and result.blocks == 197
     assert bytes_of(path) == before
-    assert scrubbing.state_of(path, damaged[0]) == addresses.LIVE
-    assert notes_module.load(path, 0).found == {
-        addresses.address(*pair) for pair in damaged}
+    assert scrubbing.state_of(path, damaged[0]) == block_addresses.LIVE
+    assert host_notes.load(path, 0).found == {
+        block_addresses.address(*pair) for pair in damaged}
     take(maintainer)
     for pair, image in zip(damaged, ('text', 'noise')):
-        assert scrubbing.state_of(path, pair) == addresses.DAMAGED
-        facts = maintainer.catalog.damaged()[addresses.address(*pair)]
+        assert scrubbing.state_of(path, pair) == block_addresses.DAMAGED
+        facts = maintainer.catalog.damaged()[block_addresses.address(*pair)]
         assert facts['images'] == [image]
         assert (path / facts['quarantine']).exists()
     assert maintainer.catalog.scrub_state()['waiting'] == []
@@ -264,7 +264,8 @@ def test_healed_by_what_an_upload_stored_again(path, other, maintainer,
 
 def test_a_host_with_bad_memory_gives_up_no_block(path, maintainer, helper,
                                                   model):
-    helper.notes.found = {addresses.address(1, slot) for slot in range(9)}
+    helper.notes.found = {block_addresses.address(1, slot)
+                          for slot in range(9)}
     helper.save()
     before = bytes_of(path)
     take(maintainer)
@@ -275,8 +276,9 @@ def test_a_host_with_bad_memory_gives_up_no_block(path, maintainer, helper,
 
 def test_what_is_noted_of_no_block(path, maintainer, helper, model):
     helper.notes.found = {
-        addresses.address(1, 9999), addresses.address(4, 60),
-        addresses.address(77, 0), addresses.address((1 << 25) - 1, 32767)}
+        block_addresses.address(1, 9999), block_addresses.address(4, 60),
+        block_addresses.address(77, 0),
+        block_addresses.address((1 << 25) - 1, 32767)}
     helper.notes.unreadable = {1: 'lie', 77: 'lie'}
     helper.notes.kept = {1: (9, 9, False), 4: (ZSTD, 3, False),
                          77: (1, 0, True)}
@@ -314,9 +316,9 @@ def test_a_share_is_verified(path, helper, damaged):
     result = scrub(helper, lambda group: group == 3)
     assert result.blocks == SLOTS and result.found == 1
     # Group 1 is not forgotten while it is another's, but it is when it is.
-    helper.notes.found.add(addresses.address(1, 0))
+    helper.notes.found.add(block_addresses.address(1, 0))
     scrub(helper, lambda group: group == 3)
-    assert helper.notes.found == {addresses.address(*damaged[1])}
+    assert helper.notes.found == {block_addresses.address(*damaged[1])}
 
 
 def test_the_maintainer_leaves_the_other_shares(path, maintainer, model):
@@ -336,8 +338,8 @@ def test_the_maintainer_reads_all_while_damage_is_known(
 def test_an_unreadable_group(path, maintainer, helper, model):
     scrubbing.flip(path / 'groups/00000002', 0)
     helper.repository.close()
-    with repositories.open_repository(path) as again, hosts_module.Hosts(
-            path) as hosts, helper_module.Helper(again, hosts) as fresh:
+    with repositories.open_repository(path) as again, live_hosts.Hosts(
+            path) as hosts, helper_daemon.Helper(again, hosts) as fresh:
         result = scrub(fresh)
         assert list(result.unreadable) == ['groups/00000002']
         assert result.complete
@@ -365,7 +367,7 @@ def test_a_pass_goes_on(path, other, helper, model, monkeypatch):
 
     with pytest.raises(task.Stopped):
         sharescrub.run_once(helper, Stopping(), everything)
-    cursor = notes_module.load(path, 0).scrub
+    cursor = host_notes.load(path, 0).scrub
     assert (cursor['group'], cursor['slot']) == (2, 32)
     assert not cursor['complete']
     result = scrub(helper)
@@ -374,19 +376,19 @@ def test_a_pass_goes_on(path, other, helper, model, monkeypatch):
 
 def test_full_notes_wait_for_the_maintainer(path, maintainer, helper, damaged,
                                             monkeypatch):
-    monkeypatch.setattr(notes_module, 'MAX_FOUND', SLOTS + 1)
+    monkeypatch.setattr(host_notes, 'MAX_FOUND', SLOTS + 1)
     helper.notes.begin_scrub(0)
     helper.notes.scrub['group'] = 1
-    helper.notes.found = {addresses.address(3, slot) for slot in (1, 2)}
+    helper.notes.found = {block_addresses.address(3, slot) for slot in (1, 2)}
     result = scrub(helper)
     assert not result.complete and helper.notes.scrub['group'] == 1
 
 
 def test_nobody_else_may_help(path, other, monkeypatch):
     monkeypatch.setattr(os, 'geteuid', lambda: 12345)
-    with hosts_module.Hosts(path) as hosts:
+    with live_hosts.Hosts(path) as hosts:
         with pytest.raises(exceptions.AccessDenied):
-            helper_module.Helper(other, hosts)
+            helper_daemon.Helper(other, hosts)
 
 
 def test_locks_of_a_dead_helper_fall(path, repo, maintainer, helper, model):

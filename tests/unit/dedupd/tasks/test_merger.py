@@ -24,7 +24,7 @@ from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import account
 from tests.support import repositories
@@ -196,7 +196,7 @@ def test_loads_that_were_capped(tmp_path):
             capped = repo.statistics()['capped_loads']
     assert capped
     with repositories.open_repository(path) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             assert merge(maintainer).merged_blocks > 1000
             require_exact(maintainer, images, 512)
             require_settled(maintainer)
@@ -217,7 +217,7 @@ def test_filter_that_is_too_small(tmp_path):
         for image_id, content in images.items():
             repositories.put(repo, image_id, content)
         assert repo.statistics()['filter_level']
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             assert merge(maintainer).merged_blocks
             require_exact(maintainer, images, 512)
             require_settled(maintainer)
@@ -229,7 +229,7 @@ def test_filter_that_was_rebuilt(path):
         put_at_once(repo, a=data, b=data)
         repo.rebuild_filter()
         repositories.put(repo, 'c', data + data)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             merge(maintainer)
             require_exact(maintainer, {'a': data, 'b': data, 'c': data + data})
             require_settled(maintainer)
@@ -428,7 +428,7 @@ def test_equal_fingerprints_of_different_blocks(tmp_path):
     images = {'a': data, 'b': data, 'c': repositories.noise(MIB, 2)}
     with repositories.open_repository(path, _allow_weak=True) as repo:
         put_at_once(repo, **images)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             first = merge(maintainer)
             assert first.merged_blocks and not first.failed
             for image_id, content in images.items():
@@ -558,7 +558,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
     put_at_once(repo, a=data, b=data)
     account(maintainer)
     expected = maintenance.counts(maintainer.catalog)
-    monkeypatch.setattr(maintainer_module, 'BATCH_BYTES', 0)
+    monkeypatch.setattr(maintainer_role, 'BATCH_BYTES', 0)
     old = addresses(maintainer, 'b')
     pairs = array.array('Q', [address for pair in sorted(
         zip(old, addresses(maintainer, 'a'))) for address in pair])
@@ -701,7 +701,7 @@ def killed(path, function, *args):
 
 def in_process(path, function, *args):
     with repositories.open_repository(path) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             globals()[function](maintainer, *args)
 
 
@@ -720,7 +720,7 @@ def test_killed_between_the_steps(path, step):
         assert repositories.read_all(repo, 'b') == data
         assert ((os.stat(path / 'images' / 'b').st_ino == inode)
                 == (step != 'after N10.7'))
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             assert maintainer.warnings == []
             account(maintainer)
             collect(maintainer)
@@ -750,7 +750,7 @@ def test_killed_in_the_exchange(path):
     with repositories.open_repository(path) as repo:
         put_at_once(repo, a=data, b=data)
         assert killed(path, die_in_exchange)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             account(maintainer)
             assert repositories.spool(path, 'X') == []
             assert repositories.spool(path, 'O') == []
@@ -765,7 +765,7 @@ def die_before_write(maintainer, number):
     exactindex.SORTED_RECORDS = 200
     exactindex.PAIRS_AT_ONCE = 50
     merger.ROUND_BLOCKS = 300
-    maintainer_module.BATCH_BYTES = 500
+    maintainer_role.BATCH_BYTES = 500
     left = int(number)
     write = maintainer.catalog.write
 
@@ -791,7 +791,7 @@ def test_killed_in_one_run_after_the_other(path):
         assert number < 100
     assert number > 5
     with repositories.open_repository(path) as repo:
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             merge(maintainer)
             require_exact(maintainer, images)
             require_settled(maintainer)
@@ -805,7 +805,7 @@ def test_killed_once(path, number):
     with repositories.open_repository(path) as repo:
         put_at_once(repo, **images)
         assert killed(path, die_before_write, number)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        with maintainer_role.Maintainer(repo) as maintainer:
             merge(maintainer)
             require_exact(maintainer, images)
             require_settled(maintainer)

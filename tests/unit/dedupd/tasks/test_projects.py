@@ -14,7 +14,7 @@ from dedupd.tasks import merger
 from dedupd.tasks import projects as projects_task
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import counter
+from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.repository import projects
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -87,7 +87,7 @@ def test_against_a_count_from_scratch(path, repo, seed, monkeypatch):
     rng = random.Random(seed)
     if seed % 2:
         # Several partitions, though there are few groups.
-        monkeypatch.setattr(counter, '_GROUPS', 2)
+        monkeypatch.setattr(rebuild_worker, '_GROUPS', 2)
     with maintaining(repo) as maintainer:
         for turn in range(4):
             for _ in range(8):

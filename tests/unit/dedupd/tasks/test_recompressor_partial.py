@@ -11,8 +11,8 @@ from dedupd.tasks import recompressor
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.check import checker
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import hosts as hosts_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import live_hosts
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
 from tests.support.maintenance import SLOTS
@@ -202,8 +202,8 @@ def test_a_run_that_makes_way_gives_its_lease_back(maintainer, path, other):
 def test_helpers_leave_them_to_the_maintainer(maintainer, path, other):
     """Whosever share they are in (I4)."""
     put(other, 'one', text(1, SLOTS + 20))
-    with (hosts_module.Hosts(path) as hosts,
-          helper_module.Helper(other, hosts) as helper):
+    with (live_hosts.Hosts(path) as hosts,
+          helper_daemon.Helper(other, hosts) as helper):
         assert recompress(helper).groups == 1
         assert facts_of(helper, 2) == (0, 0, 0, 20)
         with pytest.raises(exceptions.BusyError, match='is not sealed'):

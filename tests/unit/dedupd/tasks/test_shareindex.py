@@ -15,9 +15,9 @@ from dedupd.tasks import shareindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import helper as helper_module
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import helper_daemon
+from glance_dedup.maintenance import live_hosts
+from glance_dedup.maintenance import maintainer_role
 from tests.support import repositories
 from tests.unit.dedupd.tasks import test_exactindex
 from tests.unit.dedupd.tasks import test_merger
@@ -41,8 +41,8 @@ def eager(monkeypatch):
 @contextlib.contextmanager
 def helping(path):
     with (repositories.open_repository(path) as other,
-          hosts_module.Hosts(path) as hosts,
-          helper_module.Helper(other, hosts) as helper):
+          live_hosts.Hosts(path) as hosts,
+          helper_daemon.Helper(other, hosts) as helper):
         yield helper
 
 
@@ -240,7 +240,7 @@ def test_killed_before_any_change(tmp_path, monkeypatch):
         path = repositories.create(tmp_path / f'repo-{number}',
                                    group_slots=1024)
         with (repositories.open_repository(path) as repo,
-              maintainer_module.Maintainer(repo) as maintainer):
+              maintainer_role.Maintainer(repo) as maintainer):
             begin(repo, maintainer)
             died = killed(path, number)
             if number % 3 == 0:
@@ -261,7 +261,7 @@ def test_full_disk(tmp_path, monkeypatch, stage):
         path = repositories.create(disk / 'repo', group_slots=1024)
         with (repositories.open_repository(path) as repo,
               helping(path) as helper):
-            with maintainer_module.Maintainer(repo) as maintainer:
+            with maintainer_role.Maintainer(repo) as maintainer:
                 begin(repo, maintainer)
             filling = []
 
@@ -279,7 +279,7 @@ def test_full_disk(tmp_path, monkeypatch, stage):
                 assert not files(repo, 'new')
             filling[0].unlink()
             assert help_once(helper).shards == 1
-            with maintainer_module.Maintainer(repo) as maintainer:
+            with maintainer_role.Maintainer(repo) as maintainer:
                 test_merger.merge(maintainer)
                 require_all(maintainer)
 

@@ -8,8 +8,8 @@ import pytest
 
 from glance_dedup.base import files
 from glance_dedup.check import checker
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import host_notes
 from tests.support import maintenance
 
 
@@ -19,20 +19,21 @@ def path(tmp_path):
 
 
 def full():
-    notes = notes_module.Notes('a-host', '1.2')
+    notes = host_notes.Notes('a-host', '1.2')
     notes.begin_scrub(1234.5)
     notes.scrub.update(group=3, slot=4)
-    notes.found = {addresses.address(1, 5), addresses.address(2, 0)}
+    notes.found = {block_addresses.address(1, 5),
+                   block_addresses.address(2, 0)}
     notes.unreadable = {7: 'why'}
     notes.kept = {9: (2, 19, False), 10: (2, 9, True)}
     return notes
 
 
 def test_they_come_back(path):
-    assert notes_module.load(path, 3) == notes_module.Notes()
-    notes_module.save(path, 3, full().encode())
-    assert notes_module.load(path, 3) == full()
-    assert [n for n, _ in notes_module.contents(path)] == [3]
+    assert host_notes.load(path, 3) == host_notes.Notes()
+    host_notes.save(path, 3, full().encode())
+    assert host_notes.load(path, 3) == full()
+    assert [n for n, _ in host_notes.contents(path)] == [3]
     assert checker.check(path).findings == []
     assert (path / 'helpers').stat().st_mode & 0o7777 == 0o700
     assert (path / 'helpers/3.json').stat().st_mode & 0o7777 == 0o600
@@ -48,7 +49,7 @@ def changed(**fields):
     found = json.loads(full().encode())
     found.update(fields)
     found.pop('kind'), found.pop('version'), found.pop('checksum')
-    return files.pack_json(notes_module.KIND, **found)
+    return files.pack_json(host_notes.KIND, **found)
 
 
 @pytest.mark.parametrize('content', [
@@ -67,36 +68,36 @@ def changed(**fields):
     changed(kept=[[1, 2, 3, 1]]), changed(kept=[[1, 2, 3, True, 4]])])
 def test_anybody_may_have_written_them(path, content):
     with pytest.raises(ValueError):
-        notes_module.decode(content)
-    notes_module.save(path, 3, full().encode())
+        host_notes.decode(content)
+    host_notes.save(path, 3, full().encode())
     (path / 'helpers/3.json').write_bytes(content)
-    assert notes_module.load(path, 3) == notes_module.Notes()
+    assert host_notes.load(path, 3) == host_notes.Notes()
     assert checker.check(path).ok
 
 
 def test_bounds_are_kept(path):
     """What may be noted can be read again."""
-    notes = notes_module.Notes('x' * 1000)
-    notes.found = {addresses.address(1 << 24, slot) for slot in range(
-        notes_module.MAX_FOUND)}
+    notes = host_notes.Notes('x' * 1000)
+    notes.found = {block_addresses.address(1 << 24, slot) for slot in range(
+        host_notes.MAX_FOUND)}
     notes.unreadable = {(1 << 24) + n: 'y' * 1000
-                        for n in range(notes_module.MAX_UNREADABLE)}
+                        for n in range(host_notes.MAX_UNREADABLE)}
     notes.kept = {(1 << 24) + n: (255, 255, True)
-                  for n in range(notes_module.MAX_RETAINED)}
-    notes_module.save(path, 63, notes.encode())
-    found = notes_module.load(path, 63)
+                  for n in range(host_notes.MAX_RETAINED)}
+    host_notes.save(path, 63, notes.encode())
+    found = host_notes.load(path, 63)
     assert found.kept == notes.kept and found.found == notes.found
-    assert len(found.unreadable) == notes_module.MAX_UNREADABLE
+    assert len(found.unreadable) == host_notes.MAX_UNREADABLE
     assert checker.check(path).findings == []
 
 
 def test_other_names_are_left_alone(path):
-    notes_module.save(path, 0, full().encode())
+    host_notes.save(path, 0, full().encode())
     for name in ('64.json', '00.json', 'x', '1.json.new'):
         (path / 'helpers' / name).write_bytes(full().encode())
         (path / 'helpers' / name).chmod(0o600)
     (path / 'helpers/2.json').mkdir()
-    assert [n for n, _ in notes_module.contents(path)] == [0]
+    assert [n for n, _ in host_notes.contents(path)] == [0]
     assert {f.file for f in checker.check(path).findings} == {
         'helpers/64.json', 'helpers/00.json', 'helpers/x', 'helpers/2.json'}
 
@@ -107,9 +108,9 @@ def test_a_directory_that_leads_elsewhere(path, tmp_path):
     outside.mkdir()
     (path / 'helpers').symlink_to(outside)
     with pytest.raises(NotADirectoryError):
-        notes_module.save(path, 3, full().encode())
+        host_notes.save(path, 3, full().encode())
     assert list(outside.iterdir()) == []
     (outside / '3.json').write_bytes(full().encode())
     with pytest.raises(NotADirectoryError):
-        notes_module.load(path, 3)
-    assert list(notes_module.contents(path)) == []
+        host_notes.load(path, 3)
+    assert list(host_notes.contents(path)) == []

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from glance_dedup import _engine
 from glance_dedup.base import leveldb
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import records
 
@@ -65,8 +65,8 @@ def by_chunk(runs: bytes) -> dict[tuple[int, int], bytearray]:
     chunks: dict[tuple[int, int], bytearray] = {}
     begin = at = 0
     key = 0, 0      # of the sequence of runs from `begin` on
-    for group, slot, blocks in addresses.runs_in(runs):
-        if not group or slot + blocks > addresses.GROUP_SLOTS:
+    for group, slot, blocks in block_addresses.runs_in(runs):
+        if not group or slot + blocks > block_addresses.GROUP_SLOTS:
             raise database.CatalogError(
                 f'there are no {blocks} slots from {slot} in group {group}')
         chunk = slot >> _CHUNK_BITS
@@ -78,8 +78,8 @@ def by_chunk(runs: bytes) -> dict[tuple[int, int], bytearray]:
         for further in range(chunk + 1,
                              (slot + blocks - 1 >> _CHUNK_BITS) + 1):
             chunks.setdefault((group, further), bytearray()).extend(
-                runs[at:at + addresses.RUN_BYTES])
-        at += addresses.RUN_BYTES
+                runs[at:at + block_addresses.RUN_BYTES])
+        at += block_addresses.RUN_BYTES
     if at > begin:
         chunks.setdefault(key, bytearray()).extend(runs[begin:at])
     return chunks
@@ -239,7 +239,7 @@ class Accounts(database.Database):
         batch.put(records.counts_key(group, chunk), counts)
         facts = self.group(group, batch)
         self.set_group(batch, group, used=facts['used'] + records.CHUNK_SLOTS
-                       - addresses.unpack(counts).count(0))
+                       - block_addresses.unpack(counts).count(0))
 
     def chunk(self, group: int, chunk: int) -> bytes:
         """The counts of :data:`records.CHUNK_SLOTS` slots of a group."""
@@ -366,7 +366,7 @@ class Accounts(database.Database):
                                 f'{len(counts)} bytes')
         return counts
 
-    def counts(self, group: int, slots: int = addresses.GROUP_SLOTS,
+    def counts(self, group: int, slots: int = block_addresses.GROUP_SLOTS,
                batch: database.Batch | None = None) -> bytes:
         """How often recipes name each of a group's first slots (32 bits)."""
         return b''.join(
@@ -387,7 +387,7 @@ class Accounts(database.Database):
         facts = {**records.GROUP_FACTS, **self._parse(key, value)}
         for name, default in records.GROUP_FACTS.items():
             if (type(facts[name]) is not type(default)
-                    or not 0 <= facts[name] <= addresses.GROUP_SLOTS):
+                    or not 0 <= facts[name] <= block_addresses.GROUP_SLOTS):
                 raise self._damaged(f'{name} of {leveldb.shown(key)} is '
                                     f'{facts[name]!r}')
         return facts
@@ -415,4 +415,4 @@ class Accounts(database.Database):
 
 
 def _zeros(counts: bytearray) -> int:
-    return addresses.unpack(counts).count(0)
+    return block_addresses.unpack(counts).count(0)

@@ -19,10 +19,10 @@ from typing import Any
 
 from glance_dedup.base import imageids
 from glance_dedup.base import leveldb
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import records
+from glance_dedup.maintenance import refcounts
 
 # What is counted, and of what the sums are.
 _KINDS = ('images', 'backups')
@@ -33,7 +33,7 @@ _LEDGER_SUMS = ('size', 'zero_bytes', 'new_bytes', 'stored_bytes', 'blocks')
 _HISTORY = ((90 * 86400, 86400), (86400, 3600))
 
 
-class Catalog(accounts.Accounts):
+class Catalog(refcounts.Accounts):
     """An open catalog: the accounts, and all else that it knows.
 
     Any thread may call what only reads.
@@ -135,7 +135,7 @@ class Catalog(accounts.Accounts):
     def _damaged_block(self, key: bytes, value: bytes
                        ) -> tuple[int, dict[str, Any]]:
         address = self._number(key)
-        if not addresses.is_address(address):
+        if not block_addresses.is_address(address):
             raise self._damaged(f'{leveldb.shown(key)} is not the address '
                                 'of a block')
         return address, self._parse(key, value, records.DAMAGED_FORM)

@@ -13,7 +13,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
-from glance_dedup.maintenance import hosts as hosts_module
+from glance_dedup.maintenance import live_hosts
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import processes
@@ -24,7 +24,7 @@ TASK = 2
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(hosts_module, 'MAX_MEMORY', -1)
+    monkeypatch.setattr(live_hosts, 'MAX_MEMORY', -1)
     return maintenance.create(tmp_path)
 
 
@@ -32,7 +32,7 @@ def path(tmp_path, monkeypatch):
 def join(path):
     """A function that lets one more daemon live, until the test ends."""
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(hosts_module.Hosts(path))
+        yield lambda: stack.enter_context(live_hosts.Hosts(path))
 
 
 def test_each_has_a_number_as_long_as_it_lives(join):
@@ -50,8 +50,8 @@ def test_a_killed_daemon_lives_no_more(path, join):
     mine = join()
     with subprocess.Popen(
             [sys.executable, '-c', 'import sys, time\n'
-             'from glance_dedup.maintenance import hosts\n'
-             'found = hosts.Hosts(sys.argv[1])\n'
+             'from glance_dedup.maintenance import live_hosts\n'
+             'found = live_hosts.Hosts(sys.argv[1])\n'
              'found.take_part({2})\n'
              'print(found.number, flush=True)\n'
              'time.sleep(600)', path], stdout=subprocess.PIPE,
@@ -126,16 +126,16 @@ def test_a_file_that_was_replaced(path, join):
 
 
 def test_no_number_is_left(path, join, monkeypatch):
-    monkeypatch.setattr(hosts_module, 'MAX_COUNT', 2)
+    monkeypatch.setattr(live_hosts, 'MAX_COUNT', 2)
     join(), join()
     with pytest.raises(exceptions.BusyError, match='2 daemons'):
-        hosts_module.Hosts(path)
+        live_hosts.Hosts(path)
 
 
 def test_a_repository_that_cannot_be_looked_at(path):
     """Such as one on a server that has gone."""
     with pytest.raises(exceptions.StorageError, match='locks/hosts'):
-        hosts_module.Hosts(path / 'gone')
+        live_hosts.Hosts(path / 'gone')
 
 
 @pytest.mark.parametrize('spoil', [
@@ -143,4 +143,4 @@ def test_a_repository_that_cannot_be_looked_at(path):
 def test_a_hostile_file(path, spoil):
     spoil(path / 'locks/hosts')
     with pytest.raises(exceptions.RepositoryError, match='locks/hosts'):
-        hosts_module.Hosts(path)
+        live_hosts.Hosts(path)

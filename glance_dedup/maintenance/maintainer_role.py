@@ -22,14 +22,14 @@ from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import catalog_db
+from glance_dedup.maintenance import catalog_fence
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import fence as fence_module
 from glance_dedup.maintenance import recipes
+from glance_dedup.maintenance import refcounts
 from glance_dedup.maintenance import reserve
-from glance_dedup.maintenance import unreadable
+from glance_dedup.maintenance import unreadable_recipes
 from glance_dedup.repository import projects
 from glance_dedup.repository import repository as repository_module
 
@@ -77,8 +77,9 @@ class Maintainer(closing.Closing):
         self.repository = repository
         self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)
-        self._fence = fence_module.Fence(self.engine)
-        self.unreadable = unreadable.Unreadable(repository.path, self.engine)
+        self._fence = catalog_fence.Fence(self.engine)
+        self.unreadable = unreadable_recipes.Unreadable(repository.path,
+                                                        self.engine)
         """While it has any, nothing may be freed."""
         self.reserve = reserve.Reserve(repository.path)
         """The catalog's room on the disk. Tasks that free blocks keep it."""
@@ -99,7 +100,7 @@ class Maintainer(closing.Closing):
         self.lost = ''
         """Whether another process was found to be, or to have been, the
         maintainer meanwhile. Then this object must be closed."""
-        self._catalog: catalog_module.Catalog | None = None
+        self._catalog: catalog_db.Catalog | None = None
         self._saved: int | None = None      # the sequence of projects.json
         try:
             if not self.engine.lock():
@@ -120,7 +121,7 @@ class Maintainer(closing.Closing):
                     if busy.announced), default=None)
 
     @property
-    def catalog(self) -> catalog_module.Catalog:
+    def catalog(self) -> catalog_db.Catalog:
         """The catalog. A rebuild replaces this object.
 
         :raises CatalogError: there is none, since a rebuild failed
@@ -204,9 +205,9 @@ class Maintainer(closing.Closing):
         self.reserve.keep()
 
     def _open_catalog(self) -> None:
-        def opened() -> catalog_module.Catalog:
-            return catalog_module.Catalog(self._path(_CATALOG),
-                                          self.repository.repository_id)
+        def opened() -> catalog_db.Catalog:
+            return catalog_db.Catalog(self._path(_CATALOG),
+                                      self.repository.repository_id)
         self._catalog = self.reserve.with_room(opened)
 
     def reconcile(self, progress: Progress | None = None) -> None:
@@ -288,21 +289,21 @@ class Maintainer(closing.Closing):
         sequence, kept = self._clear_away(set_aside)
         self.unreadable.clear()
         self._fence.doubt()
-        catalog = catalog_module.Catalog(
+        catalog = catalog_db.Catalog(
             self._path(_CATALOG), self.repository.repository_id, create=True)
         self._catalog = catalog
         catalog.write(kept)
         images = self.recipes.images()
         if hosts and len(images) > 1:
             # Only here: most maintainers need no multiprocessing.
-            from glance_dedup.maintenance import counter
-            from glance_dedup.maintenance import counting
+            from glance_dedup.maintenance import rebuild_worker
+            from glance_dedup.maintenance import refcount_rebuild
 
             try:
-                counting.Counting(
+                refcount_rebuild.Counting(
                     catalog, self.engine, self.unreadable, BATCH_BYTES,
                     progress).run(self.repository, images, hosts)
-            except counter.Broken as e:
+            except rebuild_worker.Broken as e:
                 self.warnings.append(
                     f'{e}; so the catalog was rebuilt by one process')
                 self._rebuild(progress, False, ())
@@ -333,7 +334,7 @@ class Maintainer(closing.Closing):
             # Perhaps the old catalog cannot be read at all.
             with contextlib.suppress(exceptions.RepositoryError):
                 if self._catalog is None:
-                    self._catalog = catalog_module.Catalog(
+                    self._catalog = catalog_db.Catalog(
                         path, self.repository.repository_id)
                 known = self._catalog.sequence
                 kept, lost = self._catalog.salvage()
@@ -433,7 +434,7 @@ class Maintainer(closing.Closing):
 
     def damaged_groups(self) -> set[int]:
         """The groups of which a block is known to be damaged."""
-        return set(map(addresses.group_of, self.catalog.damaged()))
+        return set(map(block_addresses.group_of, self.catalog.damaged()))
 
     # -- accounting steps (N5.2, N5.3) ------------------------------------
 
@@ -449,7 +450,7 @@ class Maintainer(closing.Closing):
             that could be read
         """
         header, extents = recipe.header(), recipes.Extents(recipe)
-        facts = accounts.facts_of(header, recipes.measure(recipe))
+        facts = refcounts.facts_of(header, recipes.measure(recipe))
         while not self.catalog.count(batch, header['transaction_id'], extents,
                                      facts, BATCH_BYTES):
             write()

@@ -10,7 +10,7 @@ unlinked (I9), so a catalog that is older than the fence lacks a step.
 import struct
 
 from glance_dedup import _engine
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
 
 _FORMAT = struct.Struct('<16sQ')    # the catalog's id, and its sequence
@@ -36,7 +36,7 @@ class Fence:
         self._newest = max(self._newest, sequence)
         return catalog_id, sequence
 
-    def check(self, catalog: catalog_module.Catalog) -> None:
+    def check(self, catalog: catalog_db.Catalog) -> None:
         """Check that a catalog may be used (N2.1).
 
         :raises CatalogError: it may not, and the message says why
@@ -55,7 +55,7 @@ class Fence:
                 f'the catalog {catalog.path} is older than the fence: it is '
                 f'at {catalog.sequence}, the fence at {sequence}')
 
-    def write(self, catalog: catalog_module.Catalog) -> None:
+    def write(self, catalog: catalog_db.Catalog) -> None:
         """Write and sync the catalog's id and sequence."""
         self._current = False
         self._engine.write_fence(_FORMAT.pack(catalog.id, catalog.sequence))
@@ -65,7 +65,7 @@ class Fence:
         """Note that the catalog changes, or may have changed."""
         self._current = False
 
-    def renew(self, catalog: catalog_module.Catalog) -> None:
+    def renew(self, catalog: catalog_db.Catalog) -> None:
         """Write the fence, unless it has this catalog's sequence already."""
         if not self._current:
             self.write(catalog)

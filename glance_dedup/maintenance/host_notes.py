@@ -25,8 +25,8 @@ from typing import Any
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import hosts
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import live_hosts
 
 DIRECTORY = 'helpers'
 KIND = 'glance-dedup helper'
@@ -128,14 +128,14 @@ def _number(value: Any, kind: type) -> Any:
 
 
 def _address(value: Any) -> int:
-    if not addresses.is_address(_number(value, int)):
+    if not block_addresses.is_address(_number(value, int)):
         raise TypeError('an address is none')
     return value
 
 
 def _group(value: Any) -> int:
-    return addresses.group_of(_address(
-        addresses.address(_number(value, int), 0)))
+    return block_addresses.group_of(_address(
+        block_addresses.address(_number(value, int), 0)))
 
 
 def _text(value: Any) -> str:
@@ -212,7 +212,7 @@ def contents(root: str) -> Iterator[tuple[int, bytes]]:
         return
     for name in names:
         match = _NAME.fullmatch(name)
-        if match and int(match[1]) < hosts.MAX_COUNT:
+        if match and int(match[1]) < live_hosts.MAX_COUNT:
             with contextlib.suppress(OSError, exceptions.DamagedError):
                 yield int(match[1]), files.read_file(
                     os.path.join(root, DIRECTORY, name), MAX_SIZE + 1)

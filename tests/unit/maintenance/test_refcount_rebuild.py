@@ -14,24 +14,24 @@ from hypothesis import strategies
 import pytest
 
 from glance_dedup.base import task
-from glance_dedup.maintenance import addresses
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import counting
+from glance_dedup.maintenance import block_addresses
+from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import records
+from glance_dedup.maintenance import refcount_rebuild
 from tests.support import maintenance
 from tests.support.repositories import put
 from tests.unit.repository import format_writer as writer
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
 
-GROUPS = addresses.GROUP_SLOTS
-TWO = counting.local(2)
+GROUPS = block_addresses.GROUP_SLOTS
+TWO = refcount_rebuild.local(2)
 
 
 # -- adding up ----------------------------------------------------------------
 
 def packed(runs):
-    return addresses.pack(number for run in runs for number in run)
+    return block_addresses.pack(number for run in runs for number in run)
 
 
 _RUNS = strategies.lists(strategies.tuples(
@@ -49,12 +49,13 @@ def test_sums(pieces, most):
         for i in range(blocks))
     found = collections.Counter()
     keys = []
-    for (group, chunk), counts in counter.summed(
+    for (group, chunk), counts in rebuild_worker.summed(
             lambda: map(packed, pieces), most):
         keys.append((group, chunk))
         found.update({
             (group, chunk * records.CHUNK_SLOTS + slot): count
-            for slot, count in enumerate(addresses.unpack(counts)) if count})
+            for slot,
+            count in enumerate(block_addresses.unpack(counts)) if count})
     assert found == expected
     assert keys == sorted(set(keys))
 
@@ -62,8 +63,8 @@ def test_sums(pieces, most):
 @pytest.mark.parametrize('groups, partitions', [
     (0, 1), (1, 1), (128, 1), (129, 2), (8192, 64), (1 << 24, 256)])
 def test_partitions(groups, partitions):
-    assert counter.partitions_for(groups) == partitions
-    found = {counter.partition_of(group, partitions)
+    assert rebuild_worker.partitions_for(groups) == partitions
+    found = {rebuild_worker.partition_of(group, partitions)
              for group in range(1, min(groups, 40000) + 1)}
     assert found <= set(range(partitions))
 
@@ -72,7 +73,7 @@ def test_partitions(groups, partitions):
 
 @pytest.fixture
 def small_partitions(monkeypatch):
-    monkeypatch.setattr(counter, '_GROUPS', 1)
+    monkeypatch.setattr(rebuild_worker, '_GROUPS', 1)
 
 
 def test_each_group_is_in_one_partition(small_partitions):
@@ -81,12 +82,12 @@ def test_each_group_is_in_one_partition(small_partitions):
 
     def write(part, more):
         found[part] += more
-    buffers = counter.Buffers(3, write)
+    buffers = rebuild_worker.Buffers(3, write)
     for begin in range(0, len(runs), 9):
         buffers.add(packed(runs[begin:begin + 9]))
     buffers.flush()
     for part in range(3):
-        assert list(addresses.runs_in(found[part])) == [
+        assert list(block_addresses.runs_in(found[part])) == [
             run for run in runs if run[0] % 3 == part]
 
 
@@ -121,7 +122,7 @@ def test_the_same_catalog(repo, maintainer, processes, small_partitions):
     assert len(expected) > 13 and len(maintainer.engine.groups()) > 3
     told = []
     maintainer.rebuild(lambda *step: told.append(step),
-                       hosts=counting.local(processes))
+                       hosts=refcount_rebuild.local(processes))
     assert contents(maintainer) == expected and not maintainer.warnings
     assert maintainer.catalog.valid
     assert {what for _, _, what in told} == {
@@ -138,15 +139,15 @@ def test_chunks_of_one_group(maintainer):
     catalog = maintainer.catalog
     batch = catalog.batch()
     for chunk, slots in ((0, 3), (1, 5)):
-        catalog.record_counts(batch, 7, chunk, addresses.pack(
+        catalog.record_counts(batch, 7, chunk, block_addresses.pack(
             [2] * slots + [0] * (records.CHUNK_SLOTS - slots)))
     assert catalog.group(7, batch)['used'] == 8
-    assert addresses.unpack(catalog.counts(7, 2048, batch)).count(2) == 8
+    assert block_addresses.unpack(catalog.counts(7, 2048, batch)).count(2) == 8
 
 
 def test_large_recipes(repo, maintainer, monkeypatch):
     """Whose counting takes many batches, and un-counting, too."""
-    monkeypatch.setattr('glance_dedup.maintenance.maintainer.BATCH_BYTES',
+    monkeypatch.setattr('glance_dedup.maintenance.maintainer_role.BATCH_BYTES',
                         1 << 13)
     put(repo, 'large', maintenance.scattered(*range(4)))
     put(repo, 'other', maintenance.scattered(2, 5))
@@ -201,12 +202,12 @@ def test_a_worker_that_is_killed(repo, maintainer, monkeypatch, when, killed,
     maintainer.rebuild()
     expected = contents(maintainer)
     children = []
-    real = counting.subprocess.Popen
+    real = refcount_rebuild.subprocess.Popen
 
     def popen(*args, **kwargs):
         children.append(real(*args, **kwargs))
         return children[-1]
-    monkeypatch.setattr(counting.subprocess, 'Popen', popen)
+    monkeypatch.setattr(refcount_rebuild.subprocess, 'Popen', popen)
 
     def progress(done, total, what):
         if what == when and not done:
@@ -245,7 +246,7 @@ def test_no_disk_for_the_partitions(repo, maintainer, monkeypatch, directory):
 def test_a_full_disk(repo, maintainer, monkeypatch):
     fill(repo)
     monkeypatch.setattr(
-        counting.tempfile, 'TemporaryFile',
+        refcount_rebuild.tempfile, 'TemporaryFile',
         lambda *args, **kwargs: open('/dev/full', 'ab', buffering=0))
     maintainer.rebuild(hosts=TWO)
     assert 'No space left on device' in maintainer.warnings[-1]
@@ -269,7 +270,7 @@ def test_it_can_be_stopped(repo, maintainer):
 def test_workers_end_with_the_maintainer(repo):
     """They find the socket closed."""
     before = children()
-    workers = counting.Workers(repo, TWO, 1)
+    workers = refcount_rebuild.Workers(repo, TWO, 1)
     for worker in workers._workers:
         worker.peer.close()
     pids = children() - before

@@ -5,7 +5,7 @@
 A helper recompresses and scrubs groups. It changes no file that others use:
 it replaces a group's file by one that it wrote, under the group's lease and
 exclusive lock (I4), and it notes for the maintainer what else there is to do
-(``notes.py``). So a helper that was cut off from the server, and does not
+(``host_notes.py``). So a helper that was cut off from the server, and does not
 notice that its locks fell, can do no harm.
 """
 
@@ -21,8 +21,8 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import version
-from glance_dedup.maintenance import hosts as hosts_module
-from glance_dedup.maintenance import notes as notes_module
+from glance_dedup.maintenance import host_notes
+from glance_dedup.maintenance import live_hosts
 from glance_dedup.repository import repository as repository_module
 
 _Result = TypeVar('_Result')
@@ -38,11 +38,11 @@ class Helper(closing.Closing):
     """
 
     def __init__(self, repository: repository_module.Repository,
-                 hosts: hosts_module.Hosts) -> None:
+                 hosts: live_hosts.Hosts) -> None:
         with files.os_errors(f'cannot look at {repository.path}',
                              exceptions.StorageError):
             access.require_maintainer(repository.path)
-            self.notes = notes_module.load(repository.path, hosts.number)
+            self.notes = host_notes.load(repository.path, hosts.number)
         self.notes.host = socket.gethostname()
         self.notes.program = version.version()
         self.repository = repository
@@ -69,8 +69,8 @@ class Helper(closing.Closing):
             return
         with files.os_errors('cannot note what was found',
                              exceptions.StorageError):
-            notes_module.save(self.repository.path, self._hosts.number,
-                              content)
+            host_notes.save(self.repository.path, self._hosts.number,
+                            content)
         self._saved = content
 
     # -- as the maintainer has them ----------------------------------------

@@ -11,9 +11,9 @@ import plyvel
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
+from glance_dedup.maintenance import refcounts
 from tests.unit.maintenance import catalogs
 from tests.unit.maintenance.catalogs import count
 from tests.unit.maintenance.catalogs import counts
@@ -229,7 +229,7 @@ def test_new_catalog_is_not_valid(catalog, path):
 
 
 def test_ids_differ(catalog, tmp_path):
-    other = catalog_module.Catalog(tmp_path / 'other', REPOSITORY, create=True)
+    other = catalog_db.Catalog(tmp_path / 'other', REPOSITORY, create=True)
     assert other.id != catalog.id
     other.close()
 
@@ -242,14 +242,14 @@ def test_there_is_none(path):
 def test_none_is_made_over_another(catalog, path):
     catalog.close()
     with pytest.raises(exceptions.DamagedError):
-        catalog_module.Catalog(path, REPOSITORY, create=True)
+        catalog_db.Catalog(path, REPOSITORY, create=True)
     open_catalog(path).close()
 
 
 def test_of_another_repository(catalog, path):
     catalog.close()
     with pytest.raises(database.CatalogError, match=REPOSITORY):
-        catalog_module.Catalog(path, 'f' * 32)
+        catalog_db.Catalog(path, 'f' * 32)
 
 
 def test_closed(catalog):
@@ -326,7 +326,7 @@ def test_facts_of():
               'transaction_id': b'\2' * 16, 'size': 1, 'zero_bytes': 2,
               'new_bytes': 3, 'stored_bytes': 4, 'extents': 5, 'fragments': 6,
               'created': 7}
-    assert accounts.facts_of(header, 63) == {
+    assert refcounts.facts_of(header, 63) == {
         'image_id': 'i', 'project': 'p', 'upload_id': '01' * 16, 'size': 1,
         'zero_bytes': 2, 'new_bytes': 3, 'stored_bytes': 4, 'blocks': 63,
         'fragments': 6, 'created': 7}
@@ -397,7 +397,7 @@ def test_salvage(catalog, tmp_path):
     batch.put(b's1', b'{}')
     catalog.write(batch)
     count(catalog, 1, (1, 5, 2))
-    other = catalog_module.Catalog(tmp_path / 'other', REPOSITORY, create=True)
+    other = catalog_db.Catalog(tmp_path / 'other', REPOSITORY, create=True)
     batch, lost = catalog.salvage()
     assert lost == 5
     other.write(batch)

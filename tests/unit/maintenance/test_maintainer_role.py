@@ -15,9 +15,9 @@ from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import account
 from tests.support.maintenance import content
@@ -61,17 +61,17 @@ def copy_state(path, to):
 def test_there_is_one_maintainer(repo, other):
     with maintaining(repo):
         with pytest.raises(exceptions.BusyError, match='another maintainer'):
-            maintainer_module.Maintainer(other)
+            maintainer_role.Maintainer(other)
         with pytest.raises(exceptions.BusyError, match='another maintainer'):
-            maintainer_module.Maintainer(repo)
-    maintainer_module.Maintainer(other).close()
+            maintainer_role.Maintainer(repo)
+    maintainer_role.Maintainer(other).close()
 
 
 def test_of_another_process(path, repo):
     def try_it():
         with repositories.open_repository(path) as repo:
             try:
-                maintainer_module.Maintainer(repo).close()
+                maintainer_role.Maintainer(repo).close()
             except exceptions.BusyError as e:
                 return str(e)
     with maintaining(repo):
@@ -80,7 +80,7 @@ def test_of_another_process(path, repo):
 
 
 def test_close_is_idempotent_and_gives_all_back(path, repo):
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     maintainer.close()
     maintainer.close()
     with pytest.raises(database.CatalogError):
@@ -92,10 +92,10 @@ def test_failed_start_gives_the_lock_back(path, repo, monkeypatch):
     def fail(*_):
         raise exceptions.StorageError('no')
     with monkeypatch.context() as patch:
-        patch.setattr(maintainer_module.Maintainer, '_start', fail)
+        patch.setattr(maintainer_role.Maintainer, '_start', fail)
         with pytest.raises(exceptions.StorageError):
-            maintainer_module.Maintainer(repo)
-    maintainer_module.Maintainer(repo).close()
+            maintainer_role.Maintainer(repo)
+    maintainer_role.Maintainer(repo).close()
 
 
 # -- the first start ----------------------------------------------------------
@@ -105,7 +105,7 @@ def test_first_start_counts_what_is_there(path, repo, other):
         put(other, f'image-{number}', content(number))
     other.delete('image-1')
     told = []
-    with maintainer_module.Maintainer(
+    with maintainer_role.Maintainer(
             repo, lambda *args: told.append(args)) as maintainer:
         assert maintainer.warnings == []
         assert maintainer.unreadable.reasons() == {}
@@ -267,7 +267,7 @@ def test_n2_1_catalog_of_another_repository(path, repo, other, tmp_path):
     some(path, other)
     stranger = repositories.create(tmp_path / 'stranger')
     with repositories.open_repository(stranger) as strange:
-        maintainer_module.Maintainer(strange).close()
+        maintainer_role.Maintainer(strange).close()
     shutil.rmtree(path / 'catalog')
     shutil.copytree(stranger / 'catalog', path / 'catalog')
     require_rebuilt(path, repo, 'belongs to repository')
@@ -350,14 +350,14 @@ def test_n2_2_fence_is_written_though_it_looks_equal(
     some(path, other)
     with monkeypatch.context() as patch:
         log = maintenance.Log()
-        engine = maintainer_module._engine.Maintenance
+        engine = maintainer_role._engine.Maintenance
 
         class Module:
             @staticmethod
             def Maintenance(handle):
                 return maintenance.Watched(engine(handle), 'engine', log)
-        patch.setattr(maintainer_module, '_engine', Module)
-        with maintainer_module.Maintainer(repo) as maintainer:
+        patch.setattr(maintainer_role, '_engine', Module)
+        with maintainer_role.Maintainer(repo) as maintainer:
             assert len(log.where('write_fence')) == 1
             assert log.where('read_fence')[0] < log.where('write_fence')[0]
             assert maintainer.warnings == []
@@ -367,14 +367,14 @@ def test_n2_2_fence_is_written_though_it_looks_equal(
 
 def watched_rebuild(maintainer, hook, monkeypatch):
     """Rebuild, with the new catalog watched as well."""
-    real = catalog_module.Catalog
+    real = catalog_db.Catalog
 
     def make(*arguments, **keywords):
         hook('catalog.create', arguments, True)
         return maintenance.Watched(real(*arguments, **keywords), 'catalog',
                                    hook)
     with monkeypatch.context() as patch:
-        patch.setattr(catalog_module, 'Catalog', make)
+        patch.setattr(catalog_db, 'Catalog', make)
         maintenance.watch(maintainer, hook)
         maintainer.rebuild(why='the test wants it')
 
@@ -409,7 +409,7 @@ def test_n2_3_order_of_the_rebuild(path, repo, other, monkeypatch):
 def test_n2_4_killed_rebuild_begins_anew(path, repo, other, step,
                                          monkeypatch):
     model = some(path, other)
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     try:
         watched_rebuild(maintainer, maintenance.Kill(step), monkeypatch)
     except maintenance.Killed:
@@ -579,7 +579,7 @@ def test_entry_explains_an_image_that_is_gone(path, repo, other):
 def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
     model = some(path, other, 12)
     rng = random.Random(5)
-    engine = maintainer_module._engine.Maintenance
+    engine = maintainer_role._engine.Maintenance
     number = [0]
 
     def hook(name, arguments, before):
@@ -601,8 +601,8 @@ def test_reconciling_while_others_go_on(path, repo, other, monkeypatch):
             return maintenance.Watched(engine(handle), 'engine', hook)
     for _ in range(15):
         with monkeypatch.context() as patch:
-            patch.setattr(maintainer_module, '_engine', Module)
-            maintainer = maintainer_module.Maintainer(repo)
+            patch.setattr(maintainer_role, '_engine', Module)
+            maintainer = maintainer_role.Maintainer(repo)
         with maintainer:
             maintainer.reconcile()
             maintenance.unwatch(maintainer)
@@ -633,14 +633,14 @@ def watch_opening(maintainer):
 def test_start_opens_no_recipe(path, repo, other, monkeypatch):
     some(path, other)
     log = maintenance.Log()
-    engine = maintainer_module._engine.Maintenance
+    engine = maintainer_role._engine.Maintenance
 
     class Module:
         @staticmethod
         def Maintenance(handle):
             return maintenance.Watched(engine(handle), 'engine', log)
-    monkeypatch.setattr(maintainer_module, '_engine', Module)
-    maintainer_module.Maintainer(repo).close()
+    monkeypatch.setattr(maintainer_role, '_engine', Module)
+    maintainer_role.Maintainer(repo).close()
     assert log.where('read_fence') and not log.where('open_recipe')
 
 
@@ -867,7 +867,7 @@ def test_start_on_a_full_disk(tmp_path):
                 (path / 'catalog-reserve').unlink()
                 repositories.fill_disk(disk / 'repository')
             with pytest.raises(exceptions.NoSpaceError):
-                maintainer_module.Maintainer(repo)
+                maintainer_role.Maintainer(repo)
             filling.unlink()
             with maintaining(repo) as maintainer:
                 assert maintainer.warnings == []
@@ -900,7 +900,7 @@ def test_guard_does_it_once_more(path, repo, other):
 def test_statistics_from_other_threads(path, repo, other):
     """While the catalog is made anew, and closed."""
     some(path, other)
-    maintainer = maintainer_module.Maintainer(repo)
+    maintainer = maintainer_role.Maintainer(repo)
     done = threading.Event()
     errors = []
 

@@ -34,8 +34,8 @@ from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.check import files
-from glance_dedup.maintenance import catalog as catalog_module
-from glance_dedup.maintenance import maintainer as maintainer_module
+from glance_dedup.maintenance import catalog_db
+from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from tests.support import maintenance
 from tests.support.maintenance import content
@@ -154,12 +154,12 @@ def put_at_once(repo, recorder, *image_ids, data):
 def record(path, directory, patch):
     """A repository's life: everything that writes to its catalog."""
     recorder = Recorder(path, directory)
-    write = catalog_module.Catalog.write
+    write = catalog_db.Catalog.write
 
     def write_and_keep(catalog, *arguments, **keywords):
         write(catalog, *arguments, **keywords)
         recorder.keep(written=True)
-    patch.setattr(catalog_module.Catalog, 'write', write_and_keep)
+    patch.setattr(catalog_db.Catalog, 'write', write_and_keep)
     pace = task.Pace()
     with repositories.open_repository(path, codec='none') as repo:
         for number in range(5):
@@ -173,7 +173,7 @@ def record(path, directory, patch):
             put_at_once(repo, recorder, 'twin-1', 'twin-2',
                         data=content(30, 31, 32))
             recorder.put(repo, 'large', maintenance.scattered(90, pages=3))
-        patch.setattr(maintainer_module, 'BATCH_BYTES', 0)
+        patch.setattr(maintainer_role, 'BATCH_BYTES', 0)
         with maintaining(repo) as maintainer:
             with recorder.step('accounting'):
                 maintenance.account(maintainer)
@@ -230,7 +230,7 @@ def strange(directory):
         hurry(patch)
         with repositories.open_repository(path) as repo:
             put(repo, 'stranger', content(5))
-            maintainer_module.Maintainer(repo).close()
+            maintainer_role.Maintainer(repo).close()
     return Moment(-1, "another repository's", False, path, {})
 
 

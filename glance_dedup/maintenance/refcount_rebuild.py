@@ -3,9 +3,10 @@
 """Computes the catalog's counts by several processes (``batch.rst``).
 
 The maintainer has one thread for this. It starts *counters*
-(:mod:`~glance_dedup.maintenance.counter`), gives each one task after the
-other, and has the files of the partitions. A counter that ends, or finds what
-it did not expect, makes the whole counting fail: :class:`counter.Broken`.
+(:mod:`~glance_dedup.maintenance.rebuild_worker`), gives each one task after
+the other, and has the files of the partitions. A counter that ends, or finds
+what it did not expect, makes the whole counting fail:
+:class:`rebuild_worker.Broken`.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,9 @@ from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import version
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import counter
-from glance_dedup.maintenance import unreadable as unreadable_module
+from glance_dedup.maintenance import rebuild_worker
+from glance_dedup.maintenance import refcounts
+from glance_dedup.maintenance import unreadable_recipes
 from glance_dedup.repository import repository as repository_module
 
 #: The most counters.
@@ -56,13 +57,13 @@ class _Worker:
 
     def __init__(self, host: str) -> None:
         self.host = host or os.uname().nodename
-        command = [sys.executable, '-P', '-m', counter.__name__]
+        command = [sys.executable, '-P', '-m', rebuild_worker.__name__]
         if host:
             command = [*_SSH, host, shlex.join(command)]
         self._said = tempfile.TemporaryFile()
         ours, theirs = socket.socketpair()
         talk = connection.Connection(ours.detach())
-        self.peer = counter.Peer(talk, talk)
+        self.peer = rebuild_worker.Peer(talk, talk)
         try:
             with theirs:
                 self._child = subprocess.Popen(
@@ -94,17 +95,17 @@ class _Worker:
             said, payload = self.peer.hear()
         except (EOFError, OSError) as e:
             raise self._ended() from e
-        except counter.Broken as e:
+        except rebuild_worker.Broken as e:
             raise self.broken(str(e)) from e
         if said[0] == 'failed':
             raise self.broken(str(said[-1]))
         return said, payload
 
-    def broken(self, why: str) -> counter.Broken:
+    def broken(self, why: str) -> rebuild_worker.Broken:
         """The error that says where something went wrong."""
-        return counter.Broken(f'host {self.host}: {why}')
+        return rebuild_worker.Broken(f'host {self.host}: {why}')
 
-    def _ended(self) -> counter.Broken:
+    def _ended(self) -> rebuild_worker.Broken:
         # It may be about to say why.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(1)
@@ -162,7 +163,7 @@ class Workers:
         :raises Broken, OSError: the disk is full, or fails
         """
         if self._files[part].write(runs) != len(runs):
-            raise counter.Broken('the disk of the partitions is full')
+            raise rebuild_worker.Broken('the disk of the partitions is full')
 
     def spread(self, images: list[Wanted],
                done: Callable[[str, Wanted, list], None],
@@ -199,7 +200,7 @@ class Workers:
                 'here: install one version on all hosts, and mount the '
                 'repository under the same path')
 
-    def sum(self, take: Callable[[counter.Chunk, bytes], None],
+    def sum(self, take: Callable[[rebuild_worker.Chunk, bytes], None],
             done: Callable[[], None], watch: Callable[[], None]) -> None:
         """Add up the runs of all partitions.
 
@@ -213,10 +214,11 @@ class Workers:
             match said:
                 case ['piece', int(offset)]:
                     worker.tell('piece', payload=os.pread(
-                        self._files[task[1]].fileno(), counter.PIECE, offset))
+                        self._files[task[1]].fileno(), rebuild_worker.PIECE,
+                        offset))
                     return False
                 case ['counts']:
-                    for key, counts in counter.unpacked(payload):
+                    for key, counts in rebuild_worker.unpacked(payload):
                         take(key, counts)
                     return False
             done()
@@ -254,8 +256,8 @@ class Workers:
 
 def count(workers: Workers, images: list[Wanted],
           note: Callable[[str, Wanted, list], None],
-          look_again: Callable[[list[Wanted], counter.Buffers], None],
-          take: Callable[[counter.Chunk, bytes], None],
+          look_again: Callable[[list[Wanted], rebuild_worker.Buffers], None],
+          take: Callable[[rebuild_worker.Chunk, bytes], None],
           progress: Progress | None) -> None:
     """Read the recipes of images, and add up their runs.
 
@@ -283,7 +285,7 @@ def count(workers: Workers, images: list[Wanted],
         added += 1
     workers.spread(images, done, lambda: progress(
         read, len(images), 'reading images'))
-    buffers = counter.Buffers(workers.partitions, workers.append)
+    buffers = rebuild_worker.Buffers(workers.partitions, workers.append)
     look_again(gone, buffers)
     buffers.flush()
     workers.sum(take, summed, lambda: progress(
@@ -297,9 +299,9 @@ class Counting:
     :param most: bytes; a batch that has more is written
     """
 
-    def __init__(self, catalog: accounts.Accounts,
+    def __init__(self, catalog: refcounts.Accounts,
                  engine: _engine.Maintenance,
-                 unreadable: unreadable_module.Unreadable, most: int,
+                 unreadable: unreadable_recipes.Unreadable, most: int,
                  progress: Progress | None) -> None:
         self._catalog = catalog
         self._engine = engine
@@ -314,7 +316,7 @@ class Counting:
 
         :raises Broken: the catalog is good for nothing
         """
-        partitions = counter.partitions_for(len(self._engine.groups()))
+        partitions = rebuild_worker.partitions_for(len(self._engine.groups()))
         try:
             with contextlib.closing(Workers(
                     repository, hosts, partitions)) as workers:
@@ -322,7 +324,7 @@ class Counting:
                       self._note, self._look_again, self._take,
                       self._progress)
         except OSError as e:
-            raise counter.Broken(f'processes cannot count: {e}') from e
+            raise rebuild_worker.Broken(f'processes cannot count: {e}') from e
         self._write()
 
     def _note(self, host: str, wanted: Wanted, said: list) -> None:
@@ -332,19 +334,19 @@ class Counting:
         elif said[0] == 'counted':
             txid = bytes.fromhex(said[1])
             if self._catalog.counted(txid, self._batch):
-                raise counter.Broken(
+                raise rebuild_worker.Broken(
                     f'image {image_id} is a copy of another recipe file')
             self._catalog.record(self._batch, txid, said[2])
             self._unreadable.note_counted(image_id)
             self._grown()
 
     def _look_again(self, gone: list[Wanted],
-                    buffers: counter.Buffers) -> None:
+                    buffers: rebuild_worker.Buffers) -> None:
         for wanted in gone:
-            self._note('', wanted, counter.spread(
+            self._note('', wanted, rebuild_worker.spread(
                 self._engine, *wanted, buffers))
 
-    def _take(self, key: counter.Chunk, counts: bytes) -> None:
+    def _take(self, key: rebuild_worker.Chunk, counts: bytes) -> None:
         self._catalog.record_counts(self._batch, *key, counts)
         self._grown()
 

@@ -15,7 +15,7 @@ import plyvel
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.maintenance import catalog as catalog_module
+from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
 from tests.support import repositories
 from tests.unit.maintenance import catalogs
@@ -35,7 +35,7 @@ catalog = catalogs.catalog
 
 def filled(path, images=60):
     """A closed catalog, with tables and a log."""
-    catalog = catalog_module.Catalog(path, REPOSITORY, create=True)
+    catalog = catalog_db.Catalog(path, REPOSITORY, create=True)
     for number in range(images):
         batch = catalog.batch()
         # As random as they are.
@@ -234,8 +234,8 @@ def test_no_access(catalog, path):
 def test_no_room(tmp_path):
     """The batch is not written, and the catalog is good when there is."""
     with repositories.small_disk(tmp_path / 'disk', '4m') as disk:
-        catalog = catalog_module.Catalog(disk / 'catalog', REPOSITORY,
-                                         create=True)
+        catalog = catalog_db.Catalog(disk / 'catalog', REPOSITORY,
+                                     create=True)
         count(catalog, 1, (1, 5, 1))
         filling = repositories.fill_disk(disk)
         with pytest.raises(exceptions.NoSpaceError):
@@ -359,7 +359,7 @@ def _log_bytes(path):
 
 def test_killed_in_the_middle(path):
     """Of batches that were written each is there, or not, as a whole."""
-    catalog_module.Catalog(path, REPOSITORY, create=True).close()
+    catalog_db.Catalog(path, REPOSITORY, create=True).close()
     # Not forked: a child has none of the threads that LevelDB has begun here.
     context = multiprocessing.get_context('spawn')
     for round_ in range(4):

@@ -26,14 +26,14 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
-from glance_dedup.maintenance import accounts
-from glance_dedup.maintenance import addresses
+from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import records
+from glance_dedup.maintenance import refcounts
 from glance_dedup.repository import repository as repository_module
 
 #: Bytes of runs that a counter asks for at once.
-PIECE = addresses.RUN_BYTES << 16
+PIECE = block_addresses.RUN_BYTES << 16
 #: Chunks of counters in memory: 16 MiB.
 CHUNKS = 4096
 # Groups whose counts take as much.
@@ -121,12 +121,12 @@ class Buffers:
     def add(self, runs: bytes) -> None:
         """Divide the runs among the partitions."""
         begin = at = part = 0
-        for group, _, _ in addresses.runs_in(runs):
+        for group, _, _ in block_addresses.runs_in(runs):
             found = partition_of(group, len(self._runs))
             if found != part:
                 self._append(part, runs[begin:at])
                 begin, part = at, found
-            at += addresses.RUN_BYTES
+            at += block_addresses.RUN_BYTES
         self._append(part, runs[begin:at])
 
     def _append(self, part: int, runs: bytes) -> None:
@@ -172,7 +172,7 @@ def spread(engine: _engine.Maintenance, image_id: str, txid: str | None,
             return ['unreadable', recipe.name, str(e)]
         spread_pages(recipe, recipe.pages, buffers)
         return ['counted', header['transaction_id'].hex(),
-                accounts.facts_of(header, blocks)]
+                refcounts.facts_of(header, blocks)]
 
 
 def spread_pages(recipe: _engine.Recipe, pages: int, buffers: Buffers) -> None:
@@ -216,7 +216,7 @@ def summed(pieces: Callable[[], Iterator[bytes]], most: int = CHUNKS
         more = False
         end: Chunk | None = None       # later chunks are for the next time
         for piece in pieces():
-            for key, runs in accounts.by_chunk(piece).items():
+            for key, runs in refcounts.by_chunk(piece).items():
                 if key <= last:
                     continue
                 if end is not None and key >= end:
