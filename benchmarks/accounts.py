@@ -41,7 +41,7 @@ from dedupd.tasks import merger
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = 512
 SLOTS = 32768
@@ -61,8 +61,8 @@ def noise(first: int, size: int) -> Iterator[bytes]:
         yield rng.randbytes(MIB)
 
 
-def open_repository(directory: str) -> repository.Repository:
-    return repository.Repository(
+def open_repository(directory: str) -> image_repository.Repository:
+    return image_repository.Repository(
         os.path.join(directory, 'repository'), codec='none', filter_mib=1,
         filter_dir=directory)
 
@@ -70,7 +70,8 @@ def open_repository(directory: str) -> repository.Repository:
 class Bench:
     """A repository with the images, and what is done with it."""
 
-    def __init__(self, directory: str, repo: repository.Repository) -> None:
+    def __init__(self, directory: str,
+                 repo: image_repository.Repository) -> None:
         self._repo = repo
         self._pace = task.Pace()
         self._held = index_module.Held(repo)
@@ -162,7 +163,7 @@ def probe(directory: str, what: str, *arguments: str) -> None:
 
 def growths(directory: str, mib: int) -> list[int]:
     """Of all steps, for an image of this size."""
-    repository.Repository.create(
+    image_repository.Repository.create(
         os.path.join(directory, 'repository'), block_size=BLOCK,
         group_slots=SLOTS)
     common.in_a_process(__file__, directory, 'store', mib)

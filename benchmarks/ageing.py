@@ -49,7 +49,7 @@ from dedupd import opts
 from dedupd.tasks import registry
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = disk.BLOCK
 ZEROS = bytes(BLOCK)
@@ -153,14 +153,15 @@ class Aged:
         self._args = args
         self._options = opts.load().dedupd
         self.seconds = dict.fromkeys(name.split(','), 0.0)
-        repository.Repository.create(self.path, group_slots=args.group_slots)
+        image_repository.Repository.create(self.path,
+                                           group_slots=args.group_slots)
 
     @contextlib.contextmanager
     def _open(self):
         filters = f'{self.path}-filter'
         os.makedirs(filters, exist_ok=True)
-        with repository.Repository(self.path, codec=self._args.codec,
-                                   filter_dir=filters) as repo:
+        with image_repository.Repository(self.path, codec=self._args.codec,
+                                         filter_dir=filters) as repo:
             yield repo
 
     def read(self, name: str) -> bytes:

@@ -33,7 +33,7 @@ import disk
 
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 # As in readahead.c.
 SPAN_MIN, SPAN_MAX, SPAN_FAR = 4 * MIB, 32 * MIB, 128 * MIB
@@ -76,7 +76,7 @@ class Layout:
 
     @classmethod
     def of(cls, path: str, filter_dir: str) -> 'Layout':
-        with (repository.Repository(path, filter_dir=filter_dir) as repo,
+        with (image_repository.Repository(path, filter_dir=filter_dir) as repo,
               maintainer_role.Maintainer(repo) as maintainer):
             images = {}
             for name in sorted(repo.images(), key=lambda name: (

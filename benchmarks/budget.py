@@ -34,15 +34,15 @@ import disk
 from dedupd.tasks import merger
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = 4096
 
 
 def open_repository(path: str, directory: str,
-                    budget: int) -> repository.Repository:
+                    budget: int) -> image_repository.Repository:
     """With a budget that is smaller than the option may be."""
-    repo = repository.Repository(path, codec='lz4', filter_dir=directory)
+    repo = image_repository.Repository(path, codec='lz4', filter_dir=directory)
     repo._filter_bytes = budget
     return repo
 
@@ -61,7 +61,7 @@ def store(path: str, directory: str, budget: int,
     return counts
 
 
-def blocks_named(repo: repository.Repository) -> int:
+def blocks_named(repo: image_repository.Repository) -> int:
     """Distinct blocks that recipes name."""
     named: dict[int, bytearray] = {}
     for image_id in repo.images():
@@ -85,7 +85,7 @@ def merge(path: str, directory: str, budget: int) -> int:
 def one_budget(directory: str, budget: int, slots: int, images: list[str],
                nonzero: int, unique: int) -> None:
     path = os.path.join(directory, 'repository')
-    repository.Repository.create(path, group_slots=slots)
+    image_repository.Repository.create(path, group_slots=slots)
     spent = common.timed(store, path, directory, budget, images)
     counts = spent.result
     possible = max(nonzero - unique, 1)

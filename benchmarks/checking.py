@@ -31,14 +31,14 @@ from dedupd.tasks import accounting
 from glance_dedup.base import task
 from glance_dedup.check import checker as check
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = 512
 BLOCKS = 1 << 16            # that the image in pieces is made of
 PIECE = MIB // BLOCK        # blocks that are written at once
 
 
-def store_in_pieces(repo: repository.Repository, thousands: int) -> None:
+def store_in_pieces(repo: image_repository.Repository, thousands: int) -> None:
     rng = random.Random(1)
     whole = rng.randbytes(BLOCKS * BLOCK)
     common.store(repo, 'whole', whole)
@@ -48,7 +48,7 @@ def store_in_pieces(repo: repository.Repository, thousands: int) -> None:
         for _ in range(thousands * 1000 // PIECE)))
 
 
-def store_many(repo: repository.Repository, images: int) -> None:
+def store_many(repo: image_repository.Repository, images: int) -> None:
     rng = random.Random(1)
     for number in range(images):
         common.store(repo, f'image-{number}', rng.randbytes(BLOCK))
@@ -58,9 +58,9 @@ def store_many(repo: repository.Repository, images: int) -> None:
 
 def prepare(directory: str, store_some: Callable, amount: int) -> str:
     path = os.path.join(directory, 'repository')
-    repository.Repository.create(path, block_size=BLOCK)
-    with repository.Repository(path, codec='none', filter_mib=1,
-                               filter_dir=directory) as repo:
+    image_repository.Repository.create(path, block_size=BLOCK)
+    with image_repository.Repository(path, codec='none', filter_mib=1,
+                                     filter_dir=directory) as repo:
         store_some(repo, amount)
     return path
 

@@ -42,8 +42,8 @@ from common import PIECE
 import plot
 import synthetic
 
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository
 
 WAYS = ('4096,8192,1024/2048/8192,1024/4096/16384,2048/4096/16384,'
         '2048/8192/32768,4096/8192/32768')
@@ -66,7 +66,7 @@ class Chunking(NamedTuple):
                 else f'fixed {self.maximum}')
 
     def create(self, path: str) -> None:
-        repository.Repository.create(
+        image_repository.Repository.create(
             path, block_size=self.maximum, chunking=(
                 f'content-defined {self.minimum} {self.average}'
                 if self.average else 'fixed'))
@@ -137,7 +137,7 @@ class Result:
         path = os.path.join(directory, 'repository')
         chunking.create(path)
         try:
-            with repository.Repository(
+            with image_repository.Repository(
                     path, filter_dir=directory, filter_mib=64) as repo:
                 spent = common.timed(self._put, repo, images)
                 size = sum(map(len, images.values()))
@@ -149,7 +149,7 @@ class Result:
             shutil.rmtree(path)
             common.remove_filters(directory)
 
-    def _put(self, repo: repository.Repository,
+    def _put(self, repo: image_repository.Repository,
              images: dict[str, bytes]) -> None:
         self.payload = 0
         for number, (name, data) in enumerate(images.items()):

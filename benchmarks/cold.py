@@ -42,9 +42,9 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
-from glance_dedup.repository import repository
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import prefix_owners
 from tests.support import objects
 
 SERVERS = {'s3': objects.JuiceGateway, 'swift': objects.Swift}
@@ -58,9 +58,9 @@ class Bench:
         self.mib = mib
         self._directory = directory
         path = os.path.join(directory, 'repository')
-        repository.Repository.create(path, group_slots=slots)
-        self.repo = repository.Repository(path, filter_dir=directory)
-        self.settings = owners.attach(
+        image_repository.Repository.create(path, group_slots=slots)
+        self.repo = image_repository.Repository(path, filter_dir=directory)
+        self.settings = prefix_owners.attach(
             self.repo, server.location('cold'),
             server.credentials(pathlib.Path(directory, 'credentials')),
             cache_mib=2 * mib)
@@ -75,7 +75,7 @@ class Bench:
     def read(self) -> store_module.Counts:
         """Read the image; what was asked of the object store for it."""
         # Another handle, which has nothing in its memory.
-        with repository.Repository(
+        with image_repository.Repository(
                 self.repo.path, filter_dir=self._directory) as repo:
             with repo.open_image('image') as image:
                 size = sum(map(len, image.pieces(piece=common.PIECE)))
@@ -96,23 +96,23 @@ class Bench:
     def tier(self) -> tuple[common.Spent, store_module.Counts]:
         """Move what can; how long it took, and what was asked."""
         opened: list[store_module.ObjectStore] = []
-        connect = cold.connect
+        connect = cold_settings.connect
 
         def noted(settings):
             opened.append(connect(settings))
             return opened[-1]
 
-        cold.connect = noted
+        cold_settings.connect = noted
         try:
             spent = self.maintain(lambda maintainer: tierer.run_once(
                 maintainer, task.Pace(), tierer.Policy(everything=True)))
         finally:
-            cold.connect = connect
+            cold_settings.connect = connect
         return spent, opened[-1].counts
 
     def put(self, size: int, count: int) -> common.Spent:
         """Send so many objects of a size, which are deleted again."""
-        with (cold.connect(self.settings) as store,
+        with (cold_settings.connect(self.settings) as store,
               tempfile.TemporaryFile(dir=self._directory) as file):
             file.write(random.Random(2).randbytes(size))
             file.flush()
@@ -130,7 +130,7 @@ class Bench:
 
     def get(self) -> common.Spent:
         """Get each slice of all groups, as many at once as a reader does."""
-        with (cold.connect(self.settings) as store,
+        with (cold_settings.connect(self.settings) as store,
               futures.ThreadPoolExecutor(slices.PARALLEL) as pool):
             wanted = [(key, start, min(slices.SLICE, size - start))
                       for key, size in store.keys(f'{self.settings.owner}/g/')

@@ -117,15 +117,15 @@ def new_repository(directory: str, name: str = 'repository', warm: int = 0,
 
     :param warm: bytes, as for :func:`warm_pages`
     """
-    from glance_dedup.repository import repository
+    from glance_dedup.repository import image_repository
 
     path = os.path.join(directory, name)
     warm_pages(warm, directory)
-    repository.Repository.create(path, **{
+    image_repository.Repository.create(path, **{
         key: options.pop(key) for key in CREATION & options.keys()})
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, path)
-        repo = stack.enter_context(repository.Repository(path, **{
+        repo = stack.enter_context(image_repository.Repository(path, **{
             'codec': 'none', 'filter_dir': directory, **options}))
         stack.callback(pathlib.Path(
             directory, f'{repo.repository_id}.filter').unlink, missing_ok=True)

@@ -32,7 +32,7 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import refcount_rebuild
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = 512
 BASES = 8
@@ -53,7 +53,7 @@ STEPS = (
     Step('by partitions, 2 counters', False, 2))
 
 
-def fill(repo: repository.Repository, images: int, runs: int) -> None:
+def fill(repo: image_repository.Repository, images: int, runs: int) -> None:
     """Store the images."""
     for base in range(BASES):
         with repo.begin(f'base-{base}') as transaction:
@@ -97,7 +97,7 @@ def run(maintainer: maintainer_role.Maintainer, step: Step) -> Any:
         raise SystemExit(f'it went wrong: {maintainer.warnings}')
 
 
-def measure(repo: repository.Repository, rounds: int) -> None:
+def measure(repo: image_repository.Repository, rounds: int) -> None:
     """Print the table."""
     spent: dict[str, list[common.Spent]] = {step.name: [] for step in STEPS}
     most = dict.fromkeys(spent, 0)

@@ -42,7 +42,7 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import task
 from glance_dedup.client import daemon
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from glance_dedup.transfer import pull
 
 READERS = 8
@@ -177,7 +177,8 @@ def beside_upload(table, directory, size):
         table.add('upload alone', size,
                   timed(common.store, repo, 'alone', os.urandom(size)))
         stop = threading.Event()
-        with (repository.Repository(repo.path, filter_dir=directory) as other,
+        with (image_repository.Repository(repo.path,
+                                          filter_dir=directory) as other,
               maintainer_role.Maintainer(other) as keeper):
 
             def work():

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import common
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 #: Options of a disk, and of :func:`with_versions`.
 MODEL = {'seek_ms': (8.5, "of the model's disk"),
@@ -47,10 +47,10 @@ RANGE = 64 * 1024
 #: Stores, or reads, an image in a process of its own.
 CHILD = '''
 import json, sys, time
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 path, filter_dir, codec, what, image_id, source, ranges = sys.argv[1:]
-repo = repository.Repository(path, codec=codec, filter_dir=filter_dir)
+repo = image_repository.Repository(path, codec=codec, filter_dir=filter_dir)
 before = repo.statistics()
 start = time.perf_counter()
 if what == 'store':
@@ -256,7 +256,7 @@ def measure(directory: str, path: str, codec: str, images: list[str],
 
 def one_codec(directory: str, codec: str, images: list[str], args) -> None:
     path = os.path.join(directory, f'repository-{codec}')
-    repository.Repository.create(path)
+    image_repository.Repository.create(path)
     found, files = measure(directory, path, codec, images, args)
     show(f'{codec}: look-ups, first image', found.look_ups[:1], None, args)
     if images[1:]:

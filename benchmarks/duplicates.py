@@ -28,22 +28,22 @@ import sys
 import common
 import synthetic
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = 4096
 LIMIT = 300  # seconds
 
 STORE = '''
+import common
+from glance_dedup.repository import image_repository
 import json
 import sys
-import common
-from glance_dedup.repository import repository
 
 path, filter_dir, source, *image_ids = sys.argv[1:]
 with open(source, 'rb') as f:
     data = f.read()
 for image_id in image_ids:
-    with repository.Repository(path, codec='none',
+    with image_repository.Repository(path, codec='none',
                                filter_dir=filter_dir) as repo:
         repo.statistics()
         spent = common.timed(common.store, repo, image_id, data)
@@ -110,8 +110,8 @@ def main():
             for _ in range(args.mib):
                 f.write(os.urandom(common.MIB))
         program = synthetic.build(d, 'digest')
-        repository.Repository.create(path, fingerprint=args.fingerprint,
-                                     verify=args.verify)
+        image_repository.Repository.create(path, fingerprint=args.fingerprint,
+                                           verify=args.verify)
         put(d, path, source, 2, 'first')
         table, ratios = common.Table(), {}
         for number in common.count_rounds(args.rounds):

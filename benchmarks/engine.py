@@ -104,14 +104,14 @@ def one_round(table, directory, data, source):
 PROBE = '''
 import json, sys
 import common
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 def peak():
     return common.memory().peak
 
 path, filter_dir, source = sys.argv[1:]
-repository.Repository.create(path)
-repo = repository.Repository(path, codec='lz4', filter_dir=filter_dir,
+image_repository.Repository.create(path)
+repo = image_repository.Repository(path, codec='lz4', filter_dir=filter_dir,
                              filter_mib=1)
 before = peak()
 with repo, open(source, 'rb') as stream:

@@ -42,8 +42,8 @@ import common
 import synthetic
 
 from glance_dedup.repository import hostfilter
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 
 PAGE = 4096
 IMAGE = 1 << 14
@@ -67,7 +67,7 @@ class Subject:
         self.figures: dict[str, list[float]] = {}
         self.directory = pathlib.Path(directory, index)
         self.directory.mkdir()
-        self.repo = repository.Repository(
+        self.repo = image_repository.Repository(
             path, index=index, index_dir=self.directory, filter_mib=mib,
             filter_dir=os.path.join(args.filter_dir,
                                     os.path.basename(directory)),

@@ -39,7 +39,7 @@ import time
 import common
 import synthetic
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 ALL = 0  # the budget that has room for all
 FILL = 7 / 8  # of the filter, when its level rises
@@ -72,7 +72,7 @@ class Subject:
 
     def __init__(self, path, filter_dir, mib, blocks):
         self.blocks = blocks
-        self.repo = repository.Repository(
+        self.repo = image_repository.Repository(
             path, filter_dir=filter_dir, filter_mib=budget_of(mib, blocks))
         self.figures = {kind: [] for kind in KINDS}
         self.loads = {kind: [] for kind in KINDS}

@@ -24,7 +24,7 @@ from common import MIB
 from glance_dedup import _engine
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.repository import hostfilter
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import space
 
 PAGE, SECTOR = 4096, 512
@@ -97,7 +97,7 @@ class Table:
 
 
 def show(path: pathlib.Path) -> None:
-    with contextlib.closing(repository.Repository(
+    with contextlib.closing(image_repository.Repository(
             str(path), index=hostfilter.NONE)) as repo:
         parts = {part.name: part for part in space.parts(repo)}
         with contextlib.closing(_engine.Maintenance(repo.handle())) as engine:

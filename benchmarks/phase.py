@@ -43,8 +43,8 @@ from common import PIECE
 
 from glance_dedup.base import workers
 from glance_dedup.driver import upload
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository
 
 BLOCK = 4096
 SECTOR = 512
@@ -58,7 +58,7 @@ _storage = workers.Workers('benchmark-phase', 2)
 
 # -- storing ------------------------------------------------------------------
 
-def begin(repo: repository.Repository, image_id: str, samples: bool,
+def begin(repo: image_repository.Repository, image_id: str, samples: bool,
           **scope: str) -> openimages.Transaction:
     transaction = repo.begin(image_id, **scope)
     if not samples:
@@ -67,7 +67,7 @@ def begin(repo: repository.Repository, image_id: str, samples: bool,
     return transaction
 
 
-def store_pieces(repo: repository.Repository, image_id: str,
+def store_pieces(repo: image_repository.Repository, image_id: str,
                  pieces: Iterable[Any], samples: bool = True,
                  **scope: str) -> None:
     with begin(repo, image_id, samples, **scope) as transaction:
@@ -76,7 +76,7 @@ def store_pieces(repo: repository.Repository, image_id: str,
         transaction.commit()
 
 
-def store(repo: repository.Repository, image_id: str, data: bytes,
+def store(repo: image_repository.Repository, image_id: str, data: bytes,
           samples: bool = True) -> None:
     view = memoryview(data)
     store_pieces(repo, image_id, (view[at:at + PIECE]
@@ -84,7 +84,7 @@ def store(repo: repository.Repository, image_id: str, data: bytes,
                  samples)
 
 
-def send(repo: repository.Repository, image_id: str, data: bytes,
+def send(repo: image_repository.Repository, image_id: str, data: bytes,
          samples: bool) -> None:
     """Store as the driver does, with the hashes that Glance wants."""
     transaction = begin(repo, image_id, samples)

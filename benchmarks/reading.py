@@ -54,7 +54,7 @@ from common import MIB
 from common import timed
 import disk
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = 4096
 COMMAND = sys.executable, '-m', 'glance_dedup.cli.main', '-q'
@@ -72,7 +72,7 @@ class Stored:
         self.path = os.path.join(directory, f'repository-{codec}')
         self._codec = 'zstd' if codec in RECOMPRESSED else codec
         self._filters = directory
-        repository.Repository.create(self.path)
+        image_repository.Repository.create(self.path)
         with self.open() as repo:
             for i, image in enumerate(images):
                 print(f'{codec}: storing {i + 1} of {len(images)}',
@@ -88,9 +88,9 @@ class Stored:
                             '--codec', 'zstd', '--level', '9'], check=True,
                            stdout=subprocess.DEVNULL, cwd=common.TOP)
 
-    def open(self) -> repository.Repository:
-        return repository.Repository(self.path, codec=self._codec,
-                                     filter_dir=self._filters)
+    def open(self) -> image_repository.Repository:
+        return image_repository.Repository(self.path, codec=self._codec,
+                                           filter_dir=self._filters)
 
 
 def one_by_one(function, arguments: list[tuple]) -> None:

@@ -39,20 +39,20 @@ from common import PIECE
 from dedupd.tasks import recompressor
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import space
 
 READS = 1000
 
 
 def open_repository(path: str, threads: int, cache_mib: int = 0
-                    ) -> repository.Repository:
-    return repository.Repository(
+                    ) -> image_repository.Repository:
+    return image_repository.Repository(
         path, filter_dir=f'{path}-filter', threads=threads,
         segment_cache_mib=cache_mib)
 
 
-def read(repo: repository.Repository) -> int:
+def read(repo: image_repository.Repository) -> int:
     """Read all images; returns their bytes."""
     size = 0
     for image_id in repo.images():
@@ -62,7 +62,7 @@ def read(repo: repository.Repository) -> int:
     return size
 
 
-def read_anywhere(repo: repository.Repository, seed: int) -> None:
+def read_anywhere(repo: image_repository.Repository, seed: int) -> None:
     """Only where there are blocks: zeros are read for nothing."""
     rng = random.Random(seed)
     with repo.open_image('image-0') as image:
@@ -73,7 +73,7 @@ def read_anywhere(repo: repository.Repository, seed: int) -> None:
             image.read(at, min(4096, image.size - at))
 
 
-def share(repo: repository.Repository) -> tuple[float, int]:
+def share(repo: image_repository.Repository) -> tuple[float, int]:
     """Of what is stored, in percent of what it was; and these bytes."""
     parts = space.parts(repo)
     plain = sum(part.plain_bytes or 0 for part in parts)
@@ -97,7 +97,7 @@ def measure_reading(table: common.Table, path: str,
                      of='4 KiB anywhere, as stored')
 
 
-def measure(table: common.Table, repo: repository.Repository, codec: str,
+def measure(table: common.Table, repo: image_repository.Repository, codec: str,
             threads: int) -> str:
     kind, _, how = codec.partition('-')
     level, _, order = how.partition('-')
@@ -119,7 +119,8 @@ def one_round(table: common.Table, options: Any, path: str,
     """Each codec anew from what was stored."""
     for codec in options.codecs.split(','):
         print(f'{threads} threads, {codec}', file=sys.stderr)
-        repository.Repository.create(path, group_slots=options.group_slots)
+        image_repository.Repository.create(path,
+                                           group_slots=options.group_slots)
         try:
             with open_repository(path, threads) as repo:
                 for i, image in enumerate(options.paths):

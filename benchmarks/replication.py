@@ -27,7 +27,7 @@ import sys
 import common
 
 from glance_dedup.client import daemon as daemon_module
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from glance_dedup.transfer import send
 
 
@@ -40,7 +40,7 @@ def row(name: str, size: float, nonzero: float, unique: float, stored: float,
         + f'{share:>9}{wall:8.1f}', flush=True)
 
 
-def send_all(repo: repository.Repository, client: daemon_module.Client,
+def send_all(repo: image_repository.Repository, client: daemon_module.Client,
              images: list[str]) -> None:
     print(f'{"":34}{"MiB":>9}{"nonzero":>9}{"unique":>9}{"stored":>9}'
           f'{"sent":>9}{"":>9}{"seconds":>8}')
@@ -67,9 +67,9 @@ def main() -> None:
         home, away = (os.path.join(directory, name)
                       for name in ('home', 'away'))
         for path in (home, away):
-            repository.Repository.create(path)
-        with repository.Repository(home, codec=args.codec,
-                                   filter_dir=directory) as repo:
+            image_repository.Repository.create(path)
+        with image_repository.Repository(home, codec=args.codec,
+                                         filter_dir=directory) as repo:
             for number, path in enumerate(args.paths):
                 print(f'storing {path}', file=sys.stderr)
                 repo.put(f'image-{number}', path)
@@ -85,7 +85,7 @@ def main() -> None:
 
 def compare(path: str, directory: str, images: list[str]) -> None:
     """See whether what came is what was sent."""
-    with repository.Repository(path, filter_dir=directory) as repo:
+    with image_repository.Repository(path, filter_dir=directory) as repo:
         for number, name in enumerate(images):
             with repo.open_image(f'image-{number}') as image, \
                     open(name, 'rb') as f:

@@ -41,8 +41,8 @@ import time
 import common
 from common import MIB
 
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 from tests.cloud import disk
 from tests.support import nbd
 from tests.support import volumes
@@ -146,14 +146,14 @@ class Volume:
         self.size = size
         self._path = self.kept = place / 'repository'
         self._filter = place / 'filter'
-        repository.Repository.create(str(self._path))
+        image_repository.Repository.create(str(self._path))
         with self._repository() as repo:
             repo.put(IMAGE, disk.images().raw)
         self._server: volumes.Server | None = None
 
-    def _repository(self) -> repository.Repository:
-        return repository.Repository(str(self._path),
-                                     filter_dir=str(self._filter))
+    def _repository(self) -> image_repository.Repository:
+        return image_repository.Repository(str(self._path),
+                                           filter_dir=str(self._filter))
 
     def make(self, number: int) -> None:
         with self._repository() as repo, repo.open_image(IMAGE) as image:

@@ -55,7 +55,7 @@ from glance_dedup.check import format
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 GROUP = 32768
 TAIL = 100 * common.MIB
@@ -68,11 +68,11 @@ LIBRARY = '''
 import json, os, sys, time
 path, filter_dir, filter_mib, what, image_id = sys.argv[1:]
 start = time.perf_counter()
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 imported = time.perf_counter()
 data = os.urandom(4 << 20)
 opened = time.perf_counter()
-repo = repository.Repository(path, filter_dir=filter_dir,
+repo = image_repository.Repository(path, filter_dir=filter_dir,
                              filter_mib=int(filter_mib))
 seconds = {'import': imported - start}
 if what == 'upload':
@@ -122,9 +122,9 @@ os._exit(0)
 # Commits an image, then stores another until it is stopped.
 WRITER = '''
 import os, sys, time
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 path, filter_dir, filter_mib, first, second, size = sys.argv[1:]
-repo = repository.Repository(path, filter_dir=filter_dir, codec='none',
+repo = image_repository.Repository(path, filter_dir=filter_dir, codec='none',
                              filter_mib=int(filter_mib))
 if int(size):
     with repo.begin(first) as transaction:
@@ -194,9 +194,10 @@ class Subject:
         self.mib = mib
         self._images = 0
 
-    def open(self) -> repository.Repository:
-        return repository.Repository(self.path, filter_dir=self.filter_dir,
-                                     filter_mib=self.mib)
+    def open(self) -> image_repository.Repository:
+        return image_repository.Repository(self.path,
+                                           filter_dir=self.filter_dir,
+                                           filter_mib=self.mib)
 
     def make(self, blocks: int, images: int) -> dict[str, float]:
         """Make it, with its catalog and filter; how long these two took."""
@@ -209,7 +210,7 @@ class Subject:
         return {'catalog': catalog.wall, 'filter': built.wall}
 
     @staticmethod
-    def _maintain(repo: repository.Repository) -> None:
+    def _maintain(repo: image_repository.Repository) -> None:
         maintainer_role.Maintainer(repo).close()
 
     def _next(self) -> str:

@@ -25,7 +25,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from glance_dedup.repository import repository  # noqa: E402
+from glance_dedup.repository import image_repository  # noqa: E402
 
 ENGINE = HERE.parent / 'glance_dedup' / 'engine'
 LIBRARIES = ('-lcrypto', '-lxxhash', '-llz4', '-lzstd', '-lpthread')
@@ -83,8 +83,8 @@ def make(path: str | os.PathLike, blocks: int, *, images: int = 0,
     """
     if not 0 <= images <= blocks:
         raise ValueError(f'{images} images cannot have {blocks} blocks')
-    repository.Repository.create(path, **parameters)
-    with repository.Repository(path) as repo:
+    image_repository.Repository.create(path, **parameters)
+    with image_repository.Repository(path) as repo:
         is_ = repo.parameters
     with tempfile.TemporaryDirectory() as directory:
         process = subprocess.Popen(

@@ -36,8 +36,8 @@ import common
 from common import GIB
 from common import MIB
 
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 
 PAGE = 4096
 FLUSH_EVERY = 32
@@ -85,8 +85,8 @@ class Bench:
     def __init__(self, directory: str, filter_dir: str, size: int,
                  writes: int) -> None:
         path = os.path.join(directory, 'repository')
-        repository.Repository.create(path)
-        self.repo = repository.Repository(path, filter_dir=filter_dir)
+        image_repository.Repository.create(path)
+        self.repo = image_repository.Repository(path, filter_dir=filter_dir)
         self.directory = directory
         self.size = size
         self.writes = writes

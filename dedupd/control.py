@@ -23,7 +23,7 @@ from dedupd.tasks import registry
 from dedupd import volume_figures
 from glance_dedup.base import exceptions
 from glance_dedup.base import version
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import volumes
 
 LOG = log.getLogger(__name__)
@@ -70,7 +70,7 @@ class Control:
     :ivar ready: whether all listeners serve
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  scheduler: scheduler_module.Scheduler,
                  sources: Sources = Sources(), replicator: Any = None) -> None:
         self._repository = repository

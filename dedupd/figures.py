@@ -25,9 +25,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import recipes
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import layout
 from glance_dedup.repository import projects
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
 #: The most images between which sharing is computed.
@@ -50,7 +50,7 @@ class Figures:
     :param catalog: returns the catalog if this process is the maintainer
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  catalog: Catalog) -> None:
         self._repository = repository
         self._catalog = catalog
@@ -342,7 +342,7 @@ class Figures:
         self._engine.close()
 
 
-def described(repository: repository_module.Repository) -> Fields:
+def described(repository: image_repository.Repository) -> Fields:
     """What the repository is, for a status."""
     parameters, trial = repository.parameters, repository.trial
     return {'path': repository.path, 'id': parameters.repository_id,
@@ -356,7 +356,7 @@ def described(repository: repository_module.Repository) -> Fields:
                 **dataclasses.asdict(trial), 'valid': trial.is_valid}}
 
 
-def of_filter(repository: repository_module.Repository, statistics: Fields
+def of_filter(repository: image_repository.Repository, statistics: Fields
               ) -> Fields:
     """The figures of this host's filter, for a status.
 
@@ -369,7 +369,7 @@ def of_filter(repository: repository_module.Repository, statistics: Fields
             'filter_error': repository.filter.error}
 
 
-def of_projects(repository: repository_module.Repository) -> list[Fields]:
+def of_projects(repository: image_repository.Repository) -> list[Fields]:
     """All projects, the one that has stored most first.
 
     What a count of shared blocks tells is None for a project that came later.

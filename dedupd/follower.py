@@ -11,7 +11,7 @@ import threading
 from oslo_log import log
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -22,7 +22,7 @@ INTERVAL = 5.0
 class Follower:
     """The thread that has a repository's filter follow other hosts."""
 
-    def __init__(self, repository: repository_module.Repository) -> None:
+    def __init__(self, repository: image_repository.Repository) -> None:
         self._repository = repository
         self._stopping = threading.Event()
         self._error: str | None = None

@@ -59,7 +59,7 @@ from dedupd import settings
 from dedupd import systemd
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger('dedupd.main')
 
@@ -151,7 +151,7 @@ class Daemon:
         self._certificates = certificates.Certificates(
             options) if options.listen else None
         self._sockets: dict[str, int] = {}
-        self._repository = repository_module.Repository(
+        self._repository = image_repository.Repository(
             options.datadir, filter_dir=options.filter_dir,
             filter_mib=options.filter_mib,
             index=options.index, index_dir=options.index_dir or None,

@@ -24,7 +24,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import version
 from glance_dedup.maintenance import host_notes
 from glance_dedup.maintenance import live_hosts
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Membership(closing.Closing):
     :ivar hosts: None until `join`, and if this daemon has no number
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  conf: cfg.ConfigOpts, names: Collection[str]) -> None:
         self._repository = repository
         self._conf = conf

@@ -25,7 +25,7 @@ from oslo_log import log
 from glance_dedup.base import exceptions
 from glance_dedup.base import printable
 from glance_dedup.client import glance_api
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Names:
     :param cloud: the name in ``clouds.yaml``
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  cloud: str) -> None:
         self._repository = repository
         self._cloud = cloud

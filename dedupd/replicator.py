@@ -34,7 +34,7 @@ from glance_dedup.base import task as task_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import glance_api
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from glance_dedup.transfer import site_replication
 
 LOG = log.getLogger(__name__)
@@ -154,7 +154,7 @@ class Memory:
                 for image_id, failure in [*self._failures.items()][:SHOWN]}
 
 
-def run_once(repository: repository_module.Repository,
+def run_once(repository: image_repository.Repository,
              replication: site_replication.Replication,
              home: glance_api.Glance, away: glance_api.Glance,
              policy: Policy, memory: Memory,
@@ -223,7 +223,7 @@ class Replicator:
     :param past: the last run before this daemon was started
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  conf: cfg.ConfigOpts, is_maintainer: Callable[[], bool],
                  errors: errors_module.Errors,
                  watchers: list[Callable[[], None]],

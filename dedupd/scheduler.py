@@ -46,7 +46,7 @@ from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Scheduler:
     :ivar figures: what the repository holds; measured again after each task
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  conf: cfg.ConfigOpts, held: index_module.Held | None = None,
                  coming: Callable[[], int] = lambda: 0) -> None:
         self._repository = repository

@@ -12,8 +12,8 @@ import math
 import time
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import cold
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import image_repository
 
 #: Seconds between two runs while they do not free enough: groups may be in
 #: use, or not be full.
@@ -26,7 +26,7 @@ class Shortage:
     :param repository: its groups may be cold
     """
 
-    def __init__(self, repository: repository_module.Repository) -> None:
+    def __init__(self, repository: image_repository.Repository) -> None:
         self._repository = repository
         self._ended = -math.inf
         self._left = 0
@@ -41,11 +41,12 @@ class Shortage:
         with contextlib.suppress(exceptions.RepositoryError):
             room, kept = self._repository.room()
             parameters = self._repository.parameters
-            return (room < cold.wanted_room(free_bytes, kept, parameters)
+            return (room < cold_settings.wanted_room(free_bytes, kept,
+                                                     parameters)
                     and (time.monotonic() >= self._ended + RETRY
                          or room + parameters.group_slots
                          * parameters.block_size <= self._left)
-                    and cold.read(self._repository.path) is not None)
+                    and cold_settings.read(self._repository.path) is not None)
         return False    # it is looked again soon
 
     def ended(self) -> None:

@@ -19,7 +19,7 @@ from oslo_log import log
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Suspects:
     :ivar failed_reads: how many reads found damage
     """
 
-    def __init__(self, repository: repository_module.Repository) -> None:
+    def __init__(self, repository: image_repository.Repository) -> None:
         self._repository = repository
         self._changed = threading.Condition()
         self._found: dict[str, float] = {}      # when to verify it

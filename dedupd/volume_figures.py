@@ -16,8 +16,8 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.client import volume_control
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import volumes
 
 #: Seconds for which figures are used again.
@@ -44,7 +44,7 @@ class VolumeFigures:
         journals of each
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  journals: Callable[[], dict[str, int]]) -> None:
         self._repository = repository
         self._journals = journals

@@ -32,7 +32,7 @@ from glance_dedup.base import imageids
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_client
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 #: Calls that may block at once: of all look-ups, and of each open file.
 THREADS = 8
@@ -91,7 +91,7 @@ class Source(Protocol):
 class FromRepository(Source):
     """Images of a repository that this process reads itself."""
 
-    def __init__(self, repository: repository_module.Repository) -> None:
+    def __init__(self, repository: image_repository.Repository) -> None:
         self.name = repository.path
         self._repository = repository
 

@@ -115,15 +115,19 @@ TESTED_BY = {
     'glance_dedup.repository.features': 'unit/repository/test_versions.py',
     'dedupd.tasks.tierer': 'functional/test_tierer.py',
     'dedupd.tasks.objectscrub': 'functional/test_cold_maintenance.py',
-    'glance_dedup.repository.owners': 'functional/test_cold.py',
-    'glance_dedup.repository.cold': 'functional/test_cold.py',
-    'glance_dedup.base.closing': 'unit/repository/test_repository_open.py',
-    'glance_dedup.base.exceptions': 'unit/repository/test_repository_open.py',
+    'glance_dedup.repository.prefix_owners': 'functional/test_cold.py',
+    'glance_dedup.repository.cold_settings': 'functional/test_cold.py',
+    'glance_dedup.base.closing':
+        'unit/repository/test_image_repository_open.py',
+    'glance_dedup.base.exceptions':
+        'unit/repository/test_image_repository_open.py',
     'glance_dedup.base.files': 'unit/base/test_access.py',
-    'glance_dedup.base.hexids': 'unit/repository/test_repository_images.py',
-    'glance_dedup.base.imageids': 'unit/repository/test_repository_images.py',
+    'glance_dedup.base.hexids':
+        'unit/repository/test_image_repository_images.py',
+    'glance_dedup.base.imageids':
+        'unit/repository/test_image_repository_images.py',
     'glance_dedup.base.imagelist': 'unit/dedupd/cache/test_index.py',
-    'glance_dedup.base.forks': 'unit/repository/test_repository_fork.py',
+    'glance_dedup.base.forks': 'unit/repository/test_image_repository_fork.py',
     'glance_dedup.base.leveldb': 'unit/check/test_catalog.py',
     'glance_dedup.base.locations': 'unit/driver/test_store_locations.py',
     'glance_dedup.base.task': 'unit/dedupd/tasks/test_collector.py',
@@ -151,8 +155,8 @@ TESTED_BY = {
     'dedupd.tasks.objectscrub': 'functional/test_cold_maintenance.py',
     'dedupd.tasks.tierer': 'functional/test_tierer.py',
     'dedupd.tasks.sweeper': 'functional/test_snapshots.py',
-    'glance_dedup.repository.cold': 'functional/test_cold.py',
-    'glance_dedup.repository.owners': 'functional/test_cold.py',
+    'glance_dedup.repository.cold_settings': 'functional/test_cold.py',
+    'glance_dedup.repository.prefix_owners': 'functional/test_cold.py',
     'glance_dedup.check.catalog_copy': 'unit/check/test_catalog.py',
     'glance_dedup.check.cold_group': 'unit/check/test_cold.py',
     'glance_dedup.check.directories': 'unit/check/test_checker_notes.py',
@@ -176,12 +180,12 @@ TESTED_BY = {
     'glance_dedup.check.spool': 'unit/check/test_checker_in_use.py',
     'glance_dedup.check.volume_reader': 'unit/check/test_volumes.py',
     'glance_dedup.repository.hostfilter':
-        'unit/repository/test_repository_filter.py',
+        'unit/repository/test_image_repository_filter.py',
     'glance_dedup.repository.layout':
-        'unit/repository/test_repository_open.py',
+        'unit/repository/test_image_repository_open.py',
     'glance_dedup.repository.openimages':
-        'unit/repository/test_repository_images.py',
-    'glance_dedup.repository.parameters': 'unit/binding/test_gear.py',
+        'unit/repository/test_image_repository_images.py',
+    'glance_dedup.repository.repo_parameters': 'unit/binding/test_gear.py',
     'glance_dedup.maintenance.refcounts':
         'unit/maintenance/test_catalog_db.py',
     'glance_dedup.maintenance.comparison':
@@ -266,8 +270,8 @@ TESTED_BY = {
     'dedupd.messaging': 'functional/test_dedupd_rpc.py',
     'dedupd.rpc.notifications': 'functional/test_dedupd_rpc.py',
     'dedupd.main': 'functional/test_dedupd_process.py',
-    'glance_dedup.repository.cold': 'functional/test_cold.py',
-    'glance_dedup.repository.owners': 'functional/test_cold.py',
+    'glance_dedup.repository.cold_settings': 'functional/test_cold.py',
+    'glance_dedup.repository.prefix_owners': 'functional/test_cold.py',
     'dedupd.tasks.tierer': 'functional/test_tierer.py',
 }
 
@@ -531,7 +535,8 @@ def test_packages_are_in_order():
 
 
 @pytest.mark.parametrize('module, text, words', [
-    ('glance_dedup.base.x', 'from glance_dedup.repository import repository',
+    ('glance_dedup.base.x',
+     'from glance_dedup.repository import image_repository',
      'may import only nothing'),
     ('glance_dedup.base.x', 'def f():\n    from dedupd import main',
      'imports dedupd.main'),

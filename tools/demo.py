@@ -21,7 +21,7 @@ sys.path.insert(0, str(TOP))
 from glance_dedup.base import exceptions  # noqa: E402
 from glance_dedup.client import daemon as daemon_client  # noqa: E402
 from glance_dedup.client import errors as client_errors  # noqa: E402
-from glance_dedup.repository import repository  # noqa: E402
+from glance_dedup.repository import image_repository  # noqa: E402
 from tests.functional import glance_server  # noqa: E402
 
 PIECE = 4 << 20
@@ -254,8 +254,8 @@ def store_all(server, paths, filter_dir):
     rows = []
     different = []
     datadir = server.stores['dedup']['dedup_store_datadir']
-    with repository.Repository(datadir, threads=0,
-                               filter_dir=filter_dir) as repo:
+    with image_repository.Repository(datadir, threads=0,
+                                     filter_dir=filter_dir) as repo:
         for path, image_id, up in stored:
             say(f'download {path.name} and compare SHA-256 ...')
             same, down = download(client, image_id, path)
@@ -285,7 +285,7 @@ def run(paths, keep):
             dir=SHM if os.path.isdir(SHM) else None)
         undo.callback(shutil.rmtree, filter_dir, ignore_errors=True)
         datadir = work / 'repository'
-        repository.Repository.create(datadir)
+        image_repository.Repository.create(datadir)
         daemon = Daemon(work, datadir, filter_dir)
         undo.callback(save_log, daemon.log, 'dedupd.log')
         undo.callback(daemon.stop)

@@ -66,7 +66,7 @@ from glance_dedup.backup import rank_spool
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 SEGMENT = 2 << 20
 BLOCK = 4096
@@ -209,7 +209,7 @@ def by_stage(events: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def run_night(repo: repository.Repository, settings: backup_job.Settings,
+def run_night(repo: image_repository.Repository, settings: backup_job.Settings,
               sources: list[backup_job.Source], night: int,
               **trial: Any) -> Night:
     """Back all disks up.
@@ -262,13 +262,13 @@ def show_profile(log: str) -> None:
 
 def upload_all(path: str, paths: list[str], filters: str, night: int) -> int:
     """The same bytes, uploaded one after the other; the new bytes."""
-    with repository.Repository(path, filter_dir=filters) as repo:
+    with image_repository.Repository(path, filter_dir=filters) as repo:
         return sum(repo.put(
             f'{os.path.basename(source).partition(".")[0]}-{night}',
             source).new_bytes for source in paths)
 
 
-def require_equal(repo: repository.Repository, paths: list[str],
+def require_equal(repo: image_repository.Repository, paths: list[str],
                   night: int) -> None:
     """Compare the backups of a night with the disks."""
     for path in paths:
@@ -286,8 +286,8 @@ def require_equal(repo: repository.Repository, paths: list[str],
 
 def make_repository(path: str) -> None:
     """An empty repository with an exact index, which merging keeps."""
-    repository.Repository.create(path)
-    with (repository.Repository(path, index='none') as repo,
+    image_repository.Repository.create(path)
+    with (image_repository.Repository(path, index='none') as repo,
           maintainer_role.Maintainer(repo) as maintainer):
         merger.run_once(maintainer, task.Pace())
 
@@ -330,8 +330,8 @@ def measure_nights(options: argparse.Namespace, top: str) -> None:
           'pages of files')
     print('night  clock   used ' + ''.join(f'{s:>8}' for s in STAGES)
           + '    MB/s  working  read  stored  rank   own')
-    with repository.Repository(os.path.join(top, 'batch'),
-                               index='none') as repo:
+    with image_repository.Repository(os.path.join(top, 'batch'),
+                                     index='none') as repo:
         batch = uploads = 0
         for night in range(NIGHTS):
             written = (change(paths, options.dirty, night)
@@ -386,7 +386,7 @@ def run_trial(options: argparse.Namespace, top: str, paths: list[str],
         path = os.path.join(own, 'batch')
         make_repository(path)
         settings = make_settings(own, options.ranks)
-        with repository.Repository(path, index='none') as repo:
+        with image_repository.Repository(path, index='none') as repo:
             new = run_night(repo, settings, sources_of(paths), 0, **trial)
             shutil.rmtree(settings.state)
             known = run_night(repo, settings, sources_of(paths), 1, **trial)

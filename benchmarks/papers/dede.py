@@ -69,7 +69,7 @@ from dedupd.tasks import merger
 from glance_dedup.base import task
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 PARTS = ('savings', 'index', 'rates', 'logs')
 BLOCK = 4096
@@ -121,17 +121,17 @@ WAYS = (Way('one host', 1, True), Way(f'{HOSTS} hosts', HOSTS, True),
 
 @contextlib.contextmanager
 def hosts_of(directory: str, filters: str, count: int
-             ) -> Iterator[list[repository.Repository]]:
+             ) -> Iterator[list[image_repository.Repository]]:
     """An empty repository, on so many hosts; it is removed in the end."""
     path = os.path.join(directory, 'repository')
-    repository.Repository.create(path)
+    image_repository.Repository.create(path)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, path)
         repos = []
         for _ in range(count):
             own = stack.enter_context(
                 tempfile.TemporaryDirectory(dir=filters, prefix='host-'))
-            repos.append(stack.enter_context(repository.Repository(
+            repos.append(stack.enter_context(image_repository.Repository(
                 path, codec='none', filter_dir=own)))
             repos[-1].filter.attach(repos[-1].handle())
         yield repos
@@ -219,7 +219,7 @@ def noise(mib: int, kind: str) -> Iterator[bytes]:
         yield bytes(piece)
 
 
-def put_noise(repo: repository.Repository, mib: int) -> None:
+def put_noise(repo: image_repository.Repository, mib: int) -> None:
     """Store the three images, without looking for duplicates."""
     for kind in ('base', 'twin', 'few'):
         common.store(repo, kind, noise(mib, kind), dedup=False)

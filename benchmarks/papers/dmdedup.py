@@ -66,8 +66,8 @@ import synthetic
 import traces
 
 from glance_dedup.repository import hostfilter
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 
 BLOCK = 4096
 #: Blocks of a write in order: 640 KB. They are also the equal ones.
@@ -365,7 +365,7 @@ class Bench:
     @contextlib.contextmanager
     def _repository(self, **parameters: Any) -> Iterator[str]:
         path = os.path.join(self.directory, 'repository')
-        repository.Repository.create(path, **parameters)
+        image_repository.Repository.create(path, **parameters)
         try:
             yield path
         finally:
@@ -376,7 +376,7 @@ class Bench:
         with (self._repository(block_size=data.block) as path,
               tempfile.TemporaryDirectory(dir=self.directory) as stores,
               tempfile.TemporaryDirectory(dir=self._filters) as filters,
-              repository.Repository(
+              image_repository.Repository(
                   path, codec='none', direct_io='on', filter_dir=filters,
                   index=index, index_dir=stores) as repo):
             openvolumes.create(repo, 'disk', data.work.blocks * data.block)
@@ -402,7 +402,7 @@ class Bench:
 def run_direct(program: str, path: str, stores: str, backend: str, cache: int,
                work: traces.Work, every: int, seconds: float) -> dict:
     """Run directmap.c on a repository; what it printed."""
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         is_ = repo.parameters
     operations = os.path.join(stores, 'operations')
     pathlib.Path(operations).write_bytes(work.data)

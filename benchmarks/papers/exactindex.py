@@ -30,7 +30,7 @@ import synthetic
 from dedupd.tasks import exactindex
 from glance_dedup import _engine
 from glance_dedup.base import task
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 #: The most entries that are merged again.
 AGAIN = 1_000_000
@@ -78,7 +78,7 @@ def measure(path: str, blocks: int, program: str | None = None) -> Measured:
         spent = common.timed(work)
         stages[name] = Stage(name, blocks, spent.cpu, spent.wall)
 
-    with (repository.Repository(path) as repo,
+    with (image_repository.Repository(path) as repo,
           contextlib.ExitStack() as stack):
         engine = stack.enter_context(contextlib.closing(
             _engine.Maintenance(repo.handle())))

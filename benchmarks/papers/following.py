@@ -28,7 +28,7 @@ import _path  # noqa: F401  finds what is beside the folder
 import common
 
 from glance_dedup.check import format as format_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 #: As few as a group may have: what full ones cost is in the second table.
 SLOTS = 64
@@ -70,7 +70,7 @@ def read_bytes() -> int:
         return int(f.readline().split()[1])
 
 
-def look(repo: repository_module.Repository) -> tuple[float, float, int]:
+def look(repo: image_repository.Repository) -> tuple[float, float, int]:
     """Follow until there is no more: seconds, of processor too, and bytes."""
     wall, cpu = time.perf_counter(), time.process_time()
     before = read_bytes()
@@ -96,8 +96,8 @@ def of_groups(place: str, count: int) -> None:
     """The first table's lines for so many groups."""
     with common.place(place) as top:
         path = os.path.join(top, 'repository')
-        repository_module.Repository.create(path)
-        with repository_module.Repository(
+        image_repository.Repository.create(path)
+        with image_repository.Repository(
                 path, filter_dir=os.path.join(top, 'filter')) as repo:
             made = repo.repository_id
             make_groups(path, made, range(1, count + 1), SLOTS)
@@ -113,16 +113,16 @@ def of_groups(place: str, count: int) -> None:
 
 def of_data(place: str, mib: int) -> dict[str, tuple[float, float, int]]:
     """What a look takes after a host stored so many MiB, by which host."""
-    def put(repo: repository_module.Repository) -> None:
+    def put(repo: image_repository.Repository) -> None:
         common.store(repo, str(uuid.uuid4()), (
             os.urandom(common.MIB) for _ in range(mib)))
 
     with common.place(place) as top:
         path = os.path.join(top, 'repository')
-        repository_module.Repository.create(path)
+        image_repository.Repository.create(path)
 
-        def opened(name: str) -> repository_module.Repository:
-            return repository_module.Repository(
+        def opened(name: str) -> image_repository.Repository:
+            return image_repository.Repository(
                 path, codec='none', filter_dir=os.path.join(top, name))
 
         taken = {}

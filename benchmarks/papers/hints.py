@@ -41,8 +41,8 @@ import _path  # noqa: F401  finds what is beside the folder
 import common
 from common import MIB
 
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 
 PIECE = 8 * MIB
 GZIP = b'\x1f\x8b'
@@ -73,8 +73,8 @@ class Bench:
         elif not index:
             self._options = {'filter_dir': '/dev/null'}
             warnings.simplefilter('ignore', RuntimeWarning)
-        repository.Repository.create(self.path)
-        self.repo = repository.Repository(self.path, **self._options)
+        image_repository.Repository.create(self.path)
+        self.repo = image_repository.Repository(self.path, **self._options)
 
     def close(self) -> None:
         self.repo.close()
@@ -89,7 +89,7 @@ class Bench:
             fd = os.open(os.path.join(groups, name), os.O_RDONLY)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
-        self.repo = repository.Repository(self.path, **self._options)
+        self.repo = image_repository.Repository(self.path, **self._options)
 
     def name(self, what: str) -> str:
         return f'{what}, {self.index or "no index"}'

@@ -43,7 +43,7 @@ from common import MIB
 import equalblocks
 import exactindex
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.sharedfs import hosts as mounts
 from tests.support import daemons
 
@@ -64,12 +64,12 @@ sys.exit(main.main())
 '''
 
 STORE = '''
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 import json
 import sys
 
 path, filters = sys.argv[1:]
-with repository.Repository(path, codec='none', filter_dir=filters) as repo:
+with image_repository.Repository(path, codec='none', filter_dir=filters) as repo:
     repo.filter.attach(repo.handle())
     while repo.follow():
         pass
@@ -217,7 +217,7 @@ def store(order: str, images: list[str], directory: str, filters: str,
             tempfile.TemporaryDirectory(dir=filters, prefix='hosts-'))
         found = stack.enter_context(mounts.hosts(
             place, count, names=REMEMBERED, attributes=REMEMBERED))
-        repository.Repository.create(found[0].root / 'repository')
+        image_repository.Repository.create(found[0].root / 'repository')
         hosts = [stack.enter_context(Host(
             mount, os.path.join(own, str(number)), interval))
             for number, mount in enumerate(found)]

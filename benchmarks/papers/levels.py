@@ -47,7 +47,7 @@ import common
 from common import MIB
 import plot
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BLOCK = batch.BLOCK
 ZEROS = bytes(BLOCK)
@@ -240,8 +240,8 @@ def measure(args: argparse.Namespace, top: str) -> None:
     series: dict[str, tuple[list[float], list[float]]] = {
         name: ([], []) for name in ('level 1', 'level 2, of the rest', 'both')}
     stored = uploaded = 0
-    with repository.Repository(os.path.join(top, 'batch'),
-                               index='none') as repo:
+    with image_repository.Repository(os.path.join(top, 'batch'),
+                                     index='none') as repo:
         for night in range(args.nights):
             if night:
                 age(paths, args, top, night)

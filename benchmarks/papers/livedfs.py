@@ -67,7 +67,7 @@ import plot
 import start
 import synthetic
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.functional import glance_server
 
 EXPERIMENTS = {
@@ -141,8 +141,8 @@ class Subject:
         os.mkdir(directory)
         if variant is not None:
             path = os.path.join(directory, 'repository')
-            repository.Repository.create(path)
-            with repository.Repository(path) as repo:
+            image_repository.Repository.create(path)
+            with image_repository.Repository(path) as repo:
                 is_ = repo.parameters
             self.filter = os.path.join(filter_dir, is_.repository_id)
             self._common = [
@@ -398,10 +398,10 @@ def add_up(spaces: list[Space]) -> Space:
 
 def store_all(path: str, directory: str, images: list[tuple[str, str]]
               ) -> list[Space]:
-    repository.Repository.create(path)
+    image_repository.Repository.create(path)
     found = []
-    with repository.Repository(path, codec='lz4',
-                               filter_dir=directory) as repo:
+    with image_repository.Repository(path, codec='lz4',
+                                     filter_dir=directory) as repo:
         for i, (_, image) in enumerate(images):
             print(f'B1, storing {i + 1} of {len(images)}', file=sys.stderr)
             repo.put(f'image-{i}', image)

@@ -31,8 +31,8 @@ from glance_dedup.base import hashes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import description as description_module
 from glance_dedup.transfer import pull
@@ -127,7 +127,7 @@ class Arrival:
     """
 
     def __init__(self, owner: Owner,
-                 repository: repository_module.Repository, image_id: str,
+                 repository: image_repository.Repository, image_id: str,
                  expected: Expected | None,
                  connect: Callable[[str | None], daemon_module.Client],
                  token: str | None, workers: workers_module.Workers,

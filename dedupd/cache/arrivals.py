@@ -23,7 +23,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from glance_dedup.transfer import pull
 
 LOG = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Arrivals:
         why the peer's image is another one
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  connect: Callable[[str | None], daemon_module.Client], *,
                  neighbours: neighbours_module.Neighbours | None = None,
                  on_begin: Callable[[str, int], None] = (

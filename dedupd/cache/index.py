@@ -34,7 +34,7 @@ from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import imagelist
 from glance_dedup.maintenance import reserve
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def decode(content: bytes) -> dict[str, Entry]:
     return dict(imagelist.decode(content, _KIND, MAX_SIZE, named))
 
 
-def require_limit(repository: repository_module.Repository,
+def require_limit(repository: image_repository.Repository,
                   limit: int) -> None:
     """Refuse a limit that is too small to hold any image.
 
@@ -136,7 +136,7 @@ class Held:
         measurement; None before the first
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  limit: Callable[[], int] = lambda: 0) -> None:
         self._repository = repository
         self._limit = limit

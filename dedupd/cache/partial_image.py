@@ -38,8 +38,8 @@ from dedupd.cache import pieces as pieces_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import description as description_module
 from glance_dedup.transfer import pull
@@ -89,7 +89,7 @@ class PartialImage(pull.Pull):
     :ivar ended: whether nothing more will come
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  transaction: openimages.Transaction,
                  header: wire.RecipeHeader,
                  description: description_module.Description,

@@ -48,7 +48,7 @@ from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import errors
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
@@ -84,7 +84,7 @@ class Proxy:
     :param traces: continues the traces of requests; None: they are passed on
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  upstream: upstream_module.Upstream,
                  arrivals: arrivals_module.Arrivals,
                  held: index_module.Held, reads: reads_module.Reads,

@@ -29,7 +29,7 @@ from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 
 def require_options(conf: cfg.ConfigOpts) -> None:
@@ -142,7 +142,7 @@ class Cache:
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
-                 repository: repository_module.Repository,
+                 repository: image_repository.Repository,
                  evict: Callable[[], Any]) -> None:
         self._conf = conf
         self._repository = repository

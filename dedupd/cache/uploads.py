@@ -32,8 +32,8 @@ from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import send
 
 LOG = log.getLogger(__name__)
@@ -68,7 +68,7 @@ class Kept:
     :ivar size: their number
     """
 
-    def __init__(self, repository: repository_module.Repository, scope: str,
+    def __init__(self, repository: image_repository.Repository, scope: str,
                  project: str) -> None:
         self._repository = repository
         self._file = tempfile.TemporaryFile(dir=repository.path)
@@ -137,7 +137,7 @@ class Uploads:
     :param connect: makes a client of the storing host's daemon, as an operator
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  upstream: upstream_module.Upstream,
                  connect: Callable[[], daemon_module.Client]) -> None:
         self._repository = repository

@@ -20,8 +20,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import nbd_client
 from glance_dedup import mount
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Contents(mount.Source):
     :param is_missing: whether dedupd says that nobody has an image
     """
 
-    def __init__(self, repository: repository_module.Repository, socket: str,
+    def __init__(self, repository: image_repository.Repository, socket: str,
                  is_missing: Callable[[str], bool]) -> None:
         self.name = repository.path
         self.repository = repository

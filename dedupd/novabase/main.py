@@ -34,7 +34,7 @@ from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import glance_api
 from glance_dedup import mount
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger('dedupd.novabase')
 
@@ -95,7 +95,7 @@ def _require_protected(directory: str) -> None:
 
 
 def _serve(conf: cfg.ConfigOpts,
-           repository: repository_module.Repository) -> None:
+           repository: image_repository.Repository) -> None:
     options = conf.cache
     _require_protected(options.nova_base)
     owner = os.geteuid(), _readers(conf)
@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError('set mode = cache, and [cache] nova_base')
         service.require_nova_options(conf)
         meditation.setup('dedupd-nova-base', conf)
-        with repository_module.Repository(
+        with image_repository.Repository(
                 conf.dedupd.datadir, index='none',
                 segment_cache_mib=CACHE_MIB) as repository:
             _serve(conf, repository)

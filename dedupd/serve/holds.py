@@ -15,8 +15,8 @@ import threading
 import time
 
 from glance_dedup.base import exceptions
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 #: For so many seconds after the last request an image is kept open.
 SECONDS = 600.0
@@ -54,7 +54,7 @@ class Lease:
 class Holds:
     """All images that are kept open. Thread-safe."""
 
-    def __init__(self, repository: repository_module.Repository) -> None:
+    def __init__(self, repository: image_repository.Repository) -> None:
         self._repository = repository
         self._lock = threading.Lock()
         # By image id and upload id; the one that was used last is the last.

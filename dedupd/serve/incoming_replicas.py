@@ -45,8 +45,8 @@ from glance_dedup.base import locations
 from glance_dedup.base import scopes
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import wire
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler as assembler_module
 
 LOG = log.getLogger(__name__)
@@ -137,7 +137,7 @@ class _Storing(assembler_module.Assembly):
 
     exists = False
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  transaction: openimages.Transaction,
                  header: wire.RecipeHeader, hashed: _Hashes | None,
                  find: bool = True) -> None:
@@ -214,7 +214,7 @@ class _Plain(_Storing):
     that are not cryptographic may be equal where blocks are not (I5).
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  transaction: openimages.Transaction,
                  header: wire.RecipeHeader, hashed: _Hashes | None) -> None:
         super().__init__(repository, transaction, header, hashed, find=False)
@@ -262,7 +262,7 @@ class _Comparison:
     exists = True
     upload_id = None
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  image_id: str, header: wire.RecipeHeader,
                  hashed: _Hashes | None) -> None:
         self._repository = repository
@@ -360,7 +360,7 @@ class Replica:
     :ivar upload_id: the id that the upload has here; None: the image is here
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  image_id: str, header: wire.RecipeHeader,
                  project: str, claimed: hashes.Hash | None = None) -> None:
         self.image_id = image_id
@@ -532,7 +532,7 @@ class Receiving:
         None: as the sender has it
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  rights: rights_module.Rights,
                  scope: str | None = None) -> None:
         self._repository = repository

@@ -37,7 +37,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import nbd_protocol as protocol
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 _STRANGERS = limited.Log(LOG)
@@ -84,7 +84,7 @@ class Exports:
     """
 
     def __init__(self, path: str,
-                 repository: repository_module.Repository,
+                 repository: image_repository.Repository,
                  opener: Callable[[str], readings.Reading],
                  limits: messages.Limits, stopping: asyncio.Event) -> None:
         self._path = path

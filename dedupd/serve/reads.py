@@ -40,8 +40,8 @@ from glance_dedup.base import workers as workers_module
 from glance_dedup.client import errors
 from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 LOG = log.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Reads:
         none is shared
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  workers: workers_module.Workers,
                  tokens: tokens_module.Tokens | None = None,
                  arrive: Callable[[str], readings.Reading] | None = None,

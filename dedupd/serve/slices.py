@@ -24,7 +24,7 @@ from glance_dedup.base import hexids
 from glance_dedup.base import workers as workers_module
 from glance_dedup.client import slices as client_module
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 #: The most bytes of a request's body.
 BODY_BYTES = 1024
@@ -57,7 +57,7 @@ class Fetching:
     :param stopping: set when waiting is to end
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  stopping: asyncio.Event) -> None:
         self._repository = repository
         self._stopping = stopping

@@ -21,7 +21,7 @@ from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 LOG = log.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def _is_header(line: Any) -> bool:
         isinstance(text, str) and text.isascii() for text in line)
 
 
-def drop_leftovers(repository: repository_module.Repository) -> None:
+def drop_leftovers(repository: image_repository.Repository) -> None:
     """Delete what a daemon left that was killed between commit and claim.
 
     The id of such an image is random, and it is deleted as soon as it is

@@ -29,7 +29,7 @@ from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -129,8 +129,8 @@ class Objects:
         missed: dict[str, str] = {}
         lost: dict[str, tuple[int, str]] = {}
         if groups:
-            settings = cold.require(self._maintainer.repository.path)
-            with cold.connect(settings) as store:
+            settings = cold_settings.require(self._maintainer.repository.path)
+            with cold_settings.connect(settings) as store:
                 for number, why in self._missing(store, settings.owners,
                                                  groups):
                     object_id = groups[number]['object']

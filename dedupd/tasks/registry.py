@@ -18,7 +18,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 Maintainer = maintainer_role.Maintainer
 Helper = helper_daemon.Helper
@@ -231,7 +231,7 @@ def _require_codec(codec: str | None = None, level: int | None = None,
                 'recompress_codec and recompress_level apply')
         return
     level = level or 0
-    repository_module.require_text('codec', codec)
+    image_repository.require_text('codec', codec)
     if not 0 <= level < 256:
         raise exceptions.InvalidParameter(f'no codec has a level {level}')
     _engine.codec_mark(codec, level)

@@ -40,7 +40,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def mark_lost(maintainer: maintainer_role.Maintainer, image_id: str,
         be deleted; or if this is not an image id
     :raises BusyError: if the image is being deleted or merged
     """
-    repository_module.require_text('image id', image_id)
+    image_repository.require_text('image id', image_id)
     with contextlib.closing(
             maintainer.engine.open_recipe(image_id)) as recipe:
         if _error_of(recipe) is None:

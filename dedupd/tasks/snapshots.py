@@ -34,8 +34,8 @@ from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 
 #: Recipes that are sent at the same time.
 _PARALLEL = 8
@@ -63,7 +63,7 @@ class Result:
 
 
 def take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
-         store: store_module.ObjectStore, settings: cold.Settings,
+         store: store_module.ObjectStore, settings: cold_settings.Settings,
          listed: Listing, always: bool = False) -> Result:
     """Take a snapshot, if anything has changed, or `always`.
 
@@ -150,7 +150,7 @@ def newest_two(store: store_module.ObjectStore, owner: str,
 class _Snapshot:
     def __init__(self, maintainer: maintainer_role.Maintainer,
                  pace: task.Pace, store: store_module.ObjectStore,
-                 settings: cold.Settings, listed: Listing,
+                 settings: cold_settings.Settings, listed: Listing,
                  pool: futures.ThreadPoolExecutor) -> None:
         self._maintainer = maintainer
         self._pace = pace
@@ -186,7 +186,7 @@ class _Snapshot:
             if not (always or _is_needed(found, foot)):
                 return result
             self._maintainer.confirm()
-            owners.require_claim(repo, self._settings, self._store)
+            prefix_owners.require_claim(repo, self._settings, self._store)
             self._pace.step(self._pace.done, self._pace.total,
                             'sending the snapshot',
                             os.fstat(file.fileno()).st_size)
@@ -256,7 +256,7 @@ class _Snapshot:
     def _owner_of(self, group: backup_manifest.Group) -> str:
         """Whose object a group's is."""
         settings = self._settings
-        return (len(settings.owners) > 1 and owners.owner_of(
+        return (len(settings.owners) > 1 and prefix_owners.owner_of(
             self._store, settings.owners, group.number,
             bytes.fromhex(group.object_id))) or settings.owner
 

@@ -22,8 +22,8 @@ from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 
 #: Objects that are deleted at the same time.
 _PARALLEL = 8
@@ -49,7 +49,7 @@ class _Kept(Exception):
 
 
 def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
-         store: store_module.ObjectStore, settings: cold.Settings,
+         store: store_module.ObjectStore, settings: cold_settings.Settings,
          listed: snapshots.Listing) -> Plan:
     """Find the objects that nobody needs; changes nothing.
 
@@ -81,7 +81,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
 
 
 def run(maintainer: maintainer_role.Maintainer, pace: task.Pace,
-        store: store_module.ObjectStore, settings: cold.Settings,
+        store: store_module.ObjectStore, settings: cold_settings.Settings,
         listed: snapshots.Listing) -> Plan:
     """Delete what :func:`plan` finds; returns it.
 
@@ -94,7 +94,7 @@ def run(maintainer: maintainer_role.Maintainer, pace: task.Pace,
         return found
     # The two snapshots were read back before. So whoever restores later than
     # this finds them, and needs only what they name.
-    owners.require_claim(maintainer.repository, settings, store)
+    prefix_owners.require_claim(maintainer.repository, settings, store)
     maintainer.confirm()
     with futures.ThreadPoolExecutor(_PARALLEL, 'sweep') as pool:
         total = len(found.objects)

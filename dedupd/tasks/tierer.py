@@ -35,8 +35,8 @@ from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners as owners_module
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 
 # Ranges of an object that are read back and compared, and their bytes.
 _SAMPLES, _SAMPLE = 4, 65536
@@ -137,10 +137,10 @@ def plan(maintainer: maintainer_role.Maintainer, policy: Policy) -> Plan:
     repo = maintainer.repository
     groups = maintainer.guard(lambda: _plan(maintainer, policy))
     moving = sum(group.bytes for group in groups if group.action == 'move')
-    settings = cold.read(repo.path)
+    settings = cold_settings.read(repo.path)
     if settings is not None:
         with (contextlib.suppress(exceptions.UnavailableError),
-              cold.connect(settings) as store):
+              cold_settings.connect(settings) as store):
             listed = store.keys(f'{settings.owner}/')
             found = maintainer.guard(lambda: sweeper.plan(
                 maintainer, task.Pace(), store, settings, listed))
@@ -160,9 +160,9 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     :raises InvalidParameter: another directory has taken this one's place
     """
     repo = maintainer.repository
-    settings = cold.require(repo.path)
-    with cold.connect(settings) as store:
-        owners_module.require_claim(repo, settings, store)
+    settings = cold_settings.require(repo.path)
+    with cold_settings.connect(settings) as store:
+        prefix_owners.require_claim(repo, settings, store)
         run = _Run(maintainer, pace, policy, store, settings.owners)
         if not snapshot_only:
             maintainer.guard(run.run, pace.step)
@@ -237,8 +237,8 @@ def _choose(maintainer: maintainer_role.Maintainer, policy: Policy,
     """Decide about groups that can move, oldest first."""
     repo = maintainer.repository
     room, kept = repo.room()
-    missing = cold.wanted_room(policy.free_bytes, kept,
-                               repo.parameters) - room
+    missing = cold_settings.wanted_room(policy.free_bytes, kept,
+                                        repo.parameters) - room
     now = time.time()
     for is_raw, modified, number, size in movable:
         # A time to come is a clock's mistake: it counts as now.
@@ -300,7 +300,8 @@ class _Run:
         self._pace.step(len(groups), len(groups), 'moving groups')
         return self._result
 
-    def finish(self, settings: cold.Settings, snapshot_only: bool) -> Result:
+    def finish(self, settings: cold_settings.Settings,
+               snapshot_only: bool) -> Result:
         """Take a snapshot, and delete what nobody needs any more."""
         maintainer, pace, store = self._maintainer, self._pace, self._store
         result = self._result
@@ -349,7 +350,7 @@ class _Run:
             return True
         if not facts['is_cold']:
             return False
-        return owners_module.owner_of(self._store, self._owners, number,
+        return prefix_owners.owner_of(self._store, self._owners, number,
                                       facts['object']) is None
 
     def _move(self, group: GroupPlan, rewriting: _engine.Rewriting) -> None:

@@ -28,7 +28,7 @@ from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import formats
 from glance_dedup.repository import layout
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repo_parameters
 
 PIECE = 4 << 20
 #: Of recompression: the default of dedupd's option.
@@ -102,12 +102,12 @@ class Options:
     level: int = 0
     exact: bool = False
 
-    def parameters(self) -> parameters_module.Parameters:
+    def parameters(self) -> repo_parameters.Parameters:
         """The parameters of a repository with these options.
 
         :raises InvalidParameter: no repository can have these options
         """
-        return parameters_module.Parameters.choose(
+        return repo_parameters.Parameters.choose(
             block_size=self.block_size, chunking=self.chunking)
 
 
@@ -206,7 +206,7 @@ def _take(engine: _engine.Estimate, file: '_File',
 
 
 def _sum(engine: _engine.Estimate, images: list[Image],
-         unreadable: list, parameters: parameters_module.Parameters
+         unreadable: list, parameters: repo_parameters.Parameters
          ) -> Result:
     sums, level, plain, stored = engine.sum()
     blocks = 0
@@ -229,7 +229,7 @@ def _sum(engine: _engine.Estimate, images: list[Image],
 
 
 def metadata(images: list[Image], blocks: int,
-             parameters: parameters_module.Parameters) -> int:
+             parameters: repo_parameters.Parameters) -> int:
     """The bytes of a repository besides its blocks."""
     slots = parameters.group_slots
     # Each group reserves the space for its metadata at once, and is never

@@ -19,8 +19,8 @@ from glance_dedup.base import hashes
 from glance_dedup.base import inputs
 from glance_dedup.base import locations
 from glance_dedup.client import glance_api
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 PIECE = openimages.PIECE
 
@@ -62,7 +62,7 @@ class Importer:
     :param project: the owner of the images, if Glance is not asked
     """
 
-    def __init__(self, repository: repository_module.Repository, *,
+    def __init__(self, repository: image_repository.Repository, *,
                  known: dict[str, glance_api.Image] | None = None,
                  glance: glance_api.Glance | None = None,
                  store: str | None = None, project: str = '',

@@ -15,8 +15,8 @@ import dataclasses
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.client import glance_api
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ def why_kept(orphan: Orphan, glances: list[glance_api.Glance],
     return None
 
 
-def missing(repository: repository_module.Repository,
+def missing(repository: image_repository.Repository,
             glance: glance_api.Glance, known: Known,
             store: str) -> Iterator[glance_api.Image]:
     """Images that Glance has in this store, but that the repository lacks.

@@ -22,7 +22,7 @@ from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import scopes
 from glance_dedup.client import glance_api
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 REGISTERED, PRESENT = 'registered', 'present'
 
@@ -36,7 +36,7 @@ class NotRegistered(Exception):
     """Why Glance gets no record of an image, and what to do instead."""
 
 
-def copy_backup(repository: repository_module.Repository, backup_id: str,
+def copy_backup(repository: image_repository.Repository, backup_id: str,
                 project: str) -> str:
     """Store a backup again, as an image that Glance can have; its id.
 
@@ -60,7 +60,7 @@ def copy_backup(repository: repository_module.Repository, backup_id: str,
     return image_id
 
 
-def register(repository: repository_module.Repository,
+def register(repository: image_repository.Repository,
              glance: glance_api.Glance, image_id: str, *, name: str,
              visibility: str, progress: Callable[[int], None]
              ) -> tuple[str, glance_api.Record]:
@@ -117,7 +117,7 @@ def _copy(image_id: str, more: str = '') -> str:
             'register NEW')
 
 
-def _hash(repository: repository_module.Repository, image_id: str,
+def _hash(repository: image_repository.Repository, image_id: str,
           progress: Callable[[int], None]) -> str:
     """The hash of the image's bytes, recorded here for users' tokens."""
     with repository.open_image(image_id) as image:
@@ -141,7 +141,7 @@ def _create(glance: glance_api.Glance,
             'id twice. ' + _copy(wanted['id'])) from e
 
 
-def restore(repository: repository_module.Repository,
+def restore(repository: image_repository.Repository,
             glance: glance_api.Glance, image_id: str) -> None:
     """End what a run of :func:`register` has left that was killed.
 
@@ -162,7 +162,7 @@ def restore(repository: repository_module.Repository,
     repository.delete(kept)
 
 
-def _copy_image(repository: repository_module.Repository, image_id: str,
+def _copy_image(repository: image_repository.Repository, image_id: str,
                 copy_id: str) -> None:
     """Copy an image if it is there, and the copy is not."""
     with contextlib.suppress(exceptions.ImageExists, exceptions.ImageNotFound):
@@ -171,7 +171,7 @@ def _copy_image(repository: repository_module.Repository, image_id: str,
                             scopes.describe(bytes.fromhex(image.stat.scope)))
 
 
-def _give_data(repository: repository_module.Repository,
+def _give_data(repository: image_repository.Repository,
                glance: glance_api.Glance, image_id: str, value: str
                ) -> glance_api.Record:
     kept = image_id + _KEPT

@@ -15,8 +15,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import locations
 from glance_dedup.base import signingkeys
 from glance_dedup.client import glance_api
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 SIGNED, ADDED, REMOVED = 'signed', 'added', 'removed'
 
@@ -32,7 +32,7 @@ class Signer:
     :param store: the repository's name in Glance
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  keys: signingkeys.Keys, glance: glance_api.Glance,
                  store: str) -> None:
         self._repository = repository

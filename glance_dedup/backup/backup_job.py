@@ -29,7 +29,7 @@ from glance_dedup.backup import volume_backups
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import printable
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 #: How often a round is run, if it breaks.
 ATTEMPTS = 3
@@ -135,7 +135,7 @@ class Job:
     :ivar notices: sentences on what the operator should know
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  settings: Settings, time_: datetime.datetime,
                  progress: Callable[[int, int, str], None]) -> None:
         self._repository = repository

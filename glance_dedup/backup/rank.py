@@ -34,8 +34,8 @@ from glance_dedup.backup import views
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
 from glance_dedup.base import version
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 # By its name, since the module runs as '__main__'.
 _LOG = logging.getLogger('glance_dedup.backup.rank')
@@ -136,9 +136,9 @@ class Rank:
         except OSError:
             return None
 
-    def _open_repository(self) -> repository_module.Repository:
+    def _open_repository(self) -> image_repository.Repository:
         order = self._order
-        repository = repository_module.Repository(
+        repository = image_repository.Repository(
             order['repository'], codec=order['codec'],
             codec_level=order['codec_level'], threads=order['threads'],
             index='none')

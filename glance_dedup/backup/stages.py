@@ -21,8 +21,8 @@ from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.backup import views
 from glance_dedup.base import exceptions
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 
 _LOG = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class Round:
         done
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  ranks: rank_exchange.Ranks, spool: rank_spool.Spool,
                  tasks: list[Task], partitions: int, project: str,
                  scope: bytes, progress: Callable[[str, int], None]) -> None:

@@ -5,11 +5,11 @@
 from glance_dedup.backup import views
 from glance_dedup.base import exceptions
 from glance_dedup.client import volume_control
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository as repository_module
 
 
-def back_up(repository: repository_module.Repository, name: str,
+def back_up(repository: image_repository.Repository, name: str,
             backup_id: str) -> None:
     """Commit the bytes of a volume, as of one moment, as a backup.
 

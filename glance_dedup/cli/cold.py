@@ -37,9 +37,9 @@ class Attach(command.RepositoryCommand, show.ShowOne):
 
     def take_action(self, parsed_args):
         from glance_dedup.base import signingkeys
-        from glance_dedup.repository import owners
+        from glance_dedup.repository import prefix_owners
 
-        work = owners.move if parsed_args.moved else owners.attach
+        work = prefix_owners.move if parsed_args.moved else prefix_owners.attach
         with self.open() as repo:
             settings = work(repo, place_of(parsed_args.url, parsed_args),
                             parsed_args.credentials, parsed_args.cache_mib)
@@ -140,13 +140,13 @@ class Show(command.RepositoryCommand, show.ShowOne):
             "objects. It bills one request for each 1,000 of them.")
 
     def take_action(self, parsed_args):
-        from glance_dedup.repository import cold
+        from glance_dedup.repository import cold_settings
 
         with self.open() as repo:
-            settings = cold.require(repo.path)
+            settings = cold_settings.require(repo.path)
             fields = _fields(settings)
             if parsed_args.list:
-                with cold.connect(settings) as store:
+                with cold_settings.connect(settings) as store:
                     found = [store.keys(f'{owner}/')
                              for owner in settings.owners]
                 sizes = [size for keys in found for _, size in keys]

@@ -80,9 +80,9 @@ class RepositoryCommand(command.Command):
         """The repository, opened with the settings and these options."""
         # Help and usage errors need no engine.
         from glance_dedup.client import slices
-        from glance_dedup.repository import repository
+        from glance_dedup.repository import image_repository
 
-        return repository.Repository(self.path, **{
+        return image_repository.Repository(self.path, **{
             'ask_slices': slices.Asker(self.settings.socket),
             'reserve_mib': self.settings.reserve_mib,
             **self._index(), **options})

@@ -54,10 +54,10 @@ class Create(command.RepositoryCommand, show.ShowOne):
             'repository. Default: only you may use it.')
 
     def take_action(self, parsed_args):
-        from glance_dedup.repository import parameters
-        from glance_dedup.repository import repository
+        from glance_dedup.repository import image_repository
+        from glance_dedup.repository import repo_parameters
 
-        repository.Repository.create(
+        image_repository.Repository.create(
             self.path, block_size=parsed_args.block_size,
             chunking=parsed_args.chunking,
             group_slots=parsed_args.group_slots,
@@ -67,7 +67,7 @@ class Create(command.RepositoryCommand, show.ShowOne):
             group_access=parsed_args.group_access)
         file = os.path.join(self.path, 'repository.json')
         with open(file, 'rb') as f:
-            found = parameters.Parameters.from_json(f.read(), file)
+            found = repo_parameters.Parameters.from_json(f.read(), file)
         return common.shown(_described(self.path, found))
 
 

@@ -39,7 +39,7 @@ class Asker:
     """What one process knows of the daemon on a socket. Thread-safe.
 
     Calls are those of ``ask_slices`` of
-    :class:`glance_dedup.repository.repository.Repository`.
+    :class:`glance_dedup.repository.image_repository.Repository`.
 
     :param socket: the path of the daemon's socket
     """

@@ -17,8 +17,8 @@ import contextlib
 import logging
 
 from glance_dedup.base import exceptions
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.repository import reservations
 from glance_dedup.repository import usage
 
@@ -67,7 +67,7 @@ class Transaction:
     """
 
     def __init__(self, limits: Limits,
-                 repository: repository_module.Repository, project: str,
+                 repository: image_repository.Repository, project: str,
                  transaction: openimages.Transaction) -> None:
         self._limits = limits
         self._repository = repository

@@ -44,7 +44,7 @@ import weakref
 
 from glance_store import capabilities
 from glance_store import driver
-from glance_store import exceptions
+from glance_store import exceptions as glance_exceptions
 from glance_store import location
 from oslo_config import cfg
 
@@ -60,7 +60,7 @@ from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import limits
 from glance_dedup.driver import opts
 from glance_dedup.driver import upload
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 LOG = logging.getLogger(__name__)
 
@@ -72,8 +72,9 @@ STORAGE_THREADS = 32
 #: for that in glance_store, Glance answers these with 503 for an upload, and
 #: with 409 for a deletion.
 UPLOAD_TIMED_OUT = getattr(
-    exceptions, 'TimeoutError', exceptions.StorageWriteDenied)
-DELETE_TIMED_OUT = getattr(exceptions, 'TimeoutError', exceptions.InUseByStore)
+    glance_exceptions, 'TimeoutError', glance_exceptions.StorageWriteDenied)
+DELETE_TIMED_OUT = getattr(glance_exceptions, 'TimeoutError',
+                           glance_exceptions.InUseByStore)
 
 # The stores of this process by repository id: each needs its own repository.
 _stores: 'weakref.WeakValueDictionary[str, Store]' = (
@@ -102,7 +103,7 @@ class StoreLocation(location.StoreLocation):
         if parts is None:
             # The message does not quote the text: that may be anything, or
             # almost a valid location.
-            raise exceptions.BadStoreUri(
+            raise glance_exceptions.BadStoreUri(
                 message='A location of this store has the form dedup://'
                         '<repository id>/<image id>/<upload id>/<mac>.')
         self.specs = parts._asdict()
@@ -226,7 +227,7 @@ class Download:
 
 
 def _unavailable(exc: Exception) -> Exception:
-    return exceptions.RemoteServiceUnavailable(
+    return glance_exceptions.RemoteServiceUnavailable(
         message=f'The image store failed: {exc}')
 
 
@@ -241,7 +242,7 @@ def _read_errors(image_id: str) -> Iterator[None]:
         yield
     except (dedup_exceptions.ImageNotFound,
             dedup_exceptions.InvalidParameter) as exc:
-        raise exceptions.NotFound(image=image_id) from exc
+        raise glance_exceptions.NotFound(image=image_id) from exc
     except (dedup_exceptions.RepositoryError, workers.Expired) as exc:
         LOG.error('Image %s cannot be read: %s', image_id, exc)
         raise _unavailable(exc) from exc
@@ -252,20 +253,20 @@ def _upload_errors(image_id: str) -> Iterator[None]:
     try:
         yield
     except (upload.WrongSize, dedup_exceptions.InvalidParameter) as exc:
-        raise exceptions.Invalid(message=str(exc)) from exc
+        raise glance_exceptions.Invalid(message=str(exc)) from exc
     except dedup_exceptions.ImageExists as exc:
-        raise exceptions.Duplicate(image=image_id) from exc
+        raise glance_exceptions.Duplicate(image=image_id) from exc
     except limits.OverLimit as exc:
-        raise exceptions.StorageFull(message=str(exc)) from exc
+        raise glance_exceptions.StorageFull(message=str(exc)) from exc
     except dedup_exceptions.NoSpaceError as exc:
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
-        raise exceptions.StorageFull(message=str(exc)) from exc
+        raise glance_exceptions.StorageFull(message=str(exc)) from exc
     except (dedup_exceptions.BusyError, workers.Expired) as exc:
         raise UPLOAD_TIMED_OUT(message=str(exc)) from exc
     except dedup_exceptions.RepositoryError as exc:
         # The storage is denied, read-only, failing or damaged: always 503.
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
-        raise exceptions.StorageWriteDenied(message=str(exc)) from exc
+        raise glance_exceptions.StorageWriteDenied(message=str(exc)) from exc
 
 
 @contextlib.contextmanager
@@ -274,14 +275,14 @@ def _delete_errors(image_id: str) -> Iterator[None]:
         yield
     except (dedup_exceptions.ImageNotFound,
             dedup_exceptions.InvalidParameter) as exc:
-        raise exceptions.NotFound(image=image_id) from exc
+        raise glance_exceptions.NotFound(image=image_id) from exc
     except dedup_exceptions.AccessDenied as exc:
-        raise exceptions.Forbidden(message=str(exc)) from exc
+        raise glance_exceptions.Forbidden(message=str(exc)) from exc
     except (dedup_exceptions.BusyError, workers.Expired) as exc:
         raise DELETE_TIMED_OUT(message=str(exc)) from exc
     except dedup_exceptions.RepositoryError as exc:
         LOG.error('Image %s cannot be deleted: %s', image_id, exc)
-        raise exceptions.BackendException(str(exc)) from exc
+        raise glance_exceptions.BackendException(str(exc)) from exc
 
 
 def _project(context: Any) -> str:
@@ -298,7 +299,7 @@ def _hash(name: str) -> Any:
     try:
         return hashes.new(str(name))
     except ValueError:
-        raise exceptions.UnknownHashingAlgo(algo=name)
+        raise glance_exceptions.UnknownHashingAlgo(algo=name)
 
 
 class Store(driver.Store):
@@ -332,8 +333,8 @@ class Store(driver.Store):
 
     # -- Configuration -----------------------------------------------------
 
-    def _bad(self, reason: Any) -> exceptions.BadStoreConfiguration:
-        return exceptions.BadStoreConfiguration(
+    def _bad(self, reason: Any) -> glance_exceptions.BadStoreConfiguration:
+        return glance_exceptions.BadStoreConfiguration(
             store_name=self.backend_group or locations.SCHEME, reason=reason)
 
     def _option(self, name: str) -> Any:
@@ -352,7 +353,7 @@ class Store(driver.Store):
                                                 self._storage)
                 self._adopt(may_create=True)
                 self._require_socket()
-        except exceptions.BadStoreConfiguration as exc:
+        except glance_exceptions.BadStoreConfiguration as exc:
             LOG.error('%s', exc)
             raise
         except (dedup_exceptions.RepositoryError, workers.Expired, OSError,
@@ -376,15 +377,15 @@ class Store(driver.Store):
             settings['ask_slices'] = slices.Asker(
                 self._option('dedupd_socket'))
         try:
-            return repository.Repository(path, **settings)
+            return image_repository.Repository(path, **settings)
         except dedup_exceptions.ImageNotFound:
             if not may_create:
                 raise
         with contextlib.suppress(dedup_exceptions.ImageExists):
             # If the repository exists now, another process was faster.
-            repository.Repository.create(path)
+            image_repository.Repository.create(path)
             LOG.info('Created a repository in %s', path)
-        return repository.Repository(path, **settings)
+        return image_repository.Repository(path, **settings)
 
     def _require_socket(self) -> None:
         path = self._option('dedupd_socket')
@@ -428,7 +429,7 @@ class Store(driver.Store):
                 return self._repository
         except (dedup_exceptions.RepositoryError, workers.Expired, OSError,
                 ValueError, cfg.Error,
-                exceptions.BadStoreConfiguration) as exc:
+                glance_exceptions.BadStoreConfiguration) as exc:
             raise _unavailable(exc) from exc
 
     # -- Locations ---------------------------------------------------------
@@ -446,16 +447,16 @@ class Store(driver.Store):
         opened = self._opened()
         parts = loc.store_location
         if parts.repository_id != opened.repository_id:
-            raise exceptions.NotFound(image=parts.image_id)
+            raise glance_exceptions.NotFound(image=parts.image_id)
         if imageids.of_backup(parts.image_id) is not None:
             # Glance has no backups, even if the location is signed.
-            raise exceptions.NotFound(image=parts.image_id)
+            raise glance_exceptions.NotFound(image=parts.image_id)
         if not locations.is_signed(
                 self._limit.call(opened.read_keys), parts.repository_id,
                 parts.image_id, parts.upload_id, parts.mac):
             LOG.warning('Refused a location of image %s with a wrong '
                         'signature', parts.image_id)
-            raise exceptions.NotFound(image=parts.image_id)
+            raise glance_exceptions.NotFound(image=parts.image_id)
         return opened, parts
 
     # -- Operations --------------------------------------------------------
@@ -654,7 +655,7 @@ class Store(driver.Store):
                     LOG.warning('Project %s may not delete image %s of '
                                 'project %s', _project(context),
                                 parts.image_id, owner)
-                    raise exceptions.Forbidden(
+                    raise glance_exceptions.Forbidden(
                         message=f'Image {parts.image_id} was stored by '
                                 'another project.')
             self._limit.call(opened.delete, parts.image_id, parts.upload_id)

@@ -23,7 +23,7 @@ from glance_dedup.base import files
 from glance_dedup.base import version
 from glance_dedup.maintenance import host_notes
 from glance_dedup.maintenance import live_hosts
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 _Result = TypeVar('_Result')
 
@@ -37,7 +37,7 @@ class Helper(closing.Closing):
     :raises StorageError: as its name says
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  hosts: live_hosts.Hosts) -> None:
         with files.os_errors(f'cannot look at {repository.path}',
                              exceptions.StorageError):

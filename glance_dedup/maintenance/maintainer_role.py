@@ -30,8 +30,8 @@ from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import refcounts
 from glance_dedup.maintenance import reserve
 from glance_dedup.maintenance import unreadable_recipes
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import projects
-from glance_dedup.repository import repository as repository_module
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Maintainer(closing.Closing):
     :raises NoSpaceError, StorageError, AccessDenied: as their names say
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  progress: Progress | None = None) -> None:
         with files.os_errors(f'cannot look at {repository.path}',
                              exceptions.StorageError):

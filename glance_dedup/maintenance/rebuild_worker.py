@@ -30,7 +30,7 @@ from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import records
 from glance_dedup.maintenance import refcounts
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 #: Bytes of runs that a counter asks for at once.
 PIECE = block_addresses.RUN_BYTES << 16
@@ -241,7 +241,7 @@ def _work(peer: Peer) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             (_, path, partitions), _ = peer.hear()
-            with repository_module.Repository(path, threads=0) as repository:
+            with image_repository.Repository(path, threads=0) as repository:
                 engine = _engine.Maintenance(repository.handle())
                 with contextlib.closing(engine):
                     peer.tell('begun', version.version(),

@@ -27,7 +27,7 @@ from glance_dedup.base import version
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import refcounts
 from glance_dedup.maintenance import unreadable_recipes
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 #: The most counters.
 MAX_COUNT = 64
@@ -131,7 +131,7 @@ class Workers:
     :raises OSError: they cannot be started, or have no disk
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  hosts: tuple[str, ...], partitions: int) -> None:
         self.partitions = partitions
         self._begin = 'begin', repository.path, partitions
@@ -310,7 +310,7 @@ class Counting:
         self._progress = progress
         self._batch = catalog.batch()
 
-    def run(self, repository: repository_module.Repository,
+    def run(self, repository: image_repository.Repository,
             image_ids: list[str], hosts: tuple[str, ...]) -> None:
         """Count these images by a counter on each of these hosts.
 

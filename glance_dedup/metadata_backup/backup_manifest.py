@@ -14,7 +14,7 @@ It is a sequence of lines, each in JSON, compressed as one frame of zstd:
   that of all lines before the foot, and the HMAC-SHA-256 of the latter digest.
 
 The owner of a line is whose object it is
-(:mod:`glance_dedup.repository.owners`). The digest is the SHA-256 of a
+(:mod:`glance_dedup.repository.prefix_owners`). The digest is the SHA-256 of a
 recipe's object, or of what lies in front of a group's segments. A manifest is
 *whole* if every line is as it should be, both digests agree, and a key of the
 repository made the HMAC. The object store never gets the key, so no other
@@ -53,7 +53,7 @@ from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repo_parameters
 
 _KIND = 'glance-dedup snapshot'
 _VERSION = 2
@@ -123,12 +123,12 @@ class Head:
     parameters: str
     """The content of ``repository.json``."""
 
-    def read_parameters(self) -> parameters_module.Parameters:
+    def read_parameters(self) -> repo_parameters.Parameters:
         """The repository's parameters.
 
         :raises DamagedError, VersionError: as their names say
         """
-        return parameters_module.Parameters.from_json(
+        return repo_parameters.Parameters.from_json(
             self.parameters.encode(),
             f'{layout.PARAMETERS_FILE} of snapshot {self.number}')
 
@@ -263,7 +263,7 @@ class Manifest(closing.Closing):
             raise
 
     @property
-    def parameters(self) -> parameters_module.Parameters:
+    def parameters(self) -> repo_parameters.Parameters:
         """The repository's parameters."""
         return self.head.read_parameters()
 

@@ -20,7 +20,7 @@ from glance_dedup.base import files
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repo_parameters
 
 # The header of a group's file (format.rst): magic, major and minor version,
 # number, repository id, scope id and slots; behind these the object's id.
@@ -76,7 +76,7 @@ class Fetcher:
     """Fetches files into a directory that is being restored."""
 
     def __init__(self, store: store_module.ObjectStore, path: str,
-                 parameters: parameters_module.Parameters) -> None:
+                 parameters: repo_parameters.Parameters) -> None:
         self._store = store
         self._path = path
         self._mode = access.file_mode(path)

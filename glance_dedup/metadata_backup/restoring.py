@@ -34,11 +34,11 @@ from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import layout
-from glance_dedup.repository import owners as owners_module
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import prefix_owners
+from glance_dedup.repository import repo_parameters
 
 #: Objects that are fetched at the same time.
 _PARALLEL = 8
@@ -99,7 +99,7 @@ def look(store: store_module.ObjectStore,
         or another snapshot is the one that can be restored
     """
     successors = {one: _successor_of(store, one)
-                  for one in owners_module.all_owners(store)}
+                  for one in prefix_owners.all_owners(store)}
     live = sorted(one for one, by in successors.items() if by is None)
     if owner is None:
         owner = _choose(store, successors)
@@ -149,7 +149,7 @@ def _require_number(manifest: backup_manifest.Manifest, unusable: list[str],
 
 def _successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
     try:
-        return owners_module.successor_of(store, owner)
+        return prefix_owners.successor_of(store, owner)
     except exceptions.DamagedError:
         return ''       # it is retired all the same
 
@@ -176,7 +176,8 @@ def _choose(store: store_module.ObjectStore,
 def restore(path: str, location: location_module.Location, credentials: str,
             signing_keys: signingkeys.Keys | None, *,
             owner: str | None = None, number: int | None = None,
-            cache_mib: int = cold.CACHE_MIB, group_access: bool = False,
+            cache_mib: int = cold_settings.CACHE_MIB,
+            group_access: bool = False,
             progress: Progress = lambda done, total, what: None) -> Result:
     """Make a repository out of the newest snapshot.
 
@@ -195,8 +196,8 @@ def restore(path: str, location: location_module.Location, credentials: str,
     """
     path = os.path.realpath(path)
     credentials = os.path.abspath(credentials)
-    parameters_module.require_range('cache_mib', cache_mib, 1,
-                                    cold.MAX_CACHE_MIB)
+    repo_parameters.require_range('cache_mib', cache_mib, 1,
+                                  cold_settings.MAX_CACHE_MIB)
     new = secrets.token_hex(16)
     keys = signing_keys or signingkeys.make()
     with (store_module.ObjectStore(location, credentials) as store,
@@ -205,7 +206,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
         with found.manifest as manifest:
             _begin(path, manifest, keys, group_access)
         for one in {*found.live, found.owner}:
-            owners_module.retire(store, one, new)
+            prefix_owners.retire(store, one, new)
         # The argument in cold.rst needs that this comes after it.
         with look(store, signing_keys, found.owner,
                   number).manifest as manifest:
@@ -214,7 +215,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
                                    progress)
             with contextlib.closing(restoring):
                 restoring.run()
-            settings = cold.Settings(
+            settings = cold_settings.Settings(
                 location, credentials, cache_mib,
                 _owners(new, found.owner, manifest), os.stat(path).st_ino)
             with backup_manifest.send(
@@ -223,15 +224,15 @@ def restore(path: str, location: location_module.Location, credentials: str,
                         taken=time.time()), restoring.lines(), keys):
                 pass
         # With its own snapshot, the new owner can be restored from now on.
-        owners_module.claim(store, settings, parameters.repository_id)
-        cold.write(path, settings)
+        prefix_owners.claim(store, settings, parameters.repository_id)
+        cold_settings.write(path, settings)
         layout.end_restoring(path)
     return restoring.result
 
 
 def _begin(path: str, manifest: backup_manifest.Manifest,
            keys: signingkeys.Keys, group_access: bool
-           ) -> parameters_module.Parameters:
+           ) -> repo_parameters.Parameters:
     parameters = manifest.head.read_parameters()
     layout.begin_restoring(path, parameters, keys, group_access)
     return parameters
@@ -256,9 +257,10 @@ def _owners(new: str, old: str, manifest: backup_manifest.Manifest
     found = dict.fromkeys((new, old))
     for group in manifest.groups():
         found[group.owner] = None
-        if len(found) > cold.MAX_OWNERS:
+        if len(found) > cold_settings.MAX_OWNERS:
             raise exceptions.InvalidParameter(
-                f'the snapshot names objects of more than {cold.MAX_OWNERS} '
+                f'the snapshot names objects of more than '
+                f'{cold_settings.MAX_OWNERS} '
                 'owners')
     return tuple(found)
 
@@ -268,7 +270,7 @@ class _Restoring:
 
     def __init__(self, store: store_module.ObjectStore, path: str,
                  manifest: backup_manifest.Manifest,
-                 parameters: parameters_module.Parameters, new: str,
+                 parameters: repo_parameters.Parameters, new: str,
                  progress: Progress) -> None:
         self._path = path
         self._manifest = manifest

@@ -16,7 +16,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import signingkeys
 from glance_dedup.repository import features
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repo_parameters
 
 PARAMETERS_FILE = 'repository.json'
 #: In a directory that is being restored: what becomes ``repository.json``.
@@ -60,13 +60,13 @@ def create(path: str | os.PathLike, *, group_access: bool = False,
     :param group_access: all members of the directory's group may use the
         repository; otherwise it is this user's alone
     :param chosen: as for
-        :meth:`~glance_dedup.repository.parameters.Parameters.choose`
+        :meth:`~glance_dedup.repository.repo_parameters.Parameters.choose`
     :raises InvalidParameter: for a value out of bounds, or a directory that
         holds something else
     :raises ImageExists: the directory holds a repository already
     """
     path = os.path.abspath(os.fspath(path))
-    parameters = parameters_module.Parameters.choose(**chosen)
+    parameters = repo_parameters.Parameters.choose(**chosen)
     with files.os_errors(f'cannot create the repository {path}'):
         if not files.is_directory(path):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -104,7 +104,7 @@ def _furnish(path: str, keys: signingkeys.Keys) -> None:
         files.sync_directory(os.path.join(path, name))
 
 
-def begin_restoring(path: str, parameters: parameters_module.Parameters,
+def begin_restoring(path: str, parameters: repo_parameters.Parameters,
                     keys: signingkeys.Keys, group_access: bool = False
                     ) -> None:
     """Make a repository that has lost its directory, without any image.
@@ -187,7 +187,7 @@ def _unfinished(path: str) -> str:
 
 
 def read_parameters(path: str, allow_weak: bool = False
-                    ) -> parameters_module.Parameters:
+                    ) -> repo_parameters.Parameters:
     """The parameters of the repository at a path.
 
     :param allow_weak: accept the digest that only tests may choose, too
@@ -215,8 +215,8 @@ def read_parameters(path: str, allow_weak: bool = False
     with files.os_errors(f'cannot read {file}'):
         content = files.read_file(file, 65536)
     try:
-        return parameters_module.Parameters.from_json(content, file,
-                                                      allow_weak)
+        return repo_parameters.Parameters.from_json(content, file,
+                                                    allow_weak)
     except exceptions.DamagedError as e:
         raise exceptions.DamagedError(
             f'{e}. Restore this one file from a backup') from e

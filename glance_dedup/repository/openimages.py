@@ -3,8 +3,8 @@
 """Images that are being stored, and images that are being read.
 
 :meth:`Repository.begin` and :meth:`Repository.open_image
-<glance_dedup.repository.repository.Repository.open_image>` make these objects.
-Any number of threads may use one at once.
+<glance_dedup.repository.image_repository.Repository.open_image>` make these
+objects. Any number of threads may use one at once.
 """
 
 import bisect
@@ -16,7 +16,7 @@ from glance_dedup import _engine
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import formats
-from glance_dedup.repository import parameters
+from glance_dedup.repository import repo_parameters
 
 #: Bytes that are read or written at once, where nothing else is said.
 PIECE = 4 * 1024 * 1024
@@ -179,7 +179,7 @@ class Transaction:
         :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
         for name, offset in (('start', start), ('end', end)):
-            parameters.require_range(name, offset, 0, (1 << 63) - 1)
+            repo_parameters.require_range(name, offset, 0, (1 << 63) - 1)
         return self._engine.add_runs(image._engine, start, end)
 
     def add_zeros(self, length: int) -> None:
@@ -189,7 +189,7 @@ class Transaction:
             or the image would become longer than any file
         :raises NoSpaceError, StorageError: only :meth:`abort` is possible
         """
-        parameters.require_range('length', length, 0, (1 << 63) - 1)
+        repo_parameters.require_range('length', length, 0, (1 << 63) - 1)
         self._engine.add_zeros(length)
 
     def keep(self) -> tuple[int, int]:
@@ -333,14 +333,14 @@ class Image(closing.Closing):
         of them at the ends of other blocks.
         """
         for name, value in (('length', length), ('offset', offset)):
-            parameters.require_range(name, value, 0, (1 << 63) - 1)
+            repo_parameters.require_range(name, value, 0, (1 << 63) - 1)
         offset = min(offset, self.size)
         return self._engine.is_zeros(min(length, self.size - offset), offset)
 
     def pieces(self, offset: int = 0, length: int | None = None,
                piece: int = PIECE) -> Iterator[bytes]:
         """The bytes of a range (to the end if `length` is None), in pieces."""
-        parameters.require_range('piece', piece, 1, 1 << 40)
+        repo_parameters.require_range('piece', piece, 1, 1 << 40)
         end = self.size
         if length is not None:
             end = min(end, offset + length)
@@ -377,7 +377,7 @@ class Image(closing.Closing):
             behind the last page
         :raises DamagedError: the entries have changed since the image's commit
         """
-        parameters.require_range('page', page, 0, (1 << 63) - 1)
+        repo_parameters.require_range('page', page, 0, (1 << 63) - 1)
         return self._engine.describe(page)
 
     def frames(self, ranges: list[tuple[int, int]]
@@ -398,8 +398,8 @@ class Image(closing.Closing):
         :raises UnavailableError: as :meth:`readinto`
         """
         for offset, length in ranges:
-            parameters.require_range('offset', offset, 0, (1 << 63) - 1)
-            parameters.require_range('length', length, 0, (1 << 63) - 1)
+            repo_parameters.require_range('offset', offset, 0, (1 << 63) - 1)
+            repo_parameters.require_range('length', length, 0, (1 << 63) - 1)
         try:
             return self._engine.frames(list(ranges))
         except exceptions.DamagedError as e:

@@ -20,10 +20,10 @@ from glance_dedup.base import files
 from glance_dedup.base import filesystem
 from glance_dedup.base import imageids
 from glance_dedup.base import scopes
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
-from glance_dedup.repository import parameters
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import repo_parameters
 from glance_dedup.repository import volumes
 
 _MAX_OFFSET = (1 << 63) - 1
@@ -93,7 +93,7 @@ class Volume:
     """
 
     def __init__(self, name: str, engine: _engine.Volume,
-                 repository: repository_module.Repository) -> None:
+                 repository: image_repository.Repository) -> None:
         self.name = name
         self._engine = engine
         # A fork closes only the descriptors of repositories that still exist.
@@ -216,7 +216,7 @@ class Volume:
         :raises ImageExists: there is an image of this id
         :raises InvalidParameter: for an id that no image may have
         """
-        repository_module.require_text('project', project)
+        image_repository.require_text('project', project)
         self._repository.require_image(image_id)
         return openimages.image_stat(self._engine.snapshot(image_id, project))
 
@@ -225,7 +225,7 @@ class Volume:
 
         :raises InvalidParameter: for a size that no volume may have
         """
-        parameters.require_range('size', size, 0, _MAX_OFFSET)
+        repo_parameters.require_range('size', size, 0, _MAX_OFFSET)
         self._engine.resize(size)
 
     def close(self) -> None:
@@ -243,13 +243,13 @@ class Volume:
 
 
 def _require_range(length: int, offset: int) -> None:
-    parameters.require_range('length', length, 0, _MAX_OFFSET)
-    parameters.require_range('offset', offset, 0, _MAX_OFFSET)
+    repo_parameters.require_range('length', length, 0, _MAX_OFFSET)
+    repo_parameters.require_range('offset', offset, 0, _MAX_OFFSET)
 
 
 # -- volumes by their names ---------------------------------------------------
 
-def create(repository: repository_module.Repository, name: str,
+def create(repository: image_repository.Repository, name: str,
            size: int | None = None, *, project: str = '',
            scope: str | bytes = 'global',
            image: openimages.Image | None = None,
@@ -272,11 +272,11 @@ def create(repository: repository_module.Repository, name: str,
         the image's
     """
     for what, value in (('name', name), ('project', project)):
-        repository_module.require_text(what, value)
+        image_repository.require_text(what, value)
     if size is None and image is None:
         raise exceptions.InvalidParameter('a volume needs a size, or an image')
     if size is not None:
-        parameters.require_range('size', size, 1, _MAX_OFFSET)
+        repo_parameters.require_range('size', size, 1, _MAX_OFFSET)
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):
@@ -285,7 +285,7 @@ def create(repository: repository_module.Repository, name: str,
             None if image is None else image._engine, part_size or 0)
 
 
-def open_volume(repository: repository_module.Repository,
+def open_volume(repository: image_repository.Repository,
                 name: str) -> Volume:
     """Become a volume's owner, until it is closed.
 
@@ -293,7 +293,7 @@ def open_volume(repository: repository_module.Repository,
     :raises BusyError: it has an owner
     :raises DamagedError: acknowledged bytes are lost (V5)
     """
-    repository_module.require_text('name', name)
+    image_repository.require_text('name', name)
     handle = repository.handle()
     # A checkpoint stores blocks.
     repository.filter.complete(handle)
@@ -301,7 +301,7 @@ def open_volume(repository: repository_module.Repository,
         return Volume(name, handle.open_volume(name), repository)
 
 
-def look(repository: repository_module.Repository, name: str) -> VolumeStat:
+def look(repository: image_repository.Repository, name: str) -> VolumeStat:
     """The facts of a volume, even if another process owns it.
 
     If it has an owner, they are those of the beginning of its last checkpoint.
@@ -309,13 +309,13 @@ def look(repository: repository_module.Repository, name: str) -> VolumeStat:
     :raises ImageNotFound: there is no such volume
     :raises DamagedError: its newest journal is damaged
     """
-    repository_module.require_text('name', name)
+    image_repository.require_text('name', name)
     with _errors(repository):
         return VolumeStat(**_facts(
             name, repository.handle().look_at_volume(name)))
 
 
-def names(repository: repository_module.Repository) -> list[str]:
+def names(repository: image_repository.Repository) -> list[str]:
     """The names of all volumes, sorted, even of those being deleted."""
     with _errors(repository):
         found = volumes.names(repository.path)
@@ -324,7 +324,7 @@ def names(repository: repository_module.Repository) -> list[str]:
         return found
 
 
-def roll_back(repository: repository_module.Repository, name: str,
+def roll_back(repository: image_repository.Repository, name: str,
               image: openimages.Image) -> int:
     """Give a volume the bytes and the size of an image.
 
@@ -337,14 +337,14 @@ def roll_back(repository: repository_module.Repository, name: str,
     :raises BusyError: it has an owner
     :raises InvalidParameter: no volume may have the image's size
     """
-    repository_module.require_text('name', name)
+    image_repository.require_text('name', name)
     handle = repository.handle()
     repository.filter.complete(handle)
     with _errors(repository):
         return handle.roll_back_volume(name, image._engine)
 
 
-def rename(repository: repository_module.Repository, name: str,
+def rename(repository: image_repository.Repository, name: str,
            new_name: str) -> None:
     """Give a volume another name.
 
@@ -354,23 +354,23 @@ def rename(repository: repository_module.Repository, name: str,
     :raises InvalidParameter: the new name is not allowed
     """
     for what, value in (('name', name), ('new name', new_name)):
-        repository_module.require_text(what, value)
+        image_repository.require_text(what, value)
     with _errors(repository):
         repository.handle().rename_volume(name, new_name)
 
 
-def delete(repository: repository_module.Repository, name: str) -> None:
+def delete(repository: image_repository.Repository, name: str) -> None:
     """Delete a volume. A later collection frees its space.
 
     :raises ImageNotFound: there is no such volume
     :raises BusyError: it has an owner
     """
-    repository_module.require_text('name', name)
+    image_repository.require_text('name', name)
     with _errors(repository):
         repository.handle().delete_volume(name)
 
 
-def discard(repository: repository_module.Repository, name: str) -> list[str]:
+def discard(repository: image_repository.Repository, name: str) -> list[str]:
     """Delete a volume, even if its newest journal is damaged.
 
     The recipes of such a volume have an id that one of its journals names,
@@ -381,7 +381,7 @@ def discard(repository: repository_module.Repository, name: str) -> list[str]:
     :raises ImageNotFound: there is no such volume
     :raises BusyError: it has an owner
     """
-    repository_module.require_text('name', name)
+    image_repository.require_text('name', name)
     with _errors(repository):
         ids = _ids_in_journals(repository, name)
         repository.handle().discard_volume(name)
@@ -398,7 +398,7 @@ def discard(repository: repository_module.Repository, name: str) -> list[str]:
     return left
 
 
-def _ids_in_journals(repository: repository_module.Repository,
+def _ids_in_journals(repository: image_repository.Repository,
                      name: str) -> set[str]:
     """The volume ids in the journals' heads, which may be damaged."""
     path = os.path.join(repository.path, layout.VOLUMES, name)
@@ -413,7 +413,7 @@ def _ids_in_journals(repository: repository_module.Repository,
     return found
 
 
-def is_in_use(repository: repository_module.Repository, name: str) -> bool:
+def is_in_use(repository: image_repository.Repository, name: str) -> bool:
     """Whether some process, perhaps on another host, owns a volume.
 
     The lock is only asked for, not taken. This process's own volumes count,
@@ -427,7 +427,7 @@ def is_in_use(repository: repository_module.Repository, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _errors(repository: repository_module.Repository) -> Iterator[None]:
+def _errors(repository: image_repository.Repository) -> Iterator[None]:
     """As :func:`layout.image_errors`, for the directory of volumes, too."""
     try:
         with layout.image_errors(repository.path):
@@ -437,7 +437,7 @@ def _errors(repository: repository_module.Repository) -> Iterator[None]:
         raise
 
 
-def _require_directory(repository: repository_module.Repository) -> None:
+def _require_directory(repository: image_repository.Repository) -> None:
     directory = os.path.join(repository.path, layout.VOLUMES)
     if not files.is_directory(directory):
         raise exceptions.StorageError(

@@ -14,8 +14,8 @@ import os
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import layout
-from glance_dedup.repository import repository as repository_module
 
 _HEADER = 32            # of a segment
 #: Names of codecs; a codec's number is its index here.
@@ -42,7 +42,7 @@ class Part:
     """Whether they are on the disk."""
 
 
-def parts(repo: repository_module.Repository,
+def parts(repo: image_repository.Repository,
           progress: Callable[[int, int], None] = lambda done, total: None,
           unreadable: Callable[[Exception], None] = lambda error: None
           ) -> list[Part]:

@@ -16,8 +16,8 @@ import os
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import projects
-from glance_dedup.repository import repository as repository_module
 
 LOG = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Usage:
         self._read: tuple[_Version, _Projects] = None, None
         self._known = True
 
-    def stored(self, repository: repository_module.Repository, project: str
+    def stored(self, repository: image_repository.Repository, project: str
                ) -> int | None:
         """How many bytes of the disk a project has stored.
 
@@ -83,7 +83,7 @@ class Usage:
             self._read = version, projects.load(root)
         return self._read
 
-    def _waiting(self, repository: repository_module.Repository,
+    def _waiting(self, repository: image_repository.Repository,
                  project: str) -> int:
         """The bytes of images that were committed and not counted yet."""
         committed = {}

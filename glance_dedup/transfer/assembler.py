@@ -20,7 +20,7 @@ from typing import Any
 from glance_dedup import _engine
 from glance_dedup.client import wire
 from glance_dedup.repository import openimages
-from glance_dedup.repository import parameters
+from glance_dedup.repository import repo_parameters
 
 #: A lot has at most so many blocks, as many extents, and so many bytes of
 #: blocks.
@@ -157,7 +157,7 @@ def ranges(wanted: dict[int, tuple[bytes, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def why_whole(ours: parameters.Parameters, theirs: Any) -> str | None:
+def why_whole(ours: repo_parameters.Parameters, theirs: Any) -> str | None:
     """Why fingerprints cannot identify their blocks here; None: they can.
 
     :param theirs: the header of a description

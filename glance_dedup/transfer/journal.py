@@ -31,7 +31,7 @@ from glance_dedup.base import files
 from glance_dedup.base import filesystem
 from glance_dedup.base import imageids
 from glance_dedup.base import imagelist
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 
 NAME = 'replication.json'
 #: The most images; more would mean that something is wrong with all of them.
@@ -99,7 +99,7 @@ class Underway:
     :raises InvalidParameter: the URL is too long
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  site: str) -> None:
         if len(site) > _MAX_SITE:
             raise exceptions.InvalidParameter(

@@ -26,8 +26,8 @@ from glance_dedup.base import workers as workers_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import wire
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 from glance_dedup.transfer import description as description_module
 from glance_dedup.transfer import source_client as source_client_module
@@ -59,7 +59,7 @@ class Result:
     """Why the pull requested all bytes; None: only the missing blocks."""
 
 
-def pull(repository: repository_module.Repository, image_id: str,
+def pull(repository: image_repository.Repository, image_id: str,
          client: daemon_module.Client, *, project: str = '',
          scope: str = 'global',
          progress: Progress = lambda done, size: None) -> Result:

@@ -31,8 +31,8 @@ from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import replica as replica_module
 from glance_dedup.client import wire
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
-from glance_dedup.repository import repository as repository_module
 from glance_dedup.transfer import assembler
 
 #: Seconds to wait before each further attempt. If none of these attempts makes
@@ -73,7 +73,7 @@ class Unsure(Exception):
     """Nobody knows what became of an upload; the message says why."""
 
 
-def send(repository: repository_module.Repository, image_id: str,
+def send(repository: image_repository.Repository, image_id: str,
          client: daemon_module.Client, *, pace: task.Pace | None = None,
          location: str | None = None,
          confirm: Callable[[str | None], Any] = lambda location: None
@@ -104,7 +104,7 @@ def send(repository: repository_module.Repository, image_id: str,
         return sender.run(confirm)
 
 
-def upload(repository: repository_module.Repository, image: openimages.Image,
+def upload(repository: image_repository.Repository, image: openimages.Image,
            client: daemon_module.Client, target: str,
            headers: list[tuple[str, str]], timeout: float
            ) -> tuple[Sent, dict]:

@@ -20,7 +20,7 @@ from glance_dedup.base import task as task_module
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import glance_api
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from glance_dedup.transfer import journal as journal_module
 from glance_dedup.transfer import send
 
@@ -113,7 +113,7 @@ class DataReplication:
     :param client: a client of the daemon there
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  client: daemon_module.Client, dry_run: bool = False) -> None:
         self._repository = repository
         self._client = client
@@ -176,7 +176,7 @@ class Replication(DataReplication):
     :param away: the Glance there
     """
 
-    def __init__(self, repository: repository_module.Repository,
+    def __init__(self, repository: image_repository.Repository,
                  client: daemon_module.Client, home: glance_api.Glance,
                  away: glance_api.Glance, dry_run: bool = False) -> None:
         super().__init__(repository, client, dry_run)

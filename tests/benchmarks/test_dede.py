@@ -7,7 +7,7 @@ import pytest
 
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.benchmarks import papers
 from tests.benchmarks import test_hosts
 
@@ -107,8 +107,8 @@ def test_rates(dede, tmp_path, policy):
 def test_exchanged_images_are_what_they_were(dede, tmp_path):
     """And name the base's blocks instead of their own."""
     path = str(tmp_path / 'repository')
-    repository.Repository.create(path)
-    with repository.Repository(
+    image_repository.Repository.create(path)
+    with image_repository.Repository(
             path, filter_dir=str(tmp_path / 'filters')) as repo:
         dede.put_noise(repo, 4)
         with maintainer_role.Maintainer(repo) as maintainer:
@@ -157,7 +157,7 @@ def test_index(dede, program, tmp_path):
     assert [(stage.name, stage.entries) for stage in found.stages.values()
             ] == [(name, 40_000) for name in ('scan', 'merge', 'merge, again')]
     assert 8.5 * 40_000 < found.bytes < 8.7 * 40_000
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         for number in (0, 1, 39_999):
             group, slot = dede.synthetic.address(number)
             assert dede.exactindex.exactindex.find(

@@ -9,8 +9,8 @@ import types
 
 import pytest
 
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 from tests.benchmarks import papers
 
 pytestmark = pytest.mark.long
@@ -76,7 +76,7 @@ def disk(traces):
 @pytest.fixture(params=[4096, 512])
 def place(request, tmp_path):
     path = tmp_path / 'repository'
-    repository.Repository.create(path, block_size=request.param)
+    image_repository.Repository.create(path, block_size=request.param)
     (tmp_path / 'stores').mkdir()
     return path, tmp_path / 'stores'
 
@@ -141,8 +141,8 @@ def test_a_plain_file(dmdedup, disk, tmp_path):
 
 def test_a_volume(dmdedup, disk, tmp_path):
     path = tmp_path / 'repository'
-    repository.Repository.create(path)
-    with repository.Repository(path, filter_dir=str(tmp_path)) as repo:
+    image_repository.Repository.create(path)
+    with image_repository.Repository(path, filter_dir=str(tmp_path)) as repo:
         openvolumes.create(repo, 'disk', BLOCKS * 4096)
         for data in (disk.data + disk.checks(), disk.checks()):
             with openvolumes.open_volume(repo, 'disk') as volume:

@@ -11,7 +11,7 @@ import pytest
 
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +36,8 @@ def program(synthetic, tmp_path_factory):
 
 
 def opened(path, tmp_path):
-    return repository.Repository(path, filter_dir=str(tmp_path / 'filter'))
+    return image_repository.Repository(path,
+                                       filter_dir=str(tmp_path / 'filter'))
 
 
 def test_with_data_nothing_is_wrong(synthetic, program, tmp_path):

@@ -27,7 +27,7 @@ import time
 import yaml
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.cloud import barbican
 from tests.cloud import broker
 from tests.cloud import dedupd
@@ -254,10 +254,10 @@ class Cloud:
 
     def _make_repository(self, path):
         if not self.state.swift or path != self.repository:
-            repository.Repository.create(path)
+            image_repository.Repository.create(path)
             return
         # Small images fill a group, too: only full ones move.
-        repository.Repository.create(path, group_slots=GROUP_SLOTS)
+        image_repository.Repository.create(path, group_slots=GROUP_SLOTS)
 
     # -- for services ------------------------------------------------------
 

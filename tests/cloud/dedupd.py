@@ -11,7 +11,7 @@ import sys
 
 from dedupd.novabase import links
 from glance_dedup.client import daemon as daemon_module
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.cloud import service
 from tests.support import certificates
 from tests.support import daemons
@@ -209,7 +209,7 @@ class Cache(_Dedupd):
         """Have it hold nothing, while it is down."""
         shutil.rmtree(self.repository, ignore_errors=True)
         shutil.rmtree(self.directory / 'filter', ignore_errors=True)
-        repository.Repository.create(self.repository)
+        image_repository.Repository.create(self.repository)
 
     def launch(self):
         storing = self.cloud.services['dedupd']

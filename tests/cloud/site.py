@@ -8,7 +8,7 @@ database server. Images are sent there with ``glance-dedup image replicate``.
 import contextlib
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.cloud import dedupd
 from tests.cloud import glance
 
@@ -64,7 +64,7 @@ class Dedupd(dedupd.Dedupd):
     def prepare(self):
         super().prepare()
         with contextlib.suppress(exceptions.ImageExists):
-            repository.Repository.create(self.repository)
+            image_repository.Repository.create(self.repository)
 
 
 class Glance(glance.Glance):

@@ -10,8 +10,8 @@ import contextlib
 import requests
 
 from glance_dedup.objects import location
-from glance_dedup.repository import owners
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import prefix_owners
 from tests.cloud import keystone as keystone_module
 from tests.cloud import service
 from tests.support import swift_server
@@ -84,5 +84,5 @@ class Swift(service.Service):
 
     def attach(self, path):
         """Attach a repository, which nobody maintains."""
-        with repository.Repository(path) as repo:
-            owners.attach(repo, self.location, str(self.credentials))
+        with image_repository.Repository(path) as repo:
+            prefix_owners.attach(repo, self.location, str(self.credentials))

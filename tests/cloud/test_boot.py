@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.cloud import boot
 from tests.cloud import disk
 from tests.cloud import nova
@@ -33,7 +33,7 @@ class Sandbox:
 
     def __init__(self, cloud, directory):
         self.demo = cloud.connect('demo')
-        self.repository = repository.Repository(cloud.repository)
+        self.repository = image_repository.Repository(cloud.repository)
         self._directory = directory
         self._images = []
         self._servers = []

@@ -16,7 +16,7 @@ import uuid
 from openstack import exceptions as sdk
 import pytest
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.cloud import boot
 from tests.cloud import disk
 from tests.cloud import service
@@ -177,7 +177,7 @@ def test_a_similar_image_moves_less_than_a_tenth(cloud, sandbox):
 
     # What the host sends is stored, although it goes through the cache.
     snapshot = sandbox.snapshot(server)
-    with repository.Repository(cloud.repository) as repo:
+    with image_repository.Repository(cloud.repository) as repo:
         assert repo.stat(snapshot).size == sandbox.user.image.get_image(
             snapshot).size
     sandbox.forget()

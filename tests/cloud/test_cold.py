@@ -15,9 +15,9 @@ from requests import exceptions
 
 from glance_dedup.objects import location
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold as cold_module
-from glance_dedup.repository import owners
-from glance_dedup.repository import repository
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import prefix_owners
 from tests.cloud import boot
 from tests.cloud import cloud as cloud_module
 from tests.cloud import disk
@@ -68,8 +68,8 @@ def forget(cloud):
 
 
 def objects(cloud):
-    settings = cold_module.require(cloud.repository)
-    with cold_module.connect(settings) as store:
+    settings = cold_settings.require(cloud.repository)
+    with cold_settings.connect(settings) as store:
         return store.keys(f'{settings.owner}/g/')
 
 
@@ -129,9 +129,9 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
     file.chmod(0o600)
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
-        settings = owners.attach(
+        settings = prefix_owners.attach(
             repo, location.parse('swift://images/glance'), str(file))
-    with cold_module.connect(settings) as store:
+    with cold_settings.connect(settings) as store:
         assert store.keys('owners/')
 
 
@@ -156,7 +156,7 @@ def short_tokens(cloud):
 def test_a_token_ends_in_the_middle_of_an_image(cloud, short_tokens):
     """Keystone and Swift refuse it, and the next one is asked for."""
     content = repositories.noise(13 * MIB, 2)
-    with repository.Repository(cloud.repository) as repo:
+    with image_repository.Repository(cloud.repository) as repo:
         repositories.put(repo, 'middle', content)
         tier(cloud)
         forget(cloud)
@@ -184,7 +184,7 @@ def test_a_password_changes_in_the_middle_of_an_image(cloud):
             admin.identity.update_user(
                 admin.identity.find_user('glance-dedup'), password=password)
 
-    with repository.Repository(cloud.repository) as repo:
+    with image_repository.Repository(cloud.repository) as repo:
         repositories.put(repo, 'password', content)
         tier(cloud)
         forget(cloud)

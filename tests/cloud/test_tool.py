@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from tests.cloud import cloud as cloud_module
 from tests.cloud import process as process_module
 from tests.cloud import service
@@ -202,7 +202,7 @@ def test_swift(place):
     assert 'start Swift:' in said and 'tier --all' in said
     up = table(place, 0)
     assert list(up) == ['mariadb', 'rabbitmq', 'keystone', 'swift', 'dedupd']
-    settings = cold.require(str(place / 'stores' / 'dedup'))
+    settings = cold_settings.require(str(place / 'stores' / 'dedup'))
     assert settings.location.url == 'swift://glance-dedup/cold'
     with repositories.open_repository(place / 'stores' / 'dedup') as repo:
         assert repo.parameters.has_cold
@@ -215,7 +215,7 @@ def test_swift(place):
     os.kill(int(up['dedupd'][1]), signal.SIGKILL)
     said = tool('up', '--dir', place, 'dedupd')
     assert 'start Swift:' in said and 'start dedupd:' in said
-    assert cold.require(str(place / 'stores' / 'dedup')) == settings
+    assert cold_settings.require(str(place / 'stores' / 'dedup')) == settings
     tool('down', '--dir', place)
 
     other = place.with_name('other')

@@ -14,7 +14,7 @@ from glance_dedup.backup import places
 from glance_dedup.backup import rank_exchange
 from glance_dedup.base import imageids
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import batches
 from tests.support import maintenance
 from tests.support import repositories
@@ -58,7 +58,7 @@ def test_second_night_reads_what_changed(cloud):
 def test_backup_that_is_gone_is_no_base(cloud):
     """Digests of a backup that was deleted are of no use, and say so."""
     cloud.run()
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         repo.delete(imageids.backup_id('disk0', cloud.time(0)))
     results = cloud.run(night=1)
     assert cloud.backups(1) == cloud.disks.digests()
@@ -204,7 +204,7 @@ def test_source_that_is_nowhere(cloud):
 
 def test_two_backups_of_one_disk(cloud):
     """The second one is refused; it says why, and what to wait for."""
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         repository_id = repo.repository_id
     with places.Place(str(cloud.state / repository_id), 'disk0',
                       repository_id):
@@ -262,7 +262,7 @@ def test_garbage_of_a_broken_run_is_collected(cloud, tmp_path, monkeypatch):
     assert maintenance.live_slots(cloud.path), results
 
     def is_empty():
-        with (repository.Repository(cloud.path) as repo,
+        with (image_repository.Repository(cloud.path) as repo,
               maintainer_role.Maintainer(repo) as maintainer):
             collecting.collect(maintainer)
             published = {

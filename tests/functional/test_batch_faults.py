@@ -35,7 +35,7 @@ from glance_dedup.base import files
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.cli import main
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import batches
 from tests.support import maintenance
 from tests.support import processes
@@ -340,7 +340,7 @@ def test_index_that_is_missing_or_damaged(cloud):
 def test_new_bytes_are_those_of_the_recipe(cloud, capfd):
     """`backup list` and `backup run` say the same."""
     results = cloud.run()
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         stats = {name: repo.stat(result.backup_id)
                  for name, result in results.items()}
     for name, stat in stats.items():
@@ -363,7 +363,7 @@ def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
     def kill(process):
         batches.kill_all(batches.ranks_of(process))
         time.sleep(1)           # they have the recipes open
-        with repository.Repository(cloud.path) as repo:
+        with image_repository.Repository(cloud.path) as repo:
             for backup in repo.backups():
                 repo.delete(backup.image_id)
         cloud.collect()
@@ -378,7 +378,7 @@ def test_base_that_is_pruned_before_the_second_try(cloud, monkeypatch):
 
 def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
     """Its blocks were found in the index; a collection frees them (B1)."""
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         for source in cloud.disks.sources():
             repositories.put(repo, f'of-{source.name}', pathlib.Path(
                 source.path).read_bytes())
@@ -386,7 +386,7 @@ def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
     gone = []
 
     def delete(process):
-        with repository.Repository(cloud.path) as repo:
+        with image_repository.Repository(cloud.path) as repo:
             for image_id in list(repo.images()):
                 repo.delete(image_id)
         before = len(maintenance.live_slots(cloud.path))
@@ -405,7 +405,7 @@ def test_image_that_is_deleted_before_it_is_referred_to(cloud, monkeypatch):
 
 def is_in_index(path, data):
     """Whether the index has an address for each of some blocks."""
-    with (repository.Repository(path) as repo,
+    with (image_repository.Repository(path) as repo,
           contextlib.closing(_engine.Index(repo.handle(), None)) as index):
         answers, waiting, _ = index.answer(_engine.index_sort(
             _engine.requests_of(repo.handle().scan(data), 0)))
@@ -415,12 +415,12 @@ def is_in_index(path, data):
 
 def test_index_that_is_stale(cloud):
     """It says where blocks are that were freed long ago (B1)."""
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         for source in cloud.disks.sources():
             repositories.put(repo, f'of-{source.name}', pathlib.Path(
                 source.path).read_bytes())
     merge(cloud.path)
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         for image_id in list(repo.images()):
             repo.delete(image_id)
     cloud.collect()
@@ -436,7 +436,7 @@ def test_index_that_is_stale(cloud):
 def test_restoring_a_pruned_backup(cloud, tmp_path, capfd):
     cloud.run()
     cloud.run(1)
-    with repository.Repository(cloud.path) as repo:
+    with image_repository.Repository(cloud.path) as repo:
         repo.delete(imageids.backup_id('disk0', cloud.time(0)))
     place = ['--repository', str(cloud.path), 'backup', 'restore', 'disk0',
              str(tmp_path / 'restored')]
@@ -575,7 +575,7 @@ def test_command_that_is_killed(large, monkeypatch, kind):
     out, told = done.communicate(timeout=LIMIT)
     assert done.returncode == 0, told
     assert ('a round that was not completed left it' in told) == left
-    with repository.Repository(large.path) as repo:
+    with image_repository.Repository(large.path) as repo:
         found = {}
         for backup in repo.backups():       # the newest is the last
             with repo.open_image(backup.image_id) as image:
@@ -601,7 +601,7 @@ def test_two_commands_at_once(large, monkeypatch):
         assert f'another backup of {name} is running on this host' in (
             second.stderr)
     assert 'None' not in second.stdout
-    with repository.Repository(large.path) as repo:
+    with image_repository.Repository(large.path) as repo:
         assert len(repo.backups()) == 4
     large.require_nothing_left()
 
@@ -609,7 +609,7 @@ def test_two_commands_at_once(large, monkeypatch):
 def test_recipe_without_its_base_is_refused(cloud):
     """Segments are never left out in silence."""
     disk = cloud.disks.sources()[0]
-    with (repository.Repository(cloud.path) as repo,
+    with (image_repository.Repository(cloud.path) as repo,
           places.Place(str(cloud.state), disk.name, 'x') as place,
           images.open_disk(place, disk.path, 'raw') as view,
           stages.Recipe(

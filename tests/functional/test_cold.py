@@ -16,8 +16,8 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.objects import slicefiles
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import cold as cold_module
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 from tests.support import objects
 from tests.support import repositories
 
@@ -69,8 +69,8 @@ def cold(tmp_path, place, faults, content):
                                     block_size=BLOCK))
     with made.open() as repo:
         repositories.put(repo, 'one', content)
-        settings = owners.attach(repo, *place)
-        store = cold_module.connect(settings)
+        settings = prefix_owners.attach(repo, *place)
+        store = cold_settings.connect(settings)
         with contextlib.closing(
                 _engine.Maintenance(repo.handle())) as maintenance:
             assert maintenance.lock()
@@ -185,8 +185,8 @@ def test_an_object_of_wrong_bytes_is_damage(cold, faults):
 
 def test_the_cache_stays_within_its_budget(cold, content, monkeypatch):
     monkeypatch.setattr(slices_module, 'PARALLEL', 1)
-    settings = cold_module.read(cold.path)
-    cold_module.write(cold.path, dataclasses.replace(settings, cache_mib=1))
+    settings = cold_settings.read(cold.path)
+    cold_settings.write(cold.path, dataclasses.replace(settings, cache_mib=1))
     for _ in range(2):
         assert cold.read() == content
         used = sum(map(os.path.getsize, cold.slices.iterdir()))
@@ -286,8 +286,8 @@ def test_what_else_the_source_may_raise(cold, raised):
 
 def test_an_object_of_another_owner(cold, content):
     """As after a directory was restored."""
-    settings = cold_module.read(cold.path)
-    cold_module.write(cold.path, dataclasses.replace(
+    settings = cold_settings.read(cold.path)
+    cold_settings.write(cold.path, dataclasses.replace(
         settings, owners=('0' * 32, '1' * 32, settings.owner)))
     assert cold.read() == content
 
@@ -300,7 +300,7 @@ def test_who_is_not_attached(cold):
 
 
 def test_credentials_that_are_gone(cold, content):
-    settings = cold_module.read(cold.path)
+    settings = cold_settings.read(cold.path)
     os.rename(settings.credentials, settings.credentials + '.away')
     with pytest.raises(exceptions.UnavailableError, match='credentials'):
         cold.read()
@@ -311,26 +311,26 @@ def test_credentials_that_are_gone(cold, content):
 # -- attaching ----------------------------------------------------------------
 
 def test_attaching_again_changes_the_cache(cold, place):
-    before = cold_module.read(cold.path)
+    before = cold_settings.read(cold.path)
     with cold.open() as repo:
-        after = owners.attach(repo, *place, cache_mib=7)
+        after = prefix_owners.attach(repo, *place, cache_mib=7)
     assert after == dataclasses.replace(before, cache_mib=7)
-    assert cold_module.read(cold.path) == after
+    assert cold_settings.read(cold.path) == after
 
 
 def test_attaching_elsewhere_needs_that_nothing_is_cold(cold, place):
     other = dataclasses.replace(place[0], prefix='elsewhere')
     with cold.open() as repo, pytest.raises(
             exceptions.InvalidParameter, match='cold groups'):
-        owners.attach(repo, other, place[1])
+        prefix_owners.attach(repo, other, place[1])
 
 
 def test_two_repositories_under_one_prefix(cold, place, tmp_path):
     other = repositories.create(tmp_path / 'other')
     with repositories.open_repository(other) as repo, pytest.raises(
             exceptions.InvalidParameter, match='another repository'):
-        owners.attach(repo, *place)
-    assert cold_module.read(other) is None
+        prefix_owners.attach(repo, *place)
+    assert cold_settings.read(other) is None
 
 
 def test_a_copy_of_the_directory(cold, place, tmp_path, content):
@@ -340,12 +340,12 @@ def test_a_copy_of_the_directory(cold, place, tmp_path, content):
     copy.object_id = cold.object_id
     assert copy.read() == content
     with copy.open() as repo:
-        settings = cold_module.read(copy.path)
-        with cold_module.connect(settings) as store, pytest.raises(
+        settings = cold_settings.read(copy.path)
+        with cold_settings.connect(settings) as store, pytest.raises(
                 exceptions.InvalidParameter, match='is a copy'):
-            owners.require_claim(repo, settings, store)
+            prefix_owners.require_claim(repo, settings, store)
         with pytest.raises(exceptions.InvalidParameter, match='cold groups'):
-            owners.attach(repo, *place)
+            prefix_owners.attach(repo, *place)
 
 
 def test_attaching_while_there_is_a_maintainer(place, tmp_path):
@@ -354,7 +354,7 @@ def test_attaching_while_there_is_a_maintainer(place, tmp_path):
             _engine.Maintenance(repo.handle())) as maintenance:
         assert maintenance.lock()
         with pytest.raises(exceptions.BusyError, match='stop dedupd'):
-            owners.attach(repo, *place)
+            prefix_owners.attach(repo, *place)
 
 
 def test_wrong_credentials(place, tmp_path):
@@ -362,8 +362,8 @@ def test_wrong_credentials(place, tmp_path):
     wrong = objects.write_s3(tmp_path / 'wrong', 'nobody', 'nothing')
     with repositories.open_repository(path) as repo, pytest.raises(
             exceptions.UnavailableError):
-        owners.attach(repo, place[0], wrong)
-    assert cold_module.read(path) is None
+        prefix_owners.attach(repo, place[0], wrong)
+    assert cold_settings.read(path) is None
 
 
 @pytest.mark.parametrize('bad', [
@@ -372,7 +372,7 @@ def test_wrong_credentials(place, tmp_path):
 def test_a_damaged_description(cold, bad):
     (cold.path / 'cold.json').write_bytes(bad)
     with pytest.raises(exceptions.DamagedError, match='cold.json is damaged'):
-        cold_module.read(cold.path)
+        cold_settings.read(cold.path)
 
 
 @pytest.mark.parametrize('change', [
@@ -381,8 +381,8 @@ def test_a_damaged_description(cold, bad):
     {'credentials': 'relative'}, {'credentials': 7}, {'inode': '7'},
     {'location': {}}, {'location': None}])
 def test_a_description_of_wrong_values(cold, change):
-    fields = {**dataclasses.asdict(cold_module.read(cold.path)), **change}
+    fields = {**dataclasses.asdict(cold_settings.read(cold.path)), **change}
     (cold.path / 'cold.json').write_bytes(
         files.pack_json('glance-dedup object store', **fields))
     with pytest.raises(exceptions.DamagedError, match='cold.json is damaged'):
-        cold_module.read(cold.path)
+        cold_settings.read(cold.path)

@@ -14,7 +14,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.repository import owners
+from glance_dedup.repository import prefix_owners
 from glance_dedup.transfer import send
 from glance_dedup.transfer import site_replication
 from tests.support import batches
@@ -131,7 +131,7 @@ def cloud(server, proxy, faults, tmp_path):
     made = batches.Cloud(tmp_path, 2,
                          group_slots=512)
     with repositories.open_repository(made.path) as repo:
-        owners.attach(repo, objects.location_module.parse(
+        prefix_owners.attach(repo, objects.location_module.parse(
             f's3://{server.container}/{os.urandom(8).hex()}', proxy.url),
             server.credentials(tmp_path / 'credentials'))
     results = made.run(0)

@@ -17,7 +17,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.client import slices as client_module
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import cold as cold_module
+from glance_dedup.repository import cold_settings
 from tests.support import cold_repositories
 from tests.support import daemons
 from tests.support import processes
@@ -418,7 +418,7 @@ def renew(cold, number):
             while not rewriting.step()[0]:
                 pass
             object_id, length, name = rewriting.object()
-            with cold_module.connect(cold.settings) as store:
+            with cold_settings.connect(cold.settings) as store:
                 key = slices_module.key_of(cold.settings.owner, number,
                                            object_id)
                 with open(cold.path / name, 'rb') as file:
@@ -453,7 +453,7 @@ def test_who_has_the_old_file_open_reads_the_new_object(
 
 def test_no_object_is_left(cold, faults):
     """Looking at the file again finds nothing new, and that ends."""
-    with cold_module.connect(cold.settings) as store:
+    with cold_settings.connect(cold.settings) as store:
         store.delete(slices_module.key_of(
             cold.settings.owner, 1, cold.groups[1]['object']))
     with cold.open() as repo:

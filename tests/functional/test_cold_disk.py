@@ -17,8 +17,8 @@ from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd import shortage as shortage_module
 from glance_dedup.base import exceptions
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 from tests.support import repositories
 from tests.support import schedulers
 
@@ -105,8 +105,8 @@ def test_many_times_the_disk(server, tmp_path, conf, monkeypatch, times):
         path = repositories.create(disk / 'r', group_slots=SLOTS)
         with repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter')) as repo:
-            owners.attach(repo, server.location(secrets.token_hex(8)),
-                          server.credentials(tmp_path / 'credentials'))
+            prefix_owners.attach(repo, server.location(secrets.token_hex(8)),
+                                 server.credentials(tmp_path / 'credentials'))
             with schedulers.running(repo, conf) as scheduler:
                 fill_and_empty(Filling(repo), scheduler, times)
         assert least.bytes > 0
@@ -117,7 +117,7 @@ def fill_and_empty(filling, scheduler, times):
     repo = filling.repo
     for seed in range(times * DISK // IMAGE):
         filling.put(seed)
-    with cold.connect(cold.require(repo.path)) as store:
+    with cold_settings.connect(cold_settings.require(repo.path)) as store:
         there = sum(size for _, size in store.keys(''))
     assert there > (times - 1) * DISK
     filling.require_all()
@@ -142,8 +142,8 @@ def test_a_disk_that_is_full_of_uploads_has_room_to_move_a_group(
         path = repositories.create(disk / 'r', group_slots=SLOTS)
         with repositories.open_repository(
                 path, filter_dir=str(tmp_path / 'filter')) as repo:
-            owners.attach(repo, server.location(secrets.token_hex(8)),
-                          server.credentials(tmp_path / 'credentials'))
+            prefix_owners.attach(repo, server.location(secrets.token_hex(8)),
+                                 server.credentials(tmp_path / 'credentials'))
             filling = Filling(repo)
             with schedulers.running(repo, conf) as scheduler:
                 with pytest.raises(exceptions.NoSpaceError):

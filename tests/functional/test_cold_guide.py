@@ -21,7 +21,7 @@ from dedupd import opts
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from tests.support import documents
 from tests.support import maintenance
 from tests.support import objects
@@ -234,7 +234,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
         assert less(second, idle) == rows['a metadata backup']
         assert less(two, second, 2) == rows['the recipe of a new image']
         assert repositories.read_all(repo, 'image')
-        with cold.connect(cold.require(repo.path)) as store:
+        with cold_settings.connect(cold_settings.require(repo.path)) as store:
             sizes = [size for key, size in store.keys('')
                      if re.search('/g/0000000[1-4]-', key)]
         faults.seen[:] = [one for one in faults.seen if 'list' not in one[1]]

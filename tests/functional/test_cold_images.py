@@ -22,9 +22,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
-from glance_dedup.repository import owners
+from glance_dedup.repository import prefix_owners
 from tests.support import cold_repositories
 from tests.support import maintenance
 from tests.support import objects
@@ -54,7 +54,7 @@ class Images:
         self.wanted = {f'image-{number}': family(number)
                        for number in range(count)}
         with self.open() as repo:
-            self.settings = owners.attach(repo, place, credentials)
+            self.settings = prefix_owners.attach(repo, place, credentials)
             for name, data in self.wanted.items():
                 repositories.put(repo, name, data)
 
@@ -90,7 +90,7 @@ class Images:
             return repo.slices.figures
 
     def connect(self):
-        return cold.connect(self.settings)
+        return cold_settings.connect(self.settings)
 
     def keys(self, store):
         return [key for key, _ in store.keys(f'{self.settings.owner}/g/')]
@@ -273,15 +273,15 @@ def test_a_bucket_that_is_deleted(images, server, tmp_path):
 
 def test_a_bucket_that_is_not_there(images):
     other = dict(images.settings.location.fields(), container='missing')
-    settings = cold.read(images.path)
-    cold.write(images.path, dataclasses.replace(
+    settings = cold_settings.read(images.path)
+    cold_settings.write(images.path, dataclasses.replace(
         settings, location=objects.location_module.from_fields(other)))
     images.forget()
     with pytest.raises(exceptions.UnavailableError):
         images.read('image-0')
     with pytest.raises(exceptions.UnavailableError):
         images.tier()
-    cold.write(images.path, settings)
+    cold_settings.write(images.path, settings)
     images.require_all()
 
 
@@ -368,7 +368,7 @@ def test_a_handle_from_before_the_repository_was_attached(place, tmp_path):
         repositories.put(early, 'image', content)
         kept = early.room()[1]
         with repositories.open_repository(path) as other:
-            owners.attach(other, *place)
+            prefix_owners.attach(other, *place)
             with maintenance.maintaining(other) as maintainer:
                 maintenance.account(maintainer)
                 assert tierer.run_once(

@@ -40,8 +40,8 @@ from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
@@ -108,7 +108,8 @@ class World:
             segment_size=4096)
         self.journal = Journal(path / 'journal')
         with self.open() as repo:
-            self.settings = owners.attach(repo, location, credentials, 1)
+            self.settings = prefix_owners.attach(repo, location, credentials,
+                                                 1)
 
     def open(self):
         return repositories.open_repository(
@@ -201,7 +202,7 @@ class World:
             for slot in range(file.record()[2]):
                 assert (file.state(slot) == repositories.LIVE) == (
                     (group, slot) in needed)
-        with cold.connect(self.settings) as store:
+        with cold_settings.connect(self.settings) as store:
             there = {key[-32:]: size for key, size in store.keys(
                 f'{self.settings.owner}/g/')}
         for object_id, length in named.items():

@@ -26,7 +26,7 @@ from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.objects import backend as backend_module
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from tests.functional import test_tierer
 from tests.support import daemons
 from tests.support import faulty_proxy
@@ -58,7 +58,7 @@ class Store(test_tierer.Store):
         store = cls.__new__(cls)
         store.path, store.images = path, {}
         store.repo = repositories.open_repository(path)
-        store.settings = cold.require(path)
+        store.settings = cold_settings.require(path)
         store.maintainer = maintainer_role.Maintainer(store.repo)
         return store
 
@@ -81,7 +81,7 @@ class Store(test_tierer.Store):
     def changing(self, number, tmp_path):
         """The bytes of an object, which are written back if not None."""
         key = self.key_of(number)
-        with cold.connect(self.settings) as store:
+        with cold_settings.connect(self.settings) as store:
             data = bytearray(store.get(key, 0, store.size(key)))
             changed = [data]
             yield changed
@@ -353,7 +353,7 @@ def test_an_object_is_lost_when_two_scrubs_miss_it(store, tmp_path, faults):
     assert store.maintainer.catalog.damaged() == {}
     # It is there again.
     (tmp_path / 'kept').write_bytes(kept)
-    with cold.connect(store.settings) as connection, open(
+    with cold_settings.connect(store.settings) as connection, open(
             tmp_path / 'kept', 'rb') as file:
         connection.put(key, file)
     result = store.scrub(cold_budget=2 * SAMPLE)
@@ -372,7 +372,7 @@ def test_an_object_that_is_missed_now_and_then_is_not_lost(store, tmp_path):
         store.scrub()
         store.unharmed()
         (tmp_path / 'kept').write_bytes(kept)
-        with cold.connect(store.settings) as connection, open(
+        with cold_settings.connect(store.settings) as connection, open(
                 tmp_path / 'kept', 'rb') as file:
             connection.put(key, file)
         store.scrub()

@@ -14,8 +14,8 @@ import sys
 
 import pytest
 
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 from tests.support import daemons
 from tests.support import documents
 from tests.support import objects
@@ -49,7 +49,7 @@ class Site:
         repositories.create(self.datadir, group_slots=SLOTS)
         self.put('one', 1)
         with repositories.open_repository(self.datadir) as repo:
-            owners.attach(repo, objects.location_module.parse(
+            prefix_owners.attach(repo, objects.location_module.parse(
                 's3://images/glance', server.url), self.credentials)
         self.daemon = daemons.Daemon(self.datadir)
 
@@ -131,10 +131,10 @@ def test_the_page(site):
     site.need(site.datadir, one=1)
     # The directory moves.
     if shutil.which('rsync'):
-        before = cold.read(site.datadir)
+        before = cold_settings.read(site.datadir)
         site.daemon.run('tier')
         site.follow('A directory that moved to another disk',
                     0, 0, 0, 0, 0)
-        after = cold.read(site.directory / 'new' / 'dedup')
+        after = cold_settings.read(site.directory / 'new' / 'dedup')
         assert after.owners[1:] == before.owners
         site.need(site.directory / 'new' / 'dedup', one=1)

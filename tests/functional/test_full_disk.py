@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import daemons
 from tests.support import disks
 from tests.support import repositories
@@ -149,7 +149,7 @@ def test_a_daemon_and_the_command_line_without_room(tmp_path):
             assert command(command_path, 'image', 'delete', 'image')[0] == 0
             result = daemon.run('collect')['last']
             assert result['error'] is None, result
-            assert repository.Repository(
+            assert image_repository.Repository(
                 path, filter_dir=str(tmp_path / 'filter'),
                 filter_mib=1).room()[0] > 8 * MIB
             status, out, errors = command(

@@ -23,7 +23,7 @@ import uuid
 
 import pytest
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.functional import glance_server
 
 MIB = 1 << 20
@@ -144,9 +144,9 @@ def store_path(server, name):
 
 @contextlib.contextmanager
 def opened(server, name, tmp_path):
-    with repository.Repository(str(store_path(server, name)),
-                               filter_dir=str(tmp_path),
-                               filter_mib=1) as found:
+    with image_repository.Repository(str(store_path(server, name)),
+                                     filter_dir=str(tmp_path),
+                                     filter_mib=1) as found:
         yield found
 
 
@@ -490,7 +490,7 @@ def test_a_disk_whose_reserve_is_reached(server, client, new, small_disk):
     path = store_path(server, 'small')
     filler = small_disk / 'filler'
     try:
-        with repository.Repository(
+        with image_repository.Repository(
                 str(path), filter_dir=str(path.parent),
                 filter_mib=1) as found, open(filler, 'wb') as f:
             free, kept = found.room()

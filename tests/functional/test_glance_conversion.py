@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.functional import glance_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs('qemu')]
@@ -67,7 +67,7 @@ def compressed(directory, raw):
 
 
 def _new_bytes(directory, image_id):
-    with repository.Repository(directory / 'store') as opened:
+    with image_repository.Repository(directory / 'store') as opened:
         return opened.stat(image_id).new_bytes
 
 

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.functional import glance_server
 from tests.support import repositories
 
@@ -61,12 +61,12 @@ def admin(server):
 
 
 def stat(place, store, image_id):
-    with repository.Repository(place / store) as repo:
+    with image_repository.Repository(place / store) as repo:
         return repo.stat(image_id)
 
 
 def groups(place, store, image_id):
-    with repository.Repository(place / store) as repo, repo.open_image(
+    with image_repository.Repository(place / store) as repo, repo.open_image(
             image_id) as image:
         return {extent.group for extent in image.extents()}
 
@@ -140,7 +140,7 @@ def test_an_administrators_upload(place, alice, admin):
     assert stat(place, 'private', image_id).project == 'ops'
     assert alice.delete(image_id, expect=(403,)) == 403
     assert admin.delete(image_id) == 204
-    with repository.Repository(place / 'private') as repo:
+    with image_repository.Repository(place / 'private') as repo:
         assert image_id not in repo.images()
 
 
@@ -165,7 +165,7 @@ def test_where_locations_are_not_shown(server, place, alice, bob, admin):
         assert bob.delete(images[0], expect=(404,)) == 404
         assert alice.delete(images[0]) == 204
         assert alice.download(images[1]) == data
-        with repository.Repository(place / 'private') as repo:
+        with image_repository.Repository(place / 'private') as repo:
             assert images[0] not in repo.images()
     finally:
         server.options['DEFAULT'] = defaults

@@ -22,7 +22,7 @@ from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
 from glance_dedup.metadata_backup import restoring
 from glance_dedup.objects import slices
-from glance_dedup.repository import owners
+from glance_dedup.repository import prefix_owners
 from tests.functional import test_restore
 from tests.functional import test_snapshots
 from tests.support import repositories
@@ -131,7 +131,7 @@ def test_each_object_of_a_snapshot(filled, connection, tmp_path, change):
         for name in names:
             if name == old.key:
                 continue        # a newer one counts
-            owners.put_bytes(connection, name, CHANGES[change](
+            prefix_owners.put_bytes(connection, name, CHANGES[change](
                 before[name], [content for other, content in before.items()
                                if other != name]))
             if kind == 'm':
@@ -148,7 +148,7 @@ def test_each_object_of_a_snapshot(filled, connection, tmp_path, change):
                     for image in repo.images():
                         assert repositories.read_all(
                             repo, image) == filled.images[image]
-            owners.put_bytes(connection, name, before[name])
+            prefix_owners.put_bytes(connection, name, before[name])
     assert list(restore_again(filled, tmp_path / 'new').lost_images) == ['hot']
 
 
@@ -189,13 +189,14 @@ def test_a_forged_manifest(filled, connection, tmp_path, place, key):
     number = {'newer': 2, 'same': 1}[place]
     where = {'newer': keys.of_manifest(filled.settings.owner, 2, 'a' * 32),
              'same': name}[place]
-    owners.put_bytes(connection, where, forged(content, number, key, swap))
+    prefix_owners.put_bytes(connection, where,
+                            forged(content, number, key, swap))
     with pytest.raises(exceptions.InvalidParameter, match=(
             f'{where} was not made with')):
         restore(filled, tmp_path / 'new')
-    assert not owners.is_retired(connection, filled.settings.owner)
+    assert not prefix_owners.is_retired(connection, filled.settings.owner)
     # The helper makes manifests that are accepted with the right key.
-    owners.put_bytes(connection, where, forged(
+    prefix_owners.put_bytes(connection, where, forged(
         content, number, filled.repo.read_keys().current))
     assert restore(filled, tmp_path / 'new').snapshot == number
 
@@ -219,11 +220,11 @@ def test_a_manifest_of_another_repository(filled, connection, tmp_path):
         with backup_manifest.send(
                 connection, dataclasses.replace(head, owner='f' * 32), [],
                 repo.read_keys()) as sent:
-            owners.put_bytes(connection, name, content_of(
+            prefix_owners.put_bytes(connection, name, content_of(
                 connection, sent.key))
     with pytest.raises(exceptions.InvalidParameter, match=name):
         restore(filled, tmp_path / 'new')
-    owners.put_bytes(connection, name, content)
+    prefix_owners.put_bytes(connection, name, content)
     # Our own repository, and another's copy of the key.
     with pytest.raises(exceptions.InvalidParameter, match='was not made with'):
         restoring.restore(
@@ -240,13 +241,13 @@ def test_an_older_manifest_under_a_newer_name(filled, connection, tmp_path):
     replayed = keys.of_manifest(owner, 3, 'a' * 32)
     for where in (replayed, new):
         before = content_of(connection, new)
-        owners.put_bytes(connection, where, content_of(connection, old))
+        prefix_owners.put_bytes(connection, where, content_of(connection, old))
         with pytest.raises(exceptions.InvalidParameter, match=where):
             restore(filled, tmp_path / 'new')
         if where == replayed:
             connection.delete(where)
         else:
-            owners.put_bytes(connection, where, before)
+            prefix_owners.put_bytes(connection, where, before)
     assert restore(filled, tmp_path / 'new').snapshot == 2
 
 
@@ -268,7 +269,7 @@ def test_what_remains_possible(filled, connection, tmp_path):
 def test_a_forged_manifest_only_keeps_objects(filled, connection):
     """The repository goes on behind it, and deletes nothing meanwhile."""
     filled.tier()
-    owners.put_bytes(connection, keys.of_manifest(
+    prefix_owners.put_bytes(connection, keys.of_manifest(
         filled.settings.owner, 9, 'a' * 32), b'forged')
     result = filled.tier()
     assert result.kept and result.snapshot == 10
@@ -291,7 +292,7 @@ def test_an_object_that_is_wrong_before_the_snapshot(
             if how == 'changed':
                 content = bytearray(content_of(connection, key))
                 content[4096 + 5] ^= 1
-                owners.put_bytes(connection, key, bytes(content))
+                prefix_owners.put_bytes(connection, key, bytes(content))
             else:
                 connection.delete(key)
         return real(*arguments, **options)
@@ -378,7 +379,7 @@ def test_a_new_key(filled, connection, tmp_path):
                                ('nothing', 'there is no file', 3)):
         assert said in run(*words, '--key', tmp_path / file,
                            status=status).stderr
-    assert not owners.is_retired(connection, place.owner)
+    assert not prefix_owners.is_retired(connection, place.owner)
     made = run(*words, '--new-key', status=1)       # an image is lost
     assert 'glance sign-locations' in made.stderr
     new = signingkeys.read(str(tmp_path / 'new' / 'key'))

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.functional import glance_server
 from tests.support import daemons
 from tests.support import repositories
@@ -94,7 +94,7 @@ def projects(daemon):
 
 
 def recipes(place):
-    with repository.Repository(place / 'repository') as repo:
+    with image_repository.Repository(place / 'repository') as repo:
         return repo.recipes()
 
 

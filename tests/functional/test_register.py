@@ -12,8 +12,8 @@ import pytest
 
 from glance_dedup.cli import main
 from glance_dedup.client import glance_api
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import repository
 from tests.support import cache_harness
 from tests.support import repositories
 from tests.support.repositories import noise
@@ -174,7 +174,7 @@ def test_project_is_for_backups(run, place):
 
 
 @pytest.mark.parametrize('step', [
-    (repository.Repository, 'copy'), (glance_api.Glance, 'create'),
+    (image_repository.Repository, 'copy'), (glance_api.Glance, 'create'),
     (glance_api.Glance, 'add_data')])
 def test_killed_with_a_backup(client, run, place, backup, step, tmp_path):
     """The command, started again, finds the copy."""

@@ -19,9 +19,9 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.metadata_backup import keys
 from glance_dedup.metadata_backup import restoring
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import layout
-from glance_dedup.repository import owners
+from glance_dedup.repository import prefix_owners
 from tests.functional import test_snapshots
 from tests.functional import test_tierer
 from tests.support import documents
@@ -46,7 +46,7 @@ class Restored(test_tierer.Store):
         self.path = path
         self.images = dict(images)
         self.repo = repositories.open_repository(path)
-        self.settings = cold.read(path)
+        self.settings = cold_settings.read(path)
         self.maintainer = test_tierer.maintainer_module.Maintainer(self.repo)
 
     def require_healthy(self):
@@ -87,7 +87,7 @@ def change(connection, key, at):
     """Flip a bit of an object."""
     content = bytearray(connection.get(key, 0, connection.size(key)))
     content[at] ^= 1
-    owners.put_bytes(connection, key, bytes(content))
+    prefix_owners.put_bytes(connection, key, bytes(content))
 
 
 # -- all goes well ------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_damaged_manifest(filled, connection, tmp_path):
         restore(filled, tmp_path / 'new')
     assert newest.key in str(refused.value)
     assert 'give --snapshot 1 if' in str(refused.value)
-    assert not owners.is_retired(connection, filled.settings.owner)
+    assert not prefix_owners.is_retired(connection, filled.settings.owner)
     with pytest.raises(exceptions.InvalidParameter, match='number 1'):
         restore(filled, tmp_path / 'new', number=2)
     result = restore(filled, tmp_path / 'new', number=1)
@@ -208,7 +208,7 @@ def test_no_manifest_is_whole(filled, connection, tmp_path):
     with pytest.raises(exceptions.InvalidParameter, match='no snapshot'):
         restore(filled, tmp_path / 'new')
     assert not os.listdir(tmp_path / 'new')
-    assert not owners.is_retired(connection, filled.settings.owner)
+    assert not prefix_owners.is_retired(connection, filled.settings.owner)
 
 
 def test_a_group_whose_object_is_gone(filled, connection, tmp_path):
@@ -239,8 +239,8 @@ def test_two_objects_that_changed_places(filled, connection, tmp_path):
     a, b = sorted(filled.objects())
     contents = [connection.get(key, 0, connection.size(key))
                 for key in (a, b)]
-    owners.put_bytes(connection, b, contents[0])
-    owners.put_bytes(connection, a, contents[1])
+    prefix_owners.put_bytes(connection, b, contents[0])
+    prefix_owners.put_bytes(connection, a, contents[1])
     result = restore(filled, tmp_path / 'new')
     assert set(result.lost_groups) == {1, 2} and not result.images
 
@@ -256,9 +256,9 @@ def test_a_recipe_that_is_wrong(filled, connection, tmp_path, how):
     elif how == 'damaged':
         change(connection, key, 5000)
     elif how == 'short':
-        owners.put_bytes(connection, key, connection.get(key, 0, 4096))
+        prefix_owners.put_bytes(connection, key, connection.get(key, 0, 4096))
     else:
-        owners.put_bytes(connection, key, connection.get(
+        prefix_owners.put_bytes(connection, key, connection.get(
             named['both'], 0, connection.size(named['both'])))
     result = restore(filled, tmp_path / 'new')
     assert set(result.lost_images) == {'two', 'hot'}
@@ -426,8 +426,9 @@ def test_without_the_mark_the_old_host_would_delete(filled, connection,
                                                     tmp_path, monkeypatch):
     """What the test above shows is due to it."""
     filled.tier()
-    monkeypatch.setattr(owners, 'retire', lambda *arguments: None)
-    monkeypatch.setattr(owners, '_require_alone', lambda *arguments: None)
+    monkeypatch.setattr(prefix_owners, 'retire', lambda *arguments: None)
+    monkeypatch.setattr(prefix_owners, '_require_alone',
+                        lambda *arguments: None)
     restore(filled, tmp_path / 'new')
     filled.repo.delete('two')
     collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
@@ -443,16 +444,18 @@ def test_several_owners(filled, connection, tmp_path):
     """One of them is to be named; all are retired."""
     place = filled.settings
     other = secrets.token_hex(16)
-    owners.put_bytes(connection, owners.owner_key(other), (
-        connection.get(owners.owner_key(place.owner), 0, connection.size(
-            owners.owner_key(place.owner)))))
+    prefix_owners.put_bytes(connection, prefix_owners.owner_key(other), (
+        connection.get(prefix_owners.owner_key(place.owner), 0,
+                       connection.size(
+            prefix_owners.owner_key(place.owner)))))
     with pytest.raises(exceptions.InvalidParameter, match='--owner'):
         restore(filled, tmp_path / 'new')
     with pytest.raises(exceptions.InvalidParameter, match='has no owner'):
         restore(filled, tmp_path / 'new', owner='f' * 32)
-    owners.put_bytes(connection, owners.owner_key(other), json.dumps(
+    prefix_owners.put_bytes(connection, prefix_owners.owner_key(other),
+                            json.dumps(
         {}).encode())
-    owners.retire(connection, other, secrets.token_hex(16))
+    prefix_owners.retire(connection, other, secrets.token_hex(16))
     with pytest.raises(exceptions.InvalidParameter, match='--owner'):
         restore(filled, tmp_path / 'new')
 
@@ -472,7 +475,7 @@ def test_directories_that_are_taken(filled, connection, tmp_path):
     (tmp_path / 'other' / 'file').touch()
     with pytest.raises(exceptions.InvalidParameter, match='neither empty'):
         restore(filled, tmp_path / 'other')
-    assert not owners.is_retired(connection, filled.settings.owner)
+    assert not prefix_owners.is_retired(connection, filled.settings.owner)
     restore(filled, tmp_path / 'new')
     (tmp_path / 'new' / 'repository.json').unlink()
     with pytest.raises(exceptions.InvalidParameter):
@@ -528,7 +531,7 @@ def test_an_earlier_owner_is_restored(filled, connection, tmp_path):
         result = restore(filled, tmp_path / 'newest',
                          owner=filled.settings.owner)
         assert result.restored_from == filled.settings.owner
-        assert owners.is_retired(connection, made.settings.owner)
+        assert prefix_owners.is_retired(connection, made.settings.owner)
         before = keys_of(connection, made.settings.owner)
         made.put('latest', 1, 10)
         with pytest.raises(exceptions.InvalidParameter, match='place'):
@@ -551,7 +554,7 @@ def moved(filled, tmp_path):
 def move(filled, path):
     place = filled.settings
     with repositories.open_repository(path) as repo:
-        return owners.move(repo, place.location, place.credentials)
+        return prefix_owners.move(repo, place.location, place.credentials)
 
 
 def test_a_directory_that_moved(filled, moved, connection):
@@ -570,9 +573,9 @@ def test_a_directory_that_moved(filled, moved, connection):
 
 def test_moving_goes_on_after_a_kill(filled, moved, monkeypatch):
     for name in ('retire', 'claim'):
-        real = getattr(owners, name)
+        real = getattr(prefix_owners, name)
         with monkeypatch.context() as patched:
-            patched.setattr(owners, name, lambda *arguments: 1 // 0)
+            patched.setattr(prefix_owners, name, lambda *arguments: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 move(filled, moved)
 
@@ -580,16 +583,16 @@ def test_moving_goes_on_after_a_kill(filled, moved, monkeypatch):
             real(*arguments)
             raise ZeroDivisionError
         with monkeypatch.context() as patched:
-            patched.setattr(owners, name, die)
+            patched.setattr(prefix_owners, name, die)
             with pytest.raises(ZeroDivisionError):
                 move(filled, moved)
-    with repositories.open_repository(moved) as repo, cold.connect(
+    with repositories.open_repository(moved) as repo, cold_settings.connect(
             filled.settings) as store:
         with pytest.raises(exceptions.InvalidParameter):
-            owners.require_claim(repo, cold.read(moved), store)
+            prefix_owners.require_claim(repo, cold_settings.read(moved), store)
         settings = move(filled, moved)
-        owners.require_claim(repo, settings, store)
-        assert cold.read(moved) == settings
+        prefix_owners.require_claim(repo, settings, store)
+        assert cold_settings.read(moved) == settings
 
 
 def test_an_old_copy(filled, moved, connection):
@@ -600,17 +603,18 @@ def test_an_old_copy(filled, moved, connection):
         filled.tier(tierer.Policy(everything=True, live_share=90))
     with pytest.raises(exceptions.InvalidParameter, match='an old copy'):
         move(filled, moved)
-    assert not owners.is_retired(connection, filled.settings.owner)
+    assert not prefix_owners.is_retired(connection, filled.settings.owner)
 
 
 def test_moving_what_did_not_move(filled, moved, tmp_path):
     with pytest.raises(exceptions.InvalidParameter, match='needs no'):
-        owners.move(filled.repo, filled.settings.location,
-                    filled.settings.credentials)
+        prefix_owners.move(filled.repo, filled.settings.location,
+                           filled.settings.credentials)
     with repositories.open_repository(moved) as repo, pytest.raises(
             exceptions.InvalidParameter, match='give this URL'):
-        owners.move(repo, objects.location_module.parse('s3://cold/other'),
-                    filled.settings.credentials)
+        prefix_owners.move(repo,
+                           objects.location_module.parse('s3://cold/other'),
+                           filled.settings.credentials)
     restore(filled, tmp_path / 'new')
     with pytest.raises(exceptions.InvalidParameter, match='use that one'):
         move(filled, moved)

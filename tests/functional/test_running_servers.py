@@ -29,7 +29,7 @@ from glance_dedup.backup import views
 from glance_dedup.base import imageids
 from glance_dedup.cli import main
 from glance_dedup.client import nbd_reader
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.cloud import cloud as cloud_module
 from tests.cloud import disk as disk_module
 from tests.cloud import test_libvirt
@@ -242,7 +242,7 @@ def test_three_nights_by_ranks(server, tmp_path):
             disks[disk][start:start + length] = bytes([number + 1]) * length
         when = datetime.datetime(2026, 11, number + 1,
                                  tzinfo=datetime.timezone.utc)
-        with repository.Repository(path) as repo:
+        with image_repository.Repository(path) as repo:
             results = {result.name: result for result in backup_job.Job(
                 repo, settings, when, lambda done, total, words: None).run(
                     [backup_job.Source('web', 'server')])}
@@ -255,7 +255,7 @@ def test_three_nights_by_ranks(server, tmp_path):
             for disk in disks:
                 assert read_all(repo, results[f'web-{disk}'].backup_id) == (
                     nights[number][disk])
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         for backup in repo.backups():
             night = nights[backup.time.day - 1]
             assert read_all(repo, backup.image_id) == (
@@ -284,7 +284,7 @@ def backed_up(server, place, path, number, work=None):
                 proceed.touch()
             yield event
 
-    with (repository.Repository(path) as repo,
+    with (image_repository.Repository(path) as repo,
           pytest.MonkeyPatch.context() as patch):
         patch.setattr(backup_job, '_events', watched)
         if work:
@@ -337,7 +337,7 @@ def test_a_server_that_changes_by_ranks(server, tmp_path):
     assert not results['web-vda'].note
     assert results['web-vda'].size == SIZE + MIB
     expected = b'\2' * MIB + b'\1' * 9 * MIB + bytes(SIZE - 9 * MIB)
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         assert read_all(repo, results['web-vda'].backup_id) == expected
     repositories.require_clean(path)
 
@@ -708,7 +708,7 @@ def test_memory(server):
     """A rank may have 35 MB in all."""
     program = (
         'import sys, resource\n'
-        'from glance_dedup.repository import repository\n'
+        'from glance_dedup.repository import image_repository\n'
         'def pss():\n'
         '    for line in open("/proc/self/smaps_rollup"):\n'
         '        if line.startswith("Pss:"):\n'
@@ -765,7 +765,7 @@ def test_three_nights_of_three_guests(libvirt, short_path, capfd):
     path = repositories.create(short_path / 'repository')
     for name in ('state', 'scratch'):
         (short_path / name).mkdir()
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         settings = servers.Settings(
             str(short_path / 'state' / repo.repository_id),
             str(short_path / 'scratch'), repo.repository_id, libvirt.uri,

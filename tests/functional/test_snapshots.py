@@ -18,8 +18,8 @@ from glance_dedup.base import task
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import slices
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 from tests.functional import test_tierer
 from tests.support import objects
 from tests.support import repositories
@@ -34,7 +34,7 @@ ALL = test_tierer.ALL
 
 @pytest.fixture
 def connection(store):
-    with cold.connect(store.settings) as connected:
+    with cold_settings.connect(store.settings) as connected:
         yield connected
 
 
@@ -153,7 +153,7 @@ def test_what_killed_runs_left_goes(store, connection):
     strange = f'{owner}/g/strange'
     other = slices.key_of('f' * 32, 7, bytes(range(16)))
     for key in (orphan, recipe, strange, other):
-        owners.put_bytes(connection, key, b'x')
+        prefix_owners.put_bytes(connection, key, b'x')
     store.tier()
     found = dict(connection.keys(''))
     assert orphan not in found and recipe not in found
@@ -165,18 +165,18 @@ def test_what_killed_runs_left_goes(store, connection):
 def test_nothing_goes_before_there_are_two_snapshots(store, connection):
     store.put('one', 1, 1)
     orphan = slices.key_of(store.settings.owner, 7, bytes(range(16)))
-    owners.put_bytes(connection, orphan, b'x')
+    prefix_owners.put_bytes(connection, orphan, b'x')
     result = store.tier()
     assert 'no two whole snapshots' in result.kept
     assert orphan in dict(listed(store, connection))
     assert tierer.plan(store.maintainer, ALL).unneeded_objects == 0
     # A third party flips a bit of one of them.
     store.tier()
-    owners.put_bytes(connection, orphan, b'x')
+    prefix_owners.put_bytes(connection, orphan, b'x')
     key = kinds(store, connection)[2][0].key
     content = bytearray(connection.get(key, 0, connection.size(key)))
     content[len(content) // 2] ^= 1
-    owners.put_bytes(connection, key, bytes(content))
+    prefix_owners.put_bytes(connection, key, bytes(content))
     assert tierer.plan(store.maintainer, ALL).unneeded_objects == 0
     assert [store.tier().snapshot for _ in range(3)] == [3, 0, 0]
     assert orphan not in dict(listed(store, connection))
@@ -332,9 +332,10 @@ def test_a_directory_that_was_replaced(store, connection):
     store.tier()
     store.tier()
     orphan = slices.key_of(store.settings.owner, 7, bytes(range(16)))
-    owners.put_bytes(connection, orphan, b'x')
+    prefix_owners.put_bytes(connection, orphan, b'x')
     listing = listed(store, connection)
-    owners.retire(connection, store.settings.owner, secrets.token_hex(16))
+    prefix_owners.retire(connection, store.settings.owner,
+                         secrets.token_hex(16))
     for call in (
             lambda: sweeper.run(store.maintainer, task.Pace(), connection,
                                 store.settings, listing),
@@ -373,7 +374,7 @@ def test_swift(tmp_path):
         before = wear(made)
         for _ in range(3):
             made.tier()
-        with cold.connect(made.settings) as connected:
+        with cold_settings.connect(made.settings) as connected:
             groups, recipes, manifests = kinds(made, connected)
         assert len(groups) == len(recipes) == 1 and len(manifests) == 2
         assert groups[0].object_id != before

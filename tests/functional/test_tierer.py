@@ -15,8 +15,8 @@ from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 from tests.support import cold_repositories
 from tests.support import objects
 from tests.support import repositories
@@ -36,7 +36,7 @@ class Store:
                                         **parameters)
         self.images = {}
         self.repo = repositories.open_repository(self.path)
-        self.settings = owners.attach(self.repo, location, credentials)
+        self.settings = prefix_owners.attach(self.repo, location, credentials)
         self.maintainer = maintainer_role.Maintainer(self.repo)
 
     def put(self, name, groups, seed, **options):
@@ -64,7 +64,7 @@ class Store:
                 assert image.read() == data, name
 
     def objects(self):
-        with cold.connect(self.settings) as store:
+        with cold_settings.connect(self.settings) as store:
             return dict(store.keys(f'{self.settings.owner}/g/'))
 
     def facts(self):
@@ -230,7 +230,7 @@ def test_a_store_that_fails(store, faults, fault):
 def test_a_changed_object_is_noticed(store, faults):
     """The server says that it has the right bytes, and gives others."""
     store.put('one', 1, 1)
-    with cold.connect(store.settings):
+    with cold_settings.connect(store.settings):
         faults.plan(*['flip'] * 8, methods=('GET',))
         # The first GET is for the owner's object, and is read again.
         with pytest.raises(exceptions.RepositoryError):
@@ -247,17 +247,18 @@ def test_a_repository_that_is_not_attached(store):
 
 def test_a_directory_that_was_replaced(store):
     store.put('one', 1, 1)
-    with cold.connect(store.settings) as connection:
-        owners.put_bytes(connection,
-                         owners.retired_key(store.settings.owner), b'')
+    with cold_settings.connect(store.settings) as connection:
+        prefix_owners.put_bytes(connection,
+                                prefix_owners.retired_key(
+                                    store.settings.owner), b'')
         with pytest.raises(exceptions.InvalidParameter, match='its place'):
             store.tier()
     assert not store.cold() and not store.objects()
 
 
 def test_a_bucket_that_was_emptied(store):
-    with cold.connect(store.settings) as connection:
-        connection.delete(owners.owner_key(store.settings.owner))
+    with cold_settings.connect(store.settings) as connection:
+        connection.delete(prefix_owners.owner_key(store.settings.owner))
     with pytest.raises(exceptions.UnavailableError, match='was emptied'):
         store.tier()
 

@@ -17,7 +17,7 @@ from unittest import mock
 from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from glance_dedup.base import task
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -32,11 +32,12 @@ COLD = 4    # a flag of the group target
 
 
 def make_repository(path):
-    repository.Repository.create(path, block_size=BLOCK, group_slots=SLOTS,
-                                 segment_size=SEGMENT)
+    image_repository.Repository.create(path, block_size=BLOCK,
+                                       group_slots=SLOTS,
+                                       segment_size=SEGMENT)
     for number, codec in enumerate(('none', 'lz4', 'zstd')):
-        with repository.Repository(path, codec=codec,
-                                   filter_dir=str(path)) as handle:
+        with image_repository.Repository(path, codec=codec,
+                                         filter_dir=str(path)) as handle:
             with handle.begin(f'image-{number}', 'project') as transaction:
                 transaction.write(
                     repositories.mixture(40000, seed=number, unit=BLOCK))
@@ -45,7 +46,7 @@ def make_repository(path):
 
 def order_blocks(path):
     """Put similar blocks next to each other: segments with lists."""
-    with (repository.Repository(path, filter_dir=str(path)) as handle,
+    with (image_repository.Repository(path, filter_dir=str(path)) as handle,
           maintenance.maintaining(handle) as maintainer,
           mock.patch.object(recompressor, '_WORTH', -1)):
         recompressor.run_once(maintainer, task.Pace(), 'zstd', 1, similar=True)
@@ -318,7 +319,7 @@ def fslayout_seeds():
 
 def leave_placeholder(path):
     """Delete and collect everything: the last group has only its number."""
-    with (repository.Repository(path, filter_dir=str(path)) as handle,
+    with (image_repository.Repository(path, filter_dir=str(path)) as handle,
           maintenance.maintaining(handle) as maintainer):
         for image in handle.images():
             handle.delete(image)

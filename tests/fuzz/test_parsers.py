@@ -26,8 +26,8 @@ from glance_dedup.cli import main as cli_main
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import wire
-from glance_dedup.repository import parameters
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import repo_parameters
 from tests.support import daemons
 from tests.support import replicas
 from tests.support import repositories
@@ -74,14 +74,14 @@ def at_length(request):
 @pytest.fixture(scope='module')
 def fresh(tmp_path_factory):
     path = tmp_path_factory.mktemp('parsers') / 'repository'
-    repository.Repository.create(path)
+    image_repository.Repository.create(path)
     return path
 
 
 def parse(content):
     """The parameters, or the error that stands for a bad file."""
     try:
-        return parameters.Parameters.from_json(content, 'FILE')
+        return repo_parameters.Parameters.from_json(content, 'FILE')
     except (exceptions.DamagedError, exceptions.VersionError) as e:
         assert 'FILE' in str(e)
         return None
@@ -124,7 +124,7 @@ def test_any_values_in_a_description(at_length, fresh):
 def test_any_bytes_as_a_key(at_length, fresh, tmp_path):
     good = (fresh / 'key').read_bytes()
     copy = tmp_path / 'copy'
-    repository.Repository.create(copy)
+    image_repository.Repository.create(copy)
 
     @at_length
     @hypothesis.given(strategies.binary(max_size=2000) | CHANGES.map(
@@ -134,7 +134,7 @@ def test_any_bytes_as_a_key(at_length, fresh, tmp_path):
         (copy / 'repository.json').write_bytes(
             (fresh / 'repository.json').read_bytes())
         try:
-            with repository.Repository(copy):
+            with image_repository.Repository(copy):
                 assert content == good
         except exceptions.DamagedError as e:
             assert 'key' in str(e)

@@ -36,12 +36,12 @@ ENGINE_TESTS = ('tests/unit/base/test_leases.py',
                 'tests/unit/binding/test_maintenance.py',
                 'tests/unit/dedupd/tasks/test_merger.py',
                 'tests/unit/repository/test_model.py',
-                'tests/unit/repository/test_repository_filter.py',
-                'tests/unit/repository/test_repository_fork.py',
-                'tests/unit/repository/test_repository_groups.py',
-                'tests/unit/repository/test_repository_images.py',
-                'tests/unit/repository/test_repository_open.py',
-                'tests/unit/repository/test_repository_transactions.py')
+                'tests/unit/repository/test_image_repository_filter.py',
+                'tests/unit/repository/test_image_repository_fork.py',
+                'tests/unit/repository/test_image_repository_groups.py',
+                'tests/unit/repository/test_image_repository_images.py',
+                'tests/unit/repository/test_image_repository_open.py',
+                'tests/unit/repository/test_image_repository_transactions.py')
 
 _COMPILE = ['gcc', '-std=c11', '-D_GNU_SOURCE', '-w', '-fPIC', '-pthread',
             '-DPy_LIMITED_API=0x030B0000']

@@ -20,7 +20,7 @@ from glance_dedup.backup import backup_job
 from glance_dedup.base import imageids
 from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -70,7 +70,7 @@ class Cloud:
 
     def run(self, night=0, watch=None, sources=None, monkeypatch=None):
         """Back up; `watch` is called with each line of the ranks."""
-        with repository.Repository(self.path) as repo:
+        with image_repository.Repository(self.path) as repo:
             job = backup_job.Job(repo, self.settings, self.time(night),
                                  lambda done, total, words: None)
             self.notices, self.lost = job.notices, job.lost
@@ -113,7 +113,7 @@ class Cloud:
     def backups(self, night=0):
         """Each backup of a night as its bytes' digest, by name."""
         found = {}
-        with repository.Repository(self.path) as repo:
+        with image_repository.Repository(self.path) as repo:
             for image_id in repo.recipes():
                 backup = imageids.of_backup(image_id)
                 if backup is not None and backup.time == self.time(night):
@@ -141,7 +141,7 @@ class Cloud:
 
     def collect(self):
         """Free what nothing refers to."""
-        with (repository.Repository(self.path) as repo,
+        with (image_repository.Repository(self.path) as repo,
               maintainer_role.Maintainer(repo) as maintainer):
             maintenance.account(maintainer)
             collector.run_once(maintainer, task.Pace(), live_share=0)

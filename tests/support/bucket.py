@@ -17,8 +17,8 @@ from unittest import mock
 
 from glance_dedup.objects import location
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
-from glance_dedup.repository import owners
+from glance_dedup.repository import cold_settings
+from glance_dedup.repository import prefix_owners
 
 _NEW = '.new'
 LOCATION = location.parse('s3://bucket/prefix', 'http://127.0.0.1:1')
@@ -93,7 +93,7 @@ def of(repository):
 @contextlib.contextmanager
 def beside(repository):
     """Have objects be read from, and written to, the directory beside."""
-    with mock.patch.object(cold, 'connect',
+    with mock.patch.object(cold_settings, 'connect',
                            lambda settings: Bucket(of(repository))):
         yield
 
@@ -104,7 +104,7 @@ def attach(repo):
     fd = os.open(os.path.dirname(repo.path), os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
-    owners.attach(repo, LOCATION, '/credentials')
+    prefix_owners.attach(repo, LOCATION, '/credentials')
 
 
 def forget_slices(repo):

@@ -12,7 +12,7 @@ from dedupd.tasks import tierer
 from glance_dedup.base import task
 from glance_dedup.client import slices as client_module
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import owners
+from glance_dedup.repository import prefix_owners
 from tests.support import objects
 from tests.support import repositories
 
@@ -37,7 +37,7 @@ class ColdRepository:
             f's3://{server.container}/{secrets.token_hex(8)}', url)
         credentials = server.credentials(path.parent / f'{path.name}.secret')
         with self.open() as repo:
-            self.settings = owners.attach(repo, location, credentials)
+            self.settings = prefix_owners.attach(repo, location, credentials)
 
     def open(self, **options):
         return repositories.open_repository(self.path, **options)

@@ -11,7 +11,7 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.objects import location
 from glance_dedup.objects import slices
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 
 OWNER = '0123456789abcdef' * 2
 #: Where nobody answers.
@@ -21,8 +21,9 @@ CREDENTIALS = '/nonexistent/credentials'
 
 def attach(path):
     """Write the description of an object store that cannot be reached."""
-    cold.write(str(path), cold.Settings(
-        PLACE, CREDENTIALS, cold.CACHE_MIB, (OWNER,), os.stat(path).st_ino))
+    cold_settings.write(str(path), cold_settings.Settings(
+        PLACE, CREDENTIALS, cold_settings.CACHE_MIB, (OWNER,),
+        os.stat(path).st_ino))
 
 
 def cool_all(repo):

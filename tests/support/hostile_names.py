@@ -34,7 +34,7 @@ from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
-from glance_dedup.repository import parameters
+from glance_dedup.repository import repo_parameters
 from tests.support import maintenance
 from tests.support import repositories
 
@@ -208,7 +208,7 @@ def examine(directory, case):
         victim.chmod(0o640)
         if os.geteuid() == 0:
             os.chown(victim, FOREIGN, FOREIGN)
-    repository_id = parameters.Parameters.from_json(
+    repository_id = repo_parameters.Parameters.from_json(
         (path / 'repository.json').read_bytes(), '').repository_id
     before = state(victim)
     plant(place_of(path, name, repository_id), kind, victim)

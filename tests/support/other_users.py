@@ -18,19 +18,19 @@ from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.cli import main as cli
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import daemons
 from tests.support import maintenance
 from tests.support import repositories
 
 
 def create(path):
-    repository.Repository.create(path, block_size=512, group_slots=64)
+    image_repository.Repository.create(path, block_size=512, group_slots=64)
 
 
 def create_shared(path):
-    repository.Repository.create(path, block_size=512, group_slots=64,
-                                 group_access=True)
+    image_repository.Repository.create(path, block_size=512, group_slots=64,
+                                       group_access=True)
 
 
 def use(path):

@@ -27,7 +27,7 @@ import warnings
 import pytest
 import xxhash
 
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 PAGE = 4096
 SHARE_BYTE = 1 << 32
@@ -85,7 +85,7 @@ def create(path, **parameters):
     weak = parameters.get('fingerprint') == 'weak-8'
     if weak:
         parameters['fingerprint'] = 'xxh3-128'
-    repository.Repository.create(path, **parameters)
+    image_repository.Repository.create(path, **parameters)
     if weak:
         edit_parameters(path, fingerprint='weak-8')
     return pathlib.Path(path)
@@ -107,7 +107,7 @@ def open_repository(path, **options):
     path = pathlib.Path(path)
     options.setdefault('filter_dir', str(path.parent / f'{path.name}-filter'))
     options.setdefault('filter_mib', 1)
-    return repository.Repository(path, **options)
+    return image_repository.Repository(path, **options)
 
 
 def remove_filters(top, directory=f'/dev/shm/glance-dedup-{os.geteuid()}'):

@@ -14,7 +14,7 @@ import pytest
 from dedupd.http import listeners
 from glance_dedup.base import exceptions
 from glance_dedup.check import checker
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import daemons
 from tests.support import hostile_names
 from tests.support import other_users
@@ -76,7 +76,7 @@ def test_an_empty_directory_gets_its_mode(tmp_path):
                                   (True, 0o755, 0o2770)):
         path.mkdir()
         path.chmod(before)
-        repository.Repository.create(path, group_access=shared)
+        image_repository.Repository.create(path, group_access=shared)
         assert stat.S_IMODE(path.stat().st_mode) == after
         with repositories.open_repository(path) as repo:
             assert repo.group_access == shared
@@ -86,7 +86,7 @@ def test_an_empty_directory_gets_its_mode(tmp_path):
 @pytest.mark.parametrize('shared', [False, True])
 def test_check_tells_of_wrong_modes(tmp_path, shared):
     path = tmp_path / 'repository'
-    repository.Repository.create(path, group_access=shared)
+    image_repository.Repository.create(path, group_access=shared)
     assert not checker.check(path).findings
     (path / 'key').chmod(0o644)
     (path / 'images').chmod(0o755)
@@ -99,7 +99,7 @@ def test_check_tells_of_wrong_modes(tmp_path, shared):
 @needs_root
 def test_check_tells_of_wrong_owners(place):
     path = os.path.join(place, 'repository')
-    repository.Repository.create(path)
+    image_repository.Repository.create(path)
     os.chown(os.path.join(path, 'spool'), OWNER, -1)
     found = [(f.file, f.sentence) for f in checker.check(path).findings]
     assert found == [('spool', f'belongs to uid {OWNER} instead of uid 0')]
@@ -125,7 +125,7 @@ def test_a_wrong_user_is_refused(place):
     with pytest.raises(exceptions.AccessDenied, match='Create the repository'):
         os.mkdir(f'{path}-2')
         os.chown(f'{path}-2', OWNER, GROUP)
-        repository.Repository.create(f'{path}-2')
+        image_repository.Repository.create(f'{path}-2')
     assert modes(path) == before
     assert other_users.run(path, 'use', 'maintain', 'check', **private) == [
         'ok'] * 3
@@ -231,7 +231,7 @@ def test_all_planted_files():
 
 
 def test_the_repositorys_own_path_may_be_a_link(tmp_path):
-    repository.Repository.create(tmp_path / 'repository')
+    image_repository.Repository.create(tmp_path / 'repository')
     (tmp_path / 'link').symlink_to('repository')
     with repositories.open_repository(tmp_path / 'link') as repo:
         repositories.put(repo, 'image', b'data')
@@ -251,7 +251,7 @@ def test_creating_follows_no_link(tmp_path, name):
     (path / name).parent.mkdir(parents=True)
     (path / name).symlink_to(victim)
     with pytest.raises(exceptions.RepositoryError):
-        repository.Repository.create(path)
+        image_repository.Repository.create(path)
         repositories.open_repository(path)
     assert hostile_names.state(victim) == before
 

@@ -19,7 +19,7 @@ from glance_dedup.base import task
 from glance_dedup.base import workers
 from glance_dedup.driver import store
 from glance_dedup.driver import upload
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from tests.support import repositories
 
 pytest_plugins = ['tests.support.maintainer_fixtures']
@@ -228,8 +228,8 @@ def test_what_is_left_over_goes(repo):
 
 
 def test_whose_the_files_are(tmp_path):
-    repository_module.Repository.create(tmp_path / 'shared',
-                                        group_access=True)
+    image_repository.Repository.create(tmp_path / 'shared',
+                                       group_access=True)
     with repositories.open_repository(tmp_path / 'shared') as repo:
         hashes.record(repo.path, put(repo, 'a'), hash_of(DATA))
     directory = tmp_path / 'shared' / 'hashes'

@@ -19,7 +19,7 @@ from glance_dedup.base import access
 from glance_dedup.base import files
 from glance_dedup.base import inputs
 from glance_dedup.check import checker
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import repositories
 
 _HOLDER = '''
@@ -58,9 +58,9 @@ def leased(path):
 def store(tmp_path):
     """A repository with one image, which no process has open."""
     path = str(tmp_path / 'repository')
-    repository.Repository.create(path)
+    image_repository.Repository.create(path)
     data = os.urandom(100000)
-    with repository.Repository(path) as opened:
+    with image_repository.Repository(path) as opened:
         repositories.put(opened, 'image', data)
     return path, data
 
@@ -70,14 +70,14 @@ def store(tmp_path):
 def test_reading_an_image(store, name):
     path, data = store
     with leased(f'{path}/{name}'):
-        with repository.Repository(path) as opened:
+        with image_repository.Repository(path) as opened:
             assert repositories.read_all(opened, 'image') == data
 
 
 def test_storing_an_image(store):
     path, data = store
     with leased(f'{path}/groups/00000001'):
-        with repository.Repository(path) as opened:
+        with image_repository.Repository(path) as opened:
             repositories.put(opened, 'other', data)
             assert opened.statistics()['hits']
 

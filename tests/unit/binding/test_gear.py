@@ -13,8 +13,8 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import parameters
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import repo_parameters
 from glance_dedup.transfer import pull
 from tests.damage import template
 from tests.support import daemons
@@ -137,8 +137,8 @@ def test_other_limits(tmp_path, block_size, limits):
 def test_the_default(tmp_path):
     repositories.create(tmp_path / 'r', chunking='content-defined')
     with repositories.open_repository(tmp_path / 'r') as repo:
-        assert repo.parameters.chunking == parameters.CONTENT_DEFINED
-        assert repo.parameters.block_size == parameters.CONTENT_DEFINED_BLOCK
+        assert repo.parameters.chunking == repo_parameters.CONTENT_DEFINED
+        assert repo.parameters.block_size == repo_parameters.CONTENT_DEFINED_BLOCK
 
 
 def test_what_was_put_in_costs_little(tmp_path):
@@ -177,7 +177,7 @@ def test_what_follows_zeros_is_found_wherever_it_lies(repo):
     ('content-defined 1024 4294967296', '4294967296')])
 def test_limits_in_the_wrong_order_are_refused_by_name(tmp_path, text, word):
     with pytest.raises(exceptions.InvalidParameter) as caught:
-        repository_module.Repository.create(tmp_path / 'r', chunking=text)
+        image_repository.Repository.create(tmp_path / 'r', chunking=text)
     assert str(caught.value).startswith('chunking: ')
     assert word in str(caught.value)
     assert not (tmp_path / 'r').exists()

@@ -14,7 +14,7 @@ import subprocess
 import pytest
 
 from glance_dedup.base import scopes
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import native
 from tests.unit import test_c
 
@@ -27,9 +27,9 @@ def test_stored_fingerprints(tmp_path, scope, threads):
     # Some blocks more than the lanes are filled with, and half a block.
     data = os.urandom(203 * BLOCK + BLOCK // 2)
     path = tmp_path / 'repository'
-    repository.Repository.create(path)
-    with repository.Repository(path, filter_dir=tmp_path,
-                               threads=threads) as repo:
+    image_repository.Repository.create(path)
+    with image_repository.Repository(path, filter_dir=tmp_path,
+                                     threads=threads) as repo:
         with repo.begin('image', 'some project', scope) as transaction:
             transaction.write(data)
             transaction.commit()

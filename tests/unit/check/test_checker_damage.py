@@ -9,7 +9,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.check import checker
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from tests.support import repositories
 from tests.unit.check import fixtures
 from tests.unit.check.fixtures import block
@@ -323,7 +323,7 @@ def create_until(path, count):
         return wrapper
     for name in CHANGING:
         setattr(os, name, counted(getattr(os, name)))
-    repository_module.Repository.create(path)
+    image_repository.Repository.create(path)
 
 
 def test_creation_is_killed_anywhere(tmp_path):
@@ -351,7 +351,7 @@ def test_creation_is_killed_anywhere(tmp_path):
         if ended:
             break
         if not (path / 'repository.json').exists():
-            repository_module.Repository.create(path)
+            image_repository.Repository.create(path)
         with repositories.open_repository(path) as repo:
             repositories.put(repo, 'one', noise(1))
         assert checker.check(path).ok

@@ -13,7 +13,7 @@ import pytest
 
 from glance_dedup.check import checker
 from glance_dedup.check import files
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import repositories
 from tests.unit.repository import format_writer as writer
 
@@ -61,8 +61,8 @@ def make(tmp_path):
 
     def make(codec='lz4', **parameters):
         if not path.exists():
-            repository.Repository.create(path, **parameters)
-        return repository.Repository(
+            image_repository.Repository.create(path, **parameters)
+        return image_repository.Repository(
             path, codec=codec, filter_dir=str(tmp_path / 'filter'),
             filter_mib=1)
     return make
@@ -156,7 +156,7 @@ def test_the_engine_refuses_what_the_checker_calls_damage(
                 with make() as repo, repo.open_image('one') as image:
                     whole = image.read() == data
                     assert whole, (file, offset, 'wrong bytes')
-            except repository.exceptions.RepositoryError:
+            except image_repository.exceptions.RepositoryError:
                 whole = False
             hit = checker.check(path).damaged_images == ['one']
             if whole == hit:
@@ -192,7 +192,7 @@ def work(path, filter_directory, number, seconds):
     """Store and delete images until the time is over."""
     rnd = random.Random(number)
     end = time.monotonic() + seconds
-    with repository.Repository(
+    with image_repository.Repository(
             path, filter_dir=filter_directory, filter_mib=1) as repo:
         i = 0
         while time.monotonic() < end:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from glance_dedup.cli import backup as backup_commands
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
 from tests.support import disks
 from tests.support import repositories
 from tests.support.repositories import put
@@ -145,12 +145,12 @@ def test_what_cannot_be_restored(made, repo, backups, tmp_path):
 
 
 def test_one_that_is_pruned_meanwhile(made, backups, tmp_path, monkeypatch):
-    really_open = repository_module.Repository.open_image
+    really_open = image_repository.Repository.open_image
 
     def open_image(self, image_id):
         self.delete(image_id)
         return really_open(self, image_id)
-    monkeypatch.setattr(repository_module.Repository, 'open_image',
+    monkeypatch.setattr(image_repository.Repository, 'open_image',
                         open_image)
     result = made('backup', 'restore', 'web', tmp_path / 'disk')
     assert result.status == 3
@@ -275,7 +275,7 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
     put(repo, 'b_web_20261120T180000Z', b'x')
     # The one that was stored last stays.
     put(repo, 'b_web_20261123T200000Z', b'y')
-    monkeypatch.setitem(repository_module.Repository.__init__.__kwdefaults__,
+    monkeypatch.setitem(image_repository.Repository.__init__.__kwdefaults__,
                         'lock_timeout', 0.1)
     with repositories.holding(made.path / 'locks' / 'images',
                               repositories.image_lock_byte(stuck)):
@@ -292,12 +292,12 @@ def test_the_others_are_pruned_after_an_error(made, repo, backups,
 
 def test_two_prune_at_once(made, repo, backups, monkeypatch):
     """What the other one has deleted is deleted."""
-    real = repository_module.Repository.delete
+    real = image_repository.Repository.delete
 
     def delete(self, image_id):
         real(self, image_id)
         real(self, image_id)
-    monkeypatch.setattr(repository_module.Repository, 'delete', delete)
+    monkeypatch.setattr(image_repository.Repository, 'delete', delete)
     rows = made('backup', 'prune', 'web', '--keep-last', '2', '-f',
                 'json').json()
     assert [row['deleted'] for row in rows] == [None, None, True]

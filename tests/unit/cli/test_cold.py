@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from tests.support import daemons
 from tests.support import ports
 from tests.support import repositories
@@ -161,16 +161,16 @@ def test_attach(made, place, url, proxy, credentials):
         'url': url, 'endpoint': proxy.url, 'region': '', 'ca_file': '',
         'credentials': credentials, 'cache_bytes': 1 << 30,
         'restored_from': []}
-    assert cold.read(made.path).owner == owner
+    assert cold_settings.read(made.path).owner == owner
     repositories.require_clean(made.path)
 
 
 def test_attach_again(attached, place):
-    before = cold.read(attached.path)
+    before = cold_settings.read(attached.path)
     found = attached('object-store', 'attach', *place, '--cache-size', '7M',
                      '-f', 'json').json()
     assert (found['cache_bytes'], found['owner']) == (7 << 20, before.owner)
-    assert cold.read(attached.path).cache_mib == 7
+    assert cold_settings.read(attached.path).cache_mib == 7
 
 
 @pytest.mark.parametrize('wrong, words', [
@@ -181,7 +181,7 @@ def test_attach_again(attached, place):
     ('s3://bucket/../x', ['prefix']), ('swift://c/x', ["Swift's endpoint"])])
 def test_attach_to_no_place(made, place, wrong, words):
     made('object-store', 'attach', wrong, *place[1:]).refused(*words)
-    assert cold.read(made.path) is None
+    assert cold_settings.read(made.path) is None
 
 
 @pytest.mark.parametrize('options, words', [
@@ -192,7 +192,7 @@ def test_attach_to_no_place(made, place, wrong, words):
     (['--region', 'a b'], ["'a b'"])])
 def test_attach_with_wrong_options(made, place, options, words):
     made('object-store', 'attach', *place, *options).refused(*words)
-    assert cold.read(made.path) is None
+    assert cold_settings.read(made.path) is None
 
 
 def test_usage(made, url):
@@ -211,7 +211,7 @@ def test_attach_without_credentials(made, place, credentials):
     with open(credentials, 'w') as f:
         f.write('[s3]\naccess_key = someone\n')
     made('object-store', 'attach', *place).failed(credentials, 'secret_key')
-    assert cold.read(made.path) is None
+    assert cold_settings.read(made.path) is None
 
 
 def test_attach_with_wrong_credentials(made, place, url, credentials):
@@ -220,20 +220,20 @@ def test_attach_with_wrong_credentials(made, place, url, credentials):
     found = made('object-store', 'attach', *place)
     found.failed(url)
     assert 'precious' not in found.err
-    assert cold.read(made.path) is None
+    assert cold_settings.read(made.path) is None
 
 
 def test_attach_where_nobody_answers(made, place):
     found = made('object-store', 'attach', *place, '--endpoint',
                  f'http://127.0.0.1:{ports.free_port()}')
     found.failed('s3://')
-    assert cold.read(made.path) is None
+    assert cold_settings.read(made.path) is None
 
 
 def test_attach_to_no_bucket(made, place, prefix):
     made('object-store', 'attach', f's3://nobody-made-it/{prefix}',
          *place[1:]).failed('s3://nobody-made-it')
-    assert cold.read(made.path) is None
+    assert cold_settings.read(made.path) is None
 
 
 def test_the_feature_is_set_when_it_is_attached(created, place):
@@ -281,7 +281,7 @@ def test_show(attached, url, faults):
     faults.seen.clear()
     found = attached('object-store', 'show', '-f', 'json').json()
     assert found['url'] == url
-    assert found['owner'] == cold.read(attached.path).owner
+    assert found['owner'] == cold_settings.read(attached.path).owner
     assert 'objects' not in found
     assert faults.seen == []        # nobody was asked
     words = attached('object-store', 'show').out

@@ -10,7 +10,7 @@ import pytest
 
 from glance_dedup.base import inputs
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 BAD_IDS = ['', 'a/b', '../a', '/etc/passwd', '.', '..', 'a.b', 'a b', 'a\nb',
            'x' * 129, 'x' * 300, 'größe', '图像', 'صورة', 'a\0b', '\udcff']
@@ -272,7 +272,7 @@ def test_delete_and_collect_in_one_process(stored, content, tmp_path):
 
 
 def test_deleted_images_are_told_if_the_collection_fails(stored):
-    with repository.Repository(stored.path) as repo, \
+    with image_repository.Repository(stored.path) as repo, \
             maintainer_role.Maintainer(repo):
         result = stored('image', 'delete', 'one', '--collect', '-f', 'json')
     assert result.status == 11
@@ -287,12 +287,12 @@ def test_list_opens_only_recipes_that_are_not_counted(
         return {row['image_id']: row
                 for row in stored('image', 'list', '-f', 'json').json()}
     opened: list[str] = []
-    stat = repository.Repository.stat
+    stat = image_repository.Repository.stat
 
     def noted(self, image_id):
         opened.append(image_id)
         return stat(self, image_id)
-    monkeypatch.setattr(repository.Repository, 'stat', noted)
+    monkeypatch.setattr(image_repository.Repository, 'stat', noted)
     assert stored('image', 'put', 'two', content).status == 0
     before = listed()
     assert opened == ['one', 'two']

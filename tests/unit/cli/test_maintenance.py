@@ -19,7 +19,7 @@ from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress
 from glance_dedup.cli import settings
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import daemons
 from tests.support import repositories
 from tests.unit.cli import conftest
@@ -333,7 +333,7 @@ def test_lists_come_from_the_daemon(filled, daemon, monkeypatch):
     with daemon.client() as client:
         client.wait('account', client.start('account'))
     opened: list[str] = []
-    monkeypatch.setattr(repository.Repository, 'stat',
+    monkeypatch.setattr(image_repository.Repository, 'stat',
                         lambda self, image_id: opened.append(image_id))
     found = filled('image', 'list', '-f', 'json').json()
     assert opened == []

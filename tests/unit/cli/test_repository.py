@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from glance_dedup.base import signingkeys
-from glance_dedup.repository import parameters
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import repo_parameters
 from tests.unit.cli import conftest
 
 
@@ -21,7 +21,7 @@ def test_create(cli):
         'format': 1, 'block_size': 512, 'group_slots': 64,
         'segment_size': 2048, 'chunking': 'fixed',
         'fingerprint': 'blake2s256', 'verify': 'bytes'}
-    with repository.Repository(
+    with image_repository.Repository(
             cli.path, filter_dir=cli.options[3], filter_mib=1) as repo:
         assert repo.repository_id == found['repository_id']
         assert repo.parameters.block_size == 512
@@ -31,8 +31,8 @@ def test_create(cli):
 def test_create_with_content_defined_chunking(cli):
     found = cli('repository', 'create', '-f', 'json',
                 '--chunking', 'content-defined').json()
-    assert found['chunking'] == parameters.CONTENT_DEFINED
-    assert found['block_size'] == parameters.CONTENT_DEFINED_BLOCK
+    assert found['chunking'] == repo_parameters.CONTENT_DEFINED
+    assert found['block_size'] == repo_parameters.CONTENT_DEFINED_BLOCK
 
 
 def test_create_where_something_is(cli):

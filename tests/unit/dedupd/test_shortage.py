@@ -14,7 +14,7 @@ from dedupd import scheduler as scheduler_module
 from dedupd import shortage as shortage_module
 from dedupd.tasks import registry
 from glance_dedup.objects import location
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from tests.support import repositories
 from tests.support import schedulers
 
@@ -28,7 +28,7 @@ def repo(tmp_path, monkeypatch):
     """One that is attached to an object store that nobody asks."""
     path = repositories.create(tmp_path / 'repository',
                                group_slots=256)
-    cold.write(path, cold.Settings(
+    cold_settings.write(path, cold_settings.Settings(
         location.parse('s3://bucket/prefix'), '/nowhere', 1, ('0' * 32,), 1))
     with repositories.open_repository(path) as repo:
         monkeypatch.setattr(repo, 'room', lambda: (repo.free, KEPT))

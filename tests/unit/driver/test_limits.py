@@ -280,13 +280,13 @@ def test_who_sends_again_what_was_given_up_pays_for_it(store):
 
 _UPLOADS = '''
 from glance_dedup.driver import limits
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 import sys
 from tests.support.repositories import noise
 
 root, filter_dir, number = sys.argv[1:]
 found = limits.Limits(4, {})
-with repository.Repository(root, filter_dir=filter_dir, filter_mib=1) as repo:
+with image_repository.Repository(root, filter_dir=filter_dir, filter_mib=1) as repo:
     print('ready', flush=True)
     sys.stdin.readline()
     for seed in range(6):

@@ -16,7 +16,7 @@ import pytest
 
 from glance_dedup.base import filesystem
 from glance_dedup.driver import store as dedup_store
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
@@ -87,7 +87,7 @@ def test_a_repository_that_is_there_is_used(configure):
          'fingerprint': 'xxh3-128', 'verify': 'bytes'},
     {'chunking': 'content-defined'}, {'group_access': True}], ids=str)
 def test_a_repository_of_any_kind_is_used(configure, tmp_path, chosen):
-    repository.Repository.create(str(tmp_path / 'one'), **chosen)
+    image_repository.Repository.create(str(tmp_path / 'one'), **chosen)
     store = configure(one={})
     assert repo(store).group_access == ('group_access' in chosen)
     assert get(add(b'data')[0]) == b'data'

@@ -13,7 +13,7 @@ from glance_store import exceptions
 import pytest
 
 from glance_dedup.driver import store as dedup_store
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
@@ -158,7 +158,7 @@ def test_opening_a_repository_that_hangs(configure, monkeypatch):
         def create(*args, **kwargs):
             pass
 
-    monkeypatch.setattr(repository, 'Repository', Hanging)
+    monkeypatch.setattr(image_repository, 'Repository', Hanging)
     begun = time.monotonic()
     store = configure(one={'dedup_store_timeout': 1})
     assert time.monotonic() - begun < 5

@@ -18,7 +18,7 @@ import pytest
 
 from glance_dedup.base import workers
 from glance_dedup.driver import upload
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 
 MIB = 1 << 20
 READ = 65536
@@ -27,9 +27,10 @@ READ = 65536
 @pytest.fixture(scope='module')
 def repo(tmp_path_factory):
     path = tmp_path_factory.mktemp('upload')
-    repository.Repository.create(str(path / 'repository'))
-    with repository.Repository(str(path / 'repository'),
-                               filter_dir=str(path), filter_mib=1) as opened:
+    image_repository.Repository.create(str(path / 'repository'))
+    with image_repository.Repository(str(path / 'repository'),
+                                     filter_dir=str(path),
+                                     filter_mib=1) as opened:
         yield opened
 
 

@@ -17,10 +17,10 @@ from glance_dedup.base import signingkeys
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import keys
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import parameters
+from glance_dedup.repository import repo_parameters
 
 OWNER, OTHER = 'a' * 32, 'b' * 32
-PARAMETERS = parameters.Parameters.choose()
+PARAMETERS = repo_parameters.Parameters.choose()
 HEAD = backup_manifest.Head(OWNER, 7, 1.5, PARAMETERS.to_json().decode())
 SIGNING = signingkeys.Keys(b'k' * 32)
 DIGEST = 'c' * 64

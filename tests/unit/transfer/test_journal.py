@@ -63,9 +63,10 @@ def test_many_processes(repo):
     """None loses what another one notes."""
     code = (
         'import sys\n'
-        'from glance_dedup.repository import repository\n'
+        'from glance_dedup.repository import image_repository\n'
         'from glance_dedup.transfer import journal\n'
-        'repo = repository.Repository(sys.argv[1], filter_dir=sys.argv[2])\n'
+        'repo = image_repository.Repository(sys.argv[1], '
+        'filter_dir=sys.argv[2])\n'
         f'one = journal.Underway(repo, {SITE!r})\n'
         'for n in range(20):\n'
         '    name = f"{sys.argv[3]}-{n}"\n'

@@ -426,13 +426,13 @@ def test_the_peer_dies(there, tmp_path, daemon, client, whole):
 KILLED = '''
     import os, sys
     from glance_dedup.client import daemon
-    from glance_dedup.repository import repository
+    from glance_dedup.repository import image_repository
     from glance_dedup.transfer import assembler
     from glance_dedup.transfer import pull
     path, filters, address = sys.argv[1:]
     assembler.LOT_BLOCKS, pull.SYNC_BYTES = 16, 64 << 10
     pull.pull(
-        repository.Repository(path, filter_dir=filters, filter_mib=1), 'one',
+        image_repository.Repository(path, filter_dir=filters, filter_mib=1), 'one',
         daemon.Client(address), progress=lambda done, size: (
             done > size // 2 and os.kill(os.getpid(), 9)))
 '''

@@ -687,13 +687,13 @@ SENDER = '''
 import os, signal, sys
 from glance_dedup.base import task
 from glance_dedup.client import daemon as client
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from glance_dedup.transfer import send
 class Pace(task.Pace):
     def step(self, done, total, what, cost=0):
         if done > total // 2:
             os.kill(os.getpid(), signal.SIGKILL)
-with repository.Repository(sys.argv[1], filter_dir=sys.argv[2]) as repo, \\
+with image_repository.Repository(sys.argv[1], filter_dir=sys.argv[2]) as repo, \\
         client.Client(sys.argv[3]) as client:
     send.send(repo, 'one', client, pace=Pace())
 '''

@@ -905,13 +905,13 @@ KILLED = '''
     import os, sys, threading
     from dedupd.cache import arrivals
     from glance_dedup.client import daemon as client
-    from glance_dedup.repository import repository
+    from glance_dedup.repository import image_repository
     from glance_dedup.transfer import assembler
     from glance_dedup.transfer import pull
     path, filters, address, size = sys.argv[1:]
     assembler.READ_LOT_BYTES, pull.SYNC_BYTES = 64 << 10, 256 << 10
     images = arrivals.Arrivals(
-        repository.Repository(path, filter_dir=filters, filter_mib=1),
+        image_repository.Repository(path, filter_dir=filters, filter_mib=1),
         lambda token: client.Client(address))
     reading = images.open('one', None, None)
     rung = threading.Event()

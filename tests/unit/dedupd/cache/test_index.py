@@ -349,10 +349,10 @@ def test_what_cannot_be_written_is_told_once(full, caplog, monkeypatch):
 
 
 def test_whose_it_is(tmp_path):
-    from glance_dedup.repository import repository
+    from glance_dedup.repository import image_repository
     for shared, mode in ((False, 0o600), (True, 0o660)):
         path = tmp_path / f'shared-{shared}'
-        repository.Repository.create(path, group_access=shared)
+        image_repository.Repository.create(path, group_access=shared)
         with repositories.open_repository(path) as repo:
             index_module.Held(repo).close()
             index_module.Held(repo).close()

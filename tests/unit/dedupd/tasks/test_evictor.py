@@ -262,9 +262,9 @@ def test_an_image_that_is_read_stays(maintainer, repo, path, held, model):
 
 
 READER = '''
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 import sys
-with repository.Repository(sys.argv[1], filter_dir=sys.argv[2],
+with image_repository.Repository(sys.argv[1], filter_dir=sys.argv[2],
                            filter_mib=1) as repo:
     with repo.open_image('image-0') as image:
         print('open', flush=True)

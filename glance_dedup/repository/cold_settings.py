@@ -3,7 +3,8 @@
 """Where the objects of a repository's cold groups are: ``cold.json``.
 
 A repository that is *attached* to an object store has an *owner*: an id under
-which its directory writes objects (:mod:`glance_dedup.repository.owners`).
+which its directory writes objects
+(:mod:`glance_dedup.repository.prefix_owners`).
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from glance_dedup.objects import location as location_module
 from glance_dedup.objects import slices as slices_module
 from glance_dedup.objects import store as store_module
 from glance_dedup.repository import layout
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repo_parameters
 
 #: MiB of slices that are kept, unless the operator says otherwise.
 CACHE_MIB = 1024
@@ -84,8 +85,8 @@ def _parse(fields: dict[str, Any]) -> Settings:
     if not isinstance(credentials, str) or not os.path.isabs(credentials) or (
             type(inode) is not int):
         raise ValueError('its fields are not of their types')
-    parameters_module.require_range('cache_mib', fields['cache_mib'], 1,
-                                    MAX_CACHE_MIB)
+    repo_parameters.require_range('cache_mib', fields['cache_mib'], 1,
+                                  MAX_CACHE_MIB)
     return Settings(location, credentials, fields['cache_mib'], owners, inode)
 
 
@@ -112,7 +113,7 @@ def require(path: str) -> Settings:
 
 
 def wanted_room(free_bytes: int, kept: int,
-                parameters: parameters_module.Parameters) -> int:
+                parameters: repo_parameters.Parameters) -> int:
     """How much is to be free on the disk; if less is, groups move.
 
     :param free_bytes: what the operator wants; 0: nothing moves for this

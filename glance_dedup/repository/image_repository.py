@@ -37,12 +37,12 @@ from glance_dedup.base import scopes
 from glance_dedup.base import signingkeys
 from glance_dedup.base import trialrecord
 from glance_dedup.objects import slices as slices_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import hostfilter
 from glance_dedup.repository import layout
 from glance_dedup.repository import openimages
-from glance_dedup.repository import parameters as parameters_module
+from glance_dedup.repository import repo_parameters
 from glance_dedup.repository import volumes
 
 #: How much room storing leaves free on the file system, MiB.
@@ -125,12 +125,12 @@ class Repository(closing.Closing):
         self.path = os.path.abspath(os.fspath(path))
         if threads is None:
             threads = min(4, len(os.sched_getaffinity(0)))
-        parameters_module.require_range('threads', threads, 0, _MAX_THREADS)
-        parameters_module.require_range('filter_mib', filter_mib, 1, 1 << 20)
+        repo_parameters.require_range('threads', threads, 0, _MAX_THREADS)
+        repo_parameters.require_range('filter_mib', filter_mib, 1, 1 << 20)
         if segment_cache_mib is not None:
-            parameters_module.require_range(
+            repo_parameters.require_range(
                 'segment_cache_mib', segment_cache_mib, 0, 1 << 20)
-        parameters_module.require_range('reserve_mib', reserve_mib, 0, 1 << 20)
+        repo_parameters.require_range('reserve_mib', reserve_mib, 0, 1 << 20)
         if index not in (*hostfilter.INDEXES, hostfilter.NONE):
             raise exceptions.InvalidParameter(
                 f"there is no index '{index}': choose "
@@ -221,7 +221,7 @@ class Repository(closing.Closing):
             # A handle from before the first group was cold has none in memory.
             memory = (self.filter.place_for_slices() if self.has_cold
                       else None)
-            self._slices = cold.open_slices(
+            self._slices = cold_settings.open_slices(
                 self.path, self._ask_slices and functools.partial(
                     self._ask_slices, self.repository_id), memory)
         return self._open_engine(

@@ -29,19 +29,19 @@ from glance_dedup.base import hexids
 from glance_dedup.objects import location as location_module
 from glance_dedup.objects import slices
 from glance_dedup.objects import store as store_module
-from glance_dedup.repository import cold
+from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
-from glance_dedup.repository import parameters as parameters_module
-from glance_dedup.repository import repository as repository_module
+from glance_dedup.repository import image_repository
+from glance_dedup.repository import repo_parameters
 
 _KIND = 'glance-dedup owner of objects'
 _RETIRED = 'glance-dedup retired owner'
 _MAX_SIZE = 1 << 16
 
 
-def attach(repo: repository_module.Repository,
+def attach(repo: image_repository.Repository,
            location: location_module.Location, credentials: str,
-           cache_mib: int = cold.CACHE_MIB) -> cold.Settings:
+           cache_mib: int = cold_settings.CACHE_MIB) -> cold_settings.Settings:
     """Have a repository's groups move to a place of an object store.
 
     If it is attached to this place already, only the credentials and the
@@ -53,10 +53,10 @@ def attach(repo: repository_module.Repository,
     :raises BusyError: another process maintains the repository
     :raises UnavailableError, AccessDenied: as their names say
     """
-    parameters_module.require_range('cache_mib', cache_mib, 1,
-                                    cold.MAX_CACHE_MIB)
-    before = cold.read(repo.path)
-    settings = cold.Settings(
+    repo_parameters.require_range('cache_mib', cache_mib, 1,
+                                  cold_settings.MAX_CACHE_MIB)
+    before = cold_settings.read(repo.path)
+    settings = cold_settings.Settings(
         location, os.path.abspath(credentials), cache_mib,
         (secrets.token_hex(16),), os.stat(repo.path).st_ino)
     if before is None or before.inode != settings.inode or (
@@ -64,14 +64,15 @@ def attach(repo: repository_module.Repository,
         _attach_anew(repo, before, settings)
     else:
         settings = dataclasses.replace(settings, owners=before.owners)
-        with cold.connect(settings) as store:
+        with cold_settings.connect(settings) as store:
             require_claim(repo, settings, store)
-        cold.write(repo.path, settings)
+        cold_settings.write(repo.path, settings)
     return settings
 
 
-def _attach_anew(repo: repository_module.Repository,
-                 before: cold.Settings | None, settings: cold.Settings
+def _attach_anew(repo: image_repository.Repository,
+                 before: cold_settings.Settings | None,
+                 settings: cold_settings.Settings
                  ) -> None:
     with contextlib.closing(
             _engine.Maintenance(repo.handle())) as maintenance:
@@ -83,15 +84,15 @@ def _attach_anew(repo: repository_module.Repository,
                 f'{repo.path} has cold groups at {before.location.url}, '
                 'written by this directory or by one of which it is a copy. '
                 'If it was moved here, and the other one is gone, use --moved')
-        with cold.connect(settings) as store:
+        with cold_settings.connect(settings) as store:
             claim(store, settings, repo.repository_id)
         repo.handle().use_feature(features.COLD)
-        cold.write(repo.path, settings)
+        cold_settings.write(repo.path, settings)
 
 
-def move(repo: repository_module.Repository,
+def move(repo: image_repository.Repository,
          location: location_module.Location, credentials: str,
-         cache_mib: int = cold.CACHE_MIB) -> cold.Settings:
+         cache_mib: int = cold_settings.CACHE_MIB) -> cold_settings.Settings:
     """Attach a directory that was moved to another disk.
 
     It becomes a new owner, and the old one is retired, so that a copy that
@@ -102,9 +103,9 @@ def move(repo: repository_module.Repository,
         place; or an object is gone, so it is an old copy
     :raises BusyError, UnavailableError, AccessDenied: as :func:`attach`
     """
-    parameters_module.require_range('cache_mib', cache_mib, 1,
-                                    cold.MAX_CACHE_MIB)
-    before = cold.require(repo.path)
+    repo_parameters.require_range('cache_mib', cache_mib, 1,
+                                  cold_settings.MAX_CACHE_MIB)
+    before = cold_settings.require(repo.path)
     if before.location.url != location.url:
         raise exceptions.InvalidParameter(
             f'{repo.path} is attached to {before.location.url}: give this URL')
@@ -116,21 +117,21 @@ def move(repo: repository_module.Repository,
     # A call that died has chosen the new owner already.
     known = (before.owners if before.inode == -inode
              else (secrets.token_hex(16), *before.owners))
-    settings = cold.Settings(
+    settings = cold_settings.Settings(
         location, os.path.abspath(credentials), cache_mib,
-        known[:cold.MAX_OWNERS], inode)
+        known[:cold_settings.MAX_OWNERS], inode)
     with contextlib.closing(
             _engine.Maintenance(repo.handle())) as maintenance:
         if not maintenance.lock():
             raise exceptions.BusyError(
                 f'{repo.path} has a maintainer at work: stop dedupd first')
-        with cold.connect(settings) as store:
+        with cold_settings.connect(settings) as store:
             _move(repo, maintenance, settings, store)
     return settings
 
 
-def _move(repo: repository_module.Repository,
-          maintenance: _engine.Maintenance, settings: cold.Settings,
+def _move(repo: image_repository.Repository,
+          maintenance: _engine.Maintenance, settings: cold_settings.Settings,
           store: store_module.ObjectStore) -> None:
     new, old = settings.owners[:2]
     if successor_of(store, old) not in (None, new):
@@ -139,17 +140,18 @@ def _move(repo: repository_module.Repository,
             f'{settings.location.url}: use that one')
     _require_objects(repo, maintenance, settings, store)
     # This inode is no directory's: nobody may write objects yet.
-    cold.write(repo.path, dataclasses.replace(
+    cold_settings.write(repo.path, dataclasses.replace(
         settings, inode=-settings.inode))
     retire(store, old, new)
     # What was deleted until now is seen here.
     _require_objects(repo, maintenance, settings, store)
     claim(store, settings, repo.repository_id)
-    cold.write(repo.path, settings)
+    cold_settings.write(repo.path, settings)
 
 
-def _require_objects(repo: repository_module.Repository,
-                     maintenance: _engine.Maintenance, settings: cold.Settings,
+def _require_objects(repo: image_repository.Repository,
+                     maintenance: _engine.Maintenance,
+                     settings: cold_settings.Settings,
                      store: store_module.ObjectStore) -> None:
     """Make sure that the objects of all cold groups are there."""
     there = {key.removeprefix(f'{owner}/') for owner in settings.owners
@@ -238,7 +240,7 @@ def put_bytes(store: store_module.ObjectStore, key: str, content: bytes
         store.put(key, file)
 
 
-def claim(store: store_module.ObjectStore, settings: cold.Settings,
+def claim(store: store_module.ObjectStore, settings: cold_settings.Settings,
           repository_id: str) -> None:
     """Become an owner under the prefix.
 
@@ -293,7 +295,8 @@ def _read_owner(store: store_module.ObjectStore, owner: str
             f'{store.location.url}: {key} is damaged: {e}') from e
 
 
-def _require_alone(store: store_module.ObjectStore, settings: cold.Settings,
+def _require_alone(store: store_module.ObjectStore,
+                   settings: cold_settings.Settings,
                    repository_id: str) -> None:
     for owner in all_owners(store):
         if owner in settings.owners:
@@ -336,7 +339,8 @@ def owner_of(store: store_module.ObjectStore, among: tuple[str, ...],
     return None
 
 
-def require_claim(repo: repository_module.Repository, settings: cold.Settings,
+def require_claim(repo: image_repository.Repository,
+                  settings: cold_settings.Settings,
                   store: store_module.ObjectStore) -> None:
     """Make sure that this directory may write as its owner.
 

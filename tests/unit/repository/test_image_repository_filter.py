@@ -20,7 +20,7 @@ from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
 from glance_dedup.repository import hostfilter
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support import repositories
 from tests.support.repositories import create
 from tests.support.repositories import mixture
@@ -303,7 +303,7 @@ def test_somebody_else_made_the_filters_directory(shm, tmp_path):
     taken.mkdir()
     os.chown(taken, NOBODY, NOBODY)
     data = noise(512 * 200)
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         assert repo.filter.error is None
         with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
             put(repo, 'image', data)
@@ -324,7 +324,7 @@ def test_whoever_only_reads_knows_of_it(shm, tmp_path):
     path = create(tmp_path / 'r')
     taken = shm / f'glance-dedup-{os.geteuid()}'
     os.symlink('/', taken)
-    with repository.Repository(path) as repo:
+    with image_repository.Repository(path) as repo:
         with pytest.warns(RuntimeWarning, match='no fingerprint filter'):
             repo.statistics()
         assert str(taken) in repo.filter.error
@@ -336,11 +336,11 @@ def test_whoever_only_reads_knows_of_it(shm, tmp_path):
 
 def test_whoever_only_reads_sees_that_there_is_no_room(shm, tmp_path):
     path = create(tmp_path / 'r')
-    with repository.Repository(path, filter_mib=1 << 20) as repo:
+    with image_repository.Repository(path, filter_mib=1 << 20) as repo:
         repo.statistics()
         assert 'MiB' in repo.filter.error
         assert str(shm) in repo.filter.error
-    with repository.Repository(path, filter_mib=1) as repo:
+    with image_repository.Repository(path, filter_mib=1) as repo:
         repo.statistics()
         assert repo.filter.error is None
 
@@ -351,7 +351,7 @@ def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
     prepared = shm / f'glance-dedup-{pwd.getpwuid(os.geteuid()).pw_name}'
     own = shm / f'glance-dedup-{os.geteuid()}'
     prepared.mkdir(mode=0o700)
-    with repository.Repository(path, filter_mib=1) as repo:
+    with image_repository.Repository(path, filter_mib=1) as repo:
         put(repo, 'image', b'x')
     assert len(list(prepared.iterdir())) == 1 and not own.exists()
     for change in (lambda: prepared.chmod(0o777),
@@ -359,7 +359,7 @@ def test_a_directory_made_at_boot_is_taken(shm, tmp_path):
                             os.chown(prepared, NOBODY, NOBODY))):
         change()
         shutil.rmtree(own, ignore_errors=True)
-        with repository.Repository(path, filter_mib=1) as repo:
+        with image_repository.Repository(path, filter_mib=1) as repo:
             put(repo, secrets.token_hex(4), b'x')
             assert repo.filter.error is None
         assert len(list(own.iterdir())) == 1

@@ -13,9 +13,9 @@ import pytest
 from glance_dedup.base import exceptions
 from glance_dedup.base import signingkeys
 from glance_dedup.maintenance import maintainer_role
+from glance_dedup.repository import image_repository
 from glance_dedup.repository import layout
-from glance_dedup.repository import parameters
-from glance_dedup.repository import repository
+from glance_dedup.repository import repo_parameters
 from tests.support import repositories
 from tests.support.repositories import create
 from tests.support.repositories import mixture
@@ -58,14 +58,14 @@ public_tmp = fixtures.public_tmp
 ])
 def test_create_with_bad_parameter(tmp_path, parameters, words):
     with pytest.raises(exceptions.InvalidParameter, match=words):
-        repository.Repository.create(tmp_path / 'r', **parameters)
+        image_repository.Repository.create(tmp_path / 'r', **parameters)
     assert not (tmp_path / 'r').exists()
 
 
 def test_create_in_a_directory_that_holds_something(tmp_path):
     (tmp_path / 'precious').write_text('mine')
     with pytest.raises(exceptions.InvalidParameter, match='precious'):
-        repository.Repository.create(tmp_path)
+        image_repository.Repository.create(tmp_path)
     assert os.listdir(tmp_path) == ['precious']
 
 
@@ -104,7 +104,7 @@ def test_a_used_repository_that_lost_its_description(tmp_path):
 def test_a_directory_that_is_being_restored(tmp_path, names):
     """A backup of its description would not help."""
     path = tmp_path / 'r'
-    layout.begin_restoring(path, parameters.Parameters.choose(),
+    layout.begin_restoring(path, repo_parameters.Parameters.choose(),
                            signingkeys.make())
     for name in names:
         (path / 'groups' / name).touch()
@@ -136,14 +136,14 @@ def test_create_beside_one_who_was_faster(tmp_path, monkeypatch):
 def test_create_twice(path):
     before = (path / 'repository.json').read_bytes()
     with pytest.raises(exceptions.ImageExists, match='already'):
-        repository.Repository.create(path)
+        image_repository.Repository.create(path)
     assert (path / 'repository.json').read_bytes() == before
 
 
 def test_create_over_a_file(tmp_path):
     (tmp_path / 'file').write_text('mine')
     with pytest.raises(exceptions.RepositoryError, match='file'):
-        repository.Repository.create(tmp_path / 'file')
+        image_repository.Repository.create(tmp_path / 'file')
     assert (tmp_path / 'file').read_text() == 'mine'
 
 
@@ -169,7 +169,7 @@ def test_create_many_at_once_makes_one(tmp_path):
 
     def work():
         try:
-            repository.Repository.create(tmp_path / 'r')
+            image_repository.Repository.create(tmp_path / 'r')
             outcomes.append(True)
         except exceptions.ImageExists:
             outcomes.append(False)
@@ -189,7 +189,7 @@ def test_create_where_it_is_not_allowed(public_tmp):
 
     def attempt():
         with pytest.raises(exceptions.AccessDenied, match='closed') as info:
-            repository.Repository.create(public_tmp / 'closed' / 'r')
+            image_repository.Repository.create(public_tmp / 'closed' / 'r')
         return info.value.errno
     assert repositories.in_child(
         repositories.as_user(NOBODY, attempt)) == 13
@@ -199,7 +199,7 @@ def test_create_without_room(tmp_path):
     with repositories.small_disk(tmp_path / 'disk', 1 << 16) as disk:
         filling = repositories.fill_disk(disk)
         with pytest.raises(exceptions.NoSpaceError):
-            repository.Repository.create(disk / 'r')
+            image_repository.Repository.create(disk / 'r')
         filling.unlink()
         create(disk / 'r')
 

@@ -11,7 +11,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.repository import hostfilter
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 from tests.support.repositories import noise
 from tests.support.repositories import open_repository
 from tests.support.repositories import put
@@ -185,9 +185,9 @@ def test_hints_to_blocks_that_are_gone(path, index):
 OTHER = '''
 import sys, warnings
 warnings.simplefilter('ignore', RuntimeWarning)
-from glance_dedup.repository import repository
+from glance_dedup.repository import image_repository
 path, index, directory, data = sys.argv[1:]
-with repository.Repository(path, index=index, index_dir=directory) as repo:
+with image_repository.Repository(path, index=index, index_dir=directory) as repo:
     stat = repo.put('other', data)
     print(stat.new_bytes, repo.filter.error or '')
 '''
@@ -245,6 +245,6 @@ def test_a_directory_of_others(path, index):
 def test_settings(path):
     with pytest.raises(exceptions.InvalidParameter,
                        match='filter, lmdb, dtb, leveldb, inram'):
-        repository.Repository(path, index='btree', index_dir=path.parent)
+        image_repository.Repository(path, index='btree', index_dir=path.parent)
     with pytest.raises(exceptions.InvalidParameter, match='set index_dir'):
-        repository.Repository(path, index='lmdb')
+        image_repository.Repository(path, index='lmdb')
