@@ -38,7 +38,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
 from dedupd.tasks import merger
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import image_repository
@@ -73,7 +73,7 @@ class Bench:
     def __init__(self, directory: str,
                  repo: image_repository.Repository) -> None:
         self._repo = repo
-        self._pace = task.Pace()
+        self._pace = pacing.Pace()
         self._held = index_module.Held(repo)
         # It grows with the catalog, which is small here.
         reserve.RESERVE_BYTES = MIB

@@ -47,7 +47,7 @@ import plot
 
 from dedupd import opts
 from dedupd.tasks import registry
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 
@@ -182,7 +182,7 @@ class Aged:
                 repo) as maintainer:
             for name in self.name.split(','):
                 before = time.process_time()
-                done = registry.run(name, maintainer, task.Pace(),
+                done = registry.run(name, maintainer, pacing.Pace(),
                                     self._options)
                 self.seconds[name] += time.process_time() - before
                 print(f'{name}: {done}', file=sys.stderr)

@@ -32,7 +32,7 @@ import common
 import disk
 
 from dedupd.tasks import merger
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 
@@ -78,7 +78,7 @@ def merge(path: str, directory: str, budget: int) -> int:
     """Merge all that can be; returns the blocks that are still named."""
     with open_repository(path, directory, budget) as repo:
         with maintainer_role.Maintainer(repo) as maintainer:
-            merger.run_once(maintainer, task.Pace())
+            merger.run_once(maintainer, pacing.Pace())
         return blocks_named(repo)
 
 

@@ -28,7 +28,7 @@ import common
 from common import MIB
 
 from dedupd.tasks import accounting
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker as check
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -53,7 +53,7 @@ def store_many(repo: image_repository.Repository, images: int) -> None:
     for number in range(images):
         common.store(repo, f'image-{number}', rng.randbytes(BLOCK))
     with contextlib.closing(maintainer_role.Maintainer(repo)) as maintainer:
-        accounting.run_once(maintainer, task.Pace())
+        accounting.run_once(maintainer, pacing.Pace())
 
 
 def prepare(directory: str, store_some: Callable, amount: int) -> str:

@@ -38,10 +38,10 @@ import common
 from dedupd.tasks import accounting
 from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import slices
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import prefix_owners
@@ -72,7 +72,7 @@ class Bench:
                 transaction.write(rng.randbytes(common.MIB))
             transaction.commit()
 
-    def read(self) -> store_module.Counts:
+    def read(self) -> object_store.Counts:
         """Read the image; what was asked of the object store for it."""
         # Another handle, which has nothing in its memory.
         with image_repository.Repository(
@@ -81,21 +81,21 @@ class Bench:
                 size = sum(map(len, image.pieces(piece=common.PIECE)))
             assert size == self.mib * common.MIB
             figures = repo.slices.figures
-        return store_module.Counts(gets=figures.gets,
+        return object_store.Counts(gets=figures.gets,
                                    received=figures.received)
 
     def maintain(self, work):
         with maintainer_role.Maintainer(self.repo) as maintainer:
-            accounting.run_once(maintainer, task.Pace())
+            accounting.run_once(maintainer, pacing.Pace())
             return common.timed(work, maintainer)
 
     def scrub(self) -> common.Spent:
         return self.maintain(lambda maintainer: scrubber.run_once(
-            maintainer, task.Pace(), full=True))
+            maintainer, pacing.Pace(), full=True))
 
-    def tier(self) -> tuple[common.Spent, store_module.Counts]:
+    def tier(self) -> tuple[common.Spent, object_store.Counts]:
         """Move what can; how long it took, and what was asked."""
-        opened: list[store_module.ObjectStore] = []
+        opened: list[object_store.ObjectStore] = []
         connect = cold_settings.connect
 
         def noted(settings):
@@ -105,7 +105,7 @@ class Bench:
         cold_settings.connect = noted
         try:
             spent = self.maintain(lambda maintainer: tierer.run_once(
-                maintainer, task.Pace(), tierer.Policy(everything=True)))
+                maintainer, pacing.Pace(), tierer.Policy(everything=True)))
         finally:
             cold_settings.connect = connect
         return spent, opened[-1].counts
@@ -131,10 +131,10 @@ class Bench:
     def get(self) -> common.Spent:
         """Get each slice of all groups, as many at once as a reader does."""
         with (cold_settings.connect(self.settings) as store,
-              futures.ThreadPoolExecutor(slices.PARALLEL) as pool):
-            wanted = [(key, start, min(slices.SLICE, size - start))
+              futures.ThreadPoolExecutor(slice_cache.PARALLEL) as pool):
+            wanted = [(key, start, min(slice_cache.SLICE, size - start))
                       for key, size in store.keys(f'{self.settings.owner}/g/')
-                      for start in range(0, size, slices.SLICE)]
+                      for start in range(0, size, slice_cache.SLICE)]
             return common.timed(lambda: sum(
                 pool.map(lambda one: len(store.get(*one)), wanted)))
 
@@ -145,7 +145,7 @@ class Bench:
 
 
 def row(name: str, mib: float, wall: float,
-        counts: store_module.Counts | None = None) -> None:
+        counts: object_store.Counts | None = None) -> None:
     asked = (f'{counts.puts:>8,}{counts.gets:>8,}{counts.others:>8,}'
              if counts else f'{"-":>8}' * 3)
     print(f'{name:40}{mib:>9,.0f}{wall:>9.2f}{mib / wall:>9.0f}{asked}',

@@ -28,7 +28,7 @@ import common
 
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import refcount_rebuild
@@ -90,7 +90,7 @@ def run(maintainer: maintainer_role.Maintainer, step: Step) -> Any:
     if step.rebuilds:
         maintainer.rebuild(hosts=hosts)
     else:
-        result = collector.run_once(maintainer, task.Pace(), hosts=hosts)
+        result = collector.run_once(maintainer, pacing.Pace(), hosts=hosts)
         if result.refused or result.freed_blocks:
             raise SystemExit(f'this is not what was to be measured: {result}')
     if maintainer.warnings:
@@ -102,8 +102,8 @@ def measure(repo: image_repository.Repository, rounds: int) -> None:
     spent: dict[str, list[common.Spent]] = {step.name: [] for step in STEPS}
     most = dict.fromkeys(spent, 0)
     with maintainer_role.Maintainer(repo) as maintainer:
-        accounting.run_once(maintainer, task.Pace())
-        collector.run_once(maintainer, task.Pace())
+        accounting.run_once(maintainer, pacing.Pace())
+        collector.run_once(maintainer, pacing.Pace())
         for _ in range(rounds):
             for step in STEPS:
                 with contextlib.closing(Watch()) as watch:

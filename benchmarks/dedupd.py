@@ -39,7 +39,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.client import daemon
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -136,7 +136,7 @@ def store_twice(repo, data):
 
 def maintenance(table, directory, size):
     data = os.urandom(size)
-    pace = task.Pace()
+    pace = pacing.Pace()
     with common.new_repository(directory, 'maintained') as repo:
         path = repo.path
         with maintainer_role.Maintainer(repo) as keeper:
@@ -183,7 +183,7 @@ def beside_upload(table, directory, size):
 
             def work():
                 while not stop.is_set():
-                    pace = task.Pace(rate=64 * MIB)
+                    pace = pacing.Pace(rate=64 * MIB)
                     for run in (collector.run_once, merger.run_once,
                                 scrubber.run_once):
                         if not stop.is_set():

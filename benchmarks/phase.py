@@ -41,7 +41,7 @@ import common
 from common import MIB
 from common import PIECE
 
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from glance_dedup.driver import upload
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
@@ -53,7 +53,7 @@ USUAL, ODD = 2048 * SECTOR, 63 * SECTOR
 BATCH = 1024  #: blocks that are looked up together
 PARTS = 8     #: of a batch, from each of which a pair is taken
 
-_storage = workers.Workers('benchmark-phase', 2)
+_storage = thread_pool.Workers('benchmark-phase', 2)
 
 
 # -- storing ------------------------------------------------------------------
@@ -91,7 +91,7 @@ def send(repo: image_repository.Repository, image_id: str, data: bytes,
     upload.store(repo, image_id, transaction, io.BytesIO(data), len(data),
                  [hashlib.md5(usedforsecurity=False).update,
                   hashlib.sha512().update],
-                 _storage, workers.TimeLimit(0, _storage))
+                 _storage, thread_pool.TimeLimit(0, _storage))
 
 
 # -- data ---------------------------------------------------------------------

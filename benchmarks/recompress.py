@@ -37,7 +37,7 @@ import common
 from common import PIECE
 
 from dedupd.tasks import recompressor
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import space
@@ -105,7 +105,7 @@ def measure(table: common.Table, repo: image_repository.Repository, codec: str,
     with maintainer_role.Maintainer(repo) as maintainer:
         run = functools.partial(recompressor.run_once,
                                 similar=order == 'similar')
-        spent = common.timed(run, maintainer, task.Pace(), kind,
+        spent = common.timed(run, maintainer, pacing.Pace(), kind,
                              int(level or 0))
     name = f'{codec}, {threads} threads'
     table.add(f'compressing anew, {name}', plain, spent)

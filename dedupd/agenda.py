@@ -25,7 +25,7 @@ from typing import Any
 from oslo_config import cfg
 
 from dedupd.tasks import registry
-from glance_dedup.base import task as task_module
+from glance_dedup.base import pacing
 
 Fields = dict[str, Any]
 
@@ -49,7 +49,7 @@ class Job:
     None: it has not begun."""
     started: float = 0.0
     """The same moment, by time.monotonic()."""
-    pace: task_module.Pace | None = None
+    pace: pacing.Pace | None = None
     """While it runs."""
 
     @property

@@ -28,7 +28,7 @@ from dedupd.serve import reads as reads_module
 from dedupd.serve import slices as slices_module
 from dedupd.serve import uploads as uploads_module
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import slices as client_module
 from glance_dedup.client import wire
 
@@ -64,8 +64,8 @@ class API:
         self._path = path
         self._stopping = stopping
         # Its own threads: the state is shown even if reads hang.
-        self._workers = workers_module.Workers('dedupd-control', _THREADS)
-        self._waiting = workers_module.Workers('dedupd-wait', _WAITING)
+        self._workers = thread_pool.Workers('dedupd-control', _THREADS)
+        self._waiting = thread_pool.Workers('dedupd-wait', _WAITING)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         watchers.append(self._watcher)

@@ -22,7 +22,7 @@ from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
 from dedupd import volume_figures
 from glance_dedup.base import exceptions
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import volumes
 
@@ -135,7 +135,7 @@ class Control:
         scheduler = self._scheduler
         return {
             'role': 'maintainer' if scheduler.is_maintainer else 'reader',
-            'version': version.version(), 'pid': os.getpid(),
+            'version': package_version.version(), 'pid': os.getpid(),
             'host': socket.gethostname(),
             'number': scheduler.membership.number,
             'started': self._started, 'ready': self.ready}

@@ -58,7 +58,7 @@ from dedupd.serve import uploads as uploads_module
 from dedupd import settings
 from dedupd import systemd
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.repository import image_repository
 
 LOG = log.getLogger('dedupd.main')
@@ -178,7 +178,7 @@ class Daemon:
                 self._repository, conf, lambda: self._scheduler.is_maintainer,
                 self._scheduler.errors, self._scheduler.watchers,
                 self._scheduler.past)
-        self._readers = workers_module.Workers(
+        self._readers = thread_pool.Workers(
             'dedupd-read', options.read_threads)
         self._server = server_module.Server(options)
         self._names = None

@@ -22,8 +22,8 @@ from typing import Any
 
 from oslo_config import cfg
 
+from glance_dedup.base import package_version
 from glance_dedup.base import printable
-from glance_dedup.base import version
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Version:
         return self._name
 
     def version_string_with_package(self) -> str:
-        return version.version()
+        return package_version.version()
 
 
 def setup(name: str, conf: cfg.ConfigOpts,

@@ -21,7 +21,7 @@ from oslo_log import log
 from dedupd.tasks import registry
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.maintenance import host_notes
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.repository import image_repository
@@ -123,7 +123,7 @@ class Membership(closing.Closing):
     def _noted(self, number: int) -> dict[str, str | None]:
         if self.hosts is not None and number == self.hosts.number:
             return {'host': socket.gethostname(),
-                    'version': version.version()}
+                    'version': package_version.version()}
         with contextlib.suppress(OSError, exceptions.RepositoryError):
             notes = host_notes.load(self._repository.path, number)
             return {'host': notes.host or None,

@@ -30,7 +30,7 @@ from dedupd import history as history_module
 from dedupd import logs
 from dedupd import records
 from glance_dedup.base import exceptions
-from glance_dedup.base import task as task_module
+from glance_dedup.base import pacing
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import glance_api
@@ -354,7 +354,7 @@ class Replicator:
         outcome = records.Outcome()
         try:
             outcome.result = dataclasses.asdict(self._replicate(pace))
-        except task_module.Stopped:
+        except pacing.Stopped:
             outcome.error = 'it was stopped because the daemon ended'
             outcome.is_cut_off = True
         except Exception as e:

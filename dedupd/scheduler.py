@@ -41,7 +41,7 @@ from dedupd import records
 from dedupd import shortage as shortage_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
-from glance_dedup.base import task as task_module
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import helper_daemon
@@ -271,7 +271,7 @@ class Scheduler:
             try:
                 maintainer = maintainer_role.Maintainer(
                     self._repository, self._opening)
-            except task_module.Stopped:
+            except pacing.Stopped:
                 break
             except exceptions.BusyError as e:
                 if not told:
@@ -300,7 +300,7 @@ class Scheduler:
                 self.is_maintainer = True
                 self.catalog_state = 'rebuilding'
                 self._running = Job('rebuild-catalog', began=time.time(),
-                                    pace=task_module.Pace())
+                                    pace=pacing.Pace())
                 self._records['rebuild-catalog'].job = self._running
                 if self._stopping:
                     self._pace.stop()
@@ -458,7 +458,7 @@ class Scheduler:
                 job.began, job.started = time.time(), time.monotonic()
             if job.does_all:
                 self._agenda.put(job.name)
-            job.pace = task_module.Pace(
+            job.pace = pacing.Pace(
                 lambda *args: self._progress(), self._rate(job),
                 patient=not job.number)
             self._records[job.name].job = self._running = job
@@ -467,7 +467,7 @@ class Scheduler:
         self._tell()
 
     @property
-    def _pace(self) -> task_module.Pace:
+    def _pace(self) -> pacing.Pace:
         """The pace of the running job. REQUIRES: there is one."""
         assert self._running is not None and self._running.pace is not None
         return self._running.pace
@@ -493,7 +493,7 @@ class Scheduler:
         try:
             result = registry.run(job.name, worker, self._pace,
                                   self._conf.dedupd, **self._arguments(job))
-        except task_module.Stopped:
+        except pacing.Stopped:
             if not self._stopping:
                 return None
             return records.Outcome(

@@ -8,7 +8,7 @@ from oslo_config import cfg
 from oslo_log import log
 
 from dedupd import opts
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 
 
 # The end of the help of all of these processes.
@@ -49,6 +49,7 @@ def parse(arguments: list[str], description: str = '') -> cfg.ConfigOpts:
     conf.register_opts(opts.messaging_opts)
     for group, options in opts.GROUPS.items():
         conf.register_opts(options, group=group)
-    conf(arguments, project='dedupd', version=f'%(prog)s {version.version()}',
+    conf(arguments, project='dedupd',
+         version=f'%(prog)s {package_version.version()}',
          description=description, epilog=_EPILOG)
     return conf

@@ -64,7 +64,7 @@ from glance_dedup.backup import backup_job
 from glance_dedup.backup import rank_exchange
 from glance_dedup.backup import rank_spool
 from glance_dedup.base import imageids
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 
@@ -289,7 +289,7 @@ def make_repository(path: str) -> None:
     image_repository.Repository.create(path)
     with (image_repository.Repository(path, index='none') as repo,
           maintainer_role.Maintainer(repo) as maintainer):
-        merger.run_once(maintainer, task.Pace())
+        merger.run_once(maintainer, pacing.Pace())
 
 
 def make_settings(top: str, count: int) -> backup_job.Settings:

@@ -66,7 +66,7 @@ import synthetic
 from dedupd.tasks import accounting
 from dedupd.tasks import duplicates
 from dedupd.tasks import merger
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -150,7 +150,7 @@ def store(way: Way, images: list[str], directory: str, filters: str
             named.append(named[-1] + stat.size - stat.zero_bytes)
             stored.append(stored[-1] + stat.new_bytes)
         with maintainer_role.Maintainer(repos[0]) as maintainer:
-            spent = common.timed(merger.run_once, maintainer, task.Pace())
+            spent = common.timed(merger.run_once, maintainer, pacing.Pace())
             if spent.result.failed or spent.result.busy:
                 raise SystemExit(f'not all was merged: {spent.result}')
             return hosts.Kept(named, stored, spent.result.merged_bytes,
@@ -238,8 +238,8 @@ def mapping_of(maintainer: maintainer_role.Maintainer) -> bytes:
 def exchange(maintainer: maintainer_role.Maintainer, image_id: str,
              mapping: bytes) -> int:
     """Merge an image, and settle both recipes; how many blocks it was."""
-    done = merger.merge_image(maintainer, image_id, mapping, task.Pace())
-    accounting.run_once(maintainer, task.Pace())
+    done = merger.merge_image(maintainer, image_id, mapping, pacing.Pace())
+    accounting.run_once(maintainer, pacing.Pace())
     return done.replaced if done.exchanged else 0
 
 
@@ -257,9 +257,9 @@ def rates_of_stages(directory: str, filters: str, mib: int, policy: str
                                **POLICIES[policy]) as repo:
         put_noise(repo, mib)
         with maintainer_role.Maintainer(repo) as maintainer:
-            accounting.run_once(maintainer, task.Pace())
+            accounting.run_once(maintainer, pacing.Pace())
             found = common.timed(duplicates.Duplicates(
-                maintainer, task.Pace()).catch_up)
+                maintainer, pacing.Pace()).catch_up)
             need(found.result, 3 * blocks)
             yield Rate('find', 3 * blocks, found.cpu, found.wall)
             mapping = mapping_of(maintainer)
@@ -278,8 +278,8 @@ def rate_of_merging(directory: str, filters: str, mib: int, policy: str
                                **POLICIES[policy]) as repo:
         put_noise(repo, mib)
         with maintainer_role.Maintainer(repo) as maintainer:
-            accounting.run_once(maintainer, task.Pace())
-            spent = common.timed(merger.run_once, maintainer, task.Pace())
+            accounting.run_once(maintainer, pacing.Pace())
+            spent = common.timed(merger.run_once, maintainer, pacing.Pace())
     blocks = mib * MIB // BLOCK
     need(spent.result.merged_blocks, blocks + blocks // DIVIDED)
     return Rate('merging', spent.result.merged_blocks, spent.cpu, spent.wall)

@@ -29,7 +29,7 @@ import synthetic
 
 from dedupd.tasks import exactindex
 from glance_dedup import _engine
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import image_repository
 
 #: The most entries that are merged again.
@@ -83,7 +83,7 @@ def measure(path: str, blocks: int, program: str | None = None) -> Measured:
         engine = stack.enter_context(contextlib.closing(
             _engine.Maintenance(repo.handle())))
         index = stack.enter_context(contextlib.closing(exactindex.Index(
-            repo.handle(), engine, CATALOG_ID, task.Pace())))
+            repo.handle(), engine, CATALOG_ID, pacing.Pace())))
         index.prepare()
         stage('scan', index.scan)
         stage('merge', index.merge)

@@ -28,7 +28,7 @@ from dedupd.cache import partial_image
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.repository import image_repository
@@ -130,7 +130,7 @@ class Arrival:
                  repository: image_repository.Repository, image_id: str,
                  expected: Expected | None,
                  connect: Callable[[str | None], daemon_module.Client],
-                 token: str | None, workers: workers_module.Workers,
+                 token: str | None, workers: thread_pool.Workers,
                  neighbours: neighbours_module.Neighbours | None = None
                  ) -> None:
         self._owner = owner
@@ -157,7 +157,7 @@ class Arrival:
             self._holding = stack.pop_all()
 
     def _begin(self, stack: contextlib.ExitStack,
-               workers: workers_module.Workers,
+               workers: thread_pool.Workers,
                neighbours: neighbours_module.Neighbours | None) -> None:
         """Learn what comes, and prepare for it."""
         recipe = stack.enter_context(self._source.recipe())

@@ -20,7 +20,7 @@ from dedupd.cache import neighbours as neighbours_module
 from dedupd.http import limited
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.repository import image_repository
@@ -66,10 +66,10 @@ class Arrivals:
         self._on_begin = on_begin
         self._on_arrived = on_arrived
         self._on_wrong = on_wrong
-        self._workers = workers_module.Workers('dedupd-arrival', PULLS)
+        self._workers = thread_pool.Workers('dedupd-arrival', PULLS)
         # Lots, and the description, of each.
-        self._fetchers = workers_module.Workers('dedupd-fetch',
-                                                PULLS * (pull.LOTS + 1))
+        self._fetchers = thread_pool.Workers('dedupd-fetch',
+                                             PULLS * (pull.LOTS + 1))
         self._places = threading.Semaphore(PULLS)
         self._lock = threading.Lock()
         # By the image's id. Those that have not begun have no result yet.

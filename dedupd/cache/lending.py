@@ -32,7 +32,7 @@ from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import assembler
@@ -56,7 +56,7 @@ class Loan:
     def __init__(self, arrival: arrival_module.Arrival,
                  partial: partial_image.PartialImage,
                  wanted: list[tuple[int, int]],
-                 workers: workers_module.Workers) -> None:
+                 workers: thread_pool.Workers) -> None:
         self._arrival = arrival
         self._partial = partial
         self._rest = wanted
@@ -161,9 +161,9 @@ class Lending:
         self._reads = reads
         self._arrivals = arrivals
         self._by_token = by_token
-        self._readers = workers_module.Workers('dedupd-lend', MAX_COUNT)
+        self._readers = thread_pool.Workers('dedupd-lend', MAX_COUNT)
         # Others, since readers wait for them.
-        self._fetchers = workers_module.Workers('dedupd-lend-fetch', MAX_COUNT)
+        self._fetchers = thread_pool.Workers('dedupd-lend-fetch', MAX_COUNT)
         self._busy = self._lent = 0
 
     def status(self) -> dict[str, int]:

@@ -24,7 +24,7 @@ import threading
 import time
 from typing import Any
 
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import wire
@@ -99,7 +99,7 @@ class Neighbours:
         self.hosts = [Host(address) for address in dict.fromkeys(addresses)]
         self.connect = connect
         self.repository_id = repository_id
-        self.workers = workers_module.Workers('dedupd-greet', _GREETERS)
+        self.workers = thread_pool.Workers('dedupd-greet', _GREETERS)
         self._lock = threading.Lock()
 
     def asking(self, image_id: str, token: Callable[[], str | None]

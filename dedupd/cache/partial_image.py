@@ -36,7 +36,7 @@ from typing import Any
 from dedupd.cache import neighbours as neighbours_module
 from dedupd.cache import pieces as pieces_module
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
@@ -94,7 +94,7 @@ class PartialImage(pull.Pull):
                  header: wire.RecipeHeader,
                  description: description_module.Description,
                  source: source_client_module.Peer,
-                 workers: workers_module.Workers,
+                 workers: thread_pool.Workers,
                  asking: neighbours_module.Asking | None = None) -> None:
         super().__init__(transaction, header, description, source, workers)
         self._asking = asking

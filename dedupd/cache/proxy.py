@@ -46,7 +46,7 @@ from dedupd.http.upstream import without
 from dedupd.serve import readings
 from dedupd.serve import reads as reads_module
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import errors
 from glance_dedup.repository import image_repository
 
@@ -100,7 +100,7 @@ class Proxy:
         self._is_kept = is_kept
         self._peer = peer
         self._traces = traces
-        self._workers = workers_module.Workers('dedupd-open', _THREADS)
+        self._workers = thread_pool.Workers('dedupd-open', _THREADS)
         self._name = f'dedupd-{repository.repository_id}'.encode()
         self._counts: collections.Counter[str] = collections.Counter()
         self._plain: collections.Counter[str] = collections.Counter()
@@ -414,7 +414,7 @@ def _expectation(record: dict[str, Any], image_id: str, allowed: _Allowed
 
 def _close_late(future: Any) -> None:
     """Close an image whose requester no longer waits for it."""
-    if not workers_module.failed(future):
+    if not thread_pool.failed(future):
         reading = future.result()
         if reading is not None:
             reading.close()

@@ -29,7 +29,7 @@ from dedupd.http.upstream import Header
 from dedupd.http.upstream import without
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.repository import image_repository
@@ -143,7 +143,7 @@ class Uploads:
         self._repository = repository
         self._upstream = upstream
         self._connect = connect
-        self._workers = workers_module.Workers('dedupd-upload', MAX_COUNT)
+        self._workers = thread_pool.Workers('dedupd-upload', MAX_COUNT)
         self._under_way = self._sent = self._images = self._bytes = 0
         self._plain = 0
         self._last_failure = ''

@@ -43,7 +43,7 @@ from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
 from glance_dedup.base import scopes
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import wire
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
@@ -511,7 +511,7 @@ class _Entry:
     upload_id: str
     sender: str
     peer: messages.Peer
-    strand: workers_module.Strand
+    strand: thread_pool.Strand
     used: float
     since: float = dataclasses.field(default_factory=time.time)
     token: str = ''
@@ -538,7 +538,7 @@ class Receiving:
         self._repository = repository
         self._rights = rights
         self._scope = scope
-        self._workers = workers_module.Workers('dedupd-receive', MAX_COUNT)
+        self._workers = thread_pool.Workers('dedupd-receive', MAX_COUNT)
         self._entries: dict[str, _Entry] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._dropping: set[asyncio.Task] = set()
@@ -764,7 +764,7 @@ class Receiving:
         self._make_room()
         entry = self._entries[image_id] = _Entry(
             image_id, upload_id, sender, peer,
-            workers_module.Strand(self._workers), time.monotonic())
+            thread_pool.Strand(self._workers), time.monotonic())
         if self._sweeping is None:
             self._sweep()
         return entry

@@ -35,7 +35,7 @@ from dedupd.http import streams
 from dedupd.serve import readings
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import nbd_protocol as protocol
 from glance_dedup.repository import image_repository
 
@@ -94,7 +94,7 @@ class Exports:
         self.stopping = stopping
         self.memory = _Memory()
         # Not the threads of HTTP, because these may wait for arrivals.
-        self._workers = workers_module.Workers('dedupd-nbd', THREADS)
+        self._workers = thread_pool.Workers('dedupd-nbd', THREADS)
         self.served = self.requests = self.sent = self.errors = 0
 
     def connection(self, sock: socket.socket, place: connection_limits.Place

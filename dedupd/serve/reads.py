@@ -36,7 +36,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import hexids
 from glance_dedup.base import imageids
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import errors
 from glance_dedup.client import shared_memory
 from glance_dedup.client import wire
@@ -102,13 +102,13 @@ class Reads:
     """
 
     def __init__(self, repository: image_repository.Repository,
-                 workers: workers_module.Workers,
+                 workers: thread_pool.Workers,
                  tokens: tokens_module.Tokens | None = None,
                  arrive: Callable[[str], readings.Reading] | None = None,
                  limits: messages.Limits | None = None) -> None:
         self._repository = repository
         self._workers = workers
-        self._fetchers = workers_module.Workers('dedupd-fetch', _FETCHERS)
+        self._fetchers = thread_pool.Workers('dedupd-fetch', _FETCHERS)
         self._tokens = tokens
         # The logged sentence, by image.
         self._refused: collections.OrderedDict[str, str] = (

@@ -21,9 +21,9 @@ from dedupd.serve import reads
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import hexids
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import slices as client_module
-from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import image_repository
 
 #: The most bytes of a request's body.
@@ -61,7 +61,7 @@ class Fetching:
                  stopping: asyncio.Event) -> None:
         self._repository = repository
         self._stopping = stopping
-        self._workers = workers_module.Workers('dedupd-slices', _THREADS)
+        self._workers = thread_pool.Workers('dedupd-slices', _THREADS)
         # One thread at a time uses it.
         self._lock = threading.Lock()
         self._engine = _engine.Maintenance(repository.handle())
@@ -121,7 +121,7 @@ class Fetching:
             raise messages.HTTPError(
                 409, f'Group {asked.group:08x} is not in the object '
                 f'{asked.object}.')
-        if (asked.first + asked.count - 1) * slices_module.SLICE >= (
+        if (asked.first + asked.count - 1) * slice_cache.SLICE >= (
                 facts['end']):
             raise messages.HTTPError(
                 400, f'The object of group {asked.group:08x} has '

@@ -34,7 +34,7 @@ import dataclasses
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
@@ -63,10 +63,10 @@ class Result:
 
 
 def run_once(maintainer: maintainer_role.Maintainer,
-             pace: task.Pace) -> Result:
+             pace: pacing.Pace) -> Result:
     """Settle all entries of the spool that are not in use.
 
-    :raises task.Stopped: between two rounds; the rounds before it stand
+    :raises pacing.Stopped: between two rounds; the rounds before it stand
     :raises NoSpaceError: if the disk has no room even to count
     """
     return maintainer.guard(lambda: Accountant(maintainer, pace).run(),
@@ -325,7 +325,7 @@ class Accountant:
     """Judges and settles all entries, at each call of :meth:`run`."""
 
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace) -> None:
+                 pace: pacing.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._counted = self._uncounted = self._removed = self._left = 0

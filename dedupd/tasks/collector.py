@@ -23,7 +23,7 @@ from dedupd.tasks import merger
 from dedupd.tasks import volumes
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
@@ -128,19 +128,19 @@ class _Refused(Exception):
 
 
 def plan(maintainer: maintainer_role.Maintainer,
-         pace: task.Pace | None = None, live_share: int = LIVE_SHARE,
+         pace: pacing.Pace | None = None, live_share: int = LIVE_SHARE,
          evacuate_share: int = EVACUATE_SHARE) -> Plan:
     """Predict what a collection would do; changes nothing.
 
     The plan does not find out which groups are in use.
     """
-    pace = pace or task.Pace()
+    pace = pace or pacing.Pace()
     return maintainer.guard(
         lambda: _plan(maintainer, pace, live_share, evacuate_share),
         pace.step)
 
 
-def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
              live_share: int = LIVE_SHARE,
              evacuate_share: int = EVACUATE_SHARE,
              hosts: tuple[str, ...] = ()) -> Result:
@@ -153,7 +153,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     :param hosts: if there are any, a process on each first computes all counts
         again, and nothing is freed before they are those of the catalog; ''
         is this host
-    :raises task.Stopped: between two groups; the work on those before stands
+    :raises pacing.Stopped: between two groups; the work on those before stands
     :raises NoSpaceError: if the disk has no room even to count
     """
     return maintainer.guard(
@@ -324,7 +324,7 @@ def freed_blocks(maintainer: maintainer_role.Maintainer, number: int,
 
 # -- planning -----------------------------------------------------------------
 
-def _plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def _plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
           live_share: int, evacuate_share: int) -> Plan:
     maintainer.reconcile(pace.step)
     accountant = accounting.Accountant(maintainer, pace)
@@ -391,7 +391,7 @@ def _foresee_action(look: _Look, facts: dict[str, int], last: bool,
 
 class _Run:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace, live_share: int,
+                 pace: pacing.Pace, live_share: int,
                  evacuate_share: int) -> None:
         self._maintainer = maintainer
         self._pace = pace

@@ -27,7 +27,7 @@ from dedupd.tasks import exactindex
 from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import volumes
@@ -85,7 +85,7 @@ class Damage:
     """
 
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace) -> None:
+                 pace: pacing.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._copies: dict[bytes, int] = {}     # by fingerprint, as met

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from dedupd.tasks import exactindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
@@ -85,7 +85,7 @@ class Duplicates:
     """The pairs in the catalog, and their way there from the index."""
 
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace) -> None:
+                 pace: pacing.Pace) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._scopes: dict[int, bytes | None] = {}     # by group

@@ -28,7 +28,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import recipes
@@ -69,7 +69,7 @@ class Result:
     """Images that could not be deleted, each with its error."""
 
 
-def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
          held: index_module.Held, limit: int,
          coming: Callable[[], int] = lambda: 0,
          live_share: int = collector.LIVE_SHARE) -> Plan:
@@ -81,7 +81,7 @@ def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     return maintainer.guard(run.plan, pace.step)
 
 
-def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
              held: index_module.Held, limit: int,
              coming: Callable[[], int] = lambda: 0,
              live_share: int = collector.LIVE_SHARE) -> Result:
@@ -93,7 +93,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
         too
     :param live_share: as for the collector
     :raises InvalidParameter: if the limit is too small to hold anything
-    :raises task.Stopped: between two images; the evictions before it stand
+    :raises pacing.Stopped: between two images; the evictions before it stand
     :raises NoSpaceError: if the disk has no room even to count
     """
     run = _Run(maintainer, pace, held, limit, coming, live_share)
@@ -102,7 +102,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
 
 class _Run:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace, held: index_module.Held, limit: int,
+                 pace: pacing.Pace, held: index_module.Held, limit: int,
                  coming: Callable[[], int], live_share: int) -> None:
         index_module.require_limit(maintainer.repository, limit)
         self._maintainer = maintainer

@@ -21,7 +21,7 @@ from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 
 LOG = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Index:
     """
 
     def __init__(self, handle: _engine.Repository, engine: _engine.Maintenance,
-                 catalog_id: bytes | None, pace: task.Pace) -> None:
+                 catalog_id: bytes | None, pace: pacing.Pace) -> None:
         self._engine = engine
         self._pace = pace
         self._files = _engine.Index(handle, catalog_id)
@@ -117,7 +117,7 @@ class Index:
             if time.monotonic() > end:
                 raise exceptions.BusyError(
                     'the index is in use: another process has its lock')
-            self._pace.pause(task.MAX_WAIT)
+            self._pace.pause(pacing.MAX_WAIT)
         try:
             yield
         finally:
@@ -326,7 +326,7 @@ class Index:
         What others merge is waited for. If it takes too long, the next call
         does the rest.
 
-        :raises task.Stopped: the shard under way stays as it is
+        :raises pacing.Stopped: the shard under way stays as it is
         """
         runs = self._runs()
         end = time.monotonic() + LOCK_WAIT
@@ -338,7 +338,7 @@ class Index:
                             'index all the time: its runs wait')
                 break
             else:
-                self._pace.pause(task.MAX_WAIT)
+                self._pace.pause(pacing.MAX_WAIT)
             runs &= self._runs()    # others come, and are not waited for
 
     def help_merge(self) -> int:
@@ -348,7 +348,7 @@ class Index:
         process that finds a shard taken goes on with the next one.
 
         :returns: how many shards were merged
-        :raises task.Stopped: the shard under way stays as it is
+        :raises pacing.Stopped: the shard under way stays as it is
         """
         runs = self._runs()
         return self._merge_all([shard for shard in self._due(runs)
@@ -436,7 +436,7 @@ class _Scan:
     """One reading of the entries that were published since the last."""
 
     def __init__(self, files: _engine.Index, engine: _engine.Maintenance,
-                 pace: task.Pace) -> None:
+                 pace: pacing.Pace) -> None:
         self._files = files
         self._engine = engine
         self._pace = pace

@@ -16,7 +16,7 @@ import logging
 from dedupd.tasks import damage as damage_module
 from dedupd.tasks import recompressor
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import host_notes
 from glance_dedup.maintenance import maintainer_role
@@ -24,10 +24,10 @@ from glance_dedup.maintenance import maintainer_role
 LOG = logging.getLogger(__name__)
 
 
-def take(maintainer: maintainer_role.Maintainer, pace: task.Pace) -> None:
+def take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace) -> None:
     """Act on the notes that have changed since the last call.
 
-    :raises task.Stopped: between two steps; the next call begins again
+    :raises pacing.Stopped: between two steps; the next call begins again
     """
     for number, content in host_notes.contents(maintainer.repository.path):
         digest = hashlib.sha256(content).digest()
@@ -43,7 +43,7 @@ def take(maintainer: maintainer_role.Maintainer, pace: task.Pace) -> None:
     _mark_waiting(maintainer, pace)
 
 
-def _take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def _take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
           notes: host_notes.Notes) -> None:
     _take_blocks(maintainer, pace, notes.found)
     _take_groups(maintainer, notes.unreadable)
@@ -55,7 +55,7 @@ def _take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
         pace.step(0, 0, 'noting what helpers found')
 
 
-def _take_blocks(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def _take_blocks(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
                  found: Iterable[int]) -> None:
     """Have blocks wait to be marked, and record those that are marked."""
     damage = damage_module.Damage(maintainer, pace)
@@ -78,7 +78,7 @@ def _take_blocks(maintainer: maintainer_role.Maintainer, pace: task.Pace,
             {**state, 'waiting': sorted(waiting)})
 
 
-def _mark_waiting(maintainer: maintainer_role.Maintainer, pace: task.Pace
+def _mark_waiting(maintainer: maintainer_role.Maintainer, pace: pacing.Pace
                   ) -> None:
     """Verify waiting blocks again, and mark, report and heal bad ones.
 

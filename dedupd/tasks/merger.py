@@ -38,7 +38,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import duplicates
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
@@ -107,7 +107,7 @@ class Result:
 
 
 def plan(maintainer: maintainer_role.Maintainer,
-         pace: task.Pace | None = None,
+         pace: pacing.Pace | None = None,
          exclude: Exclude | None = None) -> Plan:
     """Predict what a run would do.
 
@@ -115,14 +115,14 @@ def plan(maintainer: maintainer_role.Maintainer,
     nothing else.
 
     :param exclude: as for run_once
-    :raises task.Stopped: the next run knows the duplicates found so far
+    :raises pacing.Stopped: the next run knows the duplicates found so far
     """
-    pace = pace or task.Pace()
+    pace = pace or pacing.Pace()
     return maintainer.guard(
         lambda: _Run(maintainer, pace, exclude).plan(), pace.step)
 
 
-def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
              exclude: Exclude | None = None, dry_run: bool = False
              ) -> Result | Plan:
     """Find duplicates, and merge the images that name them.
@@ -130,7 +130,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     :param exclude: takes the ledger's facts of an image (``image_id``,
         ``project``, ...), and says whether its recipe must stay as it is
     :param dry_run: only plan
-    :raises task.Stopped: between two steps; the steps before it stand
+    :raises pacing.Stopped: between two steps; the steps before it stand
     :raises NoSpaceError: if the disk has no room for the index or a recipe
     """
     if dry_run:
@@ -151,7 +151,7 @@ class Merged(NamedTuple):
 
 
 def merge_image(maintainer: maintainer_role.Maintainer, image_id: str,
-                mapping: bytes, pace: task.Pace) -> Merged:
+                mapping: bytes, pace: pacing.Pace) -> Merged:
     """Rewrite an image's recipe to other addresses of the same blocks (N10).
 
     This leaves entries in the spool, which the accounting settles.
@@ -162,7 +162,7 @@ def merge_image(maintainer: maintainer_role.Maintainer, image_id: str,
     :raises ImageNotFound: if the image does not exist
     :raises UnavailableError: bytes are compared, and the object store does not
         give a cold block
-    :raises task.Stopped: the image keeps its old recipe
+    :raises pacing.Stopped: the image keeps its old recipe
     """
     with contextlib.closing(_engine.Merge(
             maintainer.engine, image_id, mapping)) as merge:    # N10.1, N10.2
@@ -173,7 +173,7 @@ def merge_image(maintainer: maintainer_role.Maintainer, image_id: str,
                       merge.collisions)
 
 
-def _count(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def _count(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
            merge: _engine.Merge) -> None:
     """Count the whole new recipe, in as many steps as it takes (N10.3).
 
@@ -243,7 +243,7 @@ class _Counts:
 
 class _Run:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace, exclude: Exclude | None) -> None:
+                 pace: pacing.Pace, exclude: Exclude | None) -> None:
         self._maintainer = maintainer
         self._pace = pace
         self._exclude = exclude or (lambda facts: False)

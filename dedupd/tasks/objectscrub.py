@@ -27,8 +27,8 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import slices as slices_module
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 
 LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ MAX_LOST = 16
 Facts = dict[str, Any]
 Note = Callable[[str, str | None, list[str]], None]
 
-_SLICE = slices_module.SLICE
+_SLICE = slice_cache.SLICE
 
 
 def begin(state: Facts) -> None:
@@ -136,7 +136,7 @@ class Objects:
                     object_id = groups[number]['object']
                     missed[str(number)] = object_id.hex()
                     if state['missed'].get(str(number)) == object_id.hex():
-                        lost[slices_module.key_of(
+                        lost[slice_cache.key_of(
                             settings.owner, number, object_id)] = number, why
                     if len(missed) == MAX_MISSED:
                         break
@@ -146,20 +146,20 @@ class Objects:
         state['missed'], state['listed'] = missed, True
         self._save('looking for objects', 0)
 
-    def _missing(self, store: store_module.ObjectStore,
+    def _missing(self, store: object_store.ObjectStore,
                  owners: tuple[str, ...], groups: dict[int, Facts]
                  ) -> Iterator[tuple[int, str]]:
         """The groups whose objects are not there, and what is instead."""
         there = {owner: dict(store.keys(f'{owner}/g/')) for owner in owners}
         for number, facts in groups.items():
-            keys = [slices_module.key_of(owner, number, facts['object'])
+            keys = [slice_cache.key_of(owner, number, facts['object'])
                     for owner in owners]
             if any(there[owner].get(key) == facts['end']
                    for owner, key in zip(owners, keys)):
                 continue
             # What is listed may lag behind.
             sizes = [size for key in keys
-                     if (size := store_module.find(store, key)) is not None]
+                     if (size := object_store.find(store, key)) is not None]
             if facts['end'] not in sizes:
                 yield number, (
                     f'the object has {sizes[0]} bytes instead of '

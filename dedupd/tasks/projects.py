@@ -30,7 +30,7 @@ from typing import BinaryIO
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import rebuild_worker
@@ -52,17 +52,17 @@ class Result:
     """Recipes that were deleted meanwhile, or cannot be read."""
 
 
-def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace
+def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace
              ) -> Result:
     """Count all projects, and write ``projects.json``.
 
-    :raises task.Stopped: the file stays as it was
+    :raises pacing.Stopped: the file stays as it was
     :raises OSError: there is no room for the partitions or the file
     """
     return maintainer.guard(lambda: _run(maintainer, pace), pace.step)
 
 
-def _run(maintainer: maintainer_role.Maintainer, pace: task.Pace) -> Result:
+def _run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace) -> Result:
     catalog = maintainer.catalog
     ledger = sorted((str(facts.get('project', '')), facts['image_id'], txid)
                     for txid, facts in catalog.ledger())
@@ -126,7 +126,7 @@ class _Partitions:
 
 
 def _spread(engine: _engine.Maintenance, ledger: list[tuple[str, str, bytes]],
-            partitions: _Partitions, pace: task.Pace) -> int:
+            partitions: _Partitions, pace: pacing.Pace) -> int:
     """Spread the runs of all recipes; return how many were left out."""
     left_out = done = 0
     for number, (_, recipes) in enumerate(

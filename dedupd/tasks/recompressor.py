@@ -39,7 +39,7 @@ from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import host_notes
@@ -117,7 +117,7 @@ def plan(maintainer: maintainer_role.Maintainer, codec: str,
                             if group.action == 'recompress'))
 
 
-def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
+def run_once(worker: Worker, pace: pacing.Pace, codec: str, level: int = 0,
              is_mine: Callable[[int], bool] = lambda group: True,
              similar: bool = False) -> Result:
     """Recompress the groups that do not have this codec and level yet.
@@ -128,7 +128,7 @@ def run_once(worker: Worker, pace: task.Pace, codec: str, level: int = 0,
     :param is_mine: whether a sealed group is to be recompressed here; asked
         for each group just before, since shares may change. Those that are
         partly filled are the maintainer's
-    :raises task.Stopped: between two steps; the next run goes on from there
+    :raises pacing.Stopped: between two steps; the next run goes on from there
     :raises InvalidParameter: for a level that the codec lacks
     """
     mark = mark_of(worker, codec, level, similar)
@@ -188,7 +188,7 @@ def noting_failure(result: Any, number: int) -> Iterator[None]:
         result.failed[number] = str(e)
 
 
-def write(rewriting: _engine.Rewriting, pace: task.Pace, done: int,
+def write(rewriting: _engine.Rewriting, pace: pacing.Pace, done: int,
           total: int, what: str) -> None:
     """Write all of a group's new file.
 
@@ -203,7 +203,7 @@ def write(rewriting: _engine.Rewriting, pace: task.Pace, done: int,
                   watch=rewriting.check)
 
 
-def exchange(worker: Worker, rewriting: _engine.Rewriting, pace: task.Pace
+def exchange(worker: Worker, rewriting: _engine.Rewriting, pace: pacing.Pace
              ) -> bool:
     """Put a complete new file in the old one's place; False: it is in use.
 
@@ -288,7 +288,7 @@ def _reason_to_wait(facts: dict[str, Any], mark: Mark,
 class _Run:
     """A run of the maintainer."""
 
-    def __init__(self, worker: Any, pace: task.Pace, codec: str, level: int,
+    def __init__(self, worker: Any, pace: pacing.Pace, codec: str, level: int,
                  mark: Mark, is_mine: Callable[[int], bool]) -> None:
         self._worker = worker
         self._pace = pace

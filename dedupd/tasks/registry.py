@@ -15,7 +15,7 @@ from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -27,7 +27,7 @@ Helper = helper_daemon.Helper
 _MAX_LIMIT_MIB = 1 << 30
 
 
-def _account(maintainer: Maintainer, pace: task.Pace,
+def _account(maintainer: Maintainer, pace: pacing.Pace,
              options: Any) -> Any:
     from dedupd.tasks import accounting
     from dedupd.tasks import findings
@@ -37,7 +37,7 @@ def _account(maintainer: Maintainer, pace: task.Pace,
     return result
 
 
-def _collect(maintainer: Maintainer, pace: task.Pace, options: Any,
+def _collect(maintainer: Maintainer, pace: pacing.Pace, options: Any,
              dry_run: bool = False, by_partition: bool = False,
              processes: int = 1, hosts: tuple[str, ...] = ()) -> Any:
     from dedupd.tasks import collector
@@ -59,7 +59,7 @@ def _named(names: list[str]) -> Callable[[dict[str, Any]], bool]:
                           or f'project:{facts["project"]}' in named)
 
 
-def _merge(maintainer: Maintainer, pace: task.Pace, options: Any,
+def _merge(maintainer: Maintainer, pace: pacing.Pace, options: Any,
            dry_run: bool = False) -> Any:
     from dedupd.tasks import merger
 
@@ -67,7 +67,7 @@ def _merge(maintainer: Maintainer, pace: task.Pace, options: Any,
                            dry_run)
 
 
-def _help_merge(helper: Helper, pace: task.Pace, options: Any) -> Any:
+def _help_merge(helper: Helper, pace: pacing.Pace, options: Any) -> Any:
     from dedupd.tasks import shareindex
 
     return shareindex.run_once(helper, pace)
@@ -78,7 +78,7 @@ def _all(group: int) -> bool:
     return True
 
 
-def _scrub(maintainer: Maintainer, pace: task.Pace, options: Any,
+def _scrub(maintainer: Maintainer, pace: pacing.Pace, options: Any,
            full: bool = False, is_mine: Callable[[int], bool] = _all) -> Any:
     from dedupd.tasks import scrubber
 
@@ -88,14 +88,14 @@ def _scrub(maintainer: Maintainer, pace: task.Pace, options: Any,
                              cold_budget=options.scrub_cold_mib << 20)
 
 
-def _help_scrub(helper: Helper, pace: task.Pace, options: Any,
+def _help_scrub(helper: Helper, pace: pacing.Pace, options: Any,
                 is_mine: Callable[[int], bool]) -> Any:
     from dedupd.tasks import sharescrub
 
     return sharescrub.run_once(helper, pace, is_mine)
 
 
-def _recompress(maintainer: Maintainer, pace: task.Pace, options: Any,
+def _recompress(maintainer: Maintainer, pace: pacing.Pace, options: Any,
                 dry_run: bool = False, codec: str | None = None,
                 level: int | None = None,
                 is_mine: Callable[[int], bool] = _all) -> Any:
@@ -119,7 +119,7 @@ def _level(options: Any) -> int:
             else 0)
 
 
-def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
+def _help_recompress(helper: Helper, pace: pacing.Pace, options: Any,
                      is_mine: Callable[[int], bool]) -> Any:
     from dedupd.tasks import recompressor
 
@@ -130,7 +130,7 @@ def _help_recompress(helper: Helper, pace: task.Pace, options: Any,
                                  options.recompress_cluster_similar)
 
 
-def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
+def _tier(maintainer: Maintainer, pace: pacing.Pace, options: Any,
           dry_run: bool = False, everything: bool = False,
           snapshot_only: bool = False) -> Any:
     from dedupd.tasks import recompressor
@@ -150,13 +150,13 @@ def _tier(maintainer: Maintainer, pace: task.Pace, options: Any,
     return tierer.run_once(maintainer, pace, policy, snapshot_only)
 
 
-def _projects(maintainer: Maintainer, pace: task.Pace, options: Any) -> Any:
+def _projects(maintainer: Maintainer, pace: pacing.Pace, options: Any) -> Any:
     from dedupd.tasks import projects
 
     return projects.run_once(maintainer, pace)
 
 
-def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
+def _evict(maintainer: Maintainer, pace: pacing.Pace, options: Any,
            held: Any = None, coming: Callable[[], int] = lambda: 0,
            limit_mib: int | None = None, dry_run: bool = False) -> Any:
     from dedupd.cache import index as index_module
@@ -174,7 +174,7 @@ def _evict(maintainer: Maintainer, pace: task.Pace, options: Any,
             live_share=options.collect_live_share)
 
 
-def _rebuild(maintainer: Maintainer, pace: task.Pace,
+def _rebuild(maintainer: Maintainer, pace: pacing.Pace,
              options: Any, processes: int = 1,
              hosts: tuple[str, ...] = ()) -> None:
     from glance_dedup.maintenance import refcount_rebuild
@@ -337,7 +337,7 @@ def interval(name: str, options: Any) -> float:
     return options[found] if isinstance(found, str) else found
 
 
-def run(name: str, worker: Maintainer | Helper, pace: task.Pace,
+def run(name: str, worker: Maintainer | Helper, pace: pacing.Pace,
         options: Any, **arguments: Any) -> Any:
     """Run a task; return its result: a dataclass, or None.
 

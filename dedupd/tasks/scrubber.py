@@ -37,7 +37,7 @@ from dedupd.tasks import objectscrub
 from dedupd.tasks import spares as spares_module
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
@@ -97,7 +97,7 @@ class Result:
     """Blocks in cold groups that this run could not check for that reason."""
 
 
-def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
              full: bool = False, budget_bytes: int | None = None,
              spare_threshold: int = 0, spare_max: int = SPARE_MAX,
              is_mine: Callable[[int], bool] = lambda group: True,
@@ -114,7 +114,7 @@ def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     :param is_mine: whether a group is in the maintainer's share; asked for
         each group just before
     :param cold_budget: the most bytes of objects that a pass reads
-    :raises task.Stopped: between two steps; the next run goes on from there
+    :raises pacing.Stopped: between two steps; the next run goes on from there
     """
     return maintainer.guard(
         lambda: _Run(maintainer, pace, full, budget_bytes,
@@ -200,7 +200,7 @@ class _Run:
     """One run. Whatever must outlive it is in `_state`."""
 
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace, full: bool, budget: int | None,
+                 pace: pacing.Pace, full: bool, budget: int | None,
                  spare_threshold: int, spare_max: int,
                  is_mine: Callable[[int], bool], cold_budget: int) -> None:
         self._maintainer = maintainer

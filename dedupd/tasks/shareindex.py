@@ -15,7 +15,7 @@ import logging
 
 from dedupd.tasks import exactindex
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import helper_daemon
 
 LOG = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ class Result:
     """Shards of the index that were merged with their runs."""
 
 
-def run_once(helper: helper_daemon.Helper, pace: task.Pace) -> Result:
+def run_once(helper: helper_daemon.Helper, pace: pacing.Pace) -> Result:
     """Bring the exact index up to date, as far as it is worth it now.
 
-    :raises task.Stopped: between two steps; the steps before it stand
+    :raises pacing.Stopped: between two steps; the steps before it stand
     :raises BusyError: if another process did this one's work, because this one
         lost its locks
     :raises NoSpaceError: if the disk has no room; what was not finished is

@@ -18,7 +18,7 @@ import time
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import host_notes
@@ -47,13 +47,13 @@ class Result:
     """Groups that cannot be read, each with its error."""
 
 
-def run_once(helper: helper_daemon.Helper, pace: task.Pace,
+def run_once(helper: helper_daemon.Helper, pace: pacing.Pace,
              is_mine: Callable[[int], bool]) -> Result:
     """Go on with the pass to its end.
 
     :param is_mine: whether a group is in this daemon's share; asked for each
         group just before
-    :raises task.Stopped: between two steps; the next run goes on from there
+    :raises pacing.Stopped: between two steps; the next run goes on from there
     """
     if helper.notes.scrub['complete']:
         helper.notes.begin_scrub(time.time())
@@ -61,7 +61,7 @@ def run_once(helper: helper_daemon.Helper, pace: task.Pace,
 
 
 class _Run:
-    def __init__(self, helper: helper_daemon.Helper, pace: task.Pace,
+    def __init__(self, helper: helper_daemon.Helper, pace: pacing.Pace,
                  is_mine: Callable[[int], bool]) -> None:
         self._helper = helper
         self._pace = pace

@@ -27,13 +27,13 @@ from typing import cast
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import pacing
 from glance_dedup.base import signingkeys
-from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 
@@ -62,8 +62,8 @@ class Result:
     """The key of its manifest."""
 
 
-def take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
-         store: store_module.ObjectStore, settings: cold_settings.Settings,
+def take(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
+         store: object_store.ObjectStore, settings: cold_settings.Settings,
          listed: Listing, always: bool = False) -> Result:
     """Take a snapshot, if anything has changed, or `always`.
 
@@ -72,7 +72,7 @@ def take(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     groups, and snapshots, there is nothing to restore, so none is taken.
 
     :param listed: all objects of this owner, listed before
-    :raises task.Stopped: between two recipes
+    :raises pacing.Stopped: between two recipes
     :raises UnavailableError: the object store does not do its part
     :raises InvalidParameter: another directory has taken this one's place
     """
@@ -119,7 +119,7 @@ class Newest:
                 and len({one.foot.content for one in self.manifests}) == 1)
 
 
-def newest_two(store: store_module.ObjectStore, owner: str,
+def newest_two(store: object_store.ObjectStore, owner: str,
                listed: list[str], signing_keys: signingkeys.Keys) -> Newest:
     """Read the two newest manifests of an owner back.
 
@@ -133,7 +133,7 @@ def newest_two(store: store_module.ObjectStore, owner: str,
     try:
         for key in wanted:
             with contextlib.suppress(exceptions.DamagedError,
-                                     store_module.ObjectNotFound):
+                                     object_store.ObjectNotFound):
                 manifests.append(backup_manifest.Manifest(
                     store, key.key, signing_keys))
     except BaseException:
@@ -149,7 +149,7 @@ def newest_two(store: store_module.ObjectStore, owner: str,
 
 class _Snapshot:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace, store: store_module.ObjectStore,
+                 pace: pacing.Pace, store: object_store.ObjectStore,
                  settings: cold_settings.Settings, listed: Listing,
                  pool: futures.ThreadPoolExecutor) -> None:
         self._maintainer = maintainer
@@ -246,7 +246,7 @@ class _Snapshot:
         """
         try:
             yield group._replace(digest=self._fetcher.digest(group))
-        except (exceptions.DamagedError, store_module.ObjectNotFound) as e:
+        except (exceptions.DamagedError, object_store.ObjectNotFound) as e:
             self._warn(f'group {group.number:08x} is not in the snapshot: {e}')
 
     def _is_lost(self, number: int) -> bool:
@@ -370,7 +370,7 @@ class _Snapshot:
         with file:
             if line.key in self._sent:
                 # An interrupted run sent it, unless the listing lags.
-                if store_module.find(self._store, line.key) == line.length:
+                if object_store.find(self._store, line.key) == line.length:
                     return 0
             return self._store.put(line.key, file)
 

@@ -14,7 +14,7 @@ import logging
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
 
@@ -57,7 +57,7 @@ def most_used(maintainer: maintainer_role.Maintainer, threshold: int,
     return sorted(-address for _, address in found)
 
 
-def renew(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def renew(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
           wanted: list[int], damaged: Container[int], before: int) -> Spares:
     """Copy blocks again, and remove the copies of others.
 
@@ -67,7 +67,7 @@ def renew(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     :param wanted: the addresses of the blocks
     :param damaged: those whose block is damaged; an existing copy is kept
     :param before: how many files there were
-    :raises task.Stopped: between two files
+    :raises pacing.Stopped: between two files
     """
     slots = maintainer.repository.parameters.group_slots
     files = [wanted[at:at + slots] for at in range(0, len(wanted), slots)]

@@ -15,13 +15,13 @@ import os
 from dedupd.tasks import snapshots
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import pacing
 from glance_dedup.base import signingkeys
-from glance_dedup.base import task
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
-from glance_dedup.objects import slices
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 
@@ -48,8 +48,8 @@ class _Kept(Exception):
     """Nothing may be deleted now."""
 
 
-def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
-         store: store_module.ObjectStore, settings: cold_settings.Settings,
+def plan(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
+         store: object_store.ObjectStore, settings: cold_settings.Settings,
          listed: snapshots.Listing) -> Plan:
     """Find the objects that nobody needs; changes nothing.
 
@@ -80,12 +80,12 @@ def plan(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     return Plan(old + others, None)
 
 
-def run(maintainer: maintainer_role.Maintainer, pace: task.Pace,
-        store: store_module.ObjectStore, settings: cold_settings.Settings,
+def run(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
+        store: object_store.ObjectStore, settings: cold_settings.Settings,
         listed: snapshots.Listing) -> Plan:
     """Delete what :func:`plan` finds; returns it.
 
-    :raises task.Stopped: between two objects
+    :raises pacing.Stopped: between two objects
     :raises UnavailableError: the object store does not do its part
     :raises InvalidParameter: another directory has taken this one's place
     """
@@ -107,7 +107,7 @@ def run(maintainer: maintainer_role.Maintainer, pace: task.Pace,
     return found
 
 
-def _in_snapshots(store: store_module.ObjectStore, owner: str,
+def _in_snapshots(store: object_store.ObjectStore, owner: str,
                   listed: snapshots.Listing, signing_keys: signingkeys.Keys
                   ) -> tuple[set[str], int]:
     """Keys that the two newest snapshots name, and the lower number."""
@@ -151,7 +151,7 @@ def _in_groups(maintainer: maintainer_role.Maintainer, owner: str
         except exceptions.UNREADABLE as e:
             raise _Kept(f'the object of a group may be needed: {e}') from e
         if facts['is_cold']:
-            found.add(slices.key_of(owner, number, facts['object']))
+            found.add(slice_cache.key_of(owner, number, facts['object']))
     return found
 
 

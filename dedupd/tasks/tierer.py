@@ -30,11 +30,11 @@ from dedupd.tasks import snapshots
 from dedupd.tasks import sweeper
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import slices
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 
@@ -143,18 +143,18 @@ def plan(maintainer: maintainer_role.Maintainer, policy: Policy) -> Plan:
               cold_settings.connect(settings) as store):
             listed = store.keys(f'{settings.owner}/')
             found = maintainer.guard(lambda: sweeper.plan(
-                maintainer, task.Pace(), store, settings, listed))
+                maintainer, pacing.Pace(), store, settings, listed))
             return Plan(groups, moving, len(found.objects), found.bytes)
     return Plan(groups, moving)
 
 
-def run_once(maintainer: maintainer_role.Maintainer, pace: task.Pace,
+def run_once(maintainer: maintainer_role.Maintainer, pace: pacing.Pace,
              policy: Policy, snapshot_only: bool = False) -> Result:
     """Move the groups that the policy chooses; take a snapshot; sweep.
 
     :param snapshot_only: move and delete nothing; take a snapshot even if
         nothing has changed
-    :raises task.Stopped: between two steps
+    :raises pacing.Stopped: between two steps
     :raises UnavailableError: the repository is not attached, or the object
         store does not answer. What was moved before stays so
     :raises InvalidParameter: another directory has taken this one's place
@@ -280,8 +280,8 @@ def _kept_groups(maintainer: maintainer_role.Maintainer,
 
 class _Run:
     def __init__(self, maintainer: maintainer_role.Maintainer,
-                 pace: task.Pace, policy: Policy,
-                 store: store_module.ObjectStore,
+                 pace: pacing.Pace, policy: Policy,
+                 store: object_store.ObjectStore,
                  owners: tuple[str, ...]) -> None:
         self._maintainer = maintainer
         self._pace = pace
@@ -356,7 +356,7 @@ class _Run:
     def _move(self, group: GroupPlan, rewriting: _engine.Rewriting) -> None:
         before = self._maintainer.engine.group_facts(group.number)
         object_id, length, name = rewriting.object()
-        key = slices.key_of(self._owner, group.number, object_id)
+        key = slice_cache.key_of(self._owner, group.number, object_id)
         self._pace.step(self._pace.done, self._pace.total,
                         f'sending group {group.number:08x}')
         try:
@@ -364,7 +364,7 @@ class _Run:
             rewriting.cut()
             moved = recompressor.exchange(self._maintainer, rewriting,
                                           self._pace)
-        except (task.Stopped, exceptions.BusyError,
+        except (pacing.Stopped, exceptions.BusyError,
                 exceptions.UnavailableError):
             self._give_up(group.number, object_id, key)
             raise

@@ -8,20 +8,20 @@ A collection does this first, so that it counts and frees what they had.
 import logging
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import volumes
 
 LOG = logging.getLogger(__name__)
 
 
-def finish(maintainer: maintainer_role.Maintainer, pace: task.Pace
+def finish(maintainer: maintainer_role.Maintainer, pace: pacing.Pace
            ) -> tuple[int, dict[str, str]]:
     """Remove every volume that is unfinished and that nobody owns.
 
     :returns: how many were removed; and the names of those that could not be,
         each with its error
-    :raises task.Stopped: between two volumes
+    :raises pacing.Stopped: between two volumes
     """
     repository = maintainer.repository
     removed, failed = 0, {}

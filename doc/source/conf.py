@@ -8,7 +8,7 @@ import sys
 from cliff import sphinxext
 from docutils import nodes
 
-from glance_dedup.base import version as version_module
+from glance_dedup.base import package_version
 from glance_dedup.cli import main
 
 _TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ extensions = [
 
 project = 'glance-dedup'
 copyright = 'The glance-dedup authors'
-version = release = version_module.version()
+version = release = package_version.version()
 
 root_doc = 'index'
 source_suffix = {'.rst': 'restructuredtext'}

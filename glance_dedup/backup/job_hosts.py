@@ -30,8 +30,8 @@ import time
 from typing import Any
 
 from glance_dedup.base import exceptions
+from glance_dedup.base import package_version
 from glance_dedup.base import printable
-from glance_dedup.base import version
 
 # Seconds.
 _CONNECT = 10
@@ -132,10 +132,11 @@ def _ask(name: str) -> Host:
         raise HostError(
             f'{sys.executable} does not run there with this software: {said}. '
             'Install it under the same path on all hosts') from e
-    if found != version.version():
+    if found != package_version.version():
         raise HostError(
             f'it has version {_shown(found)} of this software, and this '
-            f'host has {version.version()}: install one version on all hosts')
+            f'host has {package_version.version()}: install one version on '
+            'all hosts')
     return _host(name, facts)
 
 
@@ -272,7 +273,7 @@ def main() -> None:
     """Tell the asking host about this one."""
     client, _, server, _ = os.environ['SSH_CONNECTION'].split()
     print(json.dumps({
-        'nodename': os.uname().nodename, 'version': version.version(),
+        'nodename': os.uname().nodename, 'version': package_version.version(),
         'mpi': bool(mpiexec() and importlib.util.find_spec('mpi4py')),
         'client': client, 'server': network_of(server)}))
 

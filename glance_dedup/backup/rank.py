@@ -33,7 +33,7 @@ from glance_dedup.backup import stages
 from glance_dedup.backup import views
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import openimages
 
@@ -339,7 +339,7 @@ class Rank:
 
 def _require_same_software(ranks: rank_exchange.Ranks) -> None:
     """Check that all hosts run one version (B7)."""
-    found = ranks.agree([os.uname().nodename, version.version()])
+    found = ranks.agree([os.uname().nodename, package_version.version()])
     if len({number for _, number in found}) > 1:
         raise exceptions.VersionError(
             'the hosts have different versions of this software: '

@@ -83,14 +83,15 @@ def place_of(url, parsed_args):
     :raises UsageError: it is reached without encryption, which is not allowed
     """
     from glance_dedup.objects import credentials
-    from glance_dedup.objects import location
-    from glance_dedup.objects import store
+    from glance_dedup.objects import object_location
+    from glance_dedup.objects import object_store
 
-    place = location.parse(url, parsed_args.endpoint, parsed_args.region,
-                           parsed_args.ca_file)
+    place = object_location.parse(url, parsed_args.endpoint,
+                                  parsed_args.region,
+                                  parsed_args.ca_file)
     if not parsed_args.allow_http:
         path = parsed_args.credentials
-        with contextlib.closing(store.open_backend(
+        with contextlib.closing(object_store.open_backend(
                 place, path, credentials.read(path))) as backend:
             for reached in backend.urls():
                 _require_encryption(reached)
@@ -254,9 +255,10 @@ class Restore(command.RepositoryCommand, show.ShowOne):
     def _found(self, place, parsed_args) -> str:
         """What would be restored, in a sentence."""
         from glance_dedup.metadata_backup import restoring
-        from glance_dedup.objects import store
+        from glance_dedup.objects import object_store
 
-        with (store.ObjectStore(place, parsed_args.credentials) as connected,
+        with (object_store.ObjectStore(place,
+                                       parsed_args.credentials) as connected,
               restoring.look(connected, self._keys(parsed_args),
                              parsed_args.owner,
                              parsed_args.snapshot).manifest as manifest):

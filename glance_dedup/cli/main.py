@@ -24,7 +24,7 @@ from cliff import display
 from cliff import lister
 
 from glance_dedup.base import endings
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.cli import common
 from glance_dedup.cli import settings
 
@@ -217,7 +217,7 @@ class App(common.Program):
         super().__init__(
             description='Work on a repository of glance-dedup, the '
             'deduplicating image store for OpenStack Glance.',
-            version=version.version(),
+            version=package_version.version(),
             command_manager=CommandManager('glance_dedup.cli'),
             deferred_help=True, **kwargs)
 

@@ -17,8 +17,8 @@ from cliff import show
 
 from glance_dedup.base import endings
 from glance_dedup.base import hostlist
+from glance_dedup.base import pacing
 from glance_dedup.base import printable
-from glance_dedup.base import task as task_module
 from glance_dedup.cli import command
 from glance_dedup.cli import common
 from glance_dedup.cli import known
@@ -201,7 +201,7 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
         from dedupd.tasks import registry
         from glance_dedup.maintenance import maintainer_role
 
-        pace = task_module.Pace(update)
+        pace = pacing.Pace(update)
         with self.open() as repo, Interrupt(pace):
             options = (self.settings.options
                        or settings.of_daemon(repo.path))
@@ -217,7 +217,7 @@ class TaskCommand(command.RepositoryCommand, show.ShowOne):
                                           options, **arguments)
                     for warning in maintainer.warnings[told:]:
                         self.app.tell(warning)
-            except task_module.Stopped as e:
+            except pacing.Stopped as e:
                 raise KeyboardInterrupt() from e
         return {} if result is None else dataclasses.asdict(result)
 

@@ -19,9 +19,9 @@ from packaging import requirements
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
+from glance_dedup.base import package_version
 from glance_dedup.base import printable
 from glance_dedup.base import trialrecord
-from glance_dedup.base import version
 from glance_dedup.cli import common
 from glance_dedup.cli import glanceoptions
 from glance_dedup.cli import settings
@@ -99,7 +99,8 @@ class Checks(upgradecheck.UpgradeCommands):
                 missing.append(
                     f'{need.name} {found} is installed: install '
                     f'{need.name}{need.specifier}.')
-        return _judged(missing, [], f'glance-dedup {version.version()}')
+        return _judged(missing, [],
+                       f'glance-dedup {package_version.version()}')
 
     # -- the repository ----------------------------------------------------
 
@@ -261,7 +262,7 @@ class Checks(upgradecheck.UpgradeCommands):
         if not isinstance(daemon, dict):
             return _success('No dedupd answers for this repository on '
                             f'{self._command.settings.socket_in_words}.')
-        found, ours = daemon.get('version'), version.version()
+        found, ours = daemon.get('version'), package_version.version()
         where = f'dedupd, process {daemon.get("pid")} on {daemon.get("host")},'
         if found != ours:
             return _warning(
@@ -277,7 +278,7 @@ class Checks(upgradecheck.UpgradeCommands):
         own = str((self._status or {}).get('daemon', {}).get('number'))
         others = {number: host for number, host in hosts.items()
                   if number != own and isinstance(host, dict)}
-        ours = version.version()
+        ours = package_version.version()
         different = [
             f'dedupd number {number} on {host.get("host")} has version '
             f'{host["version"]}; this host has {ours}. Install one version on '

@@ -7,7 +7,7 @@ import contextlib
 from cliff import lister
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import task as task_module
+from glance_dedup.base import pacing
 from glance_dedup.base import units
 from glance_dedup.cli import command
 from glance_dedup.cli import common
@@ -130,7 +130,7 @@ class Replicate(command.RepositoryCommand, lister.Lister):
             with maintenance.Interrupt(pace):
                 try:
                     self._take_all(replication, pace, todo, outcomes)
-                except task_module.Stopped as e:
+                except pacing.Stopped as e:
                     self.app.tell(
                         f'{len(outcomes)} of {len(todo)} images were handled; '
                         'the other site keeps what was sent of the next one '

@@ -48,13 +48,13 @@ from glance_store import exceptions as glance_exceptions
 from glance_store import location
 from oslo_config import cfg
 
-from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import exceptions
 from glance_dedup.base import forks
 from glance_dedup.base import hashes
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
+from glance_dedup.base import thread_pool
 from glance_dedup.base import tracing
-from glance_dedup.base import workers
 from glance_dedup.client import slices
 from glance_dedup.driver import daemon as daemon_module
 from glance_dedup.driver import limits
@@ -132,7 +132,7 @@ class Download:
     PIECE = 4 << 20
 
     def __init__(self, image: Any, offset: int, length: int,
-                 limit: workers.TimeLimit,
+                 limit: thread_pool.TimeLimit,
                  daemon: daemon_module.Daemon | None,
                  span: tracing.Span):
         self._image = image
@@ -198,12 +198,12 @@ class Download:
             try:
                 piece = self._limit.call(image.read, length, self._offset,
                                          late=lambda _piece: image.close())
-            except workers.Expired:
+            except thread_pool.Expired:
                 # The thread that hangs closes the image when it returns.
                 self._image = None
                 raise
             if len(piece) != length:
-                raise dedup_exceptions.StorageError(
+                raise exceptions.StorageError(
                     f'Image {self._image_id} has only {len(piece)} of '
                     f'{length} bytes at {self._offset}.')
         return piece
@@ -240,10 +240,10 @@ def _read_errors(image_id: str) -> Iterator[None]:
     """
     try:
         yield
-    except (dedup_exceptions.ImageNotFound,
-            dedup_exceptions.InvalidParameter) as exc:
+    except (exceptions.ImageNotFound,
+            exceptions.InvalidParameter) as exc:
         raise glance_exceptions.NotFound(image=image_id) from exc
-    except (dedup_exceptions.RepositoryError, workers.Expired) as exc:
+    except (exceptions.RepositoryError, thread_pool.Expired) as exc:
         LOG.error('Image %s cannot be read: %s', image_id, exc)
         raise _unavailable(exc) from exc
 
@@ -252,18 +252,18 @@ def _read_errors(image_id: str) -> Iterator[None]:
 def _upload_errors(image_id: str) -> Iterator[None]:
     try:
         yield
-    except (upload.WrongSize, dedup_exceptions.InvalidParameter) as exc:
+    except (upload.WrongSize, exceptions.InvalidParameter) as exc:
         raise glance_exceptions.Invalid(message=str(exc)) from exc
-    except dedup_exceptions.ImageExists as exc:
+    except exceptions.ImageExists as exc:
         raise glance_exceptions.Duplicate(image=image_id) from exc
     except limits.OverLimit as exc:
         raise glance_exceptions.StorageFull(message=str(exc)) from exc
-    except dedup_exceptions.NoSpaceError as exc:
+    except exceptions.NoSpaceError as exc:
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
         raise glance_exceptions.StorageFull(message=str(exc)) from exc
-    except (dedup_exceptions.BusyError, workers.Expired) as exc:
+    except (exceptions.BusyError, thread_pool.Expired) as exc:
         raise UPLOAD_TIMED_OUT(message=str(exc)) from exc
-    except dedup_exceptions.RepositoryError as exc:
+    except exceptions.RepositoryError as exc:
         # The storage is denied, read-only, failing or damaged: always 503.
         LOG.error('Image %s cannot be stored: %s', image_id, exc)
         raise glance_exceptions.StorageWriteDenied(message=str(exc)) from exc
@@ -273,14 +273,14 @@ def _upload_errors(image_id: str) -> Iterator[None]:
 def _delete_errors(image_id: str) -> Iterator[None]:
     try:
         yield
-    except (dedup_exceptions.ImageNotFound,
-            dedup_exceptions.InvalidParameter) as exc:
+    except (exceptions.ImageNotFound,
+            exceptions.InvalidParameter) as exc:
         raise glance_exceptions.NotFound(image=image_id) from exc
-    except dedup_exceptions.AccessDenied as exc:
+    except exceptions.AccessDenied as exc:
         raise glance_exceptions.Forbidden(message=str(exc)) from exc
-    except (dedup_exceptions.BusyError, workers.Expired) as exc:
+    except (exceptions.BusyError, thread_pool.Expired) as exc:
         raise DELETE_TIMED_OUT(message=str(exc)) from exc
-    except dedup_exceptions.RepositoryError as exc:
+    except exceptions.RepositoryError as exc:
         LOG.error('Image %s cannot be deleted: %s', image_id, exc)
         raise glance_exceptions.BackendException(str(exc)) from exc
 
@@ -325,8 +325,8 @@ class Store(driver.Store):
         self._repository: Any = None
         self._daemon: daemon_module.Daemon | None = None
         self._limits = limits.Limits(0, {})
-        self._storage = workers.Workers('dedup-storage', STORAGE_THREADS)
-        self._limit = workers.TimeLimit(0, self._storage)
+        self._storage = thread_pool.Workers('dedup-storage', STORAGE_THREADS)
+        self._limit = thread_pool.TimeLimit(0, self._storage)
 
     def get_schemes(self) -> tuple[str, ...]:
         return (locations.SCHEME,)
@@ -349,14 +349,14 @@ class Store(driver.Store):
         try:
             with self._lock:
                 self._repository = None
-                self._limit = workers.TimeLimit(self._option('timeout'),
-                                                self._storage)
+                self._limit = thread_pool.TimeLimit(self._option('timeout'),
+                                                    self._storage)
                 self._adopt(may_create=True)
                 self._require_socket()
         except glance_exceptions.BadStoreConfiguration as exc:
             LOG.error('%s', exc)
             raise
-        except (dedup_exceptions.RepositoryError, workers.Expired, OSError,
+        except (exceptions.RepositoryError, thread_pool.Expired, OSError,
                 ValueError, cfg.Error) as exc:
             # A ValueError means that an option's value does not parse.
             LOG.error('The dedup store %s: %s', self.backend_group, exc)
@@ -378,10 +378,10 @@ class Store(driver.Store):
                 self._option('dedupd_socket'))
         try:
             return image_repository.Repository(path, **settings)
-        except dedup_exceptions.ImageNotFound:
+        except exceptions.ImageNotFound:
             if not may_create:
                 raise
-        with contextlib.suppress(dedup_exceptions.ImageExists):
+        with contextlib.suppress(exceptions.ImageExists):
             # If the repository exists now, another process was faster.
             image_repository.Repository.create(path)
             LOG.info('Created a repository in %s', path)
@@ -427,7 +427,7 @@ class Store(driver.Store):
                 if self._repository is None:
                     self._adopt(may_create=False)
                 return self._repository
-        except (dedup_exceptions.RepositoryError, workers.Expired, OSError,
+        except (exceptions.RepositoryError, thread_pool.Expired, OSError,
                 ValueError, cfg.Error,
                 glance_exceptions.BadStoreConfiguration) as exc:
             raise _unavailable(exc) from exc
@@ -510,7 +510,7 @@ class Store(driver.Store):
                                  -(-image_size * percent // 100))
             project = _project(context)
             if imageids.of_backup(image_id) is not None:
-                raise dedup_exceptions.InvalidParameter(
+                raise exceptions.InvalidParameter(
                     f'{image_id} is the id of a backup, which Glance cannot '
                     'store.')
             transaction = self._limit.call(
@@ -614,7 +614,7 @@ class Store(driver.Store):
     def _stat(self, opened: Any, parts: StoreLocation) -> Any:
         stat = self._limit.call(opened.stat, parts.image_id)
         if stat.upload_id != parts.upload_id:
-            raise dedup_exceptions.ImageNotFound(
+            raise exceptions.ImageNotFound(
                 f'Image {parts.image_id} was stored again since.')
         return stat
 

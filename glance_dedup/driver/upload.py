@@ -47,7 +47,7 @@ import os
 from typing import Any
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from glance_dedup.repository import openimages
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ LONG = 1 << 20
 #: The most pieces that are under way at once.
 DEPTH = 4
 
-_hashers = workers.Workers('dedup-hash', max(4, os.cpu_count() or 1))
+_hashers = thread_pool.Workers('dedup-hash', max(4, os.cpu_count() or 1))
 
 
 class WrongSize(ValueError):
@@ -118,8 +118,8 @@ def _pieces(source: Any, size: int,
 
 
 def _spread(source: Any, size: int,
-            sinks: list[tuple[workers.Strand, Callable]],
-            limit: workers.TimeLimit) -> None:
+            sinks: list[tuple[thread_pool.Strand, Callable]],
+            limit: thread_pool.TimeLimit) -> None:
     """Give every piece to every sink."""
     under_way: collections.deque[tuple[Any, list[futures.Future]]] = (
         collections.deque())
@@ -148,7 +148,7 @@ def _spread(source: Any, size: int,
 
 def store(repository: Any, image_id: str, transaction: Any, source: Any,
           size: int, watchers: list[Callable[[Any], Any]],
-          storage: workers.Workers, limit: workers.TimeLimit,
+          storage: thread_pool.Workers, limit: thread_pool.TimeLimit,
           digest: Any = None) -> openimages.ImageStat:
     """Write all of a source into a transaction, and commit it.
 
@@ -166,12 +166,12 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
                    its digest
     :returns: the facts about the image, as the commit gave them
     :raises WrongSize: the source has more or fewer bytes than ``size``
-    :raises workers.Expired: the time limit was exceeded
+    :raises thread_pool.Expired: the time limit was exceeded
     :raises Exception: whatever the source, a watcher or the repository raised
     """
-    engine = workers.Strand(storage)
+    engine = thread_pool.Strand(storage)
     sinks = [(engine, transaction.write)]
-    sinks += [(workers.Strand(_hashers), watcher) for watcher in watchers]
+    sinks += [(thread_pool.Strand(_hashers), watcher) for watcher in watchers]
     commit = None
 
     def undo() -> None:
@@ -196,10 +196,10 @@ def store(repository: Any, image_id: str, transaction: Any, source: Any,
         for strand, _function in sinks:
             strand.drop()
         undone = engine.submit(undo)
-        if not isinstance(exc, workers.Expired):
+        if not isinstance(exc, thread_pool.Expired):
             try:
                 limit.result(undone)
-            except workers.Expired:
+            except thread_pool.Expired:
                 LOG.warning('Giving up the upload of image %s takes long; '
                             'it goes on', image_id)
         raise

@@ -15,8 +15,8 @@ import os
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import package_version
 from glance_dedup.base import trialrecord
-from glance_dedup.base import version
 from glance_dedup.fstest import host_mailbox
 from glance_dedup.fstest import properties
 from glance_dedup.fstest import property_findings
@@ -128,4 +128,4 @@ class Trial:
                                           property_findings.UNFIT))
         trialrecord.write(
             self._path, [trialrecord.mount_of(self._path), *others],
-            version.version(), limited, unfit)
+            package_version.version(), limited, unfit)

@@ -20,7 +20,7 @@ from glance_dedup.base import access
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.maintenance import host_notes
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.repository import image_repository
@@ -44,7 +44,7 @@ class Helper(closing.Closing):
             access.require_maintainer(repository.path)
             self.notes = host_notes.load(repository.path, hosts.number)
         self.notes.host = socket.gethostname()
-        self.notes.program = version.version()
+        self.notes.program = package_version.version()
         self.repository = repository
         self.handle = repository.handle()
         self.engine = _engine.Maintenance(self.handle)

@@ -25,7 +25,7 @@ from typing import Any
 
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import recipes
 from glance_dedup.maintenance import records
@@ -244,7 +244,7 @@ def _work(peer: Peer) -> None:
             with image_repository.Repository(path, threads=0) as repository:
                 engine = _engine.Maintenance(repository.handle())
                 with contextlib.closing(engine):
-                    peer.tell('begun', version.version(),
+                    peer.tell('begun', package_version.version(),
                               repository.repository_id)
                     _obey(peer, engine, partitions)
         except ConnectionError:

@@ -23,7 +23,7 @@ import tempfile
 from typing import Any
 
 from glance_dedup import _engine
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import refcounts
 from glance_dedup.maintenance import unreadable_recipes
@@ -135,7 +135,7 @@ class Workers:
                  hosts: tuple[str, ...], partitions: int) -> None:
         self.partitions = partitions
         self._begin = 'begin', repository.path, partitions
-        self._facts = [version.version(), repository.repository_id]
+        self._facts = [package_version.version(), repository.repository_id]
         self._stack = contextlib.ExitStack()
         self._workers: list[_Worker] = []
         try:

@@ -50,8 +50,8 @@ from glance_dedup.base import hexids
 from glance_dedup.base import imageids
 from glance_dedup.base import signingkeys
 from glance_dedup.metadata_backup import keys
-from glance_dedup.objects import slices
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 
@@ -90,8 +90,8 @@ class Group(NamedTuple):
     @property
     def key(self) -> str:
         """The key of its object."""
-        return slices.key_of(self.owner, self.number,
-                             bytes.fromhex(self.object_id))
+        return slice_cache.key_of(self.owner, self.number,
+                                  bytes.fromhex(self.object_id))
 
 
 class Recipe(NamedTuple):
@@ -193,7 +193,7 @@ def _mac(key: bytes, whole: str) -> str:
                     hashlib.sha256).hexdigest()
 
 
-def send(store: store_module.ObjectStore, head: Head,
+def send(store: object_store.ObjectStore, head: Head,
          lines: Iterable[Group | Recipe], signing_keys: signingkeys.Keys
          ) -> 'Manifest':
     """Write a manifest, send it, and read it back.
@@ -212,7 +212,7 @@ def send(store: store_module.ObjectStore, head: Head,
                          signing_keys)
 
 
-def send_file(store: store_module.ObjectStore, head: Head, file: BinaryIO,
+def send_file(store: object_store.ObjectStore, head: Head, file: BinaryIO,
               foot: Foot, signing_keys: signingkeys.Keys) -> 'Manifest':
     """Send a manifest that was written, otherwise as :func:`send`."""
     key = keys.of_manifest(head.owner, head.number, secrets.token_hex(16))
@@ -240,7 +240,7 @@ class Manifest(closing.Closing):
     :ivar has_current_key: whether the current key authenticates it
     """
 
-    def __init__(self, store: store_module.ObjectStore, key: str,
+    def __init__(self, store: object_store.ObjectStore, key: str,
                  signing_keys: signingkeys.Keys | None) -> None:
         """Fetch it, and verify all of it.
 
@@ -286,7 +286,7 @@ class Manifest(closing.Closing):
         """Remove the file. Idempotent."""
         self._file.close()
 
-    def _fetch(self, store: store_module.ObjectStore) -> None:
+    def _fetch(self, store: object_store.ObjectStore) -> None:
         size = store.size(self.key)
         if not 0 < size <= _MAX_BYTES:
             raise exceptions.DamagedError(
@@ -424,7 +424,7 @@ def newest_first(owner: str, listed: Iterable[str]) -> list[keys.Manifest]:
     return sorted(found, reverse=True)
 
 
-def newest_whole(store: store_module.ObjectStore, owner: str,
+def newest_whole(store: object_store.ObjectStore, owner: str,
                  listed: Iterable[str], signing_keys: signingkeys.Keys | None,
                  tell: Callable[[str], None]) -> Manifest | None:
     """The newest manifest of an owner that is whole; None: there is none.
@@ -443,7 +443,7 @@ def newest_whole(store: store_module.ObjectStore, owner: str,
         try:
             manifest = patiently(lambda: Manifest(
                 store, found.key, signing_keys))
-        except (exceptions.DamagedError, store_module.ObjectNotFound) as e:
+        except (exceptions.DamagedError, object_store.ObjectNotFound) as e:
             tell(str(e))
             continue
         if best is None:
@@ -466,8 +466,8 @@ def patiently(work: Callable[[], _Result]) -> _Result:
     for tried in range(_TRIES - 1):
         try:
             return work()
-        except store_module.ObjectNotFound:
-            time.sleep(store_module.FIRST_WAIT * 2 ** tried)
+        except object_store.ObjectNotFound:
+            time.sleep(object_store.FIRST_WAIT * 2 ** tried)
     return work()
 
 

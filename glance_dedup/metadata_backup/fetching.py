@@ -18,7 +18,7 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.metadata_backup import backup_manifest
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 
@@ -75,7 +75,7 @@ class LostError(Exception):
 class Fetcher:
     """Fetches files into a directory that is being restored."""
 
-    def __init__(self, store: store_module.ObjectStore, path: str,
+    def __init__(self, store: object_store.ObjectStore, path: str,
                  parameters: repo_parameters.Parameters) -> None:
         self._store = store
         self._path = path
@@ -98,7 +98,7 @@ class Fetcher:
         for _ in range(_TRIES):
             try:
                 content = backup_manifest.patiently(lambda: self._whole(group))
-            except store_module.ObjectNotFound as e:
+            except object_store.ObjectNotFound as e:
                 raise LostError(str(e)) from e
             except ValueError as e:
                 error = e
@@ -113,7 +113,7 @@ class Fetcher:
         try:
             return backup_manifest.patiently(
                 lambda: self._copy(recipe, path))
-        except store_module.ObjectNotFound as e:
+        except object_store.ObjectNotFound as e:
             raise LostError(str(e)) from e
 
     def digest(self, group: backup_manifest.Group) -> str:

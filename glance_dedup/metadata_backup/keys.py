@@ -4,7 +4,7 @@
 
 =========================================  ====================================
 ``<owner>/g/<group>-<object id>``          a cold group (:mod:`slices
-                                           <glance_dedup.objects.slices>`)
+                                           <glance_dedup.objects.slice_cache>`)
 ``<owner>/r/<image id>-<transaction id>``  a recipe
 ``<owner>/m/<number>-<object id>``         a snapshot's manifest
 =========================================  ====================================

@@ -32,8 +32,8 @@ from glance_dedup.base import signingkeys
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
-from glance_dedup.objects import location as location_module
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import layout
@@ -86,7 +86,7 @@ class Result:
 
 # -- what there is ------------------------------------------------------------
 
-def look(store: store_module.ObjectStore,
+def look(store: object_store.ObjectStore,
          signing_keys: signingkeys.Keys | None, owner: str | None = None,
          number: int | None = None) -> Found:
     """Find the newest snapshot; changes nothing.
@@ -147,14 +147,14 @@ def _require_number(manifest: backup_manifest.Manifest, unusable: list[str],
             f'is number {head.number}, and objects of older ones are deleted')
 
 
-def _successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
+def _successor_of(store: object_store.ObjectStore, owner: str) -> str | None:
     try:
         return prefix_owners.successor_of(store, owner)
     except exceptions.DamagedError:
         return ''       # it is retired all the same
 
 
-def _choose(store: store_module.ObjectStore,
+def _choose(store: object_store.ObjectStore,
             successors: dict[str, str | None]) -> str:
     """The one owner whose place no other has taken."""
     # A restoring that died has retired one, and has not become the other.
@@ -173,7 +173,7 @@ def _choose(store: store_module.ObjectStore,
 
 # -- restoring ----------------------------------------------------------------
 
-def restore(path: str, location: location_module.Location, credentials: str,
+def restore(path: str, location: object_location.Location, credentials: str,
             signing_keys: signingkeys.Keys | None, *,
             owner: str | None = None, number: int | None = None,
             cache_mib: int = cold_settings.CACHE_MIB,
@@ -200,7 +200,7 @@ def restore(path: str, location: location_module.Location, credentials: str,
                                   cold_settings.MAX_CACHE_MIB)
     new = secrets.token_hex(16)
     keys = signing_keys or signingkeys.make()
-    with (store_module.ObjectStore(location, credentials) as store,
+    with (object_store.ObjectStore(location, credentials) as store,
           _locked(path)):
         found = look(store, signing_keys, owner, number)
         with found.manifest as manifest:
@@ -268,7 +268,7 @@ def _owners(new: str, old: str, manifest: backup_manifest.Manifest
 class _Restoring:
     """Restores groups and images; one thread uses it."""
 
-    def __init__(self, store: store_module.ObjectStore, path: str,
+    def __init__(self, store: object_store.ObjectStore, path: str,
                  manifest: backup_manifest.Manifest,
                  parameters: repo_parameters.Parameters, new: str,
                  progress: Progress) -> None:

@@ -21,8 +21,8 @@ from urllib3 import exceptions as urllib3_exceptions
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import printable
-from glance_dedup.objects import backend
-from glance_dedup.objects import location as location_module
+from glance_dedup.objects import backend_base
+from glance_dedup.objects import object_location
 
 #: Keys that are asked for at once.
 PAGE = 1000
@@ -41,10 +41,10 @@ _REFUSED = frozenset((
     'TokenRefreshRequired'))
 
 
-class S3(backend.Backend):
+class S3(backend_base.Backend):
     """A bucket."""
 
-    def __init__(self, location: location_module.Location,
+    def __init__(self, location: object_location.Location,
                  conf: cfg.ConfigOpts) -> None:
         """Connect to nothing yet.
 
@@ -66,8 +66,8 @@ class S3(backend.Backend):
             aws_secret_access_key=conf.s3.secret_key,
             aws_session_token=conf.s3.session_token,
             config=botocore_config.Config(
-                connect_timeout=backend.TIMEOUT,
-                read_timeout=backend.ANSWER_TIMEOUT,
+                connect_timeout=backend_base.TIMEOUT,
+                read_timeout=backend_base.ANSWER_TIMEOUT,
                 max_pool_connections=CONNECTIONS,
                 # The store repeats requests.
                 retries={'total_max_attempts': 1},
@@ -89,7 +89,7 @@ class S3(backend.Backend):
                 Bucket=self._bucket, Key=key, Body=file, ContentLength=length,
                 ContentMD5=base64.b64encode(md5).decode())
 
-    def get(self, key: str, start: int, length: int) -> backend.Pieces:
+    def get(self, key: str, start: int, length: int) -> backend_base.Pieces:
         with _errors():
             answer = self._client.get_object(
                 Bucket=self._bucket, Key=key,
@@ -98,14 +98,14 @@ class S3(backend.Backend):
                 if answer['ResponseMetadata']['HTTPStatusCode'] != 206:
                     raise exceptions.UnavailableError(
                         'the server does not read ranges of objects')
-                yield from backend.pieces(body._raw_stream)
+                yield from backend_base.pieces(body._raw_stream)
 
     def size(self, key: str) -> int:
         try:
             with _errors():
                 return self._client.head_object(
                     Bucket=self._bucket, Key=key)['ContentLength']
-        except backend.RefusedError:
+        except backend_base.RefusedError:
             # An answer to HEAD has no body, which would say why. That to GET
             # has one.
             with _errors():
@@ -122,7 +122,7 @@ class S3(backend.Backend):
                     yield one['Key'], one['Size']
 
     def delete(self, key: str) -> None:
-        with _errors(), contextlib.suppress(backend.ObjectNotFound):
+        with _errors(), contextlib.suppress(backend_base.ObjectNotFound):
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ def _kind(error: botocore_exceptions.ClientError
         f'{code}: {facts.get("Message", "")}')[:200]
     said = f'the server answered {status}, {text}'
     if code in ('NoSuchKey', '404', 'NotFound'):
-        return backend.ObjectNotFound('there is no such object')
+        return backend_base.ObjectNotFound('there is no such object')
     if code in _REFUSED or status in (401, 403):
-        return backend.RefusedError(said)
+        return backend_base.RefusedError(said)
     return exceptions.UnavailableError(said)

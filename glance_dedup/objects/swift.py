@@ -19,17 +19,17 @@ from urllib3 import exceptions as urllib3_exceptions
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import printable
-from glance_dedup.objects import backend
-from glance_dedup.objects import location as location_module
+from glance_dedup.objects import backend_base
+from glance_dedup.objects import object_location
 
 #: Keys that are asked for at once.
 PAGE = 1000
 
 
-class Swift(backend.Backend):
+class Swift(backend_base.Backend):
     """A container."""
 
-    def __init__(self, location: location_module.Location,
+    def __init__(self, location: object_location.Location,
                  conf: cfg.ConfigOpts) -> None:
         """Connect to nothing yet.
 
@@ -49,7 +49,7 @@ class Swift(backend.Backend):
         self._container = location.container
         self._session = session_module.Session(
             plugin, verify=location.ca_file or True,
-            timeout=backend.ANSWER_TIMEOUT)
+            timeout=backend_base.ANSWER_TIMEOUT)
         self._options = {'region_name': location.region} if (
             location.region) else {}
         self._ca_file = location.ca_file or None
@@ -67,20 +67,20 @@ class Swift(backend.Backend):
         with self._connection() as connection:
             connection.put_object(
                 self._container, key, file, content_length=length,
-                etag=md5.hex(), chunk_size=backend.PIECE,
+                etag=md5.hex(), chunk_size=backend_base.PIECE,
                 content_type='application/octet-stream')
 
-    def get(self, key: str, start: int, length: int) -> backend.Pieces:
+    def get(self, key: str, start: int, length: int) -> backend_base.Pieces:
         answer: dict[str, Any] = {}
         with self._connection() as connection:
             _, body = connection.get_object(
-                self._container, key, resp_chunk_size=backend.PIECE,
+                self._container, key, resp_chunk_size=backend_base.PIECE,
                 headers={'Range': f'bytes={start}-{start + length - 1}'},
                 response_dict=answer)
             if answer.get('status') != 206:
                 raise exceptions.UnavailableError(
                     'the server does not read ranges of objects')
-            yield from backend.pieces(body.resp.raw)
+            yield from backend_base.pieces(body.resp.raw)
             body.close()
 
     def size(self, key: str) -> int:
@@ -106,7 +106,7 @@ class Swift(backend.Backend):
             marker = page[-1]['name']
 
     def delete(self, key: str) -> None:
-        with (contextlib.suppress(backend.ObjectNotFound),
+        with (contextlib.suppress(backend_base.ObjectNotFound),
               self._connection() as connection):
             connection.delete_object(self._container, key)
 
@@ -123,7 +123,7 @@ class Swift(backend.Backend):
         except queue.Empty:
             connection = client.Connection(
                 session=self._session, os_options=self._options,
-                cacert=self._ca_file, timeout=backend.ANSWER_TIMEOUT,
+                cacert=self._ca_file, timeout=backend_base.ANSWER_TIMEOUT,
                 # The store repeats requests.
                 retries=0)
         try:
@@ -159,7 +159,7 @@ def _errors() -> Iterator[None]:
     except client.ClientException as e:
         raise _kind(e) from e
     except keystone_exceptions.Unauthorized as e:
-        raise backend.RefusedError(
+        raise backend_base.RefusedError(
             'Keystone refuses the credentials') from e
     except (keystone_exceptions.ClientException,
             requests.RequestException, urllib3_exceptions.HTTPError,
@@ -175,9 +175,9 @@ def _kind(error: client.ClientException) -> exceptions.UnavailableError:
     if error.http_status is None:
         said = printable.printable(str(error))[:200]
     if error.http_status == 404:
-        return backend.ObjectNotFound('there is no such object')
+        return backend_base.ObjectNotFound('there is no such object')
     if error.http_status == 401:
         return _TokenRefused(said)
     if error.http_status == 403:
-        return backend.RefusedError(said)
+        return backend_base.RefusedError(said)
     return exceptions.UnavailableError(said)

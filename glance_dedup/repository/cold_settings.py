@@ -16,9 +16,9 @@ from glance_dedup.base import access
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import hexids
-from glance_dedup.objects import location as location_module
-from glance_dedup.objects import slices as slices_module
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import layout
 from glance_dedup.repository import repo_parameters
 
@@ -38,7 +38,7 @@ _MAX_SIZE = 1 << 16
 class Settings:
     """To what a repository is attached."""
 
-    location: location_module.Location
+    location: object_location.Location
     credentials: str
     """The absolute path of the file with the credentials, on every host."""
     cache_mib: int
@@ -77,7 +77,7 @@ def read(path: str) -> Settings | None:
 
 def _parse(fields: dict[str, Any]) -> Settings:
     owners = tuple(fields['owners'])
-    location = location_module.from_fields(fields['location'])
+    location = object_location.from_fields(fields['location'])
     credentials, inode = fields['credentials'], fields['inode']
     if not 1 <= len(owners) <= MAX_OWNERS or not all(
             map(hexids.is_valid, owners)):
@@ -126,16 +126,16 @@ def wanted_room(free_bytes: int, kept: int,
                kept + parameters.group_slots * parameters.block_size)
 
 
-def connect(settings: Settings) -> store_module.ObjectStore:
+def connect(settings: Settings) -> object_store.ObjectStore:
     """The object store; it is asked nothing yet.
 
     :raises AccessDenied: the credentials cannot be used
     """
-    return store_module.ObjectStore(settings.location, settings.credentials)
+    return object_store.ObjectStore(settings.location, settings.credentials)
 
 
-def open_slices(path: str, ask: slices_module.Ask | None,
-                memory: str | None = None) -> slices_module.Slices:
+def open_slices(path: str, ask: slice_cache.Ask | None,
+                memory: str | None = None) -> slice_cache.Slices:
     """What brings slices of the cold groups of a repository.
 
     ``cold.json`` is read when the first one is needed.
@@ -146,7 +146,7 @@ def open_slices(path: str, ask: slices_module.Ask | None,
     :raises AccessDenied, StorageError: the directory of slices
         is missing, and cannot be made
     """
-    def source() -> slices_module.Source:
+    def source() -> slice_cache.Source:
         try:
             settings = require(path)
             store = connect(settings)
@@ -154,8 +154,8 @@ def open_slices(path: str, ask: slices_module.Ask | None,
                 exceptions.AccessDenied) as e:
             # It says nothing about the blocks that are to be read.
             raise exceptions.UnavailableError(str(e)) from e
-        return slices_module.Source(store, settings.owners,
-                                    settings.cache_mib << 20)
+        return slice_cache.Source(store, settings.owners,
+                                  settings.cache_mib << 20)
 
     # The engine follows no symbolic link, and `path` may be one.
     directory = os.path.join(os.path.realpath(path), layout.SLICES)
@@ -167,4 +167,4 @@ def open_slices(path: str, ask: slices_module.Ask | None,
             access.make_directory(directory, access.directory_mode(path))
     with files.os_errors(f'cannot look at {path}'):
         mode = access.file_mode(path)
-    return slices_module.Slices(directory, source, mode, ask, memory)
+    return slice_cache.Slices(directory, source, mode, ask, memory)

@@ -36,7 +36,7 @@ from glance_dedup.base import inputs
 from glance_dedup.base import scopes
 from glance_dedup.base import signingkeys
 from glance_dedup.base import trialrecord
-from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import hostfilter
@@ -152,7 +152,7 @@ class Repository(closing.Closing):
         self.on_damage: Callable[
             [str, exceptions.DamagedError], None] | None = None
         self._engine: _engine.Repository | None = None
-        self._slices: slices_module.Slices | None = None
+        self._slices: slice_cache.Slices | None = None
         self._ask_slices = ask_slices
         self.parameters = layout.read_parameters(self.path, _allow_weak)
         features.read(self.path)
@@ -311,7 +311,7 @@ class Repository(closing.Closing):
             return False    # it never had a maintainer
 
     @property
-    def slices(self) -> slices_module.Slices:
+    def slices(self) -> slice_cache.Slices:
         """The fetcher of cold groups' slices.
 
         :raises ClosedError: the repository is closed

@@ -26,9 +26,9 @@ from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import hexids
-from glance_dedup.objects import location as location_module
-from glance_dedup.objects import slices
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import image_repository
@@ -40,7 +40,7 @@ _MAX_SIZE = 1 << 16
 
 
 def attach(repo: image_repository.Repository,
-           location: location_module.Location, credentials: str,
+           location: object_location.Location, credentials: str,
            cache_mib: int = cold_settings.CACHE_MIB) -> cold_settings.Settings:
     """Have a repository's groups move to a place of an object store.
 
@@ -91,7 +91,7 @@ def _attach_anew(repo: image_repository.Repository,
 
 
 def move(repo: image_repository.Repository,
-         location: location_module.Location, credentials: str,
+         location: object_location.Location, credentials: str,
          cache_mib: int = cold_settings.CACHE_MIB) -> cold_settings.Settings:
     """Attach a directory that was moved to another disk.
 
@@ -132,7 +132,7 @@ def move(repo: image_repository.Repository,
 
 def _move(repo: image_repository.Repository,
           maintenance: _engine.Maintenance, settings: cold_settings.Settings,
-          store: store_module.ObjectStore) -> None:
+          store: object_store.ObjectStore) -> None:
     new, old = settings.owners[:2]
     if successor_of(store, old) not in (None, new):
         raise exceptions.InvalidParameter(
@@ -152,14 +152,14 @@ def _move(repo: image_repository.Repository,
 def _require_objects(repo: image_repository.Repository,
                      maintenance: _engine.Maintenance,
                      settings: cold_settings.Settings,
-                     store: store_module.ObjectStore) -> None:
+                     store: object_store.ObjectStore) -> None:
     """Make sure that the objects of all cold groups are there."""
     there = {key.removeprefix(f'{owner}/') for owner in settings.owners
              for key, _ in store.keys(f'{owner}/g/')}
     for number in maintenance.groups():
         facts = maintenance.group_facts(number)
         if facts['is_cold']:
-            key = slices.key_of('', number, facts['object'])
+            key = slice_cache.key_of('', number, facts['object'])
             if key.removeprefix('/') not in there:
                 raise exceptions.InvalidParameter(
                     f'the object of group {number:08x} of {repo.path} is not '
@@ -190,7 +190,7 @@ def retired_key(owner: str) -> str:
     return f'retired/{owner}'
 
 
-def retire(store: store_module.ObjectStore, owner: str, successor: str
+def retire(store: object_store.ObjectStore, owner: str, successor: str
            ) -> None:
     """Have an owner write and delete nothing any more.
 
@@ -207,7 +207,7 @@ def retire(store: store_module.ObjectStore, owner: str, successor: str
             'cannot be seen')
 
 
-def successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
+def successor_of(store: object_store.ObjectStore, owner: str) -> str | None:
     """The owner that was to take an owner's place; None: it is not retired.
 
     :raises DamagedError: the object is not what :func:`retire` writes
@@ -216,7 +216,7 @@ def successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
     try:
         size = min(store.size(key), _MAX_SIZE)
         content = store.get(key, 0, size) if size else b''
-    except store_module.ObjectNotFound:
+    except object_store.ObjectNotFound:
         return None
     try:
         found = files.unpack_json(content, _RETIRED, _MAX_SIZE)['successor']
@@ -229,7 +229,7 @@ def successor_of(store: store_module.ObjectStore, owner: str) -> str | None:
             f'{store.location.url}: {key} is damaged: {e}') from e
 
 
-def put_bytes(store: store_module.ObjectStore, key: str, content: bytes
+def put_bytes(store: object_store.ObjectStore, key: str, content: bytes
               ) -> None:
     """Store a small object."""
     # The client libraries ask files for their length by fstat.
@@ -240,7 +240,7 @@ def put_bytes(store: store_module.ObjectStore, key: str, content: bytes
         store.put(key, file)
 
 
-def claim(store: store_module.ObjectStore, settings: cold_settings.Settings,
+def claim(store: object_store.ObjectStore, settings: cold_settings.Settings,
           repository_id: str) -> None:
     """Become an owner under the prefix.
 
@@ -261,7 +261,7 @@ def claim(store: store_module.ObjectStore, settings: cold_settings.Settings,
     _read_owner(store, settings.owner)
 
 
-def all_owners(store: store_module.ObjectStore) -> list[str]:
+def all_owners(store: object_store.ObjectStore) -> list[str]:
     """The owners that are under the prefix."""
     found = []
     for key, _ in store.keys('owners/'):
@@ -271,7 +271,7 @@ def all_owners(store: store_module.ObjectStore) -> list[str]:
     return found
 
 
-def repository_of(store: store_module.ObjectStore, owner: str) -> str:
+def repository_of(store: object_store.ObjectStore, owner: str) -> str:
     """The id of the repository that an owner is of.
 
     :raises DamagedError: the object is not what an owner writes
@@ -279,7 +279,7 @@ def repository_of(store: store_module.ObjectStore, owner: str) -> str:
     return _read_owner(store, owner)['repository_id']
 
 
-def _read_owner(store: store_module.ObjectStore, owner: str
+def _read_owner(store: object_store.ObjectStore, owner: str
                 ) -> dict[str, Any]:
     key = owner_key(owner)
     content = store.get(key, 0, min(store.size(key), _MAX_SIZE))
@@ -295,7 +295,7 @@ def _read_owner(store: store_module.ObjectStore, owner: str
             f'{store.location.url}: {key} is damaged: {e}') from e
 
 
-def _require_alone(store: store_module.ObjectStore,
+def _require_alone(store: object_store.ObjectStore,
                    settings: cold_settings.Settings,
                    repository_id: str) -> None:
     for owner in all_owners(store):
@@ -303,7 +303,7 @@ def _require_alone(store: store_module.ObjectStore,
             continue
         try:
             other = repository_of(store, owner)
-        except store_module.ObjectNotFound:
+        except object_store.ObjectNotFound:
             continue        # it gave up
         except exceptions.DamagedError:
             if is_retired(store, owner):
@@ -321,27 +321,27 @@ def _require_alone(store: store_module.ObjectStore,
                 "'glance-dedup repository restore'")
 
 
-def is_retired(store: store_module.ObjectStore, owner: str) -> bool:
+def is_retired(store: object_store.ObjectStore, owner: str) -> bool:
     """Whether another directory has taken an owner's place."""
-    return store_module.find(store, retired_key(owner)) is not None
+    return object_store.find(store, retired_key(owner)) is not None
 
 
-def owner_of(store: store_module.ObjectStore, among: tuple[str, ...],
+def owner_of(store: object_store.ObjectStore, among: tuple[str, ...],
              number: int, object_id: bytes) -> str | None:
     """Whose the object of a cold group is; None: it cannot be seen.
 
     :param among: the owners that are asked, in turn
     """
     for owner in among:
-        key = slices.key_of(owner, number, object_id)
-        if store_module.find(store, key) is not None:
+        key = slice_cache.key_of(owner, number, object_id)
+        if object_store.find(store, key) is not None:
             return owner
     return None
 
 
 def require_claim(repo: image_repository.Repository,
                   settings: cold_settings.Settings,
-                  store: store_module.ObjectStore) -> None:
+                  store: object_store.ObjectStore) -> None:
     """Make sure that this directory may write as its owner.
 
     :raises InvalidParameter: it may not; says why
@@ -354,7 +354,7 @@ def require_claim(repo: image_repository.Repository,
             'else delete this copy')
     try:
         found = repository_of(store, settings.owner)
-    except store_module.ObjectNotFound as e:
+    except object_store.ObjectNotFound as e:
         raise exceptions.UnavailableError(
             f'{settings.location.url} has no {owner_key(settings.owner)}: '
             'the bucket or container was emptied, or is another one') from e

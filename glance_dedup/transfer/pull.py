@@ -22,7 +22,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import scopes
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import wire
@@ -98,7 +98,7 @@ def pull(repository: image_repository.Repository, image_id: str,
             description.fill(recipe)
             blocks = stack.enter_context(Pull(
                 transaction, header, description, source,
-                workers_module.Workers('glance-dedup-pull', LOTS), find))
+                thread_pool.Workers('glance-dedup-pull', LOTS), find))
             for done in blocks.run():
                 progress(done, header.size)
             found, asked = blocks.assembly.found, blocks.assembly.asked
@@ -152,7 +152,7 @@ class Pull:
                  header: wire.RecipeHeader,
                  description: description_module.Description,
                  source: source_client_module.Peer,
-                 workers: workers_module.Workers, find: bool = True) -> None:
+                 workers: thread_pool.Workers, find: bool = True) -> None:
         self.assembly = assembler.Assembly(
             transaction, header.fingerprint, header.scope, find)
         self._transaction = transaction

@@ -25,8 +25,8 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.base import task
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import pacing
+from glance_dedup.base import thread_pool
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import replica as replica_module
@@ -74,7 +74,7 @@ class Unsure(Exception):
 
 
 def send(repository: image_repository.Repository, image_id: str,
-         client: daemon_module.Client, *, pace: task.Pace | None = None,
+         client: daemon_module.Client, *, pace: pacing.Pace | None = None,
          location: str | None = None,
          confirm: Callable[[str | None], Any] = lambda location: None
          ) -> Sent:
@@ -99,7 +99,7 @@ def send(repository: image_repository.Repository, image_id: str,
         known = hashes.recorded(repository.path, image.stat)
         sender = _Sender(image, wire.RecipeHeader.of(
             image.stat, repository.parameters), client,
-            pace or task.Pace(), known=next(iter(known.items()), ()),
+            pace or pacing.Pace(), known=next(iter(known.items()), ()),
             location=location)
         return sender.run(confirm)
 
@@ -133,7 +133,7 @@ def upload(repository: image_repository.Repository, image: openimages.Image,
         return {'upload_id': ''}
 
     sender = _Sender(image, wire.RecipeHeader.of(
-        image.stat, repository.parameters), client, task.Pace(), finish)
+        image.stat, repository.parameters), client, pacing.Pace(), finish)
     return sender.run(lambda location: None), answers[0]
 
 
@@ -192,7 +192,7 @@ class _Sender:
 
     def __init__(self, image: openimages.Image,
                  header: wire.RecipeHeader, client: daemon_module.Client,
-                 pace: task.Pace,
+                 pace: pacing.Pace,
                  finish: Callable[[replica_module.Replica], dict] = (
                      replica_module.Replica.commit),
                  known: tuple[str, ...] = (),
@@ -205,7 +205,7 @@ class _Sender:
         self._header = header
         self._client = client
         self._pace = pace
-        self._workers = workers_module.Workers(
+        self._workers = thread_pool.Workers(
             'glance-dedup-send', REQUESTS)
         self._id = secrets.token_hex(16)
         self._futures: set[futures.Future] = set()

@@ -16,7 +16,7 @@ from typing import Any
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import locations
-from glance_dedup.base import task as task_module
+from glance_dedup.base import pacing
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors
 from glance_dedup.client import glance_api
@@ -40,7 +40,7 @@ _DELETED = ('deleted', 'pending_delete')
 _REFUSED = (400, 403, 409, 413)
 
 
-class Pace(task_module.Pace):
+class Pace(pacing.Pace):
     """The pace of taking several images, one after the other.
 
     :ivar sent: bytes sent over the network

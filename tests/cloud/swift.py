@@ -9,7 +9,7 @@ import contextlib
 
 import requests
 
-from glance_dedup.objects import location
+from glance_dedup.objects import object_location
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import prefix_owners
 from tests.cloud import keystone as keystone_module
@@ -41,8 +41,8 @@ class Swift(service.Service):
     @property
     def location(self):
         """Where the repository has its objects."""
-        return location.parse(f'swift://{OWNER}/{PREFIX}',
-                              region=keystone_module.REGION)
+        return object_location.parse(f'swift://{OWNER}/{PREFIX}',
+                                     region=keystone_module.REGION)
 
     def launch(self):
         options = {**self.cloud.services['keystone'].middleware(self.user),

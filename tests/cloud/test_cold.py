@@ -13,8 +13,8 @@ import time
 import pytest
 from requests import exceptions
 
-from glance_dedup.objects import location
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import image_repository
 from glance_dedup.repository import prefix_owners
@@ -130,7 +130,7 @@ def test_the_guide_makes_a_user_for_swift(cloud, tmp_path):
     path = repositories.create(tmp_path / 'repository')
     with repositories.open_repository(path) as repo:
         settings = prefix_owners.attach(
-            repo, location.parse('swift://images/glance'), str(file))
+            repo, object_location.parse('swift://images/glance'), str(file))
     with cold_settings.connect(settings) as store:
         assert store.keys('owners/')
 
@@ -195,7 +195,7 @@ def test_a_password_changes_in_the_middle_of_an_image(cloud):
                 forget(cloud)
                 # Swift remembers for some seconds that a token was good.
                 time.sleep(12)
-                with pytest.raises(store_module.exceptions.UnavailableError,
+                with pytest.raises(object_store.exceptions.UnavailableError,
                                    match='refuses the credentials|40[13]'):
                     image.read(9 * MIB, 3 * MIB)
                 file.write_text(re.sub('password = .*', 'password = another',

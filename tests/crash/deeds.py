@@ -13,7 +13,7 @@ from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
@@ -29,15 +29,15 @@ def maintaining(repo):
 
 
 def account(maintainer):
-    return accounting.run_once(maintainer, task.Pace())
+    return accounting.run_once(maintainer, pacing.Pace())
 
 
 def merge(maintainer):
-    return merger.run_once(maintainer, task.Pace())
+    return merger.run_once(maintainer, pacing.Pace())
 
 
 def collect(maintainer, live_share=50, evacuate_share=10):
-    return collector.run_once(maintainer, task.Pace(),
+    return collector.run_once(maintainer, pacing.Pace(),
                               live_share=live_share,
                               evacuate_share=evacuate_share)
 
@@ -59,7 +59,7 @@ def evict(maintainer, held, freed, coming=lambda: 0):
     """As much as it takes to give so many bytes back."""
     with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
         return evictor.run_once(
-            maintainer, task.Pace(), held,
+            maintainer, pacing.Pace(), held,
             space.taken(maintainer.repository.path) - freed, coming)
 
 
@@ -70,8 +70,8 @@ def recompress(worker, level=1, steps=None, worth=32, similar=False):
     :param worth: -1: files are exchanged though nothing is gained
     :param similar: similar blocks come next to each other
     """
-    pace = task.Pace()
-    with (contextlib.suppress(task.Stopped),
+    pace = pacing.Pace()
+    with (contextlib.suppress(pacing.Stopped),
           mock.patch.object(recompressor, '_WORTH', worth)):
         if steps is not None:
             pace.step = stopping_after(pace, steps)
@@ -80,8 +80,8 @@ def recompress(worker, level=1, steps=None, worth=32, similar=False):
 
 def tier(maintainer, steps=None, **policy):
     """Move all groups that can; or so many steps, then it is stopped."""
-    pace = task.Pace()
-    with contextlib.suppress(task.Stopped):
+    pace = pacing.Pace()
+    with contextlib.suppress(pacing.Stopped):
         if steps is not None:
             pace.step = stopping_after(pace, steps)
         account(maintainer)
@@ -95,11 +95,11 @@ def stopping_after(pace, steps):
 
     def step(*args, **kwargs):
         if next(left, None) is None:
-            raise task.Stopped()
-        return task.Pace.step(pace, *args, **kwargs)
+            raise pacing.Stopped()
+        return pacing.Pace.step(pace, *args, **kwargs)
     return step
 
 
 def scrub(maintainer, spare_threshold=0):
-    return scrubber.run_once(maintainer, task.Pace(), full=True,
+    return scrubber.run_once(maintainer, pacing.Pace(), full=True,
                              spare_threshold=spare_threshold)

@@ -14,7 +14,7 @@ from dedupd.tasks import findings
 from dedupd.tasks import scrubber
 from dedupd.tasks import shareindex
 from dedupd.tasks import sharescrub
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.maintenance import maintainer_role
@@ -54,9 +54,9 @@ def accounting_in_steps(stage):
 
 
 def _account_some(maintainer, steps):
-    pace = task.Pace()
+    pace = pacing.Pace()
     pace.step = deeds.stopping_after(pace, steps)
-    with contextlib.suppress(task.Stopped):
+    with contextlib.suppress(pacing.Stopped):
         accounting.run_once(maintainer, pace)
 
 
@@ -323,9 +323,9 @@ def helping(stage):
         stage.put(repo, 'noise', (1, 100))
         deeds.account(maintainer)
         deeds.recompress(helper)
-        sharescrub.run_once(helper, task.Pace(), lambda group: True)
+        sharescrub.run_once(helper, pacing.Pace(), lambda group: True)
         helper.save()
-        findings.take(maintainer, task.Pace())
+        findings.take(maintainer, pacing.Pace())
         stage.delete(repo, 'image-1')
         stage.put(repo, 'while', (900, 25), (920, 5))
         deeds.collect(maintainer, live_share=90, evacuate_share=0)
@@ -457,12 +457,12 @@ def merging_on_two_hosts(stage):
         deeds.merge(maintainer)
         for image in 'bcd':
             stage.put(other, image, (1, 20), (3, 10), dedup=False)
-            shareindex.run_once(helper, task.Pace())
+            shareindex.run_once(helper, pacing.Pace())
         deeds.merge(maintainer)
         stage.delete(repo, 'a')
         deeds.collect(maintainer, live_share=0, evacuate_share=0)
         stage.put(other, 'e', (1, 20), (4, 10), dedup=False)
-        shareindex.run_once(helper, task.Pace())
+        shareindex.run_once(helper, pacing.Pace())
         deeds.merge(maintainer)
 
 

@@ -20,7 +20,7 @@ from dedupd.tasks import evictor
 from dedupd.tasks import exactindex
 from dedupd.tasks import shareindex
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.cli import main
 from glance_dedup.client import errors
@@ -327,7 +327,7 @@ def evict(world):
         for image_id in list(world.images)[:2]:
             held.used(image_id)
         with mock.patch.object(reserve, 'RESERVE_BYTES', 0):
-            evictor.run_once(maintainer, task.Pace(), held,
+            evictor.run_once(maintainer, pacing.Pace(), held,
                              space.below(world.path) - 98304, lambda: 1000)
 
 
@@ -339,7 +339,7 @@ def help_maintaining(world):
                 template.run(helper, name, is_mine=lambda group: True)
             with mock.patch.multiple(exactindex, HELP_ENTRIES=1,
                                      HELP_PAUSE=0):
-                shareindex.run_once(helper, task.Pace())
+                shareindex.run_once(helper, pacing.Pace())
         with maintainer_role.Maintainer(repo) as maintainer:
             template.run(maintainer, 'account')
             template.run(maintainer, 'merge')

@@ -26,7 +26,7 @@ from dedupd.cache import index as index_module
 from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import registry
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.maintenance import maintainer_role
@@ -145,7 +145,7 @@ def run(worker, name, **arguments):
     # Files are exchanged though nothing is gained.
     with (mock.patch.object(recompressor, '_WORTH', -1),
           mock.patch.object(collector, 'EVACUATE_SHARE', 30)):
-        return registry.run(name, worker, task.Pace(), options, **arguments)
+        return registry.run(name, worker, pacing.Pace(), options, **arguments)
 
 
 @contextlib.contextmanager
@@ -232,7 +232,7 @@ def _help(repo):
     with helping(repo) as helper, mock.patch.object(
             recompressor, '_WORTH', 1):
         run(helper, 'scrub', is_mine=lambda group: True)
-        recompressor.run_once(helper, task.Pace(), 'zstd', 1, similar=True)
+        recompressor.run_once(helper, pacing.Pace(), 'zstd', 1, similar=True)
 
 
 def _note(repo):
@@ -284,10 +284,10 @@ def _merge_unsettled(maintainer):
     """Merge 'twin' to 'merged', and leave M, O and X behind."""
     from dedupd.tasks import duplicates
     from dedupd.tasks import merger
-    duplicates.Duplicates(maintainer, task.Pace()).catch_up()
-    chosen, = merger._Run(maintainer, task.Pace(), None)._rounds()
+    duplicates.Duplicates(maintainer, pacing.Pace()).catch_up()
+    chosen, = merger._Run(maintainer, pacing.Pace(), None)._rounds()
     merged = merger.merge_image(maintainer, 'twin', chosen.mapping(),
-                                task.Pace())
+                                pacing.Pace())
     assert merged.exchanged
     spool = pathlib.Path(maintainer.repository.path) / 'spool'
     entry, = spool.glob('M-*')

@@ -18,7 +18,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import bucket
 from tests.support import repositories
@@ -44,8 +44,8 @@ def template(tmp_path_factory):
         for name, data in CONTENTS.items():
             repositories.put(repo, name, data)
         with maintainer_role.Maintainer(repo) as maintainer:
-            collector.run_once(maintainer, task.Pace())
-            assert tierer.run_once(maintainer, task.Pace(), tierer.Policy(
+            collector.run_once(maintainer, pacing.Pace())
+            assert tierer.run_once(maintainer, pacing.Pace(), tierer.Policy(
                 everything=True)).groups == 2
     return top
 
@@ -89,12 +89,12 @@ def maintain(path):
     with (bucket.beside(path), repositories.open_repository(path) as repo,
           maintainer_role.Maintainer(repo) as maintainer):
         for _ in range(2):
-            result = scrubber.run_once(maintainer, task.Pace(), full=True,
+            result = scrubber.run_once(maintainer, pacing.Pace(), full=True,
                                        cold_budget=100 << 20)
             for work in (
-                    lambda: collector.run_once(maintainer, task.Pace()),
+                    lambda: collector.run_once(maintainer, pacing.Pace()),
                     lambda: tierer.run_once(
-                        maintainer, task.Pace(),
+                        maintainer, pacing.Pace(),
                         tierer.Policy(everything=True, live_share=100))):
                 with contextlib.suppress(exceptions.UnavailableError,
                                          exceptions.InvalidParameter):

@@ -10,7 +10,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.damage import template
 from tests.support import maintenance
@@ -27,7 +27,7 @@ CONTENT = noise(9 * maintenance.BLOCK, 'new')
 
 def collect(repo):
     with maintainer_role.Maintainer(repo) as maintainer:
-        return collector.run_once(maintainer, task.Pace())
+        return collector.run_once(maintainer, pacing.Pace())
 
 
 @pytest.fixture(scope='module', params=[False, True],

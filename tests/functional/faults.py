@@ -183,32 +183,32 @@ def _account(path, state):
 
 def _collect(path, state):
     from dedupd.tasks import collector
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     _maintain(path, lambda maintainer: collector.run_once(
-        maintainer, task.Pace(), live_share=100, evacuate_share=60))
+        maintainer, pacing.Pace(), live_share=100, evacuate_share=60))
 
 
 def _merge(path, state):
     from dedupd.tasks import merger
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     _maintain(path,
-              lambda maintainer: merger.run_once(maintainer, task.Pace()))
+              lambda maintainer: merger.run_once(maintainer, pacing.Pace()))
 
 
 def _scrub(path, state):
     from dedupd.tasks import scrubber
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     _maintain(path, lambda maintainer: scrubber.run_once(
-        maintainer, task.Pace(), full=True, spare_threshold=2))
+        maintainer, pacing.Pace(), full=True, spare_threshold=2))
 
 
 def _recompress(path, state, worth=-1):
     """The file is exchanged, whatever it gains."""
     from dedupd.tasks import recompressor
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     with mock.patch.object(recompressor, '_WORTH', worth):
         _maintain(path, lambda maintainer: recompressor.run_once(
-            maintainer, task.Pace(), 'zstd', 1))
+            maintainer, pacing.Pace(), 'zstd', 1))
 
 
 def _recompress_in_vain(path, state):
@@ -232,7 +232,7 @@ def _help(path, state):
     from dedupd.tasks import recompressor
     from dedupd.tasks import shareindex
     from dedupd.tasks import sharescrub
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     from glance_dedup.maintenance import helper_daemon
     from glance_dedup.maintenance import live_hosts
     from tests.support import repositories
@@ -241,10 +241,10 @@ def _help(path, state):
           helper_daemon.Helper(repo, hosts) as helper,
           mock.patch.multiple(exactindex, HELP_ENTRIES=1, HELP_PAUSE=0),
           mock.patch.object(recompressor, '_WORTH', -1)):
-        recompressor.run_once(helper, task.Pace(), 'zstd', 1)
-        sharescrub.run_once(helper, task.Pace(), lambda group: True)
+        recompressor.run_once(helper, pacing.Pace(), 'zstd', 1)
+        sharescrub.run_once(helper, pacing.Pace(), lambda group: True)
         helper.save()
-        shareindex.run_once(helper, task.Pace())
+        shareindex.run_once(helper, pacing.Pace())
 
 
 def _make_cache(path, state):
@@ -263,7 +263,7 @@ def _evict(path, state):
     """All but one, which is read; or until little is left."""
     from dedupd.cache import index as index_module
     from dedupd.tasks import evictor
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     from glance_dedup.maintenance import reserve
 
     def evict(maintainer):
@@ -271,7 +271,7 @@ def _evict(path, state):
         with repo.open_image('twin'), contextlib.closing(
                 index_module.Held(repo)) as held:
             group = reserve.RESERVE_BYTES + (1 << 16)
-            return evictor.run_once(maintainer, task.Pace(), held, group)
+            return evictor.run_once(maintainer, pacing.Pace(), held, group)
     for image_id in ('a', 'b', 'sparse', 'new'):
         if state.get(image_id) != 'gone':
             state[image_id] = 'maybe'
@@ -690,11 +690,11 @@ class _Child:
         from dedupd.tasks import merger
         from dedupd.tasks import scrubber
         from glance_dedup.base import exceptions
-        from glance_dedup.base import task
+        from glance_dedup.base import pacing
         from glance_dedup.check import checker
         from tests.support import maintenance
         from tests.support import repositories
-        pace = task.Pace()
+        pace = pacing.Pace()
         with repositories.open_repository(self.path, codec='none') as repo:
             with maintenance.maintaining(repo) as maintainer:
                 if self.state.get('b') == 'lost':

@@ -18,7 +18,7 @@ from dedupd.cache import index as index_module
 from dedupd.tasks import collector
 from dedupd.tasks import evictor
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
@@ -45,7 +45,7 @@ def maintain(repo):
     """As the daemon, or the command line, does."""
     with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert not maintainer.warnings, maintainer.warnings
         maintenance.require_counted(maintainer)
         return result
@@ -132,13 +132,13 @@ def cache(root, filter_directory, kind):
         assert list(before)[0] == 'image-0'
         with maintainer_role.Maintainer(repo) as maintainer:
             result = evictor.run_once(
-                maintainer, task.Pace(), held,
+                maintainer, pacing.Pace(), held,
                 space.taken(path) - 3 * MIB // 2)
             # The room that is kept for the catalog counts, too.
             assert result.evicted in (['image-1'], ['image-1', 'image-2'])
             assert not result.short and not result.failed, result
             # Without a limit the disk is one, if it is blocks that it lacks.
-            result = evictor.run_once(maintainer, task.Pace(), held, 0,
+            result = evictor.run_once(maintainer, pacing.Pace(), held, 0,
                                       coming=lambda: 9 * MIB // 2)
             assert kind == 'inodes' or result.evicted, result
             assert not result.short and not result.failed, result

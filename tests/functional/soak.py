@@ -27,7 +27,7 @@ import time
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import merger
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.functional import glance_server
 from tests.functional import glance_storm
@@ -577,7 +577,7 @@ def renew_tails(repo):
 def settle(repo):
     """One more run of everything."""
     renew_tails(repo)
-    pace = task.Pace()
+    pace = pacing.Pace()
     with maintenance.maintaining(repo, wait=LIMIT) as maintainer:
         accounting.run_once(maintainer, pace)
         merged = merger.run_once(maintainer, pace)

@@ -33,7 +33,7 @@ from glance_dedup.backup import stages
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
 from glance_dedup.base import imageids
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.cli import main
 from glance_dedup.repository import image_repository
 from tests.support import batches
@@ -304,7 +304,7 @@ def merge(path):
     with (repositories.open_repository(path) as repo,
           maintenance.maintaining(repo, wait=10) as maintainer):
         maintenance.account(maintainer)
-        result = merger.run_once(maintainer, task.Pace())
+        result = merger.run_once(maintainer, pacing.Pace())
         assert not result.failed, result
 
 

@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from dedupd.tasks import merger
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import space
 from tests.support import disks
@@ -129,7 +129,7 @@ def test_metadata_is_what_space_counts(image, tmp_path):
     with repositories.open_repository(path) as repo:
         repositories.put(repo, 'image', image.read_bytes())
         with maintainer_role.Maintainer(repo) as maintainer:
-            merger.run_once(maintainer, task.Pace())
+            merger.run_once(maintainer, pacing.Pace())
             wanted = sum(part.bytes for part in space.parts(repo)
                          if part.plain_bytes is None)
     done = run('metadata', [str(path)], tmp_path)

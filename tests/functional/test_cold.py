@@ -14,8 +14,8 @@ import pytest
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.objects import slice_cache
 from glance_dedup.objects import slicefiles
-from glance_dedup.objects import slices as slices_module
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 from tests.support import objects
@@ -92,7 +92,7 @@ def cool(repo, maintenance, store, settings, made):
                 with pytest.raises(exceptions.InvalidParameter):
                     rewriting.exchange()        # it still has its segments
                 continue
-            key = slices_module.key_of(settings.owner, 1, made.object_id)
+            key = slice_cache.key_of(settings.owner, 1, made.object_id)
             with open(os.path.join(repo.path, name), 'rb') as file:
                 assert store.put(key, file) == made.length
             rewriting.cut()
@@ -123,9 +123,9 @@ def test_the_cache_was_removed(cold, content, is_open):
 def test_each_slice_is_fetched_once(cold, faults, content):
     faults.seen.clear()
     assert cold.read() == content
-    assert len(gets(faults)) == -(-cold.length // slices_module.SLICE)
+    assert len(gets(faults)) == -(-cold.length // slice_cache.SLICE)
     assert cold.read() == content
-    assert len(gets(faults)) == -(-cold.length // slices_module.SLICE)
+    assert len(gets(faults)) == -(-cold.length // slice_cache.SLICE)
 
 
 def test_one_request_serves_all_who_wait(cold, faults, content):
@@ -142,7 +142,7 @@ def test_one_request_serves_all_who_wait(cold, faults, content):
         for thread in threads:
             thread.join()
     assert found == [content] * 6
-    assert len(gets(faults)) == -(-cold.length // slices_module.SLICE)
+    assert len(gets(faults)) == -(-cold.length // slice_cache.SLICE)
 
 
 def test_an_image_is_read_after_its_repository_was_closed(cold, content):
@@ -184,13 +184,13 @@ def test_an_object_of_wrong_bytes_is_damage(cold, faults):
 
 
 def test_the_cache_stays_within_its_budget(cold, content, monkeypatch):
-    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    monkeypatch.setattr(slice_cache, 'PARALLEL', 1)
     settings = cold_settings.read(cold.path)
     cold_settings.write(cold.path, dataclasses.replace(settings, cache_mib=1))
     for _ in range(2):
         assert cold.read() == content
         used = sum(map(os.path.getsize, cold.slices.iterdir()))
-        assert 0 < used <= 2 * slices_module.SLICE
+        assert 0 < used <= 2 * slice_cache.SLICE
 
 
 def test_what_a_killed_process_left_goes_first(cold, content):
@@ -245,7 +245,7 @@ def test_a_cache_on_a_disk_that_others_have_filled(
             raise OSError(28, 'No space left on device')
         return make(path, mode)
 
-    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    monkeypatch.setattr(slice_cache, 'PARALLEL', 1)
     with cold.open() as repo:
         for number in range(4):
             repo.slices.fetch(1, cold.object_id, cold.length, number, 1)

@@ -31,10 +31,10 @@ AWAY = pytest.mark.parametrize('fault', [503, 404])
 #: The program, with no waits between tries.
 PROGRAM = """
 from glance_dedup.cli import main
-from glance_dedup.objects import store
+from glance_dedup.objects import object_store
 import sys
 
-store.FIRST_WAIT = 0.001
+object_store.FIRST_WAIT = 0.001
 sys.exit(main.main())
 """
 

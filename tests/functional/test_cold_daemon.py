@@ -16,7 +16,7 @@ import pytest
 from glance_dedup.base import exceptions
 from glance_dedup.client import slices as client_module
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from tests.support import cold_repositories
 from tests.support import daemons
@@ -34,7 +34,8 @@ gets = cold_repositories.gets
 PROGRAM = ['-c', 'from dedupd import main; import sys; '
            'from dedupd.serve import slices; '
            'slices._NUMBERS["wait"] = (0, 3600); '
-           'from glance_dedup.objects import store; store.FIRST_WAIT = 0.001; '
+           'from glance_dedup.objects import object_store; '
+           'object_store.FIRST_WAIT = 0.001; '
            'sys.exit(main.main())']
 
 
@@ -290,7 +291,7 @@ def test_waiting_has_an_end(cold, daemon, faults):
 
 def test_who_waits_comes_first(cold, faults, monkeypatch):
     """Before slices that were announced, even the same one."""
-    monkeypatch.setattr(slices_module, 'PARALLEL', 1)
+    monkeypatch.setattr(slice_cache, 'PARALLEL', 1)
     came, begin, go_on = (threading.Event() for _ in range(3))
     take = faults.take
 
@@ -324,9 +325,9 @@ def test_announcements_are_bounded(cold, faults):
     faults.delay = 0.2
     with cold.open() as repo:
         slices = repo.slices
-        slices.announce(slices_module.Wanted(1, bytes(16), 1 << 40, number)
+        slices.announce(slice_cache.Wanted(1, bytes(16), 1 << 40, number)
                         for number in range(1000))
-        assert len(slices._requests) <= slices_module.ANNOUNCED
+        assert len(slices._requests) <= slice_cache.ANNOUNCED
         faults.always = 404
         faults.delay = 0
         repositories.eventually(lambda: not slices._requests)
@@ -419,13 +420,13 @@ def renew(cold, number):
                 pass
             object_id, length, name = rewriting.object()
             with cold_settings.connect(cold.settings) as store:
-                key = slices_module.key_of(cold.settings.owner, number,
-                                           object_id)
+                key = slice_cache.key_of(cold.settings.owner, number,
+                                         object_id)
                 with open(cold.path / name, 'rb') as file:
                     store.put(key, file)
                 rewriting.cut()
                 rewriting.exchange()
-                store.delete(slices_module.key_of(
+                store.delete(slice_cache.key_of(
                     cold.settings.owner, number, before['object']))
         cold.groups[number] = maintainer.engine.group_facts(number)
         assert cold.groups[number]['object'] == object_id
@@ -454,7 +455,7 @@ def test_who_has_the_old_file_open_reads_the_new_object(
 def test_no_object_is_left(cold, faults):
     """Looking at the file again finds nothing new, and that ends."""
     with cold_settings.connect(cold.settings) as store:
-        store.delete(slices_module.key_of(
+        store.delete(slice_cache.key_of(
             cold.settings.owner, 1, cold.groups[1]['object']))
     with cold.open() as repo:
         with pytest.raises(exceptions.UnavailableError):

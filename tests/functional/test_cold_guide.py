@@ -18,9 +18,9 @@ from oslo_config import cfg
 import pytest
 
 from dedupd import opts
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from tests.support import documents
 from tests.support import maintenance
@@ -217,7 +217,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
                         size, name))
                 maintenance.account(maintainer)
                 faults.seen.clear()
-                tierer.run_once(maintainer, task.Pace(),
+                tierer.run_once(maintainer, pacing.Pace(),
                                 tierer.Policy(everything=True))
                 return asked(faults)
 
@@ -238,7 +238,7 @@ def test_the_requests_are_those_of_the_table(host, faults):
             sizes = [size for key, size in store.keys('')
                      if re.search('/g/0000000[1-4]-', key)]
         faults.seen[:] = [one for one in faults.seen if 'list' not in one[1]]
-        slices = sum(-(-size // slices_module.SLICE) for size in sizes)
+        slices = sum(-(-size // slice_cache.SLICE) for size in sizes)
         assert asked(faults) == ('0', str(slices), '0')
     assert rows['an image is read past the cache'][1].startswith(
         '1 for each MiB')

@@ -19,9 +19,9 @@ import pytest
 
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import features
 from glance_dedup.repository import prefix_owners
@@ -65,7 +65,7 @@ class Images:
         with self.open() as repo, (
                 maintainer_role.Maintainer(repo)) as maintainer:
             maintenance.account(maintainer)
-            result = tierer.run_once(maintainer, task.Pace(), EVERYTHING)
+            result = tierer.run_once(maintainer, pacing.Pace(), EVERYTHING)
             self.groups = {
                 number: maintainer.engine.group_facts(number)
                 for number in maintainer.engine.groups()}
@@ -205,9 +205,9 @@ def test_an_object_that_cannot_be_seen_for_a_while(images, faults):
 
 
 def test_a_server_that_is_very_slow(images, faults, monkeypatch):
-    monkeypatch.setattr(store_module, 'MIN_TIMEOUT', 0.2)
-    monkeypatch.setattr(store_module, 'SLOWEST', 1 << 30)
-    monkeypatch.setattr(store_module, 'TRIES', 1)
+    monkeypatch.setattr(object_store, 'MIN_TIMEOUT', 0.2)
+    monkeypatch.setattr(object_store, 'SLOWEST', 1 << 30)
+    monkeypatch.setattr(object_store, 'TRIES', 1)
     faults.always = 'trickle'
     images.forget()
     begun = time.monotonic()
@@ -372,7 +372,7 @@ def test_a_handle_from_before_the_repository_was_attached(place, tmp_path):
             with maintenance.maintaining(other) as maintainer:
                 maintenance.account(maintainer)
                 assert tierer.run_once(
-                    maintainer, task.Pace(), EVERYTHING).groups == 1
+                    maintainer, pacing.Pace(), EVERYTHING).groups == 1
         assert repositories.read_all(early, 'image') == content
         assert early.slices.figures.gets
         assert early.room()[1] > kept

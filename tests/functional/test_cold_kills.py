@@ -35,11 +35,11 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from dedupd.tasks import tierer
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import location as location_module
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 from tests.support import daemons
@@ -141,18 +141,18 @@ class World:
         """Maintain, for ever."""
         rng = random.Random(seed)
         work = (
-            lambda m: tierer.run_once(m, task.Pace(), tierer.Policy(
+            lambda m: tierer.run_once(m, pacing.Pace(), tierer.Policy(
                 everything=True, live_share=rng.choice((50, 95)))),
             lambda m: collector.run_once(
-                m, task.Pace(), live_share=rng.choice((50, 95)),
+                m, pacing.Pace(), live_share=rng.choice((50, 95)),
                 evacuate_share=rng.choice((0, 10, 50))),
-            lambda m: merger.run_once(m, task.Pace()),
-            lambda m: scrubber.run_once(m, task.Pace(),
+            lambda m: merger.run_once(m, pacing.Pace()),
+            lambda m: scrubber.run_once(m, pacing.Pace(),
                                         cold_budget=4 << 20))
         with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             while True:
-                accounting.run_once(maintainer, task.Pace())
+                accounting.run_once(maintainer, pacing.Pace())
                 result = rng.choices(work, (6, 3, 1, 1))[0](maintainer)
                 assert not getattr(result, 'failed', None), result
                 assert not getattr(result, 'images', None) or isinstance(
@@ -184,7 +184,7 @@ class World:
             for share in (10, 0):
                 # An evacuation makes known what a dead writer left: that goes
                 # with the next collection.
-                result = collector.run_once(maintainer, task.Pace(),
+                result = collector.run_once(maintainer, pacing.Pace(),
                                             evacuate_share=share)
                 assert not result.failed and not result.refused
             assert not os.listdir(self.path / 'spool')
@@ -219,8 +219,8 @@ class World:
         with self.open() as repo, maintainer_role.Maintainer(
                 repo) as maintainer:
             for _ in range(3):
-                accounting.run_once(maintainer, task.Pace())
-                result = tierer.run_once(maintainer, task.Pace(),
+                accounting.run_once(maintainer, pacing.Pace())
+                result = tierer.run_once(maintainer, pacing.Pace(),
                                          tierer.Policy(everything=True))
                 assert not result.failed and not result.busy, result
 
@@ -271,9 +271,9 @@ def explore(world, states, seed):
 
 
 def main(directory, location, endpoint, credentials, states, seed):
-    store_module.FIRST_WAIT = 0.001     # no waits between tries
+    object_store.FIRST_WAIT = 0.001     # no waits between tries
     explore(World(pathlib.Path(directory),
-                  location_module.parse(location, endpoint), credentials),
+                  object_location.parse(location, endpoint), credentials),
             int(states), seed)
 
 

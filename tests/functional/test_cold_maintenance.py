@@ -22,10 +22,10 @@ from dedupd.tasks import objectscrub
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
-from glance_dedup.objects import backend as backend_module
-from glance_dedup.objects import slices as slices_module
+from glance_dedup.objects import backend_base
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from tests.functional import test_tierer
 from tests.support import daemons
@@ -43,7 +43,7 @@ configure = stores.configure
 
 SIZE = test_tierer.SIZE
 ALL = test_tierer.ALL
-SLICE = slices_module.SLICE
+SLICE = slice_cache.SLICE
 #: Two slices, which is what an object of this store has.
 SAMPLE = 2 * SLICE
 AWAY = pytest.mark.parametrize('fault', [503, 404])
@@ -64,18 +64,18 @@ class Store(test_tierer.Store):
 
     def scrub(self, **options):
         """A new pass, from its begin to its end."""
-        return scrubber.run_once(self.maintainer, task.Pace(), full=True,
+        return scrubber.run_once(self.maintainer, pacing.Pace(), full=True,
                                  **options)
 
     def collect(self, **options):
-        return collector.run_once(self.maintainer, task.Pace(), **options)
+        return collector.run_once(self.maintainer, pacing.Pace(), **options)
 
     def merge(self):
-        return merger.run_once(self.maintainer, task.Pace())
+        return merger.run_once(self.maintainer, pacing.Pace())
 
     def key_of(self, number):
-        return slices_module.key_of(self.settings.owner, number,
-                                    self.facts()[number]['object'])
+        return slice_cache.key_of(self.settings.owner, number,
+                                  self.facts()[number]['object'])
 
     @contextlib.contextmanager
     def changing(self, number, tmp_path):
@@ -197,13 +197,13 @@ def test_a_sample_leaves_the_slices_as_they_were(store):
 def test_a_stopped_sample_goes_on(store, faults):
     store.put('one', 2, 1)
     store.tier()
-    pace = task.Pace(lambda done, total, what: (
+    pace = pacing.Pace(lambda done, total, what: (
         what.startswith('verifying') and pace.stop()))
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         scrubber.run_once(store.maintainer, pace, full=True,
                           cold_budget=2 * SAMPLE)
     faults.seen.clear()
-    result = scrubber.run_once(store.maintainer, task.Pace(),
+    result = scrubber.run_once(store.maintainer, pacing.Pace(),
                                cold_budget=2 * SAMPLE)
     assert result.complete and result.cold_bytes == 2 * SAMPLE
     assert set(gets(faults)) == {'00000002'}
@@ -218,7 +218,7 @@ def test_a_sample_goes_on_within_an_object(place, faults, tmp_path,
     with contextlib.closing(Store(tmp_path / 'r', *place)) as store:
         store.put('one', 4, 1)
         if similar:
-            recompressor.run_once(store.maintainer, task.Pace(), 'zstd', 1,
+            recompressor.run_once(store.maintainer, pacing.Pace(), 'zstd', 1,
                                   similar=True)
         store.tier()
         assert store.facts()[1]['end'] > 4 * SLICE
@@ -296,7 +296,7 @@ def test_a_scrub_without_the_store(store, faults, fault):
         store.unharmed()
         faults.always = None
     # The same pass goes on, and now it ends.
-    result = scrubber.run_once(store.maintainer, task.Pace(),
+    result = scrubber.run_once(store.maintainer, pacing.Pace(),
                                cold_budget=2 * SAMPLE)
     assert result.complete and not result.unavailable
     assert (result.unchecked, result.cold_bytes) == (0, 2 * SAMPLE)
@@ -307,14 +307,14 @@ def test_a_store_that_is_away_in_the_middle(store, faults):
     """What was read before is not counted as unchecked."""
     store.put('one', 2, 1)
     store.tier()
-    pace = task.Pace(lambda done, total, what: (
+    pace = pacing.Pace(lambda done, total, what: (
         what.startswith('verifying') and faults.plan(*[503] * 100)))
     result = scrubber.run_once(store.maintainer, pace, full=True,
                                cold_budget=2 * SAMPLE)
     assert (result.complete, result.unchecked) == (False, SIZE // 4096)
     faults.reset()
     store.put('two', 1, 2)
-    result = scrubber.run_once(store.maintainer, task.Pace(),
+    result = scrubber.run_once(store.maintainer, pacing.Pace(),
                                cold_budget=2 * SAMPLE)
     assert result.complete and not result.unavailable
     # The group that came meanwhile was read, too.
@@ -384,11 +384,11 @@ def test_an_interrupted_scrub_misses_an_object_once(store, tmp_path):
     store.tier()
     with store.changing(1, tmp_path) as object_:
         object_[0] = None
-    pace = task.Pace(lambda done, total, what: (
+    pace = pacing.Pace(lambda done, total, what: (
         what.startswith('looking for objects') and pace.stop()))
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         scrubber.run_once(store.maintainer, pace, full=True)
-    assert scrubber.run_once(store.maintainer, task.Pace()).unreadable == {}
+    assert scrubber.run_once(store.maintainer, pacing.Pace()).unreadable == {}
     assert store.scrub().unreadable
 
 
@@ -551,7 +551,7 @@ def test_an_upload_does_not_wait_for_a_store_that_hangs(
         by_value, faults, monkeypatch):
     """It would find its blocks if it waited until the store goes on."""
     monkeypatch.setattr(faulty_proxy, 'LIMIT', 120)
-    monkeypatch.setattr(backend_module, 'ANSWER_TIMEOUT', 300)
+    monkeypatch.setattr(backend_base, 'ANSWER_TIMEOUT', 300)
     store = by_value
     store.put('one', 4, 1)
     store.tier()

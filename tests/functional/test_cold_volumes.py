@@ -14,7 +14,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.support import cold_repositories
@@ -144,7 +144,7 @@ def test_blocks_of_cold_groups_are_freed(cold, faults):
         repo.delete('one')
         with contextlib.closing(
                 maintainer_role.Maintainer(repo)) as maintainer:
-            collector.run_once(maintainer, task.Pace())
+            collector.run_once(maintainer, pacing.Pace())
     assert not gets(faults)
 
 

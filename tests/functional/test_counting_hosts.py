@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import refcount_rebuild
 from tests.support import maintenance
@@ -173,7 +173,7 @@ def test_a_host_that_is_not_there(ssh, filled, maintainer):
 
 
 def test_other_software(ssh, filled, maintainer, monkeypatch):
-    monkeypatch.setattr(version, 'version', lambda: '99')
+    monkeypatch.setattr(package_version, 'version', lambda: '99')
     collect(maintainer, hosts=HOSTS)
     assert 'install one version on all hosts' in maintainer.warnings[-1]
 

@@ -25,7 +25,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
@@ -144,7 +144,7 @@ def on(host):
 def collect(repo, **shares):
     with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
-        return collector.run_once(maintainer, task.Pace(), **{
+        return collector.run_once(maintainer, pacing.Pace(), **{
             'live_share': 0, 'evacuate_share': 0, **shares})
 
 
@@ -313,7 +313,7 @@ def test_a_collector_that_removes_a_group(tmp_path, lost):
 MAINTAINER = """
 def do():
     from dedupd.tasks import collector
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     from glance_dedup.maintenance import maintainer_role
     with maintainer_role.Maintainer(repo) as found:
         maintenance.account(found)
@@ -323,7 +323,7 @@ def do():
             wait()
             return enter(number)
         found.enter_group = stopped
-        collector.run_once(found, task.Pace(), live_share=0,
+        collector.run_once(found, pacing.Pace(), live_share=0,
                            evacuate_share=0)
 """
 
@@ -440,7 +440,7 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
         maintenance.require_contents(there, kept)
         with maintainer_role.Maintainer(there) as maintainer:
             maintenance.account(maintainer)
-            result = collector.run_once(maintainer, task.Pace(),
+            result = collector.run_once(maintainer, pacing.Pace(),
                                         live_share=0, evacuate_share=0)
             if moment == 'linkat':
                 assert result.freed_blocks == 10
@@ -449,7 +449,7 @@ def test_a_deleter_whose_entry_is_settled(tmp_path, witness, moment):
                 assert result.freed_blocks == 0
                 maintainer.rebuild()
                 maintenance.account(maintainer)
-                result = collector.run_once(maintainer, task.Pace(),
+                result = collector.run_once(maintainer, pacing.Pace(),
                                             live_share=0, evacuate_share=0)
                 assert result.freed_blocks == 10
             maintenance.require_collected(maintainer)
@@ -554,11 +554,11 @@ def test_a_follower(tmp_path, lost):
 MERGER = """
 def do():
     from dedupd.tasks import exactindex
-    from glance_dedup.base import task
+    from glance_dedup.base import pacing
     catalog_id = bytes.fromhex(sys.argv[3])
     with contextlib.closing(_engine.Maintenance(repo.handle())) as engine:
         index = exactindex.Index(repo.handle(), engine, catalog_id,
-                                 task.Pace())
+                                 pacing.Pace())
         with contextlib.closing(index):
             index.scan()
             files = index._files
@@ -600,7 +600,7 @@ def test_a_merger_of_a_shard(tmp_path, lost, merges):
                 maintenance.account(maintainer)
                 merge(maintainer)
                 maintenance.account(maintainer)
-                collector.run_once(maintainer, task.Pace(), live_share=0,
+                collector.run_once(maintainer, pacing.Pace(), live_share=0,
                                    evacuate_share=0)
                 maintenance.require_collected(maintainer)
                 # Each block of each pair of images is there once.
@@ -611,5 +611,5 @@ def test_a_merger_of_a_shard(tmp_path, lost, merges):
 
 
 def merge(maintainer):
-    result = merger.run_once(maintainer, task.Pace())
+    result = merger.run_once(maintainer, pacing.Pace())
     assert not result.failed and not result.gave_up, result

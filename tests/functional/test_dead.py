@@ -27,7 +27,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.functional import clock as clock_module
 from tests.functional import soak
@@ -74,7 +74,7 @@ def said(process):
 
 def collect(repo):
     """Accounting and collection; its result."""
-    pace = task.Pace()
+    pace = pacing.Pace()
     with maintenance.maintaining(repo) as maintainer:
         accounting.run_once(maintainer, pace)
         return collector.run_once(maintainer, pace, live_share=0,
@@ -252,7 +252,7 @@ def fork_again_and_again(path, seed, count):
     def read():
         assert repositories.read_all(repo, 'read') == noise(5 * GROUP, 'read')
 
-    pace = task.Pace()
+    pace = pacing.Pace()
     maintainer = maintainer_role.Maintainer(repo)
 
     def maintain():
@@ -369,7 +369,7 @@ def by_turns(path, seconds):
             # As the command line would, if there were no daemon.
             with contextlib.suppress(exceptions.BusyError), (
                     maintainer_role.Maintainer(repo)) as maintainer:
-                accounting.run_once(maintainer, task.Pace())
+                accounting.run_once(maintainer, pacing.Pace())
             daemon = both[killed % 2]
             other = both[1 - killed % 2]
             daemon.kill()

@@ -15,7 +15,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.cli import main
 from glance_dedup.maintenance import maintainer_role
 from tests.functional import test_power_loss
@@ -88,8 +88,8 @@ def test_a_maintainer_blames_nobody(tmp_path):
             for work in (
                     maintainer.confirm,
                     lambda: collector.run_once(
-                        maintainer, task.Pace(), live_share=0),
-                    lambda: scrubber.run_once(maintainer, task.Pace())):
+                        maintainer, pacing.Pace(), live_share=0),
+                    lambda: scrubber.run_once(maintainer, pacing.Pace())):
                 with pytest.raises(exceptions.RepositoryError,
                                    match='Input/output error') as caught:
                     work()
@@ -133,7 +133,7 @@ def test_nothing_stays_of_an_upload_whose_sync_failed(tmp_path):
                 path, filter_dir=str(tmp_path / 'filter')) as repo,
               maintainer_role.Maintainer(repo) as maintainer):
             assert maintenance.disk(path) > 460_000
-            collector.run_once(maintainer, task.Pace())
+            collector.run_once(maintainer, pacing.Pace())
             assert maintenance.disk(path) <= 8192
             repositories.put(repo, 'b', repositories.noise(100000))
         repositories.require_clean(path)

@@ -20,8 +20,8 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup import _engine
-from glance_dedup.base import task
-from glance_dedup.base import version
+from glance_dedup.base import pacing
+from glance_dedup.base import package_version
 from glance_dedup.check import checker
 from glance_dedup.maintenance import maintainer_role
 from tests.functional import clock as clock_module
@@ -47,14 +47,14 @@ PROGRAM = """
 import itertools, sys
 from dedupd import main, scheduler
 from dedupd.tasks import exactindex
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import live_hosts
 
 exactindex.HELP_ENTRIES = 1
 exactindex.SPLIT_RECORDS = 500
 exactindex.HELP_PAUSE = 0.01
-task.WATCH = 0.01
-task.idle_seconds = itertools.count(0, 1000).__next__
+pacing.WATCH = 0.01
+pacing.idle_seconds = itertools.count(0, 1000).__next__
 live_hosts.MAX_MEMORY = 0.2
 scheduler.TRIAL_INTERVAL = 0.3
 scheduler.RETRY_INTERVAL = 1.0
@@ -160,7 +160,7 @@ def require_shared_groups(paths):
         assert sorted(hosts) == ['0', '1']
         assert hosts['1']['tasks'] == ['recompress']
         assert hosts['1']['host'] == os.uname().nodename
-        assert hosts['1']['version'] == version.version()
+        assert hosts['1']['version'] == package_version.version()
         with repositories.open_repository(paths[1]) as repo:
             assert repositories.read_all(repo, 'text') == data
         for daemon in both:
@@ -496,7 +496,8 @@ def test_a_helper_that_was_cut_off_does_no_harm(tmp_path, taken):
                 if taken == 'collected':
                     # Once the file in the spool is gone, as it is for all.
                     repo.delete('text')
-                    result = collector.run_once(maintainer, task.Pace(), 0, 0)
+                    result = collector.run_once(maintainer, pacing.Pace(), 0,
+                                                0)
                     assert result.busy == 0 and result.unlinked
                 entered = (maintainer.engine.enter_group(1)
                            if taken == 'leased' else None)

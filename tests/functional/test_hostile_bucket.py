@@ -15,13 +15,13 @@ import zstandard
 from dedupd.tasks import collector
 from dedupd.tasks import snapshots
 from glance_dedup.base import exceptions
+from glance_dedup.base import pacing
 from glance_dedup.base import signingkeys
-from glance_dedup.base import task
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import fetching
 from glance_dedup.metadata_backup import keys
 from glance_dedup.metadata_backup import restoring
-from glance_dedup.objects import slices
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import prefix_owners
 from tests.functional import test_restore
 from tests.functional import test_snapshots
@@ -123,7 +123,8 @@ def test_each_object_of_a_snapshot(filled, connection, tmp_path, change):
     groups, recipes, (old, new) = test_snapshots.kinds(filled, connection)
     by_kind = {
         'm': [new.key, old.key],
-        'g': [slices.key_of(owner, key.number, bytes.fromhex(key.object_id))
+        'g': [slice_cache.key_of(owner, key.number,
+                                 bytes.fromhex(key.object_id))
               for key in groups],
         'r': [keys.of_recipe(owner, *key) for key in recipes]}
     for kind, names in by_kind.items():
@@ -316,7 +317,7 @@ def test_freed_blocks_do_not_count(filled, connection):
                                filled.repo.parameters)
     assert fetcher.digest(group) == group.digest
     filled.repo.delete('two')
-    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    collector.run_once(filled.maintainer, pacing.Pace(), evacuate_share=0)
     for one in snapshot_groups(filled, connection):
         assert fetcher.digest(one) == one.digest
 

@@ -31,7 +31,7 @@ from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import files
 from tests.functional import soak as soak_module
 from tests.functional import storm
@@ -144,7 +144,7 @@ def test_hosts_append_to_one_group_in_turn(both):
     10, pytest.param(100, marks=pytest.mark.long)])
 def test_the_catalog_survives_openings(both, openings):
     """On whichever host: it is not rebuilt, and nothing is set aside."""
-    pace = task.Pace()
+    pace = pacing.Pace()
     with opened(*both) as repos:
         for i in range(openings):
             repo = repos[i // 2 % 2]
@@ -342,7 +342,7 @@ def test_n13_1_images_are_whole_though_pages_stay(watched):
 
 
 def collect(repo, live_share=100):
-    pace = task.Pace()
+    pace = pacing.Pace()
     with maintenance.maintaining(repo, wait=10) as maintainer:
         accounting.run_once(maintainer, pace)
         return collector.run_once(maintainer, pace, evacuate_share=0,

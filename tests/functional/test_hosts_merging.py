@@ -20,7 +20,7 @@ import pytest
 
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import openvolumes
 from tests.functional import test_hosts
 from tests.functional.test_hosts import both     # noqa: F401: a fixture
@@ -44,7 +44,7 @@ def merge(repo):
     """Merge all that can be merged; the images that were changed."""
     with maintenance.maintaining(repo, wait=10) as maintainer:
         maintenance.account(maintainer)
-        result = merger.run_once(maintainer, task.Pace())
+        result = merger.run_once(maintainer, pacing.Pace())
         assert not result.failed and not result.gave_up, result
         maintenance.account(maintainer)
         return result.images

@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.objects import location as location_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
 from glance_dedup.objects import s3
-from glance_dedup.objects import store as store_module
 from glance_dedup.objects import swift
 from tests.support import objects
 from tests.support import ports
@@ -39,7 +39,7 @@ class Through:
         self._server, self._proxy = server, proxy
 
     def location(self, prefix):
-        return location_module.parse(
+        return object_location.parse(
             self._server.location(prefix).url,
             self._proxy.url if self._server.kind == 's3' else '')
 
@@ -57,7 +57,7 @@ def prefix(request):
 
 @pytest.fixture
 def store(server, tmp_path, prefix):
-    with store_module.ObjectStore(
+    with object_store.ObjectStore(
             server.location(prefix),
             server.credentials(tmp_path / 'credentials')) as opened:
         yield opened
@@ -67,7 +67,7 @@ def store(server, tmp_path, prefix):
 def through(server, proxy, faults, tmp_path, prefix):
     """The store behind a proxy that does what `faults` says."""
     behind = Through(server, proxy)
-    with store_module.ObjectStore(
+    with object_store.ObjectStore(
             behind.location(prefix),
             behind.credentials(tmp_path / 'through')) as opened:
         # Logs in, where this is a request of its own.
@@ -132,9 +132,9 @@ def test_what_is_not_there(store, source, prefix):
     store.put(key, source)
     for _ in range(2):
         store.delete(key)
-    with pytest.raises(store_module.ObjectNotFound, match=key):
+    with pytest.raises(object_store.ObjectNotFound, match=key):
         store.get(key, 0, 1)
-    with pytest.raises(store_module.ObjectNotFound):
+    with pytest.raises(object_store.ObjectNotFound):
         store.size(key)
     assert store.counts.repeated == 0
 
@@ -152,8 +152,8 @@ def test_a_container_that_is_not_there(server, tmp_path, prefix):
     """All of it may come back, so nothing counts as lost."""
     credentials = server.credentials(tmp_path / 'credentials')
     named = server.location(prefix).fields() | {'container': 'missing'}
-    with store_module.ObjectStore(
-            location_module.from_fields(named), credentials) as other:
+    with object_store.ObjectStore(
+            object_location.from_fields(named), credentials) as other:
         with pytest.raises(exceptions.UnavailableError):
             other.keys(prefix)
         with pytest.raises(exceptions.UnavailableError):
@@ -170,8 +170,8 @@ def wrong(server, path):
 
 def test_credentials_are_refused(server, tmp_path, prefix):
     path = wrong(server, tmp_path / 'credentials')
-    with store_module.ObjectStore(server.location(prefix), path) as refused:
-        with pytest.raises(store_module.RefusedError) as raised:
+    with object_store.ObjectStore(server.location(prefix), path) as refused:
+        with pytest.raises(object_store.RefusedError) as raised:
             refused.get(f'{prefix}/g', 0, 1)
         assert 'wrong-secret' not in str(raised.value)
 
@@ -179,7 +179,7 @@ def test_credentials_are_refused(server, tmp_path, prefix):
 def test_credentials_are_replaced_while_it_runs(server, source, tmp_path,
                                                 prefix):
     path = wrong(server, tmp_path / 'credentials')
-    with store_module.ObjectStore(server.location(prefix), path) as renewed:
+    with object_store.ObjectStore(server.location(prefix), path) as renewed:
         server.credentials(tmp_path / 'credentials')
         assert renewed.put(f'{prefix}/g', source) == SIZE
         wrong(server, tmp_path / 'credentials')
@@ -204,10 +204,10 @@ def test_a_read_is_repeated(through, faults, source, content, prefix, fault):
 def test_a_read_fails_at_last(through, faults, source, prefix, fault):
     key = f'{prefix}/g'
     through.put(key, source)
-    faults.plan(*[fault] * store_module.TRIES, methods=('GET',))
+    faults.plan(*[fault] * object_store.TRIES, methods=('GET',))
     with pytest.raises(exceptions.UnavailableError, match=key) as raised:
         through.get(key, 5, 9999)
-    assert not isinstance(raised.value, store_module.ObjectNotFound)
+    assert not isinstance(raised.value, object_store.ObjectNotFound)
 
 
 def test_a_stale_404(through, faults, source, prefix):
@@ -230,7 +230,7 @@ def test_a_put_is_whole_or_repeated(through, faults, source, content, prefix,
 
 
 def test_a_put_of_wrong_bytes_fails(through, faults, source, prefix):
-    faults.plan(*['spoil'] * store_module.TRIES, methods=('PUT',))
+    faults.plan(*['spoil'] * object_store.TRIES, methods=('PUT',))
     with pytest.raises(exceptions.UnavailableError):
         through.put(f'{prefix}/g', source)
 
@@ -240,11 +240,11 @@ def test_a_server_that_takes_for_ever(through, faults, source, prefix, fault,
                                       monkeypatch):
     key = f'{prefix}/g'
     through.put(key, source)
-    monkeypatch.setattr(store_module, 'MIN_TIMEOUT', 0.3)
-    monkeypatch.setattr(store_module, 'TRIES', 1)
+    monkeypatch.setattr(object_store, 'MIN_TIMEOUT', 0.3)
+    monkeypatch.setattr(object_store, 'TRIES', 1)
     # One that sends nothing at all is ended by the libraries' own limit.
-    monkeypatch.setattr(store_module.backend_module, 'ANSWER_TIMEOUT', 0.5)
-    with store_module.ObjectStore(through.location, through._path) as short:
+    monkeypatch.setattr(object_store.backend_module, 'ANSWER_TIMEOUT', 0.5)
+    with object_store.ObjectStore(through.location, through._path) as short:
         faults.plan(fault, methods=('GET',))
         with pytest.raises(exceptions.UnavailableError):
             short.get(key, 0, 10000)
@@ -252,9 +252,9 @@ def test_a_server_that_takes_for_ever(through, faults, source, prefix, fault,
 
 def test_nobody_listens(tmp_path):
     path = objects.write_s3(tmp_path / 'credentials', 'a', 'b')
-    location = location_module.parse(
+    location = object_location.parse(
         's3://bucket/prefix', f'http://127.0.0.1:{ports.free_port()}')
-    with store_module.ObjectStore(location, path) as alone, pytest.raises(
+    with object_store.ObjectStore(location, path) as alone, pytest.raises(
             exceptions.UnavailableError, match='s3://bucket/prefix'):
         alone.size('prefix/g')
 
@@ -268,10 +268,10 @@ def test_nobody_listens(tmp_path):
     b'HTTP/1.1 500 x\r\n' + b'a: b\r\n' * 2000 + b'\r\n',
     b'HTTP/1.1 206 x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n'])
 def test_answers_that_are_none(tmp_path, answer, monkeypatch):
-    monkeypatch.setattr(store_module, 'TRIES', 1)
+    monkeypatch.setattr(object_store, 'TRIES', 1)
     path = objects.write_s3(tmp_path / 'credentials', 'a', 'b')
     with socket.create_server(('127.0.0.1', 0)) as listener:
-        with store_module.ObjectStore(location_module.parse(
+        with object_store.ObjectStore(object_location.parse(
                 's3://bucket/prefix', 'http://127.0.0.1:%d'
                 % listener.getsockname()[1]), path) as asking:
             thread = threading.Thread(

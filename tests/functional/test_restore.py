@@ -16,7 +16,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.metadata_backup import keys
 from glance_dedup.metadata_backup import restoring
 from glance_dedup.repository import cold_settings
@@ -126,7 +126,7 @@ def test_the_new_directory_goes_on(filled, connection, tmp_path):
         assert len(made.objects()) == 2
         made.repo.delete('two')
         del made.images['two']
-        collector.run_once(made.maintainer, task.Pace(), evacuate_share=0)
+        collector.run_once(made.maintainer, pacing.Pace(), evacuate_share=0)
         for _ in range(4):
             made.tier(tierer.Policy(everything=True, live_share=90))
         # A group of the old owner has a new object, which is the new one's.
@@ -147,13 +147,13 @@ def test_the_new_directory_goes_on(filled, connection, tmp_path):
 def test_what_was_freed_is_freed_again(filled, tmp_path):
     filled.repo.delete('two')
     del filled.images['two']
-    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    collector.run_once(filled.maintainer, pacing.Pace(), evacuate_share=0)
     filled.tier(tierer.Policy(everything=True, live_share=0))
     restore(filled, tmp_path / 'new')
     with contextlib.closing(Restored(
             tmp_path / 'new', whole(filled))) as made:
         made.account()
-        result = collector.run_once(made.maintainer, task.Pace(),
+        result = collector.run_once(made.maintainer, pacing.Pace(),
                                     evacuate_share=0)
         assert result.freed_blocks > 0
         made.require_healthy()
@@ -322,7 +322,7 @@ def test_a_store_that_is_away(filled, faults, tmp_path):
 KILLING = '''
 import os, signal, sys, threading
 from glance_dedup.base import signingkeys
-from glance_dedup.objects import location, s3, store
+from glance_dedup.objects import object_location, s3, store
 from glance_dedup.metadata_backup import restoring
 
 path, url, endpoint, credentials, key, *moments = sys.argv[1:]
@@ -341,7 +341,7 @@ store.ObjectStore._request = request
 for left in [*map(int, moments), 1 << 30]:
     child = os.fork()
     if not child:
-        restoring.restore(path, location.parse(url, endpoint), credentials,
+        restoring.restore(path, object_location.parse(url, endpoint), credentials,
                           signingkeys.read(key))
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -380,7 +380,7 @@ def test_the_old_directory_writes_nothing_more(filled, connection, tmp_path):
     restore(filled, tmp_path / 'new')
     before = connection.keys('')
     for call in (filled.tier, lambda: tierer.run_once(
-            filled.maintainer, task.Pace(), ALL, snapshot_only=True)):
+            filled.maintainer, pacing.Pace(), ALL, snapshot_only=True)):
         with pytest.raises(exceptions.InvalidParameter, match='restored to'):
             call()
     assert connection.keys('') == before
@@ -395,7 +395,7 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
     filled.tier()
     images = {'two': filled.images.pop('two')}
     filled.repo.delete('two')
-    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    collector.run_once(filled.maintainer, pacing.Pace(), evacuate_share=0)
     if moment == 'deleting objects':
         filled.tier(tierer.Policy(everything=True, live_share=90))
         images.clear()
@@ -409,7 +409,7 @@ def test_the_old_host_returns_in_the_middle(filled, connection, tmp_path,
 
     with contextlib.suppress(exceptions.InvalidParameter):
         filled.tier(tierer.Policy(everything=True, live_share=90),
-                    task.Pace(step))
+                    pacing.Pace(step))
     result, = results
     assert not result.lost_groups
     for _ in range(3):
@@ -431,7 +431,7 @@ def test_without_the_mark_the_old_host_would_delete(filled, connection,
                         lambda *arguments: None)
     restore(filled, tmp_path / 'new')
     filled.repo.delete('two')
-    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    collector.run_once(filled.maintainer, pacing.Pace(), evacuate_share=0)
     for _ in range(3):
         filled.tier(tierer.Policy(everything=True, live_share=90))
     with contextlib.closing(Restored(
@@ -598,7 +598,7 @@ def test_moving_goes_on_after_a_kill(filled, moved, monkeypatch):
 def test_an_old_copy(filled, moved, connection):
     filled.tier()
     filled.repo.delete('two')
-    collector.run_once(filled.maintainer, task.Pace(), evacuate_share=0)
+    collector.run_once(filled.maintainer, pacing.Pace(), evacuate_share=0)
     for _ in range(3):
         filled.tier(tierer.Policy(everything=True, live_share=90))
     with pytest.raises(exceptions.InvalidParameter, match='an old copy'):

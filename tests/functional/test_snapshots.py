@@ -14,10 +14,10 @@ from dedupd.tasks import snapshots
 from dedupd.tasks import sweeper
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import keys
-from glance_dedup.objects import slices
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 from tests.functional import test_tierer
@@ -69,7 +69,7 @@ def wear(store):
     store.repo.delete('two')
     del store.images['two']
     before = store.facts()[1]['object'].hex()
-    collector.run_once(store.maintainer, task.Pace(), evacuate_share=0)
+    collector.run_once(store.maintainer, pacing.Pace(), evacuate_share=0)
     return before
 
 
@@ -113,7 +113,7 @@ def test_without_cold_groups_there_is_nothing_to_restore(store, connection):
     store.put('one', 0.5, 1)
     assert store.tier().snapshot == 0
     assert not listed(store, connection)
-    result = tierer.run_once(store.maintainer, task.Pace(), ALL,
+    result = tierer.run_once(store.maintainer, pacing.Pace(), ALL,
                              snapshot_only=True)
     assert result.snapshot == 1 and result.groups == 0
 
@@ -148,10 +148,10 @@ def test_what_killed_runs_left_goes(store, connection):
     store.put('one', 1, 1)
     store.tier()
     owner = store.settings.owner
-    orphan = slices.key_of(owner, 7, bytes(range(16)))
+    orphan = slice_cache.key_of(owner, 7, bytes(range(16)))
     recipe = keys.of_recipe(owner, 'gone', 'ab' * 16)
     strange = f'{owner}/g/strange'
-    other = slices.key_of('f' * 32, 7, bytes(range(16)))
+    other = slice_cache.key_of('f' * 32, 7, bytes(range(16)))
     for key in (orphan, recipe, strange, other):
         prefix_owners.put_bytes(connection, key, b'x')
     store.tier()
@@ -164,7 +164,7 @@ def test_what_killed_runs_left_goes(store, connection):
 
 def test_nothing_goes_before_there_are_two_snapshots(store, connection):
     store.put('one', 1, 1)
-    orphan = slices.key_of(store.settings.owner, 7, bytes(range(16)))
+    orphan = slice_cache.key_of(store.settings.owner, 7, bytes(range(16)))
     prefix_owners.put_bytes(connection, orphan, b'x')
     result = store.tier()
     assert 'no two whole snapshots' in result.kept
@@ -194,15 +194,15 @@ def test_an_object_that_the_spool_names_stays(store, connection):
         while not rewriting.step()[0]:
             pass
         object_id, _, name = rewriting.object()
-        key = slices.key_of(store.settings.owner, 2, object_id)
+        key = slice_cache.key_of(store.settings.owner, 2, object_id)
         with open(store.path / name, 'rb') as file:
             connection.put(key, file)
         rewriting.cut()
-        plan = sweeper.plan(store.maintainer, task.Pace(), connection,
+        plan = sweeper.plan(store.maintainer, pacing.Pace(), connection,
                             store.settings, listed(store, connection))
         assert plan.kept is None and key not in dict(plan.objects)
         rewriting.exchange()
-    plan = sweeper.plan(store.maintainer, task.Pace(), connection,
+    plan = sweeper.plan(store.maintainer, pacing.Pace(), connection,
                         store.settings, listed(store, connection))
     assert key not in dict(plan.objects)
     store.require_all()
@@ -259,7 +259,7 @@ def test_an_image_that_is_deleted_meanwhile(store, connection, monkeypatch):
         return real(self, recipe)
 
     monkeypatch.setattr(snapshots._Snapshot, '_open', opening)
-    result = tierer.run_once(store.maintainer, task.Pace(), ALL)
+    result = tierer.run_once(store.maintainer, pacing.Pace(), ALL)
     assert result.snapshot == 1
     with newest(store, connection) as manifest:
         lines = list(manifest.recipes())
@@ -277,8 +277,8 @@ def test_what_was_sent_is_not_sent_again(store, connection):
         if what == 'sending the snapshot':
             pace.stop()
 
-    pace = task.Pace(step)
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(step)
+    with pytest.raises(pacing.Stopped):
         store.tier(pace=pace)
     assert [len(some) for some in kinds(store, connection)] == [2, 8, 0]
     before = connection.counts.puts
@@ -296,11 +296,11 @@ def test_what_was_sent_for_the_next_snapshot_stays(store, connection):
         if what == 'sending the snapshot':
             pace.stop()
 
-    pace = task.Pace(step)
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(step)
+    with pytest.raises(pacing.Stopped):
         store.tier(pace=pace)
     assert len(kinds(store, connection)[1]) == 2
-    plan = sweeper.plan(store.maintainer, task.Pace(), connection,
+    plan = sweeper.plan(store.maintainer, pacing.Pace(), connection,
                         store.settings, listed(store, connection))
     assert plan.kept is None and not plan.objects
 
@@ -331,15 +331,15 @@ def test_a_directory_that_was_replaced(store, connection):
     store.put('one', 1, 1)
     store.tier()
     store.tier()
-    orphan = slices.key_of(store.settings.owner, 7, bytes(range(16)))
+    orphan = slice_cache.key_of(store.settings.owner, 7, bytes(range(16)))
     prefix_owners.put_bytes(connection, orphan, b'x')
     listing = listed(store, connection)
     prefix_owners.retire(connection, store.settings.owner,
                          secrets.token_hex(16))
     for call in (
-            lambda: sweeper.run(store.maintainer, task.Pace(), connection,
+            lambda: sweeper.run(store.maintainer, pacing.Pace(), connection,
                                 store.settings, listing),
-            lambda: snapshots.take(store.maintainer, task.Pace(), connection,
+            lambda: snapshots.take(store.maintainer, pacing.Pace(), connection,
                                    store.settings, listing, True)):
         with pytest.raises(exceptions.InvalidParameter, match='its place'):
             call()

@@ -13,7 +13,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import tierer
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
@@ -47,11 +47,11 @@ class Store:
     def account(self):
         from dedupd.tasks import accounting
 
-        accounting.run_once(self.maintainer, task.Pace())
+        accounting.run_once(self.maintainer, pacing.Pace())
 
     def tier(self, policy=ALL, pace=None):
         self.account()
-        return tierer.run_once(self.maintainer, pace or task.Pace(), policy)
+        return tierer.run_once(self.maintainer, pace or pacing.Pace(), policy)
 
     def forget(self):
         cold_repositories.forget(self.path)
@@ -153,11 +153,11 @@ def test_recompression_comes_first(store):
     mark = recompressor.mark_of(store.maintainer, 'zstd', 1, True)
     policy = dataclasses.replace(ALL, mark=mark)
     assert store.tier(policy).groups == 0
-    recompressor.run_once(store.maintainer, task.Pace(), 'zstd', 1,
+    recompressor.run_once(store.maintainer, pacing.Pace(), 'zstd', 1,
                           similar=True)
     assert store.tier(policy).groups == 1
     # Cold groups are not recompressed any more.
-    result = recompressor.run_once(store.maintainer, task.Pace(), 'lz4')
+    result = recompressor.run_once(store.maintainer, pacing.Pace(), 'lz4')
     assert result == recompressor.Result()
     store.require_all()
 
@@ -181,7 +181,7 @@ def test_a_worn_group_gets_a_smaller_object(store):
     before = store.objects()
     store.repo.delete('two')
     del store.images['two']
-    result = collector.run_once(store.maintainer, task.Pace(),
+    result = collector.run_once(store.maintainer, pacing.Pace(),
                                 evacuate_share=0)
     assert result.freed_blocks == 192 and not result.punched
     assert store.objects() == before
@@ -199,7 +199,7 @@ def test_a_nearly_empty_group_is_evacuated(store):
     store.tier()
     store.repo.delete('two')
     del store.images['two']
-    result = collector.run_once(store.maintainer, task.Pace())
+    result = collector.run_once(store.maintainer, pacing.Pace())
     assert result.evacuated == 1 and 1 not in store.facts()
     store.require_all()
 
@@ -210,7 +210,7 @@ def test_an_unused_cold_group_goes(store):
     store.tier()
     store.repo.delete('one')
     del store.images['one']
-    assert collector.run_once(store.maintainer, task.Pace()).unlinked == 1
+    assert collector.run_once(store.maintainer, pacing.Pace()).unlinked == 1
     assert store.cold() == [2]
     store.require_all()
 
@@ -265,9 +265,9 @@ def test_a_bucket_that_was_emptied(store):
 
 def test_stopping(store):
     store.put('one', 2, 1)
-    pace = task.Pace(lambda done, total, what: (
+    pace = pacing.Pace(lambda done, total, what: (
         what.startswith('sending') and pace.stop()))
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         store.tier(pace=pace)
     assert not os.listdir(store.path / 'spool')
     assert store.tier().groups == 2

@@ -22,7 +22,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.cli import volumeserve
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
@@ -856,4 +856,4 @@ def test_without_room(tmp_path):
 def collect(repo):
     with maintainer_role.Maintainer(repo) as maintainer:
         maintenance.account(maintainer)
-        collector.run_once(maintainer, task.Pace())
+        collector.run_once(maintainer, pacing.Pace())

@@ -295,9 +295,9 @@ class _Worker:
         from dedupd.tasks import accounting
         from dedupd.tasks import collector
         from dedupd.tasks import merger
-        from glance_dedup.base import task
+        from glance_dedup.base import pacing
         from glance_dedup.maintenance import maintainer_role
-        pace = task.Pace()
+        pace = pacing.Pace()
         with maintainer_role.Maintainer(self.repo) as maintainer:
             return {name: dataclasses.asdict(result) for name, result in (
                 ('account', accounting.run_once(maintainer, pace)),

@@ -16,7 +16,7 @@ from unittest import mock
 
 from dedupd.tasks import collector
 from dedupd.tasks import recompressor
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import image_repository
 from tests.support import maintenance
 from tests.support import repositories
@@ -49,7 +49,8 @@ def order_blocks(path):
     with (image_repository.Repository(path, filter_dir=str(path)) as handle,
           maintenance.maintaining(handle) as maintainer,
           mock.patch.object(recompressor, '_WORTH', -1)):
-        recompressor.run_once(maintainer, task.Pace(), 'zstd', 1, similar=True)
+        recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 1,
+                              similar=True)
 
 
 def entry_at(slot):
@@ -323,7 +324,7 @@ def leave_placeholder(path):
           maintenance.maintaining(handle) as maintainer):
         for image in handle.images():
             handle.delete(image)
-        collector.run_once(maintainer, task.Pace())
+        collector.run_once(maintainer, pacing.Pace())
 
 
 def read_groups(path):

@@ -37,7 +37,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
@@ -158,12 +158,13 @@ def put_mixed(maker):
 
 def recompress(maker):
     with maker.open('none') as repo, maintaining(repo) as maintainer:
-        recompressor.run_once(maintainer, task.Pace(), 'zstd', 9, similar=True)
+        recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 9,
+                              similar=True)
 
 
 def maintain(maker):
     """Freed, rewritten and unlinked; damaged; spares; merged recipes."""
-    pace = task.Pace()
+    pace = pacing.Pace()
     with maker.open('none') as repo:
         for number in range(6):
             maker.put(repo, f'goes-{number}', noise(20 * BLOCK, 200 + number)
@@ -186,7 +187,7 @@ def maintain(maker):
 
 def leave_in_flight(maker):
     """What the spool may have, and what a crash may leave."""
-    pace = task.Pace()
+    pace = pacing.Pace()
     spool = maker.path / 'spool'
     with maker.open('none') as repo:
         # Counted, then merged by somebody who died before the accounting.

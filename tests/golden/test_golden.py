@@ -14,8 +14,8 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import files
+from glance_dedup.base import pacing
 from glance_dedup.base import scopes
-from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.repository import features
 from glance_dedup.repository import openvolumes
@@ -95,7 +95,7 @@ def test_they_are_checked(path, expected):
 
 def test_they_go_on(path, expected):
     """Started, counted, collected, merged, scrubbed; and stored into."""
-    pace = task.Pace()
+    pace = pacing.Pace()
     again = {image_id: f'{image_id}-again'
              for image_id, facts in expected['images'].items() if facts}
     with repositories.open_repository(path) as repo:
@@ -146,7 +146,7 @@ def test_volumes_go_on(path, expected):
     volumes = expected.get('volumes', {})
     if not volumes:
         return
-    pace = task.Pace()
+    pace = pacing.Pace()
     with repositories.open_repository(path) as repo:
         assert set(openvolumes.names(repo)) == {*volumes, 'deleting'}
         with maintaining(repo) as maintainer:
@@ -180,7 +180,7 @@ def test_they_are_recompressed(path, expected, similar):
     with repositories.open_repository(path) as repo:
         with maintaining(repo) as maintainer:
             maintenance.account(maintainer)
-            recompressor.run_once(maintainer, task.Pace(), 'zstd', 5,
+            recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 5,
                                   similar=similar)
             facts = [maintainer.engine.group_facts(number)
                      for number in maintainer.engine.groups()]

@@ -18,7 +18,7 @@ import pytest
 from dedupd.tasks import collector
 from glance_dedup.backup import backup_job
 from glance_dedup.base import imageids
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import image_repository
 from tests.support import maintenance
@@ -144,7 +144,7 @@ class Cloud:
         with (image_repository.Repository(self.path) as repo,
               maintainer_role.Maintainer(repo) as maintainer):
             maintenance.account(maintainer)
-            collector.run_once(maintainer, task.Pace(), live_share=0)
+            collector.run_once(maintainer, pacing.Pace(), live_share=0)
 
 
 def ranks_of(process):

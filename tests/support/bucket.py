@@ -15,23 +15,23 @@ import pathlib
 import shutil
 from unittest import mock
 
-from glance_dedup.objects import location
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
 from glance_dedup.repository import cold_settings
 from glance_dedup.repository import prefix_owners
 
 _NEW = '.new'
-LOCATION = location.parse('s3://bucket/prefix', 'http://127.0.0.1:1')
+LOCATION = object_location.parse('s3://bucket/prefix', 'http://127.0.0.1:1')
 
 
 class Bucket:
-    """As :class:`store_module.ObjectStore`."""
+    """As :class:`object_store.ObjectStore`."""
 
     location = LOCATION
 
     def __init__(self, directory):
         self._directory = pathlib.Path(directory)
-        self.counts = store_module.Counts()
+        self.counts = object_store.Counts()
 
     def _path(self, key):
         return self._directory / key.replace('/', '+')
@@ -82,7 +82,7 @@ class Bucket:
         try:
             yield
         except FileNotFoundError as e:
-            raise store_module.ObjectNotFound(f'{key} is not there') from e
+            raise object_store.ObjectNotFound(f'{key} is not there') from e
 
 
 def of(repository):

@@ -9,7 +9,7 @@ import shutil
 
 from dedupd.tasks import accounting
 from dedupd.tasks import tierer
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.client import slices as client_module
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import prefix_owners
@@ -78,8 +78,8 @@ def cool(path):
     """
     with repositories.open_repository(path) as repo, contextlib.closing(
             maintainer_role.Maintainer(repo)) as maintainer:
-        accounting.run_once(maintainer, task.Pace())
-        found = tierer.run_once(maintainer, task.Pace(),
+        accounting.run_once(maintainer, pacing.Pace())
+        found = tierer.run_once(maintainer, pacing.Pace(),
                                 tierer.Policy(everything=True))
         assert not found.failed and not found.busy
         groups = {

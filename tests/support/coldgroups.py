@@ -9,13 +9,13 @@ import pathlib
 from glance_dedup import _engine
 from glance_dedup.base import access
 from glance_dedup.base import exceptions
-from glance_dedup.objects import location
-from glance_dedup.objects import slices
+from glance_dedup.objects import object_location
+from glance_dedup.objects import slice_cache
 from glance_dedup.repository import cold_settings
 
 OWNER = '0123456789abcdef' * 2
 #: Where nobody answers.
-PLACE = location.parse('s3://bucket/prefix', 'http://127.0.0.1:9')
+PLACE = object_location.parse('s3://bucket/prefix', 'http://127.0.0.1:9')
 CREDENTIALS = '/nonexistent/credentials'
 
 
@@ -59,7 +59,7 @@ def keep(path, object_id, content):
     """Put all slices of an object into the cache."""
     directory = pathlib.Path(path) / 'slices' / object_id.hex()
     access.make_directory(str(directory), access.directory_mode(str(path)))
-    for number, at in enumerate(range(0, len(content), slices.SLICE)):
+    for number, at in enumerate(range(0, len(content), slice_cache.SLICE)):
         file = directory / f'{number:08x}'
-        file.write_bytes(content[at:at + slices.SLICE])
+        file.write_bytes(content[at:at + slice_cache.SLICE])
         file.chmod(access.file_mode(str(path)))

@@ -28,7 +28,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from dedupd.tasks import sharescrub
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
@@ -63,7 +63,7 @@ def make_template(path):
         repositories.put(repo, 'gone', repositories.noise(40000, 3))
         with maintainer_role.Maintainer(repo) as maintainer:
             maintenance.account(maintainer)
-            merger.run_once(maintainer, task.Pace())
+            merger.run_once(maintainer, pacing.Pace())
         help_maintaining(repo)
         repositories.put(repo, 'three', b'not counted')
         repo.delete('gone')
@@ -75,8 +75,8 @@ def help_maintaining(repo):
     """What a daemon does that is no maintainer."""
     with (live_hosts.Hosts(repo.path) as hosts,
           helper_daemon.Helper(repo, hosts) as helper):
-        sharescrub.run_once(helper, task.Pace(), lambda group: True)
-        recompressor.run_once(helper, task.Pace(), 'zstd')
+        sharescrub.run_once(helper, pacing.Pace(), lambda group: True)
+        recompressor.run_once(helper, pacing.Pace(), 'zstd')
 
 
 def place_of(path, name, repository_id):
@@ -181,11 +181,11 @@ class Uses:
         with maintainer_role.Maintainer(repo) as maintainer:
             self.errors += maintainer.warnings
             self.attempt(maintenance.account, maintainer)
-            self.attempt(findings.take, maintainer, task.Pace())
-            self.attempt(merger.run_once, maintainer, task.Pace())
-            self.attempt(collector.run_once, maintainer, task.Pace())
-            self.attempt(scrubber.run_once, maintainer, task.Pace(), True)
-            self.attempt(recompressor.run_once, maintainer, task.Pace(),
+            self.attempt(findings.take, maintainer, pacing.Pace())
+            self.attempt(merger.run_once, maintainer, pacing.Pace())
+            self.attempt(collector.run_once, maintainer, pacing.Pace())
+            self.attempt(scrubber.run_once, maintainer, pacing.Pace(), True)
+            self.attempt(recompressor.run_once, maintainer, pacing.Pace(),
                          'zstd')
             maintainer.reserve.keep()
 

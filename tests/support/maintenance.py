@@ -19,7 +19,7 @@ import time
 from dedupd.tasks import accounting
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openimages
 from tests.support import repositories
@@ -154,7 +154,7 @@ def disk(path):
 
 
 def account(maintainer):
-    return accounting.run_once(maintainer, task.Pace())
+    return accounting.run_once(maintainer, pacing.Pace())
 
 
 # -- watching -----------------------------------------------------------------

@@ -8,7 +8,7 @@ own.
 
 import pytest
 
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
 from tests.support import faulty_proxy
 from tests.support import objects
 
@@ -28,7 +28,7 @@ def proxy(server):
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     """No waits between tries."""
-    monkeypatch.setattr(store_module, 'FIRST_WAIT', 0.001)
+    monkeypatch.setattr(object_store, 'FIRST_WAIT', 0.001)
 
 
 @pytest.fixture

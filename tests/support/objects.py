@@ -19,7 +19,7 @@ from keystoneauth1 import session
 import requests
 from swiftclient import client
 
-from glance_dedup.objects import location as location_module
+from glance_dedup.objects import object_location
 from tests.support import ports
 from tests.support import repositories
 from tests.support import swift_server
@@ -103,7 +103,7 @@ class JuiceGateway(Server):
         make_bucket(self.url, self.container, self.key, self.secret)
 
     def location(self, prefix):
-        return location_module.parse(
+        return object_location.parse(
             f's3://{self.container}/{prefix}', self.url)
 
     def credentials(self, path):
@@ -146,7 +146,7 @@ class Swift(Server):
             connection.put_container(self.container)
 
     def location(self, prefix):
-        return location_module.parse(f'swift://{self.container}/{prefix}')
+        return object_location.parse(f'swift://{self.container}/{prefix}')
 
     def credentials(self, path):
         return write_swift(path, self.url, self.user, self.secret)
@@ -158,7 +158,7 @@ class SwiftAsS3(Swift):
     kind = 's3'
 
     def location(self, prefix):
-        return location_module.parse(
+        return object_location.parse(
             f's3://{self.container}/{prefix}', self.url)
 
     def credentials(self, path):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.cli import main as cli
 from glance_dedup.maintenance import maintainer_role
@@ -56,7 +56,7 @@ def maintain(path):
     with repositories.open_repository(path) as repo:
         with maintainer_role.Maintainer(repo) as maintainer:
             maintenance.account(maintainer)
-            collector.run_once(maintainer, task.Pace())
+            collector.run_once(maintainer, pacing.Pace())
 
 
 def require_it(path):

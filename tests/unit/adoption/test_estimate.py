@@ -13,7 +13,7 @@ from dedupd.tasks import recompressor
 from glance_dedup import _engine
 from glance_dedup.adoption import estimate
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import space
 from tests.support import maintenance
 from tests.support import repositories
@@ -87,8 +87,8 @@ def test_what_du_says(place, tmp_path):
         for file in files:
             repo.put(os.path.basename(file), file)
         with maintenance.maintaining(repo) as maintainer:
-            collector.run_once(maintainer, task.Pace())
-            merger.run_once(maintainer, task.Pace())
+            collector.run_once(maintainer, pacing.Pace())
+            merger.run_once(maintainer, pacing.Pace())
     found = estimate.estimate(files, estimate.Options())
     assert found.on_disk == pytest.approx(du(path), rel=0.02)
 
@@ -102,7 +102,7 @@ def test_recompression_is_estimated(place, tmp_path):
     with repositories.open_repository(path) as repo:
         repo.put('a', place / 'a')
         with maintenance.maintaining(repo) as maintainer:
-            recompressor.run_once(maintainer, task.Pace(), 'zstd',
+            recompressor.run_once(maintainer, pacing.Pace(), 'zstd',
                                   estimate.LEVEL)
         parts = space.parts(repo)
     assert sum(part.bytes for part in parts if part.name.startswith(

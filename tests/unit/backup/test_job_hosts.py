@@ -8,7 +8,7 @@ import os
 import pytest
 
 from glance_dedup.backup import job_hosts
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 
 ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU W IRTT
 eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0
@@ -54,7 +54,8 @@ def answer(tmp_path, monkeypatch):
     monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
 
     def answer(name, **changed):
-        facts = {'nodename': name, 'version': version.version(), 'mpi': True,
+        facts = {'nodename': name, 'version': package_version.version(),
+                 'mpi': True,
                  'client': '192.0.2.1', 'server': '192.0.2.0/24', **changed}
         (tmp_path / name).write_text(json.dumps(
             {key: value for key, value in facts.items() if value != 'left out'}

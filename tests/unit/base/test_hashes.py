@@ -15,8 +15,8 @@ import pytest
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.base import task
-from glance_dedup.base import workers
+from glance_dedup.base import pacing
+from glance_dedup.base import thread_pool
 from glance_dedup.driver import store
 from glance_dedup.driver import upload
 from glance_dedup.repository import image_repository
@@ -84,9 +84,9 @@ def test_what_no_recipe_has_room_for(repo, name, value):
 
 def test_an_upload_records_what_glance_records(repo):
     digest = hashlib.sha512()
-    pool = workers.Workers('storage', 2)
+    pool = thread_pool.Workers('storage', 2)
     upload.store(repo, 'a', repo.begin('a'), io.BytesIO(DATA), len(DATA),
-                 [digest.update], pool, workers.TimeLimit(0, pool), digest)
+                 [digest.update], pool, thread_pool.TimeLimit(0, pool), digest)
     assert recorded(repo, 'a') == {'sha512': hash_of(DATA).value}
     # By any name that the driver takes.
     for name in ('SHA512', 'sha3-256', 'blake2s'):
@@ -104,7 +104,7 @@ def test_merging_keeps_it(repo, maintainer):
         second.commit()
     files = [os.stat(os.path.join(repo.path, 'images', name)).st_ino
              for name in 'ab']
-    merger.run_once(maintainer, task.Pace())
+    merger.run_once(maintainer, pacing.Pace())
     assert files != [os.stat(os.path.join(repo.path, 'images', name)).st_ino
                      for name in 'ab']
     assert recorded(repo, 'a') == {'md5': (b'a' * 16).hex()}

@@ -24,8 +24,8 @@ from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
+from glance_dedup.base import pacing
 from glance_dedup.base import scopes
-from glance_dedup.base import task
 from glance_dedup.check import checker
 from glance_dedup.check import files
 from glance_dedup.repository import openvolumes
@@ -71,11 +71,11 @@ def require_distinct(repo, path):
 
 
 def scrub(maintainer, **options):
-    return scrubber.run_once(maintainer, task.Pace(), full=True, **options)
+    return scrubber.run_once(maintainer, pacing.Pace(), full=True, **options)
 
 
 def collect(maintainer, live_share=0, evacuate_share=0):
-    return collector.run_once(maintainer, task.Pace(),
+    return collector.run_once(maintainer, pacing.Pace(),
                               live_share=live_share,
                               evacuate_share=evacuate_share)
 
@@ -264,7 +264,7 @@ def test_equal_fingerprints_of_two_scopes(tmp_path, caplog):
         assert put(repo, 'three', data, **Q).new_bytes < len(data)
         with maintenance.maintaining(repo) as maintainer:
             with caplog.at_level(logging.WARNING):
-                result = merger.run_once(maintainer, task.Pace())
+                result = merger.run_once(maintainer, pacing.Pace())
             assert not result.failed
             assert 'different scopes' in caplog.text
             collect(maintainer)
@@ -403,7 +403,7 @@ def test_merging_finds_nothing(maintainer, path, repo, other):
     data = content(1, 2)
     for image_id, options in zip('abc', (P, Q, ALL)):
         put(other, image_id, data, **options)
-    result = merger.run_once(maintainer, task.Pace())
+    result = merger.run_once(maintainer, pacing.Pace())
     assert result.scanned == 60
     assert result.duplicates == result.images == 0
     require_distinct(repo, path)
@@ -424,7 +424,7 @@ def test_merging_within_each_scope(maintainer, path, repo, other):
     data = content(1, 2)
     for image_id, options in zip('abc', (P, Q, ALL)):
         put_at_once(repo, other, image_id, image_id + '2', data, **options)
-    result = merger.run_once(maintainer, task.Pace())
+    result = merger.run_once(maintainer, pacing.Pace())
     assert (result.duplicates, result.images) == (60, 3)
     collect(maintainer)
     maintenance.require_collected(maintainer)

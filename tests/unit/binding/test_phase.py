@@ -12,7 +12,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.transfer import pull
 from tests.support import daemons
@@ -88,14 +88,14 @@ def test_short_blocks_are_merged_collected_and_scrubbed(path):
             repositories.put(repo, 'twin', TWIN)
         assert first not in groups_of(repo, 'twin')
         with maintainer_role.Maintainer(repo) as maintainer:
-            report = merger.run_once(maintainer, task.Pace())
+            report = merger.run_once(maintainer, pacing.Pace())
             assert report.images == 2
             assert first in groups_of(repo, 'twin')
             assert repositories.read_all(repo, 'twin') == TWIN
             repo.delete('again')
-            collector.run_once(maintainer, task.Pace(), live_share=100,
+            collector.run_once(maintainer, pacing.Pace(), live_share=100,
                                evacuate_share=100)
-            scrubber.run_once(maintainer, task.Pace(), full=True,
+            scrubber.run_once(maintainer, pacing.Pace(), full=True,
                               spare_threshold=1)
             assert repositories.read_all(repo, 'twin') == TWIN
     repositories.require_clean(path)

@@ -18,7 +18,7 @@ from dedupd.tasks import accounting
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import catalog_copy
 from glance_dedup.check import checker
 from glance_dedup.check import groups
@@ -849,7 +849,7 @@ def test_the_maintainer_and_the_checker_agree(tmp_path):
                 maintenance.Kill(rnd.randrange(2, 300)))
             with contextlib.suppress(maintenance.Killed):
                 for work in rnd.sample(tasks, 4):
-                    work(maintainer, task.Pace())
+                    work(maintainer, pacing.Pace())
             maintenance.kill(maintainer)
             report = checker.check(path)
             assert report.ok, report.findings
@@ -857,8 +857,8 @@ def test_the_maintainer_and_the_checker_agree(tmp_path):
                            or 'no collection' in f.sentence
                            for f in report.findings), report.findings
         with maintenance.maintaining(repo) as maintainer:
-            accounting.run_once(maintainer, task.Pace())
-            collector.run_once(maintainer, task.Pace())
+            accounting.run_once(maintainer, pacing.Pace())
+            collector.run_once(maintainer, pacing.Pace())
     report = checker.check(path)
     assert report.ok
     assert report.figures['garbage_blocks'] == 0

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.cli import common
 from glance_dedup.cli import main
 from glance_dedup.cli import repository as repository_commands
@@ -78,7 +78,8 @@ def test_help(cli):
         for name, line in zip(commands, lines, strict=True):
             # Two blanks separate a name from what the command does.
             assert re.fullmatch(rf'  {name} {{2,}}[A-Z].*[^.]', line)
-    assert cli('--version').out == f'glance-dedup {version.version()}\n'
+    assert cli(
+        '--version').out == f'glance-dedup {package_version.version()}\n'
 
 
 def test_each_noun_has_one_heading():

@@ -14,7 +14,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import registry
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.cli import maintenance
 from glance_dedup.cli import progress
 from glance_dedup.cli import settings
@@ -481,11 +481,11 @@ def test_an_interrupt_stops_between_steps(filled, number):
 
 
 def test_a_second_interrupt_ends_it(filled):
-    pace = task.Pace()
+    pace = pacing.Pace()
     before = signal.getsignal(signal.SIGINT)
     with maintenance.Interrupt(pace):
         os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(task.Stopped):
+        with pytest.raises(pacing.Stopped):
             pace.check()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

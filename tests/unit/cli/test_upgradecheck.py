@@ -8,7 +8,7 @@ import re
 import pytest
 
 from glance_dedup.base import files
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.cli import settings
 from glance_dedup.cli import upgradecheck
 from glance_dedup.maintenance import host_notes
@@ -124,7 +124,7 @@ def test_a_package_that_is_too_old_is_a_failure(created, tmp_path,
         'Requires-Dist: h11>=99\nRequires-Dist: cliff>=1\n'
         'Requires-Dist: no-such-package-here>=2\n'
         'Requires-Dist: none-of-ours>=2; extra == "test"\n')
-    version.version()           # that of this process, before
+    package_version.version()           # that of this process, before
     monkeypatch.syspath_prepend(tmp_path)
     code, sentences = check(created)[1]['Required packages']
     assert code == FAILURE
@@ -143,7 +143,7 @@ def test_a_package_that_does_not_tell_its_version_is_fine(
         (place / 'METADATA').write_text(
             f'Metadata-Version: 2.1\nName: {name}\nVersion: {told}\n'
             'Requires-Dist: xxhash>=3\n')
-    version.version()           # that of this process, before
+    package_version.version()           # that of this process, before
     monkeypatch.syspath_prepend(tmp_path)
     assert check(created)[1]['Required packages'][0] == SUCCESS
 
@@ -297,7 +297,7 @@ def test_a_daemon_of_another_version_is_a_warning(created, tmp_path, other):
         _, found = check(created)
     code, sentences = found['Version of dedupd']
     assert code == (WARNING if other else SUCCESS)
-    assert (f'has version 9.9; {version.version()} is installed'
+    assert (f'has version 9.9; {package_version.version()} is installed'
             in sentences) == other
     assert found['Catalog'][0] == SUCCESS
 
@@ -313,7 +313,7 @@ def test_another_host_with_another_version_is_a_warning(created, tmp_path):
         with (live_hosts.Hosts(created.path) as one,
               live_hosts.Hosts(created.path) as two):
             note_host(created.path, one.number, '9.9')
-            note_host(created.path, two.number, version.version())
+            note_host(created.path, two.number, package_version.version())
             repositories.eventually(
                 lambda: len(daemon.status()['hosts']) == 3)
             code, sentences = check(created)[1]['Versions on other hosts']

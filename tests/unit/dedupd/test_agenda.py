@@ -10,7 +10,7 @@ import pytest
 from dedupd import agenda as agenda_module
 from dedupd import opts
 from dedupd.tasks import registry
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 
 NAMES = ('account', 'collect', 'merge', 'scrub', 'recompress')
 
@@ -31,7 +31,7 @@ def agenda(conf):
 
 
 def started(job):
-    job.began, job.pace = time.time(), task.Pace()
+    job.began, job.pace = time.time(), pacing.Pace()
     return job
 
 

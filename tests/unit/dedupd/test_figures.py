@@ -6,7 +6,7 @@ import contextlib
 
 from dedupd import figures
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from tests.support import cold_repositories
 from tests.support import maintenance
 from tests.support import repositories
@@ -161,7 +161,7 @@ def test_metadata_is_part_of_what_is_on_the_disk(tmp_path):
         repositories.put(repo, 'a', repositories.noise(40 << 20))
         repo.delete('a')
         maintenance.account(maintainer)
-        collector.run_once(maintainer, task.Pace(), live_share=0)
+        collector.run_once(maintainer, pacing.Pace(), live_share=0)
         with contextlib.closing(figures.Figures(
                 repo, lambda: maintainer.catalog)) as found:
             space = found.space()

@@ -11,7 +11,7 @@ from oslo_log import log
 import pytest
 
 from dedupd import logs
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_what_is_being_handled_is_not_appended(written):
     logger, stream = written
     try:
         try:
-            raise task.Stopped()
+            raise pacing.Stopped()
         finally:
             logger.error('A block is damaged: %s', 5)
-    except task.Stopped:
+    except pacing.Stopped:
         logger.warning('It goes on.')
     assert 'A block is damaged: 5' in stream.getvalue()
     assert 'It goes on.' in stream.getvalue()
@@ -52,8 +52,8 @@ def test_what_is_being_handled_is_not_appended(written):
 def test_what_is_given_is(written):
     logger, stream = written
     try:
-        raise task.Stopped()
-    except task.Stopped as e:
+        raise pacing.Stopped()
+    except pacing.Stopped as e:
         logger.error('It failed', exc_info=e)
     assert 'Stopped' in stream.getvalue()
     assert 'Traceback' in stream.getvalue()

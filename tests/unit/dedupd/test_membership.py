@@ -12,8 +12,8 @@ import pytest
 from dedupd import membership as membership_module
 from dedupd import opts
 from dedupd import scheduler as scheduler_module
-from glance_dedup.base import task
-from glance_dedup.base import version
+from glance_dedup.base import pacing
+from glance_dedup.base import package_version
 from glance_dedup.maintenance import live_hosts
 from tests.support import maintenance
 from tests.support import repositories
@@ -39,8 +39,8 @@ def conf():
 def fast(monkeypatch):
     monkeypatch.setattr(live_hosts, 'MAX_MEMORY', 0.01)
     monkeypatch.setattr(scheduler_module, 'TRIAL_INTERVAL', 0.1)
-    monkeypatch.setattr(task, 'WATCH', 0.001)
-    monkeypatch.setattr(task, 'idle_seconds',
+    monkeypatch.setattr(pacing, 'WATCH', 0.001)
+    monkeypatch.setattr(pacing, 'idle_seconds',
                         itertools.count(0, 1000).__next__)
 
 
@@ -70,7 +70,7 @@ def test_the_options_say_of_which_tasks_it_takes_a_share(join, conf):
 
 def test_who_lives(join):
     mine, other = join(), join()
-    host = {'host': os.uname().nodename, 'version': version.version(),
+    host = {'host': os.uname().nodename, 'version': package_version.version(),
             'tasks': ['scrub', 'recompress']}
     assert mine.described() == {
         '0': host, '1': {**host, 'host': None, 'version': None}}

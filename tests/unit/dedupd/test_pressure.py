@@ -13,7 +13,7 @@ from dedupd import pressure as pressure_module
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import accounting
 from dedupd.tasks import registry
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.repository import openvolumes
 from tests.support import repositories
@@ -67,7 +67,7 @@ def test_only_what_editions_stored_counts(repo, volume):
         found.look()
         assert found.bytes == once
         found.collected()
-        accounting.run_once(maintainer, task.Pace())
+        accounting.run_once(maintainer, pacing.Pace())
         found.look()
         assert found.bytes == 0
         leave(repo, volume.recipe(1, 3), MIB, 4)

@@ -23,7 +23,7 @@ from dedupd import records
 from dedupd import scheduler as scheduler_module
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
@@ -730,7 +730,7 @@ def test_a_row_takes_arguments(name, arguments):
 
 def test_a_changed_rate_ends_the_wait(repository):
     """A long wait for a slow pace is not waited to its end."""
-    pace = task.Pace(rate=1)
+    pace = pacing.Pace(rate=1)
     threading.Timer(0.1, setattr, (pace, 'rate', None)).start()
     since = time.monotonic()
     pace.step(1, 2, 'working', cost=1000)

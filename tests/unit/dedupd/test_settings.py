@@ -11,7 +11,7 @@ from dedupd import main
 from dedupd.novabase import main as novabase_main
 from dedupd.relay import main as relay_main
 from dedupd import settings
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 
 TEXT = '[dedupd]\ndatadir = /\ncollect_interval = %d\n'
 
@@ -51,4 +51,4 @@ def test_help_and_version(capsys, monkeypatch, program, words):
             for part in words, '--config-file', 'Exit status: 0,':
                 assert part in out
         else:
-            assert out == f'dedupd-x {version.version()}\n'
+            assert out == f'dedupd-x {package_version.version()}\n'

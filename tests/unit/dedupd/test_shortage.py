@@ -13,7 +13,7 @@ from dedupd import opts
 from dedupd import scheduler as scheduler_module
 from dedupd import shortage as shortage_module
 from dedupd.tasks import registry
-from glance_dedup.objects import location
+from glance_dedup.objects import object_location
 from glance_dedup.repository import cold_settings
 from tests.support import repositories
 from tests.support import schedulers
@@ -29,7 +29,8 @@ def repo(tmp_path, monkeypatch):
     path = repositories.create(tmp_path / 'repository',
                                group_slots=256)
     cold_settings.write(path, cold_settings.Settings(
-        location.parse('s3://bucket/prefix'), '/nowhere', 1, ('0' * 32,), 1))
+        object_location.parse('s3://bucket/prefix'), '/nowhere', 1,
+        ('0' * 32,), 1))
     with repositories.open_repository(path) as repo:
         monkeypatch.setattr(repo, 'room', lambda: (repo.free, KEPT))
         repo.free = 100 * MIB

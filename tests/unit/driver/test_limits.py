@@ -16,7 +16,7 @@ from oslo_config import cfg
 import pytest
 
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.driver import limits
 from glance_dedup.driver import opts
 from glance_dedup.maintenance import maintainer_role
@@ -56,7 +56,7 @@ def maintain(store, *works):
 
 
 def collect(maintainer):
-    collector.run_once(maintainer, task.Pace())
+    collector.run_once(maintainer, pacing.Pace())
 
 
 def stored(store, project='alice'):
@@ -329,10 +329,10 @@ def test_a_group_in_use_keeps_what_was_given_up(store):
         transaction.write(noise(MIB, 9))
         transaction.keep()
         with maintainer_role.Maintainer(stores.repo(store)) as maintainer:
-            assert collector.run_once(maintainer, task.Pace()).busy
+            assert collector.run_once(maintainer, pacing.Pace()).busy
             assert reservations_of(store)
             transaction.abort()
-            collector.run_once(maintainer, task.Pace())
+            collector.run_once(maintainer, pacing.Pace())
             assert reservations_of(store) == {}
 
 

@@ -10,10 +10,10 @@ import time
 import types
 
 import glance_store
-from glance_store import exceptions
+from glance_store import exceptions as glance_exceptions
 import pytest
 
-from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import exceptions
 from glance_dedup.driver import store as dedup_store
 from glance_dedup.driver import upload
 from tests.support.repositories import noise
@@ -52,13 +52,13 @@ def test_round_trip(store, length, known):
     assert get_size(url) == length
     assert get(url) == data
     delete(url)
-    with pytest.raises(exceptions.NotFound):
+    with pytest.raises(glance_exceptions.NotFound):
         glance_store.get(url, 'one')
     assert repo(store).images() == []
 
 
 def test_the_id_of_a_volume_s_recipe(store):
-    with pytest.raises(exceptions.Invalid, match='is no image'):
+    with pytest.raises(glance_exceptions.Invalid, match='is no image'):
         add(noise(100), f'v_{"a" * 32}_0_1')
     assert repo(store).recipes() == []
 
@@ -92,7 +92,7 @@ def test_a_hash_without_a_value_is_refused_before_reading(store, algo):
         def read(self, length):
             raise AssertionError('read')
 
-    with pytest.raises(exceptions.UnknownHashingAlgo):
+    with pytest.raises(glance_exceptions.UnknownHashingAlgo):
         store.add('image', Source(), 0, algo)
     assert_nothing_left(store)
 
@@ -191,7 +191,7 @@ def test_a_verifier_that_raises(store):
     (1, 2), (2, 1), (5 * MIB, 5 * MIB + 1), (5 * MIB + 1, 5 * MIB),
     (1, 9 * MIB), (9 * MIB, 1), (1, 0)])
 def test_wrong_size(store, said, there):
-    with pytest.raises(exceptions.Invalid) as caught:
+    with pytest.raises(glance_exceptions.Invalid) as caught:
         add(noise(there), size=said)
     assert str(said) in str(caught.value)
     assert_nothing_left(store)
@@ -207,7 +207,7 @@ def test_too_long_a_stream_is_not_read_to_its_end(store):
             return bytes(length)
 
     source = Endless()
-    with pytest.raises(exceptions.Invalid):
+    with pytest.raises(glance_exceptions.Invalid):
         add(source, size=1000)
     assert source.served <= 2 * upload.PIECE
 
@@ -218,7 +218,7 @@ class Interrupt(BaseException):
 
 @pytest.mark.parametrize('error', [
     OSError('gone'), ValueError('bad'), KeyboardInterrupt(), SystemExit(1),
-    GeneratorExit(), Interrupt(), exceptions.StorageFull(),
+    GeneratorExit(), Interrupt(), glance_exceptions.StorageFull(),
     TimeoutError('a system call'), MemoryError()])
 @pytest.mark.parametrize('after', [0, 1, 9 * MIB])
 def test_a_source_that_raises(store, error, after):
@@ -239,7 +239,7 @@ def test_a_source_that_raises(store, error, after):
 
 def test_duplicate(store):
     url = add(b'one')[0]
-    with pytest.raises(exceptions.Duplicate):
+    with pytest.raises(glance_exceptions.Duplicate):
         add(b'two')
     assert get(url) == b'one'
     assert os.listdir(os.path.join(repo(store).path, 'spool')) in (
@@ -263,7 +263,7 @@ def test_one_of_two_uploads_of_an_id_wins(store):
     def run(name):
         try:
             results[name] = add(Source(name * 1000))[0]
-        except exceptions.Duplicate as exc:
+        except glance_exceptions.Duplicate as exc:
             results[name] = exc
 
     threads = [threading.Thread(target=run, args=(name,))
@@ -273,7 +273,7 @@ def test_one_of_two_uploads_of_an_id_wins(store):
     for thread in threads:
         thread.join()
     (winner,) = [name for name in results if isinstance(results[name], str)]
-    assert sum(isinstance(result, exceptions.Duplicate)
+    assert sum(isinstance(result, glance_exceptions.Duplicate)
                for result in results.values()) == 1
     assert get(results[winner]) == winner * 1000
 
@@ -282,20 +282,20 @@ def test_one_of_two_uploads_of_an_id_wins(store):
     '', '..', 'a/b', '../x', 'a.b', 'a\0b', 'x' * 129, 'x' * 300, '\u56fe',
     'a b', 'a%2fb', 'a?b', 'a#b', '\n'])
 def test_image_ids_that_are_none(store, image_id):
-    with pytest.raises(exceptions.Invalid):
+    with pytest.raises(glance_exceptions.Invalid):
         add(b'data', image_id)
     assert repo(store).images() == []
 
 
 UPLOAD_ERRORS = [
-    (dedup_exceptions.NoSpaceError, exceptions.StorageFull),
-    (dedup_exceptions.AccessDenied, exceptions.StorageWriteDenied),
-    (dedup_exceptions.StorageError, exceptions.StorageWriteDenied),
-    (dedup_exceptions.DamagedError, exceptions.StorageWriteDenied),
-    (dedup_exceptions.VersionError, exceptions.StorageWriteDenied),
-    (dedup_exceptions.ImageExists, exceptions.Duplicate),
-    (dedup_exceptions.InvalidParameter, exceptions.Invalid),
-    (dedup_exceptions.BusyError, dedup_store.UPLOAD_TIMED_OUT),
+    (glance_exceptions.NoSpaceError, glance_exceptions.StorageFull),
+    (glance_exceptions.AccessDenied, glance_exceptions.StorageWriteDenied),
+    (glance_exceptions.StorageError, glance_exceptions.StorageWriteDenied),
+    (glance_exceptions.DamagedError, glance_exceptions.StorageWriteDenied),
+    (glance_exceptions.VersionError, glance_exceptions.StorageWriteDenied),
+    (glance_exceptions.ImageExists, glance_exceptions.Duplicate),
+    (glance_exceptions.InvalidParameter, glance_exceptions.Invalid),
+    (glance_exceptions.BusyError, dedup_store.UPLOAD_TIMED_OUT),
     (MemoryError, MemoryError),
 ]
 
@@ -333,7 +333,7 @@ def test_repository_errors_of_uploads(store, monkeypatch, raised, expected,
             begin=begin, delete=real.delete))
         with pytest.raises(expected) as caught:
             add(noise(30 * MIB) if call == 'write' else b'abc')
-    if expected is exceptions.Duplicate:
+    if expected is glance_exceptions.Duplicate:
         assert 'image' in str(caught.value)
     else:
         assert 'words' in str(caught.value)
@@ -347,7 +347,7 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
         transaction = real.begin(*args)
 
         def write(data):
-            raise dedup_exceptions.NoSpaceError('full')
+            raise glance_exceptions.NoSpaceError('full')
 
         return types.SimpleNamespace(
             write=write, abort=transaction.abort, commit=None,
@@ -365,7 +365,7 @@ def test_a_failing_engine_stops_the_upload_promptly(store, monkeypatch):
     monkeypatch.setattr(store, '_repository', types.SimpleNamespace(
         begin=begin, delete=real.delete))
     source = Endless()
-    with pytest.raises(exceptions.StorageFull):
+    with pytest.raises(glance_exceptions.StorageFull):
         add(source)
     assert source.reads < upload.DEPTH
 
@@ -379,7 +379,7 @@ def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
 
         def commit():
             transaction.commit()
-            raise dedup_exceptions.StorageError('EIO')
+            raise glance_exceptions.StorageError('EIO')
 
         return types.SimpleNamespace(
             write=transaction.write, abort=transaction.abort, commit=commit,
@@ -389,7 +389,7 @@ def test_a_commit_that_fails_when_the_image_is_there(store, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store, '_repository', types.SimpleNamespace(
             begin=begin, delete=real.delete))
-        with pytest.raises(exceptions.StorageWriteDenied):
+        with pytest.raises(glance_exceptions.StorageWriteDenied):
             add(b'data')
     assert real.images() == []
     assert get(add(b'again')[0]) == b'again'

@@ -4,11 +4,11 @@
 
 import types
 
-from glance_store import exceptions
+from glance_store import exceptions as glance_exceptions
 from oslo_config import cfg
 import pytest
 
-from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import exceptions
 from glance_dedup.driver import store as dedup_store
 from tests.support.repositories import noise
 from tests.support import stores
@@ -49,7 +49,7 @@ def test_who_may_delete(store, owner, who, allowed):
         delete(url, context=who)
         refused(url)
     else:
-        with pytest.raises(exceptions.Forbidden):
+        with pytest.raises(glance_exceptions.Forbidden):
             delete(url, context=who)
         assert get(url) == b'data'
 
@@ -70,7 +70,7 @@ def test_whose_image_is_asked_where_locations_are_shown(
         delete(url, context=ALICE)
         refused(url)
     else:
-        with pytest.raises(exceptions.Forbidden):
+        with pytest.raises(glance_exceptions.Forbidden):
             delete(url, context=ALICE)
         assert get(url) == b'data'
 
@@ -78,16 +78,16 @@ def test_whose_image_is_asked_where_locations_are_shown(
 def test_delete_twice(store):
     url = add(b'data')[0]
     delete(url)
-    with pytest.raises(exceptions.NotFound):
+    with pytest.raises(glance_exceptions.NotFound):
         delete(url)
 
 
 @pytest.mark.parametrize('raised,expected', [
-    (dedup_exceptions.ImageNotFound, exceptions.NotFound),
-    (dedup_exceptions.BusyError, dedup_store.DELETE_TIMED_OUT),
-    (dedup_exceptions.AccessDenied, exceptions.Forbidden),
-    (dedup_exceptions.StorageError, exceptions.BackendException),
-    (dedup_exceptions.DamagedError, exceptions.BackendException)])
+    (glance_exceptions.ImageNotFound, glance_exceptions.NotFound),
+    (glance_exceptions.BusyError, dedup_store.DELETE_TIMED_OUT),
+    (glance_exceptions.AccessDenied, glance_exceptions.Forbidden),
+    (glance_exceptions.StorageError, glance_exceptions.BackendException),
+    (glance_exceptions.DamagedError, glance_exceptions.BackendException)])
 def test_repository_errors_of_deletes(store, monkeypatch, raised, expected):
     url = add(b'data')[0]
     real = repo(store)

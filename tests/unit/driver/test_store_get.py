@@ -7,13 +7,13 @@ import os
 import types
 
 import glance_store
-from glance_store import exceptions
+from glance_store import exceptions as glance_exceptions
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies
 import pytest
 
-from glance_dedup.base import exceptions as dedup_exceptions
+from glance_dedup.base import exceptions
 from tests.support.repositories import noise
 from tests.support import stores
 from tests.support.stores import add
@@ -119,7 +119,7 @@ def damage(store, where):
 
 def read_all(download):
     got = b''
-    with pytest.raises(exceptions.RemoteServiceUnavailable):
+    with pytest.raises(glance_exceptions.RemoteServiceUnavailable):
         for piece in download:
             got += piece
     return got
@@ -134,7 +134,7 @@ def test_damage_is_an_error_and_never_wrong_bytes(configure, where):
     store = configure(one={'dedup_store_codec': 'none'})
     try:
         download, _size = glance_store.get(url, 'one')
-    except exceptions.RemoteServiceUnavailable:
+    except glance_exceptions.RemoteServiceUnavailable:
         got = b''
     else:
         got = read_all(download)
@@ -148,7 +148,7 @@ def test_damage_at_the_start_is_found_before_get_returns(configure):
     damage(store, 0.8)
     store = configure(one={'dedup_store_codec': 'none'})
     path = os.path.realpath(repo(store).path)
-    with pytest.raises(exceptions.RemoteServiceUnavailable):
+    with pytest.raises(glance_exceptions.RemoteServiceUnavailable):
         glance_store.get(url, 'one')
     gc.collect()
     assert open_files(path) == 0
@@ -162,18 +162,23 @@ def test_a_damaged_recipe(configure):
         recipe.seek(20)
         recipe.write(b'damage')
     for call in (glance_store.get, glance_store.get_size_from_uri_and_backend):
-        with pytest.raises(exceptions.RemoteServiceUnavailable):
+        with pytest.raises(glance_exceptions.RemoteServiceUnavailable):
             call(url, 'one')
 
 
 @pytest.mark.parametrize('raised,expected', [
-    (dedup_exceptions.ImageNotFound, exceptions.NotFound),
-    (dedup_exceptions.DamagedError, exceptions.RemoteServiceUnavailable),
-    (dedup_exceptions.StorageError, exceptions.RemoteServiceUnavailable),
-    (dedup_exceptions.AccessDenied, exceptions.RemoteServiceUnavailable),
-    (dedup_exceptions.VersionError, exceptions.RemoteServiceUnavailable),
-    (dedup_exceptions.BusyError, exceptions.RemoteServiceUnavailable),
-    (dedup_exceptions.ClosedError, exceptions.RemoteServiceUnavailable),
+    (glance_exceptions.ImageNotFound, glance_exceptions.NotFound),
+    (glance_exceptions.DamagedError,
+     glance_exceptions.RemoteServiceUnavailable),
+    (glance_exceptions.StorageError,
+     glance_exceptions.RemoteServiceUnavailable),
+    (glance_exceptions.AccessDenied,
+     glance_exceptions.RemoteServiceUnavailable),
+    (glance_exceptions.VersionError,
+     glance_exceptions.RemoteServiceUnavailable),
+    (glance_exceptions.BusyError, glance_exceptions.RemoteServiceUnavailable),
+    (glance_exceptions.ClosedError,
+     glance_exceptions.RemoteServiceUnavailable),
 ])
 def test_repository_errors_of_reads(store, monkeypatch, raised, expected):
     url = add(b'abc')[0]

@@ -16,7 +16,7 @@ from hypothesis import strategies
 from oslo_utils.imageutils import format_inspector
 import pytest
 
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from glance_dedup.driver import upload
 from glance_dedup.repository import image_repository
 
@@ -37,12 +37,12 @@ def repo(tmp_path_factory):
 @pytest.fixture
 def store(repo):
     """A function that stores a source with watchers, and reads it back."""
-    storage = workers.Workers('test', 4)
+    storage = thread_pool.Workers('test', 4)
 
     def _store(source, *watchers, seconds=0):
         size = upload.store(repo, 'image', repo.begin('image'), source, 0,
                             list(watchers), storage,
-                            workers.TimeLimit(seconds, storage)).size
+                            thread_pool.TimeLimit(seconds, storage)).size
         with repo.open_image('image') as image:
             data = image.read(size, 0)
         repo.delete('image')
@@ -113,9 +113,9 @@ def test_nor_while_the_engine_uses_it(store, repo):
             time.sleep(0.05)
             transaction.write(piece)
 
-    storage = workers.Workers('test', 4)
+    storage = thread_pool.Workers('test', 4)
     upload.store(repo, 'slow', Slow(), Body(data), len(data), [], storage,
-                 workers.TimeLimit(10, storage))
+                 thread_pool.TimeLimit(10, storage))
     with repo.open_image('slow') as image:
         assert image.read(len(data), 0) == data
 

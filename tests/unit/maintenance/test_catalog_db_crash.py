@@ -32,7 +32,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import files
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import maintainer_role
@@ -160,7 +160,7 @@ def record(path, directory, patch):
         write(catalog, *arguments, **keywords)
         recorder.keep(written=True)
     patch.setattr(catalog_db.Catalog, 'write', write_and_keep)
-    pace = task.Pace()
+    pace = pacing.Pace()
     with repositories.open_repository(path, codec='none') as repo:
         for number in range(5):
             recorder.put(repo, f'image-{number}',
@@ -395,7 +395,7 @@ def give_up_deleted(maintainer, words):
     """
     if maintainer.unreadable.reasons():
         assert 'fence that of' in words or 'fence torn' in words, words
-        assert collector.run_once(maintainer, task.Pace()).refused
+        assert collector.run_once(maintainer, pacing.Pace()).refused
         maintainer.rebuild()
 
 
@@ -411,7 +411,7 @@ def judge(moment, words, changes, path):
             maintenance.account(maintainer)
             give_up_deleted(maintainer, words)
             maintenance.require_counted(maintainer)
-            result = collector.run_once(maintainer, task.Pace())
+            result = collector.run_once(maintainer, pacing.Pace())
             assert result.refused is None, result
             assert result.busy == 0 and not result.failed, result
             maintenance.require_collected(maintainer)

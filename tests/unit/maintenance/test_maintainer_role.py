@@ -14,7 +14,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import catalog_db
 from glance_dedup.maintenance import database
 from glance_dedup.maintenance import maintainer_role
@@ -29,7 +29,7 @@ pytest_plugins = ['tests.support.maintainer_fixtures']
 
 
 def collect(maintainer):
-    return collector.run_once(maintainer, task.Pace())
+    return collector.run_once(maintainer, pacing.Pace())
 
 
 def some(path, repo, images=4):
@@ -296,7 +296,7 @@ def test_task_meets_a_damaged_table(path, repo, other):
     data[30] ^= 1
     table.write_bytes(data)
     with maintaining(repo) as maintainer:
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert result.refused is None and not result.failed
         maintenance.require_collected(maintainer)
         warning, = [w for w in maintainer.warnings if 'was rebuilt' in w]
@@ -504,14 +504,14 @@ def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
     other.delete('image-0')
     for _ in range(2):
         with maintaining(repo) as maintainer:
-            result = collector.run_once(maintainer, task.Pace())
+            result = collector.run_once(maintainer, pacing.Pace())
             assert 'image-1' in result.refused
             assert not result.freed_blocks
     # It is put back: there is nothing to be done but to collect.
     (path / 'aside').rename(path / 'images' / 'image-1')
     del model['image-0']
     with maintaining(repo) as maintainer:
-        assert collector.run_once(maintainer, task.Pace()).refused is None
+        assert collector.run_once(maintainer, pacing.Pace()).refused is None
         maintenance.require_collected(maintainer)
     maintenance.require_contents(other, model)
     # It is given up.
@@ -520,7 +520,7 @@ def test_nothing_is_freed_for_an_image_that_vanished(path, repo, other):
     with maintaining(repo) as maintainer:
         assert 'image-1' in collect(maintainer).refused
         maintainer.rebuild()
-        assert collector.run_once(maintainer, task.Pace()).refused is None
+        assert collector.run_once(maintainer, pacing.Pace()).refused is None
         maintenance.require_collected(maintainer)
     maintenance.require_contents(other, model)
 
@@ -531,9 +531,9 @@ def test_image_that_vanishes_under_a_maintainer(path, repo, other):
         (path / 'images' / 'image-1').rename(path / 'aside')
         assert 'image-1' in collector.plan(maintainer).refused
         assert 'image-1' in collector.run_once(
-            maintainer, task.Pace()).refused
+            maintainer, pacing.Pace()).refused
         (path / 'aside').rename(path / 'images' / 'image-1')
-        assert collector.run_once(maintainer, task.Pace()).refused is None
+        assert collector.run_once(maintainer, pacing.Pace()).refused is None
 
 
 @pytest.mark.parametrize('kind', ['T', 'D'])
@@ -550,7 +550,7 @@ def test_entry_whose_image_is_another_file(path, repo, other, kind):
     shutil.copy(path / 'images' / 'new', path / 'aside')
     (path / 'aside').rename(path / 'images' / 'new')
     with maintaining(repo) as maintainer:
-        collector.run_once(maintainer, task.Pace())
+        collector.run_once(maintainer, pacing.Pace())
         maintenance.require_collected(maintainer)
     maintenance.require_contents(other, model)
 
@@ -562,7 +562,7 @@ def test_entry_that_is_lost_under_a_maintainer(path, repo, other):
         put(other, 'new', content(50))
         for name in repositories.spool(path):
             (path / 'spool' / name).unlink()
-        collector.run_once(maintainer, task.Pace())
+        collector.run_once(maintainer, pacing.Pace())
         maintenance.require_collected(maintainer)
     maintenance.require_contents(other, {**model, 'new': content(50)})
 
@@ -736,8 +736,8 @@ def test_strange_files_in_images(path, repo, other):
         assert len(maintainer.warnings) == 3
         # They are no images to anybody.
         assert repo.images() == images
-        merger.run_once(maintainer, task.Pace())
-        result = scrubber.run_once(maintainer, task.Pace())
+        merger.run_once(maintainer, pacing.Pace())
+        result = scrubber.run_once(maintainer, pacing.Pace())
         assert result.complete and result.unreadable == {}
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies
 import pytest
 
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.maintenance import records
@@ -257,9 +257,9 @@ def test_it_can_be_stopped(repo, maintainer):
     """Then no worker is left; the next task begins again (N2.4)."""
     fill(repo)
     before = children()
-    pace = task.Pace()
+    pace = pacing.Pace()
     pace.stop()
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         maintainer.rebuild(pace.step, hosts=TWO)
     assert not maintainer.catalog.valid
     assert children() <= before

@@ -16,7 +16,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import signingkeys
 from glance_dedup.metadata_backup import backup_manifest
 from glance_dedup.metadata_backup import keys
-from glance_dedup.objects import store as store_module
+from glance_dedup.objects import object_store
 from glance_dedup.repository import repo_parameters
 
 OWNER, OTHER = 'a' * 32, 'b' * 32
@@ -46,7 +46,7 @@ class Store:
 
     def size(self, key):
         if key != self.key:
-            raise store_module.ObjectNotFound(key)
+            raise object_store.ObjectNotFound(key)
         return len(self.content)
 
     def get(self, key, start, length):
@@ -323,7 +323,7 @@ def test_two_of_one_number(monkeypatch):
 
 
 def test_a_key_that_lags(monkeypatch):
-    monkeypatch.setattr(store_module, 'FIRST_WAIT', 0.0)
+    monkeypatch.setattr(object_store, 'FIRST_WAIT', 0.0)
     content = written()[0].getvalue()
     left = [3]
 
@@ -331,7 +331,7 @@ def test_a_key_that_lags(monkeypatch):
         def size(self, key):
             left[0] -= 1
             if left[0] >= 0:
-                raise store_module.ObjectNotFound(key)
+                raise object_store.ObjectNotFound(key)
             return super().size(key)
 
     with backup_manifest.newest_whole(Lagging(content), OWNER, [KEY], SIGNING,

@@ -5,14 +5,14 @@
 import pytest
 
 from glance_dedup.metadata_backup import keys
-from glance_dedup.objects import slices
+from glance_dedup.objects import slice_cache
 
 OWNER = 'a' * 32
 ID = '0123456789abcdef' * 2
 
 
 @pytest.mark.parametrize('key, meaning', [
-    (slices.key_of(OWNER, 0x2a, bytes.fromhex(ID)), keys.Group(0x2a, ID)),
+    (slice_cache.key_of(OWNER, 0x2a, bytes.fromhex(ID)), keys.Group(0x2a, ID)),
     (keys.of_recipe(OWNER, 'x', ID), keys.Recipe('x', ID)),
     (keys.of_recipe(OWNER, f'x-{ID}-{ID}', ID),
      keys.Recipe(f'x-{ID}-{ID}', ID)),

@@ -8,8 +8,8 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.objects import credentials
-from glance_dedup.objects import location
-from glance_dedup.objects import store
+from glance_dedup.objects import object_location
+from glance_dedup.objects import object_store
 
 GOOD = b'[s3]\naccess_key = key\nsecret_key = hidden-secret\n'
 
@@ -65,7 +65,8 @@ def test_a_large_file(path):
 def test_content_that_is_none(path, content):
     path.write_bytes(content)
     with pytest.raises(exceptions.AccessDenied, match=path.name) as raised:
-        store.ObjectStore(location.parse('s3://bucket/x'), str(path))
+        object_store.ObjectStore(object_location.parse('s3://bucket/x'),
+                                 str(path))
     assert 'hidden-secret' not in str(raised.value)
 
 
@@ -75,7 +76,8 @@ def test_content_that_is_none(path, content):
 def test_swift_that_is_none(path, content):
     path.write_bytes(content)
     with pytest.raises(exceptions.AccessDenied, match=path.name) as raised:
-        store.ObjectStore(location.parse('swift://container/x'), str(path))
+        object_store.ObjectStore(object_location.parse('swift://container/x'),
+                                 str(path))
     assert 'hidden-secret' not in str(raised.value)
 
 
@@ -85,4 +87,5 @@ def test_no_environment_and_no_other_file(path, monkeypatch, tmp_path):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'key')
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
     with pytest.raises(exceptions.AccessDenied):
-        store.ObjectStore(location.parse('s3://bucket/x'), str(path))
+        object_store.ObjectStore(object_location.parse('s3://bucket/x'),
+                                 str(path))

@@ -8,7 +8,7 @@ import threading
 from oslo_config import cfg
 import pytest
 
-from glance_dedup.objects import location
+from glance_dedup.objects import object_location
 from glance_dedup.objects import s3
 
 DATA = b'some bytes of an object'
@@ -85,7 +85,7 @@ def environment(request, tmp_path, monkeypatch):
 def test_profiles_and_files_of_the_environment(server, conf, environment):
     """AWS_PROFILE, or a broken file in ~/.aws, kept all from being read."""
     port = server.server_address[1]
-    bucket = s3.S3(location.parse(
+    bucket = s3.S3(object_location.parse(
         's3://images/glance', f'http://127.0.0.1:{port}'), conf)
     try:
         assert b''.join(bucket.get('key', 0, len(DATA))) == DATA
@@ -96,7 +96,7 @@ def test_profiles_and_files_of_the_environment(server, conf, environment):
 
 
 def test_amazon_is_meant_if_there_is_no_endpoint(conf, environment):
-    bucket = s3.S3(location.parse('s3://images/glance'), conf)
+    bucket = s3.S3(object_location.parse('s3://images/glance'), conf)
     assert bucket._client.meta.endpoint_url.endswith('.amazonaws.com')
     assert 'dualstack' not in bucket._client.meta.endpoint_url
     bucket.close()

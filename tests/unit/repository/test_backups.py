@@ -19,7 +19,7 @@ from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import imageids
 from glance_dedup.base import locations
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from glance_dedup.check import checker
 from glance_dedup.check import format as form
 from glance_dedup.cli import main
@@ -297,7 +297,7 @@ def test_a_user_s_token_opens_none(repo, command, backup):
     assert command('image', 'verify', '--no-glance', backup)[0] == 0
     put(repo, 'twin', DATA)
     assert command('image', 'verify', '--no-glance', 'twin')[0] == 0
-    served = reads.Reads(repo, workers.Workers('read', 1), Everything())
+    served = reads.Reads(repo, thread_pool.Workers('read', 1), Everything())
 
     def ask(image_id, peer, **headers):
         request = messages.Request('GET', {}, headers, peer, b'')

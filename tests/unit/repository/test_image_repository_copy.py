@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.support import maintenance
 from tests.support import repositories
@@ -85,7 +85,7 @@ def test_a_copy_outlives_the_first(path):
             repo.delete('one')
             maintenance.account(maintainer)
             assert collector.run_once(
-                maintainer, task.Pace()).freed_blocks == 0
+                maintainer, pacing.Pace()).freed_blocks == 0
         assert read_all(repo, 'two') == DATA
     assert checker.check(path).findings == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from glance_dedup.base import exceptions
 from glance_dedup.base import forks
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from tests.support import repositories
 from tests.support.repositories import mixture
 from tests.support.repositories import noise
@@ -215,7 +215,7 @@ def test_fork_that_python_does_not_notice(large):
     """As uWSGI forks, unless it loads the application in each worker."""
     data = mixture(3 * MIB)
     put(large, 'image', data)
-    pool = workers.Workers('test', 2)
+    pool = thread_pool.Workers('test', 2)
     assert pool.submit(int, '5').result(60) == 5    # a thread is idle now
 
     def child():

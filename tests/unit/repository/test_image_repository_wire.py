@@ -20,7 +20,7 @@ import xxhash
 from dedupd.tasks import recompressor
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.client import wire
 from tests.support.maintenance import maintaining
@@ -351,7 +351,7 @@ def test_readers_of_similar_blocks_have_a_cache(tmp_path):
         put(repo, 'a', data)
     for similar in (False, True):
         with open_repository(path) as repo, maintaining(repo) as maintainer:
-            recompressor.run_once(maintainer, task.Pace(), 'zstd',
+            recompressor.run_once(maintainer, pacing.Pace(), 'zstd',
                                   similar=similar)
         with open_repository(path) as repo:
             assert read_all(repo, 'a') == data

@@ -10,7 +10,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import space
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
@@ -46,9 +46,9 @@ def filled(path, repo, other):
         put(lz4, 'text', text(SLOTS, 1) + b'the end')
     put(other, 'noise', noise(SLOTS * BLOCK, 2))
     with maintenance.maintaining(repo) as maintainer:
-        recompressor.run_once(maintainer, task.Pace(), 'zstd', 1)
-        merger.run_once(maintainer, task.Pace())
-        scrubber.run_once(maintainer, task.Pace(), spare_threshold=1)
+        recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 1)
+        merger.run_once(maintainer, pacing.Pace())
+        scrubber.run_once(maintainer, pacing.Pace(), spare_threshold=1)
     put(other, 'deleted', noise(3 * BLOCK, 4))
     other.delete('deleted')
     put(other, 'not-counted', noise(2 * BLOCK, 5))
@@ -61,7 +61,7 @@ def test_the_store_of_a_placeholder_is_a_hole(path, repo, other):
     put(other, 'image', noise(3 * BLOCK, 1))
     other.delete('image')
     with maintenance.maintaining(repo) as maintainer:
-        assert collector.run_once(maintainer, task.Pace()).rewritten == 1
+        assert collector.run_once(maintainer, pacing.Pace()).rewritten == 1
     parts = space.parts(other)
     assert sum(part.bytes for part in parts) == du(path)
     assert all(part.bytes >= 0 for part in parts), parts
@@ -100,7 +100,7 @@ def test_dead_bytes(path, repo, other):
                                 for at in range(0, 16 * BLOCK, 4 * BLOCK)))
     other.delete('whole')
     with maintenance.maintaining(repo) as maintainer:
-        collector.run_once(maintainer, task.Pace(), live_share=0,
+        collector.run_once(maintainer, pacing.Pace(), live_share=0,
                            evacuate_share=0)
     found = parts_of(other)
     # One block of each segment lives; its bytes are the segment's.

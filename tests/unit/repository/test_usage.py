@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import merger
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import projects
 from glance_dedup.repository import usage
 from tests.support.maintenance import account
@@ -42,7 +42,7 @@ def test_against_the_recipes(repo, other, seed):
             with maintaining(rng.choice([repo, other])) as maintainer:
                 account(maintainer)
                 # Merged recipes are in the spool once more.
-                merger.run_once(maintainer, task.Pace())
+                merger.run_once(maintainer, pacing.Pace())
         if rng.random() < 0.5:
             for handle, found in uses.items():
                 for project in ('one', 'two', 'three'):
@@ -66,7 +66,7 @@ def test_deleted_images_count_until_they_are_counted(repo):
         repo.delete('b')
         assert stored(found, repo) == stored(usage.Usage(), repo) > (
             expected(repo))
-        collector.run_once(maintainer, task.Pace())
+        collector.run_once(maintainer, pacing.Pace())
     assert stored(found, repo) == expected(repo)
 
 

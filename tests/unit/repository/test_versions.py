@@ -20,7 +20,7 @@ import xxhash
 from dedupd.tasks import collector
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import database
 from glance_dedup.repository import features
@@ -215,7 +215,7 @@ def test_newer_file_and_the_maintainer(filled, name):
     set_version(filled, name, NEWER[name])
     words = f'version {NEWER[name]}'
     before = (filled / name).read_bytes()
-    pace = task.Pace()
+    pace = pacing.Pace()
     with repositories.open_repository(filled, codec='none') as repo:
         repositories.put(repo, 'other', OTHER)
         repo.delete('other')
@@ -245,7 +245,7 @@ def test_newer_minor_versions_of_files(filled):
         with maintaining(repo) as maintainer:
             assert maintainer.warnings == []
             assert collector.run_once(
-                maintainer, task.Pace()).refused is None
+                maintainer, pacing.Pace()).refused is None
     assert checker.check(filled).ok
 
 
@@ -291,7 +291,7 @@ def test_newer_filter(filled):
 def test_newer_spare_copies(filled):
     with repositories.open_repository(filled, codec='none') as repo:
         with maintaining(repo) as maintainer:
-            scrubber.run_once(maintainer, task.Pace(), full=True,
+            scrubber.run_once(maintainer, pacing.Pace(), full=True,
                               spare_threshold=1)
     spare = 'spares/00000001'
     set_version(filled, spare, NEWER[GROUP])
@@ -303,6 +303,6 @@ def test_newer_spare_copies(filled):
         assert any(f.file == spare and words in f.sentence
                    for f in report.findings)
         with maintaining(repo) as maintainer:
-            scrubber.run_once(maintainer, task.Pace(), full=True,
+            scrubber.run_once(maintainer, pacing.Pace(), full=True,
                               spare_threshold=1)
     assert checker.check(filled).ok

@@ -26,8 +26,8 @@ from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
 from glance_dedup.base import filesystem
 from glance_dedup.base import imageids
-from glance_dedup.base import task
-from glance_dedup.base import workers
+from glance_dedup.base import pacing
+from glance_dedup.base import thread_pool
 from glance_dedup.check import format as form
 from glance_dedup.cli import main
 from glance_dedup.maintenance import block_addresses
@@ -328,7 +328,7 @@ def test_figures(repo, maintainer, part):
 def test_their_blocks_stay(repo, maintainer, part):
     put(repo, 'other', maintenance.content(3))
     repo.delete('other')
-    assert collector.run_once(maintainer, task.Pace()).freed_blocks
+    assert collector.run_once(maintainer, pacing.Pace()).freed_blocks
     with contextlib.closing(repo.handle().open_image(part)) as image:
         assert image.read(len(maintenance.content(2)), 0) == (
             maintenance.content(2))
@@ -338,7 +338,7 @@ def test_their_blocks_stay(repo, maintainer, part):
 def test_damage_names_the_volume(path, repo, maintainer, part, caplog):
     recipe = path / 'images' / part
     recipe.write_bytes(bytes(4096) + recipe.read_bytes()[4096:])
-    scrubber.run_once(maintainer, task.Pace())
+    scrubber.run_once(maintainer, pacing.Pace())
     assert f'{part} (part 3 of volume disk)' in caplog.text
     caplog.clear()
     scrubber.mark_lost(maintainer, part)
@@ -352,7 +352,7 @@ def test_scrub_says_which_volume_a_block_is_missing_in(
         group, slot, _ = next(iter(block_addresses.runs_in(recipe.runs())))
     scrubbing.damage(path, (group, slot))
     maintainer.rebuild()
-    result = scrubber.run_once(maintainer, task.Pace(), full=True)
+    result = scrubber.run_once(maintainer, pacing.Pace(), full=True)
     assert (result.images, result.volumes) == ([], ['disk'])
     assert f'Images hit: {part} (part 3 of volume disk)' in caplog.text
 
@@ -370,7 +370,7 @@ def test_merging_has_them_share(repo, maintainer, volume):
     for transaction in transactions:
         transaction.commit()
     maintainer.rebuild()
-    merged = merger.run_once(maintainer, task.Pace())
+    merged = merger.run_once(maintainer, pacing.Pace())
     assert merged.images == 1
     runs = []
     for image_id in ('twin', name):
@@ -405,7 +405,7 @@ def test_no_replica_comes_under_such_an_id(repo, part):
 
 
 def test_the_daemon_serves_none(repo, part):
-    served = reads.Reads(repo, workers.Workers('read', 1))
+    served = reads.Reads(repo, thread_pool.Workers('read', 1))
     assert status_of(served.permit, request(), part) == 404
 
 

@@ -12,7 +12,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import openvolumes
 from tests.support import maintenance
 from tests.support import repositories
@@ -34,7 +34,7 @@ def path(tmp_path):
 def collect(repo):
     with maintenance.maintaining(repo) as maintainer:
         maintenance.account(maintainer)
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         maintenance.account(maintainer)
         assert not maintainer.warnings
         return result
@@ -176,7 +176,7 @@ def test_merging_under_an_open_volume(tmp_path):
         with maintenance.maintaining(repo) as maintainer:
             maintenance.account(maintainer)
             assert len(maintenance.live_slots(path)) >= 2 * blocks
-            assert merger.run_once(maintainer, task.Pace()).images >= 2
+            assert merger.run_once(maintainer, pacing.Pace()).images >= 2
         for volume in opened:
             assert volume.read(len(data), 0) == changed
             volume.renew()

@@ -22,7 +22,7 @@ from dedupd.serve import incoming_replicas
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
 from glance_dedup.base import locations
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.client import daemon as daemon_module
 from glance_dedup.client import errors as client_errors
 from glance_dedup.client import replica as replica_module
@@ -100,7 +100,7 @@ def program(**constants):
             'sys.exit(main.main())']
 
 
-class Pace(task.Pace):
+class Pace(pacing.Pace):
     """Calls a function after each step."""
 
     def __init__(self, then):
@@ -378,7 +378,7 @@ def test_it_is_stopped(home, away, client):
     data = noise(600 * BLOCK)
     home.put('one', data)
     pace = once(half, lambda: pace.stop())
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         send_module.send(home.repo, 'one', client, pace=pace)
     assert not client._busy
     away.require_nothing_of('one')
@@ -685,11 +685,11 @@ def test_two_send_one_image(home, away, daemon, client):
 
 SENDER = '''
 import os, signal, sys
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.client import daemon as client
 from glance_dedup.repository import image_repository
 from glance_dedup.transfer import send
-class Pace(task.Pace):
+class Pace(pacing.Pace):
     def step(self, done, total, what, cost=0):
         if done > total // 2:
             os.kill(os.getpid(), signal.SIGKILL)

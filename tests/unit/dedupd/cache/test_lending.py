@@ -14,7 +14,7 @@ from dedupd.cache import lending
 from dedupd.http import messages
 from glance_dedup.base import exceptions
 from glance_dedup.base import hashes
-from glance_dedup.base import workers as workers_module
+from glance_dedup.base import thread_pool
 from glance_dedup.client import errors
 from glance_dedup.client import wire
 from glance_dedup.transfer import pull
@@ -39,7 +39,7 @@ def begin(hosts, data, left):
 
 def loan_of(arrival, *ranges):
     return lending.Loan(arrival, arrival.partial, list(ranges),
-                        workers_module.Workers('test-lend', 8))
+                        thread_pool.Workers('test-lend', 8))
 
 
 @contextlib.contextmanager

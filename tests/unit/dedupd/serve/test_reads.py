@@ -18,7 +18,7 @@ from dedupd.http import messages
 from dedupd.http import tokens
 from dedupd.serve import reads
 from glance_dedup.base import hashes
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from glance_dedup.client import wire
 from tests.support import repositories
 
@@ -81,7 +81,8 @@ def test_what_was_sent_can_be_proven(pours, begin, proven, whole_at):
         return len(part)
 
     async def run():
-        pieces = reads.Reads(None, workers.Workers('read', 4)).pieces(course)
+        pieces = reads.Reads(None,
+                             thread_pool.Workers('read', 4)).pieces(course)
         send = None
         with contextlib.suppress(StopAsyncIteration):
             while True:

@@ -17,7 +17,7 @@ import pytest
 from dedupd.http import streams
 from dedupd.serve import readings
 from dedupd.serve import sharing
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 from glance_dedup.client import shared_memory
 from tests.support import repositories
 
@@ -51,7 +51,7 @@ class Image:
 
 def run(check, **limits):
     """Run a test with a Sharing, in a loop."""
-    pool = workers.Workers('read', 2)
+    pool = thread_pool.Workers('read', 2)
 
     async def bounded():
         made = sharing.Sharing(

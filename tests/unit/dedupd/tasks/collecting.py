@@ -3,7 +3,7 @@
 """What the tests of collection share."""
 
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from tests.support.maintenance import content
 from tests.support import repositories
 from tests.support.repositories import put
@@ -13,7 +13,7 @@ SHARE = repositories.SHARE_BYTE
 
 def collect(maintainer, **options):
     # As little else as possible, unless it is asked for.
-    return collector.run_once(maintainer, task.Pace(),
+    return collector.run_once(maintainer, pacing.Pace(),
                               **{'live_share': 0, 'evacuate_share': 0,
                                  **options})
 

@@ -6,7 +6,7 @@ import pytest
 
 from dedupd.tasks import collector
 from dedupd.tasks import scrubber
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.check import files
 from tests.support import repositories
@@ -18,11 +18,11 @@ def no_pause(monkeypatch):
 
 
 def scrub(maintainer, full=True, **options):
-    return scrubber.run_once(maintainer, task.Pace(), full=full, **options)
+    return scrubber.run_once(maintainer, pacing.Pace(), full=full, **options)
 
 
 def collect(maintainer):
-    return collector.run_once(maintainer, task.Pace(), live_share=0,
+    return collector.run_once(maintainer, pacing.Pace(), live_share=0,
                               evacuate_share=0)
 
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from dedupd.tasks import accounting
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from tests.support import maintenance
 from tests.support.maintenance import account
 from tests.support.maintenance import content
@@ -99,8 +99,8 @@ def test_stopping_between_rounds(maintainer, other, monkeypatch):
     monkeypatch.setattr(accounting, 'ROUND', 2)
     for number in range(5):
         put(other, f'image-{number}', content(number))
-    pace = task.Pace(progress=lambda *_: pace.stop())
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(progress=lambda *_: pace.stop())
+    with pytest.raises(pacing.Stopped):
         accounting.run_once(maintainer, pace)
     assert figures(account(maintainer)) == (3, 0, 3, 0)
     maintenance.require_counted(maintainer)

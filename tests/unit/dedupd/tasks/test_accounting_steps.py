@@ -8,7 +8,7 @@ import pytest
 
 from dedupd.tasks import accounting
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -46,12 +46,12 @@ def stop_after(steps):
         steps -= 1
         if steps == 0:
             pace.stop()
-    pace = task.Pace(progress=progress)
+    pace = pacing.Pace(progress=progress)
     return pace
 
 
 def account_some(maintainer, steps):
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         accounting.run_once(maintainer, stop_after(steps))
 
 
@@ -194,12 +194,12 @@ def test_n6_3_counted_in_part_and_in_use(path, other, started, steps):
         with other.open_image('read') as image:
             other.delete('read')
             live = maintenance.live_slots(path)
-            result = collector.run_once(maintainer, task.Pace())
+            result = collector.run_once(maintainer, pacing.Pace())
             assert result.refused is None and result.freed_blocks == 0
             assert maintenance.live_slots(path) == live
             assert collector.plan(maintainer).blocks == 0
             assert image.read() == data
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert result.freed_blocks == 51 * PAGES
         maintenance.require_collected(maintainer)
 
@@ -216,10 +216,10 @@ def test_n6_3_counted_in_part_and_lost(path, other, started):
     other.delete('goes')
     os.rename(path / 'spool' / name, path / 'aside')
     with maintaining(other) as maintainer:
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert 'lost' in result.refused and result.freed_blocks == 0
         os.rename(path / 'aside', path / 'spool' / name)
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert result.refused is None
         maintenance.require_collected(maintainer)
 
@@ -231,7 +231,7 @@ def test_n6_3_pins_are_those_of_the_last_run(path, other, started):
         account_some(maintainer, 2)
         with other.open_image('read'):
             other.delete('read')
-            accountant = accounting.Accountant(maintainer, task.Pace())
+            accountant = accounting.Accountant(maintainer, pacing.Pace())
             assert not accountant.run().unreadable
             pins = list(accountant.pins(1))
             assert pins != []
@@ -256,7 +256,7 @@ def test_n6_3_nothing_is_freed_if_no_entry_pins_it(
         other.delete('goes')
         monkeypatch.setattr(accounting.Accountant, '_settle',
                             lambda self, names: None)
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert 'only in part' in result.refused and not result.freed_blocks
 
 
@@ -270,11 +270,11 @@ def test_damaged_in_the_middle_of_counting(path, other, started):
         original = (path / 'images/large').read_bytes()
         ruin(path / 'images/large', 4096 * PAGES + 100)
         other.delete('goes')
-        result = collector.run_once(maintainer, task.Pace())
+        result = collector.run_once(maintainer, pacing.Pace())
         assert 'large' in result.refused and not result.freed_blocks
         with open(path / 'images/large', 'r+b') as f:
             f.write(original)
-        assert collector.run_once(maintainer, task.Pace()).refused is None
+        assert collector.run_once(maintainer, pacing.Pace()).refused is None
         maintenance.require_collected(maintainer)
 
 
@@ -303,7 +303,7 @@ def test_foreseen_from_the_middle(maintainer, path, other, small_steps):
     put(other, 'new', maintenance.scattered(3, pages=2))
     planned = collector.plan(maintainer)
     assert begun(maintainer) == 2
-    result = collector.run_once(maintainer, task.Pace())
+    result = collector.run_once(maintainer, pacing.Pace())
     assert (planned.blocks, planned.refused) == (result.freed_blocks, None)
     assert planned.blocks == 51 * 3
     maintenance.require_collected(maintainer)

@@ -11,7 +11,7 @@ from dedupd.tasks import merger
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -169,7 +169,7 @@ def test_space_goes_back_to_the_file_system(tmp_path):
             stored = maintenance.disk(path) - before
             assert stored > 8 << 20
             repo.delete('goes')
-            result = collector.run_once(maintainer, task.Pace())
+            result = collector.run_once(maintainer, pacing.Pace())
             left = maintenance.disk(path) - before
             # The last group stays, with its fingerprint store.
             assert left < 600 << 10
@@ -206,7 +206,7 @@ def test_the_last_group_leaves_only_its_number(maintainer, path, other):
             transaction.write(content(1, 2))
             transaction.commit()
     collect(maintainer)
-    merger.run_once(maintainer, task.Pace())
+    merger.run_once(maintainer, pacing.Pace())
     number, = maintenance.groups(path)
     other.delete('one')
     other.delete('two')
@@ -222,9 +222,9 @@ def test_the_last_group_leaves_only_its_number(maintainer, path, other):
     maintenance.require_collected(maintainer)
     assert {found.file for found in repositories.require_clean(
         path).findings} <= {'catalog'}      # it is in use
-    merger.run_once(maintainer, task.Pace())
-    scrubber.run_once(maintainer, task.Pace(), spare_threshold=1)
-    recompressor.run_once(maintainer, task.Pace(), 'zstd', 1)
+    merger.run_once(maintainer, pacing.Pace())
+    scrubber.run_once(maintainer, pacing.Pace(), spare_threshold=1)
+    recompressor.run_once(maintainer, pacing.Pace(), 'zstd', 1)
     assert collect(maintainer).groups == 0      # and it is done once
     # The number is not used again; and it goes when another is the last.
     put(other, 'again', content(1, 2))
@@ -428,13 +428,13 @@ def test_damaged_group_is_skipped(maintainer, path, other):
 def test_stopping_between_groups(maintainer, path, other):
     put(other, 'image', content(*range(30)))
     other.delete('image')
-    pace = task.Pace()
+    pace = pacing.Pace()
 
     def progress(done, total, what):
         if what == 'collecting groups' and done == 2:
             pace.stop()
     pace._progress = progress
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         collector.run_once(maintainer, pace)
     left = maintenance.live_slots(path)
     assert left and len(left) < 300
@@ -524,14 +524,14 @@ def test_full_disk(tmp_path):
                 repo.delete('whole')
                 repo.delete('goes')
                 repositories.fill_disk(disk)
-                result = collector.run_once(maintainer, task.Pace())
+                result = collector.run_once(maintainer, pacing.Pace())
                 assert result.refused is None
                 assert result.freed_bytes == (12 << 20) - len(some)
                 assert result.disk_bytes > 3 << 20
                 maintenance.require_collected(maintainer)
                 assert repositories.read_all(repo, 'some') == some
                 put(repo, 'new', noise(2 << 20, 3))
-                collector.run_once(maintainer, task.Pace())
+                collector.run_once(maintainer, pacing.Pace())
             repositories.require_clean(path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
@@ -108,8 +108,8 @@ def test_evacuation_that_was_stopped_is_not_forgotten(
     def stop(done, total, what):
         if what in ('looking for images', 'evacuating groups'):
             pace.stop()
-    pace = task.Pace(progress=stop)
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(progress=stop)
+    with pytest.raises(pacing.Stopped):
         collector.run_once(maintainer, pace, evacuate_share=10)
     assert collect(maintainer, evacuate_share=10).evacuated == 2
     collect(maintainer)

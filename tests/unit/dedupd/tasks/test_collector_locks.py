@@ -7,7 +7,7 @@ import os
 import pytest
 
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
 from tests.support.maintenance import content
@@ -270,9 +270,9 @@ def test_intent_that_is_not_needed_any_more(maintainer, path, other, clock,
             recipe.write_bytes(bytes(len(recipe.read_bytes())))
             assert collect(maintainer).refused
         elif why == 'stopped':
-            pace = task.Pace()
+            pace = pacing.Pace()
             pace.stop()
-            with pytest.raises(task.Stopped):
+            with pytest.raises(pacing.Stopped):
                 collector.run_once(maintainer, pace)
         else:
             batch = maintainer.catalog.batch()

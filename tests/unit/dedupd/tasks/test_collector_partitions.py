@@ -16,7 +16,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
 from glance_dedup.base import imageids
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import comparison
 from glance_dedup.maintenance import rebuild_worker
@@ -115,7 +115,7 @@ class History:
                 transaction.commit()
         with maintaining(self.repo) as maintainer:
             maintenance.account(maintainer)
-            assert merger.run_once(maintainer, task.Pace()).images
+            assert merger.run_once(maintainer, pacing.Pace()).images
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -180,8 +180,8 @@ def stop_after(maintainer, steps):
         left[0] -= 1
         if not left[0]:
             pace.stop()
-    pace = task.Pace(progress)
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(progress)
+    with pytest.raises(pacing.Stopped):
         accounting.run_once(maintainer, pace)
 
 
@@ -195,7 +195,7 @@ def during(what, action):
         if now == what and not happened:
             happened.append(now)
             action()
-    pace = task.Pace(progress)
+    pace = pacing.Pace(progress)
     pace.happened = happened
     return pace
 
@@ -301,7 +301,7 @@ def test_a_wrong_count_is_found_before_anything_is_freed(
             assert maintenance.live_slots(path) == live
         pace = during('counting images', look)
         pace_ = during('adding up counts', look)
-        both = task.Pace(lambda *step: (pace.step(*step), pace_.step(*step)))
+        both = pacing.Pace(lambda *step: (pace.step(*step), pace_.step(*step)))
         result = collector.run_once(maintainer, both, hosts=TWO, live_share=0,
                                     evacuate_share=0)
         assert pace_.happened
@@ -445,7 +445,7 @@ def test_killed_at_random(path, repo, seed):
               maintaining(repo) as maintainer):
             if rebuilds:
                 maintainer.rebuild(progress, hosts=TWO)
-            collector.run_once(maintainer, task.Pace(progress), hosts=TWO)
+            collector.run_once(maintainer, pacing.Pace(progress), hosts=TWO)
     pid, pipe = repositories.fork_child(work)
     os.close(pipe)
     os.waitpid(pid, 0)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dedupd.tasks import collector
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
@@ -73,7 +73,7 @@ def test_against_a_model(path, repo, other, seed):
         with maintaining(repo, hook) as maintainer:
             for _ in range(2):
                 act()
-                collector.run_once(maintainer, task.Pace(), live_share=50,
+                collector.run_once(maintainer, pacing.Pace(), live_share=50,
                                    evacuate_share=0)
             maintenance.unwatch(maintainer)
             assert maintainer.warnings == []
@@ -86,7 +86,7 @@ def test_against_a_model(path, repo, other, seed):
         image.close()
     with maintaining(repo) as maintainer:
         for _ in range(3):
-            collector.run_once(maintainer, task.Pace(), evacuate_share=20)
+            collector.run_once(maintainer, pacing.Pace(), evacuate_share=20)
         maintenance.require_collected(maintainer)
     maintenance.require_contents(other, model)
     repositories.require_clean(path)
@@ -97,7 +97,7 @@ def test_killed_at_random(path, repo, other, seed):
     """In the middle of everything that a collection does."""
     model = maintenance.kill_at_random(
         path, other, lambda maintainer: collector.run_once(
-            maintainer, task.Pace(), live_share=70, evacuate_share=30), seed)
+            maintainer, pacing.Pace(), live_share=70, evacuate_share=30), seed)
     with maintaining(repo) as maintainer:
         for _ in range(3):
             collect(maintainer, live_share=70, evacuate_share=30)

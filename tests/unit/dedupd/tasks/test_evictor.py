@@ -24,7 +24,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import evictor
 from dedupd.tasks import registry
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from glance_dedup.maintenance import reserve
 from glance_dedup.repository import space
@@ -95,12 +95,12 @@ def returns(coming):
 
 
 def evict(maintainer, held, limit, coming=0, pace=None, **shares):
-    return evictor.run_once(maintainer, pace or task.Pace(), held,
+    return evictor.run_once(maintainer, pace or pacing.Pace(), held,
                             int(limit), returns(coming), **shares)
 
 
 def plan(maintainer, held, limit, coming=0):
-    return evictor.plan(maintainer, task.Pace(), held, int(limit),
+    return evictor.plan(maintainer, pacing.Pace(), held, int(limit),
                         returns(coming))
 
 
@@ -190,7 +190,7 @@ def test_what_came_meanwhile_does_not_count_twice(
     """An image is stored while the evictor makes room for it."""
     left = [3 * MIB]
 
-    class Arriving(task.Pace):
+    class Arriving(pacing.Pace):
         def step(self, *args, **options):
             if left[0]:
                 model['new'] = add(repo, held, 'new', (500, 3 * 1024))
@@ -457,7 +457,7 @@ def test_nothing_goes_where_it_would_be_in_vain(small_disk, tmp_path):
 
 # -- stopping and dying -------------------------------------------------------
 
-class Stopping(task.Pace):
+class Stopping(pacing.Pace):
     """Is asked to stop after so many steps."""
 
     def __init__(self, steps):
@@ -478,7 +478,7 @@ def test_it_can_be_stopped_after_each_step(maintainer, repo, path, held,
         pace = Stopping(steps)
         try:
             evict(maintainer, held, limit, pace=pace)
-        except task.Stopped:
+        except pacing.Stopped:
             need(repo, model, set(model) - set(repo.images()))
         else:
             break
@@ -489,7 +489,7 @@ def test_it_can_be_stopped_after_each_step(maintainer, repo, path, held,
 
 def test_progress(maintainer, path, held):
     seen = []
-    evict(maintainer, held, taken(path) - 2.5 * MIB, pace=task.Pace(
+    evict(maintainer, held, taken(path) - 2.5 * MIB, pace=pacing.Pace(
         lambda *args: seen.append(args)))
     mine = [(done, total) for done, total, what in seen
             if what == 'evicting images']
@@ -595,8 +595,8 @@ def test_what_is_counted_is_what_du_says(maintainer, repo, path):
     for n in range(3):
         repo.delete(f'image-{n}')
     assert space.taken(path) == taken(path)
-    accounting.run_once(maintainer, task.Pace())
-    collector.run_once(maintainer, task.Pace())
+    accounting.run_once(maintainer, pacing.Pace())
+    collector.run_once(maintainer, pacing.Pace())
     with repo.begin('arriving') as transaction:
         transaction.write(noise(MIB, 5))
         transaction.keep()
@@ -609,7 +609,7 @@ def options():
 
 def test_by_name(maintainer, repo, path, held):
     """As the daemon does it, and as the command line."""
-    pace = task.Pace()
+    pace = pacing.Pace()
     settings = options().dedupd
     limit = taken(path) // MIB - 1
     planned = registry.run('evict', maintainer, pace, settings, held=held,

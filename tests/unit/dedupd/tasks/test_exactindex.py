@@ -13,7 +13,7 @@ from dedupd.tasks import duplicates
 from dedupd.tasks import exactindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import repositories
 from tests.unit.dedupd.tasks import test_merger
@@ -351,7 +351,7 @@ def test_without_a_catalog(repo, maintainer, monkeypatch):
     test_merger.put_at_once(repo, c=OTHER, d=OTHER)
     with contextlib.closing(_engine.Maintenance(repo.handle())) as engine:
         index = exactindex.Index(repo.handle(), engine, maintainer.catalog.id,
-                                 task.Pace())
+                                 pacing.Pace())
         with contextlib.closing(index):
             assert index.scan() == 512
             index.merge()
@@ -372,8 +372,8 @@ def test_stopped(repo, maintainer, monkeypatch):
     def stop(done, total, what):
         if what == 'merging the index':
             pace.stop()
-    pace = task.Pace(stop)
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(stop)
+    with pytest.raises(pacing.Stopped):
         test_merger.merger.run_once(maintainer, pace)
     test_merger.merge(maintainer)
     test_merger.require_exact(maintainer, {'a': DATA, 'b': DATA})

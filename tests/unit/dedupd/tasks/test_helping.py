@@ -14,7 +14,7 @@ from dedupd.tasks import recompressor
 from dedupd.tasks import sharescrub
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import block_addresses
 from glance_dedup.maintenance import helper_daemon
@@ -56,17 +56,17 @@ def everything(group):
 
 
 def recompress(helper, pace=None, is_mine=everything):
-    return recompressor.run_once(helper, pace or task.Pace(), 'zstd', 0,
+    return recompressor.run_once(helper, pace or pacing.Pace(), 'zstd', 0,
                                  is_mine)
 
 
 def scrub(helper, is_mine=everything):
-    return sharescrub.run_once(helper, task.Pace(), is_mine)
+    return sharescrub.run_once(helper, pacing.Pace(), is_mine)
 
 
 def take(maintainer):
     maintenance.account(maintainer)
-    findings.take(maintainer, task.Pace())
+    findings.take(maintainer, pacing.Pace())
 
 
 def mark_of(path, number):
@@ -124,7 +124,7 @@ def test_groups_that_nobody_takes_any_more(helper, model):
     """A member goes, and leaves its share in the middle of a run."""
     gone = []
 
-    class Going(task.Pace):
+    class Going(pacing.Pace):
         def step(self, *args, **kwargs):
             gone.append(1)
             super().step(*args, **kwargs)
@@ -146,14 +146,14 @@ def test_damaged_groups_are_left_alone(path, maintainer, helper, model):
 def test_one_lease_at_a_time(path, maintainer, helper, model):
     """A run that makes way gives up its group, and the group's space."""
 
-    class Stopping(task.Pace):
+    class Stopping(pacing.Pace):
         def step(self, *args, **kwargs):
             if 'anew:' in args[2]:
                 self.stop()
             super().step(*args, **kwargs)
 
     # Its traceback keeps all objects of the run.
-    with pytest.raises(task.Stopped) as caught:
+    with pytest.raises(pacing.Stopped) as caught:
         recompress(helper, Stopping())
     assert caught.tb is not None and helper.rewriting is None
     maintainer.engine.enter_group(1).close()
@@ -178,7 +178,7 @@ def test_the_collectors_intent_is_answered_within_a_second(
 
     children = []
 
-    class Watching(task.Pace):
+    class Watching(pacing.Pace):
         def step(self, done, total, what, cost=0, watch=None):
             if 'group 00000001 anew' in what and not children:
                 children.append(repositories.fork_child(maintain))
@@ -191,7 +191,7 @@ def test_the_collectors_intent_is_answered_within_a_second(
     result = recompress(helper, Watching(rate=100.0),
                         is_mine=lambda group: group == 1)
     assert (result.groups, result.busy) == (0, 1)
-    assert task.MAX_WAIT < 1.0
+    assert pacing.MAX_WAIT < 1.0
     # Without the intent it would take longer.
     assert repositories.wait_for_child(children[0]) < 60
 
@@ -203,7 +203,7 @@ def test_a_full_disk_ends_the_work(path, maintainer, helper, model):
     before = maintenance.disk(path)
     sizes = []
 
-    class Filling(task.Pace):
+    class Filling(pacing.Pace):
         def step(self, *args, **kwargs):
             if 'anew:' in args[2]:
                 sizes.append(maintenance.disk(path))
@@ -213,7 +213,7 @@ def test_a_full_disk_ends_the_work(path, maintainer, helper, model):
     result = recompress(helper, Filling())
     assert result.skipped_for_space == 4 and sizes[0] > before
     assert maintenance.disk(path) <= before
-    freed = collector.run_once(maintainer, task.Pace(), 0, 0)
+    freed = collector.run_once(maintainer, pacing.Pace(), 0, 0)
     assert freed.busy == 0 and freed.freed_blocks == SLOTS
 
 
@@ -356,7 +356,7 @@ def test_an_unreadable_group(path, maintainer, helper, model):
 def test_a_pass_goes_on(path, other, helper, model, monkeypatch):
     monkeypatch.setattr(sharescrub, 'STEP_SLOTS', 16)
 
-    class Stopping(task.Pace):
+    class Stopping(pacing.Pace):
         left = 6
 
         def step(self, *args, **kwargs):
@@ -365,7 +365,7 @@ def test_a_pass_goes_on(path, other, helper, model, monkeypatch):
                 self.stop()
             super().step(*args, **kwargs)
 
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         sharescrub.run_once(helper, Stopping(), everything)
     cursor = host_notes.load(path, 0).scrub
     assert (cursor['group'], cursor['slot']) == (2, 32)

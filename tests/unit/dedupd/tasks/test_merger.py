@@ -23,7 +23,7 @@ from dedupd.tasks import exactindex
 from dedupd.tasks import merger
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import maintainer_role
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -72,11 +72,11 @@ def put_at_once(repo, **images):
 
 
 def merge(maintainer, **options):
-    return merger.run_once(maintainer, task.Pace(), **options)
+    return merger.run_once(maintainer, pacing.Pace(), **options)
 
 
 def collect(maintainer):
-    return collector.run_once(maintainer, task.Pace())
+    return collector.run_once(maintainer, pacing.Pace())
 
 
 def addresses(maintainer, image_id):
@@ -562,7 +562,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
     old = addresses(maintainer, 'b')
     pairs = array.array('Q', [address for pair in sorted(
         zip(old, addresses(maintainer, 'a'))) for address in pair])
-    pace = task.Pace()
+    pace = pacing.Pace()
     settle, steps = maintainer.settle, []
 
     def stop_at_the_second(batch):
@@ -571,7 +571,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
         if len(steps) == 2:
             pace.stop()
     monkeypatch.setattr(maintainer, 'settle', stop_at_the_second)
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         merger.merge_image(maintainer, 'b', pairs.tobytes(), pace)
     (txid, image_id), = maintainer.catalog.all_begun()
     assert image_id == 'b' and maintainer.catalog.begun(txid) == 2
@@ -582,7 +582,7 @@ def test_stopped_while_the_new_recipe_is_counted(repo, maintainer,
     assert list(maintainer.catalog.all_begun()) == []
     # Not stopped, it takes as many steps, all before the exchange.
     merged = merger.merge_image(maintainer, 'b', pairs.tobytes(),
-                                task.Pace())
+                                pacing.Pace())
     assert merged == merger.Merged(200, True, b'')
     account(maintainer)
     require_settled(maintainer)
@@ -603,7 +603,7 @@ def merge_in_steps(maintainer, image_id, other, between):
         if not merged.replaced:
             return None
         between('before N10.3')
-        merger._count(maintainer, task.Pace(), merged)
+        merger._count(maintainer, pacing.Pace(), merged)
         between('before N10.4')
         exchanged = merged.exchange()
         between('after N10.7')
@@ -818,8 +818,8 @@ def test_stopped(repo, maintainer):
     def stop(done, total, what):
         if what == 'merging images' and done == 1:
             pace.stop()
-    pace = task.Pace(stop)
-    with pytest.raises(task.Stopped):
+    pace = pacing.Pace(stop)
+    with pytest.raises(pacing.Stopped):
         merger.run_once(maintainer, pace)
     merge(maintainer)
     require_exact(maintainer, {'a': data, 'b': data, 'c': data})
@@ -880,7 +880,7 @@ def test_relocation(repo, maintainer):
             assert repositories.group_lock_held(
                 repo.path, repositories.SHARE_BYTE + group) == 'shared'
         merged = merger.merge_image(maintainer, 'a', pairs.tobytes(),
-                                    task.Pace())
+                                    pacing.Pace())
         assert merged == merger.Merged(256, True, b'')
     assert addresses(maintainer, 'a') == list(pairs[1::2])
     assert collect(maintainer).freed_blocks == 256

@@ -13,7 +13,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import merger
 from dedupd.tasks import projects as projects_task
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import rebuild_worker
 from glance_dedup.repository import projects
 from tests.support import maintenance
@@ -27,7 +27,7 @@ pytest_plugins = ['tests.support.maintainer_fixtures']
 
 
 def count(maintainer, pace=None):
-    return projects_task.run_once(maintainer, pace or task.Pace())
+    return projects_task.run_once(maintainer, pace or pacing.Pace())
 
 
 def scratch(repo):
@@ -102,8 +102,8 @@ def test_against_a_count_from_scratch(path, repo, seed, monkeypatch):
                         scope=rng.choice(['global', 'global', 'project']),
                         dedup=rng.random() < 0.8)
             if turn % 2:
-                merger.run_once(maintainer, task.Pace())
-            collector.run_once(maintainer, task.Pace())
+                merger.run_once(maintainer, pacing.Pace())
+            collector.run_once(maintainer, pacing.Pace())
             result = count(maintainer)
             assert result.images == len(repo.images())
             assert result.left_out == 0
@@ -182,7 +182,7 @@ def test_images_that_go_meanwhile_are_left_out(path, repo):
             (path / 'images' / 'c').write_bytes(b'damaged')
     with maintaining(repo) as maintainer:
         account(maintainer)
-        result = count(maintainer, task.Pace(progress))
+        result = count(maintainer, pacing.Pace(progress))
     assert (result.images, result.left_out) == (1, 2)
     assert projects.load(path)['a'].sharing.exclusive_blocks == 20
 
@@ -191,8 +191,8 @@ def test_a_run_that_is_stopped_changes_nothing(path, repo):
     put(repo, 'a', content(1), project='one')
     with maintaining(repo) as maintainer:
         account(maintainer)
-        pace = task.Pace(lambda *args: pace.stop())
-        with pytest.raises(task.Stopped):
+        pace = pacing.Pace(lambda *args: pace.stop())
+        with pytest.raises(pacing.Stopped):
             count(maintainer, pace)
         assert projects.load(path)['one'].sharing is None
         assert count(maintainer).projects == 1
@@ -205,7 +205,7 @@ def test_nothing_stays_on_the_disk(path, repo, tmp_path, monkeypatch):
     put(repo, 'a', content(1), project='one')
     seen = []
     with maintaining(repo) as maintainer:
-        count(maintainer, task.Pace(lambda *args: seen.append(
+        count(maintainer, pacing.Pace(lambda *args: seen.append(
             any(os.readlink(f'/proc/self/fd/{name}').startswith(str(scratch))
                 for name in os.listdir('/proc/self/fd')
                 if os.path.islink(f'/proc/self/fd/{name}')))))

@@ -9,7 +9,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.support import maintenance
 from tests.support.maintenance import BLOCK
@@ -32,11 +32,11 @@ def text(*seeds, blocks=SLOTS):
 
 
 def recompress(maintainer, codec='zstd', level=0, pace=None):
-    return recompressor.run_once(maintainer, pace or task.Pace(), codec,
+    return recompressor.run_once(maintainer, pace or pacing.Pace(), codec,
                                  level)
 
 
-class Stopping(task.Pace):
+class Stopping(pacing.Pace):
     """Has the task make way after so many steps."""
 
     def __init__(self, steps, **arguments):
@@ -130,7 +130,7 @@ def test_freeing_in_what_was_compressed_anew(maintainer, path, other):
     put(other, 'two', text(2, blocks=24))
     recompress(maintainer)
     other.delete('one')
-    result = collector.run_once(maintainer, task.Pace(), live_share=50,
+    result = collector.run_once(maintainer, pacing.Pace(), live_share=50,
                                 evacuate_share=0)
     assert result.freed_blocks == 40 and result.rewritten == 1
     # It is packed as the rest of its group is, and counts as done.
@@ -150,7 +150,7 @@ def test_the_plan_of_a_collection_knows_joined_segments(
     options = {'live_share': 50, 'evacuate_share': 0}
     group, = collector.plan(maintainer, **options).groups
     assert group.action == 'rewrite'
-    assert collector.run_once(maintainer, task.Pace(),
+    assert collector.run_once(maintainer, pacing.Pace(),
                               **options).rewritten == 1
 
 
@@ -170,7 +170,7 @@ def test_a_transaction_puts_the_exchange_off(maintainer, path, other, model,
     monkeypatch.setattr(recompressor, '_PAUSE', 0)
     uploads = []
 
-    class Pace(task.Pace):
+    class Pace(pacing.Pace):
         def step(self, *args, **kwargs):
             if not uploads:
                 uploads.append(other.begin('again'))
@@ -201,7 +201,7 @@ def test_a_damaged_block_stops_its_group_only(maintainer, path, other, model):
     assert mark_of(maintainer, 1) == (0, 0)
     # Once the scrub has marked it, it is not tried any more.
     from dedupd.tasks import scrubber
-    scrubber.run_once(maintainer, task.Pace(), full=True)
+    scrubber.run_once(maintainer, pacing.Pace(), full=True)
     plan = recompressor.plan(maintainer, 'zstd')
     assert plan.groups[0].reason == 'a block of it is damaged'
 
@@ -234,14 +234,14 @@ def test_no_room(maintainer, path, other, model, call):
 # -- making way ---------------------------------------------------------------
 
 def test_it_goes_on_in_the_middle_of_a_group(maintainer, path, other, model):
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         recompress(maintainer, pace=Stopping(1))
     rewriting, mark = maintainer.rewriting
     assert rewriting.number == 1 and mark == (ZSTD, 3, False)
     # Others go on meanwhile; only its lease is held.
     maintenance.account(maintainer)
     put(other, 'again', model['text'])
-    assert collector.run_once(maintainer, task.Pace()).busy == 1
+    assert collector.run_once(maintainer, pacing.Pace()).busy == 1
     maintenance.require_contents(other, {**model, 'again': model['text']})
     log = maintenance.Log()
     result = recompress(maintenance.watch(maintainer, log))
@@ -255,7 +255,7 @@ def test_what_it_goes_on_with_is_forgotten_for_another_level(
         maintainer, path, model):
     for forget in (lambda: recompress(maintainer, level=19),
                    lambda: recompressor.give_up(maintainer)):
-        with pytest.raises(task.Stopped):
+        with pytest.raises(pacing.Stopped):
             recompress(maintainer, level=1, pace=Stopping(1))
         assert any(name[0] == 'G' for name in os.listdir(path / 'spool'))
         forget()
@@ -266,7 +266,7 @@ def test_what_it_goes_on_with_is_forgotten_for_another_level(
 
 def test_the_maintainers_end_leaves_nothing(path, repo, other, model):
     with maintaining(repo) as maintainer:
-        with pytest.raises(task.Stopped):
+        with pytest.raises(pacing.Stopped):
             recompress(maintainer, pace=Stopping(1))
     assert not any(name[0] == 'G' for name in os.listdir(path / 'spool'))
     with maintaining(repo) as maintainer:
@@ -277,30 +277,30 @@ def test_the_maintainers_end_leaves_nothing(path, repo, other, model):
 # -- idle hours ---------------------------------------------------------------
 
 def test_it_waits_for_idle_processors(maintainer, model, monkeypatch):
-    monkeypatch.setattr(task, 'WATCH', 0)
+    monkeypatch.setattr(pacing, 'WATCH', 0)
     clock = iter(range(1000))
     monkeypatch.setattr(os, 'cpu_count', lambda: 4)
     # Of four processors, at the begin and the end of a second, three times.
     seconds = [0, 1, 0, 1.9, 0, 2]
-    monkeypatch.setattr(task, 'idle_seconds', lambda: seconds.pop(0))
+    monkeypatch.setattr(pacing, 'idle_seconds', lambda: seconds.pop(0))
     waits = []
-    pace = task.Pace(
+    pace = pacing.Pace(
         lambda done, total, what: waits.append(what), patient=True,
         clock=lambda: next(clock))
     pace.wait_until_idle()
     assert waits == ['waiting for idle processors'] * 3 and not seconds
     # Who waits for the task does not wait for others.
-    task.Pace().wait_until_idle()
+    pacing.Pace().wait_until_idle()
 
 
 def test_it_makes_way_while_it_waits(maintainer, model, monkeypatch):
-    monkeypatch.setattr(task, 'WATCH', 0)
-    monkeypatch.setattr(task, 'idle_seconds', lambda: 0)
-    with pytest.raises(task.Stopped):
+    monkeypatch.setattr(pacing, 'WATCH', 0)
+    monkeypatch.setattr(pacing, 'idle_seconds', lambda: 0)
+    with pytest.raises(pacing.Stopped):
         recompress(maintainer, pace=Stopping(20, patient=True))
     assert maintainer.rewriting is None
 
 
 def test_idle_seconds_grow():
-    before = task.idle_seconds()
-    assert 0 <= before <= task.idle_seconds()
+    before = pacing.idle_seconds()
+    assert 0 <= before <= pacing.idle_seconds()

@@ -9,7 +9,7 @@ import pytest
 
 from dedupd.tasks import recompressor
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
@@ -31,11 +31,11 @@ def text(seed, blocks):
 
 
 def recompress(worker, level=0, pace=None, is_mine=lambda group: True):
-    return recompressor.run_once(worker, pace or task.Pace(), 'zstd', level,
+    return recompressor.run_once(worker, pace or pacing.Pace(), 'zstd', level,
                                  is_mine)
 
 
-class Patient(task.Pace):
+class Patient(pacing.Pace):
     """Of idle hours, with processors that are always idle."""
 
     def __init__(self):
@@ -166,7 +166,7 @@ def test_uploads_meanwhile_take_another_group(maintainer, path, other):
     put(other, 'one', text(1, 20))
     uploaded = []
 
-    class Pace(task.Pace):
+    class Pace(pacing.Pace):
         def step(self, *args, **kwargs):
             if not uploaded:
                 uploaded.append(put(other, 'two', text(2, 10)))
@@ -185,11 +185,11 @@ def test_uploads_meanwhile_take_another_group(maintainer, path, other):
 def test_a_run_that_makes_way_gives_its_lease_back(maintainer, path, other):
     put(other, 'one', text(1, 20))
 
-    class Pace(task.Pace):
+    class Pace(pacing.Pace):
         def step(self, *args, **kwargs):
-            raise task.Stopped()
+            raise pacing.Stopped()
 
-    with pytest.raises(task.Stopped):
+    with pytest.raises(pacing.Stopped):
         recompress(maintainer, pace=Pace())
     assert maintainer.rewriting is None
     assert not [name for name in os.listdir(path / 'spool')

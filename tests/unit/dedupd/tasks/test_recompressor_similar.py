@@ -11,7 +11,7 @@ from dedupd.tasks import collector
 from dedupd.tasks import recompressor
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.golden import make
 from tests.support import maintenance
@@ -51,7 +51,7 @@ def repo(path):
 
 def recompress(repo, codec='zstd', level=9, similar=True):
     with maintaining(repo) as maintainer:
-        return recompressor.run_once(maintainer, task.Pace(), codec, level,
+        return recompressor.run_once(maintainer, pacing.Pace(), codec, level,
                                      similar=similar)
 
 
@@ -104,8 +104,8 @@ def test_freeing_and_rewriting(path, repo):
     recompress(repo)
     repo.delete('image')
     with maintaining(repo) as maintainer:
-        collector.run_once(maintainer, task.Pace())
-        result = collector.run_once(maintainer, task.Pace(), live_share=95,
+        collector.run_once(maintainer, pacing.Pace())
+        result = collector.run_once(maintainer, pacing.Pace(), live_share=95,
                                     evacuate_share=0)
         assert result.refused is None and not result.failed
         maintenance.require_counted(maintainer)
@@ -123,7 +123,7 @@ def test_half_of_a_group_is_rewritten(path, tmp_path):
         repo.delete('one')
         with maintaining(repo) as maintainer:
             result = collector.run_once(
-                maintainer, task.Pace(), live_share=95, evacuate_share=0)
+                maintainer, pacing.Pace(), live_share=95, evacuate_share=0)
             assert result.rewritten == 1
         assert maintenance.disk(path) < before
         assert repositories.read_all(repo, 'image') == DATA
@@ -135,7 +135,7 @@ def test_half_of_a_group_is_rewritten(path, tmp_path):
 def test_the_scrub_reads_each_segment_once(path, repo):
     def scrub():
         with maintaining(repo) as maintainer:
-            return scrubber.run_once(maintainer, task.Pace(), full=True)
+            return scrubber.run_once(maintainer, pacing.Pace(), full=True)
     recompress(repo)
     # At a third of a group in each step, most segments would be read again.
     recipe = 4096 + 40 * 1
@@ -211,6 +211,6 @@ def test_a_wrong_list_is_an_error_never_data(path, spoil, mended):
         assert not report.ok and report.damaged_images == ['image']
         assert any('list of' in f.sentence for f in report.findings)
         with maintaining(repo) as maintainer:
-            result = scrubber.run_once(maintainer, task.Pace(), full=True)
+            result = scrubber.run_once(maintainer, pacing.Pace(), full=True)
             assert result.damaged == errors
             assert result.images == ['image']

@@ -9,7 +9,7 @@ import pytest
 from dedupd.tasks import merger
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from tests.support import maintenance
 from tests.support.maintenance import account
 from tests.support.maintenance import BLOCK
@@ -152,7 +152,7 @@ def test_healing_by_the_index(maintainer, path, repo, other):
     damage(path, bad)
     scrub(maintainer)
     put(other, 'two', content(1))
-    merger.run_once(maintainer, task.Pace())
+    merger.run_once(maintainer, pacing.Pace())
     result = scrub(maintainer, budget_bytes=0)
     assert not result.complete
     assert (result.healed, result.images) == (1, [])
@@ -185,7 +185,7 @@ def test_a_copy_in_the_index_is_verified(maintainer, path, repo, other):
     damage(path, bad)
     scrub(maintainer)
     put(other, 'two', content(1))
-    merger.run_once(maintainer, task.Pace())
+    merger.run_once(maintainer, pacing.Pace())
     damage(path, maintenance.blocks_of(repo, 'two')[3])
     assert scrub(maintainer, budget_bytes=0).healed == 0
     assert bad in maintenance.blocks_of(repo, 'one')

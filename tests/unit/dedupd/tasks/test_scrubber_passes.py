@@ -13,7 +13,7 @@ import pytest
 from dedupd.tasks import collector
 from dedupd.tasks import scrubber
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -74,10 +74,10 @@ def test_pass_goes_on_where_it_was_stopped(
             if len(steps) == 3:
                 pace.stop()
 
-        pace = task.Pace(progress=progress)
+        pace = pacing.Pace(progress=progress)
         try:
             result = scrubber.run_once(maintainer, pace)
-        except task.Stopped:
+        except pacing.Stopped:
             begun = begun or started(maintainer)
             assert started(maintainer) == begun
         else:
@@ -120,9 +120,9 @@ def test_a_full_pass_starts_anew(maintainer, other, monkeypatch):
 
 def test_pace(maintainer, other):
     fill(other)
-    pace = task.Pace(rate=100 * 1024)
+    pace = pacing.Pace(rate=100 * 1024)
     begin = time.monotonic()
-    with contextlib.suppress(task.Stopped):
+    with contextlib.suppress(pacing.Stopped):
         result = scrubber.run_once(maintainer, pace)
         took = time.monotonic() - begin
     assert result.bytes > 150 * 1024
@@ -262,7 +262,7 @@ def test_cursor_survives_a_kill(path):
                 def progress(done, total, what):
                     if 'group' in what and done > 100:
                         os.kill(os.getpid(), signal.SIGKILL)
-                scrubber.run_once(maintainer, task.Pace(progress))
+                scrubber.run_once(maintainer, pacing.Pace(progress))
 
     with pytest.raises(repositories.ChildFailed):
         repositories.in_child(child)
@@ -309,7 +309,7 @@ def test_no_false_damage(path):
                     assert result.unreadable == {}
                     assert result.worn == 0
                     account(maintainer)
-                    collector.run_once(maintainer, task.Pace(),
+                    collector.run_once(maintainer, pacing.Pace(),
                                        live_share=80, evacuate_share=10)
                     passes += 1
     finally:

@@ -12,7 +12,7 @@ import xxhash
 
 from dedupd.tasks import merger
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.check import checker
 from tests.support import maintenance
 from tests.support.maintenance import account
@@ -176,7 +176,7 @@ def test_no_healing_by_a_block_that_has_its_fingerprint(
     for _ in range(3):
         result = scrub(weak_maintainer)
         assert (result.healed, result.images) == (0, ['one'])
-        merger.run_once(weak_maintainer, task.Pace())
+        merger.run_once(weak_maintainer, pacing.Pace())
         require_no_other(weak, images, 'one')
     assert 'xxh3-128 is not cryptographic' in caplog.text
     # An equal block is stored anew: only its twin has been found so far.
@@ -205,7 +205,7 @@ def test_what_is_damaged_hinders_no_merging(
             if bad in maintenance.blocks_of(weak_repo, name))
     damage(weak, bad)
     assert scrub(weak_maintainer).images == [hit]
-    result = merger.run_once(weak_maintainer, task.Pace())
+    result = merger.run_once(weak_maintainer, pacing.Pace())
     assert result.failed == {}
     assert len(set(maintenance.blocks_of(weak_repo, 'three')).intersection(
         maintenance.blocks_of(weak_repo, 'four'))) == 9

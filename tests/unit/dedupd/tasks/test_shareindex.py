@@ -14,7 +14,7 @@ from dedupd.tasks import exactindex
 from dedupd.tasks import shareindex
 from glance_dedup import _engine
 from glance_dedup.base import exceptions
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.maintenance import helper_daemon
 from glance_dedup.maintenance import live_hosts
 from glance_dedup.maintenance import maintainer_role
@@ -56,7 +56,7 @@ def helper(path):
 def index(helper, begun):
     """The index, as a helper has it."""
     with contextlib.closing(exactindex.Index(
-            helper.handle, helper.engine, None, task.Pace())) as index:
+            helper.handle, helper.engine, None, pacing.Pace())) as index:
         yield index
 
 
@@ -73,7 +73,7 @@ def begin(repo, maintainer):
 
 
 def help_once(helper):
-    return shareindex.run_once(helper, task.Pace())
+    return shareindex.run_once(helper, pacing.Pace())
 
 
 def files(repo, kind=''):
@@ -187,7 +187,7 @@ def test_the_maintainer_waits_for_a_helper(repo, maintainer, begun, index,
             index._files.finish_merge()
         waited.append(seconds)
     if ends:
-        monkeypatch.setattr(task.Pace, 'pause', finish)
+        monkeypatch.setattr(pacing.Pace, 'pause', finish)
     merged = test_merger.merge(maintainer).merged_blocks
     assert bool(waited) == ends
     assert merged == (2 * BLOCKS if ends else BLOCKS)
@@ -336,7 +336,7 @@ def repair(maintainer):
     for shard in test_exactindex.files(maintainer.repository, 'shard'):
         test_exactindex.flipped(shard)
     own = exactindex.Index(maintainer.handle, maintainer.engine,
-                           maintainer.catalog.id, task.Pace())
+                           maintainer.catalog.id, pacing.Pace())
     with contextlib.closing(own):
         own.repair()
 

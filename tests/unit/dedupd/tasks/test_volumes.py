@@ -6,7 +6,7 @@ import pytest
 
 from dedupd.tasks import collector
 from glance_dedup.base import imageids
-from glance_dedup.base import task
+from glance_dedup.base import pacing
 from glance_dedup.repository import volumes
 from tests.support import maintenance
 from tests.support import volume_writer
@@ -28,7 +28,7 @@ def make(path, repo, name, state=None):
 
 
 def collect(maintainer):
-    return collector.run_once(maintainer, task.Pace())
+    return collector.run_once(maintainer, pacing.Pace())
 
 
 def test_only_unfinished_ones(path, repo, maintainer):

@@ -27,9 +27,9 @@ from typing import TypeVar
 
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
-from glance_dedup.objects import backend as backend_module
+from glance_dedup.objects import backend_base
 from glance_dedup.objects import credentials
-from glance_dedup.objects import location as location_module
+from glance_dedup.objects import object_location
 
 #: How often a request is made, and the seconds before the second time. Each
 #: further wait is twice as long, and all vary by half.
@@ -40,8 +40,8 @@ MAX_KEYS = 1 << 24
 #: How slowly bytes may come or go: bytes a second, and further seconds.
 SLOWEST, MIN_TIMEOUT = 65536, 60.0
 
-ObjectNotFound = backend_module.ObjectNotFound
-RefusedError = backend_module.RefusedError
+ObjectNotFound = backend_base.ObjectNotFound
+RefusedError = backend_base.RefusedError
 
 _Result = TypeVar('_Result')
 
@@ -72,7 +72,7 @@ class ObjectStore(closing.Closing):
     :class:`ObjectNotFound` and :class:`RefusedError` say more.
     """
 
-    def __init__(self, location: location_module.Location,
+    def __init__(self, location: object_location.Location,
                  credentials_file: str) -> None:
         """Read the credentials; connect to nothing yet.
 
@@ -87,7 +87,7 @@ class ObjectStore(closing.Closing):
         self._lock = threading.Lock()
         self._content = credentials.read(credentials_file)
         self._backend = open_backend(location, credentials_file, self._content)
-        self._old: list[backend_module.Backend] = []
+        self._old: list[backend_base.Backend] = []
 
     def put(self, key: str, file: BinaryIO) -> int:
         """Store an object; returns its length.
@@ -103,7 +103,7 @@ class ObjectStore(closing.Closing):
         while piece := file.read(1 << 20):
             digest.update(piece)
 
-        def send(backend: backend_module.Backend) -> None:
+        def send(backend: backend_base.Backend) -> None:
             file.seek(0)
             self._count(puts=1, sent=length)
             backend.put(self._prefix + key,
@@ -120,7 +120,7 @@ class ObjectStore(closing.Closing):
 
     def get(self, key: str, start: int, length: int) -> bytes:
         """Read a range that lies in the object."""
-        def receive(backend: backend_module.Backend) -> bytes:
+        def receive(backend: backend_base.Backend) -> bytes:
             self._count(gets=1)
             deadline = _deadline(length)
             found = bytearray()
@@ -142,7 +142,7 @@ class ObjectStore(closing.Closing):
 
     def size(self, key: str) -> int:
         """How many bytes an object has."""
-        def ask(backend: backend_module.Backend) -> int:
+        def ask(backend: backend_base.Backend) -> int:
             self._count(others=1)
             return backend.size(self._prefix + key)
 
@@ -153,7 +153,7 @@ class ObjectStore(closing.Closing):
 
         A server may leave out what was stored or deleted lately.
         """
-        def ask(backend: backend_module.Backend) -> list[tuple[str, int]]:
+        def ask(backend: backend_base.Backend) -> list[tuple[str, int]]:
             self._count(others=1)
             found = [
                 (key.removeprefix(self._prefix), size)
@@ -168,7 +168,7 @@ class ObjectStore(closing.Closing):
 
     def delete(self, key: str) -> None:
         """Delete an object. If there is none, do nothing."""
-        def ask(backend: backend_module.Backend) -> None:
+        def ask(backend: backend_base.Backend) -> None:
             self._count(others=1)
             backend.delete(self._prefix + key)
 
@@ -186,7 +186,7 @@ class ObjectStore(closing.Closing):
                         getattr(self.counts, name) + number)
 
     def _request(self, what: str,
-                 work: Callable[[backend_module.Backend], _Result]
+                 work: Callable[[backend_base.Backend], _Result]
                  ) -> _Result:
         """Do some work with the backend, several times if it fails."""
         tried = 0
@@ -208,7 +208,7 @@ class ObjectStore(closing.Closing):
             time.sleep(FIRST_WAIT * 2 ** (tried - 1)
                        * random.uniform(0.5, 1.5))
 
-    def _renew(self, refused: backend_module.Backend) -> bool:
+    def _renew(self, refused: backend_base.Backend) -> bool:
         """Take new credentials, if there are any; returns whether so."""
         with self._lock:
             if self._backend is not refused:
@@ -241,8 +241,8 @@ def find(store: ObjectStore, key: str) -> int | None:
         return None
 
 
-def open_backend(location: location_module.Location, path: str, content: bytes
-                 ) -> backend_module.Backend:
+def open_backend(location: object_location.Location, path: str, content: bytes
+                 ) -> backend_base.Backend:
     """Return the backend of a location; it connects to nothing yet.
 
     :param path: of the file of credentials, for messages

@@ -5,7 +5,7 @@
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.objects import location
+from glance_dedup.objects import object_location
 
 
 @pytest.mark.parametrize('url, kind, container, prefix', [
@@ -13,11 +13,11 @@ from glance_dedup.objects import location
     ('s3://a.b-c/x/', 's3', 'a.b-c', 'x'),
     ('swift://Glance_cold/x', 'swift', 'Glance_cold', 'x')])
 def test_urls(url, kind, container, prefix):
-    parsed = location.parse(url)
+    parsed = object_location.parse(url)
     assert (parsed.kind, parsed.container, parsed.prefix) == (
         kind, container, prefix)
     assert parsed.url == url.rstrip('/')
-    assert location.from_fields(parsed.fields()) == parsed
+    assert object_location.from_fields(parsed.fields()) == parsed
 
 
 @pytest.mark.parametrize('url', [
@@ -28,7 +28,7 @@ def test_urls(url, kind, container, prefix):
     's3://bucket/' + 'a' * 513, 'swift://a/b/../c', 'swift://\x1b[2J/x'])
 def test_urls_that_are_none(url):
     with pytest.raises(exceptions.InvalidParameter) as raised:
-        location.parse(url)
+        object_location.parse(url)
     assert '\x1b' not in str(raised.value)
 
 
@@ -39,27 +39,28 @@ def test_urls_that_are_none(url):
     'https://[::1'])
 def test_endpoints_that_are_none(endpoint):
     with pytest.raises(exceptions.InvalidParameter):
-        location.parse('s3://bucket/x', endpoint)
+        object_location.parse('s3://bucket/x', endpoint)
 
 
 def test_an_endpoint_and_what_else_there_is():
-    parsed = location.parse('s3://bucket/x', 'https://host:8080/', 'region-1',
-                            '/etc/ca.pem')
+    parsed = object_location.parse('s3://bucket/x', 'https://host:8080/',
+                                   'region-1',
+                                   '/etc/ca.pem')
     assert parsed.endpoint == 'https://host:8080'
-    assert location.from_fields(parsed.fields()) == parsed
+    assert object_location.from_fields(parsed.fields()) == parsed
     with pytest.raises(exceptions.InvalidParameter, match='region'):
-        location.parse('s3://bucket/x', region='a b')
+        object_location.parse('s3://bucket/x', region='a b')
     with pytest.raises(exceptions.InvalidParameter, match='catalogue'):
-        location.parse('swift://container/x', 'https://host')
+        object_location.parse('swift://container/x', 'https://host')
 
 
 @pytest.mark.parametrize('change', [
     {'kind': 'nfs'}, {'kind': 1}, {'more': 'x'}, {'container': None},
     {'prefix': '../x'}, {'endpoint': 'file:///etc'}])
 def test_fields_of_a_file_are_not_trusted(change):
-    fields = location.parse('s3://bucket/x').fields()
+    fields = object_location.parse('s3://bucket/x').fields()
     with pytest.raises(exceptions.InvalidParameter):
-        location.from_fields(fields | change)
+        object_location.from_fields(fields | change)
     fields.pop('prefix')
     with pytest.raises(exceptions.InvalidParameter):
-        location.from_fields(fields)
+        object_location.from_fields(fields)

@@ -12,12 +12,12 @@ import weakref
 import pytest
 
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
 
 
 @pytest.fixture
 def pool():
-    return workers.Workers('test', 3)
+    return thread_pool.Workers('test', 3)
 
 
 def until(condition):
@@ -63,7 +63,7 @@ def test_an_idle_worker_is_used_again(pool):
 
 
 def test_idle_workers_end(pool, monkeypatch):
-    monkeypatch.setattr(workers, 'IDLE_SECONDS', 0.05)
+    monkeypatch.setattr(thread_pool, 'IDLE_SECONDS', 0.05)
     for _ in range(3):
         assert pool.submit(int, '3').result(5) == 3
         until(lambda: pool._threads == 0)
@@ -73,7 +73,7 @@ def test_no_thread_to_be_had(pool, monkeypatch):
     def fail(self):
         raise RuntimeError("can't start new thread")
 
-    strand = workers.Strand(pool)
+    strand = thread_pool.Strand(pool)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, 'start', fail)
         # Those who answer requests take it for what may pass.
@@ -109,7 +109,7 @@ def test_a_fork_starts_with_no_threads(pool):
     go = threading.Event()
     for _ in range(5):
         pool.submit(go.wait, 10)
-    strand = workers.Strand(pool)
+    strand = thread_pool.Strand(pool)
     child = os.fork()
     if not child:
         signal.alarm(60)
@@ -125,7 +125,7 @@ def test_a_fork_starts_with_no_threads(pool):
 
 
 def test_a_strand_keeps_the_order(pool):
-    strands = [workers.Strand(pool) for _ in range(10)]
+    strands = [thread_pool.Strand(pool) for _ in range(10)]
     seen = [[] for _ in strands]
     running = [0] * len(strands)
 
@@ -144,8 +144,8 @@ def test_a_strand_keeps_the_order(pool):
 
 
 def test_a_strand_that_never_runs_dry_lets_others_run():
-    pool = workers.Workers('test', 1)
-    greedy, other = workers.Strand(pool), workers.Strand(pool)
+    pool = thread_pool.Workers('test', 1)
+    greedy, other = thread_pool.Strand(pool), thread_pool.Strand(pool)
     stop = threading.Event()
 
     def again():
@@ -161,14 +161,14 @@ def test_a_strand_that_never_runs_dry_lets_others_run():
 
 
 def test_an_error_does_not_stop_a_strand(pool):
-    strand = workers.Strand(pool)
+    strand = thread_pool.Strand(pool)
     bad = strand.submit(divmod, 1, 0)
     assert strand.submit(int, '4').result(5) == 4
     assert isinstance(bad.exception(), ZeroDivisionError)
 
 
 def test_dropping_what_has_not_begun(pool):
-    strand, go, ran = workers.Strand(pool), threading.Event(), []
+    strand, go, ran = thread_pool.Strand(pool), threading.Event(), []
     begun = threading.Event()
     first = strand.submit(lambda: (begun.set(), go.wait(10)))
     later = [strand.submit(ran.append, number) for number in range(5)]
@@ -178,23 +178,23 @@ def test_dropping_what_has_not_begun(pool):
     go.set()
     last.result(5)
     assert first.done() and ran == ['last']
-    assert all(call.cancelled() and workers.failed(call) for call in later)
+    assert all(call.cancelled() and thread_pool.failed(call) for call in later)
 
 
 def test_no_limit_needs_no_thread(pool):
-    limit = workers.TimeLimit(0, pool)
+    limit = thread_pool.TimeLimit(0, pool)
     assert limit.call(threading.get_ident) == threading.get_ident()
     assert pool._threads == 0
 
 
 def test_a_limit(pool):
-    limit = workers.TimeLimit(0.2, pool)
+    limit = thread_pool.TimeLimit(0.2, pool)
     assert limit.call(int, '5') == 5
     # A system call that timed out by itself is not the limit.
     with pytest.raises(TimeoutError):
         limit.call(lambda: (_ for _ in ()).throw(TimeoutError('ETIMEDOUT')))
     go, undone = threading.Event(), []
-    with pytest.raises(workers.Expired, match='0.2 seconds'):
+    with pytest.raises(thread_pool.Expired, match='0.2 seconds'):
         limit.call(lambda: go.wait(10) and 'late', late=undone.append)
     assert not undone
     go.set()
@@ -202,8 +202,8 @@ def test_a_limit(pool):
 
 
 def test_a_late_failure_needs_no_undoing(pool):
-    limit, go, undone = workers.TimeLimit(0.1, pool), threading.Event(), []
-    with pytest.raises(workers.Expired):
+    limit, go, undone = thread_pool.TimeLimit(0.1, pool), threading.Event(), []
+    with pytest.raises(thread_pool.Expired):
         limit.call(lambda: go.wait(10) and 1 // 0, late=undone.append)
     go.set()
     until(lambda: pool._idle == 1)
@@ -211,11 +211,11 @@ def test_a_late_failure_needs_no_undoing(pool):
 
 
 def test_a_call_that_found_no_thread_never_begins(pool):
-    limit, go, ran = workers.TimeLimit(0.1, pool), threading.Event(), []
+    limit, go, ran = thread_pool.TimeLimit(0.1, pool), threading.Event(), []
     for _ in range(3):
-        with pytest.raises(workers.Expired):
+        with pytest.raises(thread_pool.Expired):
             limit.call(go.wait, 10)
-    with pytest.raises(workers.Expired):
+    with pytest.raises(thread_pool.Expired):
         limit.call(ran.append, 1)
     go.set()
     until(lambda: pool._idle == 3)

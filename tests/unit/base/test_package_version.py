@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from dedupd import main as daemon
-from glance_dedup.base import version
+from glance_dedup.base import package_version
 from glance_dedup.cli import main as cli
 from tests.support import daemons
 from tests.support import repositories
@@ -38,8 +38,8 @@ def test_daemon(tmp_path):
 def test_it_takes_no_memory():
     """importlib.metadata takes 2.4 MB, and a rank has 35 in all."""
     program = ('import sys\n'
-               'from glance_dedup.base import version\n'
-               'print(version.version())\n'
+               'from glance_dedup.base import package_version\n'
+               'print(package_version.version())\n'
                'assert "importlib.metadata" not in sys.modules\n')
     # Not forked from a process that has imported much (tests/support).
     done = subprocess.run([sys.executable, '-c', program], check=True,
@@ -50,16 +50,16 @@ def test_it_takes_no_memory():
 def test_packages_of_other_forms(tmp_path, monkeypatch):
     """As setuptools has it, or not at all."""
     monkeypatch.setattr(sys, 'path', [str(tmp_path), '/nowhere'])
-    assert version.version.__wrapped__() == '(not installed)'
+    assert package_version.version.__wrapped__() == '(not installed)'
     (tmp_path / 'glance_dedup.egg-info').mkdir()
     (tmp_path / 'glance_dedup.egg-info' / 'PKG-INFO').write_text(
         'Metadata-Version: 2.1\nName: glance-dedup\nVersion: 9.8.7\n')
-    assert version.version.__wrapped__() == '9.8.7'
+    assert package_version.version.__wrapped__() == '9.8.7'
     (tmp_path / 'glance_dedup-7.8.9.dist-info').mkdir()
     (tmp_path / 'glance_dedup-7.8.9.dist-info' / 'METADATA').write_text(
         'Metadata-Version: 2.1\nName: glance-dedup\nVersion: 7.8.9\n'
         'Description: text\n\nVersion: none\n')
-    assert version.version.__wrapped__() == '7.8.9'
+    assert package_version.version.__wrapped__() == '7.8.9'
 
 
 def test_nothing_else_names_one():

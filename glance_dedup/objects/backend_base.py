@@ -3,7 +3,7 @@
 """What each kind of object store does in its own way.
 
 A backend makes one request and reports how it went. The rest is the same for
-all: see :mod:`glance_dedup.objects.store`. Backends are thread-safe.
+all: see :mod:`glance_dedup.objects.object_store`. Backends are thread-safe.
 """
 
 import abc

@@ -28,9 +28,9 @@ from typing import Protocol
 
 from glance_dedup.base import closing
 from glance_dedup.base import exceptions
-from glance_dedup.base import workers
+from glance_dedup.base import thread_pool
+from glance_dedup.objects import object_store
 from glance_dedup.objects import slicefiles
-from glance_dedup.objects import store as store_module
 
 #: Bytes of a slice. The engine has the same number.
 SLICE = 1 << 20
@@ -103,7 +103,7 @@ class Ask(Protocol):
 class Source:
     """Where slices come from, and how many are kept."""
 
-    store: store_module.ObjectStore
+    store: object_store.ObjectStore
     owners: tuple[str, ...]
     """What the keys of the groups' objects may begin with. The object of a
     group is looked for under each in turn."""
@@ -148,8 +148,9 @@ class Slices(closing.Closing):
         # What dedupd was told that it will be needed, oldest first.
         self._told: dict[Wanted, None] = {}
         self._asked = self._unavailable = 0
-        self._pool = workers.Workers('slices', PARALLEL)
-        self._telling = workers.Strand(workers.Workers('slices-ahead', 1))
+        self._pool = thread_pool.Workers('slices', PARALLEL)
+        self._telling = thread_pool.Strand(thread_pool.Workers('slices-ahead',
+                                                               1))
 
     def prepare(self) -> None:
         """Do what the first request would have to wait for.
@@ -333,7 +334,7 @@ class Slices(closing.Closing):
             try:
                 content = source.store.get(
                     key_of(owner, one.group, one.object_id), start, length)
-            except store_module.ObjectNotFound:
+            except object_store.ObjectNotFound:
                 if known or owner == source.owners[-1]:
                     raise
                 continue
@@ -359,7 +360,7 @@ class Slices(closing.Closing):
     def figures(self) -> Figures:
         """What this process did."""
         counts = (self._source.store.counts if self._source
-                  else store_module.Counts())
+                  else object_store.Counts())
         with self._lock:
             return Figures(
                 counts.gets, counts.received, self._asked,
